@@ -1,0 +1,1 @@
+"""Fast torch bodies for a CPU; same names and signatures as `naive`, which defines them."""

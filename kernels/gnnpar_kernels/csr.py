@@ -1,0 +1,30 @@
+"""The one structure kernels read: CSR rows of in-edges (or of out-edges, transposed), and what follows from it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Csr(NamedTuple):
+    """Edges grouped by row; structure only, weights never live here.
+
+    Shapes: indptr [R + 1] and indices [E], both int32 or both int64; rows [R] int64, unique and ascending, or None
+    (row r is output row r); edge_ids [E] int64 global ids aligned with indices, or None (needed by dropout only).
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    rows: Tensor | None = None
+    edge_ids: Tensor | None = None
+
+
+def edge_rows(indptr: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Output row of every edge. Shapes: indptr [R + 1], rows [R] or None -> [E] int64."""
+    names = torch.arange(indptr.shape[0] - 1, device=indptr.device) if rows is None else rows
+    return torch.repeat_interleave(names, (indptr[1:] - indptr[:-1]).long())
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Sums of 16-bit rows are kept in fp32, of others in their own dtype."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

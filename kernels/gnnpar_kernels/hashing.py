@@ -1,0 +1,54 @@
+"""Keys and constants of the keyed dropout: the integers that every body of `keep_mask` shares.
+
+keep(key, id, f) = signed32(mix(row(id) ^ column(f))) >= threshold(p), all arithmetic modulo 2^32:
+    mix(x)    = ((x ^ x >> 16) * M1, ^ >> 15) * M2          the two-multiply mix, compared by its high bits
+    full(x)   = mix(x) ^ mix(x) >> 16                       the same, finished: every output bit usable
+    row(id)   = full(full(low(id) ^ k0) ^ high(id) ^ k1)
+    column(f) = full(f * GOLDEN + k2)                       (k0, k1, k2) = key_words(key)
+Shifts are logical. The constants of the mix are the "lowbias32" pair of C. Wellons' hash prospector (public domain).
+"""
+
+M1 = 0x7FEB352D
+M2 = 0x846CA68B
+GOLDEN = 0x9E3779B9
+MASK32 = 0xFFFFFFFF
+MASK64 = 0xFFFFFFFFFFFFFFFF
+
+
+def _splitmix64(state: int) -> int:
+    """One output of splitmix64: a bijection of 64-bit integers in which every input bit reaches every output bit."""
+    z = (state + 0x9E3779B97F4A7C15) & MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
+    return z ^ (z >> 31)
+
+
+def fold_key(*ints: int) -> int:
+    """Hash (seed, epoch, layer, call, ...) into one 64-bit key; order and count matter, any Python int is taken."""
+    key = _splitmix64(len(ints))
+    for value in ints:
+        key = _splitmix64(key ^ _splitmix64(value & MASK64))
+        rest = value >> 64
+        while rest not in (0, -1):
+            key = _splitmix64(key ^ _splitmix64(rest & MASK64))
+            rest >>= 64
+    return key
+
+
+def key_words(key: int) -> tuple[int, int, int]:
+    """Three 32-bit words of a key, all 64 bits of it in each; neighbouring keys share nothing."""
+    first = _splitmix64(key & MASK64)
+    second = _splitmix64(first)
+    return first & MASK32, first >> 32, second & MASK32
+
+
+def threshold(p: float) -> int:
+    """Smallest signed 32-bit hash that is kept: a share 1 - p of all 2^32 values is at least this."""
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"dropout probability {p} is outside [0, 1): give the share of entries to drop, 0 for none")
+    return min(round(p * 2**32), MASK32) - 2**31
+
+
+def signed(word: int) -> int:
+    """The int32 with the bits of a 32-bit word: torch has no arithmetic on uint32, int32 wraps the same way."""
+    return word - 2**32 if word >= 2**31 else word

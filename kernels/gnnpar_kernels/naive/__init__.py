@@ -1,0 +1,23 @@
+"""The specification of every op in plain torch, any dtype and device; also the oracle of the tests."""
+
+from gnnpar_kernels.naive.attend import attend, attend_finish, attend_grad, attend_grad_dst, attend_grad_src
+from gnnpar_kernels.naive.dropout import dropout, keep_mask
+from gnnpar_kernels.naive.extremum import extremum, extremum_finish, extremum_grad
+from gnnpar_kernels.naive.gather import gather_rows, scatter_add_rows_
+from gnnpar_kernels.naive.spmm import spmm
+
+__all__ = [
+    "attend",
+    "attend_finish",
+    "attend_grad",
+    "attend_grad_dst",
+    "attend_grad_src",
+    "dropout",
+    "extremum",
+    "extremum_finish",
+    "extremum_grad",
+    "gather_rows",
+    "keep_mask",
+    "scatter_add_rows_",
+    "spmm",
+]

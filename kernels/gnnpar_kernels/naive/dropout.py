@@ -1,0 +1,37 @@
+"""Dropout keyed by (key, global row id, column): the specification, in int64 arithmetic modulo 2^32."""
+
+import torch
+from torch import Tensor
+
+from gnnpar_kernels.hashing import GOLDEN, M1, M2, MASK32, key_words, threshold
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = ((x ^ (x >> 16)) * M1) & MASK32
+    return ((x ^ (x >> 15)) * M2) & MASK32
+
+
+def _full(x: Tensor) -> Tensor:
+    x = _mix(x)
+    return x ^ (x >> 16)
+
+
+def keep_mask(ids: Tensor, width: int, *, p: float, key: int) -> Tensor:
+    """True where entry (ids[n], f) survives; depends on nothing but (key, id, f, p). Shapes: ids [n] -> [n, width]."""
+    k0, k1, k2 = key_words(key)
+    row = _full((ids & MASK32) ^ k0)
+    row = _full(row ^ ((ids >> 32) & MASK32) ^ k1)
+    column = _full((torch.arange(width, device=ids.device) * GOLDEN + k2) & MASK32)
+    hashed = _mix(row[:, None] ^ column[None, :])
+    signed = torch.where(hashed >= 2**31, hashed - 2**32, hashed)
+    return signed >= threshold(p)
+
+
+def dropout(x: Tensor, ids: Tensor, *, p: float, key: int) -> Tensor:
+    """x * keep / (1 - p); linear in x, so the gradient is the same call on the gradient.
+
+    Shapes: x [n, ...] (columns counted over the flattened rest), ids [n] int64 global row ids -> [n, ...].
+    """
+    width = x[0].numel() if x.shape[0] else 0
+    keep = keep_mask(ids, width, p=p, key=key).reshape(x.shape)
+    return torch.where(keep, x * (1.0 / (1.0 - p)), torch.zeros((), dtype=x.dtype, device=x.device))

@@ -1,0 +1,24 @@
+"""Sum over in-edges, out_i += sum_j x_j: the specification, index_add over all edges at once."""
+
+from torch import Tensor
+
+from gnnpar_kernels.csr import accumulate_dtype, edge_rows
+
+
+def spmm(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    *,
+    num_rows: int,
+    rows: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """out[rows[r]] += sum of x[indices[e]] over the edges e of CSR row r; a fresh `out` starts from zeros.
+
+    Shapes: indptr [R + 1], indices [E], x [M, ...], rows [R] or None, out [num_rows, ...] or None -> [num_rows, ...].
+    """
+    dtype = accumulate_dtype(x.dtype)
+    total = x.new_zeros((num_rows, *x.shape[1:]), dtype=dtype)
+    total.index_add_(0, edge_rows(indptr, rows), x.index_select(0, indices).to(dtype))
+    return total.to(x.dtype) if out is None else out.add_(total)
