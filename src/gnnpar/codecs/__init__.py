@@ -1,0 +1,1 @@
+"""What goes on the wire: how rows become bytes and bytes rows."""

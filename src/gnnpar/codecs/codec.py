@@ -1,0 +1,170 @@
+"""The Protocols of a codec, and the three that need no statistics: identity, bf16 and drop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from gnnpar_kernels import gather_rows
+from torch import Tensor
+
+from gnnpar.comm import Communicator, Site
+from gnnpar.ops.block import Rows
+from gnnpar.shard.shard import Shard
+
+Exactness = Literal["exact", "rounded", "quantized", "stale", "sampled"]
+
+
+class RowLike(NamedTuple):
+    """Shape and type of one operand's rows: [n, *shape]."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(rows: Sequence[Tensor]) -> tuple[RowLike, ...]:
+        return tuple(RowLike(tuple(t.shape[1:]), t.dtype, t.device) for t in rows)
+
+    @property
+    def width(self) -> int:
+        """Numbers a row has."""
+        return torch.Size(self.shape).numel()
+
+    def nbytes(self, num_rows: int) -> int:
+        return num_rows * self.width * self.dtype.itemsize
+
+    def empty(self, num_rows: int) -> Tensor:
+        return torch.empty(num_rows, *self.shape, dtype=self.dtype, device=self.device)
+
+
+class Codec(Protocol):
+    """The runtime object of one rank; it may hold state.
+
+    Random numbers are keyed by (seed, epoch, layer, call, operand, global row id) and never by the phase: a row that
+    is sent again for rematerialisation must arrive as the same numbers.
+    """
+
+    def begin_epoch(self, epoch: int) -> None: ...
+    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+        """Size of the buffer; both ends compute it, so no size is ever sent."""
+        ...
+
+    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+        """How many of these bytes are not payload."""
+        ...
+
+    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+        """rows[index] (all rows when None) of every operand as one flat uint8 buffer."""
+        ...
+
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows: ...
+    def state_dict(self) -> dict: ...
+    def load_state_dict(self, state: dict) -> None: ...
+
+
+class CodecConfig(Protocol):
+    """Frozen dataclass: fields = YAML keys."""
+
+    @property
+    def exactness(self) -> frozenset[Exactness]: ...
+    def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec: ...
+
+
+class _Stateless:
+    def begin_epoch(self, epoch: int) -> None:
+        """Nothing changes between epochs."""
+
+    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+        return 0
+
+    def state_dict(self) -> dict:
+        return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        assert not state
+
+
+class _Cast(_Stateless):
+    """Rows in a fixed floating-point type; None keeps their own."""
+
+    def __init__(self, wire: torch.dtype | None) -> None:
+        self.wire = wire
+
+    def _on_wire(self, like: RowLike) -> RowLike:
+        return like._replace(dtype=self.wire or like.dtype)
+
+    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+        return sum(self._on_wire(each).nbytes(num_rows) for each in like)
+
+    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+        like = RowLike.of(rows)
+        num_rows = len(rows[0]) if index is None else len(index)
+        buffer = torch.empty(self.nbytes(num_rows, like, site, peer), dtype=torch.uint8, device=rows[0].device)
+        start = 0
+        for each, tensor in zip(like, rows, strict=True):
+            wire = self._on_wire(each)
+            end = start + wire.nbytes(num_rows)
+            target = buffer[start:end].view(wire.dtype).view(num_rows, *wire.shape)
+            if index is None:
+                target.copy_(tensor)
+            elif wire.dtype == tensor.dtype:
+                gather_rows(tensor, index, out=target)
+            else:
+                target.copy_(gather_rows(tensor, index))
+            start = end
+        return buffer
+
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
+        rows, start = [], 0
+        for each in like:
+            wire = self._on_wire(each)
+            end = start + wire.nbytes(num_rows)
+            rows.append(buffer[start:end].view(wire.dtype).view(num_rows, *wire.shape).to(each.dtype))
+            start = end
+        return tuple(rows)
+
+
+class _Nothing(_Stateless):
+    """No bytes; the receiver reads zeros."""
+
+    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+        return 0
+
+    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=rows[0].device)
+
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
+        return tuple(each.empty(num_rows).zero_() for each in like)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Rows as they are."""
+
+    exactness = frozenset[Exactness]({"exact"})
+
+    def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec:
+        return _Cast(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BFloat16:
+    """Rows rounded to bfloat16 on the wire: half the bytes of fp32, the baseline that quantization has to beat."""
+
+    exactness = frozenset[Exactness]({"rounded"})
+
+    def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec:
+        return _Cast(torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop:
+    """Halo rows and their gradients become zeros: the negative control of every accuracy claim."""
+
+    exactness = frozenset[Exactness]({"sampled"})
+
+    def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec:
+        return _Nothing()

@@ -1,0 +1,84 @@
+"""Where the wall time of an epoch goes: every instant belongs to exactly one phase, so the phases add up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+ClockPhase = Literal["compute", "encode", "exposed", "bubble", "reduce", "other"]
+CLOCK_PHASES: tuple[ClockPhase, ...] = ("compute", "encode", "exposed", "bubble", "reduce", "other")
+
+
+class PhaseClock:
+    """Exclusive attribution with a stack: time inside a nested phase does not count for the outer one.
+
+    On CUDA the marks are events on the current stream, read once per epoch: measuring never synchronises a region.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._cuda = device is not None and device.type == "cuda"
+        self._stack: list[ClockPhase] = ["other"]
+        self._marks: list[tuple[ClockPhase, object]] = []
+        self._running = False
+
+    def start(self) -> None:
+        """Begin a timed window (an epoch)."""
+        self._marks = [("other", self._mark())]
+        self._running = True
+
+    def stop(self) -> None:
+        if self._running:
+            self._marks.append(("other", self._mark()))
+            self._running = False
+
+    @contextmanager
+    def __call__(self, phase: ClockPhase) -> Iterator[None]:
+        self._switch(phase)
+        self._stack.append(phase)
+        try:
+            yield
+        finally:
+            self._stack.pop()
+            self._switch(self._stack[-1])
+
+    def drain(self) -> dict[str, float]:
+        """Seconds per phase of the last window, all phases present."""
+        self.stop()
+        seconds: dict[str, float] = dict.fromkeys(CLOCK_PHASES, 0.0)
+        for (phase, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
+            seconds[phase] += self._between(begin, end)
+        self._marks = []
+        return seconds
+
+    def _switch(self, phase: ClockPhase) -> None:
+        if self._running:
+            self._marks.append((phase, self._mark()))
+
+    def _mark(self) -> object:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, begin: object, end: object) -> float:
+        if isinstance(begin, float) and isinstance(end, float):
+            return end - begin
+        assert isinstance(begin, torch.cuda.Event)
+        assert isinstance(end, torch.cuda.Event)
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+
+def union_seconds(intervals: list[tuple[float, float]]) -> float:
+    """Length of the union of time intervals."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+

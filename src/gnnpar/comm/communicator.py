@@ -1,0 +1,82 @@
+"""What a view sees of the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm.clock import PhaseClock
+from gnnpar.comm.ledger import Ledger
+from gnnpar.comm.mesh import Axis, Mesh
+
+Phase = Literal["forward", "backward", "remat", "push", "stage", "reduce", "assign", "evaluate", "setup"]
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Site(NamedTuple):
+    """Where in the run a transfer happens: the key of accounting, history and bit-widths."""
+
+    epoch: int
+    layer: int
+    call: int
+    phase: Phase
+    chunk: int = 0
+
+
+class Pending(Protocol[T_co]):
+    def wait(self) -> T_co:
+        """Block until it is here and return it. Time spent here is exposed communication."""
+        ...
+
+
+class Communicator(Protocol):
+    """A group of ranks. Every rank of the group makes the same calls in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def transport(self) -> Literal["gloo", "nccl", "threads", "none"]: ...
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def clock(self) -> PhaseClock: ...
+
+    def exchange(
+        self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
+    ) -> Mapping[int, Pending[Tensor]]:
+        """Sparse all-to-all of flat uint8 buffers; empty ones are not sent, both ends know every size.
+
+        `metadata` says how many of the outgoing bytes are not payload (scales, zero points).
+        """
+        ...
+
+    def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
+        """The sum over ranks, in a new tensor. Without a site it is not part of training and not counted."""
+        ...
+
+    def broadcast(self, obj: object, src: int = 0) -> object: ...
+    def scatter(self, objs: list | None) -> object:
+        """Rank 0 gives one object a rank; each gets its own."""
+        ...
+
+    def gather(self, obj: object) -> list | None:
+        """Objects of all ranks in rank order, on rank 0; None elsewhere."""
+        ...
+
+    def barrier(self) -> None: ...
+    def along(self, mesh: Mesh, axis: Axis) -> Self:
+        """My slice of the rank grid, sharing this communicator's ledger and clock. Collective over all ranks."""
+        ...
+
+    def settle_accounts(self) -> None:
+        """Give the ledger the senders' post times, which split exposed time into wire and skew. Untimed, collective."""
+        ...
+
+    def close(self) -> None: ...

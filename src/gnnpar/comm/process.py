@@ -1,0 +1,253 @@
+"""Ranks as processes over torch.distributed: NCCL on GPUs, gloo elsewhere.
+
+A gloo pair is half duplex. Traffic to higher ranks and traffic to lower ranks therefore use two process groups, whose
+connections run at full rate side by side.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gnnpar.comm.clock import PhaseClock
+from gnnpar.comm.communicator import Pending, Site
+from gnnpar.comm.ledger import Ledger, Receipt, now
+from gnnpar.comm.mesh import Axis, Mesh
+from gnnpar.comm.threads import Ready, ring_reduce_nbytes
+
+
+def connect(
+    backend: Literal["gloo", "nccl"], *, device: torch.device, timeout_seconds: float = 1800.0, init_method: str | None = None
+) -> ProcessCommunicator:
+    """Join the world that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Collective."""
+    timeout = timedelta(seconds=timeout_seconds)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=timeout)
+    control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
+    upward, downward = (dist.new_group(backend=backend, timeout=timeout) for _ in range(2))
+    comm = ProcessCommunicator(
+        ranks=tuple(range(size)), me=rank, device=device, transport=backend, group=None, control=control,
+        upward=upward, downward=downward, clock=PhaseClock(device), ledger=Ledger(), watcher=_Watcher(),
+    )  # fmt: skip
+    hosts = comm.broadcast(comm.gather(socket.gethostname()))
+    assert isinstance(hosts, list)
+    comm.ledger.shared_clock = len(set(hosts)) == 1
+    return comm
+
+
+class _Watcher:
+    """One thread that waits for receives in their order, to know when a message arrived before anybody asked for it."""
+
+    def __init__(self) -> None:
+        self._todo: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=self._loop, name="arrivals", daemon=True).start()
+
+    def watch(self, work: dist.Work) -> _Watched:
+        watched = _Watched(work)
+        self._todo.put(watched)
+        return watched
+
+    def _loop(self) -> None:
+        while (watched := self._todo.get()) is not None:
+            try:
+                watched.work.wait()
+            except BaseException as error:
+                watched.error = error
+            watched.arrived = now()
+            watched.done.set()
+
+    def close(self) -> None:
+        self._todo.put(None)
+
+
+@dataclass
+class _Watched:
+    work: dist.Work
+    done: threading.Event = field(default_factory=threading.Event)
+    arrived: float = 0.0
+    error: BaseException | None = None
+
+
+@dataclass
+class _Arrival:
+    """A posted receive of gloo."""
+
+    comm: ProcessCommunicator
+    peer: int
+    buffer: Tensor
+    watched: _Watched
+    posted: float
+
+    def wait(self) -> Tensor:
+        with self.comm.clock("exposed"):
+            began = now()
+            self.watched.done.wait()
+            if self.watched.error is not None:
+                raise ConnectionError(f"rank {self.peer} is gone: {self.watched.error}") from self.watched.error
+            self.comm.ledger.received(Receipt(self.peer, self.posted, began, self.watched.arrived, now()))
+            return self.buffer.to(self.comm.device, non_blocking=True)
+
+
+@dataclass
+class _StreamArrival:
+    """A posted receive of NCCL: waiting orders the stream, the host goes on."""
+
+    comm: ProcessCommunicator
+    buffer: Tensor
+    works: list
+
+    def wait(self) -> Tensor:
+        with self.comm.clock("exposed"):
+            for work in self.works:
+                work.wait()
+        return self.buffer
+
+
+@dataclass
+class ProcessCommunicator:
+    """One process's end of a world, or of a slice of it (`ranks`, global numbers)."""
+
+    ranks: tuple[int, ...]
+    me: int
+    device: torch.device
+    transport: Literal["gloo", "nccl"]
+    group: dist.ProcessGroup | None
+    control: dist.ProcessGroup | None
+    upward: Any
+    downward: Any
+    clock: PhaseClock
+    ledger: Ledger
+    watcher: _Watcher
+    _posted: list = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        return self.ranks.index(self.me)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def exchange(
+        self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
+    ) -> Mapping[int, Pending[Tensor]]:
+        self.ledger.add_metadata(metadata)
+        sends = {peer: buffer for peer, buffer in outgoing.items() if buffer.numel()}
+        for peer, buffer in sends.items():
+            self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer])
+        nothing = torch.empty(0, dtype=torch.uint8, device=self.device)
+        ready: dict[int, Pending[Tensor]] = {peer: Ready(nothing) for peer, n in incoming_nbytes.items() if not n}
+        receives = {peer: n for peer, n in incoming_nbytes.items() if n}
+        post = self._post_nccl if self.transport == "nccl" else self._post_gloo
+        return {**ready, **post(sends, receives)}
+
+    def _post_gloo(self, sends: dict[int, Tensor], receives: dict[int, int]) -> dict[int, Pending[Tensor]]:
+        pending: dict[int, Pending[Tensor]] = {}
+        for peer, nbytes in receives.items():
+            source = self.ranks[peer]
+            buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+            work = dist.irecv(buffer, source, group=self._towards(source, self.me))
+            assert work is not None
+            pending[peer] = _Arrival(self, source, buffer, self.watcher.watch(work), now())
+        self._posted = [(work, buffer) for work, buffer in self._posted if not work.is_completed()]
+        for peer, buffer in sends.items():
+            target, staged = self.ranks[peer], buffer.cpu()
+            self._posted.append((dist.isend(staged, target, group=self._towards(self.me, target)), staged))
+        return pending
+
+    def _post_nccl(self, sends: dict[int, Tensor], receives: dict[int, int]) -> dict[int, Pending[Tensor]]:
+        buffers = {p: torch.empty(n, dtype=torch.uint8, device=self.device) for p, n in receives.items()}
+        operations = [dist.P2POp(dist.isend, b, self.ranks[p], group=self.upward) for p, b in sends.items()]
+        operations += [dist.P2POp(dist.irecv, b, self.ranks[p], group=self.upward) for p, b in buffers.items()]
+        works = dist.batch_isend_irecv(operations) if operations else []
+        for buffer in sends.values():
+            buffer.record_stream(torch.cuda.current_stream())
+        return {p: _StreamArrival(self, b, works) for p, b in buffers.items()}
+
+    def _towards(self, source: int, target: int) -> Any:
+        return self.upward if target > source else self.downward
+
+    def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
+        if site is not None:
+            self.ledger.counted(site.phase, ring_reduce_nbytes(tensor.numel() * tensor.element_size(), self))
+        with self.clock("reduce"):
+            total = tensor.clone()
+            if self.size > 1:
+                dist.all_reduce(total, group=self.group)
+        return total
+
+    def broadcast(self, obj: object, src: int = 0) -> object:
+        box = [obj]
+        if self.size > 1:
+            dist.broadcast_object_list(box, src=self.ranks[src], group=self.control or self.group, device=_CPU)
+        return box[0]
+
+    def scatter(self, objs: list | None) -> object:
+        if self.size == 1:
+            assert objs is not None
+            return objs[0]
+        packed = [np.frombuffer(pickle.dumps(o, protocol=5), dtype=np.uint8) for o in objs] if objs else None
+        sizes = self.broadcast([len(p) for p in packed] if packed else None)
+        assert isinstance(sizes, list)
+        if self.rank != 0:
+            buffer = torch.empty(sizes[self.rank], dtype=torch.uint8)
+            dist.recv(buffer, self.ranks[0], group=self.control or self.group)
+            return pickle.loads(buffer.numpy().tobytes())
+        assert packed is not None
+        assert objs is not None
+        for peer in range(1, self.size):
+            dist.send(torch.from_numpy(packed[peer].copy()), self.ranks[peer], group=self.control or self.group)
+        return objs[0]
+
+    def gather(self, obj: object) -> list | None:
+        if self.size == 1:
+            return [obj]
+        everything: list = [None] * self.size
+        dist.all_gather_object(everything, obj, group=self.control or self.group)
+        return everything if self.rank == 0 else None
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier(group=self.control or self.group)
+
+    def along(self, mesh: Mesh, axis: Axis) -> ProcessCommunicator:
+        mine, group, control = self.ranks, None, None
+        for ranks in mesh.groups(axis):  # every rank creates every group, in the same order
+            made = dist.new_group(list(ranks), backend=self.transport)
+            made_control = dist.new_group(list(ranks), backend="gloo") if self.control else None
+            if self.me in ranks:
+                mine, group, control = ranks, made, made_control
+        return ProcessCommunicator(
+            ranks=mine, me=self.me, device=self.device, transport=self.transport, group=group, control=control,
+            upward=self.upward, downward=self.downward, clock=self.clock, ledger=self.ledger, watcher=self.watcher,
+        )  # fmt: skip
+
+    def settle_accounts(self) -> None:
+        everyone: list[Any] = [None] * self.size
+        if self.size > 1:
+            dist.all_gather_object(everyone, dict(self.ledger.posts), group=self.control or self.group)
+            for peer, posts in enumerate(everyone):
+                self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, ()))
+
+    def close(self) -> None:
+        for work, _ in self._posted:
+            work.wait()
+        self.watcher.close()
+        dist.destroy_process_group()
+
+
+_CPU = torch.device("cpu")

@@ -1,0 +1,201 @@
+"""A world of threads in one process: tests, and many ranks where only one device exists. Bytes are exact, time is not."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm.clock import PhaseClock
+from gnnpar.comm.communicator import Pending, Site
+from gnnpar.comm.ledger import Ledger, Receipt, now
+from gnnpar.comm.mesh import Axis, Mesh
+
+T = TypeVar("T")
+_POLL_SECONDS = 0.2
+
+
+class ThreadWorld:
+    """Mailboxes and barriers shared by `size` threads. One thread that fails ends the waiting of all others."""
+
+    def __init__(self, size: int, *, device: torch.device | None = None) -> None:
+        self.size, self.device = size, device or torch.device("cpu")
+        self.failed = threading.Event()
+        self._lock = threading.Lock()
+        self._boxes: dict[tuple, queue.Queue] = {}
+
+    def box(self, key: tuple) -> queue.Queue:
+        with self._lock:  # two threads may ask for a new box at once
+            return self._boxes.setdefault(key, queue.Queue())
+
+    def take(self, key: tuple) -> Any:
+        box = self.box(key)
+        while True:
+            try:
+                return box.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if self.failed.is_set():
+                    raise RuntimeError("another rank failed") from None
+
+    def abort(self) -> None:
+        """End the waiting of every rank."""
+        self.failed.set()
+
+    def communicators(self) -> list[ThreadCommunicator]:
+        everyone = tuple(range(self.size))
+        return [ThreadCommunicator(self, everyone, r) for r in everyone]
+
+    def run(self, body: Callable[[ThreadCommunicator], T]) -> list[T]:
+        """body(communicator) in every rank's thread; the results in rank order, or the first failure raised."""
+        results: list[Any] = [None] * self.size
+        failures: list[tuple[int, BaseException]] = []
+
+        def guarded(comm: ThreadCommunicator) -> None:
+            try:
+                # CUDA backward would otherwise run on shared device threads, where one rank's wait blocks all
+                with torch.autograd.set_multithreading_enabled(False):
+                    results[comm.rank] = body(comm)
+            except BaseException as error:
+                if not self.failed.is_set():
+                    failures.append((comm.rank, error))
+                self.failed.set()
+
+        comms = self.communicators()
+        threads = [threading.Thread(target=guarded, args=(c,), name=f"rank{c.rank}", daemon=True) for c in comms]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():  # a bounded join lets Ctrl-C through
+                thread.join(_POLL_SECONDS)
+        if failures:
+            rank, error = failures[0]
+            setattr(error, "gnnpar_rank", rank)  # noqa: B010  # exceptions declare no such attribute
+            raise error
+        return results
+
+
+@dataclass
+class _Arrival:
+    """A message that will be in a mailbox."""
+
+    comm: ThreadCommunicator
+    key: tuple
+    peer: int
+    posted: float
+
+    def wait(self) -> Tensor:
+        with self.comm.clock("exposed"):
+            began = now()
+            buffer, arrived = self.comm.world.take(self.key)
+            self.comm.ledger.received(Receipt(self.peer, self.posted, began, arrived, now()))
+        return buffer
+
+
+@dataclass
+class ThreadCommunicator:
+    """One thread's end of a ThreadWorld, or of a slice of it. Buffers are handed over, not copied."""
+
+    world: ThreadWorld
+    ranks: tuple[int, ...]
+    me: int
+    group: str = ""
+    clock: PhaseClock = field(default=None)  # type: ignore[assignment]  # set below from the world's device
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def __post_init__(self) -> None:
+        self.clock = self.clock or PhaseClock(self.world.device)
+
+    @property
+    def rank(self) -> int:
+        return self.ranks.index(self.me)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def device(self) -> torch.device:
+        return self.world.device
+
+    @property
+    def transport(self) -> Literal["threads", "none"]:
+        return "threads" if self.world.size > 1 else "none"
+
+    def exchange(
+        self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
+    ) -> Mapping[int, Pending[Tensor]]:
+        self.ledger.add_metadata(metadata)
+        for peer, buffer in outgoing.items():
+            if buffer.numel():
+                self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer])
+                self.world.box(self._channel("x", self.me, self.ranks[peer])).put((buffer, now()))
+        return {
+            peer: _Arrival(self, self._channel("x", self.ranks[peer], self.me), self.ranks[peer], now())
+            if nbytes
+            else Ready(torch.empty(0, dtype=torch.uint8, device=self.device))
+            for peer, nbytes in incoming_nbytes.items()
+        }
+
+    def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
+        if site is not None:
+            self.ledger.counted(site.phase, ring_reduce_nbytes(tensor.numel() * tensor.element_size(), self))
+        with self.clock("reduce"):
+            parts = self._all_gather(tensor)
+            total = parts[0].clone()
+            for part in parts[1:]:  # rank order: every rank adds the same numbers in the same order
+                total += part
+            self.barrier()  # nobody changes a tensor that others still read
+        return total
+
+    def broadcast(self, obj: object, src: int = 0) -> object:
+        return self._all_gather(obj if self.rank == src else None)[src]
+
+    def scatter(self, objs: list | None) -> object:
+        return self._all_gather(objs)[0][self.rank]
+
+    def gather(self, obj: object) -> list | None:
+        everything = self._all_gather(obj)
+        return everything if self.rank == 0 else None
+
+    def barrier(self) -> None:
+        self._all_gather(None)
+
+    def along(self, mesh: Mesh, axis: Axis) -> ThreadCommunicator:
+        mine = next(group for group in mesh.groups(axis) if self.me in group)
+        return ThreadCommunicator(self.world, mine, self.me, f"{self.group}/{axis}", self.clock, self.ledger)
+
+    def settle_accounts(self) -> None:
+        for peer, posts in enumerate(self._all_gather(dict(self.ledger.posts))):
+            self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, ()))
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _all_gather(self, obj: Any) -> list[Any]:
+        for peer in self.ranks:
+            self.world.box(self._channel("g", self.me, peer)).put(obj)
+        return [self.world.take(self._channel("g", peer, self.me)) for peer in self.ranks]
+
+    def _channel(self, kind: str, src: int, dst: int) -> tuple:
+        return kind, self.group, src, dst
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A value that needs no waiting."""
+
+    value: Tensor
+
+    def wait(self) -> Tensor:
+        return self.value
+
+
+def ring_reduce_nbytes(nbytes: int, comm: Any) -> int:
+    """Bytes one rank sends in a ring all-reduce of a tensor: 2 (P - 1) / P of it, shared out so that ranks sum up exactly."""
+    total = 2 * (comm.size - 1) * nbytes
+    return total // comm.size + (comm.rank < total % comm.size)

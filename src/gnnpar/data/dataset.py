@@ -1,0 +1,99 @@
+"""Dataset: the graph every strategy trains on, after preprocessing and before partitioning.
+
+`in_degree` is global: it is counted here, once, and travels with the rows, so that no rank ever normalises by a local degree.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TaskName = Literal["single_label", "binary", "multi_label"]
+
+_HASH_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Dataset:
+    """A whole graph with features, labels and a split.
+
+    Shapes: N nodes, E edges, F features, C classes. Edge j -> i is column (j, i) of `edge_index`; columns are sorted by
+    (destination, source) and an edge's id is its position in that order.
+    """
+
+    name: str
+    x: Tensor  # [N, F] float32
+    y: Tensor  # [N] int64 (single_label, binary; -1 = unlabelled, in no split) or [N, C] float32 (multi_label)
+    edge_index: Tensor  # [2, E] int64; row 0 sources, row 1 destinations
+    in_degree: Tensor  # [N] int64, self loops included
+    train_mask: Tensor  # [N] bool
+    val_mask: Tensor  # [N] bool
+    test_mask: Tensor  # [N] bool
+    num_classes: int
+    task: TaskName
+    graph_hash: str  # sha256 of edges, features, labels, task
+    split_hash: str  # sha256 of the three masks
+
+    @property
+    def num_nodes(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
+    @property
+    def num_features(self) -> int:
+        return self.x.shape[1]
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        *,
+        x: Tensor,
+        y: Tensor,
+        edge_index: Tensor,
+        masks: tuple[Tensor, Tensor, Tensor],
+        num_classes: int,
+        task: TaskName,
+    ) -> "Dataset":
+        """Count degrees and hash contents of tensors that are already preprocessed (edges sorted, multi-edges allowed).
+
+        Shapes: x [N, F], y [N] or [N, C], edge_index [2, E], masks 3 x [N].
+        """
+        num_nodes = x.shape[0]
+        src, dst = edge_index
+        assert edge_index.dtype == torch.int64 and x.dtype == torch.float32
+        if edge_index.shape[1] > 1:
+            key = dst * num_nodes + src
+            assert bool((key[1:] >= key[:-1]).all()), "edges must be sorted by (destination, source)"
+        return cls(
+            name=name,
+            x=x,
+            y=y,
+            edge_index=edge_index,
+            in_degree=torch.bincount(dst, minlength=num_nodes),
+            train_mask=masks[0],
+            val_mask=masks[1],
+            test_mask=masks[2],
+            num_classes=num_classes,
+            task=task,
+            graph_hash=content_hash((edge_index, x, y), label=f"{task}/{num_classes}"),
+            split_hash=content_hash(masks, label="split"),
+        )
+
+
+def content_hash(tensors: Iterable[Tensor], *, label: str) -> str:
+    """sha256 over dtype, shape and bytes of each tensor, in order; large tensors are hashed by slices of rows."""
+    digest = hashlib.sha256(label.encode())
+    for tensor in tensors:
+        digest.update(f"|{tensor.dtype}{tuple(tensor.shape)}|".encode())
+        array = np.ascontiguousarray(tensor.detach().cpu().numpy())
+        for start in range(0, max(len(array), 1), _HASH_ROWS):
+            digest.update(np.ascontiguousarray(array[start : start + _HASH_ROWS]).data)
+    return digest.hexdigest()

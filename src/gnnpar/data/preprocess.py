@@ -1,0 +1,170 @@
+"""From a raw graph to a Dataset, once, before partitioning: edges, global degrees, split, feature normalisation.
+
+Order: check, symmetrise, drop repeated edges, remove then add self loops, sort by (destination, source), count degrees,
+split, normalise (`standard` is fitted on training nodes only), hash.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt, Lt
+from torch import Tensor
+
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.raw import RawGraph, check_split, checked
+
+Masks = tuple[Tensor, Tensor, Tensor]
+
+
+class DatasetConfig(Protocol):
+    """A frozen dataclass whose fields are the keys of conf/dataset/*.yaml."""
+
+    @property
+    def name(self) -> str: ...
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """Read or generate the graph; `seed` is the run's seed, used only where a seed field is null."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocess:
+    """What is done to every graph; part of a dataset's definition and so of its hashes."""
+
+    self_loops: bool = True  # existing loops are removed either way; true adds exactly one per node
+    symmetrize: bool = False  # add the reverse of every edge
+    drop_duplicates: bool = True
+    normalize: Literal["none", "row", "standard"] = "none"  # row: rows sum to 1; standard: training mean 0, deviation 1
+    split: Literal["public", "per_class", "random"] = "public"
+    split_index: Annotated[int, Ge(0)] = 0  # which of several public splits
+    split_seed: Annotated[int, Ge(0)] | None = 0  # of per_class and random; null: the run's seed
+    train_per_class: Annotated[int, Ge(1)] = 20  # per_class: 20 train, 30 val, the rest test (Shchur et al. 2018)
+    val_per_class: Annotated[int, Ge(0)] = 30
+    train_fraction: Annotated[float, Gt(0), Lt(1)] = 0.6  # random: fractions of the labelled nodes, the rest is test
+    val_fraction: Annotated[float, Ge(0), Lt(1)] = 0.2
+
+
+def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
+    """Check and preprocess a graph; ValueError in one line where it cannot enter."""
+    raw = checked(raw)
+    assert raw.num_classes is not None
+    edge_index = canonical_edges(
+        raw.edge_index,
+        num_nodes=raw.x.shape[0],
+        symmetrize=config.symmetrize or raw.pairs,
+        self_loops=config.self_loops,
+        drop_duplicates=config.drop_duplicates,
+    )
+    masks = make_split(raw, config, seed=seed if config.split_seed is None else config.split_seed)
+    check_split(raw, masks)
+    return Dataset.of(
+        raw.name,
+        x=normalized(raw.x, config.normalize, train_mask=masks[0]),
+        y=raw.y,
+        edge_index=edge_index,
+        masks=masks,
+        num_classes=raw.num_classes,
+        task=raw.task,
+    )
+
+
+def canonical_edges(
+    edge_index: Tensor, *, num_nodes: int, symmetrize: bool, self_loops: bool, drop_duplicates: bool = True
+) -> Tensor:
+    """Edges in the one order everything downstream relies on.
+
+    Shapes: edge_index [2, E] -> [2, E'], sorted by (destination, source).
+    """
+    src, dst = edge_index
+    kept = src != dst
+    key = (dst * num_nodes + src)[kept]
+    if symmetrize:
+        key = torch.cat([key, (src * num_nodes + dst)[kept]])
+    if self_loops:
+        key = torch.cat([key, torch.arange(num_nodes) * (num_nodes + 1)])
+    # A numpy sort of int64 is about 3x faster than torch's on a CPU.
+    ordered = np.sort(key.numpy())
+    if drop_duplicates and len(ordered):
+        ordered = ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])]
+    dst_out, src_out = np.divmod(ordered, num_nodes)
+    return torch.stack([torch.from_numpy(src_out), torch.from_numpy(dst_out)])
+
+
+def normalized(x: Tensor, how: str, *, train_mask: Tensor) -> Tensor:
+    """Features by row sum or by training mean and deviation; rows without mass and constant columns stay finite.
+
+    Shapes: x [N, F], train_mask [N] -> [N, F].
+    """
+    if how == "row":
+        total = x.abs().sum(1, keepdim=True)
+        return x / torch.where(total > 0, total, torch.ones_like(total))
+    if how == "standard":
+        rows = x[train_mask].double()
+        mean, deviation = rows.mean(0), rows.std(0, correction=0)
+        deviation = torch.where(deviation > 1e-12, deviation, torch.ones_like(deviation))
+        return ((x - mean.float()) / deviation.float()).contiguous()
+    assert how == "none", how
+    return x
+
+
+def make_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
+    """Training, validation and test masks, [N] bool each."""
+    if config.split == "public":
+        return _public_split(raw, config.split_index)
+    if config.split == "per_class":
+        return _per_class_split(raw, config, seed=seed)
+    return _random_split(raw, config, seed=seed)
+
+
+def _public_split(raw: RawGraph, index: int) -> Masks:
+    if raw.masks is None:
+        raise ValueError(f"dataset {raw.name} has no split of its own; set dataset.split=random or dataset.split=per_class.")
+    count = min(mask.shape[1] for mask in raw.masks)
+    if index >= count:
+        raise ValueError(f"dataset {raw.name} has {count} splits, numbered 0 to {count - 1}; dataset.split_index={index} is not one.")
+    # A file may hold ten training masks and one test mask: the single one serves all.
+    train, val, test = (mask[:, index if mask.shape[1] > 1 else 0].contiguous() for mask in raw.masks)
+    return train, val, test
+
+
+def _per_class_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
+    if raw.task == "multi_label":
+        raise ValueError(f"dataset {raw.name} is multi-label: dataset.split=per_class needs one class a node; use random.")
+    assert raw.num_classes is not None
+    y, rng = raw.y.numpy(), np.random.default_rng(seed)
+    masks = np.zeros((3, len(y)), dtype=bool)
+    masks[2] = y >= 0
+    need = config.train_per_class + config.val_per_class
+    for label in range(raw.num_classes):
+        members = np.flatnonzero(y == label)
+        if 0 < len(members) < need:
+            raise ValueError(
+                f"dataset {raw.name}: class {label} has {len(members)} nodes, fewer than dataset.train_per_class + "
+                f"val_per_class = {need}; lower them or set dataset.split=random."
+            )
+        members = rng.permutation(members)[:need]
+        masks[0, members[: config.train_per_class]] = True
+        masks[1, members[config.train_per_class :]] = True
+        masks[2, members] = False
+    train, val, test = torch.from_numpy(masks)
+    return train, val, test
+
+
+def _random_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
+    if config.train_fraction + config.val_fraction > 1:
+        raise ValueError(
+            f"dataset.train_fraction + dataset.val_fraction = {config.train_fraction + config.val_fraction:g} is above 1; lower one."
+        )
+    labelled = np.arange(len(raw.y)) if raw.task == "multi_label" else np.flatnonzero(raw.y.numpy() >= 0)
+    order = np.random.default_rng(seed).permutation(labelled)
+    num_train = max(1, round(config.train_fraction * len(order)))
+    num_val = min(round(config.val_fraction * len(order)), len(order) - num_train)
+    masks = np.zeros((3, len(raw.y)), dtype=bool)
+    masks[0, order[:num_train]] = True
+    masks[1, order[num_train : num_train + num_val]] = True
+    masks[2, order[num_train + num_val :]] = True
+    train, val, test = torch.from_numpy(masks)
+    return train, val, test

@@ -1,0 +1,166 @@
+"""RawGraph: what a reader found in a file, and the checks every graph passes before it enters.
+
+Each check raises one line: what is wrong, the numbers, what to change. Isolated nodes, self loops and repeated edges are fine.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnnpar.data.dataset import TaskName
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RawGraph:
+    """A graph as read, before preprocessing.
+
+    Shapes: x [N, F]; y [N], [N, 1] or [N, C]; edge_index [2, E]; masks None or 3 x [N] or [N, S] (S numbered splits).
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    edge_index: Tensor
+    task: TaskName
+    masks: tuple[Tensor, Tensor, Tensor] | None = None
+    pairs: bool = False  # edges are listed once per undirected pair: preprocessing adds the other direction
+    num_classes: int | None = None
+
+
+def checked(raw: RawGraph) -> RawGraph:
+    """The same graph in canonical dtypes, or ValueError."""
+    x = _features(raw)
+    num_nodes = x.shape[0]
+    edge_index = _edges(raw, num_nodes)
+    y, num_classes = _labels(raw, num_nodes)
+    masks = None if raw.masks is None else tuple(_mask(raw, part, num_nodes) for part in range(3))
+    return RawGraph(
+        name=raw.name,
+        x=x,
+        y=y,
+        edge_index=edge_index,
+        task=raw.task,
+        masks=masks,  # type: ignore[arg-type]
+        pairs=raw.pairs,
+        num_classes=num_classes,
+    )
+
+
+def _features(raw: RawGraph) -> Tensor:
+    x = raw.x
+    if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] == 0:
+        raise ValueError(
+            f"dataset {raw.name}: features must be [nodes, features] with at least one of each, got shape {list(x.shape)}; "
+            "give one row per node."
+        )
+    if x.is_complex():
+        raise ValueError(f"dataset {raw.name}: features are {x.dtype}; store real numbers.")
+    x = x.to(torch.float32)
+    bad = ~torch.isfinite(x)
+    if bool(bad.any()):
+        row, column = (int(v) for v in bad.nonzero()[0])
+        raise ValueError(
+            f"dataset {raw.name}: features hold {int(torch.isnan(x).sum())} NaN and {int(torch.isinf(x).sum())} infinite "
+            f"values of {x.numel()} (first at node {row}, feature {column}); replace them in the file, e.g. with numpy.nan_to_num."
+        )
+    return x.contiguous()
+
+
+def _edges(raw: RawGraph, num_nodes: int) -> Tensor:
+    edges = raw.edge_index
+    if edges.ndim != 2 or edges.shape[0] != 2:
+        hint = "transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else "row 0 holds sources, row 1 destinations"
+        raise ValueError(f"dataset {raw.name}: edge_index must have shape [2, edges], got {list(edges.shape)}; {hint}.")
+    if edges.dtype not in _INTEGERS:
+        raise ValueError(f"dataset {raw.name}: edge_index is {edges.dtype}; node ids must be integers (int64 or int32).")
+    edges = edges.to(torch.int64)
+    if edges.numel():
+        low, high = int(edges.min()), int(edges.max())
+        if low < 0 or high >= num_nodes:
+            count = int(((edges < 0) | (edges >= num_nodes)).any(0).sum())
+            raise ValueError(
+                f"dataset {raw.name}: {count} of {edges.shape[1]} edges point outside nodes 0..{num_nodes - 1} "
+                f"(ids range from {low} to {high}); number nodes from 0 or give {high + 1} feature rows."
+            )
+    return edges
+
+
+def _labels(raw: RawGraph, num_nodes: int) -> tuple[Tensor, int]:
+    y = raw.y
+    if y.ndim == 2 and y.shape[1] == 1 and raw.task != "multi_label":
+        y = y[:, 0]
+    expected = 2 if raw.task == "multi_label" else 1
+    if y.ndim != expected or y.shape[0] != num_nodes:
+        want = f"[{num_nodes}, classes] of 0/1" if expected == 2 else f"[{num_nodes}]"
+        raise ValueError(
+            f"dataset {raw.name}: labels of a {raw.task} task must have shape {want}, got {list(raw.y.shape)} "
+            f"for {num_nodes} feature rows; fix y or set dataset.task."
+        )
+    if raw.task == "multi_label":
+        y = y.to(torch.float32)
+        wrong = int(((y != 0) & (y != 1)).sum())
+        if wrong:
+            raise ValueError(f"dataset {raw.name}: {wrong} multi-label entries are neither 0 nor 1; store a 0/1 matrix.")
+        return y.contiguous(), y.shape[1]
+    return _class_ids(raw, y)
+
+
+def _class_ids(raw: RawGraph, y: Tensor) -> tuple[Tensor, int]:
+    if y.is_floating_point():  # NaN stands for "no label" in some files
+        known = y.nan_to_num(nan=-1.0)
+        wrong = int((known != known.round()).sum() + torch.isinf(y).sum())
+        if wrong:
+            raise ValueError(f"dataset {raw.name}: {wrong} labels are not whole numbers; store class ids 0, 1, 2, ...")
+        y = known
+    y = y.to(torch.int64)
+    low, high = int(y.min()), int(y.max())
+    num_classes = raw.num_classes or (2 if raw.task == "binary" else high + 1)
+    if low < -1 or high >= num_classes:
+        wrong = int(((y < -1) | (y >= num_classes)).sum())
+        raise ValueError(
+            f"dataset {raw.name}: {wrong} labels lie outside 0..{num_classes - 1} (they range from {low} to {high}; "
+            f"-1 means unlabelled); renumber the classes from 0."
+        )
+    if high < 0:
+        raise ValueError(f"dataset {raw.name}: no node has a label (all are -1); give class ids from 0.")
+    return y.contiguous(), num_classes
+
+
+def _mask(raw: RawGraph, part: int, num_nodes: int) -> Tensor:
+    assert raw.masks is not None
+    mask, title = raw.masks[part], ("train_mask", "val_mask", "test_mask")[part]
+    if mask.ndim not in (1, 2) or num_nodes not in mask.shape:
+        raise ValueError(f"dataset {raw.name}: {title} must be [{num_nodes}] or [{num_nodes}, splits], got {list(mask.shape)}.")
+    if mask.ndim == 2 and mask.shape[0] != num_nodes:
+        mask = mask.t()
+    if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
+        raise ValueError(f"dataset {raw.name}: {title} is {mask.dtype} with values other than 0 and 1; store booleans.")
+    return mask.to(torch.bool).reshape(num_nodes, -1)
+
+
+def check_split(raw: RawGraph, masks: tuple[Tensor, Tensor, Tensor]) -> None:
+    """An empty training set, overlapping sets and unlabelled members are errors."""
+    counts = [int(mask.sum()) for mask in masks]
+    if counts[0] == 0:
+        raise ValueError(
+            f"dataset {raw.name}: the training split is empty (train/val/test = {counts[0]}/{counts[1]}/{counts[2]}); "
+            "fix train_mask or set dataset.split=random."
+        )
+    titles = ("train", "val", "test")
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        both = int((masks[a] & masks[b]).sum())
+        if both:
+            raise ValueError(
+                f"dataset {raw.name}: {both} nodes are in both the {titles[a]} and the {titles[b]} split; make them disjoint."
+            )
+    if raw.task == "multi_label":
+        return
+    for title, mask in zip(titles, masks, strict=True):
+        missing = int((raw.y[mask] < 0).sum())
+        if missing:
+            raise ValueError(
+                f"dataset {raw.name}: {missing} nodes of the {title} split have no label (-1); remove them from {title}_mask."
+            )

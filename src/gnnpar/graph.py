@@ -1,0 +1,67 @@
+"""The one Protocol models are written against. Everything a model does is row-local, except through `aggregate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, Self
+
+from torch import Tensor
+
+from gnnpar.ops.aggregator import Aggregator, EdgeDropout
+from gnnpar.ops.block import Rows
+
+
+class Local(Protocol):
+    """What a row-local computation may know: the rows it is given, nothing of their neighbours."""
+
+    @property
+    def node_ids(self) -> Tensor:
+        """[N] global ids of the rows."""
+        ...
+
+    @property
+    def in_degree(self) -> Tensor:
+        """[N] global in-degree, counted before partitioning, in the dtype of the features."""
+        ...
+
+    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
+        """Dropout keyed by (seed, epoch, layer, tag, global id, column): one mask under every strategy.
+
+        The same tag in the same layer is the same mask; identity when evaluating.
+        """
+        ...
+
+
+Message = Callable[..., Rows]
+"""(local, *rows) -> source rows: a row-local function, see Graph.source."""
+
+
+class Graph(Local, Protocol):
+    """A view of the graph. Every tensor a model holds has one row per node this view owns; only `aggregate` mixes rows."""
+
+    @property
+    def edge_ids(self) -> Tensor:
+        """[E] global ids of the in-edges of the owned rows, ascending: the order of edge operands."""
+        ...
+
+    def at(self, layer: int) -> Self:
+        """Name the call site: policy, history, bit-widths, dropout keys and accounting go by layer."""
+        ...
+
+    def source(self, message: Message, *rows: Tensor) -> Rows:
+        """message(local, *rows), the rows that neighbours will read.
+
+        Equal to calling it directly; going through the view lets it evaluate the message on rows that it keeps of
+        remote nodes (first_layer=cached), instead of receiving the result every epoch.
+        """
+        ...
+
+    def aggregate(
+        self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()
+    ) -> Tensor:
+        """Fold `agg` over the in-edges of the owned rows. Shapes: src, dst [N, ...], edge [E, ...] -> [N, ...]."""
+        ...
+
+    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
+        """The key of attention dropout for an aggregator; None when evaluating or p = 0."""
+        ...

@@ -1,0 +1,52 @@
+"""The Protocol of an aggregation: an associative fold over blocks of in-edges, with its gradient per block."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from gnnpar.ops.block import Block, Operands, Rows
+
+
+class EdgeDropout(NamedTuple):
+    """Attention dropout: the mask of an edge is keyed by `key` and its global id, so every strategy draws the same."""
+
+    p: float
+    key: int
+
+
+class Aggregator(Protocol):
+    """out_i = finish(fold over in-edges j -> i). A stateless value; the kernels do the work.
+
+    Splitting the in-edges into blocks, in any order, gives the same result up to rounding; a fixed order gives the
+    same bits. An empty state means that nothing was folded yet; `update` may change the state it is given in place.
+    """
+
+    @property
+    def needs_src(self) -> bool:
+        """Must the gradient see the source rows again? False for Sum: linear folds never refetch."""
+        ...
+
+    @property
+    def linear(self) -> bool:
+        """Is the fold a fixed linear map of its source rows, so that constant rows give a constant result?"""
+        ...
+
+    @property
+    def needs_edge_ids(self) -> bool:
+        """Does this value read Block.edge_ids (attention dropout)?"""
+        ...
+
+    def init(self, num_dst: int, x: Operands) -> Rows: ...
+    def update(self, state: Rows, block: Block, x: Operands) -> Rows: ...
+    def finish(self, state: Rows) -> tuple[Tensor, Rows]:
+        """(out, saved); saved is O(N), never O(E)."""
+        ...
+
+    def grad(self, block: Block, x: Operands, saved: Rows, grad_out: Tensor) -> Operands:
+        """The gradient's share of this block; shares add up over blocks.
+
+        x.src holds the source rows when `needs_src`, else tensors of their shape whose values are not read.
+        """
+        ...

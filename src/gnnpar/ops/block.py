@@ -1,0 +1,106 @@
+"""A block of in-edges: some rows (destinations) times some columns (sources) of the adjacency matrix, as CSR."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from gnnpar_kernels import Csr
+from torch import Tensor
+
+Rows = tuple[Tensor, ...]  # row-aligned tensors, each [N, ...]: the unit that travels
+
+
+class Operands(NamedTuple):
+    """What an aggregation reads. Gradients come back in the same shape; None stands for "no gradient asked"."""
+
+    src: tuple  # rows of sources: travel, cost bytes
+    dst: tuple = ()  # rows of destinations: stay
+    edge: tuple = ()  # one row per in-edge of this block: live on the destination's rank, never travel
+    shared: tuple = ()  # replicated tensors (learned matrices)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """In-edges of `num_dst` destinations from `num_src` sources, CSR by destination. Structure only, never weights.
+
+    Shapes: indptr [R + 1], indices [E] (columns), both int32 while E < 2^31; rows [R] (destinations that the R CSR
+    rows stand for, ascending; None: all of them); edge_ids [E] global edge ids; src_ids [num_src] ascending global ids
+    of the columns.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    num_dst: int
+    num_src: int
+    rows: Tensor | None = None
+    edge_ids: Tensor | None = None
+    src_ids: Tensor | None = None
+
+    @property
+    def num_edges(self) -> int:
+        return self.indices.numel()
+
+    @property
+    def forward(self) -> Csr:
+        """CSR by destination."""
+        return Csr(self.indptr, self.indices, self.rows, self.edge_ids)
+
+    @cached_property
+    def edge_dst(self) -> Tensor:
+        """Destination of every edge, int64 [E]."""
+        degrees = self.indptr.long().diff()
+        rows = torch.arange(len(degrees), device=degrees.device) if self.rows is None else self.rows
+        return rows.repeat_interleave(degrees, output_size=self.num_edges)
+
+    @cached_property
+    def reverse(self) -> Csr:
+        """The transposed CSR (row = source, index = destination), built at the first gradient and kept."""
+        order = torch.argsort(self.indices, stable=True)
+        counts = torch.bincount(self.indices, minlength=self.num_src)
+        rows = None
+        if 2 * int((counts > 0).sum()) < self.num_src:
+            rows = counts.nonzero().flatten()
+            counts = counts[rows]
+        edge_ids = None if self.edge_ids is None else self.edge_ids[order]
+        return Csr(_indptr(counts, self.indptr.dtype), self.edge_dst[order].to(self.indices.dtype), rows, edge_ids)
+
+    def restrict(self, keep: Tensor) -> Block:
+        """The sub-block of the edges where `keep` [E] is true; rows without an edge left are compressed away."""
+        edge_ids = None if self.edge_ids is None else self.edge_ids[keep]
+        return Block.from_edges(
+            self.edge_dst[keep], self.indices[keep], num_dst=self.num_dst, num_src=self.num_src,
+            edge_ids=edge_ids, src_ids=self.src_ids, compress=True,
+        )  # fmt: skip
+
+    def to(self, device: torch.device) -> Block:
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Block(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of structure held, the transposed CSR and cached edge lists included once they are built."""
+        held = [getattr(self, f.name) for f in fields(self)] + [self.__dict__.get("edge_dst")]
+        held += list(self.__dict__.get("reverse", ()))
+        return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
+
+    @staticmethod
+    def from_edges(
+        dst: Tensor, src: Tensor, *, num_dst: int, num_src: int, edge_ids: Tensor | None = None,
+        src_ids: Tensor | None = None, compress: bool = False,
+    ) -> Block:  # fmt: skip
+        """Build from an edge list sorted by destination. `compress` keeps only destinations that have an edge."""
+        small = max(dst.numel(), num_dst, num_src) < 2**31
+        index_type = torch.int32 if small else torch.int64
+        counts = torch.bincount(dst, minlength=num_dst)
+        rows = None
+        if compress and bool((counts == 0).any()):
+            rows = counts.nonzero().flatten()
+            counts = counts[rows]
+        return Block(_indptr(counts, index_type), src.to(index_type), num_dst, num_src, rows, edge_ids, src_ids)
+
+
+def _indptr(counts: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(dtype)

@@ -1,0 +1,140 @@
+"""The one truth about how a run is laid out: hand-written, derived by a strategy or found by a planner."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The ranks at hand. `hosts[i]`: ranks on host i, together all of them; empty: one host."""
+
+    num_ranks: int
+    hosts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Who holds what. `mesh`: stage -> ranks of its parts; part_of and chunk_of [num_nodes]; layers_of: stage -> layers."""
+
+    mesh: tuple[tuple[int, ...], ...]
+    part_of: Tensor
+    chunk_of: Tensor | None
+    layers_of: tuple[range, ...]
+
+
+@dataclass(frozen=True)
+class LayerPolicy:
+    """How one layer's aggregation runs; `codec` is the configuration of what its rows look like on the wire."""
+
+    mode: Literal["whole", "halo", "sar", "chunk"]
+    codec: Any = None
+    overlap: Literal["none", "edges", "central_marginal"] = "edges"
+    remat: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Placement, one policy a layer, the strategy it came from, and hashes of what it was made for.
+
+    `statistics`: what the partition costs (nodes, edges, halo rows a part, cut, alpha). `predicted`: a planner's figures.
+    """
+
+    placement: Placement
+    layers: tuple[LayerPolicy, ...]
+    strategy: dict = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)
+    statistics: dict = field(default_factory=dict)
+    predicted: dict | None = None
+
+    @property
+    def part_of(self) -> Tensor:
+        return self.placement.part_of
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.placement.mesh[0])
+
+    @property
+    def num_ranks(self) -> int:
+        return sum(map(len, self.placement.mesh))
+
+    def without_nodes(self) -> Plan:
+        """The plan less its per-node arrays: what ranks other than the first need."""
+        return replace(self, placement=replace(self.placement, part_of=self.part_of[:0], chunk_of=None))
+
+    def summary(self) -> dict:
+        """Flat facts for a tracker."""
+        flat = {f"partition/{k}": v for k, v in self.statistics.items()}
+        return {"ranks": self.num_ranks, "stages": len(self.placement.mesh), **flat, **(self.predicted or {})}
+
+    def verify(self, **hashes: str) -> None:
+        """Refuse a plan made for something else."""
+        for name, value in hashes.items():
+            made_for = self.hashes.get(name)
+            if made_for is not None and made_for != value:
+                raise ValueError(
+                    f"the plan was made for another {name} ({made_for[:12]}, here {value[:12]}): "
+                    f"plan again, or give the {name} it was made for."
+                )
+
+    def save(self, folder: Path) -> Path:
+        """plan.json, and its arrays beside it in files named by content."""
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays = {"part_of": self.part_of, "chunk_of": self.placement.chunk_of}
+        data = {
+            "schema": 1,
+            "mesh": self.placement.mesh,
+            "layers_of": [[r.start, r.stop] for r in self.placement.layers_of],
+            "arrays": {k: _save_array(folder, v) for k, v in arrays.items() if v is not None},
+            "layers": [{**vars(p), "codec": _describe(p.codec)} for p in self.layers],
+            "strategy": self.strategy,
+            "hashes": self.hashes,
+            "statistics": self.statistics,
+            "predicted": self.predicted,
+        }
+        file = folder / "plan.json"
+        file.write_text(json.dumps(data, indent=2) + "\n")
+        return file
+
+    @staticmethod
+    def load(file: Path, *, codecs: tuple[Any, ...] = ()) -> Plan:
+        """Read plan.json back. `codecs`: the codec configurations of its layers, rebuilt by the caller from "codec"."""
+        data = json.loads(file.read_text())
+        arrays = {k: torch.from_numpy(np.load(file.parent / name)).long() for k, name in data["arrays"].items()}
+        policies = [LayerPolicy(**p) for p in data["layers"]]
+        if codecs:
+            policies = [replace(p, codec=c) for p, c in zip(policies, codecs, strict=True)]
+        placement = Placement(
+            tuple(map(tuple, data["mesh"])), arrays["part_of"], arrays.get("chunk_of"),
+            tuple(range(*ends) for ends in data["layers_of"]),
+        )  # fmt: skip
+        return Plan(
+            placement, tuple(policies), data["strategy"], data["hashes"], data["statistics"], data["predicted"]
+        )
+
+
+def array_hash(array: Tensor) -> str:
+    return hashlib.sha256(array.cpu().to(torch.int64).numpy().tobytes()).hexdigest()
+
+
+def _save_array(folder: Path, array: Tensor) -> str:
+    name = f"{array_hash(array)[:16]}.npy"
+    np.save(folder / name, array.to(torch.int32).numpy())
+    return name
+
+
+def _describe(config: Any) -> Any:
+    """A configuration dataclass as data: its class and fields."""
+    if hasattr(config, "__dataclass_fields__"):
+        kind = type(config)
+        return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **{k: _describe(v) for k, v in vars(config).items()}}
+    return config

@@ -1,0 +1,151 @@
+"""Optimizers as configuration: torch's own, with learning-rate schedules, weight-decay groups and clipping.
+
+The learning rate is a function of the epoch alone, so that a resumed run continues on the same curve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import annotated_types as at
+import torch
+from torch import nn
+
+Rate = Annotated[float, at.Gt(0)]
+Share = Annotated[float, at.Ge(0), at.Lt(1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The fields all optimizers share.
+
+    decay: which parameters `weight_decay` acts on - all; weights (matrices, no biases and norms); first_layer.
+    schedule: constant; cosine (to 0 at the last epoch); step (times gamma every step_every epochs); warmup (linear,
+    then constant). `warmup_epochs` also precedes cosine and step.
+    """
+
+    lr: Rate = 0.01
+    weight_decay: Annotated[float, at.Ge(0)] = 0.0
+    decay: Literal["all", "weights", "first_layer"] = "all"
+    clip: Rate | None = None
+    schedule: Literal["constant", "cosine", "step", "warmup"] = "constant"
+    warmup_epochs: Annotated[int, at.Ge(0)] = 0
+    step_every: Annotated[int, at.Ge(1)] = 100
+    gamma: Annotated[float, at.Gt(0), at.Le(1)] = 0.5
+
+    def __post_init__(self) -> None:
+        if self.schedule == "warmup" and not self.warmup_epochs:
+            raise ValueError("schedule=warmup with warmup_epochs=0 warms up never; set optim.warmup_epochs above 0")
+
+    def factor(self, epoch: int, epochs: int) -> float:
+        """The learning rate of an epoch, relative to lr."""
+        if epoch < self.warmup_epochs:
+            return (epoch + 1) / (self.warmup_epochs + 1)
+        if self.schedule == "cosine":
+            done = (epoch - self.warmup_epochs) / max(1, epochs - self.warmup_epochs)
+            return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        if self.schedule == "step":
+            return self.gamma ** ((epoch - self.warmup_epochs) // self.step_every)
+        return 1.0
+
+    def groups(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
+        """Parameter groups: with and without weight decay."""
+        named = list(named_parameters)
+        decayed = {name for name, p in named if self._decays(name, p)}
+        return [
+            {"params": [p for name, p in named if name in decayed], "weight_decay": self.weight_decay},
+            {"params": [p for name, p in named if name not in decayed], "weight_decay": 0.0},
+        ]
+
+    def _decays(self, name: str, parameter: nn.Parameter) -> bool:
+        if self.decay == "weights":
+            return parameter.ndim > 1
+        return self.decay == "all" or _is_first_layer(name)
+
+    def wrap(self, optimizer: torch.optim.Optimizer, epochs: int) -> Stepper:
+        return Stepper(optimizer, config=self, epochs=epochs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Schedule):
+    """Adam; weight decay as a term of the gradient."""
+
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    eps: Rate = 1e-8
+
+    def build(self, named_parameters: Iterable[tuple[str, nn.Parameter]], *, epochs: int) -> Stepper:
+        optimizer = torch.optim.Adam(self.groups(named_parameters), lr=self.lr, betas=self.betas, eps=self.eps)
+        return self.wrap(optimizer, epochs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(Schedule):
+    """Adam with decoupled weight decay."""
+
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    eps: Rate = 1e-8
+
+    def build(self, named_parameters: Iterable[tuple[str, nn.Parameter]], *, epochs: int) -> Stepper:
+        optimizer = torch.optim.AdamW(self.groups(named_parameters), lr=self.lr, betas=self.betas, eps=self.eps)
+        return self.wrap(optimizer, epochs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(Schedule):
+    """Gradient descent with momentum."""
+
+    momentum: Share = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov=true needs momentum above 0; set optim.momentum or optim.nesterov=false")
+
+    def build(self, named_parameters: Iterable[tuple[str, nn.Parameter]], *, epochs: int) -> Stepper:
+        groups = self.groups(named_parameters)
+        return self.wrap(torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov), epochs)
+
+
+class Stepper:
+    """What an engine is handed: zero_grad, then step once the gradient is the global one."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, config: Schedule, epochs: int) -> None:
+        self.optimizer, self.config, self.epochs = optimizer, config, epochs
+        self.schedule(0)
+
+    @property
+    def lr(self) -> float:
+        return self.optimizer.param_groups[0]["lr"]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def schedule(self, epoch: int) -> None:
+        """Set the learning rate of an epoch."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * self.config.factor(epoch, self.epochs)
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """Clip by the global norm when asked, then update."""
+        if self.config.clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state)
+
+
+def _is_first_layer(name: str) -> bool:
+    """Does a global parameter name belong to the encoder or to layer 0?"""
+    return name.startswith(("encoder.", "layers.0."))

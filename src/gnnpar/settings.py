@@ -1,0 +1,261 @@
+"""The typed shape of conf/config.yaml.
+
+Hydra composes plain YAML; `build_settings` turns it into frozen dataclasses and checks every key, type, range and
+Literal on the way, before any rank starts. The dataclass is the schema: there is no second description of a group.
+This module imports neither Hydra nor the project's upper layers, because every rank unpickles a Settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import json
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+import annotated_types as at
+
+Positive = Annotated[int, at.Ge(1)]
+Count = Annotated[int, at.Ge(0)]
+Threads = Annotated[int, at.Ge(1)] | Literal["auto"]
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong: one line that names the key, the value, what is allowed and what to change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comm:
+    """How ranks talk: processes over gloo or NCCL, or threads of one process (emulated: bytes exact, time not)."""
+
+    backend: Literal["gloo", "nccl", "threads"] = "gloo"
+    timeout_seconds: Annotated[float, at.Gt(0)] = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How `gnnpar train` starts its ranks when nobody else has."""
+
+    max_restarts: Count = 0
+    monitor_seconds: Annotated[float, at.Gt(0)] = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What one host offers. `cores`: physical cores that ranks may use; auto reads the machine."""
+
+    cores: Positive | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopping:
+    """Stop when validation has not risen by more than `min_delta` for `patience` evaluations; null: never stop."""
+
+    patience: Positive | None = None
+    min_delta: Annotated[float, at.Ge(0)] = 0.0
+
+
+class OptimizerConfig(Protocol):
+    """A frozen dataclass whose fields are the YAML keys of conf/optim."""
+
+    def build(self, named_parameters: Iterable[tuple[str, Any]], *, epochs: int) -> Any: ...
+
+
+class TrackerConfig(Protocol):
+    """A frozen dataclass whose fields are the YAML keys of conf/tracker."""
+
+    def build(self, run_dir: Path, epochs: int) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run, complete: what `gnnpar train` hands to every rank."""
+
+    strategy: Any
+    model: Any
+    dataset: Any
+    partition: Any
+    codec: Any
+    optim: OptimizerConfig
+    tracker: TrackerConfig
+    comm: Comm
+    launch: Launch
+    topology: Host
+    world_size: Positive
+    epochs: Positive
+    eval_every: Positive
+    fidelity_every: Count
+    seed: Count
+    device: Literal["auto", "cpu", "cuda"]
+    precision: Literal["fp32", "fp64"]
+    first_layer: Literal["live", "cached"]
+    threads_per_rank: Threads
+    data_dir: Path
+    plan: Path | None
+    target: float | None
+    early_stopping: EarlyStopping
+    names: Mapping[str, str] = field(default_factory=dict)  # group -> the file chosen in it; not a YAML key
+    resolved: Mapping[str, Any] = field(default_factory=dict)  # the YAML this came from, resolved; not a YAML key
+
+
+NOT_KEYS = ("names", "resolved")
+
+
+def build_settings(config: Mapping[str, Any], names: Mapping[str, str]) -> Settings:
+    """Settings from a resolved, composed configuration; ConfigError names the first thing that is wrong."""
+    values = _construct_values(Settings, config, path="", skip=NOT_KEYS)
+    values["data_dir"] = values["data_dir"].expanduser().absolute()
+    return Settings(**values, names=dict(names), resolved=_plain(config))
+
+
+def instantiate(node: Mapping[str, Any], path: str = "") -> Any:
+    """The object that a node with `_target_` describes, its fields checked against the class."""
+    target = node["_target_"]
+    cls = _locate(target, path)
+    rest = {k: v for k, v in node.items() if k != "_target_"}
+    if dataclasses.is_dataclass(cls) and isinstance(cls, type):
+        return _construct(cls, rest, path)
+    try:
+        return cls(**{key: _value(object, value, _join(path, key)) for key, value in rest.items()})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path} ({target}): {error}") from error
+
+
+def _construct(cls: type, node: Mapping[str, Any], path: str) -> Any:
+    values = _construct_values(cls, node, path)
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def _construct_values(cls: type, node: Mapping[str, Any], path: str, skip: tuple[str, ...] = ()) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init and f.name not in skip}
+    for key, value in node.items():
+        if key not in fields:
+            raise ConfigError(unknown_key(_join(path, key), value, fields))
+    for name, f in fields.items():
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING and name not in node:
+            raise ConfigError(f"{_join(path, name)} is missing; it must be {describe(hints[name])}")
+    return {key: _value(hints[key], value, _join(path, key)) for key, value in node.items()}
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            built = instantiate(value, path)
+            wanted = _dataclasses_in(hint)
+            if wanted and not isinstance(built, wanted):
+                raise ConfigError(f"{path}={value['_target_']} is no {' or '.join(c.__name__ for c in wanted)}")
+            return built
+        if nested := _dataclasses_in(hint):
+            return _construct(nested[0], value, path)
+    elif isinstance(value, list) and any(isinstance(v, Mapping) and "_target_" in v for v in value):
+        return tuple(_value(object, v, f"{path}[{i}]") for i, v in enumerate(value))
+    return _checked(hint, value, path)
+
+
+def _checked(hint: Any, value: Any, path: str) -> Any:
+    """The value in the type of the hint; JSON strictness: no text for numbers, lists for tuples."""
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic.errors import PydanticSchemaGenerationError
+
+    try:
+        adapter = TypeAdapter(hint)
+    except PydanticSchemaGenerationError:  # a Protocol: only an object with _target_ can satisfy it
+        if value is None and type(None) in typing.get_args(hint):
+            return None
+        raise ConfigError(f"{path}={show(value)} must be a group or an object with _target_") from None
+    try:
+        return adapter.validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        allowed = describe(hint) or error.errors()[0]["msg"]
+        raise ConfigError(f"{path}={show(value)} must be {allowed}{_closest_literal(hint, value)}") from None
+
+
+def describe(hint: Any) -> str:
+    """What a type allows, in words."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        bounds = [b for b in map(_bound, args[1:]) if b]
+        return " ".join([describe(args[0]), " and ".join(bounds)]).strip()
+    if origin is Literal:
+        return ("one of " if len(args) > 1 else "") + ", ".join(str(a) for a in args)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(describe(a) for a in args)
+    if origin in (tuple, list):
+        return f"a list of {describe(args[0])}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+    return words.get(hint, "null" if hint is type(None) else getattr(hint, "__name__", str(hint)))
+
+
+def _bound(constraint: object) -> str:
+    words = {"Ge": ("ge", ">="), "Gt": ("gt", ">"), "Le": ("le", "<="), "Lt": ("lt", "<")}
+    if isinstance(constraint, at.Interval):
+        present = ((sign, getattr(constraint, attribute)) for attribute, sign in words.values())
+        return " and ".join(f"{sign} {limit}" for sign, limit in present if limit is not None)
+    name = type(constraint).__name__
+    return f"{words[name][1]} {getattr(constraint, words[name][0])}" if name in words else ""
+
+
+def unknown_key(path: str, value: Any, known: Iterable[str]) -> str:
+    """One line for a key that nobody reads."""
+    parent, _, key = path.rpartition(".")
+    names = sorted(k for k in known if k != "_target_")
+    where = f"{parent} has" if parent else "there are"
+    return f"unknown key {path}={show(value)}{closest(key, names)}; {where} {', '.join(names)}"
+
+
+def closest(word: str, choices: Iterable[str]) -> str:
+    """', did you mean x?' or nothing."""
+    found = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    return f", did you mean {found[0]}?" if found else ""
+
+
+def show(value: Any) -> str:
+    """A value as one would type it on the command line, at most 60 characters."""
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _closest_literal(hint: Any, value: Any) -> str:
+    if not isinstance(value, str):
+        return ""
+    literals = [a for h in (hint, *typing.get_args(hint)) if typing.get_origin(h) is Literal for a in typing.get_args(h)]
+    return closest(value, map(str, literals))
+
+
+def _dataclasses_in(hint: Any) -> tuple[type, ...]:
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return tuple(o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o))
+
+
+def _locate(target: str, path: str) -> Any:
+    module_name, _, name = str(target).rpartition(".")
+    try:
+        return getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{_join(path, '_target_')}={target} cannot be imported: {error}") from error
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _plain(node: Any) -> Any:
+    if isinstance(node, Mapping):
+        return {str(k): _plain(v) for k, v in node.items()}
+    return [_plain(v) for v in node] if isinstance(node, (list, tuple)) else node
+
+
+def iter_groups() -> Iterator[str]:
+    """The configuration groups: fields of Settings that hold an object."""
+    yield from ("strategy", "model", "dataset", "partition", "codec", "comm", "launch", "topology", "optim", "tracker")

@@ -1,0 +1,1 @@
+"""What one rank holds of the dataset: partitioning, and cutting shards along a partition."""

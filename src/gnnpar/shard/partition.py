@@ -1,0 +1,129 @@
+"""Partitioners: which part a node belongs to. Results are cached on disk by content hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+import numpy as np
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from gnnpar.data.dataset import Dataset
+
+
+class Partitioner(Protocol):
+    """Frozen dataclass: fields = YAML keys."""
+
+    def part_of(self, dataset: Dataset, parts: int) -> Tensor:
+        """int64 [N], the part of every node; every part has at least one node."""
+        ...
+
+
+_OBJECTIVES = {"cut": 0, "volume": 1}  # METIS_OBJTYPE_CUT, METIS_OBJTYPE_VOL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metis:
+    """METIS through pymetis. `objective`: cut edges or communication volume; `balance`: what every part gets its share of.
+
+    METIS sees the graph symmetrised and without self loops.
+    """
+
+    objective: Literal["cut", "volume"] = "cut"
+    balance: Literal["nodes", "edges", "train"] = "nodes"
+    seed: Annotated[int, Ge(0)] = 0
+
+    def part_of(self, dataset: Dataset, parts: int) -> Tensor:
+        if parts == 1:
+            return torch.zeros(dataset.num_nodes, dtype=torch.int64)
+        import pymetis
+
+        offsets, neighbours = symmetric_csr(dataset)
+        options = pymetis.Options(seed=self.seed, objtype=_OBJECTIVES[self.objective])
+        _, membership = pymetis.part_graph(
+            parts, xadj=offsets, adjncy=neighbours, vweights=self._weights(dataset), recursive=False, options=options
+        )
+        return torch.tensor(np.asarray(membership), dtype=torch.int64)
+
+    def _weights(self, dataset: Dataset) -> np.ndarray | None:
+        if self.balance == "edges":
+            return (dataset.in_degree + 1).numpy().astype(np.int64)
+        if self.balance == "train":
+            return dataset.train_mask.numpy().astype(np.int64) * max(1, dataset.num_nodes) + 1
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random:
+    """Equal parts of nodes drawn at random: the worst cut there is."""
+
+    seed: Annotated[int, Ge(0)] = 0
+
+    def part_of(self, dataset: Dataset, parts: int) -> Tensor:
+        shuffled = torch.randperm(dataset.num_nodes, generator=torch.Generator().manual_seed(self.seed))
+        return Range().part_of(dataset, parts)[shuffled]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Consecutive node ids in equal parts."""
+
+    def part_of(self, dataset: Dataset, parts: int) -> Tensor:
+        return torch.arange(dataset.num_nodes) * parts // max(1, dataset.num_nodes)
+
+
+def symmetric_csr(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """(offsets [N + 1], neighbours) of the undirected graph without self loops and repeated edges."""
+    from scipy.sparse import csr_matrix
+
+    src, dst = (row.numpy() for row in dataset.edge_index)
+    keep = src != dst
+    ones = np.ones(2 * int(keep.sum()), dtype=np.int8)
+    ends = np.concatenate([src[keep], dst[keep]]), np.concatenate([dst[keep], src[keep]])
+    adjacency = csr_matrix((ones, ends), shape=(dataset.num_nodes, dataset.num_nodes))
+    adjacency.sum_duplicates()
+    return adjacency.indptr.astype(np.int64), adjacency.indices.astype(np.int64)
+
+
+def partition(
+    dataset: Dataset, parts: int, *, by: Partitioner, cache: Path | None = None, say: Callable[[str], None] = lambda _: None
+) -> Tensor:
+    """The partition, from the cache where it is there. int64 [N]. Refuses parts without nodes."""
+    if parts > dataset.num_nodes:
+        raise ValueError(
+            f"{dataset.num_nodes} nodes cannot fill {parts} parts: launch at most {dataset.num_nodes} ranks."
+        )
+    file = None if cache is None else cache / f"{_key(dataset, parts, by)}.npy"
+    if file is not None and file.exists():
+        return torch.from_numpy(np.load(file)).long()
+    began = time.perf_counter()
+    part_of = by.part_of(dataset, parts)
+    sizes = torch.bincount(part_of, minlength=parts)
+    if bool((sizes == 0).any()):
+        empty = (sizes == 0).nonzero().flatten().tolist()
+        raise ValueError(
+            f"{type(by).__name__} left {len(empty)} of {parts} parts without nodes (parts {empty[:8]}) of a graph with "
+            f"{dataset.num_nodes} nodes: use fewer ranks, or partition=range."
+        )
+    say(f"partitioned {dataset.num_nodes} nodes into {parts} parts in {time.perf_counter() - began:.1f} s")
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch = file.with_suffix(f".{os.getpid()}.tmp.npy")
+        np.save(scratch, part_of.to(torch.int32).numpy())
+        scratch.replace(file)  # atomic: two runs may partition at once
+    return part_of
+
+
+def _key(dataset: Dataset, parts: int, by: Partitioner) -> str:
+    fields = asdict(by) if hasattr(by, "__dataclass_fields__") else {}  # type: ignore[call-overload]
+    train = dataset.split_hash if fields.get("balance") == "train" else ""
+    text = json.dumps([dataset.graph_hash, train, parts, type(by).__qualname__, fields], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

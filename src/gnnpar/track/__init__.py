@@ -1,0 +1,1 @@
+"""Where numbers go: trackers receive flat dictionaries and know nothing else."""

@@ -1,0 +1,133 @@
+"""The terminal: a live progress bar, plain lines where there is no terminal, and the one place that writes to it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import annotated_types as at
+import rich.console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from gnnpar.track.tracker import Tracker
+
+
+def stdout() -> rich.console.Console:
+    """Written as it is: no highlighting, no wrapping when the output is a file."""
+    return rich.console.Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def say(text: str) -> None:
+    """A line on stdout."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    """One line on stderr, whatever the text."""
+    sys.stderr.write(f"gnnpar: {' '.join(text.split())}\n")
+    sys.stderr.flush()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Console:
+    """tracker=console. `every`: epochs between lines where there is no terminal."""
+
+    every: Annotated[int, at.Ge(1)] = 10
+
+    def build(self, run_dir: Path, epochs: int) -> Tracker:
+        return Bar(epochs) if sys.stdout.isatty() else Lines(epochs, every=self.every)
+
+
+class Lines:
+    """A line every few epochs."""
+
+    def __init__(self, epochs: int, *, every: int) -> None:
+        self.epochs, self.every = epochs, every
+        self._began = time.monotonic()
+        self._val: float | None = None
+
+    def start(self, facts: Mapping[str, Any]) -> None:
+        stdout().print(facts_table(facts))
+        self._began = time.monotonic()
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        epoch = row["epoch"]
+        self._val = row.get("metric/val", self._val)
+        if (epoch + 1) % self.every and epoch + 1 != self.epochs:
+            return
+        left = (time.monotonic() - self._began) / (epoch + 1) * (self.epochs - epoch - 1)
+        say(f"epoch {epoch + 1}/{self.epochs}  {_figures(row, self._val)}  left {left:.0f} s")
+
+    def close(self) -> None: ...
+
+
+class Bar:
+    """A live progress bar: loss, validation, epoch time, remaining time."""
+
+    def __init__(self, epochs: int) -> None:
+        self.console = stdout()
+        self.progress = Progress(
+            TextColumn("epoch"), MofNCompleteColumn(), BarColumn(bar_width=24), TextColumn("{task.fields[figures]}"),
+            TextColumn("left"), TimeRemainingColumn(compact=True), console=self.console,
+        )  # fmt: skip
+        self._task = self.progress.add_task("train", total=epochs, figures="")
+        self._val: float | None = None
+
+    def start(self, facts: Mapping[str, Any]) -> None:
+        self.console.print(facts_table(facts))
+        self.progress.start()
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        self._val = row.get("metric/val", self._val)
+        self.progress.update(self._task, advance=1, figures=_figures(row, self._val))
+
+    def close(self) -> None:
+        self.progress.stop()
+
+
+def _figures(row: Mapping[str, Any], val: float | None) -> str:
+    loss = row["loss/train"]
+    parts = [
+        "loss nan" if loss is None else f"loss {loss:.4f}",
+        "" if val is None else f"val {val:.4f}",
+        f"{seconds(row['time/epoch_seconds'])}/epoch",
+    ]
+    return "  ".join(p for p in parts if p)
+
+
+def facts_table(facts: Mapping[str, Any]) -> Table:
+    """What a run starts with: two columns, then the parts of the graph, one a row."""
+    parts: Sequence[Mapping[str, Any]] = facts.get("parts", ())
+    single = {k: v for k, v in facts.items() if k != "parts"}
+    caption = "  ".join(f"{k} {figure(v)}" for k, v in single.items())
+    table = Table(title=caption, title_justify="left", title_style="", show_edge=False, box=None, pad_edge=False)
+    for name in parts[0] if parts else ():
+        table.add_column(name.replace("_", " "), justify="right")
+    for part in parts:
+        table.add_row(*(figure(v) for v in part.values()))
+    return table
+
+
+def figure(value: Any) -> str:
+    """A number for people."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
+
+
+def num_bytes(value: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError

@@ -1,0 +1,53 @@
+"""Every metric name, its unit and its meaning, in one table. metrics.jsonl uses these names and no others."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Key(NamedTuple):
+    unit: str
+    meaning: str
+
+
+PHASES = ("compute", "encode", "exposed_wire", "exposed_skew", "bubble", "reduce", "other")
+BYTE_PHASES = ("forward", "backward", "remat", "push", "stage", "reduce", "assign")
+
+KEYS: dict[str, Key] = {
+    "epoch": Key("1", "epoch of the row, from 0"),
+    "loss/train": Key("1", "training loss of the epoch, mean over all training nodes, before the step"),
+    "optim/lr": Key("1", "learning rate of the epoch"),
+    "time/epoch_seconds": Key("s", "wall time of the epoch's training window on the slowest rank"),
+    "time/timed": Key("0|1", "1: counts in the timing statistics; 0: a probe or the memory profile ran inside"),
+    "time/train_seconds": Key("s", "sum of time/epoch_seconds so far"),
+    **{f"time/{p}_seconds": Key("s", f"part of the epoch in phase {p}, on the slowest rank") for p in PHASES},
+    "time/comm_total_seconds": Key("s", "time with a transfer in flight, overlapped or not, on the slowest rank"),
+    "time/slowest_rank": Key("1", "the rank that the time/ figures are of"),
+    "time/cpu_seconds": Key("s", "CPU time of the epoch, a list by rank"),
+    "time/cold_load_seconds": Key("s", "reading the dataset, in row 0"),
+    "time/cold_partition_seconds": Key("s", "partitioning, in row 0"),
+    "time/cold_plan_seconds": Key("s", "planning without partitioning, in row 0"),
+    "time/cold_shard_seconds": Key("s", "cutting and sending shards and building the engine, in row 0"),
+    "comm/total_bytes": Key("B", "sent in the epoch, summed over ranks: the sum of the phases"),
+    **{f"comm/{p}_bytes": Key("B", f"sent in phase {p}, summed over ranks") for p in BYTE_PHASES},
+    "comm/metadata_bytes": Key("B", "the part of comm/total_bytes that is no payload, counted again"),
+    "comm/messages": Key("1", "point-to-point messages of the epoch, summed over ranks"),
+    "comm/total_bytes_so_far": Key("B", "sum of comm/total_bytes so far"),
+    "metric/train": Key("task metric", "accuracy, ROC-AUC or micro-F1 with exact logits, training nodes"),
+    "metric/val": Key("task metric", "the same on validation nodes"),
+    "metric/test": Key("task metric", "the same on test nodes"),
+    "time/evaluate_seconds": Key("s", "wall time of the evaluation; not part of the epoch"),
+    "fidelity/cosine": Key("1", "cosine of the strategy's gradient and the exact one at the same weights"),
+    "fidelity/relative_error": Key("1", "norm of their difference over the norm of the exact gradient"),
+    "fidelity/layers": Key("1", "the same two by layer: {layer: [cosine, relative error]}"),
+    "memory/peak_bytes": Key("B", "largest allocation during the profiled epoch, a list by rank"),
+    "memory/peak_rss_bytes": Key("B", "largest resident set so far, a list by rank; for information"),
+    "memory/live_bytes": Key("B", "live tensors by category, of the rank with the largest peak"),
+    "system/load": Key("1", "load average of the host over the last minute, in the first and the last row"),
+}
+
+
+def check(row: dict) -> None:
+    """Only names of the table may be written."""
+    unknown = sorted(set(row) - set(KEYS))
+    assert not unknown, f"metrics without an entry in track/keys.py: {unknown}"

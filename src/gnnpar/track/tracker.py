@@ -1,0 +1,59 @@
+"""The Tracker Protocol: what the training loop tells, and to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Tracker(Protocol):
+    """Receives one flat row an epoch. Only rank 0 has one; what it gets is already reduced over ranks."""
+
+    def start(self, facts: Mapping[str, Any]) -> None:
+        """Once before epoch 0: the plan's partition statistics and what else is worth a table."""
+        ...
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """One finished epoch; names as in keys.py."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tee:
+    """Several trackers as one."""
+
+    trackers: Sequence[Tracker]
+
+    def start(self, facts: Mapping[str, Any]) -> None:
+        for tracker in self.trackers:
+            tracker.start(facts)
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        for tracker in self.trackers:
+            tracker.log(row)
+
+    def close(self) -> None:
+        for tracker in self.trackers:
+            tracker.close()
+
+
+class Null:
+    """Listens to nothing: ranks other than 0."""
+
+    def start(self, facts: Mapping[str, Any]) -> None: ...
+
+    def log(self, row: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quiet:
+    """tracker=jsonl: nothing beside metrics.jsonl."""
+
+    def build(self, run_dir: Path, epochs: int) -> Tracker:
+        return Null()

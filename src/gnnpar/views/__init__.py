@@ -1,0 +1,1 @@
+"""Implementations of the Graph Protocol: what a strategy makes of one aggregation."""

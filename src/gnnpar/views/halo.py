@@ -1,0 +1,330 @@
+"""One part of the graph and its neighbours' rows: Y[N_P, F] = A[N_P, N] . halo(X[N_P, F]).
+
+Forward: send boundary rows, fold inner in-edges, fold the halo rows as they come. Backward: differentiate the halo
+blocks first, so that their gradients travel while the inner block is differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from gnnpar.codecs.codec import Codec, RowLike
+from gnnpar.comm import Communicator, Pending, Site
+from gnnpar.graph import Message
+from gnnpar.ops.aggregator import Aggregator, EdgeDropout
+from gnnpar.ops.block import Block, Operands, Rows
+from gnnpar.shard.shard import Shard
+from gnnpar.views.local import LocalRows, Pass, Source
+from gnnpar.views.whole import (
+    cached_result, constant_aware, edge_order, fold_block, remember, split_operands, wanted_gradients,
+)  # fmt: skip
+
+Overlap = Literal["none", "edges", "central_marginal"]
+
+
+class Walk:
+    """Which inner edges are worked on while messages travel (`early`) and which after, in both directions.
+
+    none: nothing early (the papers' vanilla). edges: every inner edge early. central_marginal: early only the edges of
+    destinations without a halo in-neighbour, backward of sources that no other part reads (AdaQP, section 1.2).
+    """
+
+    def __init__(self, shard: Shard, overlap: Overlap) -> None:
+        self.shard, self.overlap = shard, overlap
+
+    @cached_property
+    def forward(self) -> tuple[list[Block], list[Block]]:
+        """(early, late) blocks of inner edges."""
+        marginal = torch.zeros(self.shard.num_inner, dtype=torch.bool, device=self.shard.node_ids.device)
+        for block in self.shard.halo.values():
+            marginal[slice(None) if block.rows is None else block.rows] = True
+        return self._split(lambda inner: marginal[inner.edge_dst])
+
+    @cached_property
+    def backward(self) -> tuple[list[Block], list[Block]]:
+        boundary = torch.zeros(self.shard.num_inner, dtype=torch.bool, device=self.shard.node_ids.device)
+        for index in self.shard.boundary.values():
+            boundary[index] = True
+        return self._split(lambda inner: boundary[inner.indices])
+
+    def _split(self, waits) -> tuple[list[Block], list[Block]]:
+        inner = self.shard.inner
+        if self.overlap == "none":
+            return [], [inner]
+        if self.overlap == "edges":
+            return [inner], []
+        late = waits(inner)
+        return [inner.restrict(~late)], [inner.restrict(late)]
+
+    @cached_property
+    def edge_ids(self) -> Tensor:
+        return edge_order(self.shard)
+
+    def edge_rows(self, block: Block, edge: Rows) -> Rows:
+        """The rows of edge operands that belong to a block."""
+        if not edge:
+            return ()
+        slots = self.slots(block)
+        return tuple(t[slots] for t in edge)
+
+    def slots(self, block: Block) -> Tensor:
+        """Positions of a block's edges in the order of edge operands."""
+        assert block.edge_ids is not None
+        return torch.searchsorted(self.edge_ids, block.edge_ids)
+
+    @cached_property
+    def combined(self) -> tuple[Block, Tensor]:
+        """(one block over all in-edges with inner and halo columns by ascending global id, the order that sorts
+        [inner rows, halo rows] into these columns); only first_layer=cached builds it."""
+        shard = self.shard
+        order = torch.argsort(torch.cat([shard.node_ids, shard.halo_ids]))
+        column = torch.empty_like(order)
+        column[order] = torch.arange(len(order), device=order.device)
+        blocks, start, dst, src, ids = [shard.inner], 0, [], [], []
+        blocks += [shard.halo[p] for p in sorted(shard.halo)]
+        for block in blocks:
+            dst.append(block.edge_dst)
+            src.append(column[block.indices.long() + start])
+            ids.append(block.edge_ids)
+            start += block.num_src
+        dst, src = torch.cat(dst), torch.cat(src)
+        by_row = torch.argsort(dst * len(order) + src)
+        edge_ids = None if ids[0] is None else torch.cat(ids)[by_row]
+        all_ids = torch.cat([shard.node_ids, shard.halo_ids])[order]
+        block = Block.from_edges(
+            dst[by_row], src[by_row], num_dst=shard.num_inner, num_src=len(order), edge_ids=edge_ids, src_ids=all_ids
+        )
+        return block, order
+
+
+@dataclass(eq=False)
+class HaloGraph:
+    """A rank's part, with one exchange of boundary rows per aggregation.
+
+    `codec` turns rows into bytes in both directions; `cache` as in WholeGraph: with it, what layer 0 reads of the
+    features is fetched once.
+    """
+
+    shard: Shard
+    comm: Communicator
+    codec: Codec
+    walk: Walk
+    run: Pass
+    layer: int = 0
+    cache: dict | None = None
+    held: dict = field(default_factory=dict)  # (layer, call) -> bytes of halo rows kept for backward, for accounting
+    _calls: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.local = LocalRows(self.shard.node_ids, self.shard.in_degree, run=self.run, layer=self.layer)
+
+    @property
+    def node_ids(self) -> Tensor:
+        return self.local.node_ids
+
+    @property
+    def edge_ids(self) -> Tensor:
+        return self.walk.edge_ids
+
+    @property
+    def in_degree(self) -> Tensor:
+        return self.local.in_degree
+
+    def during(self, run: Pass) -> Self:
+        """This view in another pass."""
+        return replace(self, run=run, layer=0)
+
+    def at(self, layer: int) -> Self:
+        return replace(self, layer=layer)
+
+    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
+        return self.local.dropout(x, p, tag=tag)
+
+    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
+        return self.local.edge_dropout(p, tag=tag)
+
+    def source(self, message: Message, *rows: Tensor) -> Rows:
+        source = constant_aware(message, self, rows)
+        if self.cache is not None and self.layer == 0 and len(rows) == 1 and rows[0] is self.shard.x:
+            source.halo = lambda: message(self._halo_rows(), self._kept_halo())
+        return source
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        call, self._calls = self._calls, self._calls + 1
+        if (found := cached_result(self.cache, self.layer, call, agg, src)) is not None:
+            return found
+        if isinstance(src, Source) and src.halo is not None and not (agg.linear and src.constant):
+            block, order = self.walk.combined
+            both = tuple(torch.cat([inner, halo])[order] for inner, halo in zip(src, src.halo(), strict=True))
+            return fold_block(agg, block, both, dst, edge, shared)
+        out = _HaloFold.apply(self, agg, call, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
+        assert isinstance(out, Tensor)
+        return remember(self.cache, self.layer, call, agg, src, out)
+
+    def _halo_rows(self) -> LocalRows:
+        return LocalRows(self.shard.halo_ids, self.shard.halo_in_degree, run=self.run, layer=self.layer)
+
+    def _kept_halo(self) -> Tensor:
+        """Features of the halo nodes, fetched once."""
+        assert self.cache is not None
+        if "features" not in self.cache:
+            site = self.site(call=0, phase="forward")
+            rows = self.receive(self.send((self.shard.x,), site), RowLike.of((self.shard.x,)), site)
+            self.cache["features"] = torch.cat([rows[p][0] for p in sorted(rows)] or [self.shard.x[:0]])
+        return self.cache["features"]
+
+    def site(self, *, call: int, phase: Literal["forward", "backward"]) -> Site:
+        return Site(self.run.epoch, self.layer, call, phase if self.run.training else "evaluate")
+
+    def send(self, src: Rows, site: Site) -> Mapping[int, Pending[Tensor]]:
+        """Boundary rows out; what will come in."""
+        like, shard = RowLike.of(src), self.shard
+        with self.comm.clock("encode"):
+            outgoing = {p: self.codec.encode(src, shard.boundary[p], site, p) for p in self._ring(shard.boundary)}
+        incoming = {p: self.codec.nbytes(rows, like, site, p) for p, rows in shard.num_halo.items()}
+        extra = sum(self.codec.metadata_nbytes(len(i), like, site, p) for p, i in shard.boundary.items())
+        return self.comm.exchange(outgoing, incoming, site, metadata=extra)
+
+    def receive(self, pending: Mapping[int, Pending[Tensor]], like: Sequence[RowLike], site: Site) -> dict[int, Rows]:
+        """All halo rows, by peer."""
+        return {p: self.received(p, pending, like, site) for p in sorted(pending)}
+
+    def received(self, p: int, pending: Mapping[int, Pending[Tensor]], like: Sequence[RowLike], site: Site) -> Rows:
+        buffer = pending[p].wait()
+        with self.comm.clock("encode"):
+            return self.codec.decode(buffer, self.shard.num_halo[p], like, site, p)
+
+    def send_back(self, grads: dict[int, Rows], like: Sequence[RowLike], site: Site) -> Mapping[int, Pending[Tensor]]:
+        """Gradients of halo rows to their owners; those of my boundary rows will come in."""
+        boundary = self.shard.boundary
+        with self.comm.clock("encode"):
+            outgoing = {p: self.codec.encode(grads[p], None, site, p) for p in self._ring(grads)}
+        incoming = {p: self.codec.nbytes(len(index), like, site, p) for p, index in boundary.items()}
+        extra = sum(self.codec.metadata_nbytes(rows, like, site, p) for p, rows in self.shard.num_halo.items())
+        return self.comm.exchange(outgoing, incoming, site, metadata=extra)
+
+    def received_back(self, p: int, buffer: Pending[Tensor], like: Sequence[RowLike], site: Site) -> Rows:
+        arrived = buffer.wait()
+        with self.comm.clock("encode"):
+            return self.codec.decode(arrived, len(self.shard.boundary[p]), like, site, p)
+
+    def _ring(self, peers: Mapping[int, object]) -> list[int]:
+        """Next rank first, so that not everybody sends to the same one."""
+        return sorted(peers, key=lambda p: (p - self.comm.rank) % self.comm.size)
+
+
+class _HaloFold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, view: HaloGraph, agg: Aggregator, call: int, counts: tuple[int, int, int], *flat: Tensor) -> Tensor:  # type: ignore[override]
+        x = split_operands(counts, flat)
+        early, late = view.walk.forward
+        halos, state = _fold(view, agg, x, early, late, view.site(call=call, phase="forward"))
+        out, saved = agg.finish(state)
+        kept = [*flat, *(t for p in sorted(halos) for t in halos[p])] if agg.needs_src else []
+        ctx.view, ctx.agg, ctx.call, ctx.counts, ctx.num_kept = view, agg, call, counts, len(kept)
+        ctx.like = RowLike.of(x.src)
+        view.held[view.layer, call] = sum(t.numel() * t.element_size() for t in kept[len(flat) :])
+        ctx.save_for_backward(*kept, *saved)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
+        tensors = ctx.saved_tensors
+        kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
+        asked = ctx.needs_input_grad[4:]
+        num_flat = len(asked) if kept else 0
+        x, halos = split_operands(ctx.counts, kept[:num_flat]), _by_peer(ctx.view, kept[num_flat:], ctx.counts[0])
+        back = _Backward(ctx.view, ctx.agg, x, saved, grad_out.contiguous(), asked, ctx.counts)
+        site = ctx.view.site(call=ctx.call, phase="backward")
+        return (None, None, None, None, *wanted_gradients(back.walk(halos, ctx.like, site), asked))
+
+
+def _fold(
+    view: HaloGraph, agg: Aggregator, x: Operands, early: list[Block], late: list[Block], site: Site
+) -> tuple[dict[int, Rows], Rows]:
+    """Exchange and fold. Returns the halo rows (when the gradient needs them) and the state."""
+    like, pending = RowLike.of(x.src), view.send(x.src, site)
+    edge = view.walk.edge_rows
+    there = view.receive(pending, like, site) if view.walk.overlap == "none" else {}
+    state = agg.init(view.shard.num_inner, x)
+    for block in early:
+        state = agg.update(state, block, x._replace(edge=edge(block, x.edge)))
+    if view.walk.overlap == "central_marginal":
+        there = view.receive(pending, like, site)
+    for block in late:
+        state = agg.update(state, block, x._replace(edge=edge(block, x.edge)))
+    halos: dict[int, Rows] = {}
+    for p in sorted(pending):  # a fixed order gives the same bits, whatever arrives first
+        rows = there.pop(p, None) or view.received(p, pending, like, site)
+        block = view.shard.halo[p]
+        state = agg.update(state, block, x._replace(src=rows, edge=edge(block, x.edge)))
+        if agg.needs_src:
+            halos[p] = rows
+    return halos, state
+
+
+def _by_peer(view: HaloGraph, rows: Rows, num_src: int) -> dict[int, Rows]:
+    peers = sorted(view.shard.halo) if rows else []
+    return {p: rows[i * num_src : (i + 1) * num_src] for i, p in enumerate(peers)}
+
+
+class _Backward:
+    """The gradient of one halo aggregation: halo blocks, then inner blocks while gradients travel."""
+
+    def __init__(
+        self, view: HaloGraph, agg: Aggregator, x: Operands, saved: Rows, grad_out: Tensor,
+        asked: tuple[bool, ...], counts: tuple[int, int, int],
+    ) -> None:  # fmt: skip
+        self.view, self.agg, self.x, self.saved, self.grad_out = view, agg, x, saved, grad_out
+        self.wanted = asked[: counts[0]]
+        self.total: Operands | None = None
+
+    def walk(self, halos: dict[int, Rows], like: Sequence[RowLike], site: Site) -> Operands:
+        travelling = [each for each, wanted in zip(like, self.wanted, strict=True) if wanted]
+        sent = {}
+        for p, block in sorted(self.view.shard.halo.items()):
+            grads = self._grad(block, halos.get(p, ()))
+            sent[p] = self._chosen(grads.src)
+            self._add(grads._replace(src=()), block)
+        pending = self.view.send_back(sent, travelling, site) if travelling else {}
+        blocking = self.view.walk.overlap == "none"
+        back = {p: self.view.received_back(p, b, travelling, site) for p, b in pending.items()} if blocking else {}
+        early, late = self.view.walk.backward
+        for block in early:
+            self._add(self._grad(block, self.x.src), block)
+        for p, buffer in sorted(pending.items()):
+            back.setdefault(p, ()) or back.update({p: self.view.received_back(p, buffer, travelling, site)})
+        for block in late:
+            self._add(self._grad(block, self.x.src), block)
+        assert self.total is not None
+        into = self._chosen(self.total.src)
+        for p in sorted(back):
+            for grad, rows in zip(into, back[p], strict=True):
+                grad.index_add_(0, self.view.shard.boundary[p], rows)
+        return self.total
+
+    def _chosen(self, src: Rows) -> Rows:
+        return tuple(g for g, wanted in zip(src, self.wanted, strict=True) if wanted)
+
+    def _grad(self, block: Block, src: Rows) -> Operands:
+        edge = self.view.walk.edge_rows(block, self.x.edge)
+        return self.agg.grad(block, self.x._replace(src=src, edge=edge), self.saved, self.grad_out)
+
+    def _add(self, grads: Operands, block: Block) -> None:
+        """Shares add up; edge gradients go to the places of the block's edges."""
+        edge = tuple(torch.zeros_like(t) for t in self.x.edge) if self.total is None else self.total.edge
+        for into, g in zip(edge, grads.edge, strict=True):
+            into[self.view.walk.slots(block)] = g
+        if self.total is None:
+            self.total = grads._replace(edge=edge)
+            return
+        groups = []
+        for old, new in zip((self.total.src, self.total.dst, self.total.shared), (grads.src, grads.dst, grads.shared), strict=True):
+            groups.append(tuple(a.add_(b) for a, b in zip(old, new, strict=True)) if old and new else old or new)
+        self.total = Operands(groups[0], groups[1], edge, groups[2])

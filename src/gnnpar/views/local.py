@@ -1,0 +1,93 @@
+"""The row-local half of every view: ids, degrees, keyed dropout, and rows that neighbours will read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import gnnpar_kernels as kernels
+import torch
+from gnnpar_kernels import fold_key
+from torch import Tensor
+
+from gnnpar.ops.aggregator import EdgeDropout
+from gnnpar.ops.block import Rows
+
+_FEATURE_MASK, _EDGE_MASK = 0, 1  # which kind of mask a key belongs to
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One walk through the model: which epoch, which random numbers, training or evaluating."""
+
+    seed: int
+    epoch: int = 0
+    training: bool = False
+
+    def key(self, kind: int, layer: int, tag: int) -> int:
+        return fold_key(self.seed, self.epoch, layer, tag, kind)
+
+
+class LocalRows:
+    """Some nodes' rows in one layer of one pass."""
+
+    def __init__(self, node_ids: Tensor, in_degree: Tensor, *, run: Pass, layer: int = 0) -> None:
+        self._node_ids, self._in_degree = node_ids, in_degree
+        self.run, self.layer = run, layer
+        self.random = False  # was a mask drawn?
+
+    @property
+    def node_ids(self) -> Tensor:
+        return self._node_ids
+
+    @property
+    def in_degree(self) -> Tensor:
+        return self._in_degree
+
+    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
+        if p == 0 or not self.run.training:
+            return x
+        self.random = True
+        out = _Dropout.apply(x, self._node_ids, p, self.run.key(_FEATURE_MASK, self.layer, tag))
+        assert isinstance(out, Tensor)
+        return out
+
+    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
+        if p == 0 or not self.run.training:
+            return None
+        return EdgeDropout(p, self.run.key(_EDGE_MASK, self.layer, tag))
+
+
+class Source(tuple[Tensor, ...]):
+    """Source rows with what the view knows of them; to a model just rows.
+
+    `constant`: they are the same in every epoch. `halo()`: the same message on the kept rows of halo nodes.
+    """
+
+    halo: Callable[[], Rows] | None
+    constant: bool
+
+    def __new__(cls, rows: Rows, *, halo: Callable[[], Rows] | None = None, constant: bool = False) -> Source:
+        self = super().__new__(cls, rows)
+        self.halo, self.constant = halo, constant
+        return self
+
+
+class _Dropout(torch.autograd.Function):
+    """Dropout is linear in x: its gradient is the same mask."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, ids: Tensor, p: float, key: int) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(ids)
+        ctx.p, ctx.key = p, key
+        return _masked(x, ids, p, key)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, None, None, None]:  # type: ignore[override]
+        (ids,) = ctx.saved_tensors
+        return _masked(grad, ids, ctx.p, ctx.key), None, None, None
+
+
+def _masked(x: Tensor, ids: Tensor, p: float, key: int) -> Tensor:
+    """Rows of any shape: the mask's column is the position in the flattened row."""
+    return kernels.dropout(x.reshape(len(x), -1), ids, p=p, key=key).view_as(x)
