@@ -121,10 +121,14 @@ def make_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
 
 def _public_split(raw: RawGraph, index: int) -> Masks:
     if raw.masks is None:
-        raise ValueError(f"dataset {raw.name} has no split of its own; set dataset.split=random or dataset.split=per_class.")
+        raise ValueError(
+            f"dataset {raw.name} has no split of its own; set dataset.split=random or dataset.split=per_class."
+        )
     count = min(mask.shape[1] for mask in raw.masks)
     if index >= count:
-        raise ValueError(f"dataset {raw.name} has {count} splits, numbered 0 to {count - 1}; dataset.split_index={index} is not one.")
+        raise ValueError(
+            f"dataset {raw.name} has {count} splits, numbered 0 to {count - 1}; dataset.split_index={index} is not one."
+        )
     # A file may hold ten training masks and one test mask: the single one serves all.
     train, val, test = (mask[:, index if mask.shape[1] > 1 else 0].contiguous() for mask in raw.masks)
     return train, val, test
@@ -132,7 +136,9 @@ def _public_split(raw: RawGraph, index: int) -> Masks:
 
 def _per_class_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
     if raw.task == "multi_label":
-        raise ValueError(f"dataset {raw.name} is multi-label: dataset.split=per_class needs one class a node; use random.")
+        raise ValueError(
+            f"dataset {raw.name} is multi-label: dataset.split=per_class needs one class a node; use random."
+        )
     assert raw.num_classes is not None
     y, rng = raw.y.numpy(), np.random.default_rng(seed)
     masks = np.zeros((3, len(y)), dtype=bool)

@@ -75,7 +75,9 @@ def _edges(raw: RawGraph, num_nodes: int) -> Tensor:
         hint = "transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else "row 0 holds sources, row 1 destinations"
         raise ValueError(f"dataset {raw.name}: edge_index must have shape [2, edges], got {list(edges.shape)}; {hint}.")
     if edges.dtype not in _INTEGERS:
-        raise ValueError(f"dataset {raw.name}: edge_index is {edges.dtype}; node ids must be integers (int64 or int32).")
+        raise ValueError(
+            f"dataset {raw.name}: edge_index is {edges.dtype}; node ids must be integers (int64 or int32)."
+        )
     edges = edges.to(torch.int64)
     if edges.numel():
         low, high = int(edges.min()), int(edges.max())
@@ -103,7 +105,9 @@ def _labels(raw: RawGraph, num_nodes: int) -> tuple[Tensor, int]:
         y = y.to(torch.float32)
         wrong = int(((y != 0) & (y != 1)).sum())
         if wrong:
-            raise ValueError(f"dataset {raw.name}: {wrong} multi-label entries are neither 0 nor 1; store a 0/1 matrix.")
+            raise ValueError(
+                f"dataset {raw.name}: {wrong} multi-label entries are neither 0 nor 1; store a 0/1 matrix."
+            )
         return y.contiguous(), y.shape[1]
     return _class_ids(raw, y)
 
@@ -133,7 +137,9 @@ def _mask(raw: RawGraph, part: int, num_nodes: int) -> Tensor:
     assert raw.masks is not None
     mask, title = raw.masks[part], ("train_mask", "val_mask", "test_mask")[part]
     if mask.ndim not in (1, 2) or num_nodes not in mask.shape:
-        raise ValueError(f"dataset {raw.name}: {title} must be [{num_nodes}] or [{num_nodes}, splits], got {list(mask.shape)}.")
+        raise ValueError(
+            f"dataset {raw.name}: {title} must be [{num_nodes}] or [{num_nodes}, splits], got {list(mask.shape)}."
+        )
     if mask.ndim == 2 and mask.shape[0] != num_nodes:
         mask = mask.t()
     if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):

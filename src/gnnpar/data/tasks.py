@@ -106,7 +106,9 @@ class MultiLabel:
     def statistics(self, logits: Tensor, y: Tensor) -> Tensor:
         predicted, actual = logits > 0, y > 0.5
         hits = (predicted & actual).sum()
-        return torch.stack([hits, predicted.sum() - hits, actual.sum() - hits, torch.full_like(hits, len(y))]).double()[None]
+        return torch.stack([hits, predicted.sum() - hits, actual.sum() - hits, torch.full_like(hits, len(y))]).double()[
+            None
+        ]
 
     def value(self, statistics: Tensor) -> float:
         hits, false_positives, false_negatives, rows = statistics[0].tolist()

@@ -1,0 +1,149 @@
+"""Where files are: raw files in `data_dir`, derived ones in a cache folder that may be written to.
+
+`data_dir` may be read-only; nothing is ever written there. What a library insists on writing beside the raw files goes to
+`GNNPAR_CACHE` (default: gnnpar in the user's cache folder), built in a temporary folder and renamed, so that two runs at once,
+or a run killed half way, never see half a cache.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+_LOG = logging.getLogger(__name__)
+_PROBE_SECONDS = 4.0
+_DOWNLOAD_SECONDS = 30.0  # without a byte, before a download counts as failed
+
+
+def cache_root() -> Path:
+    """The writable folder for derived files: GNNPAR_CACHE, else gnnpar in XDG_CACHE_HOME or ~/.cache."""
+    named = os.environ.get("GNNPAR_CACHE")
+    if named:
+        return Path(named).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "gnnpar"
+
+
+def find_folder(data_dir: Path | None, name: str) -> Path | None:
+    """The folder `name` in data_dir, whatever its case and with - or _; an exact match comes first."""
+    if data_dir is None or not data_dir.is_dir():
+        return None
+    if (data_dir / name).is_dir():
+        return data_dir / name
+    wanted = _plain(name)
+    return next(
+        (entry for entry in sorted(data_dir.iterdir()) if entry.is_dir() and _plain(entry.name) == wanted), None
+    )
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def missing_files(folder: Path | None, files: Sequence[str]) -> list[str]:
+    """Those of `files` that are not in `folder`."""
+    return [name for name in files if folder is None or not (folder / name).exists()]
+
+
+def fingerprint(folder: Path, files: Sequence[str]) -> str:
+    """A short hash of where the files are, their sizes and times: a changed file is a different cache entry."""
+    digest = hashlib.sha256()
+    for name in files:
+        stat = (folder / name).stat()
+        digest.update(f"{(folder / name).resolve()}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def link_files(source: Path, target: Path, files: Sequence[str]) -> None:
+    """Make the files (or folders) visible in `target`: by symbolic link, by copy where links are not allowed."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in files:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.symlink((source / name).resolve(), target / name)
+        except OSError:
+            copy = shutil.copytree if (source / name).is_dir() else shutil.copy2
+            copy(source / name, target / name)
+
+
+def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
+    """The cache folder `key`, made by `build(temporary folder)` if it is not there; safe against concurrent runs."""
+    final = cache_root() / key
+    if final.is_dir():
+        return final
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(final.parent / f".{final.name}.lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to the cache folder {cache_root()} ({error.strerror}); set GNNPAR_CACHE to one."
+        ) from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second run waits instead of doing the work again
+        if final.is_dir():
+            return final
+        with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as scratch:
+            made = Path(scratch) / "made"
+            made.mkdir()
+            build(made)
+            made.rename(final)
+    return final
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Swallow what libraries print while they read and process."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def downloading(what: str) -> Iterator[None]:
+    """A download that gives up when nothing arrives for half a minute."""
+    _LOG.info("downloading %s into %s", what, cache_root())
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_DOWNLOAD_SECONDS)
+    try:
+        with quiet():
+            yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def reachable(url: str) -> bool:
+    """Does the server answer within a few seconds? Asked before any download, so that no run hangs without a network."""
+    answers: list[bool] = []
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_SECONDS):
+                answers.append(True)
+        except urllib.error.HTTPError:  # an answer, if not a kind one
+            answers.append(True)
+        except Exception:
+            answers.append(False)
+
+    thread = threading.Thread(target=ask, daemon=True)  # name resolution knows no timeout: leave it behind
+    thread.start()
+    thread.join(_PROBE_SECONDS + 1)
+    return bool(answers and answers[0])
+
+
+def not_found(name: str, *, data_dir: Path | None, folder: str, missing: Sequence[str], why: str) -> ValueError:
+    """The one line for a dataset that is neither there nor downloadable."""
+    place = "data_dir is not set" if data_dir is None else f"not in data_dir={data_dir.absolute()}"
+    target = Path("DATA_DIR") / folder if data_dir is None else data_dir.absolute() / folder
+    shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+    return ValueError(
+        f"dataset {name}: {shown}: {place} and {why}; put {'it' if len(missing) == 1 else 'them'} into {target}/."
+    )

@@ -1,0 +1,129 @@
+"""A user's own graph: one .npz file, `dataset=npz dataset.path=my.npz`.
+
+Keys (N nodes, E edges, F features, C classes; S numbered splits, chosen with dataset.split_index):
+
+| key | shape | meaning |
+|---|---|---|
+| `edge_index` | [2, E] integers | row 0 sources, row 1 destinations; add the reverse of each with dataset.symmetrize=true |
+| `x` | [N, F] numbers | features; may be left out with dataset.features=identity or degree |
+| `y` | [N] class ids, or [N, C] of 0/1 (multi-label) | labels; -1 or NaN = unlabelled |
+| `train_mask`, `val_mask`, `test_mask` | [N] or [N, S] or [S, N] booleans | optional; without them dataset.split=random or per_class |
+
+Files of the heterophilous-graph collections are read too: `node_features`, `node_labels`, `edges` [E, 2] (undirected pairs, so
+they are symmetrised) and `train_masks`, `val_masks`, `test_masks`.
+"""
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnpar.data.dataset import Dataset, TaskName
+from gnnpar.data.preprocess import Preprocess, prepare
+from gnnpar.data.raw import RawGraph
+
+_ALIASES = {"x": "node_features", "y": "node_labels"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NPZ(Preprocess):
+    """A graph in one .npz file; `path` is relative to the working folder or to data_dir."""
+
+    name: str = "npz"
+    path: str | None = None
+    task: Literal["auto", "single_label", "binary", "multi_label"] = "auto"  # auto: multi_label where y is [N, C > 1]
+    features: Literal["file", "identity", "degree"] = (
+        "file"  # identity: one-hot node ids; degree: one-hot of log2(in-degree + 1)
+    )
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        arrays = _open(self, data_dir)
+        return prepare(_raw_graph(self, arrays), self, seed=seed)
+
+
+def _open(config: NPZ, data_dir: Path | None) -> dict[str, np.ndarray]:
+    if not config.path:
+        raise ValueError("dataset.path is not set; name the file, e.g. dataset=npz dataset.path=my.npz.")
+    path = Path(config.path).expanduser()
+    places = [path] if data_dir is None else [path, Path(data_dir).expanduser() / path]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        tried = " nor ".join(dict.fromkeys(str(place.absolute()) for place in places))
+        raise ValueError(f"dataset {config.name}: there is no file {tried}; put it there or set dataset.path.")
+    try:
+        with np.load(found, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        text = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"dataset {config.name}: {found} cannot be read as .npz ({text}); save it with numpy.savez."
+        ) from error
+
+
+def _raw_graph(config: NPZ, arrays: dict[str, np.ndarray]) -> RawGraph:
+    pairs = "edge_index" not in arrays
+    if pairs and "edges" not in arrays:
+        raise _missing(config, arrays, "edge_index")
+    edge_index = (
+        _tensor(config, "edges", arrays["edges"].T) if pairs else _tensor(config, "edge_index", arrays["edge_index"])
+    )
+    y = _take(config, arrays, "y")
+    assert y is not None
+    x = _features(config, arrays, edge_index, num_nodes=len(y), pairs=pairs)
+    task: TaskName = (
+        config.task if config.task != "auto" else "multi_label" if y.ndim == 2 and y.shape[1] > 1 else "single_label"
+    )
+    return RawGraph(
+        name=config.name, x=x, y=y, edge_index=edge_index, task=task, masks=_masks(config, arrays), pairs=pairs
+    )
+
+
+def _take(config: NPZ, arrays: dict[str, np.ndarray], key: str) -> Tensor:
+    found = key if key in arrays else _ALIASES[key]
+    if found not in arrays:
+        raise _missing(config, arrays, key)
+    return _tensor(config, found, arrays[found])
+
+
+def _missing(config: NPZ, arrays: dict[str, np.ndarray], key: str) -> ValueError:
+    hint = "; or set dataset.features=identity or degree" if key == "x" else ""
+    return ValueError(
+        f"dataset {config.name}: {config.path} has no {key} (it holds {', '.join(arrays) or 'nothing'}); add it{hint}."
+    )
+
+
+def _tensor(config: NPZ, key: str, array: np.ndarray) -> Tensor:
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"dataset {config.name}: {key} has dtype {array.dtype}; store numbers.")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)  # torch has no arithmetic for the wider unsigned types
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _features(config: NPZ, arrays: dict[str, np.ndarray], edge_index: Tensor, *, num_nodes: int, pairs: bool) -> Tensor:
+    if config.features == "file":
+        return _take(config, arrays, "x")
+    if config.features == "identity":
+        return torch.eye(num_nodes)
+    ends = edge_index.flatten() if pairs or config.symmetrize else edge_index[1]
+    valid = ends[(ends >= 0) & (ends < num_nodes)].to(torch.int64)  # bad ids are reported by the check of the edges
+    bucket = torch.bincount(valid, minlength=num_nodes).add(1).float().log2().long()
+    return torch.nn.functional.one_hot(bucket).float()
+
+
+def _masks(config: NPZ, arrays: dict[str, np.ndarray]) -> tuple[Tensor, Tensor, Tensor] | None:
+    found: list[Tensor | None] = []
+    for part in ("train", "val", "test"):
+        key = next((key for key in (f"{part}_mask", f"{part}_masks") if key in arrays), None)
+        found.append(None if key is None else _tensor(config, key, arrays[key]))
+    train, val, test = found
+    if train is None:
+        return None
+    none = torch.zeros(max(train.shape) if train.ndim else 0, dtype=torch.bool)
+    if train.ndim == 2:
+        none = torch.zeros_like(train, dtype=torch.bool)
+    return train, none if val is None else val, none if test is None else test

@@ -1,0 +1,152 @@
+"""Real datasets through PyG's own classes.
+
+Raw files already in `data_dir/NAME/raw/` are used and nothing is downloaded; PyG processes links to them in the cache folder,
+since it writes beside its raw files. Without raw files PyG downloads them into the cache, if the server answers.
+PyG is imported when a graph is processed, never before.
+"""
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gnnpar.data.dataset import Dataset, TaskName
+from gnnpar.data.files import (
+    cached_folder,
+    downloading,
+    find_folder,
+    fingerprint,
+    link_files,
+    missing_files,
+    not_found,
+    quiet,
+    reachable,
+)
+from gnnpar.data.preprocess import Preprocess, prepare
+from gnnpar.data.raw import RawGraph
+
+_GRAPH_FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
+_GITHUB, _DRIVE = "https://github.com", "https://drive.usercontent.google.com"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One PyG dataset: its class, its folder, its raw files and where they come from."""
+
+    cls: str
+    folder: str  # of data_dir, and of PyG's root where PyG takes a name
+    files: tuple[str, ...]
+    url: str
+    named: str | None = None  # the name argument; None where the class takes only a root
+    task: TaskName = "single_label"
+
+
+def _planetoid(name: str) -> _Source:
+    parts = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
+    return _Source("Planetoid", name, tuple(f"ind.{name.lower()}.{part}" for part in parts), _GITHUB, named=name)
+
+
+_SOURCES: dict[str, _Source] = {
+    "cora": _planetoid("Cora"),
+    "citeseer": _planetoid("CiteSeer"),
+    "pubmed": _planetoid("PubMed"),
+    "computers": _Source("Amazon", "Computers", ("amazon_electronics_computers.npz",), _GITHUB, named="Computers"),
+    "photo": _Source("Amazon", "Photo", ("amazon_electronics_photo.npz",), _GITHUB, named="Photo"),
+    "cs": _Source("Coauthor", "CS", ("ms_academic_cs.npz",), _GITHUB, named="CS"),
+    "physics": _Source("Coauthor", "Physics", ("ms_academic_phy.npz",), _GITHUB, named="Physics"),
+    "tolokers": _Source(
+        "HeterophilousGraphDataset", "tolokers", ("tolokers.npz",), _GITHUB, named="Tolokers", task="binary"
+    ),
+    "flickr": _Source("Flickr", "Flickr", _GRAPH_FILES, _DRIVE),
+    "reddit": _Source("Reddit", "Reddit", ("reddit_data.npz", "reddit_graph.npz"), "https://data.dgl.ai"),
+    "yelp": _Source("Yelp", "Yelp", _GRAPH_FILES, _DRIVE, task="multi_label"),
+    "amazon_products": _Source("AmazonProducts", "AmazonProducts", _GRAPH_FILES, _DRIVE, task="multi_label"),
+}
+
+Name = Literal[
+    "cora", "citeseer", "pubmed", "computers", "photo", "cs", "physics", "tolokers", "flickr", "reddit", "yelp", "amazon_products"
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PyGDataset(Preprocess):
+    """A dataset that PyG knows, by gnnpar's name for it."""
+
+    name: Name
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        source = _SOURCES.get(self.name)
+        if source is None:
+            raise ValueError(f"dataset.name={self.name} is not one of {', '.join(_SOURCES)}.")
+        data_dir = None if data_dir is None else Path(data_dir).expanduser()
+        return prepare(_raw_graph(self.name, source, _read(self.name, source, data_dir)), self, seed=seed)
+
+
+def _read(name: str, source: _Source, data_dir: Path | None) -> Any:
+    """PyG's Data object, processed in the cache."""
+    folder = find_folder(data_dir, source.folder)
+    raw = None if folder is None else folder / "raw"
+    missing = missing_files(raw, source.files)
+    if not missing and raw is not None:
+        key = f"pyg/{name}-{fingerprint(raw, source.files)}"
+        place, origin = raw, f"of {raw}"
+        root = _processed(name, source, key, origin, link_from=place)
+    else:
+        root = _downloaded(name, source, data_dir, missing)
+    with quiet():
+        return _open(source, root)
+
+
+def _processed(name: str, source: _Source, key: str, origin: str, *, link_from: Path) -> Path:
+    def build(root: Path) -> None:
+        link_files(link_from, _raw_of(source, root), source.files)
+        try:
+            with quiet():
+                _open(source, root)
+        except Exception as error:
+            raise ValueError(
+                f"dataset {name}: the files {origin} cannot be read ({_one_line(error)}); compare their checksums or fetch them again."
+            ) from error
+
+    return cached_folder(key, build)
+
+
+def _downloaded(name: str, source: _Source, data_dir: Path | None, missing: list[str]) -> Path:
+    def build(root: Path) -> None:
+        why = f"{source.url} cannot be reached"
+        if not reachable(source.url):
+            raise not_found(name, data_dir=data_dir, folder=f"{source.folder}/raw", missing=missing, why=why)
+        try:
+            with downloading(name):
+                _open(source, root)
+        except Exception as error:
+            why = f"the download failed ({_one_line(error)})"
+            raise not_found(name, data_dir=data_dir, folder=f"{source.folder}/raw", missing=missing, why=why) from error
+
+    return cached_folder(f"pyg/{name}-downloaded", build)
+
+
+def _open(source: _Source, root: Path) -> Any:
+    cls = getattr(importlib.import_module("torch_geometric.datasets"), source.cls)
+    dataset = cls(str(root)) if source.named is None else cls(str(root), source.named)
+    return dataset[0]
+
+
+def _raw_of(source: _Source, root: Path) -> Path:
+    return root / "raw" if source.named is None else root / source.folder / "raw"
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _raw_graph(name: str, source: _Source, data: Any) -> RawGraph:
+    masks: tuple[Tensor, Tensor, Tensor] | None = None
+    if getattr(data, "train_mask", None) is not None:
+        masks = (data.train_mask, data.val_mask, data.test_mask)
+    x = data.x.to_dense() if data.x.is_sparse else data.x
+    assert isinstance(x, torch.Tensor)
+    return RawGraph(name=name, x=x, y=data.y, edge_index=data.edge_index, task=source.task, masks=masks)
