@@ -37,7 +37,7 @@ Message = Callable[..., Rows]
 
 
 class Graph(Local, Protocol):
-    """A view of the graph. Every tensor a model holds has one row per node this view owns; only `aggregate` mixes rows."""
+    """A view of the graph. A tensor that a model holds has one row per node owned; only `aggregate` mixes rows."""
 
     @property
     def edge_ids(self) -> Tensor:
@@ -56,9 +56,7 @@ class Graph(Local, Protocol):
         """
         ...
 
-    def aggregate(
-        self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()
-    ) -> Tensor:
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         """Fold `agg` over the in-edges of the owned rows. Shapes: src, dst [N, ...], edge [E, ...] -> [N, ...]."""
         ...
 

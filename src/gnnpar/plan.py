@@ -23,7 +23,7 @@ class Topology:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Who holds what. `mesh`: stage -> ranks of its parts; part_of and chunk_of [num_nodes]; layers_of: stage -> layers."""
+    """Who holds what. `mesh`: stage -> ranks of its parts; part_of, chunk_of [N]; layers_of: stage -> layers."""
 
     mesh: tuple[tuple[int, ...], ...]
     part_of: Tensor
@@ -45,7 +45,7 @@ class LayerPolicy:
 class Plan:
     """Placement, one policy a layer, the strategy it came from, and hashes of what it was made for.
 
-    `statistics`: what the partition costs (nodes, edges, halo rows a part, cut, alpha). `predicted`: a planner's figures.
+    `statistics`: what the partition costs (nodes, edges, halo rows a part, cut, alpha). `predicted`: by a planner.
     """
 
     placement: Placement
@@ -117,9 +117,7 @@ class Plan:
             tuple(map(tuple, data["mesh"])), arrays["part_of"], arrays.get("chunk_of"),
             tuple(range(*ends) for ends in data["layers_of"]),
         )  # fmt: skip
-        return Plan(
-            placement, tuple(policies), data["strategy"], data["hashes"], data["statistics"], data["predicted"]
-        )
+        return Plan(placement, tuple(policies), data["strategy"], data["hashes"], data["statistics"], data["predicted"])
 
 
 def array_hash(array: Tensor) -> str:
@@ -136,5 +134,8 @@ def _describe(config: Any) -> Any:
     """A configuration dataclass as data: its class and fields."""
     if hasattr(config, "__dataclass_fields__"):
         kind = type(config)
-        return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **{k: _describe(v) for k, v in vars(config).items()}}
+        return {
+            "_target_": f"{kind.__module__}.{kind.__qualname__}",
+            **{k: _describe(v) for k, v in vars(config).items()},
+        }
     return config

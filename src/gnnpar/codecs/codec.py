@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import torch
-from gnnpar_kernels import gather_rows
 from torch import Tensor
 
 from gnnpar.comm import Communicator, Site
 from gnnpar.ops.block import Rows
 from gnnpar.shard.shard import Shard
+from gnnpar_kernels import gather_rows
 
 Exactness = Literal["exact", "rounded", "quantized", "stale", "sampled"]
 

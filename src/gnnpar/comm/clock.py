@@ -81,4 +81,3 @@ def union_seconds(intervals: list[tuple[float, float]]) -> float:
         total += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
     return total
-

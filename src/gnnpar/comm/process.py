@@ -29,7 +29,11 @@ from gnnpar.comm.threads import Ready, ring_reduce_nbytes
 
 
 def connect(
-    backend: Literal["gloo", "nccl"], *, device: torch.device, timeout_seconds: float = 1800.0, init_method: str | None = None
+    backend: Literal["gloo", "nccl"],
+    *,
+    device: torch.device,
+    timeout_seconds: float = 1800.0,
+    init_method: str | None = None,
 ) -> ProcessCommunicator:
     """Join the world that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Collective."""
     timeout = timedelta(seconds=timeout_seconds)
@@ -125,8 +129,8 @@ class ProcessCommunicator:
     me: int
     device: torch.device
     transport: Literal["gloo", "nccl"]
-    group: dist.ProcessGroup | None
-    control: dist.ProcessGroup | None
+    group: Any  # what new_group gives; None: the default group
+    control: Any  # gloo beside NCCL, for objects
     upward: Any
     downward: Any
     clock: PhaseClock

@@ -1,4 +1,4 @@
-"""A world of threads in one process: tests, and many ranks where only one device exists. Bytes are exact, time is not."""
+"""A world of threads in one process: tests, and many ranks on one device. Bytes are exact, time is not."""
 
 from __future__ import annotations
 
@@ -196,6 +196,6 @@ class Ready:
 
 
 def ring_reduce_nbytes(nbytes: int, comm: Any) -> int:
-    """Bytes one rank sends in a ring all-reduce of a tensor: 2 (P - 1) / P of it, shared out so that ranks sum up exactly."""
+    """Bytes one rank sends in a ring all-reduce: 2 (P - 1) / P of the tensor, rounded so that ranks sum up exactly."""
     total = 2 * (comm.size - 1) * nbytes
     return total // comm.size + (comm.rank < total % comm.size)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from gnnpar_kernels import Csr
 from torch import Tensor
+
+from gnnpar_kernels import Csr
 
 Rows = tuple[Tensor, ...]  # row-aligned tensors, each [N, ...]: the unit that travels
 
@@ -56,6 +57,12 @@ class Block:
         return rows.repeat_interleave(degrees, output_size=self.num_edges)
 
     @cached_property
+    def columns(self) -> Tensor | None:
+        """The sources that have an edge here, ascending; None: all of them."""
+        used = torch.bincount(self.indices, minlength=self.num_src) > 0
+        return None if bool(used.all()) else used.nonzero().flatten()
+
+    @cached_property
     def reverse(self) -> Csr:
         """The transposed CSR (row = source, index = destination), built at the first gradient and kept."""
         order = torch.argsort(self.indices, stable=True)
@@ -76,13 +83,16 @@ class Block:
         )  # fmt: skip
 
     def to(self, device: torch.device) -> Block:
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Block(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: t.to(device) for k, t in tensors.items() if isinstance(t, Tensor)})
 
     @property
     def nbytes(self) -> int:
         """Bytes of structure held, the transposed CSR and cached edge lists included once they are built."""
-        held = [getattr(self, f.name) for f in fields(self)] + [self.__dict__.get("edge_dst")]
+        held = [getattr(self, f.name) for f in fields(self)] + [
+            self.__dict__.get("edge_dst"),
+            self.__dict__.get("columns"),
+        ]
         held += list(self.__dict__.get("reverse", ()))
         return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
 

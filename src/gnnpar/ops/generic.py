@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from gnnpar_kernels import keep_mask
 from torch import Tensor
 
 from gnnpar.ops.aggregator import EdgeDropout
 from gnnpar.ops.block import Block, Operands, Rows
+from gnnpar_kernels import keep_mask
 
 EdgeFunction = Callable[[Rows, Rows, Rows, Rows], Tensor]
 """(src rows, dst rows, edge rows, shared) of the same e edges -> [e, ...]: called with rows gathered per edge."""
@@ -96,14 +96,16 @@ class Generic:
                 outputs, seeds = self._differentials(leaves, piece, saved, delta, grad_out[piece.dst])
             flat = [t for group in leaves for t in group]
             wanted = [t for t in flat if t.requires_grad]
-            found = dict(zip(map(id, wanted), torch.autograd.grad(outputs, wanted, seeds, allow_unused=True), strict=True))
+            found = dict(
+                zip(map(id, wanted), torch.autograd.grad(outputs, wanted, seeds, allow_unused=True), strict=True)
+            )
             self._scatter(grads, leaves, found, piece)
         return grads
 
     def _differentials(
         self, leaves: tuple, piece: _Slice, saved: Rows, delta: Tensor | None, grad_edges: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The edge functions and the gradients that reach them: d value = alpha K dO, d score = alpha (K <dO, v> - delta)."""
+        """The edge functions' results and gradients: alpha K dO of the value, alpha (K <dO, v> - delta) of the score."""
         value = self.value(*leaves)
         if self.score is None or delta is None:
             return [value], [grad_edges]
@@ -120,7 +122,7 @@ class Generic:
         return weight * keep / (1 - self.dropout.p)
 
     @staticmethod
-    def _scatter(grads: Operands, leaves: tuple, found: dict[int, Tensor | None], piece: _Slice) -> None:
+    def _scatter(grads: Operands, leaves: tuple, found: Mapping[int, Tensor | None], piece: _Slice) -> None:
         src, dst, edge, shared = leaves
         for total, index, group in ((grads.src, piece.src, src), (grads.dst, piece.dst, dst)):
             for into, leaf in zip(total, group, strict=True):

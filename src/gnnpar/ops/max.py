@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gnnpar_kernels import extremum, extremum_finish, extremum_grad
 from torch import Tensor
 
 from gnnpar.ops.block import Block, Operands, Rows
+from gnnpar_kernels import extremum, extremum_finish, extremum_grad
 
 
 @dataclass(frozen=True)
 class Max:
     """out_i = max_j x_j (0 without in-edges). Ties go to the smallest global id, so any split of the edges agrees.
+
+    A block must hold all edges between its rows and its columns: then the winner's id says whose edge it was.
 
     Shapes: src (x [M, F],) -> out [N, F]; the gradient goes to the winner alone.
     """
@@ -38,4 +40,11 @@ class Max:
 
     def grad(self, block: Block, x: Operands, saved: Rows, grad_out: Tensor) -> Operands:
         assert block.src_ids is not None
-        return Operands(src=(extremum_grad(saved[0], block.src_ids, grad_out),))
+        arg, rows, columns = saved[0], block.rows, block.columns
+        if rows is not None:
+            arg, grad_out = arg[rows], grad_out[rows]
+        if columns is None:
+            return Operands(src=(extremum_grad(arg, block.src_ids, grad_out),))
+        grad = grad_out.new_zeros(block.num_src, *grad_out.shape[1:])
+        grad[columns] = extremum_grad(arg, block.src_ids[columns], grad_out)
+        return Operands(src=(grad,))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gnnpar_kernels import attend, attend_finish, attend_grad
 from torch import Tensor
 
 from gnnpar.ops.aggregator import EdgeDropout
 from gnnpar.ops.block import Block, Operands, Rows
+from gnnpar_kernels import attend, attend_finish, attend_grad
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gnnpar_kernels import spmm
 from torch import Tensor
 
 from gnnpar.ops.block import Block, Operands, Rows
+from gnnpar_kernels import spmm
 
 
 @dataclass(frozen=True)

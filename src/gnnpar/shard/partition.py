@@ -32,7 +32,7 @@ _OBJECTIVES = {"cut": 0, "volume": 1}  # METIS_OBJTYPE_CUT, METIS_OBJTYPE_VOL
 
 @dataclass(frozen=True, kw_only=True)
 class Metis:
-    """METIS through pymetis. `objective`: cut edges or communication volume; `balance`: what every part gets its share of.
+    """METIS through pymetis. `objective`: cut edges or communication volume; `balance`: what parts get equally.
 
     METIS sees the graph symmetrised and without self loops.
     """
@@ -94,7 +94,12 @@ def symmetric_csr(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def partition(
-    dataset: Dataset, parts: int, *, by: Partitioner, cache: Path | None = None, say: Callable[[str], None] = lambda _: None
+    dataset: Dataset,
+    parts: int,
+    *,
+    by: Partitioner,
+    cache: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Tensor:
     """The partition, from the cache where it is there. int64 [N]. Refuses parts without nodes."""
     if parts > dataset.num_nodes:

@@ -19,8 +19,8 @@ class Shard:
 
     Shapes: node_ids [N] ascending global ids; x [N, F]; y [N] or [N, C]; masks [N]; in_degree [N] global, in the
     dtype of x.
-    `halo[p]` are the in-edges from part p, its columns the halo nodes of p by ascending global id; `boundary[p]` [b] are
-    the inner rows that p needs, in the order in which p's block numbers them.
+    `halo[p]` are the in-edges from part p, its columns the halo nodes of p by ascending global id; `boundary[p]` [b]
+    are the inner rows that p needs, in the order in which p's block numbers them.
     """
 
     part: int

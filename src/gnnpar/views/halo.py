@@ -22,7 +22,13 @@ from gnnpar.ops.block import Block, Operands, Rows
 from gnnpar.shard.shard import Shard
 from gnnpar.views.local import LocalRows, Pass, Source
 from gnnpar.views.whole import (
-    cached_result, constant_aware, edge_order, fold_block, remember, split_operands, wanted_gradients,
+    cached_result,
+    constant_aware,
+    edge_order,
+    fold_block,
+    remember,
+    split_operands,
+    wanted_gradients,
 )  # fmt: skip
 
 Overlap = Literal["none", "edges", "central_marginal"]
@@ -120,6 +126,7 @@ class HaloGraph:
     cache: dict | None = None
     held: dict = field(default_factory=dict)  # (layer, call) -> bytes of halo rows kept for backward, for accounting
     _calls: int = field(default=0, init=False)
+    _features: tuple[Tensor, float, int] | None = field(default=None, init=False)  # the features after dropout
 
     def __post_init__(self) -> None:
         self.local = LocalRows(self.shard.node_ids, self.shard.in_degree, run=self.run, layer=self.layer)
@@ -144,15 +151,20 @@ class HaloGraph:
         return replace(self, layer=layer)
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
-        return self.local.dropout(x, p, tag=tag)
+        out = self.local.dropout(x, p, tag=tag)
+        if x is self.shard.x:
+            self._features = (out, p, tag)
+        return out
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         return self.local.edge_dropout(p, tag=tag)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
-        source = constant_aware(message, self, rows)
-        if self.cache is not None and self.layer == 0 and len(rows) == 1 and rows[0] is self.shard.x:
-            source.halo = lambda: message(self._halo_rows(), self._kept_halo())
+        source = constant_aware(message, self, rows, self.shard.x)
+        features, p, tag = self._features or (self.shard.x, 0.0, 0)
+        if self.cache is not None and self.layer == 0 and len(rows) == 1 and rows[0] is features:
+            local = LocalRows(self.shard.halo_ids, self.shard.halo_in_degree, run=self.run, layer=0)
+            source.halo = lambda: message(local, local.dropout(self._kept_halo(), p, tag=tag))
         return source
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
@@ -167,9 +179,6 @@ class HaloGraph:
         assert isinstance(out, Tensor)
         return remember(self.cache, self.layer, call, agg, src, out)
 
-    def _halo_rows(self) -> LocalRows:
-        return LocalRows(self.shard.halo_ids, self.shard.halo_in_degree, run=self.run, layer=self.layer)
-
     def _kept_halo(self) -> Tensor:
         """Features of the halo nodes, fetched once."""
         assert self.cache is not None
@@ -180,7 +189,7 @@ class HaloGraph:
         return self.cache["features"]
 
     def site(self, *, call: int, phase: Literal["forward", "backward"]) -> Site:
-        return Site(self.run.epoch, self.layer, call, phase if self.run.training else "evaluate")
+        return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
 
     def send(self, src: Rows, site: Site) -> Mapping[int, Pending[Tensor]]:
         """Boundary rows out; what will come in."""
@@ -221,7 +230,9 @@ class HaloGraph:
 
 class _HaloFold(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, view: HaloGraph, agg: Aggregator, call: int, counts: tuple[int, int, int], *flat: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(
+        ctx, view: HaloGraph, agg: Aggregator, call: int, counts: tuple[int, int, int], *flat: Tensor
+    ) -> Tensor:  # type: ignore[override]
         x = split_operands(counts, flat)
         early, late = view.walk.forward
         halos, state = _fold(view, agg, x, early, late, view.site(call=call, phase="forward"))
@@ -293,13 +304,10 @@ class _Backward:
             sent[p] = self._chosen(grads.src)
             self._add(grads._replace(src=()), block)
         pending = self.view.send_back(sent, travelling, site) if travelling else {}
-        blocking = self.view.walk.overlap == "none"
-        back = {p: self.view.received_back(p, b, travelling, site) for p, b in pending.items()} if blocking else {}
         early, late = self.view.walk.backward
         for block in early:
             self._add(self._grad(block, self.x.src), block)
-        for p, buffer in sorted(pending.items()):
-            back.setdefault(p, ()) or back.update({p: self.view.received_back(p, buffer, travelling, site)})
+        back = {p: self.view.received_back(p, pending[p], travelling, site) for p in sorted(pending)}
         for block in late:
             self._add(self._grad(block, self.x.src), block)
         assert self.total is not None
@@ -325,6 +333,8 @@ class _Backward:
             self.total = grads._replace(edge=edge)
             return
         groups = []
-        for old, new in zip((self.total.src, self.total.dst, self.total.shared), (grads.src, grads.dst, grads.shared), strict=True):
+        for old, new in zip(
+            (self.total.src, self.total.dst, self.total.shared), (grads.src, grads.dst, grads.shared), strict=True
+        ):
             groups.append(tuple(a.add_(b) for a, b in zip(old, new, strict=True)) if old and new else old or new)
         self.total = Operands(groups[0], groups[1], edge, groups[2])

@@ -5,24 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import gnnpar_kernels as kernels
 import torch
-from gnnpar_kernels import fold_key
 from torch import Tensor
 
+import gnnpar_kernels as kernels
 from gnnpar.ops.aggregator import EdgeDropout
 from gnnpar.ops.block import Rows
+from gnnpar_kernels import fold_key
 
 _FEATURE_MASK, _EDGE_MASK = 0, 1  # which kind of mask a key belongs to
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One walk through the model: which epoch, which random numbers, training or evaluating."""
+    """One walk through the model: which epoch, which random numbers, training or evaluating.
+
+    A `probe` draws training's masks and is accounted for as evaluation.
+    """
 
     seed: int
     epoch: int = 0
     training: bool = False
+    probe: bool = False
+
+    @property
+    def counted(self) -> bool:
+        """Is its traffic part of training?"""
+        return self.training and not self.probe
 
     def key(self, kind: int, layer: int, tag: int) -> int:
         return fold_key(self.seed, self.epoch, layer, tag, kind)

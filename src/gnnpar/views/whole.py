@@ -57,13 +57,15 @@ class WholeGraph:
         return self.local.edge_dropout(p, tag=tag)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
-        return constant_aware(message, self, rows)
+        return constant_aware(message, self, rows, self.shard.x)
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         call, self._calls = self._calls, self._calls + 1
         if (found := cached_result(self.cache, self.layer, call, agg, src)) is not None:
             return found
-        return remember(self.cache, self.layer, call, agg, src, fold_block(agg, self.shard.inner, src, dst, edge, shared))
+        return remember(
+            self.cache, self.layer, call, agg, src, fold_block(agg, self.shard.inner, src, dst, edge, shared)
+        )
 
 
 def edge_order(shard: Shard) -> Tensor:
@@ -74,11 +76,12 @@ def edge_order(shard: Shard) -> Tensor:
     return torch.cat(ids).sort().values
 
 
-def constant_aware(message: Message, view: Any, rows: Rows) -> Source:
-    """message(view, *rows), marked constant where no gradient and no random mask went in."""
+def constant_aware(message: Message, view: Any, rows: Rows, features: Tensor) -> Source:
+    """message(view, *rows), marked constant where it reads the features alone and nothing learned or random."""
     view.local.random = False
     out = message(view, *rows)
-    return Source(out, constant=not view.local.random and not any(t.requires_grad for t in out))
+    fixed = len(rows) == 1 and rows[0] is features and not view.local.random
+    return Source(out, constant=fixed and not any(t.requires_grad for t in out))
 
 
 def cached_result(cache: dict | None, layer: int, call: int, agg: Aggregator, src: Rows) -> Tensor | None:
@@ -111,7 +114,9 @@ def split_operands(counts: tuple[int, int, int], flat: tuple) -> Operands:
 
 class _BlockFold(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, agg: Aggregator, block: Block, counts: tuple[int, int, int], *flat: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx, agg: Aggregator, block: Block, counts: tuple[int, int, int], *flat: Tensor
+    ) -> Tensor:
         x = split_operands(counts, flat)
         out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))
         ctx.agg, ctx.block, ctx.counts = agg, block, counts

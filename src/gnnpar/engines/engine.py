@@ -1,0 +1,60 @@
+"""What the runner sees of a strategy at work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+
+class Stepper(Protocol):
+    """An optimizer with its schedule and clipping."""
+
+    def zero_grad(self) -> None: ...
+    def step(self) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class EpochReport:
+    """`loss`: the global mean over training nodes; `gradient`: by parameter name, before clipping, when asked for."""
+
+    loss: float
+    gradient: dict[str, Tensor] | None = None
+
+
+class Engine(Protocol):
+    """Fully initialised; no setters, no "call setup first". All methods are collective over the ranks."""
+
+    @property
+    def node_ids(self) -> Tensor:
+        """Global ids of the rows predict() returns."""
+        ...
+
+    def train_epoch(self, epoch: int, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
+        """Full-graph engines: one optimiser step."""
+        ...
+
+    def predict(self) -> Tensor:
+        """Exact logits [N, classes] of the owned nodes: no codec, no history, no dropout."""
+        ...
+
+    def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
+        """The exact gradient at the current weights with the masks of `epoch`, summed over ranks; not counted."""
+        ...
+
+    def drain(self) -> None:
+        """Finish what is in flight: before predict, a checkpoint, the end."""
+        ...
+
+    def live_bytes(self) -> dict[str, int]:
+        """Bytes held on this rank: features, structure, halo, history."""
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Global names, those this rank holds."""
+        ...
+
+    def state_dict(self) -> dict: ...
+    def load_state_dict(self, state: dict) -> None: ...

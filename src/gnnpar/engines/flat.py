@@ -1,0 +1,118 @@
+"""One view, one forward, one backward, one reduction: every strategy without pipeline stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gnnpar.codecs.codec import Codec
+from gnnpar.comm import Communicator, Site
+from gnnpar.data.tasks import Task
+from gnnpar.engines.engine import EpochReport, Stepper
+from gnnpar.models.gnn import GNN
+from gnnpar.shard.shard import Shard
+from gnnpar.views.local import Pass
+
+
+class View(Protocol):
+    """A Graph that can be told which pass it serves."""
+
+    def during(self, run: Pass) -> Any: ...
+
+
+class FlatEngine:
+    """`view` trains, `exact` evaluates and probes; they are the same where the strategy is exact.
+
+    Parameters are replicated: gradients and the loss are summed over ranks in one message.
+    """
+
+    def __init__(
+        self, *, view: View, exact: View, shard: Shard, model: GNN, task: Task, comm: Communicator,
+        seed: int, codecs: Sequence[Codec] = (), held: dict | None = None, cache: dict | None = None,
+    ) -> None:  # fmt: skip
+        self._view, self._exact, self._shard, self._model = view, exact, shard, model
+        self._task, self._comm, self._seed, self._codecs = task, comm, seed, tuple(codecs)
+        self._held, self._cache = held if held is not None else {}, cache if cache is not None else {}
+        self._train = shard.train_mask.nonzero().flatten()
+        self._train_y = shard.y[self._train]
+
+    @property
+    def node_ids(self) -> Tensor:
+        return self._shard.node_ids
+
+    def train_epoch(self, epoch: int, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
+        clock = self._comm.clock
+        with clock("compute"):
+            optimizer.zero_grad()
+        with clock("encode"):
+            for codec in self._codecs:
+                codec.begin_epoch(epoch)
+        with clock("compute"):
+            loss = self._loss(self._view.during(Pass(self._seed, epoch, training=True)))
+            loss.backward()
+            bucket = self._bucket(loss)
+        bucket = self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
+        with clock("compute"):
+            gradients = self._unpack(bucket)
+            kept = {name: g.clone() for name, g in gradients.items()} if keep_gradient else None
+            for name, parameter in self.named_parameters():
+                parameter.grad = gradients[name]
+            optimizer.step()
+            mean_loss = float(bucket[-1])
+        return EpochReport(mean_loss, kept)
+
+    @torch.no_grad()
+    def predict(self) -> Tensor:
+        return self._model(self._exact.during(Pass(self._seed)), self._shard.x)
+
+    def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
+        self._clear_gradients()
+        loss = self._loss(self._exact.during(Pass(self._seed, epoch, training=True, probe=True)))
+        loss.backward()
+        bucket = self._bucket(loss)
+        self._clear_gradients()
+        return self._unpack(self._comm.all_reduce(bucket))
+
+    def drain(self) -> None:
+        """Nothing is in flight between epochs."""
+
+    def live_bytes(self) -> dict[str, int]:
+        cached = sum(t.numel() * t.element_size() for t in self._cache.values())
+        return {
+            "features": self._shard.features_nbytes,
+            "structure": self._shard.structure_nbytes,
+            "halo": sum(self._held.values()) + cached,
+            "history": 0,
+        }
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self._model.named_parameters()
+
+    def state_dict(self) -> dict:
+        return {"model": self._model.state_dict(), "codecs": [c.state_dict() for c in self._codecs]}
+
+    def load_state_dict(self, state: dict) -> None:
+        self._model.load_state_dict(state["model"])
+        for codec, saved in zip(self._codecs, state["codecs"], strict=True):
+            codec.load_state_dict(saved)
+
+    def _loss(self, graph: Any) -> Tensor:
+        logits = self._model(graph, self._shard.x)
+        return self._task.loss_sum(logits[self._train], self._train_y) / self._shard.num_train
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._model.parameters():
+            parameter.grad = None
+
+    def _bucket(self, loss: Tensor) -> Tensor:
+        """All gradients and the loss in one vector; a parameter that got none counts as zero."""
+        parts = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for _, p in self.named_parameters()]
+        return torch.cat([*parts, loss.detach().reshape(1)])
+
+    def _unpack(self, bucket: Tensor) -> dict[str, Tensor]:
+        parameters = dict(self.named_parameters())
+        pieces = bucket[:-1].split([p.numel() for p in parameters.values()])
+        return {name: piece.view_as(p) for (name, p), piece in zip(parameters.items(), pieces, strict=True)}

@@ -1,0 +1,1 @@
+"""GNNs, one small file each, written against `gnnpar.graph.Graph` alone."""

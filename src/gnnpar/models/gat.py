@@ -1,0 +1,74 @@
+"""GAT: out_i = sum_j softmax_j(leaky_relu(a_src.Wx_j + a_dst.Wx_i)) W x_j, per head (Velickovic et al. 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge
+from torch import Tensor, nn
+
+from gnnpar.graph import Graph, Local
+from gnnpar.models.gnn import ModelConfig, Probability
+from gnnpar.ops.block import Rows
+from gnnpar.ops.softmax import Softmax
+
+
+class GATConv(nn.Module):
+    """Heads are concatenated; `average` takes their mean instead (the last layer)."""
+
+    def __init__(
+        self, in_dim: int, out_dim: int, *, heads: int, average: bool, slope: float, attention_dropout: float
+    ) -> None:
+        super().__init__()
+        width = out_dim if average else out_dim // heads
+        self.weight = nn.Parameter(torch.empty(heads * width, in_dim))
+        self.attend_src = nn.Parameter(torch.empty(heads, width))
+        self.attend_dst = nn.Parameter(torch.empty(heads, width))
+        self.bias = nn.Parameter(torch.empty(out_dim))
+        self.heads, self.average, self.slope, self.p = heads, average, slope, attention_dropout
+
+    @property
+    def needs_edge_ids(self) -> bool:
+        return self.p > 0
+
+    def message(self, g: Local, h: Tensor) -> Rows:
+        x = F.linear(h, self.weight).unflatten(-1, (self.heads, -1))
+        return x, (x * self.attend_src).sum(-1)
+
+    def forward(self, g: Graph, h: Tensor) -> Tensor:
+        src = g.source(self.message, h)
+        dst = ((src[0] * self.attend_dst).sum(-1),)
+        out = g.aggregate(Softmax(self.slope, g.edge_dropout(self.p)), src, dst)
+        return (out.mean(1) if self.average else out.flatten(1)) + self.bias
+
+
+@dataclass(frozen=True, kw_only=True)
+class GAT(ModelConfig):
+    """`hidden` is the width of all heads together; a last layer without a decoder averages `out_heads` heads."""
+
+    heads: Annotated[int, Ge(1)] = 4
+    out_heads: Annotated[int, Ge(1)] = 1
+    attention_dropout: Probability = 0.0
+    slope: Annotated[float, Ge(0.0)] = 0.2
+    activation = F.elu
+
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        self.only_order("transform_first", "attention scores read the transformed rows")
+        heads, average = self.heads_of(out_dim, index)
+        return GATConv(
+            in_dim, out_dim, heads=heads, average=average, slope=self.slope, attention_dropout=self.attention_dropout
+        )
+
+    def heads_of(self, out_dim: int, index: int) -> tuple[int, bool]:
+        """(heads, averaged?) of a layer."""
+        if index == self.num_layers - 1 and self.decoder == "none":
+            return self.out_heads, True
+        if out_dim % self.heads:
+            raise ValueError(
+                f"model.hidden={out_dim} does not divide into model.heads={self.heads} heads: "
+                f"use hidden={-(-out_dim // self.heads) * self.heads}."
+            )
+        return self.heads, False

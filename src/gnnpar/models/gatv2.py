@@ -1,0 +1,64 @@
+"""GATv2: scores a . leaky_relu(W_l x_j + W_r x_i), written as two edge functions (Brody et al. 2022, equation 7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gnnpar.graph import Graph, Local
+from gnnpar.models.gat import GAT
+from gnnpar.ops.block import Rows
+from gnnpar.ops.generic import Generic
+
+
+def _value(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+    return src[0]
+
+
+@dataclass(frozen=True)
+class _Score:
+    slope: float
+
+    def __call__(self, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+        return (F.leaky_relu(src[0] + dst[0], self.slope) * shared[0]).sum(-1)
+
+
+class GATv2Conv(nn.Module):
+    def __init__(
+        self, in_dim: int, out_dim: int, *, heads: int, average: bool, slope: float, attention_dropout: float
+    ) -> None:
+        super().__init__()
+        width = out_dim if average else out_dim // heads
+        self.left = nn.Linear(in_dim, heads * width)
+        self.right = nn.Linear(in_dim, heads * width)
+        self.attention = nn.Parameter(torch.empty(heads, width))
+        self.bias = nn.Parameter(torch.empty(out_dim))
+        self.heads, self.average, self.slope, self.p = heads, average, slope, attention_dropout
+
+    @property
+    def needs_edge_ids(self) -> bool:
+        return self.p > 0
+
+    def message(self, g: Local, h: Tensor) -> Rows:
+        return (self.left(h).unflatten(-1, (self.heads, -1)),)
+
+    def forward(self, g: Graph, h: Tensor) -> Tensor:
+        agg = Generic(value=_value, score=_Score(self.slope), dropout=g.edge_dropout(self.p))
+        dst = (self.right(h).unflatten(-1, (self.heads, -1)),)
+        out = g.aggregate(agg, g.source(self.message, h), dst, shared=(self.attention,))
+        return (out.mean(1) if self.average else out.flatten(1)) + self.bias
+
+
+@dataclass(frozen=True, kw_only=True)
+class GATv2(GAT):
+    """Fields as in GAT."""
+
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        self.only_order("transform_first", "attention scores read the transformed rows")
+        heads, average = self.heads_of(out_dim, index)
+        return GATv2Conv(
+            in_dim, out_dim, heads=heads, average=average, slope=self.slope, attention_dropout=self.attention_dropout
+        )

@@ -1,0 +1,40 @@
+"""GCN: Y = D^-1/2 A D^-1/2 X W + b (Kipf and Welling 2017, equation 2). A holds the self loops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gnnpar.graph import Graph, Local
+from gnnpar.models.gnn import ModelConfig
+from gnnpar.ops.block import Rows
+from gnnpar.ops.sum import Sum
+
+
+def symmetric_norm(g: Local) -> Tensor:
+    """d^-1/2 of the global in-degree, [N, 1]."""
+    return g.in_degree.clamp_min(1).rsqrt()[:, None]
+
+
+class GCNConv(nn.Module):
+    def __init__(self, in_dim: int, out_dim: int, *, aggregate_first: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_dim, in_dim))
+        self.bias = nn.Parameter(torch.empty(out_dim))
+        self.aggregate_first = aggregate_first
+
+    def message(self, g: Local, h: Tensor) -> Rows:
+        return (symmetric_norm(g) * (h if self.aggregate_first else F.linear(h, self.weight)),)
+
+    def forward(self, g: Graph, h: Tensor) -> Tensor:
+        out = symmetric_norm(g) * g.aggregate(Sum(), g.source(self.message, h))
+        return F.linear(out, self.weight, self.bias) if self.aggregate_first else out + self.bias
+
+
+@dataclass(frozen=True, kw_only=True)
+class GCN(ModelConfig):
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        return GCNConv(in_dim, out_dim, aggregate_first=aggregate_first)

@@ -1,0 +1,49 @@
+"""GCNII: S = (1 - alpha) D^-1/2 A D^-1/2 X + alpha X0, Y = (1 - beta) S + beta S W (Chen et al. 2020, equation 5)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge, Gt, Le
+from torch import Tensor, nn
+
+from gnnpar.graph import Graph, Local
+from gnnpar.models.gcn import symmetric_norm
+from gnnpar.models.gnn import ModelConfig
+from gnnpar.ops.block import Rows
+from gnnpar.ops.sum import Sum
+
+
+class GCNIIConv(nn.Module):
+    """The residual sits between fold and matrix, so the order is fixed: aggregate first."""
+
+    def __init__(self, dim: int, *, alpha: float, beta: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim, dim))
+        self.alpha, self.beta = alpha, beta
+
+    @staticmethod
+    def message(g: Local, h: Tensor) -> Rows:
+        return (symmetric_norm(g) * h,)
+
+    def forward(self, g: Graph, h: Tensor, first: Tensor) -> Tensor:
+        smooth = symmetric_norm(g) * g.aggregate(Sum(), g.source(self.message, h))
+        smooth = (1 - self.alpha) * smooth + self.alpha * first
+        return (1 - self.beta) * smooth + self.beta * F.linear(smooth, self.weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GCNII(ModelConfig):
+    """`alpha`: share of the encoder's output; beta of layer l = ln(theta / l + 1)."""
+
+    alpha: Annotated[float, Ge(0.0), Le(1.0)] = 0.1
+    theta: Annotated[float, Gt(0.0)] = 0.5
+    carries_first = True
+
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        self.only_order("aggregate_first", "GCNII adds the initial rows between fold and matrix")
+        return GCNIIConv(in_dim, alpha=self.alpha, beta=math.log(self.theta / (index + 1) + 1))

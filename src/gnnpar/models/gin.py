@@ -1,0 +1,36 @@
+"""GIN: Y = MLP((1 + eps) X + A X) (Xu et al. 2019, equation 4.1). With self loops in A a node counts 2 + eps times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gnnpar.graph import Graph, Local
+from gnnpar.models.gnn import ModelConfig
+from gnnpar.ops.block import Rows
+from gnnpar.ops.sum import Sum
+
+
+class GINConv(nn.Module):
+    def __init__(self, in_dim: int, out_dim: int, *, hidden: int) -> None:
+        super().__init__()
+        self.eps = nn.Parameter(torch.empty(()))
+        self.inside = nn.Linear(in_dim, hidden)
+        self.outside = nn.Linear(hidden, out_dim)
+
+    @staticmethod
+    def message(g: Local, h: Tensor) -> Rows:
+        return (h,)
+
+    def forward(self, g: Graph, h: Tensor) -> Tensor:
+        out = (1 + self.eps) * h + g.aggregate(Sum(), g.source(self.message, h))
+        return self.outside(torch.relu(self.inside(out)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GIN(ModelConfig):
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        self.only_order("aggregate_first", "GIN transforms the sum")
+        return GINConv(in_dim, out_dim, hidden=self.hidden)

@@ -1,0 +1,179 @@
+"""The container of every model: encoder, layers, decoder; and what all configurations share."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge, Lt
+from torch import Tensor, nn
+
+from gnnpar.graph import Graph
+from gnnpar.ops.block import Rows
+
+Order = Literal["auto", "transform_first", "aggregate_first"]
+Probability = Annotated[float, Ge(0.0), Lt(1.0)]
+
+_ENCODER_MASK, _DECODER_MASK = 1, 2  # dropout tags; a layer's own mask has tag 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Fields = YAML keys. A model adds its own and says how a convolution is made.
+
+    `encoder`, `decoder`: a dense layer before and after; with none the widths are F, hidden, ..., classes.
+    `dropout` acts on the input of every layer but the first, `input_dropout` on the features.
+    `order` of a linear fold and its matrix; auto exchanges the narrower side.
+    """
+
+    num_layers: Annotated[int, Ge(1)] = 2
+    hidden: Annotated[int, Ge(1)] = 64
+    dropout: Probability = 0.5
+    input_dropout: Probability = 0.0
+    norm: Literal["none", "layer"] = "none"
+    residual: bool = False
+    encoder: Literal["none", "linear"] = "none"
+    decoder: Literal["none", "linear"] = "none"
+    order: Order = "auto"
+
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        """A module whose forward is (g, h, *rest of the carry) -> [N, out_dim]."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how a convolution is made")
+
+    activation: ClassVar[Callable[[Tensor], Tensor]] = F.relu
+    pre_activation: ClassVar[bool] = False
+    carries_first: ClassVar[bool] = False  # does every layer see the encoder's output?
+
+    def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> GNN:
+        """The model with weights that depend on `seed` and the parameters' names alone."""
+        if cached_first_layer and self.encoder != "none":
+            raise ValueError(
+                f"first_layer=cached needs raw features in front of layer 0, but model.encoder={self.encoder} puts "
+                "learned rows there: set model.encoder=none or first_layer=live."
+            )
+        model = GNN(self, in_dim, out_dim, cached_first_layer=cached_first_layer)
+        initialise(model, seed)
+        return model
+
+    def aggregates_first(self, in_dim: int, out_dim: int, *, cached: bool) -> bool:
+        """For linear folds. Equal widths aggregate first: layer 0 then needs no gradient exchange."""
+        if self.order == "auto":
+            return cached or in_dim <= out_dim
+        return self.order == "aggregate_first"
+
+    def only_order(self, order: Order, why: str) -> None:
+        """Refuse the other order."""
+        if self.order not in ("auto", order):
+            raise ValueError(f"model.order={self.order} is not possible here: {why}. Use order=auto or order={order}.")
+
+
+class Layer(nn.Module):
+    """dropout, conv, norm, activation (+ input); pre-activated: norm, activation, dropout, conv, + input."""
+
+    def __init__(self, config: ModelConfig, in_dim: int, out_dim: int, *, index: int, last: bool, cached: bool) -> None:
+        super().__init__()
+        first = cached and index == 0
+        self.conv = config.conv(
+            in_dim, out_dim, index=index, aggregate_first=config.aggregates_first(in_dim, out_dim, cached=first)
+        )
+        self.pre, self.plain = config.pre_activation, last
+        self.p = config.input_dropout if index == 0 and config.encoder == "none" else config.dropout
+        self.residual = (config.residual or config.pre_activation) and in_dim == out_dim
+        normed = in_dim if self.pre else out_dim
+        self.norm = nn.LayerNorm(normed) if config.norm == "layer" and not (last and not self.pre) else None
+        self.activate = type(config).activation
+
+    def forward(self, g: Graph, carry: Rows) -> Rows:
+        h, *rest = carry
+        inside = self._bend(h) if self.pre else h
+        out = self.conv(g, g.dropout(inside, self.p), *rest)
+        if not self.pre and not self.plain:
+            out = self._bend(out)
+        return (out + h if self.residual else out, *rest)
+
+    def _bend(self, h: Tensor) -> Tensor:
+        return self.activate(h if self.norm is None else self.norm(h))
+
+
+class GNN(nn.Module):
+    """A stage of a pipeline runs a slice of `layers`; what passes between layers is exactly the carry."""
+
+    def __init__(self, config: ModelConfig, in_dim: int, out_dim: int, *, cached_first_layer: bool = False) -> None:
+        super().__init__()
+        self.config, self.in_dim, self.out_dim = config, in_dim, out_dim
+        hidden, count = config.hidden, config.num_layers
+        first = hidden if config.encoder == "linear" else in_dim
+        last = hidden if config.decoder == "linear" else out_dim
+        widths = [first, *[hidden] * (count - 1), last]
+        if (config.carries_first or config.pre_activation) and len({*widths[:-1], widths[-1]}) > 1:
+            raise ValueError(
+                f"{type(config).__name__} adds rows of different layers, so all widths must be equal, got {widths}: "
+                "set model.encoder=linear and model.decoder=linear."
+            )
+        self.encoder = nn.Linear(in_dim, hidden) if config.encoder == "linear" else None
+        self.layers = nn.ModuleList(
+            Layer(
+                config, widths[i], widths[i + 1], index=i, cached=cached_first_layer,
+                last=i == count - 1 and config.decoder == "none",
+            )
+            for i in range(count)
+        )  # fmt: skip
+        self.final_norm = nn.LayerNorm(hidden) if config.pre_activation and config.norm == "layer" else None
+        self.decoder = nn.Linear(hidden, out_dim) if config.decoder == "linear" else None
+
+    def forward(self, g: Graph, x: Tensor) -> Tensor:
+        """Logits [N, out_dim] of the rows g owns."""
+        carry = self.begin(g, x)
+        for i, layer in enumerate(self.layers):
+            carry = layer(g.at(i), carry)
+        return self.end(g, carry)
+
+    def begin(self, g: Graph, x: Tensor) -> Rows:
+        if self.encoder is None:
+            return (x, x) if self.config.carries_first else (x,)
+        h = self.encoder(g.at(0).dropout(x, self.config.input_dropout, tag=_ENCODER_MASK))
+        h = h if self.config.pre_activation else type(self.config).activation(h)
+        return (h, h) if self.config.carries_first else (h,)
+
+    def end(self, g: Graph, carry: Rows) -> Tensor:
+        h = carry[0]
+        if self.decoder is None:
+            return h
+        if self.config.pre_activation:
+            h = type(self.config).activation(h if self.final_norm is None else self.final_norm(h))
+        return self.decoder(g.at(self.num_layers - 1).dropout(h, self.config.dropout, tag=_DECODER_MASK))
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def needs_edge_ids(self) -> bool:
+        """Does a layer draw masks or read rows by edge?"""
+        return any(getattr(layer.conv, "needs_edge_ids", False) for layer in self.layers)
+
+    @staticmethod
+    def layer_of(parameter: str) -> int | None:
+        """The layer a parameter belongs to by its name; the encoder is part of the first, None: the decoder's."""
+        head, *rest = parameter.split(".")
+        return {"layers": int(rest[0]) if rest and rest[0].isdigit() else None, "encoder": 0}.get(head)
+
+
+def initialise(model: nn.Module, seed: int) -> None:
+    """Glorot-uniform matrices, zero vectors, unit norms. The draw of a parameter depends on (seed, its name) alone, so
+    that every rank, and a stage that holds some layers only, starts from the same model."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            with torch.no_grad():
+                if parameter.ndim < 2:
+                    parameter.zero_()
+                else:
+                    key = zlib.crc32(f"{prefix}.{name}".encode())
+                    nn.init.xavier_uniform_(parameter, generator=torch.Generator().manual_seed(seed * 2**32 + key))

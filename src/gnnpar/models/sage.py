@@ -1,0 +1,48 @@
+"""GraphSAGE: Y = X W_self + agg(X) W_neigh + b with the mean or the maximum of in-neighbours (Hamilton et al. 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gnnpar.graph import Graph, Local
+from gnnpar.models.gnn import ModelConfig
+from gnnpar.ops.block import Rows
+from gnnpar.ops.max import Max
+from gnnpar.ops.sum import Sum
+
+
+class SAGEConv(nn.Module):
+    """The mean runs as a sum divided by the global in-degree."""
+
+    def __init__(self, in_dim: int, out_dim: int, *, aggregator: Literal["mean", "max"], aggregate_first: bool) -> None:
+        super().__init__()
+        self.own = nn.Linear(in_dim, out_dim)
+        self.neighbours = nn.Parameter(torch.empty(out_dim, in_dim))
+        self.aggregator, self.aggregate_first = aggregator, aggregate_first
+
+    def message(self, g: Local, h: Tensor) -> Rows:
+        return (h if self.aggregate_first else F.linear(h, self.neighbours),)
+
+    def forward(self, g: Graph, h: Tensor) -> Tensor:
+        src = g.source(self.message, h)
+        if self.aggregator == "max":
+            out = g.aggregate(Max(), src)
+        else:
+            out = g.aggregate(Sum(), src) / g.in_degree.clamp_min(1)[:, None]
+        return self.own(h) + (F.linear(out, self.neighbours) if self.aggregate_first else out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SAGE(ModelConfig):
+    aggregator: Literal["mean", "max"] = "mean"
+
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        if self.aggregator == "max":
+            self.only_order("aggregate_first", "a maximum does not commute with a matrix")
+            aggregate_first = True
+        return SAGEConv(in_dim, out_dim, aggregator=self.aggregator, aggregate_first=aggregate_first)

@@ -1,0 +1,44 @@
+"""One device, the whole graph: Y[N, F] = A[N, N] X[N, F]. The oracle of every exact strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnnpar.codecs.codec import Exactness
+from gnnpar.comm import Communicator
+from gnnpar.data.tasks import Task
+from gnnpar.engines.engine import Engine
+from gnnpar.engines.flat import FlatEngine
+from gnnpar.models.gnn import GNN
+from gnnpar.plan import LayerPolicy, Plan, Topology
+from gnnpar.shard.shard import Shard
+from gnnpar.strategies.strategy import FirstLayer, Workload
+from gnnpar.views.local import Pass
+from gnnpar.views.whole import WholeGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class Single:
+    """No fields: there is nothing to choose."""
+
+    exactness = frozenset[Exactness]({"exact"})
+    max_ranks = 1
+
+    def exact_limit(self) -> Single:
+        return self
+
+    def plan(self, workload: Workload, topology: Topology) -> Plan:
+        if topology.num_ranks != 1:
+            raise ValueError(
+                f"strategy=single runs on 1 rank, got {topology.num_ranks}: "
+                "set world_size=1 or strategy=graph_parallel."
+            )
+        return workload.flat_plan(topology, LayerPolicy(mode="whole"))
+
+    def build(
+        self, plan: Plan, shard: Shard, model: GNN, task: Task, comm: Communicator,
+        *, seed: int, first_layer: FirstLayer = "live",
+    ) -> Engine:  # fmt: skip
+        cache: dict | None = {} if first_layer == "cached" else None
+        view = WholeGraph(shard, Pass(seed), cache=cache)
+        return FlatEngine(view=view, exact=view, shard=shard, model=model, task=task, comm=comm, seed=seed, cache=cache)

@@ -1,0 +1,73 @@
+"""What the runner sees of a strategy: pure configuration with two methods, plan and build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from gnnpar.codecs.codec import Exactness
+from gnnpar.comm import Communicator
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.tasks import Task
+from gnnpar.engines.engine import Engine
+from gnnpar.models.gnn import GNN
+from gnnpar.plan import LayerPolicy, Placement, Plan, Topology, array_hash
+from gnnpar.shard.partition import Partitioner, partition
+from gnnpar.shard.shard import Shard, partition_statistics
+
+FirstLayer = Literal["live", "cached"]
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """What there is to run, on rank 0. `cache`: folder of finished partitions, None for none."""
+
+    dataset: Dataset
+    partition: Partitioner
+    num_layers: int
+    cache: Path | None = None
+    say: Callable[[str], None] = lambda _: None
+
+    def part_of(self, parts: int) -> Tensor:
+        return partition(self.dataset, parts, by=self.partition, cache=self.cache, say=self.say)
+
+    def flat_plan(self, topology: Topology, policy: LayerPolicy) -> Plan:
+        """One part a rank, all layers on every rank, one policy."""
+        parts = topology.num_ranks
+        part_of = self.part_of(parts)
+        placement = Placement((tuple(range(parts)),), part_of, None, (range(self.num_layers),))
+        return Plan(
+            placement, (policy,) * self.num_layers,
+            hashes={
+                "graph": self.dataset.graph_hash, "split": self.dataset.split_hash, "partition": array_hash(part_of),
+            },
+            statistics=partition_statistics(self.dataset, part_of, parts),
+        )  # fmt: skip
+
+
+class Strategy(Protocol):
+    """Implemented by frozen, keyword-only dataclasses: fields = YAML keys."""
+
+    @property
+    def exactness(self) -> frozenset[Exactness]: ...
+    @property
+    def max_ranks(self) -> int | None:
+        """The most ranks it can use; None: any number."""
+        ...
+
+    def exact_limit(self) -> Strategy:
+        """The same strategy where it must equal the single device: itself; identity codec; one chunk."""
+        ...
+
+    def plan(self, workload: Workload, topology: Topology) -> Plan:
+        """Pure; on rank 0, then broadcast."""
+        ...
+
+    def build(
+        self, plan: Plan, shard: Shard, model: GNN, task: Task, comm: Communicator,
+        *, seed: int, first_layer: FirstLayer = "live",
+    ) -> Engine: ...  # fmt: skip
