@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from gnnpar_kernels import naive
+from gnnpar_kernels import cpu, naive
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,16 +74,16 @@ def implementations(device: str | None = None) -> dict[str, Choice]:
     return {name: choose(where, has_cpu=has_cpu) for name, has_cpu in sorted(_CHOICES.items())}
 
 
-spmm = _op(naive.spmm)
-attend = _op(naive.attend)
-attend_finish = _op(naive.attend_finish)
-attend_grad_src = _op(naive.attend_grad_src)
-attend_grad_dst = _op(naive.attend_grad_dst)
-attend_grad = _op(naive.attend_grad)
-extremum = _op(naive.extremum)
+spmm = _op(naive.spmm, cpu.spmm)
+attend = _op(naive.attend, cpu.attend)
+attend_finish = _op(naive.attend_finish, cpu.attend_finish)
+attend_grad_src = _op(naive.attend_grad_src, cpu.attend_grad_src)
+attend_grad_dst = _op(naive.attend_grad_dst, cpu.attend_grad_dst)
+attend_grad = _op(naive.attend_grad, cpu.attend_grad)
+extremum = _op(naive.extremum, cpu.extremum)
 extremum_finish = _op(naive.extremum_finish)
-extremum_grad = _op(naive.extremum_grad)
+extremum_grad = _op(naive.extremum_grad, cpu.extremum_grad)
 gather_rows = _op(naive.gather_rows)
 scatter_add_rows_ = _op(naive.scatter_add_rows_)
-dropout = _op(naive.dropout)
-keep_mask = _op(naive.keep_mask)
+dropout = _op(naive.dropout, cpu.dropout)
+keep_mask = _op(naive.keep_mask, cpu.keep_mask)

@@ -1,1 +1,24 @@
 """Fast torch bodies for a CPU; same names and signatures as `naive`, which defines them."""
+
+from gnnpar_kernels.cpu.attend import attend, attend_finish
+from gnnpar_kernels.cpu.attend_grad import attend_grad, attend_grad_dst, attend_grad_src
+from gnnpar_kernels.cpu.dropout import dropout, keep_mask
+from gnnpar_kernels.cpu.extremum import extremum, extremum_finish, extremum_grad
+from gnnpar_kernels.cpu.gather import gather_rows, scatter_add_rows_
+from gnnpar_kernels.cpu.spmm import spmm
+
+__all__ = [
+    "attend",
+    "attend_finish",
+    "attend_grad",
+    "attend_grad_dst",
+    "attend_grad_src",
+    "dropout",
+    "extremum",
+    "extremum_finish",
+    "extremum_grad",
+    "gather_rows",
+    "keep_mask",
+    "scatter_add_rows_",
+    "spmm",
+]

@@ -91,7 +91,7 @@ def _edge_grads(
     alpha = torch.exp(leaky_relu(raw, slope) - lse.index_select(0, i))
     kept = _dropped(alpha, drop, edge_ids)
     product = (grad_out.index_select(0, i).to(dtype) * x.index_select(0, j).to(dtype)).sum(-1)
-    branch = torch.where(raw > 0, 1.0, slope).to(dtype)
+    branch = torch.full_like(raw, slope).masked_fill_(raw > 0, 1.0)
     return kept, branch * (kept * product - alpha * delta.index_select(0, i))
 
 

@@ -55,4 +55,4 @@ def extremum_grad(arg: Tensor, src_ids: Tensor, grad_out: Tensor) -> Tensor:
         return grad_x
     place = torch.searchsorted(src_ids, arg.contiguous()).clamp_(max=num_src - 1)
     mine = src_ids[place] == arg
-    return grad_x.scatter_add_(0, place, torch.where(mine, grad_out, torch.zeros((), dtype=grad_out.dtype)))
+    return grad_x.scatter_add_(0, place, torch.where(mine, grad_out, torch.zeros_like(grad_out)))
