@@ -53,6 +53,11 @@ def connect(
     return comm
 
 
+def backends() -> dict[str, bool]:
+    """Which transports between processes this build of torch has."""
+    return {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
+
+
 class _Watcher:
     """One thread that waits for receives in their order, to know when a message arrived before anybody asked for it."""
 

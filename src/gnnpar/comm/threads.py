@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -34,13 +35,18 @@ class ThreadWorld:
             return self._boxes.setdefault(key, queue.Queue())
 
     def take(self, key: tuple) -> Any:
+        """The one thing that will ever be in this box."""
         box = self.box(key)
         while True:
             try:
-                return box.get(timeout=_POLL_SECONDS)
+                found = box.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 if self.failed.is_set():
                     raise RuntimeError("another rank failed") from None
+            else:
+                with self._lock:
+                    del self._boxes[key]
+                return found
 
     def abort(self) -> None:
         """End the waiting of every rank."""
@@ -106,6 +112,7 @@ class ThreadCommunicator:
     group: str = ""
     clock: PhaseClock = field(default=None)  # type: ignore[assignment]  # set below from the world's device
     ledger: Ledger = field(default_factory=Ledger)
+    _numbers: dict[tuple, int] = field(default_factory=lambda: defaultdict(int))
 
     def __post_init__(self) -> None:
         self.clock = self.clock or PhaseClock(self.world.device)
@@ -178,11 +185,15 @@ class ThreadCommunicator:
 
     def _all_gather(self, obj: Any) -> list[Any]:
         for peer in self.ranks:
-            self.world.box(self._channel("g", self.me, peer)).put(obj)
-        return [self.world.take(self._channel("g", peer, self.me)) for peer in self.ranks]
+            if peer != self.me:
+                self.world.box(self._channel("g", self.me, peer)).put(obj)
+        return [obj if peer == self.me else self.world.take(self._channel("g", peer, self.me)) for peer in self.ranks]
 
     def _channel(self, kind: str, src: int, dst: int) -> tuple:
-        return kind, self.group, src, dst
+        """The box of the next message from src to dst: both ends count."""
+        lane = kind, self.group, src, dst
+        self._numbers[lane, src == self.me] += 1
+        return *lane, self._numbers[lane, src == self.me]
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,14 @@ class Block:
         return rows.repeat_interleave(degrees, output_size=self.num_edges)
 
     @cached_property
+    def destinations(self) -> Tensor | None:
+        """The destinations that have an edge here, ascending; None: all of them."""
+        used = self.indptr.diff() > 0
+        if self.rows is not None:
+            return self.rows[used]
+        return None if bool(used.all()) else used.nonzero().flatten()
+
+    @cached_property
     def columns(self) -> Tensor | None:
         """The sources that have an edge here, ascending; None: all of them."""
         used = torch.bincount(self.indices, minlength=self.num_src) > 0

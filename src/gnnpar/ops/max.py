@@ -40,7 +40,7 @@ class Max:
 
     def grad(self, block: Block, x: Operands, saved: Rows, grad_out: Tensor) -> Operands:
         assert block.src_ids is not None
-        arg, rows, columns = saved[0], block.rows, block.columns
+        arg, rows, columns = saved[0], block.destinations, block.columns
         if rows is not None:
             arg, grad_out = arg[rows], grad_out[rows]
         if columns is None:

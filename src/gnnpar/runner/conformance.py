@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gnnpar.comm import ThreadWorld
+from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gnn import GNN, ModelConfig
-from gnnpar.plan import Topology
+from gnnpar.plan import Plan, Topology
 from gnnpar.shard.partition import Partitioner, Random
 from gnnpar.shard.shard import Shard
 from gnnpar.strategies.single import Single
@@ -48,6 +48,7 @@ class Outcome:
     losses: list[float]
     gradients: list[dict[str, Tensor]]
     logits: Tensor
+    traffic: list[dict[str, int]]  # bytes by phase, all ranks, per epoch
 
 
 def small_graph(*, num_nodes: int = 60, num_edges: int = 400, seed: int = 0) -> Dataset:
@@ -66,41 +67,71 @@ def small_graph(*, num_nodes: int = 60, num_edges: int = 400, seed: int = 0) -> 
     return Dataset.of("small", x=x, y=y, edge_index=edges, masks=masks, num_classes=3, task="single_label")
 
 
-def train_in_threads(
-    strategy: Strategy, config: ModelConfig, dataset: Dataset, *, world: int, epochs: int = 2, seed: int = 3,
-    partition: Partitioner | None = None, first_layer: FirstLayer = "live", dtype: torch.dtype = torch.float64,
-    watch: Callable[[int, object], None] = lambda rank, comm: None,
-) -> Outcome:  # fmt: skip
-    """Train with plain SGD on a world of threads. `watch(rank, communicator)` is called after every epoch."""
-    task = make_task(dataset.task, dataset.num_classes)
-    # threads share torch's random state: build once, copy
-    model = config.build(dataset.num_features, task.out_dim, seed=seed, cached_first_layer=first_layer == "cached")
-    plan = strategy.plan(Workload(dataset, partition or Random(), model.num_layers), Topology(world))
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One training to compare: what every rank does, given its communicator. Picklable, so ranks may be processes."""
 
-    def rank(comm) -> tuple[list[float], list[dict[str, Tensor]], Tensor, Tensor]:
-        mine: GNN = copy.deepcopy(model).to(dtype)
-        given = dataset if comm.rank == 0 else None
-        shard = Shard.open(given, plan.part_of, comm, edge_ids=model.needs_edge_ids).to(comm.device, dtype)
-        engine = strategy.build(plan, shard, mine, task, comm, seed=seed, first_layer=first_layer)
+    strategy: Strategy
+    model: GNN
+    dataset: Dataset
+    plan: Plan
+    epochs: int
+    seed: int
+    first_layer: FirstLayer
+    dtype: torch.dtype
+
+    def __call__(self, comm: Communicator) -> tuple[list[float], list[dict[str, Tensor]], Tensor, Tensor, list[dict]]:
+        """(losses, gradients, node ids, logits, bytes by phase) of this rank, with plain SGD between epochs."""
+        task = make_task(self.dataset.task, self.dataset.num_classes)
+        model = copy.deepcopy(self.model).to(self.dtype)
+        given = self.dataset if comm.rank == 0 else None
+        shard = Shard.open(given, self.plan.part_of, comm, edge_ids=model.needs_edge_ids).to(comm.device, self.dtype)
+        engine = self.strategy.build(
+            self.plan, shard, model, task, comm, seed=self.seed, first_layer=self.first_layer
+        )
         optimizer = torch.optim.SGD([p for _, p in engine.named_parameters()], lr=0.1)
-        losses, gradients = [], []
-        for epoch in range(epochs):
+        losses, gradients, traffic = [], [], []
+        for epoch in range(self.epochs):
             report = engine.train_epoch(epoch, optimizer, keep_gradient=True)
             assert report.gradient is not None
             losses.append(report.loss)
             gradients.append(report.gradient)
-            watch(comm.rank, comm)
+            comm.settle_accounts()
+            traffic.append(comm.ledger.drain().bytes)
         engine.drain()
-        return losses, gradients, engine.node_ids, engine.predict()
+        return losses, gradients, engine.node_ids, engine.predict(), traffic
 
-    results = ThreadWorld(world).run(rank)
-    logits = torch.full((dataset.num_nodes, task.out_dim), torch.nan, dtype=dtype)
-    merged: list[dict[str, Tensor]] = [{} for _ in range(epochs)]
-    for _, gradients, ids, rows in results:
+
+def make_job(
+    strategy: Strategy, config: ModelConfig, dataset: Dataset, *, world: int, epochs: int = 2, seed: int = 3,
+    partition: Partitioner | None = None, first_layer: FirstLayer = "live", dtype: torch.dtype = torch.float64,
+) -> Job:  # fmt: skip
+    """Build the model once (threads share torch's random state) and plan."""
+    task = make_task(dataset.task, dataset.num_classes)
+    model = config.build(dataset.num_features, task.out_dim, seed=seed, cached_first_layer=first_layer == "cached")
+    plan = strategy.plan(Workload(dataset, partition or Random(), model.num_layers), Topology(world))
+    return Job(strategy, model, dataset, plan, epochs, seed, first_layer, dtype)
+
+
+def merge_ranks(job: Job, results: Sequence[tuple]) -> Outcome:
+    """What all ranks of a job left, in global terms."""
+    out_dim = results[0][3].shape[1]
+    logits = torch.full((job.dataset.num_nodes, out_dim), torch.nan, dtype=job.dtype)
+    merged: list[dict[str, Tensor]] = [{} for _ in range(job.epochs)]
+    traffic: list[dict[str, int]] = [{} for _ in range(job.epochs)]
+    for _, gradients, ids, rows, sent in results:
         logits[ids] = rows
-        for into, found in zip(merged, gradients, strict=True):
-            into.update(found)
-    return Outcome(results[0][0], merged, logits)
+        for epoch in range(job.epochs):
+            merged[epoch].update(gradients[epoch])
+            for phase, nbytes in sent[epoch].items():
+                traffic[epoch][phase] = traffic[epoch].get(phase, 0) + nbytes
+    return Outcome(results[0][0], merged, logits, traffic)
+
+
+def train_in_threads(strategy: Strategy, config: ModelConfig, dataset: Dataset, *, world: int, **options) -> Outcome:
+    """Train on a world of threads; options as in make_job."""
+    job = make_job(strategy, config, dataset, world=world, **options)
+    return merge_ranks(job, ThreadWorld(world).run(job))
 
 
 def check(

@@ -49,7 +49,11 @@ class Metis:
         offsets, neighbours = symmetric_csr(dataset)
         options = pymetis.Options(seed=self.seed, objtype=_OBJECTIVES[self.objective])
         _, membership = pymetis.part_graph(
-            parts, xadj=offsets, adjncy=neighbours, vweights=self._weights(dataset), recursive=False, options=options
+            parts,
+            pymetis.CSRAdjacency(offsets, neighbours),
+            vweights=self._weights(dataset),
+            recursive=False,
+            options=options,
         )
         return torch.tensor(np.asarray(membership), dtype=torch.int64)
 

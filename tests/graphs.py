@@ -1,0 +1,59 @@
+"""Small odd graphs that every strategy must survive."""
+
+import torch
+from gnnpar.data.dataset import Dataset
+from torch import Tensor
+
+
+def dataset_of(
+    src: list[int] | Tensor, dst: list[int] | Tensor, *, num_nodes: int, features: int = 5, seed: int = 0
+) -> Dataset:
+    """A dataset over an edge list, with random features and labels; every node trains or is tested."""
+    edges = torch.stack([torch.as_tensor(src, dtype=torch.int64), torch.as_tensor(dst, dtype=torch.int64)])
+    edges = edges[:, torch.argsort(edges[1] * num_nodes + edges[0], stable=True)]
+    gen = torch.Generator().manual_seed(seed)
+    train = torch.arange(num_nodes) % 2 == 0
+    return Dataset.of(
+        "odd",
+        x=torch.randn(num_nodes, features, generator=gen),
+        y=torch.randint(0, 3, (num_nodes,), generator=gen),
+        edge_index=edges,
+        masks=(train, ~train, ~train),
+        num_classes=3,
+        task="single_label",
+    )
+
+
+def both(pairs: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Undirected pairs as two directed edges each."""
+    return [a for a, b in pairs] + [b for a, b in pairs], [b for a, b in pairs] + [a for a, b in pairs]
+
+
+def _path() -> Dataset:
+    return dataset_of(*both([(i, i + 1) for i in range(7)]), num_nodes=8)
+
+
+def _star() -> Dataset:
+    return dataset_of(*both([(0, i) for i in range(1, 12)]), num_nodes=12)
+
+
+def _power_law() -> Dataset:
+    gen = torch.Generator().manual_seed(1)
+    draw = (torch.rand(2, 600, generator=gen) ** 3 * 80).long()
+    return dataset_of(draw[0], draw[1], num_nodes=80)
+
+
+ODD = {
+    "one_node": lambda: dataset_of([], [], num_nodes=1),
+    "one_node_loop": lambda: dataset_of([0], [0], num_nodes=1),
+    "no_edges": lambda: dataset_of([], [], num_nodes=9),
+    "path": _path,
+    "star": _star,
+    "isolated_nodes": lambda: dataset_of(*both([(0, 1), (1, 2), (5, 6)]), num_nodes=10),
+    "no_boundary": lambda: dataset_of(*both([(0, 2), (2, 4), (1, 3)]), num_nodes=6),  # halves by parity share nothing
+    "two_components": lambda: dataset_of(*both([(0, 1), (1, 2), (4, 5), (5, 6), (6, 7)]), num_nodes=8),
+    "multi_edges": lambda: dataset_of([0, 0, 0, 1, 1, 2, 3, 3], [1, 1, 1, 2, 2, 0, 0, 0], num_nodes=4),
+    "self_loops": lambda: dataset_of([0, 1, 2, 3, 0], [0, 1, 2, 3, 2], num_nodes=4),
+    "directed": lambda: dataset_of([0, 1, 2, 3, 4, 0, 0], [1, 2, 3, 4, 5, 5, 3], num_nodes=6),  # node 0 has no in-edge
+    "power_law": _power_law,
+}

@@ -1,0 +1,33 @@
+"""Worlds for tests: the same body on threads or on gloo processes that meet in a file (no port races)."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.multiprocessing as mp
+from gnnpar.comm import Communicator, ThreadWorld
+from gnnpar.comm.process import connect
+
+Kind = Literal["threads", "gloo"]
+
+
+def run_world(kind: Kind, size: int, body: Callable[[Communicator], Any]) -> list[Any]:
+    """body(communicator) on every rank; results in rank order. For gloo the body must be picklable."""
+    if kind == "threads":
+        return ThreadWorld(size).run(body)
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_process, args=(size, folder, body), nprocs=size, join=True)  # type: ignore[attr-defined]
+        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def _process(rank: int, size: int, folder: str, body: Callable[[Communicator], Any]) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    comm = connect("gloo", device=torch.device("cpu"), timeout_seconds=60, init_method=f"file://{folder}/meet")
+    result = body(comm)
+    torch.save(result, Path(folder) / f"{rank}.pt")
+    comm.barrier()
+    comm.close()
