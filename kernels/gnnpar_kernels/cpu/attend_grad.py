@@ -10,19 +10,8 @@ alpha = exp(score) exp(-lse_i): where scores are small, exp(-lse) is folded into
 import torch
 from torch import Tensor
 
-from gnnpar_kernels.cpu.bags import bag, row_blocks, row_sums
-from gnnpar_kernels.cpu.scores import (
-    BLOCK,
-    PLAIN,
-    BlockScores,
-    Buffers,
-    Dropping,
-    apply_keep,
-    edge_hash,
-    head_major,
-    is_plain,
-    largest,
-)
+from gnnpar_kernels.cpu.bags import bag, weighted_sums
+from gnnpar_kernels.cpu.edges import PLAIN, Dropping, EdgeWeights, HeadRows, head_table, is_plain
 from gnnpar_kernels.csr import Csr
 from gnnpar_kernels.naive.attend import Drop
 
@@ -37,28 +26,9 @@ def _row_factor(lse: Tensor) -> Tensor:
     return torch.exp(-lse.clamp(min=-PLAIN - 1.0))
 
 
-class _Edges:
-    """Weights alpha s' and alpha K of one block and head, up to the factor folded into rows."""
-
-    def __init__(self, scores: BlockScores, dropping: Dropping | None, edge_ids: Tensor | None) -> None:
-        self.scores, self.dropping = scores, dropping
-        self.hashed = edge_hash(dropping, edge_ids, scores.block)
-
-    def slopes(self, score: Tensor, weight: Tensor) -> Tensor:
-        """weight * s'. Shapes: [E] -> [E]."""
-        return torch.ops.aten.leaky_relu_backward(weight, score, self.scores.slope, False)
-
-    def bits(self, head: int) -> Tensor | None:
-        """The dropout mask of a head, None without dropout."""
-        if self.dropping is None or self.hashed is None:
-            return None
-        return self.scores.keep(self.dropping, self.hashed, head)
-
-    def kept(self, weight: Tensor, bits: Tensor | None) -> Tensor:
-        """weight * K, in place. Shapes: [E] -> [E]."""
-        if bits is None or self.dropping is None:
-            return weight
-        return apply_keep(weight, bits, scale=1.0 / (1.0 - self.dropping.p), out=weight)
+def _dots_(pulled: Tensor, own: Tensor) -> Tensor:
+    """<pulled, own> by row; pulled is overwritten. Shapes: [R, D] twice -> [R]."""
+    return pulled.mul_(own).sum(-1)
 
 
 def attend_grad_src(
@@ -79,35 +49,30 @@ def attend_grad_src(
 ) -> tuple[Tensor, Tensor]:
     """See `naive.attend_grad_src`."""
     dtype, num_heads = lse.dtype, x.shape[1]
-    grad_x = torch.zeros(x.shape, dtype=dtype)
-    grad_a = torch.zeros(a_src.shape, dtype=dtype)
     if indices.shape[0] == 0:
-        return grad_x.to(x.dtype), grad_a.to(a_src.dtype)
+        return torch.zeros(x.shape, dtype=x.dtype), torch.zeros(a_src.shape, dtype=a_src.dtype)
+    result_dtype, num_src = a_src.dtype, x.shape[0]
     a_src, a_dst, delta = a_src.to(dtype), a_dst.to(dtype), _delta(out, lse, grad_out, delta)
-    plain = is_plain(a_src, a_dst, slope)
-    factor = _row_factor(lse) if plain else None
-    table = head_major(grad_out, dtype, factor)
+    factor = _row_factor(lse) if is_plain(a_src, a_dst, slope) else None
     shift = (delta if factor is None else delta * factor).t().contiguous()
-    a_row = (a_src if rows is None else a_src.index_select(0, rows)).t().contiguous()
-    a_col, lse_col = a_dst.t().contiguous(), lse.t().contiguous()
-    dropping = Dropping.of(drop, edge_ids, num_heads)
-    buffers = Buffers(dtype, edges=largest(indptr))
-    for block in row_blocks(indptr, indices, edges=BLOCK):
-        edges = _Edges(BlockScores(block, buffers, slope=slope), dropping, edge_ids)
-        where = slice(block.first, block.last) if rows is None else rows[block.first : block.last]
-        part = torch.empty((block.num_rows, *x.shape[1:]), dtype=dtype)
-        part_a = torch.empty((block.num_rows, num_heads), dtype=dtype)
-        own = x[where].to(dtype)
-        for head in range(num_heads):
-            score = edges.scores.raw(a_row[head, block.first : block.last], a_col[head])
-            weight = edges.scores.weights(score, shift_col=None if plain else lse_col[head])
-            sloped, bits = edges.slopes(score, weight), edges.bits(head)
-            lost = bag(shift[head, :, None], block.indices, block.offsets, sloped)[:, 0]
-            part[:, head] = bag(table[head], block.indices, block.offsets, edges.kept(weight, bits))
-            pulled = bag(table[head], block.indices, block.offsets, edges.kept(sloped, bits))
-            part_a[:, head] = (own[:, head] * pulled).sum(-1) - lost
-        grad_x[where], grad_a[where] = part, part_a
-    return grad_x.to(x.dtype), grad_a.to(a_src.dtype)
+    own, a_row = (x, a_src) if rows is None else (x.index_select(0, rows), a_src.index_select(0, rows))
+    a_row, a_col, lse_col = a_row.t().contiguous(), a_dst.t().contiguous(), lse.t().contiguous()
+    edges = EdgeWeights(indptr, indices, slope=slope, dtype=dtype, dropping=Dropping.of(drop, edge_ids, num_heads))
+    grad_x, grad_a = torch.empty(own.shape, dtype=dtype), torch.empty(own.shape[:2], dtype=dtype)
+    table = torch.empty((grad_out.shape[0], x.shape[2]), dtype=dtype)
+    for head in range(num_heads):
+        head_table(grad_out, head, out=table, scale=factor)
+        ends = HeadRows(a_row[head], a_col[head], col_shift=lse_col[head] if factor is None else None)
+        for block in edges.blocks:
+            span = slice(block.first, block.last)
+            weights, sloped = edges.weights_and_sloped(block, ends)
+            lost = weighted_sums(shift[head], block.indices, block.offsets, sloped)
+            edges.drop_(block, head, weights, sloped)
+            grad_x[span, head] = bag(table, block.indices, block.offsets, weights)
+            pulled = bag(table, block.indices, block.offsets, sloped)
+            grad_a[span, head] = _dots_(pulled, own[span, head]).sub_(lost)
+    grad_x, grad_a = grad_x.to(x.dtype), grad_a.to(result_dtype)
+    return _spread(grad_x, rows, num_src), _spread(grad_a, rows, num_src)
 
 
 def attend_grad_dst(
@@ -128,36 +93,39 @@ def attend_grad_dst(
 ) -> Tensor:
     """See `naive.attend_grad_dst`."""
     dtype, num_heads = lse.dtype, x.shape[1]
-    grad_a = torch.zeros(a_dst.shape, dtype=dtype)
     if indices.shape[0] == 0:
-        return grad_a.to(a_dst.dtype)
-    result_dtype = a_dst.dtype
+        return torch.zeros(a_dst.shape, dtype=a_dst.dtype)
+    result_dtype, num_dst = a_dst.dtype, a_dst.shape[0]
     a_src, a_dst, delta = a_src.to(dtype), a_dst.to(dtype), _delta(out, lse, grad_out, delta)
-    plain = is_plain(a_src, a_dst, slope)
-    factor = _row_factor(lse) if plain else None
-    table = head_major(x, dtype)
-    a_row, lse_row = (
-        (t if rows is None else t.index_select(0, rows)).t().contiguous() for t in (a_dst, lse)
-    )  # fmt: skip
-    a_col = a_src.t().contiguous()
-    dropping = Dropping.of(drop, edge_ids, num_heads)
-    size = largest(indptr)
-    buffers, positions = Buffers(dtype, edges=size), torch.arange(size, dtype=indices.dtype)
-    for block in row_blocks(indptr, indices, edges=BLOCK):
-        edges = _Edges(BlockScores(block, buffers, slope=slope), dropping, edge_ids)
-        span = slice(block.first, block.last)
-        where = span if rows is None else rows[span]
-        part = torch.empty((block.num_rows, num_heads), dtype=dtype)
-        grads, lost = grad_out[where].to(dtype), delta[where]
-        for head in range(num_heads):
-            score = edges.scores.raw(a_row[head, span], a_col[head])
-            weight = edges.scores.weights(score, shift_row=None if plain else lse_row[head, span])
-            sloped = edges.slopes(score, weight)
-            mass = row_sums(sloped, block.offsets, positions[: block.num_edges])
-            pulled = bag(table[head], block.indices, block.offsets, edges.kept(sloped, edges.bits(head)))
-            part[:, head] = (grads[:, head] * pulled).sum(-1) - lost[:, head] * mass
-        grad_a[where] = part if factor is None else part * factor[where]
-    return grad_a.to(result_dtype)
+    factor = _row_factor(lse) if is_plain(a_src, a_dst, slope) else None
+    if rows is not None:
+        a_dst, lse, delta, grad_out = (t.index_select(0, rows) for t in (a_dst, lse, delta, grad_out))
+        factor = None if factor is None else factor.index_select(0, rows)
+    a_row, a_col, lse_row = a_dst.t().contiguous(), a_src.t().contiguous(), lse.t().contiguous()
+    edges = EdgeWeights(indptr, indices, slope=slope, dtype=dtype, dropping=Dropping.of(drop, edge_ids, num_heads))
+    grad_a, mass = torch.empty(a_dst.shape, dtype=dtype), torch.empty(a_dst.shape, dtype=dtype)
+    table, ones = torch.empty((x.shape[0], x.shape[2]), dtype=dtype), torch.ones(x.shape[0], dtype=dtype)
+    for head in range(num_heads):
+        head_table(x, head, out=table)
+        ends = HeadRows(a_row[head], a_col[head], row_shift=lse_row[head] if factor is None else None)
+        for block in edges.blocks:
+            span = slice(block.first, block.last)
+            _, sloped = edges.weights_and_sloped(block, ends)
+            mass[span, head] = weighted_sums(ones, block.indices, block.offsets, sloped)
+            edges.drop_(block, head, sloped)
+            pulled = bag(table, block.indices, block.offsets, sloped)
+            grad_a[span, head] = _dots_(pulled, grad_out[span, head])
+    grad_a.sub_(mass.mul_(delta))
+    if factor is not None:
+        grad_a.mul_(factor)
+    return _spread(grad_a.to(result_dtype), rows, num_dst)
+
+
+def _spread(part: Tensor, rows: Tensor | None, num_rows: int) -> Tensor:
+    """The rows in their places among zeros. Shapes: part [R, ...], rows [R] -> [num_rows, ...]."""
+    if rows is None:
+        return part
+    return part.new_zeros((num_rows, *part.shape[1:])).index_copy_(0, rows, part)
 
 
 def attend_grad(

@@ -4,7 +4,6 @@ On a 2-core Xeon (1 thread, 1 M edges, 128 columns): bag fp32 23 ms, CSR product
 """
 
 import warnings
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ with warnings.catch_warnings():
 
 
 class RowBlock(NamedTuple):
-    """CSR rows [first, last) with their edges [begin, end), sliced so that edge tensors of it stay in cache."""
+    """CSR rows [first, last) with their edges [begin, end); offsets and indices are those of the block alone."""
 
     first: int
     last: int
@@ -42,23 +41,20 @@ class RowBlock(NamedTuple):
         return torch.repeat_interleave(rows, self.offsets[1:] - self.offsets[:-1], output_size=self.num_edges)
 
 
-def row_blocks(indptr: Tensor, indices: Tensor, *, edges: int) -> Iterator[RowBlock]:
+def row_blocks(indptr: Tensor, indices: Tensor, *, edges: int) -> list[RowBlock]:
     """Cover all CSR rows by blocks of about `edges` edges, at most that and the longest row."""
     num_rows, total = indptr.shape[0] - 1, indices.shape[0]
     if num_rows == 0:
-        return
+        return []
     if total <= edges:
-        yield RowBlock(0, num_rows, 0, total, indptr, indices)
-        return
-    cuts = torch.searchsorted(indptr, torch.arange(edges, total, edges, dtype=indptr.dtype))
-    first_rows = torch.unique_consecutive(torch.cat([cuts.new_zeros(1), cuts.clamp_(max=num_rows)]))
-    last_rows = torch.cat([first_rows[1:], first_rows.new_full((1,), num_rows)])
-    bounds = zip(
-        first_rows.tolist(), last_rows.tolist(), indptr[first_rows].tolist(), indptr[last_rows].tolist(), strict=True
-    )
-    for first, last, begin, end in bounds:
-        if last > first:
-            yield RowBlock(first, last, begin, end, indptr[first : last + 1] - begin, indices[begin:end])
+        return [RowBlock(0, num_rows, 0, total, indptr, indices)]
+    cuts = torch.searchsorted(indptr, torch.arange(edges, total, edges, dtype=indptr.dtype)).clamp_(max=num_rows)
+    cuts = torch.unique_consecutive(torch.cat([cuts.new_zeros(1), cuts, cuts.new_full((1,), num_rows)]))
+    rows, starts = cuts.tolist(), indptr[cuts].tolist()
+    return [
+        RowBlock(first, last, begin, end, indptr[first : last + 1] - begin, indices[begin:end])
+        for first, last, begin, end in zip(rows[:-1], rows[1:], starts[:-1], starts[1:], strict=True)
+    ]
 
 
 def bag(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -89,6 +85,13 @@ def _embedding_bag(table: Tensor, indices: Tensor, offsets: Tensor, weights: Ten
     )[0]  # fmt: skip
 
 
-def row_sums(weights: Tensor, offsets: Tensor, positions: Tensor) -> Tensor:
-    """Sum of the edge values of each row. Shapes: weights [E], positions = arange(E) -> [R]."""
-    return bag(weights[:, None], positions, offsets)[:, 0]
+def weighted_sums(values: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
+    """The same for one number per index, by MKL's CSR product: 0.6 ms a million edges, a bag of width 1 takes 1.3.
+
+    Shapes: values [M], weights [E] -> [R].
+    """
+    num_rows = offsets.shape[0] - 1
+    if indices.shape[0] == 0:
+        return values.new_zeros(num_rows)
+    size = (num_rows, values.shape[0])
+    return torch.mv(torch.sparse_csr_tensor(offsets, indices, weights, size, check_invariants=False), values)

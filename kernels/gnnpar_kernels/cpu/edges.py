@@ -1,0 +1,155 @@
+"""Attention weights of one head over a block of rows, chunk by chunk, in buffers that are written over and over.
+
+Heads are the outer loop: everything of edge size is one number per edge of a block, nothing is [E, H] or [E, D].
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnpar_kernels.cpu.bags import RowBlock, row_blocks
+from gnnpar_kernels.cpu.dropout import column_hash, keep_bits, row_hash
+
+BLOCK = 1 << 22  # edges whose weights are held at once: five such buffers
+CHUNK = 1 << 16  # edges scored at once: the scratch of a chunk stays in the second-level cache
+PLAIN = 20.0  # scores up to this size are exponentiated as they are: sums of exp(20) and of exp(-20) are exact enough
+
+
+class Dropping(NamedTuple):
+    """Attention dropout: its probability, its key, and the edges of the whole CSR."""
+
+    p: float
+    key: int
+    edge_ids: Tensor
+    heads: Tensor
+
+    @classmethod
+    def of(cls, drop: tuple[float, int] | None, edge_ids: Tensor | None, num_heads: int) -> "Dropping | None":
+        """None where nothing is dropped."""
+        if drop is None or drop[0] == 0.0:
+            return None
+        if edge_ids is None:
+            raise ValueError("attention dropout is keyed by global edge ids: pass edge_ids [E] beside drop=(p, key)")
+        return cls(drop[0], drop[1], edge_ids, column_hash(num_heads, key=drop[1]))
+
+
+class HeadRows(NamedTuple):
+    """What one head reads: scores of both ends, and what is taken off the score before exp, if anything.
+
+    Shapes: row, row_shift [R] by CSR row; col, col_shift [M] by index.
+    """
+
+    row: Tensor
+    col: Tensor
+    row_shift: Tensor | None = None
+    col_shift: Tensor | None = None
+
+
+def head_table(x: Tensor, head: int, *, out: Tensor, scale: Tensor | None = None) -> Tensor:
+    """The rows of one head, contiguous, times a factor per row: bags of a strided view take 1.5 times as long.
+
+    Shapes: x [M, H, D], scale [M, H] or None -> out [M, D].
+    """
+    if scale is None:
+        return out.copy_(x[:, head])
+    return torch.mul(x[:, head], scale[:, head, None], out=out)
+
+
+def is_plain(a_src: Tensor, a_dst: Tensor, slope: float) -> bool:
+    """Whether no score of any edge can leave [-PLAIN, PLAIN], so that exp needs no shift."""
+    if a_src.numel() == 0 or a_dst.numel() == 0:
+        return True
+    return float(a_src.abs().max() + a_dst.abs().max()) * max(1.0, abs(slope)) <= PLAIN
+
+
+class EdgeWeights:
+    """The edges of one CSR: weights of a head at a time, with the activation's slope and the dropout mask."""
+
+    def __init__(
+        self, indptr: Tensor, indices: Tensor, *, slope: float, dtype: torch.dtype, dropping: Dropping | None
+    ) -> None:
+        self.slope, self.dropping = slope, dropping
+        self.blocks = row_blocks(indptr, indices, edges=BLOCK)
+        size = max((block.num_edges for block in self.blocks), default=0)
+        chunk = min(size, CHUNK)
+        self._weight, self._sloped = torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)
+        self._score, self._spare = torch.empty(chunk, dtype=dtype), torch.empty(chunk, dtype=dtype)
+        self._bits, self._bits_spare = (torch.empty(chunk, dtype=torch.int32) for _ in range(2))
+        self._only = self._per_block(self.blocks[0]) if len(self.blocks) == 1 else None
+
+    def _per_block(self, block: RowBlock) -> tuple[Tensor, Tensor | None]:
+        """(row of each edge, its part of the dropout hash): of one block these serve all heads."""
+        dropping = self.dropping
+        if dropping is None:
+            return block.row_of_edge(), None
+        hashed = torch.empty(block.num_edges, dtype=torch.int32)
+        for begin in range(0, block.num_edges, CHUNK):
+            part = slice(begin, begin + CHUNK)
+            hashed[part] = row_hash(dropping.edge_ids[block.begin : block.end][part], key=dropping.key)
+        return block.row_of_edge(), hashed
+
+    def top(self, block: RowBlock, rows: HeadRows) -> Tensor:
+        """The largest activated score of each row, -inf where no edge. Shapes: -> [rows of the block]."""
+        row_of_edge, _ = self._only or self._per_block(block)
+        score = self._weight[: block.num_edges]
+        for begin in range(0, block.num_edges, CHUNK):
+            part = slice(begin, begin + CHUNK)
+            raw = self._raw(block, rows, row_of_edge[part], block.indices[part])
+            torch.ops.aten.leaky_relu.out(raw, self.slope, out=score[part])
+        return torch.segment_reduce(score, "max", offsets=block.offsets.long(), initial=-torch.inf)
+
+    def weights(self, block: RowBlock, rows: HeadRows) -> Tensor:
+        """exp(leaky_relu(score) - shift) of a block's edges. Shapes: -> [edges of the block], a buffer."""
+        return self._fill(block, rows, with_slope=False)[0]
+
+    def weights_and_sloped(self, block: RowBlock, rows: HeadRows) -> tuple[Tensor, Tensor]:
+        """The same, and times the activation's slope at the score. Shapes: -> [edges of the block] twice, buffers."""
+        return self._fill(block, rows, with_slope=True)
+
+    def _raw(self, block: RowBlock, rows: HeadRows, row_of_edge: Tensor, indices: Tensor) -> Tensor:
+        size = indices.shape[0]
+        score, spare = self._score[:size], self._spare[:size]
+        torch.index_select(rows.col, 0, indices, out=score)
+        row = rows.row[block.first : block.last]
+        return score.add_(torch.index_select(row, 0, row_of_edge, out=spare))
+
+    def _fill(self, block: RowBlock, rows: HeadRows, *, with_slope: bool) -> tuple[Tensor, Tensor]:
+        row_of_edge, _ = self._only or self._per_block(block)
+        weights, sloped = self._weight[: block.num_edges], self._sloped[: block.num_edges]
+        for begin in range(0, block.num_edges, CHUNK):
+            part = slice(begin, begin + CHUNK)
+            indices = block.indices[part]
+            score = self._raw(block, rows, row_of_edge[part], indices)
+            spare, weight = self._spare[: score.shape[0]], weights[part]
+            torch.ops.aten.leaky_relu.out(score, self.slope, out=weight)
+            if rows.row_shift is not None:
+                shift = rows.row_shift[block.first : block.last]
+                weight.sub_(torch.index_select(shift, 0, row_of_edge[part], out=spare))
+            if rows.col_shift is not None:
+                weight.sub_(torch.index_select(rows.col_shift, 0, indices, out=spare))
+            weight.exp_()
+            if with_slope:
+                torch.ops.aten.leaky_relu_backward.grad_input(weight, score, self.slope, False, grad_input=sloped[part])
+        return weights, sloped
+
+    def drop_(self, block: RowBlock, head: int, *weights: Tensor) -> None:
+        """Apply the dropout mask of a head and its scale, in place. Shapes: each [edges of the block]."""
+        dropping = self.dropping
+        if dropping is None:
+            return
+        _, hashed = self._only or self._per_block(block)
+        assert hashed is not None
+        for begin in range(0, block.num_edges, CHUNK):
+            rows = hashed[begin : begin + CHUNK]
+            bits, spare = self._bits[: rows.shape[0]], self._bits_spare[: rows.shape[0]]
+            keep_bits(rows, dropping.heads[head], p=dropping.p, out=bits, scratch=spare)
+            for weight in weights:
+                _keep_(weight[begin : begin + CHUNK].mul_(1.0 / (1.0 - dropping.p)), bits)
+
+
+def _keep_(weight: Tensor, bits: Tensor) -> None:
+    if weight.dtype == torch.float32:
+        weight.view(torch.int32).bitwise_and_(bits)
+    else:
+        weight.mul_(bits.neg())
