@@ -13,7 +13,7 @@ import importlib
 import json
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -63,7 +63,9 @@ class EarlyStopping:
 class OptimizerConfig(Protocol):
     """A frozen dataclass whose fields are the YAML keys of conf/optim."""
 
-    def build(self, named_parameters: Iterable[tuple[str, Any]], *, epochs: int) -> Any: ...
+    def build(
+        self, parameters: Iterable[tuple[str, Any]], *, epochs: int, layer_of: Callable[[str], int | None]
+    ) -> Any: ...
 
 
 class TrackerConfig(Protocol):
@@ -118,7 +120,7 @@ def instantiate(node: Mapping[str, Any], path: str = "") -> Any:
     target = node["_target_"]
     cls = _locate(target, path)
     rest = {k: v for k, v in node.items() if k != "_target_"}
-    if dataclasses.is_dataclass(cls) and isinstance(cls, type):
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
         return _construct(cls, rest, path)
     try:
         return cls(**{key: _value(object, value, _join(path, key)) for key, value in rest.items()})
@@ -126,7 +128,7 @@ def instantiate(node: Mapping[str, Any], path: str = "") -> Any:
         raise ConfigError(f"{path} ({target}): {error}") from error
 
 
-def _construct(cls: type, node: Mapping[str, Any], path: str) -> Any:
+def _construct(cls: Any, node: Mapping[str, Any], path: str) -> Any:
     values = _construct_values(cls, node, path)
     try:
         return cls(**values)
@@ -136,7 +138,7 @@ def _construct(cls: type, node: Mapping[str, Any], path: str) -> Any:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def _construct_values(cls: type, node: Mapping[str, Any], path: str, skip: tuple[str, ...] = ()) -> dict[str, Any]:
+def _construct_values(cls: Any, node: Mapping[str, Any], path: str, skip: tuple[str, ...] = ()) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init and f.name not in skip}
     for key, value in node.items():
@@ -229,7 +231,9 @@ def show(value: Any) -> str:
 def _closest_literal(hint: Any, value: Any) -> str:
     if not isinstance(value, str):
         return ""
-    literals = [a for h in (hint, *typing.get_args(hint)) if typing.get_origin(h) is Literal for a in typing.get_args(h)]
+    literals = [
+        a for h in (hint, *typing.get_args(hint)) if typing.get_origin(h) is Literal for a in typing.get_args(h)
+    ]
     return closest(value, map(str, literals))
 
 

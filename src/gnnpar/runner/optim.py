@@ -6,7 +6,7 @@ The learning rate is a function of the epoch alone, so that a resumed run contin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -14,6 +14,8 @@ import annotated_types as at
 import torch
 from torch import nn
 
+Named = Iterable[tuple[str, nn.Parameter]]
+LayerOf = Callable[[str], int | None]  # global parameter name -> layer; None: encoder, decoder
 Rate = Annotated[float, at.Gt(0)]
 Share = Annotated[float, at.Ge(0), at.Lt(1)]
 
@@ -51,19 +53,18 @@ class Schedule:
             return self.gamma ** ((epoch - self.warmup_epochs) // self.step_every)
         return 1.0
 
-    def groups(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
+    def groups(self, named: list[tuple[str, nn.Parameter]], layer_of: LayerOf) -> list[dict[str, Any]]:
         """Parameter groups: with and without weight decay."""
-        named = list(named_parameters)
-        decayed = {name for name, p in named if self._decays(name, p)}
+        decayed = {name for name, p in named if self._decays(name, p, layer_of)}
         return [
             {"params": [p for name, p in named if name in decayed], "weight_decay": self.weight_decay},
             {"params": [p for name, p in named if name not in decayed], "weight_decay": 0.0},
         ]
 
-    def _decays(self, name: str, parameter: nn.Parameter) -> bool:
+    def _decays(self, name: str, parameter: nn.Parameter, layer_of: LayerOf) -> bool:
         if self.decay == "weights":
             return parameter.ndim > 1
-        return self.decay == "all" or _is_first_layer(name)
+        return self.decay == "all" or layer_of(name) == 0 or name.startswith("encoder.")
 
     def wrap(self, optimizer: torch.optim.Optimizer, epochs: int) -> Stepper:
         return Stepper(optimizer, config=self, epochs=epochs)
@@ -76,8 +77,10 @@ class Adam(Schedule):
     betas: tuple[Share, Share] = (0.9, 0.999)
     eps: Rate = 1e-8
 
-    def build(self, named_parameters: Iterable[tuple[str, nn.Parameter]], *, epochs: int) -> Stepper:
-        optimizer = torch.optim.Adam(self.groups(named_parameters), lr=self.lr, betas=self.betas, eps=self.eps)
+    def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
+        optimizer = torch.optim.Adam(
+            self.groups(list(parameters), layer_of), lr=self.lr, betas=self.betas, eps=self.eps
+        )
         return self.wrap(optimizer, epochs)
 
 
@@ -88,8 +91,10 @@ class AdamW(Schedule):
     betas: tuple[Share, Share] = (0.9, 0.999)
     eps: Rate = 1e-8
 
-    def build(self, named_parameters: Iterable[tuple[str, nn.Parameter]], *, epochs: int) -> Stepper:
-        optimizer = torch.optim.AdamW(self.groups(named_parameters), lr=self.lr, betas=self.betas, eps=self.eps)
+    def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
+        optimizer = torch.optim.AdamW(
+            self.groups(list(parameters), layer_of), lr=self.lr, betas=self.betas, eps=self.eps
+        )
         return self.wrap(optimizer, epochs)
 
 
@@ -105,8 +110,8 @@ class SGD(Schedule):
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov=true needs momentum above 0; set optim.momentum or optim.nesterov=false")
 
-    def build(self, named_parameters: Iterable[tuple[str, nn.Parameter]], *, epochs: int) -> Stepper:
-        groups = self.groups(named_parameters)
+    def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
+        groups = self.groups(list(parameters), layer_of)
         return self.wrap(torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov), epochs)
 
 
@@ -144,8 +149,3 @@ class Stepper:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state)
-
-
-def _is_first_layer(name: str) -> bool:
-    """Does a global parameter name belong to the encoder or to layer 0?"""
-    return name.startswith(("encoder.", "layers.0."))

@@ -1,0 +1,56 @@
+# make demo, make test: all that a machine with Python >= 3.11 and make needs.
+SHELL := /bin/bash
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.gnnpar
+PYTEST := $(BIN)/python -m pytest -q
+DEMO := outputs/demo
+
+.PHONY: demo test test-all lint bench sparse clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      train every strategy on the embedded dataset with 2 ranks, then compare"
+	@echo "make test      the test suite; no network, no GPU, no data"
+	@echo "make test-all  the same plus what is long"
+	@echo "make lint      ruff, pyright, import contracts"
+	@echo "make bench     benchmarks for the hardware at hand"
+	@echo "make sparse    build the [sparse] extra against the installed torch (10 to 30 minutes)"
+
+# the environment: made when missing, brought up to date when pyproject.toml changes
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "gnnpar needs Python >= 3.11; call make PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+demo: $(STAMP)
+	rm -rf $(DEMO)
+	$(BIN)/gnnpar train -m "strategy=glob(*)" model=gcn dataset=sbm world_size=2 epochs=50 hydra.sweep.dir=$(DEMO)
+	$(BIN)/gnnpar compare $(DEMO)
+
+test: $(STAMP)
+	$(PYTEST) -m "not slow and not gpu" --durations=10
+
+test-all: $(STAMP)
+	$(PYTEST) --durations=20
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	PYTHONPATH=kernels $(BIN)/python -m bench.run
+
+sparse: $(STAMP)
+	$(BIN)/python -m pip install --no-build-isolation "torch_scatter>=2.1.2" "torch_sparse>=0.6.18"
+
+clean:
+	rm -rf build dist outputs multirun .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,50 @@
+"""The command line: `gnnpar SUBCOMMAND ...`, also `python -m gnnpar`.
+
+Ranks import this module when they are spawned, so it imports nothing until a command is asked for.
+"""
+
+import os
+import sys
+
+# torch reads these when it is imported, in every rank: its profiler (memory figures) reports on stderr otherwise
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN training
+
+  gnnpar train strategy=graph_parallel model=gat dataset=sbm world_size=2     train; gnnpar train --help shows every key
+  gnnpar train -m strategy=single,graph_parallel model=gcn,gat                a sweep
+  gnnpar compare FOLDER ...                                                   a table of runs, sweeps included
+  gnnpar check strategy=graph_parallel                                        is the strategy what it claims to be?
+  gnnpar doctor                                                               what this machine can run
+
+  --version, --help; GNNPAR_TRACEBACK=1 shows the traceback behind a one-line error
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit codes: 0 done; 1 a run failed; 2 the command or its configuration is wrong."""
+    arguments = sys.argv[1:] if argv is None else argv
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command in ("-h", "--help", "help"):
+        sys.stdout.write(USAGE)
+        return 0 if arguments else 2
+    if command == "--version":
+        from importlib.metadata import version
+
+        sys.stdout.write(f"gnnpar {version('gnnpar')}\n")
+        return 0
+    from gnnpar.main import COMMANDS, run
+
+    if command not in COMMANDS:
+        import difflib
+
+        close = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f", did you mean {close[0]}?" if close else ""
+        sys.stderr.write(f"gnnpar: unknown command {command}{hint}; there are {', '.join(COMMANDS)}\n")
+        return 2
+    return run(command, rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

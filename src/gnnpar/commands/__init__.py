@@ -1,0 +1,1 @@
+"""The subcommands of `gnnpar`, one file each: `run(argv) -> exit code`."""

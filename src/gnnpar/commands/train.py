@@ -1,0 +1,71 @@
+"""`gnnpar train`: one job, from a composed configuration to an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gnnpar.settings import ConfigError, Settings
+from gnnpar.track.console import complain, say
+
+
+def train_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping[str, Any]) -> int:
+    """0 completed, 1 failed or interrupted, 2 the configuration is wrong. An interruption ends a sweep as well."""
+    first = int(os.environ.get("RANK", "0")) == 0
+    if facts["title"] and first:
+        say(facts["title"])
+    try:
+        settings = settings_of()
+        check_world(settings, facts["overrides"])
+        if first:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            (run_dir / "config.yaml").write_text(facts["yaml"], encoding="utf-8")
+        from gnnpar.runner.launch import launch
+
+        outcome = launch(settings, run_dir)
+    except ValueError as error:
+        return _refused(error, first)
+    if outcome.error:
+        if os.environ.get("GNNPAR_TRACEBACK") == "1" and outcome.traceback:
+            sys.stderr.write(outcome.traceback)
+        complain(outcome.error)
+    elif first:
+        say(summary(run_dir))
+    if outcome.status == "interrupted":
+        raise KeyboardInterrupt
+    return outcome.exit_code
+
+
+def check_world(settings: Settings, overrides: list[str]) -> None:
+    """A world size asked for and another one started cannot both be meant."""
+    started = os.environ.get("WORLD_SIZE") if os.environ.get("RANK") is not None else None
+    asked = [o for o in overrides if o.startswith("world_size=")]
+    if started is not None and asked and int(started) != settings.world_size:
+        raise ConfigError(f"{asked[-1]}, but WORLD_SIZE={started} ranks were started; leave world_size out")
+
+
+def summary(run_dir: Path) -> str:
+    """The last line of a run."""
+    from gnnpar.track.console import num_bytes, seconds
+
+    result = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
+    metric, median = result["metric"], result["epoch_seconds"]["median"]
+    name = metric["name"] or "metric"
+    parts = [f"{name} {part} {metric[part]:.4f}" for part in ("val", "test") if metric[part] is not None]
+    figures = ", ".join(
+        [*parts, f"{seconds(median)}/epoch", f"{num_bytes(result['bytes_per_epoch']['total'])}/epoch sent"]
+    )
+    return f"completed: {figures}  ->  {os.path.relpath(run_dir)}"
+
+
+def _refused(error: ValueError, first: bool) -> int:
+    if os.environ.get("GNNPAR_TRACEBACK") == "1":
+        traceback.print_exception(error)
+    if first:
+        complain(str(error))
+    return 2

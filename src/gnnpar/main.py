@@ -1,0 +1,175 @@
+"""Hydra's entry point: compose once, in the parent, and hand Settings to the commands. Nothing else imports Hydra.
+
+Hydra's own errors become one line that names the key, the value and what is allowed; its texts leak paths.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from gnnpar.paths import conf_dir
+from gnnpar.settings import ConfigError, Settings, build_settings, closest, show, unknown_key
+from gnnpar.track.console import complain
+
+COMMANDS = ("train", "compare", "doctor", "check")
+CONFIG = "config"
+
+
+def run(command: str, argv: list[str]) -> int:
+    """One subcommand; its exit code. A wrong configuration is one line and 2."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed and exited on
+    sys.path.insert(0, os.getcwd())  # strategies and models in the user's own folder
+    try:
+        if command == "train":
+            return train(argv)
+        module: Any = import_module(f"gnnpar.commands.{command}")
+        return module.run(argv, compose) if command == "check" else module.run(argv)
+    except ValueError as error:
+        if not is_user_error(error):
+            raise
+        return refuse(error)
+    except KeyboardInterrupt:
+        return 1
+    except Exception as error:
+        if (line := hydra_line(error, argv)) is None:
+            raise
+        return refuse(ConfigError(line), error)
+
+
+def refuse(error: Exception, cause: Exception | None = None) -> int:
+    if os.environ.get("GNNPAR_TRACEBACK") == "1":
+        traceback.print_exception(cause or error)
+    if int(os.environ.get("RANK", "0")) == 0:
+        complain(str(error))
+    return 2
+
+
+def is_user_error(error: ValueError) -> bool:
+    """A ValueError raised by gnnpar says what to change; one from elsewhere is a defect and keeps its traceback."""
+    return isinstance(error, ConfigError)
+
+
+def train(argv: list[str]) -> int:
+    """`gnnpar train`: a Hydra application. Returns the worst exit code of its jobs."""
+    import hydra
+
+    from gnnpar.commands.train import train_one
+
+    codes: list[int] = []
+    joined = os.environ.get("RANK")
+    if joined is not None:
+        argv = without_folders(argv, rank=int(joined))
+
+    def task(config: Any) -> None:
+        codes.append(train_one(*compose_job(config)))
+
+    application: Callable[[], None] = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)(
+        task
+    )
+    before = sys.argv
+    sys.argv = ["gnnpar train", *argv, "hydra/job_logging=disabled", "hydra/hydra_logging=disabled"]
+    try:
+        application()
+    finally:
+        sys.argv = before
+    failed = [code for code in codes if code]
+    return (2 if set(codes) == {2} else 1) if failed else 0
+
+
+def without_folders(argv: list[str], rank: int) -> list[str]:
+    """Joined ranks: one job, and no folders but rank 0's."""
+    if any(flag in argv for flag in ("-m", "--multirun")):
+        raise ConfigError(
+            "a sweep (-m) starts its own ranks and cannot join those of torchrun; start one job at a time"
+        )
+    return argv if rank == 0 else [*argv, "hydra.run.dir=."]
+
+
+def compose_job(config: Any) -> tuple[Callable[[], Settings], Path, Mapping[str, Any]]:
+    """(settings, folder, facts) of the running Hydra job. Settings are built late: their errors are the job's."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    job = HydraConfig.get()
+    folder = Path(job.runtime.output_dir)
+    sweep = str(job.mode).endswith("MULTIRUN")
+    facts = {
+        "sweep": sweep,
+        "title": f"run {job.job.num}: {job.job.override_dirname.replace(',', ' ')}" if sweep else "",
+        "overrides": list(job.overrides.task),
+        "yaml": "",
+    }
+    names = {group: str(name) for group, name in job.runtime.choices.items() if not group.startswith("hydra")}
+
+    def settings() -> Settings:
+        facts["yaml"] = OmegaConf.to_yaml(config, resolve=True)
+        resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        return build_settings(resolved, names)
+
+    return settings, folder, facts
+
+
+def compose(overrides: Sequence[str]) -> Settings:
+    """Settings for a list of overrides, without a Hydra application."""
+    import hydra
+    from omegaconf import OmegaConf
+
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+        config = hydra.compose(CONFIG, overrides=list(overrides), return_hydra_config=True)
+    names = {group: str(name) for group, name in config.hydra.runtime.choices.items() if not group.startswith("hydra")}
+    keys = [str(key) for key in config if key != "hydra"]
+    resolved: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
+    return build_settings(resolved, names)
+
+
+def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
+    """One line for an exception of Hydra or OmegaConf; None for any other."""
+    from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+    from omegaconf.errors import OmegaConfBaseException
+
+    if not isinstance(error, (HydraException, OmegaConfBaseException)):
+        return None
+    text = " ".join(str(error).split())
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        options = sorted(o for o in error.options or ())
+        if not group:
+            return f"there is no {option}"
+        hint = closest(option, options)
+        return f"{group}={option} does not exist{hint}; {group} can be {', '.join(options) or 'nothing'}"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override} is no override; write key=value, +key=value to add a key, group=option to choose"
+    if found := re.search(r"Could not override '([^']+)'", text):
+        return no_such_key(found[1], argv)
+    if found := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
+        return f"{found[1]} is there already; write it without +"
+    if found := re.search(r"[Ii]n '[^']*': Could not find '([^']+)'|You must specify '([^']+)'", text):
+        return f"{found[1] or found[2]} does not exist"
+    return re.sub(r"\S*/(conf|site-packages)/\S*", "the configuration", text)
+
+
+def no_such_key(key: str, argv: Sequence[str]) -> str:
+    """The line for an override of a key that is not there, with the keys that are."""
+    value = next((a.partition("=")[2] for a in argv if a.partition("=")[0].lstrip("+~") == key), "")
+    parent = key.rpartition(".")[0]
+    try:
+        import hydra
+        from omegaconf import OmegaConf
+
+        rest = [a for a in argv if "=" in a and "," not in a and a.partition("=")[0] != key and "hydra" not in a]
+        with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+            node = (
+                OmegaConf.select(hydra.compose(CONFIG, overrides=rest), parent)
+                if parent
+                else hydra.compose(CONFIG, rest)
+            )
+        return unknown_key(key, value, map(str, node or ()))
+    except Exception:
+        return f"unknown key {key}={show(value)}"

@@ -1,0 +1,93 @@
+"""Untimed: accuracy with exact logits, and the strategy's gradient against the exact one at the same weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+SPLITS = ("train", "val", "test")
+
+
+def evaluate(engine: Any, shard: Any, task: Any, comm: Any) -> dict[str, float | None]:
+    """The task's metric on each split over all ranks; None for an empty split. Collective, the same on every rank."""
+    engine.drain()
+    logits = engine.predict()
+    values: dict[str, float | None] = {}
+    for split in SPLITS:
+        mask = getattr(shard, f"{split}_mask")
+        statistics = task.statistics(logits[mask], shard.y[mask])
+        values[f"metric/{split}"] = _combine(task, statistics, int(mask.sum()), comm)
+    return values
+
+
+def _combine(task: Any, statistics: Tensor, num_rows: int, comm: Any) -> float | None:
+    """A metric from the ranks' statistics: summed, or put one below the other."""
+    if task.reduction == "sum":
+        count = comm.all_reduce(torch.tensor([float(num_rows)], dtype=torch.float64, device=statistics.device))
+        total = comm.all_reduce(statistics.contiguous())
+        return float(task.value(total)) if count.item() else None
+    gathered = comm.gather(statistics.cpu())
+    value = None
+    if gathered is not None and (rows := torch.cat(gathered)).numel():
+        value = float(task.value(rows))
+        value = None if math.isnan(value) else value
+    return comm.broadcast(value)
+
+
+class Overlap(NamedTuple):
+    """Of two gradients, over some parameters: <a, b>, |a|^2, |b|^2 and |a - b|^2."""
+
+    dot: float = 0.0
+    square: float = 0.0
+    exact_square: float = 0.0
+    difference_square: float = 0.0
+
+    def __add__(self, other: tuple) -> Overlap:  # type: ignore[override]  # sums, unlike tuples
+        return Overlap(*(a + b for a, b in zip(self, other, strict=True)))
+
+    @property
+    def cosine(self) -> float | None:
+        norm = math.sqrt(self.square * self.exact_square)
+        return self.dot / norm if norm else None
+
+    @property
+    def relative_error(self) -> float | None:
+        return math.sqrt(self.difference_square / self.exact_square) if self.exact_square else None
+
+
+def fidelity(gradient: Mapping[str, Tensor], exact: Mapping[str, Tensor], comm: Any) -> dict[str, Any]:
+    """Cosine and relative error, overall and by layer. Collective; rank 0 gets the metrics, the others nothing.
+
+    Ranks may hold different parameters (stages) or the same ones (parts): each name counts once.
+    """
+    mine = {name: _overlap(gradient[name], exact[name]) for name in exact}
+    everyone = comm.gather(mine)
+    if everyone is None:
+        return {}
+    by_name = {name: Overlap(*values) for part in everyone for name, values in part.items()}
+    layers: dict[str, Overlap] = {}
+    for name, overlap in by_name.items():
+        layers[layer_name(name)] = layers.get(layer_name(name), Overlap()) + overlap
+    total = Overlap()
+    for overlap in by_name.values():
+        total = total + overlap
+    return {
+        "fidelity/cosine": total.cosine,
+        "fidelity/relative_error": total.relative_error,
+        "fidelity/layers": {name: [o.cosine, o.relative_error] for name, o in layers.items()},
+    }
+
+
+def layer_name(parameter: str) -> str:
+    """'layers.3' of 'layers.3.linear.weight', else the first component: 'encoder', 'decoder'."""
+    parts = parameter.split(".")
+    return ".".join(parts[:2]) if parts[0] == "layers" and len(parts) > 1 else parts[0]
+
+
+def _overlap(gradient: Tensor, exact: Tensor) -> tuple[float, ...]:
+    a, b = gradient.double().flatten(), exact.double().flatten()
+    return tuple(Overlap((a @ b).item(), (a @ a).item(), (b @ b).item(), (a - b).square().sum().item()))

@@ -1,0 +1,76 @@
+"""What one epoch cost: measured on every rank, merged on rank 0."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+
+from gnnpar.comm import Communicator
+from gnnpar.track.keys import BYTE_PHASES, PHASES
+
+
+class EpochMeter:
+    """Wall, phases, traffic and CPU time of the training window of one epoch; ranks enter it together."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self.seconds = self.cpu_seconds = 0.0
+        self._cpu_clock = time.thread_time if comm.transport == "threads" else time.process_time
+
+    def __enter__(self) -> Self:
+        self.comm.barrier()
+        self.comm.ledger.drain()  # what evaluation and probes sent is not training
+        self._cpu = self._cpu_clock()
+        self._began = time.perf_counter()
+        self.comm.clock.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.comm.device.type == "cuda":
+            torch.cuda.synchronize(self.comm.device)
+        self.comm.clock.stop()
+        self.seconds = time.perf_counter() - self._began
+        self.cpu_seconds = self._cpu_clock() - self._cpu
+
+    def read(self) -> dict[str, Any]:
+        """The figures of this rank, as plain data. Collective."""
+        self.comm.settle_accounts()
+        traffic, phases = self.comm.ledger.drain(), self.comm.clock.drain()
+        exposed = phases.pop("exposed")
+        skew = min(traffic.exposed_skew, exposed)
+        return {
+            "seconds": self.seconds,
+            "phases": {**phases, "exposed_skew": skew, "exposed_wire": exposed - skew},
+            "comm_total": traffic.comm_total,
+            "bytes": traffic.bytes,
+            "metadata": traffic.metadata,
+            "messages": traffic.messages,
+            "cpu": self.cpu_seconds,
+        }
+
+
+def merge(everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Metrics of an epoch from the figures of all ranks: times of the slowest, bytes summed."""
+    slowest = max(range(len(everyone)), key=lambda rank: everyone[rank]["seconds"])
+    slow = everyone[slowest]
+    sent = {name: sum(rank["bytes"].get(name, 0) for rank in everyone) for name in BYTE_PHASES}
+    row = {
+        "time/epoch_seconds": slow["seconds"],
+        "time/slowest_rank": slowest,
+        **{f"time/{name}_seconds": slow["phases"][name] for name in PHASES},
+        "time/comm_total_seconds": slow["comm_total"],
+        "time/cpu_seconds": [rank["cpu"] for rank in everyone],
+        "comm/total_bytes": sum(sent.values()),
+        **{f"comm/{name}_bytes": count for name, count in sent.items()},
+        "comm/metadata_bytes": sum(rank["metadata"] for rank in everyone),
+        "comm/messages": sum(rank["messages"] for rank in everyone),
+        "memory/peak_rss_bytes": [rank["peak_rss"] for rank in everyone],
+    }
+    if "live" in slow:
+        peaks = [rank["peak"] for rank in everyone]
+        largest = max(range(len(everyone)), key=lambda rank: peaks[rank])
+        row |= {"memory/peak_bytes": peaks, "memory/live_bytes": everyone[largest]["live"]}
+    return row

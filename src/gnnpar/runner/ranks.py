@@ -1,0 +1,104 @@
+"""What runs inside a rank that was started for it, and how its failure reaches the parent in one line.
+
+Imports neither Hydra nor trackers' services nor PyG: an empty rank is up in two seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from gnnpar.runner.facts import World
+from gnnpar.settings import Settings
+from gnnpar.track.tracker import Null, Tee, Tracker
+
+_LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "is gone", "Socket", "connectionFailure")
+_PATIENCE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank ended. `secondary`: it only lost its peer."""
+
+    rank: int
+    reason: str
+    traceback: str = ""
+    time: float = 0.0
+    secondary: bool = False
+
+    @property
+    def line(self) -> str:
+        return f"rank {self.rank}: {self.reason}"
+
+
+def reason_of(error: BaseException) -> str:
+    """'ValueError: what was wrong', in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def failure_of(rank: int, error: BaseException) -> Failure:
+    text = "".join(traceback.format_exception(error))
+    secondary = isinstance(error, (RuntimeError, ConnectionError)) and any(word in str(error) for word in _LOST_PEER)
+    return Failure(rank, reason_of(error), text, time.time(), secondary)
+
+
+def main(settings: Settings, world: World, run_dir: str, scratch: str) -> None:
+    """The body of a started rank. Leaves `scratch/<rank>.json` when it fails; never prints."""
+    from torch import multiprocessing
+
+    # the terminal's Ctrl-C goes to the parent alone (SIGINT is blocked here); without a parent there is no run
+    multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM)  # pyright: ignore[reportAttributeAccessIssue]
+    rank = int(os.environ["RANK"])
+    try:
+        train_process(settings, world, Path(run_dir))
+    except BaseException as error:
+        failure = failure_of(rank, error)
+        partial = Path(scratch) / f"{rank}.partial"
+        partial.write_text(json.dumps(vars(failure)), encoding="utf-8")
+        partial.replace(Path(scratch) / f"{rank}.json")
+        if failure.secondary:  # let the parent notice the rank that is really gone before this one
+            time.sleep(_PATIENCE_SECONDS)
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def train_process(settings: Settings, world: World, run_dir: Path) -> None:
+    """Connect, train, disconnect: a rank that has RANK and WORLD_SIZE in its environment."""
+    import torch
+
+    from gnnpar.comm.process import connect
+    from gnnpar.runner.train import train
+
+    torch.set_num_threads(world.threads_per_rank)
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    device = torch.device("cpu")
+    if world.device == "cuda":
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    backend = "nccl" if world.backend == "nccl" else "gloo"
+    comm = connect(backend, device=device, timeout_seconds=settings.comm.timeout_seconds)
+    tracker = trackers(settings, run_dir) if rank == 0 else Null()
+    try:
+        train(settings, world, comm, tracker, run_dir)
+    finally:
+        tracker.close()
+    comm.close()
+
+
+def trackers(settings: Settings, run_dir: Path) -> Tracker:
+    """metrics.jsonl, and the configured tracker beside it."""
+    from gnnpar.track.jsonl import Jsonl
+
+    return Tee(trackers=(Jsonl(run_dir), settings.tracker.build(run_dir, settings.epochs)))
+
+
+def read_failures(scratch: Path) -> list[Failure]:
+    """What failed ranks left, the earliest first, lost peers last."""
+    found = [Failure(**json.loads(file.read_text(encoding="utf-8"))) for file in scratch.glob("*.json")]
+    return sorted(found, key=lambda failure: (failure.secondary, failure.time))

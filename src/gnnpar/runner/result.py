@@ -1,0 +1,187 @@
+"""result.json: a pure function of what was known beforehand, plan.json, the rows of metrics.jsonl and how it ended.
+
+Whoever supervises the ranks writes it: also after a rank was killed, from the epochs that were finished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from gnnpar.runner.facts import WARMUP_EPOCHS
+from gnnpar.track.jsonl import read_rows
+from gnnpar.track.keys import BYTE_PHASES, PHASES
+
+Status = Literal["completed", "failed", "interrupted", "skipped"]
+Row = Mapping[str, Any]
+FILE = "result.json"
+LIVE = ("parameters", "optimizer", "features", "structure", "activations", "halo", "history")
+
+
+def schema_path() -> Path:
+    """The JSON Schema of result.json, shipped beside this module."""
+    return Path(__file__).with_name("result.schema.json")
+
+
+def write_result(run_dir: Path, header: Row, status: Status, error: str | None) -> dict[str, Any]:
+    """Build result.json from the files of a run folder and write it."""
+    plan_path = run_dir / "plan.json"
+    plan = json.loads(plan_path.read_text(encoding="utf-8")) if plan_path.exists() else None
+    result = build_result(header, plan, read_rows(run_dir), status, error)
+    result["load"] = {"before": header["load_before"], "after": os.getloadavg()[0]}
+    partial = run_dir / (FILE + ".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    partial.replace(run_dir / FILE)
+    return result
+
+
+def build_result(
+    header: Row, plan: Row | None, rows: Sequence[Row], status: Status, error: str | None
+) -> dict[str, Any]:
+    """Schema 1. Figures that no epoch supports are null."""
+    timed, warmup = timed_rows(rows)
+    hashes = (plan or {}).get("hashes", {})
+    copied = (
+        "strategy", "exactness", "model", "dataset", "world_size", "threads_per_rank", "cores", "oversubscribed",
+        "transport", "provenance", "seed", "device", "epochs",
+    )  # fmt: skip
+    return {
+        "schema": 1,
+        "status": status,
+        **{name: header[name] for name in copied},
+        "epochs_done": len(rows),
+        "loss": {"first": rows[0]["loss/train"] if rows else None, "last": rows[-1]["loss/train"] if rows else None},
+        "metric": metric(rows),
+        "epoch_seconds": epoch_seconds(timed, warmup),
+        "train_wall_seconds": rows[-1]["time/train_seconds"] if rows else 0.0,
+        "cold_start_seconds": cold_start(rows[0] if rows else {}),
+        "breakdown_seconds": {name: _mean(timed, f"time/{name}_seconds") or 0.0 for name in (*PHASES, "comm_total")},
+        "bytes_per_epoch": bytes_per_epoch(timed),
+        "error": error,
+        "cpu_seconds": _mean_list(timed, "time/cpu_seconds"),
+        "memory_bytes": memory(rows),
+        "time_to_target": time_to_target(rows, header["target"]),
+        "fidelity": fidelity(rows),
+        "hashes": {
+            "graph": hashes.get("graph", ""),
+            "split": hashes.get("split", ""),
+            "partition": hashes.get("partition", ""),
+            "config": header["config_hash"],
+            "profile": hashes.get("profile", ""),
+        },
+        "settings": header["settings"],
+        "versions": header["versions"],
+        "hardware": header["hardware"],
+        "commit": header["commit"],
+    }
+
+
+def timed_rows(rows: Sequence[Row]) -> tuple[list[Row], int]:
+    """Rows after the warm-up in which nothing but training ran, and the warm-up; all rows where none are left."""
+    late = [row for row in rows if row["epoch"] >= WARMUP_EPOCHS and row["time/timed"]]
+    if late:
+        return late, WARMUP_EPOCHS
+    early = [row for row in rows if row["time/timed"]]
+    return early or list(rows), 0
+
+
+def epoch_seconds(timed: Sequence[Row], warmup: int) -> dict[str, Any]:
+    seconds = sorted(row["time/epoch_seconds"] for row in timed)
+    if not seconds:
+        return dict.fromkeys(("median", "mean", "p20", "p80")) | {"warmup_epochs": warmup, "num_epochs": 0}
+    return {
+        "median": statistics.median(seconds),
+        "mean": statistics.fmean(seconds),
+        "p20": _quantile(seconds, 0.2),
+        "p80": _quantile(seconds, 0.8),
+        "warmup_epochs": warmup,
+        "num_epochs": len(seconds),
+    }
+
+
+def metric(rows: Sequence[Row]) -> dict[str, Any]:
+    """Last evaluation, and the one with the best validation value (the first of equals)."""
+    evaluated = [row for row in rows if "metric/name" in row]
+    last = evaluated[-1] if evaluated else {}
+    validated = [row for row in evaluated if row["metric/val"] is not None]
+    best = max(validated, key=lambda row: row["metric/val"], default={})
+    return {
+        "name": last.get("metric/name"),
+        "train": last.get("metric/train"),
+        "val": last.get("metric/val"),
+        "test": last.get("metric/test"),
+        "best_val": best.get("metric/val"),
+        "test_at_best_val": best.get("metric/test"),
+        "best_epoch": best.get("epoch"),
+    }
+
+
+def cold_start(first: Row) -> dict[str, float]:
+    names = {"partition": "partition", "plan": "plan", "load": "load", "shard": "shard"}
+    cold = {name: first.get(f"time/cold_{key}_seconds", 0.0) for name, key in names.items()}
+    return cold | {"profile": 0.0, "compile": 0.0}
+
+
+def bytes_per_epoch(timed: Sequence[Row]) -> dict[str, int | float]:
+    """Exact means; whole numbers wherever every epoch sends the same."""
+    figures = {name: _mean(timed, f"comm/{name}_bytes") or 0 for name in ("total", *BYTE_PHASES, "metadata")}
+    return {name: int(value) if value == int(value) else value for name, value in figures.items()}
+
+
+def memory(rows: Sequence[Row]) -> dict[str, Any]:
+    profiled = next((row for row in rows if row.get("memory/live_bytes") is not None), {})
+    live = profiled.get("memory/live_bytes") or {}
+    return {
+        "peak": profiled.get("memory/peak_bytes"),
+        "peak_rss": rows[-1].get("memory/peak_rss_bytes") if rows else None,
+        "live": {name: live.get(name) for name in LIVE},
+    }
+
+
+def time_to_target(rows: Sequence[Row], target: float | None) -> dict[str, Any]:
+    """Training seconds and bytes up to the first evaluation that reaches the target; null: never reached."""
+    reached = None
+    if target is not None:
+        reached = next((row for row in rows if (row.get("metric/val") or float("-inf")) >= target), None)
+    return {
+        "target": target,
+        "seconds": reached and reached["time/train_seconds"],
+        "bytes": reached and reached["comm/total_bytes_so_far"],
+    }
+
+
+def fidelity(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Gradient against the exact one at the same weights, over all probes; null without a probe."""
+    probes = [row for row in rows if row.get("fidelity/cosine") is not None]
+    if not probes:
+        return None
+    cosines = [row["fidelity/cosine"] for row in probes]
+    errors = [row["fidelity/relative_error"] for row in probes]
+    return {
+        "probes": len(probes),
+        "cosine": {"min": min(cosines), "mean": statistics.fmean(cosines), "last": cosines[-1]},
+        "relative_error": {"max": max(errors), "mean": statistics.fmean(errors), "last": errors[-1]},
+        "layers": probes[-1]["fidelity/layers"],
+    }
+
+
+def _mean(rows: Sequence[Row], key: str) -> float | None:
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def _mean_list(rows: Sequence[Row], key: str) -> list[float]:
+    lists = [row[key] for row in rows if row.get(key)]
+    return [statistics.fmean(column) for column in zip(*lists, strict=True)] if lists else []
+
+
+def _quantile(ordered: Sequence[float], q: float) -> float:
+    """Linear interpolation between the nearest two."""
+    position = q * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])

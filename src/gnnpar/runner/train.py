@@ -1,0 +1,203 @@
+"""The training loop of one rank, flat: plan, shard, build, then epochs.
+
+Only rank 0 reads the dataset, plans, and talks to trackers; every figure it logs is already reduced over ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnnpar.comm import Communicator
+from gnnpar.data.tasks import make_task
+from gnnpar.plan import Plan, Topology
+from gnnpar.runner import memory
+from gnnpar.runner.evaluate import evaluate, fidelity
+from gnnpar.runner.facts import WARMUP_EPOCHS, World
+from gnnpar.runner.measure import EpochMeter, merge
+from gnnpar.settings import Settings
+from gnnpar.shard.shard import Shard
+from gnnpar.strategies.strategy import Workload
+from gnnpar.track.tracker import Tracker
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What one rank trains with; complete once made."""
+
+    settings: Settings
+    world: World
+    comm: Communicator
+    shard: Shard
+    engine: Any
+    optimizer: Any
+    task: Any
+    cold: dict[str, float]
+
+
+@dataclass
+class Progress:
+    """What the loop remembers from epoch to epoch, equal on every rank."""
+
+    train_seconds: float = 0.0
+    num_bytes: int = 0
+    best_val: float = -math.inf
+    evaluations_since: int = 0
+    cold: dict[str, float] = field(default_factory=dict)
+
+    def stops(self, val: float | None, settings: Settings) -> bool:
+        """Early stopping, told of one more evaluation."""
+        stopping = settings.early_stopping
+        if val is None:  # no validation nodes: nothing to stop by
+            return False
+        if val > self.best_val + (stopping.min_delta if self.best_val > -math.inf else 0.0):
+            self.best_val, self.evaluations_since = val, 0
+        else:
+            self.evaluations_since += 1
+        return stopping.patience is not None and self.evaluations_since >= stopping.patience
+
+
+def train(settings: Settings, world: World, comm: Communicator, tracker: Tracker, run_dir: Path) -> None:
+    """Train to the end. Collective; `tracker` and `run_dir` are used on rank 0."""
+    run = prepare(settings, world, comm, tracker, run_dir)
+    progress = Progress(cold=run.cold)
+    for epoch in range(settings.epochs):
+        row, loss = train_epoch(run, epoch, progress)
+        last = epoch + 1 == settings.epochs
+        stop = False
+        if last or (epoch + 1) % settings.eval_every == 0:
+            began = time.perf_counter()
+            values = evaluate(run.engine, run.shard, run.task, comm)
+            seconds = time.perf_counter() - began
+            row |= values | {"metric/name": run.task.metric_name, "time/evaluate_seconds": seconds}
+            stop = progress.stops(values["metric/val"], settings)
+        if comm.rank == 0:
+            tracker.log(row)
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss is {loss} in epoch {epoch}: lower optim.lr or set optim.clip")
+        if stop:
+            break
+    run.engine.drain()
+
+
+def prepare(settings: Settings, world: World, comm: Communicator, tracker: Tracker, run_dir: Path) -> Run:
+    """Dataset, plan, shard, model, engine and optimizer of one rank. Collective."""
+    cold: dict[str, float] = {}
+    device, dtype = comm.device, DTYPES[settings.precision]
+    dataset = None
+    if comm.rank == 0:
+        with stopwatch(cold, "load"):
+            dataset = settings.dataset.load(settings.data_dir, settings.seed)
+    facts: Any = comm.broadcast(dataset and (dataset.num_features, dataset.task, dataset.num_classes))
+    num_features, task_name, num_classes = facts
+    task = make_task(task_name, num_classes)
+    cached = settings.first_layer == "cached"
+    model = settings.model.build(num_features, task.out_dim, seed=settings.seed, cached_first_layer=cached)
+    plan = None
+    if dataset is not None:
+        with stopwatch(cold, "partition"):
+            plan = make_plan(settings, world, dataset, model.num_layers)
+        plan.save(run_dir)
+        tracker.start(start_facts(settings, world, dataset, plan))
+    with stopwatch(cold, "shard"):
+        shared: Any = comm.broadcast(plan and plan.without_nodes())
+        assert isinstance(shared, Plan)
+        part_of = plan.part_of if plan else None
+        shard = Shard.open(dataset, part_of, comm, edge_ids=model.needs_edge_ids).to(device, dtype)
+        del dataset
+        engine = settings.strategy.build(
+            plan or shared, shard, model.to(device, dtype), task, comm,
+            seed=settings.seed, first_layer=settings.first_layer,
+        )  # fmt: skip
+    optimizer = settings.optim.build(engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of)
+    return Run(settings, world, comm, shard, engine, optimizer, task, cold)
+
+
+def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -> Plan:
+    """The given plan, verified, or the strategy's own."""
+    if settings.plan is not None:
+        plan = Plan.load(settings.plan, codecs=(settings.codec,) * num_layers)
+        plan.verify(graph=dataset.graph_hash, split=dataset.split_hash)
+        if plan.num_ranks != world.size:
+            raise ValueError(
+                f"plan={settings.plan} is for {plan.num_ranks} ranks, but there are {world.size}: "
+                f"set world_size={plan.num_ranks}"
+            )
+        return plan
+    workload = Workload(
+        dataset=dataset, partition=settings.partition, cache=settings.data_dir / "partitions", num_layers=num_layers
+    )
+    return settings.strategy.plan(workload, Topology(world.size))
+
+
+def start_facts(settings: Settings, world: World, dataset: Any, plan: Plan) -> dict[str, Any]:
+    """What a run says about itself before its first epoch: scalars, and a row a part."""
+    names = settings.names
+    facts: dict[str, Any] = {"strategy": names.get("strategy"), "model": names.get("model"), "dataset": dataset.name}
+    facts |= {"nodes": dataset.num_nodes, "edges": dataset.num_edges, "ranks": world.size}
+    facts |= {"threads": world.threads_per_rank, "transport": world.backend}
+    facts |= {k: v for k, v in plan.statistics.items() if not isinstance(v, (list, dict)) and k not in facts}
+    lists = {k: v for k, v in plan.statistics.items() if isinstance(v, list)}
+    parts = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+    return facts | {"parts": [{"part": i} | part for i, part in enumerate(parts)]}
+
+
+def train_epoch(run: Run, epoch: int, progress: Progress) -> tuple[dict[str, Any], float]:
+    """One epoch, measured: its row (complete on rank 0) and its loss."""
+    settings, comm, engine, optimizer = run.settings, run.comm, run.engine, run.optimizer
+    probing = bool(settings.fidelity_every) and epoch % settings.fidelity_every == 0
+    profiling = run.world.how != "threads" and epoch == memory_epoch(settings.epochs)
+    exact = engine.exact_gradient(epoch) if probing else None
+    optimizer.schedule(epoch)
+    if (
+        profiling
+    ):  # the release of what was allocated before cannot be seen: let the epoch allocate its gradients itself
+        optimizer.zero_grad()
+    meter = EpochMeter(comm)
+    with memory.measure_epoch(comm.device) if profiling else nullcontext() as allocations, meter:
+        report = engine.train_epoch(epoch, optimizer, keep_gradient=probing)
+    mine = meter.read() | {"peak_rss": memory.peak_rss()}
+    if allocations is not None:
+        mine |= {"peak": allocations.peak, "live": live_bytes(run, allocations.activations)}
+    everyone = comm.gather(mine)
+    row: dict[str, Any] = {"epoch": epoch, "loss/train": report.loss, "optim/lr": optimizer.lr}
+    row["time/timed"] = int(not probing and not profiling)
+    if exact is not None:
+        row |= fidelity(report.gradient, exact, comm)
+    if everyone is not None:
+        row |= merge(everyone)
+        progress.train_seconds += row["time/epoch_seconds"]
+        progress.num_bytes += row["comm/total_bytes"]
+        row |= {"time/train_seconds": progress.train_seconds, "comm/total_bytes_so_far": progress.num_bytes}
+        if epoch == 0:
+            row |= {f"time/cold_{name}_seconds": seconds for name, seconds in progress.cold.items()}
+    return row, report.loss
+
+
+def memory_epoch(epochs: int) -> int:
+    """The epoch whose allocations are recorded: the first after the warm-up, sooner in short runs; -1: none."""
+    return min(WARMUP_EPOCHS, epochs - 2) if epochs > 2 else -1
+
+
+def live_bytes(run: Run, activations: int) -> dict[str, int]:
+    """Bytes a rank holds, by category."""
+    parameters = memory.nbytes(p for _, p in run.engine.named_parameters())
+    optimizer = memory.optimizer_nbytes(run.optimizer.state_dict())
+    held = run.engine.live_bytes()
+    return {"parameters": parameters, "optimizer": optimizer, "activations": activations} | held
+
+
+@contextmanager
+def stopwatch(seconds: dict[str, float], name: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - began

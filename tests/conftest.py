@@ -1,0 +1,55 @@
+"""One thread, fixed seeds and poisoned memory for every test; `run_cli` runs `gnnpar` the way a user does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _repeatable() -> Iterator[None]:
+    """Single-threaded, seeded, and with NaN in every torch.empty."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    poison: Any = torch.utils.deterministic
+    filled = poison.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    poison.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+    poison.fill_uninitialized_memory = filled
+
+
+def environment() -> dict[str, str]:
+    """The environment of a `gnnpar` process: this checkout's sources first, no settings of the caller."""
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "kernels")])
+    ours = ("GNNPAR_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+    return kept | {"PYTHONPATH": paths, "COLUMNS": "200"}
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run_cli(tmp_path: Path) -> Run:
+    """gnnpar(*arguments) in a folder of its own; the completed process."""
+
+    def run(
+        *arguments: str, cwd: Path = tmp_path, timeout: float = 120, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gnnpar", *arguments]
+        return subprocess.run(
+            command, cwd=cwd, env=environment() | env, capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    return run
