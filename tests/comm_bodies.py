@@ -1,6 +1,7 @@
 """What the ranks of the communicator suite do; importable by name, so that spawned processes find it."""
 
 import torch
+
 from gnnpar.comm import Communicator, Mesh, Site
 
 SITE = Site(epoch=0, layer=0, call=0, phase="forward")

@@ -1,8 +1,9 @@
 """Small odd graphs that every strategy must survive."""
 
 import torch
-from gnnpar.data.dataset import Dataset
 from torch import Tensor
+
+from gnnpar.data.dataset import Dataset
 
 
 def dataset_of(

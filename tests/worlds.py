@@ -3,15 +3,27 @@
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.multiprocessing as mp
+
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.process import connect
 
 Kind = Literal["threads", "gloo"]
+
+
+@dataclass(frozen=True)
+class Several:
+    """Bodies run one after the other in one world: starting processes costs seconds."""
+
+    bodies: tuple[Callable[[Communicator], Any], ...]
+
+    def __call__(self, comm: Communicator) -> list[Any]:
+        return [body(comm) for body in self.bodies]
 
 
 def run_world(kind: Kind, size: int, body: Callable[[Communicator], Any]) -> list[Any]:

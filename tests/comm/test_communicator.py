@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from comm_bodies import all_to_all, collectives, grid, large_two_way, late_sender, sizes
 from gnnpar.comm import Mesh, ThreadWorld
 from worlds import run_world

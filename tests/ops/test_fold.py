@@ -3,6 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gnnpar.ops.aggregator import EdgeDropout
 from gnnpar.ops.block import Block, Operands
 from gnnpar.ops.generic import Generic
@@ -10,8 +13,6 @@ from gnnpar.ops.max import Max
 from gnnpar.ops.softmax import Softmax
 from gnnpar.ops.sum import Sum
 from gnnpar_kernels import keep_mask
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 N, M, H, D = 12, 9, 2, 3
 DROP = EdgeDropout(0.4, key=1234567)

@@ -1,0 +1,21 @@
+"""Configurations by their YAML names, composed and instantiated as the command line does."""
+
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import instantiate
+
+from gnnpar.paths import conf_dir
+
+
+def names(group: str) -> list[str]:
+    """Every YAML of a group: a new file is a new test."""
+    return sorted(p.stem for p in (conf_dir() / group).glob("*.yaml"))
+
+
+def configured(group: str, name: str, *overrides: str) -> Any:
+    """The frozen dataclass that `group=name` chooses."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+        return instantiate(compose("config", [f"{group}={name}", *overrides])[group])

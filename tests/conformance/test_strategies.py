@@ -1,0 +1,116 @@
+"""Every strategy YAML in its exact limit x every model YAML x worlds 1 to 4 equals the single device (fp64).
+
+Ranks are threads; dropout is on, so the keyed masks are compared too.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+
+from composing import configured, names
+from gnnpar.codecs.codec import BFloat16, Drop
+from gnnpar.models.gcn import GCN
+from gnnpar.runner.conformance import check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from gnnpar.strategies.graph_parallel import GraphParallel
+from gnnpar.strategies.single import Single
+from worlds import Several, run_world
+
+MODELS = names("model")
+SMALL = ("model.hidden=8", "model.num_layers=3")
+
+
+def model_of(name: str, *overrides: str):
+    return configured("model", name, *SMALL, *overrides)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", names("strategy"))
+def test_exact_limit_equals_the_single_device(strategy, model):
+    cases = check(configured("strategy", strategy), {model: model_of(model)})
+    assert cases
+    for case in cases:
+        assert case.passed, case
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("overlap", ["none", "central_marginal"])
+def test_every_overlap_has_the_bits_of_overlap_edges(overlap, model):
+    config, data = model_of(model), small_graph()
+    edges = train_in_threads(GraphParallel(overlap="edges"), config, data, world=3)
+    other = train_in_threads(GraphParallel(overlap=overlap), config, data, world=3)
+    same_bits = torch.equal(edges.logits, other.logits) if overlap == "none" else True
+    assert same_bits, "the same folds in the same order"
+    for mine, theirs in zip(other.gradients, edges.gradients, strict=True):
+        assert max(relative_error(mine[k], g) for k, g in theirs.items()) < 1e-12
+
+
+@pytest.mark.parametrize("model", ["gat", "gatv2"])
+def test_attention_dropout_is_keyed_by_edge(model):
+    config = model_of(model, "model.attention_dropout=0.4")
+    for case in check(GraphParallel(), {model: config}, worlds=(2, 4)):
+        assert case.passed, case
+    without = train_in_threads(Single(), model_of(model), small_graph(), world=1)
+    masked = train_in_threads(Single(), config, small_graph(), world=1)
+    assert relative_error(masked.gradients[0]["layers.0.conv.bias"], without.gradients[0]["layers.0.conv.bias"]) > 1e-3
+
+
+@pytest.mark.parametrize("order", ["transform_first", "aggregate_first"])
+@pytest.mark.parametrize("model", ["gcn", "sage", "resgcn"])
+def test_both_orders(model, order):
+    for case in check(GraphParallel(), {model: model_of(model, f"model.order={order}")}, worlds=(3,)):
+        assert case.passed, case
+
+
+def test_gloo_processes_equal_the_single_device():
+    data = small_graph()
+    jobs = [make_job(GraphParallel(), model_of(model), data, world=2) for model in MODELS]
+    ranks = run_world("gloo", 2, Several(tuple(jobs)))
+    for i, (model, job) in enumerate(zip(MODELS, jobs, strict=True)):
+        reference = train_in_threads(Single(), model_of(model), data, world=1)
+        got = merge_ranks(job, [results[i] for results in ranks])
+        assert got.losses == pytest.approx(reference.losses, rel=1e-12), model
+        for mine, theirs in zip(got.gradients, reference.gradients, strict=True):
+            assert max(relative_error(mine[k], g) for k, g in theirs.items()) < 1e-9, model
+        assert relative_error(got.logits, reference.logits) < 1e-9, model
+
+
+def test_training_twice_gives_the_same_bits():
+    runs = [train_in_threads(GraphParallel(), model_of("gat"), small_graph(), world=3) for _ in range(2)]
+    assert runs[0].losses == runs[1].losses
+    assert torch.equal(runs[0].logits, runs[1].logits)
+
+
+def test_inexact_codecs_differ_and_evaluate_exactly():
+    """The suite can fail: bf16 is off by its rounding, drop by far more; both predict exactly at equal weights."""
+    config, data = GCN(hidden=8), small_graph()
+    exact = train_in_threads(Single(), config, data, world=1)
+    errors = {}
+    for codec in (BFloat16(), Drop()):
+        got = train_in_threads(GraphParallel(codec=codec), config, data, world=2)
+        errors[type(codec)] = relative_error(
+            got.gradients[0]["layers.0.conv.weight"], exact.gradients[0]["layers.0.conv.weight"]
+        )
+        still = train_in_threads(GraphParallel(codec=codec), config, data, world=2, epochs=0)
+        first = train_in_threads(Single(), config, data, world=1, epochs=0)
+        assert relative_error(still.logits, first.logits) < 1e-12
+    assert 1e-5 < errors[BFloat16] < 2e-2
+    assert errors[Drop] > 5e-2
+
+
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
+def test_the_suite_notices_a_strategy_that_is_wrong(broken, monkeypatch):
+    from gnnpar.engines.flat import FlatEngine
+
+    true = FlatEngine.train_epoch
+
+    def wrong(self, epoch, optimizer, *, keep_gradient=False):
+        report = true(self, epoch, optimizer, keep_gradient=keep_gradient)
+        if self._comm.size == 1:
+            return report
+        if broken == "loss":
+            return dataclasses.replace(report, loss=report.loss * (1 + 1e-7))
+        return dataclasses.replace(report, gradient={k: g * (1 + 1e-7) for k, g in (report.gradient or {}).items()})
+
+    monkeypatch.setattr(FlatEngine, "train_epoch", wrong)
+    assert not any(c.passed for c in check(GraphParallel(), {"gcn": GCN(hidden=8)}, worlds=(2,)))
