@@ -27,10 +27,10 @@ def fold_key(*ints: int) -> int:
     """Hash (seed, epoch, layer, call, ...) into one 64-bit key; order and count matter, any Python int is taken."""
     key = _splitmix64(len(ints))
     for value in ints:
-        key = _splitmix64(key ^ _splitmix64(value & MASK64))
+        key = _splitmix64(key ^ (value & MASK64))
         rest = value >> 64
         while rest not in (0, -1):
-            key = _splitmix64(key ^ _splitmix64(rest & MASK64))
+            key = _splitmix64(~key ^ (rest & MASK64))
             rest >>= 64
     return key
 

@@ -79,6 +79,7 @@ def keep_mask(ids: Tensor, width: int, *, p: float, key: int) -> Tensor:
 
 def dropout(x: Tensor, ids: Tensor, *, p: float, key: int) -> Tensor:
     """See `naive.dropout`."""
+    threshold(p)  # refuses p = 1, where the scale is infinite
     width = prod(x.shape[1:])
     rows = x.reshape(x.shape[0], width)
     y = torch.empty_like(rows, memory_format=torch.contiguous_format)

@@ -28,13 +28,12 @@ def _ascending(indptr: Tensor, indices: Tensor) -> Tensor:
 
 
 def _reduce(indptr: Tensor, indices: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """(maximum, winning edge) of every row; undefined where no edge. Shapes: table [M, W] -> [R, W] twice."""
+    """(maximum, winning edge) of every row; no edge wins with the value -inf. Shapes: table [M, W] -> [R, W] twice."""
     size = (indptr.shape[0] - 1, table.shape[0])
     adjacency = torch.sparse_csr_tensor(indptr, indices, table.new_ones(indices.shape[0]), size, check_invariants=False)
     with torch.enable_grad():  # the winners are only reported to a caller who could want a gradient
         best, edge = torch.ops.aten._sparse_mm_reduce_impl(adjacency, table.detach().requires_grad_(), "amax")
-    edge = torch.minimum(edge.detach(), (indptr[1:] - 1)[:, None].clamp_(min=0))
-    return best.detach(), edge
+    return best.detach(), edge.detach()
 
 
 def extremum(
@@ -55,12 +54,16 @@ def extremum(
     if indices.shape[0] == 0 or width == 0:
         return state
     indices = _ascending(indptr, indices)
-    used = torch.nonzero(indptr[1:] > indptr[:-1])[:, 0]
     best, edge = _reduce(indptr, indices, flat_rows(x))
-    winner = src_ids.index_select(0, indices).index_select(0, edge.view(-1)).view(-1, width)
+    first = indptr[:-1]
+    used = torch.nonzero(indptr[1:] > first)[:, 0]
     if used.shape[0] < best.shape[0]:
-        best, winner = best.index_select(0, used), winner.index_select(0, used)
+        best, edge, first = (t.index_select(0, used) for t in (best, edge, first))
         rows = used if rows is None else rows.index_select(0, used)
+    nobody = edge >= indices.shape[0]
+    if bool(nobody.any()):  # all of the row's values are -inf: the first is the smallest id
+        edge = torch.where(nobody, first[:, None].to(edge.dtype), edge)
+    winner = src_ids.index_select(0, indices).index_select(0, edge.reshape(-1)).view(-1, width)
     where = slice(None) if rows is None else rows
     _merge_(state, best.view(-1, *x.shape[1:]), winner.view(-1, *x.shape[1:]), where)
     return state

@@ -1,5 +1,7 @@
 """Dropout keyed by (key, global row id, column): the specification, in int64 arithmetic modulo 2^32."""
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,5 @@ def dropout(x: Tensor, ids: Tensor, *, p: float, key: int) -> Tensor:
 
     Shapes: x [n, ...] (columns counted over the flattened rest), ids [n] int64 global row ids -> [n, ...].
     """
-    width = x[0].numel() if x.shape[0] else 0
-    keep = keep_mask(ids, width, p=p, key=key).reshape(x.shape)
+    keep = keep_mask(ids, prod(x.shape[1:]), p=p, key=key).reshape(x.shape)
     return torch.where(keep, x * (1.0 / (1.0 - p)), torch.zeros((), dtype=x.dtype, device=x.device))

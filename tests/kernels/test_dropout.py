@@ -1,0 +1,106 @@
+"""Keyed dropout: one definition in two bodies, the same for any subset of rows, and statistically sound."""
+
+from importlib import import_module
+
+import pytest
+import torch
+
+from gnnpar_kernels import cpu, fold_key, keep_mask, naive
+from gnnpar_kernels.hashing import threshold
+
+KEY = fold_key(0, 1, 2)
+
+
+@pytest.mark.parametrize("key", [0, 1, 2**31, 2**32, 2**63, 2**64 - 1, KEY])
+@pytest.mark.parametrize(("rows", "width"), [(0, 5), (5, 0), (1, 1), (1000, 77), (3, 70000)])
+def test_bodies_agree_bit_for_bit(rows, width, key):
+    ids = torch.randint(-(2**63), 2**63 - 1, (rows,))
+    for p in (0.0, 0.3, 0.999):
+        assert torch.equal(naive.keep_mask(ids, width, p=p, key=key), cpu.keep_mask(ids, width, p=p, key=key))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(), (7,), (3, 4), (0,)])
+def test_dropout_bodies_agree(shape, dtype):
+    x = torch.randn(501, *shape).to(dtype)
+    ids = torch.randperm(10**6)[:501]
+    y = cpu.dropout(x, ids, p=0.3, key=KEY)
+    assert y.dtype == dtype
+    assert torch.equal(naive.dropout(x, ids, p=0.3, key=KEY), y)
+
+
+def test_dropout_of_non_contiguous_rows(body):
+    x = torch.randn(64, 500).t()
+    ids = torch.arange(500)
+    assert torch.equal(body.dropout(x, ids, p=0.5, key=3), body.dropout(x.contiguous(), ids, p=0.5, key=3))
+
+
+def test_rows_are_independent_of_their_company(body, monkeypatch):
+    ids = torch.randint(0, 2**40, (4000,))
+    whole = body.keep_mask(ids, 33, p=0.5, key=KEY)
+    subset = torch.randperm(4000)[:123]
+    assert torch.equal(body.keep_mask(ids[subset], 33, p=0.5, key=KEY), whole[subset])
+    assert torch.equal(body.keep_mask(ids, 20, p=0.5, key=KEY), whole[:, :20])
+    monkeypatch.setattr(import_module("gnnpar_kernels.cpu.dropout"), "BLOCK", 100)
+    assert torch.equal(body.keep_mask(ids, 33, p=0.5, key=KEY), whole)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("first_id", [0, 2**32 - 5000, 2**52])
+def test_share_and_independence_of_neighbours(p, first_id):
+    ids = torch.arange(first_id, first_id + 10000)
+    keep = keep_mask(ids, 64, p=p, key=KEY).double()
+    n = keep.numel()
+    sigma = (p * (1 - p)) ** 0.5
+    assert abs(float(keep.mean()) - (1 - p)) < 5 * sigma / n**0.5
+    for mean, count in ((keep.mean(0), 10000), (keep.mean(1), 64)):
+        spread = float(((mean - (1 - p)) ** 2).mean())
+        assert spread == pytest.approx(sigma**2 / count, rel=0.6 if count == 10000 else 0.08)
+    centred = (keep - (1 - p)) / sigma
+    others = [
+        keep_mask(ids, 64, p=p, key=key).double() for key in (KEY + 1, KEY ^ 2**63, KEY ^ 2**31, fold_key(0, 1, 3))
+    ]
+    pairs = [(centred[1:], centred[:-1]), (centred[:, 1:], centred[:, :-1]), (centred[1:, 1:], centred[:-1, :-1])]
+    pairs += [(centred[64:], centred[:-64]), *((centred, (other - (1 - p)) / sigma) for other in others)]
+    pairs += [(centred[1:], ((other - (1 - p)) / sigma)[:-1]) for other in others]
+    for a, b in pairs:
+        assert abs(float((a * b).mean())) < 5 / n**0.5
+
+
+def test_every_bit_of_id_and_key_matters():
+    base_id, base_key, width = 123456789, KEY, 256
+    base = keep_mask(torch.tensor([base_id]), width, p=0.5, key=base_key)
+    for bit in range(64):
+        flipped = base_id ^ (1 << bit)
+        flipped = flipped - 2**64 if flipped >= 2**63 else flipped
+        by_id = keep_mask(torch.tensor([flipped]), width, p=0.5, key=base_key)
+        by_key = keep_mask(torch.tensor([base_id]), width, p=0.5, key=base_key ^ (1 << bit))
+        for other in (by_id, by_key):
+            assert 80 < int((other != base).sum()) < 176  # 128 expected, 6 deviations
+
+
+def test_extreme_probabilities(body):
+    ids = torch.arange(1000)
+    assert body.keep_mask(ids, 50, p=0.0, key=1).all()
+    x = torch.randn(1000, 50)
+    assert torch.equal(body.dropout(x, ids, p=0.0, key=1), x)
+    for p in (-0.1, 1.0, 2.0):
+        with pytest.raises(ValueError, match="outside"):
+            body.dropout(x, ids, p=p, key=1)
+    assert threshold(0.5) == 0
+
+
+def test_dropout_is_linear_and_scaled(body):
+    ids = torch.arange(2000)
+    y = body.dropout(torch.ones(2000, 50), ids, p=0.25, key=9)
+    assert y.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
+    assert float(y.mean()) == pytest.approx(1.0, abs=0.01)
+
+
+def test_fold_key_separates():
+    keys = {
+        fold_key(*parts) for parts in [(), (0,), (0, 0), (1,), (0, 1), (1, 0), (-1,), (2**64,), (2**63,), (1, 0, 0)]
+    }
+    assert len(keys) == 10
+    assert all(0 <= key < 2**64 for key in keys)
+    assert fold_key(1, 2, 3) == fold_key(1, 2, 3)

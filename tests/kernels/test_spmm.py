@@ -1,0 +1,89 @@
+"""Sums over in-edges: the specification against a dense product, the CPU body against the specification."""
+
+from importlib import import_module
+
+import pytest
+import torch
+
+from gnnpar_kernels import cpu, naive, spmm
+
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def _dense(graph):
+    matrix = torch.zeros(graph.num_dst, graph.num_src, dtype=torch.float64)
+    return matrix.index_put_(
+        (graph.dst, graph.src), torch.ones(graph.src.shape[0], dtype=torch.float64), accumulate=True
+    )
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("shape", [(), (1,), (8,), (47,), (300,), (2, 5), (0,), (2, 0)])
+def test_sums_equal_dense_product(kit, body, shape, dtype, index):
+    graph = kit.degree_graph(dtype=index)
+    x = torch.randn(graph.num_src, *shape).to(dtype)
+    expected = _dense(graph) @ x.double().reshape(graph.num_src, x[0].numel())
+    out = body.spmm(graph.forward.indptr, graph.forward.indices, x, num_rows=graph.num_dst)
+    assert out.dtype == dtype
+    kit.assert_near(out, expected.view(graph.num_dst, *shape), tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("block", [16, 1 << 17])
+def test_chain_of_blocks_accumulates(kit, body, dtype, compress, block, monkeypatch):
+    monkeypatch.setattr(import_module("gnnpar_kernels.cpu.spmm"), "BLOCK", block)
+    graph = kit.degree_graph()
+    x, start = torch.randn(graph.num_src, 3, 4, dtype=dtype), torch.randn(graph.num_dst, 3, 4, dtype=dtype)
+    expected = start.double() + (_dense(graph) @ x.double().view(-1, 12)).view(-1, 3, 4)
+    out = start.clone()
+    for piece in reversed(kit.cut(graph, 3, compress=compress)):
+        csr = piece.forward
+        result = body.spmm(csr.indptr, csr.indices, x, num_rows=graph.num_dst, rows=csr.rows, out=out)
+        assert result is out
+    kit.assert_near(out, expected, tolerance=TOLERANCE[dtype])
+
+
+def test_compressed_rows_into_a_fresh_result(kit, body):
+    csr = kit.degree_graph(compress=True).forward
+    x = torch.randn(60, 8)
+    out = body.spmm(csr.indptr, csr.indices, x, num_rows=9, rows=csr.rows)
+    plain = kit.degree_graph().forward
+    kit.assert_near(out, naive.spmm(plain.indptr, plain.indices, x, num_rows=9), tolerance=1e-5)
+    assert not out[0].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_non_contiguous_rows(kit, body, dtype):
+    graph = kit.degree_graph()
+    wide = torch.randn(16, graph.num_src, dtype=dtype)
+    for x in (wide.t(), wide.t()[:, 3:9], wide.t()[:, ::2]):
+        out = body.spmm(graph.forward.indptr, graph.forward.indices, x, num_rows=graph.num_dst)
+        kit.assert_near(out, _dense(graph) @ x.double(), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("num_rows", [0, 5])
+@pytest.mark.parametrize("num_src", [0, 4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_no_edges(body, num_rows, num_src, dtype):
+    indptr, indices = torch.zeros(num_rows + 1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)
+    out = body.spmm(indptr, indices, torch.randn(num_src, 7, dtype=dtype), num_rows=num_rows)
+    assert out.shape == (num_rows, 7)
+    assert not out.any()
+
+
+def test_reverse_product_is_the_gradient(kit, body):
+    graph = kit.degree_graph()
+    x = torch.randn(graph.num_src, 6, dtype=torch.float64, requires_grad=True)
+    grad_out = torch.randn(graph.num_dst, 6, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(torch.zeros_like(grad_out).index_add(0, graph.dst, x[graph.src]), x, grad_out)
+    actual = body.spmm(graph.reverse.indptr, graph.reverse.indices, grad_out, num_rows=graph.num_src)
+    kit.assert_near(actual, expected, tolerance=1e-13)
+
+
+def test_public_name_takes_the_cpu_body(kit):
+    graph = kit.degree_graph()
+    x = torch.randn(graph.num_src, 8)
+    args = graph.forward.indptr, graph.forward.indices, x
+    assert torch.equal(spmm(*args, num_rows=graph.num_dst), cpu.spmm(*args, num_rows=graph.num_dst))
