@@ -105,7 +105,7 @@ class Generic:
     def _differentials(
         self, leaves: tuple, piece: _Slice, saved: Rows, delta: Tensor | None, grad_edges: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The edge functions' results and gradients: alpha K dO of the value, alpha (K <dO, v> - delta) of the score."""
+        """Results of the edge functions, gradients: alpha K dO of the value, alpha (K <dO, v> - delta) of the score."""
         value = self.value(*leaves)
         if self.score is None or delta is None:
             return [value], [grad_edges]

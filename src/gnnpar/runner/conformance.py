@@ -86,9 +86,7 @@ class Job:
         model = copy.deepcopy(self.model).to(self.dtype)
         given = self.dataset if comm.rank == 0 else None
         shard = Shard.open(given, self.plan.part_of, comm, edge_ids=model.needs_edge_ids).to(comm.device, self.dtype)
-        engine = self.strategy.build(
-            self.plan, shard, model, task, comm, seed=self.seed, first_layer=self.first_layer
-        )
+        engine = self.strategy.build(self.plan, shard, model, task, comm, seed=self.seed, first_layer=self.first_layer)
         optimizer = torch.optim.SGD([p for _, p in engine.named_parameters()], lr=0.1)
         losses, gradients, traffic = [], [], []
         for epoch in range(self.epochs):
