@@ -43,7 +43,11 @@ def main(argv: list[str] | None = None) -> int:
         hint = f", did you mean {close[0]}?" if close else ""
         sys.stderr.write(f"gnnpar: unknown command {command}{hint}; there are {', '.join(COMMANDS)}\n")
         return 2
-    return run(command, rest)
+    try:
+        return run(command, rest)
+    except BrokenPipeError:  # `gnnpar ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 if __name__ == "__main__":

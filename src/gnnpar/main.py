@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnpar.paths import conf_dir
-from gnnpar.settings import ConfigError, Settings, build_settings, closest, show, unknown_key
+from gnnpar.settings import ConfigError, Settings, build_settings, closest, show, unknown_key, with_plan
 from gnnpar.track.console import complain
 
 COMMANDS = ("train", "compare", "doctor", "check")
@@ -111,7 +111,7 @@ def compose_job(config: Any) -> tuple[Callable[[], Settings], Path, Mapping[str,
     def settings() -> Settings:
         facts["yaml"] = OmegaConf.to_yaml(config, resolve=True)
         resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        return build_settings(resolved, names)
+        return build_settings(*with_plan(resolved, names, job.overrides.task))
 
     return settings, folder, facts
 

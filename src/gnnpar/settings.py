@@ -115,6 +115,22 @@ def build_settings(config: Mapping[str, Any], names: Mapping[str, str]) -> Setti
     return Settings(**values, names=dict(names), resolved=_plain(config))
 
 
+def with_plan(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> tuple[dict, dict]:
+    """Configuration and names after plan=FILE, which sets the strategy; a strategy asked for beside it is an error."""
+    config, names = dict(config), dict(names)
+    if (path := config.get("plan")) is None:
+        return config, names
+    asked = [o for o in overrides if o.lstrip("+~").startswith(("strategy=", "strategy."))]
+    if asked:
+        raise ConfigError(f"{asked[0]} and plan={path}: the plan sets the strategy; leave one of them out")
+    try:
+        strategy = dict(json.loads(Path(path).read_text(encoding="utf-8"))["strategy"])
+        names["strategy"] = strategy.pop("name")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"plan={path} cannot be read: {type(error).__name__} {error}; give a plan.json") from error
+    return config | {"strategy": strategy}, names
+
+
 def instantiate(node: Mapping[str, Any], path: str = "") -> Any:
     """The object that a node with `_target_` describes, its fields checked against the class."""
     target = node["_target_"]
@@ -212,8 +228,10 @@ def unknown_key(path: str, value: Any, known: Iterable[str]) -> str:
     """One line for a key that nobody reads."""
     parent, _, key = path.rpartition(".")
     names = sorted(k for k in known if k != "_target_")
+    if "/" in path:
+        return f"{path}={show(value)}: there is no folder {path} with {show(value)}.yaml here or in the configuration"
     where = f"{parent} has" if parent else "there are"
-    return f"unknown key {path}={show(value)}{closest(key, names)}; {where} {', '.join(names)}"
+    return f"unknown key {path}={show(value)}{closest(key, names)}; {where} {', '.join(names) or 'no keys'}"
 
 
 def closest(word: str, choices: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import torch
+from rich.markup import escape
 from rich.table import Table
 
 from gnnpar.runner.facts import installed, num_cores, processor, versions
@@ -28,7 +29,7 @@ def run(argv: list[str]) -> int:
     table = Table(box=None, show_header=False)
     for section, values in facts.items():
         for i, (name, value) in enumerate(values.items()):
-            table.add_row(section if i == 0 else "", name, str(value))
+            table.add_row(section if i == 0 else "", name, escape(str(value)))
     stdout().print(table)
     return 0
 
@@ -76,10 +77,6 @@ def extra(name: str, how: str) -> str:
 
 def backends() -> dict[str, str]:
     """Which transports this torch was built with."""
-    import torch.distributed as dist
+    from gnnpar.comm.process import backends as built
 
-    built = {
-        "gloo": dist.is_available() and dist.is_gloo_available(),
-        "nccl": dist.is_available() and dist.is_nccl_available(),
-    }
-    return {name: "yes" if there else "not in this torch" for name, there in built.items()} | {"threads": "yes"}
+    return {name: "yes" if there else "not in this torch" for name, there in built().items()} | {"threads": "yes"}

@@ -26,6 +26,8 @@ class MemoryReport:
     _seen: set[int] = field(default_factory=set)
 
     def saved(self, tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided:
+            return tensor
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._seen:
             self._seen.add(storage.data_ptr())

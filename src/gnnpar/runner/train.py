@@ -5,11 +5,12 @@ Only rank 0 reads the dataset, plans, and talks to trackers; every figure it log
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from gnnpar.runner import memory
 from gnnpar.runner.evaluate import evaluate, fidelity
 from gnnpar.runner.facts import WARMUP_EPOCHS, World
 from gnnpar.runner.measure import EpochMeter, merge
-from gnnpar.settings import Settings
+from gnnpar.settings import Settings, instantiate
 from gnnpar.shard.shard import Shard
 from gnnpar.strategies.strategy import Workload
 from gnnpar.track.tracker import Tracker
@@ -125,7 +126,8 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
 def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -> Plan:
     """The given plan, verified, or the strategy's own."""
     if settings.plan is not None:
-        plan = Plan.load(settings.plan, codecs=(settings.codec,) * num_layers)
+        layers = json.loads(settings.plan.read_text(encoding="utf-8"))["layers"]
+        plan = Plan.load(settings.plan, codecs=tuple(layer["codec"] and instantiate(layer["codec"]) for layer in layers))
         plan.verify(graph=dataset.graph_hash, split=dataset.split_hash)
         if plan.num_ranks != world.size:
             raise ValueError(
@@ -136,7 +138,8 @@ def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -
     workload = Workload(
         dataset=dataset, partition=settings.partition, cache=settings.data_dir / "partitions", num_layers=num_layers
     )
-    return settings.strategy.plan(workload, Topology(world.size))
+    plan = settings.strategy.plan(workload, Topology(world.size))
+    return replace(plan, strategy={"name": settings.names.get("strategy"), **settings.resolved["strategy"]})
 
 
 def start_facts(settings: Settings, world: World, dataset: Any, plan: Plan) -> dict[str, Any]:
