@@ -142,7 +142,7 @@ def test_small_and_large_scores_chain(kit, body):
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("scale", [1.0, 1e3])
-def test_many_row_blocks_and_chunks(kit, dtype, scale, monkeypatch):
+def test_many_row_blocks(kit, dtype, scale, monkeypatch):
     graph = kit.degree_graph()
     inputs = _inputs(graph, 3, 8, dtype=dtype, scale=scale)
 
@@ -152,7 +152,6 @@ def test_many_row_blocks_and_chunks(kit, dtype, scale, monkeypatch):
 
     expected = run()
     monkeypatch.setattr("gnnpar_kernels.cpu.edges.BLOCK", 20)
-    monkeypatch.setattr("gnnpar_kernels.cpu.edges.CHUNK", 7)
     for got, reference in zip(run(), expected, strict=True):
         kit.assert_near(got, reference, tolerance=TOLERANCE[dtype])
 

@@ -1,6 +1,7 @@
-"""Attention weights of one head over a block of rows, chunk by chunk, in buffers that are written over and over.
+"""Attention weights of one head over a block of rows, in buffers that are written over and over.
 
-Heads are the outer loop: everything of edge size is one number per edge of a block, nothing is [E, H] or [E, D].
+Every float of edge size is one number per edge of a block that stays in cache; nothing is [E, H] or [E, D]. Of the
+whole CSR only integers are held: each edge's row and, with dropout, its part of the hash.
 """
 
 from typing import NamedTuple
@@ -11,8 +12,7 @@ from torch import Tensor
 from gnnpar_kernels.cpu.bags import RowBlock, row_blocks
 from gnnpar_kernels.cpu.dropout import column_hash, keep_bits, row_hash
 
-BLOCK = 1 << 22  # edges whose weights are held at once: five such buffers
-CHUNK = 1 << 16  # edges scored at once: the scratch of a chunk stays in the second-level cache
+BLOCK = 1 << 18  # edges of a block: its weights and the sums of its rows stay near; smaller costs calls and barriers
 PLAIN = 20.0  # scores up to this size are exponentiated as they are: sums of exp(20) and of exp(-20) are exact enough
 
 
@@ -71,81 +71,57 @@ class EdgeWeights:
     ) -> None:
         self.slope, self.dropping = slope, dropping
         self.blocks = row_blocks(indptr, indices, edges=BLOCK)
+        self._rows = {block.first: block.row_of_edge() for block in self.blocks}
+        self._hashes: dict[int, Tensor] = {}
+        if dropping is not None:
+            ids = dropping.edge_ids
+            self._hashes = {b.first: row_hash(ids[b.begin : b.end], key=dropping.key) for b in self.blocks}
         size = max((block.num_edges for block in self.blocks), default=0)
-        chunk = min(size, CHUNK)
-        self._weight, self._sloped = torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)
-        self._score, self._spare = torch.empty(chunk, dtype=dtype), torch.empty(chunk, dtype=dtype)
-        self._bits, self._bits_spare = (torch.empty(chunk, dtype=torch.int32) for _ in range(2))
-        self._only = self._per_block(self.blocks[0]) if len(self.blocks) == 1 else None
-
-    def _per_block(self, block: RowBlock) -> tuple[Tensor, Tensor | None]:
-        """(row of each edge, its part of the dropout hash): of one block these serve all heads."""
-        dropping = self.dropping
-        if dropping is None:
-            return block.row_of_edge(), None
-        hashed = torch.empty(block.num_edges, dtype=torch.int32)
-        for begin in range(0, block.num_edges, CHUNK):
-            part = slice(begin, begin + CHUNK)
-            hashed[part] = row_hash(dropping.edge_ids[block.begin : block.end][part], key=dropping.key)
-        return block.row_of_edge(), hashed
+        self._weight, self._sloped, self._score, self._spare = (torch.empty(size, dtype=dtype) for _ in range(4))
+        self._bits, self._bits_spare = (torch.empty(size, dtype=torch.int32) for _ in range(2))
 
     def top(self, block: RowBlock, rows: HeadRows) -> Tensor:
         """The largest activated score of each row, -inf where no edge. Shapes: -> [rows of the block]."""
-        row_of_edge, _ = self._only or self._per_block(block)
-        score = self._weight[: block.num_edges]
-        for begin in range(0, block.num_edges, CHUNK):
-            part = slice(begin, begin + CHUNK)
-            raw = self._raw(block, rows, row_of_edge[part], block.indices[part])
-            torch.ops.aten.leaky_relu.out(raw, self.slope, out=score[part])
+        score = self._score_of(block, rows)
+        torch.ops.aten.leaky_relu.out(score, self.slope, out=score)
         return torch.segment_reduce(score, "max", offsets=block.offsets.long(), initial=-torch.inf)
 
     def weights(self, block: RowBlock, rows: HeadRows) -> Tensor:
         """exp(leaky_relu(score) - shift) of a block's edges. Shapes: -> [edges of the block], a buffer."""
-        return self._fill(block, rows, with_slope=False)[0]
+        return self._activated(block, rows, self._score_of(block, rows))
 
     def weights_and_sloped(self, block: RowBlock, rows: HeadRows) -> tuple[Tensor, Tensor]:
         """The same, and times the activation's slope at the score. Shapes: -> [edges of the block] twice, buffers."""
-        return self._fill(block, rows, with_slope=True)
+        score = self._score_of(block, rows)
+        weight, sloped = self._activated(block, rows, score), self._sloped[: block.num_edges]
+        torch.ops.aten.leaky_relu_backward.grad_input(weight, score, self.slope, False, grad_input=sloped)
+        return weight, sloped
 
-    def _raw(self, block: RowBlock, rows: HeadRows, row_of_edge: Tensor, indices: Tensor) -> Tensor:
-        size = indices.shape[0]
-        score, spare = self._score[:size], self._spare[:size]
-        torch.index_select(rows.col, 0, indices, out=score)
+    def _score_of(self, block: RowBlock, rows: HeadRows) -> Tensor:
+        score, spare = self._score[: block.num_edges], self._spare[: block.num_edges]
+        torch.index_select(rows.col, 0, block.indices, out=score)
         row = rows.row[block.first : block.last]
-        return score.add_(torch.index_select(row, 0, row_of_edge, out=spare))
+        return score.add_(torch.index_select(row, 0, self._rows[block.first], out=spare))
 
-    def _fill(self, block: RowBlock, rows: HeadRows, *, with_slope: bool) -> tuple[Tensor, Tensor]:
-        row_of_edge, _ = self._only or self._per_block(block)
-        weights, sloped = self._weight[: block.num_edges], self._sloped[: block.num_edges]
-        for begin in range(0, block.num_edges, CHUNK):
-            part = slice(begin, begin + CHUNK)
-            indices = block.indices[part]
-            score = self._raw(block, rows, row_of_edge[part], indices)
-            spare, weight = self._spare[: score.shape[0]], weights[part]
-            torch.ops.aten.leaky_relu.out(score, self.slope, out=weight)
-            if rows.row_shift is not None:
-                shift = rows.row_shift[block.first : block.last]
-                weight.sub_(torch.index_select(shift, 0, row_of_edge[part], out=spare))
-            if rows.col_shift is not None:
-                weight.sub_(torch.index_select(rows.col_shift, 0, indices, out=spare))
-            weight.exp_()
-            if with_slope:
-                torch.ops.aten.leaky_relu_backward.grad_input(weight, score, self.slope, False, grad_input=sloped[part])
-        return weights, sloped
+    def _activated(self, block: RowBlock, rows: HeadRows, score: Tensor) -> Tensor:
+        weight, spare = self._weight[: block.num_edges], self._spare[: block.num_edges]
+        torch.ops.aten.leaky_relu.out(score, self.slope, out=weight)
+        if rows.row_shift is not None:
+            shift = rows.row_shift[block.first : block.last]
+            weight.sub_(torch.index_select(shift, 0, self._rows[block.first], out=spare))
+        if rows.col_shift is not None:
+            weight.sub_(torch.index_select(rows.col_shift, 0, block.indices, out=spare))
+        return weight.exp_()
 
     def drop_(self, block: RowBlock, head: int, *weights: Tensor) -> None:
         """Apply the dropout mask of a head and its scale, in place. Shapes: each [edges of the block]."""
         dropping = self.dropping
         if dropping is None:
             return
-        _, hashed = self._only or self._per_block(block)
-        assert hashed is not None
-        for begin in range(0, block.num_edges, CHUNK):
-            rows = hashed[begin : begin + CHUNK]
-            bits, spare = self._bits[: rows.shape[0]], self._bits_spare[: rows.shape[0]]
-            keep_bits(rows, dropping.heads[head], p=dropping.p, out=bits, scratch=spare)
-            for weight in weights:
-                _keep_(weight[begin : begin + CHUNK].mul_(1.0 / (1.0 - dropping.p)), bits)
+        bits, spare = self._bits[: block.num_edges], self._bits_spare[: block.num_edges]
+        keep_bits(self._hashes[block.first], dropping.heads[head], p=dropping.p, out=bits, scratch=spare)
+        for weight in weights:
+            _keep_(weight.mul_(1.0 / (1.0 - dropping.p)), bits)
 
 
 def _keep_(weight: Tensor, bits: Tensor) -> None:
