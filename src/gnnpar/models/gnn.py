@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gnnpar.graph import Graph
 from gnnpar.ops.block import Rows
+from gnnpar_kernels import fold_key
 
 Order = Literal["auto", "transform_first", "aggregate_first"]
 Probability = Annotated[float, Ge(0.0), Lt(1.0)]
@@ -175,5 +176,6 @@ def initialise(model: nn.Module, seed: int) -> None:
                 if parameter.ndim < 2:
                     parameter.zero_()
                 else:
-                    key = zlib.crc32(f"{prefix}.{name}".encode())
-                    nn.init.xavier_uniform_(parameter, generator=torch.Generator().manual_seed(seed * 2**32 + key))
+                    key = fold_key(seed, zlib.crc32(f"{prefix}.{name}".encode()))
+                    low = key & 0xFFFFFFFF  # the CPU's generator ignores all other bits of a seed
+                    nn.init.xavier_uniform_(parameter, generator=torch.Generator().manual_seed(low))

@@ -100,7 +100,7 @@ class Walk:
             ids.append(block.edge_ids)
             start += block.num_src
         dst, src = torch.cat(dst), torch.cat(src)
-        by_row = torch.argsort(dst * len(order) + src)
+        by_row = torch.argsort(dst * len(order) + src, stable=True)  # repeated edges keep the order of their ids
         edge_ids = None if ids[0] is None else torch.cat(ids)[by_row]
         all_ids = torch.cat([shard.node_ids, shard.halo_ids])[order]
         block = Block.from_edges(
