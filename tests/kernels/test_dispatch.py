@@ -58,3 +58,29 @@ def test_cpu_body_is_not_forced_on_a_gpu(monkeypatch):
     monkeypatch.setenv(dispatch.VARIABLE, "cpu")
     with pytest.raises(ValueError, match="on cuda"):
         implementations("cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_ops_run_in_inference_mode(kit, dtype):
+    graph = kit.degree_graph()
+    x, a_src, a_dst = (torch.randn(n, 2, dtype=dtype) for n in (graph.num_src, graph.num_src, graph.num_dst))
+    indptr, indices, _, _ = graph.forward
+    ids = torch.arange(graph.num_src)
+
+    def run():
+        z = x.clone()
+        state = gnnpar_kernels.attend(
+            indptr, indices, z[..., None], a_src, a_dst, slope=0.2, num_rows=graph.num_dst
+        )  # fmt: skip
+        return (
+            gnnpar_kernels.spmm(indptr, indices, z, num_rows=graph.num_dst),
+            *gnnpar_kernels.extremum(indptr, indices, z, ids, num_rows=graph.num_dst),
+            *gnnpar_kernels.attend_finish(state),
+            gnnpar_kernels.dropout(z, ids, p=0.5, key=1),
+        )
+
+    expected = run()
+    with torch.inference_mode():
+        actual = run()
+    for got, reference in zip(actual, expected, strict=True):
+        assert torch.equal(got, reference)

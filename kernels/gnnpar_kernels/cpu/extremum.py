@@ -30,9 +30,11 @@ def _ascending(indptr: Tensor, indices: Tensor) -> Tensor:
 def _reduce(indptr: Tensor, indices: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """(maximum, winning edge) of every row; no edge wins with the value -inf. Shapes: table [M, W] -> [R, W] twice."""
     size = (indptr.shape[0] - 1, table.shape[0])
-    adjacency = torch.sparse_csr_tensor(indptr, indices, table.new_ones(indices.shape[0]), size, check_invariants=False)
-    with torch.enable_grad():  # the winners are only reported to a caller who could want a gradient
-        best, edge = torch.ops.aten._sparse_mm_reduce_impl(adjacency, table.detach().requires_grad_(), "amax")
+    with torch.inference_mode(False), torch.enable_grad():  # winners are told only where a gradient could be asked for
+        indptr, indices, table = (t.clone() if t.is_inference() else t.detach() for t in (indptr, indices, table))
+        ones = torch.ones(indices.shape[0], dtype=table.dtype)
+        adjacency = torch.sparse_csr_tensor(indptr, indices, ones, size, check_invariants=False)
+        best, edge = torch.ops.aten._sparse_mm_reduce_impl(adjacency, table.requires_grad_(), "amax")
     return best.detach(), edge.detach()
 
 
