@@ -210,7 +210,8 @@ def describe(hint: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe(a) for a in args)
     if origin in (tuple, list):
-        return f"a list of {describe(args[0])}"
+        length = "a list of" if origin is list or Ellipsis in args else f"a list of {len(args)}, each"
+        return f"{length} {describe(args[0])}"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     return words.get(hint, "null" if hint is type(None) else getattr(hint, "__name__", str(hint)))
 
@@ -236,7 +237,7 @@ def unknown_key(path: str, value: Any, known: Iterable[str]) -> str:
 
 def closest(word: str, choices: Iterable[str]) -> str:
     """', did you mean x?' or nothing."""
-    found = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    found = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f", did you mean {found[0]}?" if found else ""
 
 

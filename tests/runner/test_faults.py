@@ -1,4 +1,4 @@
-"""What a run leaves and says when something goes wrong: one line, a non-zero exit, result.json, and no process behind."""
+"""What a run leaves and says when something goes wrong: one line, a non-zero exit, result.json, no process behind."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from conftest import Run, environment
 
-TINY = ("dataset.num_nodes=300", "dataset.avg_degree=6")
+TINY = ("dataset.num_nodes=300", "dataset.avg_degree=6", "threads_per_rank=1")
 LONG = ("epochs=1000000", "eval_every=1000000", "tracker=jsonl", *TINY, "hydra.run.dir=run")
-FAILING = '''
+FAILING = """
 from dataclasses import dataclass
 from gnnpar.strategies.graph_parallel import GraphParallel
 
@@ -32,7 +33,7 @@ class Failing(GraphParallel):
             return train_epoch(epoch, optimizer, **kwargs)
         object.__setattr__(engine, "train_epoch", failing)
         return engine
-'''
+"""
 
 
 class Started:
@@ -42,14 +43,18 @@ class Started:
         command = [sys.executable, "-m", "gnnpar", "train", *LONG, *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.folder = folder
-        self.process = subprocess.Popen(command, cwd=folder, env=environment(), text=True, start_new_session=True, **pipes)
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=environment(), text=True, start_new_session=True, **pipes
+        )
         self.all = [psutil.Process(self.process.pid)]
         deadline = time.monotonic() + 90
         while not self._trained() and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         assert self._trained(), self.process.communicate(timeout=30)
         children = psutil.Process(self.process.pid).children(recursive=True)
-        self.ranks = [p for p in sorted(children, key=lambda p: p.pid) if any("spawn_main" in word for word in p.cmdline())]
+        self.ranks = [
+            p for p in sorted(children, key=lambda p: p.pid) if any("spawn_main" in word for word in p.cmdline())
+        ]
         self.all += children
         if num_ranks > 1:
             assert len(self.ranks) == num_ranks

@@ -1,0 +1,192 @@
+"""Settings from YAML: every key, type, range and Literal is checked before a rank starts, in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import annotated_types as at
+import pytest
+
+from conftest import environment
+from gnnpar.main import compose, hydra_line
+from gnnpar.paths import conf_dir
+from gnnpar.settings import ConfigError, Settings, build_settings, describe, instantiate, with_plan
+
+QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # as __main__ sets them
+GROUPS = sorted(p for p in conf_dir().glob("*/*.yaml") if p.parent.name != "debug")
+
+
+@pytest.mark.parametrize("file", GROUPS, ids=lambda p: f"{p.parent.name}={p.stem}")
+def test_every_yaml_composes_and_instantiates(file: Path) -> None:
+    settings = compose([f"{file.parent.name}={file.stem}", "data_dir=somewhere"])
+    assert settings.names[file.parent.name] == file.stem
+    assert settings.data_dir == Path.cwd() / "somewhere"
+
+
+@pytest.mark.parametrize("file", sorted((conf_dir() / "debug").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_debug_preset_composes(file: Path) -> None:
+    assert isinstance(compose([f"debug={file.stem}"]), Settings)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("world_size=0", "world_size=0 must be a whole number >= 1"),
+        ("epochs=ten", "epochs=ten must be a whole number >= 1"),
+        ("epochs=2.5", "epochs=2.5 must be a whole number >= 1"),
+        ("seed=true", "seed=true must be a whole number >= 0"),
+        ("precision=fp23", "precision=fp23 must be one of fp32, fp64, did you mean fp32?"),
+        ("threads_per_rank=none", "threads_per_rank=none must be a whole number >= 1 or auto"),
+        ("early_stopping.patience=0", "early_stopping.patience=0 must be a whole number >= 1 or null"),
+        ("optim.lr=-0.1", "optim.lr=-0.1 must be a number > 0"),
+        ("optim.betas=[0.9]", "optim.betas=[0.9] must be a list of 2, each a number >= 0 and < 1"),
+        ("optim.schedule=cosin", "must be one of constant, cosine, step, warmup, did you mean cosine?"),
+        ("optim.schedule=warmup", "optim: schedule=warmup with warmup_epochs=0 warms up never"),
+        ("strategy.codec=7", "strategy.codec=7 must be a group or an object with _target_"),
+        ("comm.backend=null", "comm.backend=null must be one of gloo, nccl, threads"),
+        ("+model.depth=3", "unknown key model.depth=3; model has"),
+        ("+epoch=3", "unknown key epoch=3, did you mean epochs?; there are"),
+        ("+experiments/scaling=study", "experiments/scaling=study: there is no folder experiments/scaling"),
+        ("optim._target_=gnnpar.runner.optim.Adan", "optim._target_=gnnpar.runner.optim.Adan cannot be imported"),
+        ("comm._target_=gnnpar.settings.Host", "unknown key comm.backend=gloo"),
+    ],
+)
+def test_a_wrong_value_is_one_line(override: str, line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose([override])
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (
+            "strategy=grap_parallel",
+            "strategy=grap_parallel does not exist, did you mean graph_parallel?; strategy can be",
+        ),
+        ("modle=gcn", "unknown key modle=gcn, did you mean model?; there are"),
+        ("model.hiden=3", "unknown key model.hiden=3, did you mean hidden?; model has"),
+        ("optim.lr.x=3", "optim.lr"),
+        ("epochs=[", "epochs=[ is no override"),
+    ],
+)
+def test_what_hydra_refuses_is_one_line_without_paths(override: str, line: str) -> None:
+    with pytest.raises(Exception) as error:  # noqa: PT011  # Hydra has no common base for these
+        compose([override])
+    text = hydra_line(error.value, [override])
+    assert text is not None
+    assert line in text
+    assert "\n" not in text
+    assert str(conf_dir()) not in text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    depth: Annotated[int, at.Interval(ge=1, le=4)] = 2
+    kind: Literal["a", "b"] = "a"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    inner: Inner
+    anything: Any = None
+    pair: tuple[float, float] = (0.0, 1.0)
+    many: tuple[Inner, ...] = ()
+    where: Path | None = None
+    note: str = field(default="")
+
+
+def node(**fields: Any) -> dict[str, Any]:
+    return {"_target_": f"{__name__}.Outer", **fields}
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or sys.modules[Outer.__module__])
+
+
+def test_nested_dataclasses_are_built_and_checked() -> None:
+    inner = {"_target_": f"{__name__}.Inner", "depth": 3}
+    built = instantiate(node(inner={"depth": 4}, anything=inner, pair=[1, 2.5], many=[inner], where="x/y"), "g")
+    assert built == Outer(
+        inner=Inner(depth=4), anything=Inner(depth=3), pair=(1.0, 2.5), many=(Inner(depth=3),), where=Path("x/y")
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({}, "g.inner is missing; it must be Inner"),
+        ({"inner": {"depth": 9}}, "g.inner.depth=9 must be a whole number >= 1 and <= 4"),
+        ({"inner": {"_target_": "gnnpar.settings.Comm"}}, "g.inner=gnnpar.settings.Comm is no Inner"),
+        (
+            {"inner": {}, "many": [{"_target_": f"{__name__}.Inner", "kind": "c"}]},
+            "g.many[0].kind=c must be one of a, b",
+        ),
+        ({"inner": {}, "note": 3}, "g.note=3 must be text"),
+        ({"inner": {}, "anything": {"_target_": "nowhere.X"}}, "g.anything._target_=nowhere.X cannot be imported"),
+    ],
+)
+def test_errors_name_the_nested_key(fields: dict, line: str) -> None:
+    with pytest.raises(ConfigError, match=line.replace("[", r"\[").replace("]", r"\]")):
+        instantiate(node(**fields), "g")
+
+
+def test_types_in_words() -> None:
+    assert describe(int | None) == "a whole number or null"
+    assert describe(tuple[int, ...]) == "a list of a whole number"
+    assert describe(Literal["x"]) == "x"
+
+
+def test_a_plan_sets_the_strategy(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"strategy": {"name": "single", "_target_": "gnnpar.strategies.single.Single"}}')
+    base = compose([])
+    config, names = with_plan(base.resolved | {"plan": str(plan)}, base.names, ["epochs=3"])
+    assert build_settings(config, names).names["strategy"] == "single"
+    with pytest.raises(ConfigError, match="the plan sets the strategy"):
+        with_plan(config, names, ["strategy.overlap=none"])
+    with pytest.raises(ConfigError, match=r"cannot be read: FileNotFoundError"):
+        with_plan(config | {"plan": "nowhere.json"}, names, [])
+
+
+def test_a_folder_of_ones_own_adds_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("_target_: gnnpar.models.gcn.GCN\nhidden: 7\n")
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "deep.yaml").write_text("# @package _global_\nepochs: 17\n")
+    monkeypatch.chdir(tmp_path)
+    settings = compose(["model=mine", "+experiments=deep"])
+    assert settings.model.hidden == 7
+    assert settings.epochs == 17
+
+
+def test_a_rank_imports_neither_hydra_nor_services_nor_pyg(tmp_path: Path) -> None:
+    """A pickled Settings, unpickled and trained with in a fresh process, as a spawned rank does it."""
+    import pickle
+
+    settings = compose(["strategy=single", "threads_per_rank=1", "debug=tiny", "tracker=jsonl", f"data_dir={tmp_path}"])
+    (tmp_path / "settings").write_bytes(pickle.dumps(settings))
+    code = """
+import pickle, sys, pathlib
+settings = pickle.loads(pathlib.Path("settings").read_bytes())
+from gnnpar.runner.launch import launch
+import gnnpar.runner.ranks
+assert launch(settings, pathlib.Path(".")).status == "completed"
+print(sorted({"hydra", "omegaconf", "wandb", "torch_geometric"} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment() | QUIET,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,142 @@
+"""Whole runs through the command line: what a user gets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from conftest import Run, environment
+from gnnpar.runner.result import schema_path
+
+# one thread a rank: two of them that wait for each other in OpenMP are slow on cores that others use too
+SMALL = ("dataset.num_nodes=600", "dataset.avg_degree=8", "tracker=jsonl", "threads_per_rank=1")
+
+
+def result(folder: Path) -> dict[str, Any]:
+    loaded = json.loads((folder / "result.json").read_text())
+    jsonschema.validate(loaded, json.loads(schema_path().read_text()))
+    return loaded
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_processes_equal_one_and_say_what_they_cost(run_cli: Run, tmp_path: Path) -> None:
+    common = ("model=gat", "epochs=12", "eval_every=4", "fidelity_every=4", "target=0.1", *SMALL)
+    pair = run_cli("train", "strategy=graph_parallel", "world_size=2", *common, "hydra.run.dir=pair")
+    lone = run_cli("train", "strategy=single", *common, "hydra.run.dir=lone")
+    assert (pair.returncode, pair.stderr) == (0, "")
+    assert (lone.returncode, lone.stderr) == (0, "")
+    got, expected = rows(tmp_path / "pair"), rows(tmp_path / "lone")
+    assert [r["epoch"] for r in got] == list(range(12))
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine["loss/train"] == pytest.approx(theirs["loss/train"], rel=1e-5)
+    found = result(tmp_path / "pair")
+    assert (found["status"], found["world_size"], found["transport"]) == ("completed", 2, "gloo")
+    assert found["fidelity"]["probes"] == 3
+    assert found["fidelity"]["cosine"]["min"] == pytest.approx(1.0)
+    assert found["time_to_target"]["bytes"] > 0
+    breakdown = found["breakdown_seconds"]
+    total = sum(seconds for name, seconds in breakdown.items() if name != "comm_total")
+    assert total == pytest.approx(found["epoch_seconds"]["mean"], rel=0.02)
+    assert found["bytes_per_epoch"]["forward"] > 0
+    phases = {k: v for k, v in found["bytes_per_epoch"].items() if k not in ("total", "metadata")}
+    assert sum(phases.values()) == found["bytes_per_epoch"]["total"]
+    live = found["memory_bytes"]["live"]
+    assert all(peak > live["parameters"] + live["features"] for peak in found["memory_bytes"]["peak"])
+    assert all(seconds > 0 for seconds in found["cpu_seconds"])
+    assert len(found["cpu_seconds"]) == 2
+    assert result(tmp_path / "lone")["bytes_per_epoch"]["total"] == 0
+    assert {p.name for p in (tmp_path / "pair").iterdir()} >= {
+        "config.yaml",
+        "plan.json",
+        "metrics.jsonl",
+        "result.json",
+    }
+    assert yaml.safe_load((tmp_path / "pair" / "config.yaml").read_text())["model"]["_target_"].endswith("GAT")
+
+
+def test_joining_the_ranks_of_torchrun_leaves_one_folder(tmp_path: Path) -> None:
+    torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
+    command = [torchrun or "torchrun", "--standalone", "--nproc-per-node", "2", "-m", "gnnpar", "train"]
+    arguments = ["epochs=8", *SMALL]
+    done = subprocess.run(
+        [*command, *arguments],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.rglob("result.json")
+    found = result(file.parent)
+    assert (found["status"], found["world_size"]) == ("completed", 2)
+    assert {p.name for p in tmp_path.iterdir()} == {"outputs", "data"}
+    refused = subprocess.run(
+        [*command, "world_size=3"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "gnnpar: world_size=3, but WORLD_SIZE=2 ranks were started; leave world_size out" in refused.stderr
+    assert refused.returncode != 0
+
+
+def test_early_stopping_and_a_plan_given_back(run_cli: Run, tmp_path: Path) -> None:
+    common = ("comm=threads", "model=gcn", "eval_every=1", *SMALL)
+    # nothing ever improves by 1: the first evaluation is the best, two more end the run
+    stop = ("early_stopping.patience=2", "early_stopping.min_delta=1.0", "epochs=50")
+    first = run_cli("train", "partition=random", *common, *stop, "hydra.run.dir=first")
+    assert first.returncode == 0, first.stderr
+    assert result(tmp_path / "first")["epochs_done"] == 3
+    again = run_cli("train", "plan=first/plan.json", "partition=range", *common, "epochs=3", "hydra.run.dir=again")
+    assert again.returncode == 0, again.stderr
+    losses = [[r["loss/train"] for r in rows(tmp_path / name)] for name in ("first", "again")]
+    assert losses[0] == losses[1]
+    assert result(tmp_path / "again")["hashes"] | {"config": ""} == result(tmp_path / "first")["hashes"] | {
+        "config": ""
+    }
+    other = run_cli("train", "plan=first/plan.json", *common, "world_size=3")
+    assert other.returncode == 1
+    assert "is for 2 ranks, but there are 3: set world_size=2" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("world_size=0",), "gnnpar: world_size=0 must be a whole number >= 1\n"),
+        (("strategy=singel",), "gnnpar: strategy=singel does not exist, did you mean single?; strategy can be"),
+        (("model.hiden=3",), "gnnpar: unknown key model.hiden=3, did you mean hidden?; model has"),
+        (
+            ("-m", "strategy=single,grap_parallel"),
+            "gnnpar: strategy=grap_parallel does not exist, did you mean graph_parallel?",
+        ),
+    ],
+)
+def test_a_wrong_configuration_is_one_line_and_two(run_cli: Run, tmp_path: Path, arguments, line: str) -> None:
+    done = run_cli("train", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(line)
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.rglob("result.json"))
+
+
+def test_data_that_is_not_there_is_one_line(run_cli: Run, tmp_path: Path) -> None:
+    done = run_cli("train", "strategy=single", "dataset=npz", "dataset.path=nowhere.npz", f"data_dir={tmp_path}/empty")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "nowhere.npz" in done.stderr

@@ -1,0 +1,83 @@
+"""metrics.jsonl survives a kill, only known names are written, and the terminal output is what it should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gnnpar.track import keys
+from gnnpar.track.console import Bar, Console, Lines, facts_table, figure, num_bytes, seconds, stdout
+from gnnpar.track.jsonl import Jsonl, read_rows
+from gnnpar.track.tracker import Null, Quiet, Tee
+
+ROW = {"epoch": 0, "loss/train": 1.5, "time/epoch_seconds": 0.25}
+
+
+def test_rows_come_back_and_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    tracker = Jsonl(tmp_path)
+    tracker.start({})
+    tracker.log(ROW)
+    tracker.log(ROW | {"epoch": 1, "loss/train": float("nan")})
+    assert [row["epoch"] for row in read_rows(tmp_path)] == [0, 1]  # before it is closed
+    tracker.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "loss')
+    assert read_rows(tmp_path) == [ROW, ROW | {"epoch": 1, "loss/train": None}]
+    assert read_rows(tmp_path / "nowhere") == []
+
+
+def test_only_names_of_the_table_are_written(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="loss/tran"):
+        Jsonl(tmp_path).log({"epoch": 0, "loss/tran": 1.0})
+
+
+def test_every_name_has_a_unit_and_a_meaning() -> None:
+    for name, key in keys.KEYS.items():
+        assert key.meaning, name
+        assert not name.endswith("_seconds") or key.unit == "s"
+        assert not name.endswith("_bytes") or key.unit == "B"
+
+
+def test_plain_lines_every_few_epochs_and_the_last(capsys: pytest.CaptureFixture) -> None:
+    tracker = Console(every=2).build(Path(), 5)
+    assert isinstance(tracker, Lines)
+    tracker.start({"strategy": "single", "parts": [{"part": 0, "nodes": 1234}]})
+    for epoch in range(5):
+        tracker.log(ROW | {"epoch": epoch} | ({"metric/val": 0.5} if epoch == 2 else {}))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "strategy single"
+    assert lines[2].split() == ["0", "1,234"]
+    assert [line.split("  ")[:4] for line in lines[3:]] == [
+        ["epoch 2/5", "loss 1.5000", "250.0 ms/epoch", "left 0 s"],
+        ["epoch 4/5", "loss 1.5000", "val 0.5000", "250.0 ms/epoch"],
+        ["epoch 5/5", "loss 1.5000", "val 0.5000", "250.0 ms/epoch"],
+    ]
+
+
+def test_the_bar_starts_advances_and_ends(capsys: pytest.CaptureFixture) -> None:
+    bar = Bar(3)
+    bar.start({"parts": []})
+    for epoch in range(3):
+        bar.log(ROW | {"epoch": epoch, "metric/val": 0.25})
+    bar.close()
+    assert bar.progress.tasks[0].completed == 3
+    assert "val 0.2500" in bar.progress.tasks[0].fields["figures"]
+
+
+def test_a_tee_tells_everybody_and_quiet_nobody() -> None:
+    told: list[dict] = []
+
+    class Memo(Null):
+        def log(self, row) -> None:
+            told.append(dict(row))
+
+    Tee(trackers=(Memo(), Memo(), Quiet().build(Path(), 1))).log(ROW)
+    assert told == [ROW, ROW]
+
+
+def test_numbers_for_people() -> None:
+    assert (figure(12345), figure(0.123456), figure("x")) == ("12,345", "0.1235", "x")
+    assert (seconds(1.5), seconds(0.0123)) == ("1.50 s", "12.3 ms")
+    assert (num_bytes(10), num_bytes(2048), num_bytes(3 * 2**30)) == ("10 B", "2.0 KiB", "3.0 GiB")
+    stdout().print(facts_table({"nodes": 3}))
