@@ -46,8 +46,8 @@ def write(template: dict[str, Any], tmp_path: Path):
     return write
 
 
-def rows(folder: Path, **options: Any) -> list[dict[str, Any]]:
-    return compare.table_rows(compare.collect([folder]), **({"baseline": "single"} | options))
+def rows(folder: Path, *, baseline: str = "single", allow_unfair: bool = False) -> list[dict[str, Any]]:
+    return compare.table_rows(compare.collect([folder]), baseline=baseline, allow_unfair=allow_unfair)
 
 
 def test_ratios_are_against_the_fastest_fair_baseline_of_the_same_seed(write, tmp_path: Path) -> None:

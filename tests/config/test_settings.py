@@ -147,7 +147,7 @@ def test_a_plan_sets_the_strategy(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text('{"strategy": {"name": "single", "_target_": "gnnpar.strategies.single.Single"}}')
     base = compose([])
-    config, names = with_plan(base.resolved | {"plan": str(plan)}, base.names, ["epochs=3"])
+    config, names = with_plan({**base.resolved, "plan": str(plan)}, base.names, ["epochs=3"])
     assert build_settings(config, names).names["strategy"] == "single"
     with pytest.raises(ConfigError, match="the plan sets the strategy"):
         with_plan(config, names, ["strategy.overlap=none"])

@@ -41,11 +41,11 @@ class Started:
 
     def __init__(self, folder: Path, *arguments: str, num_ranks: int = 2) -> None:
         command = [sys.executable, "-m", "gnnpar", "train", *LONG, *arguments]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.folder = folder
         self.process = subprocess.Popen(
-            command, cwd=folder, env=environment(), text=True, start_new_session=True, **pipes
-        )
+            command, cwd=folder, env=environment(), text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
         self.all = [psutil.Process(self.process.pid)]
         deadline = time.monotonic() + 90
         while not self._trained() and self.process.poll() is None and time.monotonic() < deadline:

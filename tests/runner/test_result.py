@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,4 +131,4 @@ def test_the_profiled_epoch_comes_after_the_warm_up() -> None:
 
 def test_oversubscription_counts_the_threads_of_a_host() -> None:
     assert not WORLD.oversubscribed
-    assert World(**(vars(WORLD) | {"threads_per_rank": 2})).oversubscribed
+    assert replace(WORLD, threads_per_rank=2).oversubscribed
