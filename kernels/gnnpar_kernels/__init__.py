@@ -3,6 +3,7 @@
 from gnnpar_kernels.csr import Csr
 from gnnpar_kernels.dispatch import (
     Choice,
+    apply_mask,
     attend,
     attend_finish,
     attend_grad,
@@ -23,6 +24,7 @@ from gnnpar_kernels.hashing import fold_key
 __all__ = [
     "Choice",
     "Csr",
+    "apply_mask",
     "attend",
     "attend_finish",
     "attend_grad",

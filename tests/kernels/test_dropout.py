@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from gnnpar_kernels import cpu, fold_key, keep_mask, naive
+from gnnpar_kernels import apply_mask, cpu, dropout, fold_key, keep_mask, naive
 from gnnpar_kernels.hashing import threshold
 
 KEY = fold_key(0, 1, 2)
@@ -104,3 +104,12 @@ def test_fold_key_separates():
     assert len(keys) == 10
     assert all(0 <= key < 2**64 for key in keys)
     assert fold_key(1, 2, 3) == fold_key(1, 2, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(0, 4), (5, 0), (3000, 37)])
+def test_a_kept_mask_gives_what_drawing_it_again_gives(shape, dtype):
+    x, ids = torch.randn(shape).to(dtype), torch.arange(shape[0]) * 7
+    keep = keep_mask(ids, shape[1], p=0.3, key=99)
+    assert torch.equal(apply_mask(x, keep, p=0.3), dropout(x, ids, p=0.3, key=99))
+    assert torch.equal(naive.apply_mask(x, keep, p=0.3), dropout(x, ids, p=0.3, key=99))

@@ -2,12 +2,13 @@
 
 from gnnpar_kernels.cpu.attend import attend, attend_finish
 from gnnpar_kernels.cpu.attend_grad import attend_grad, attend_grad_dst, attend_grad_src
-from gnnpar_kernels.cpu.dropout import dropout, keep_mask
+from gnnpar_kernels.cpu.dropout import apply_mask, dropout, keep_mask
 from gnnpar_kernels.cpu.extremum import extremum, extremum_finish, extremum_grad
 from gnnpar_kernels.cpu.gather import gather_rows, scatter_add_rows_
 from gnnpar_kernels.cpu.spmm import spmm
 
 __all__ = [
+    "apply_mask",
     "attend",
     "attend_finish",
     "attend_grad",

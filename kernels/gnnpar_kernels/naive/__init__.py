@@ -1,12 +1,13 @@
 """The specification of every op in plain torch, any dtype and device; also the oracle of the tests."""
 
 from gnnpar_kernels.naive.attend import attend, attend_finish, attend_grad, attend_grad_dst, attend_grad_src
-from gnnpar_kernels.naive.dropout import dropout, keep_mask
+from gnnpar_kernels.naive.dropout import apply_mask, dropout, keep_mask
 from gnnpar_kernels.naive.extremum import extremum, extremum_finish, extremum_grad
 from gnnpar_kernels.naive.gather import gather_rows, scatter_add_rows_
 from gnnpar_kernels.naive.spmm import spmm
 
 __all__ = [
+    "apply_mask",
     "attend",
     "attend_finish",
     "attend_grad",

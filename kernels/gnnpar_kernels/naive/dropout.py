@@ -36,3 +36,12 @@ def dropout(x: Tensor, ids: Tensor, *, p: float, key: int) -> Tensor:
     """
     keep = keep_mask(ids, prod(x.shape[1:]), p=p, key=key).reshape(x.shape)
     return torch.where(keep, x * (1.0 / (1.0 - p)), torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def apply_mask(x: Tensor, keep: Tensor, *, p: float) -> Tensor:
+    """x * keep / (1 - p): dropout, and its gradient, with a mask that was kept.
+
+    Shapes: x [n, w], keep [n, w] bool -> [n, w].
+    """
+    threshold(p)
+    return torch.where(keep, x * (1.0 / (1.0 - p)), torch.zeros((), dtype=x.dtype, device=x.device))

@@ -83,20 +83,25 @@ class Source(tuple[Tensor, ...]):
 
 
 class _Dropout(torch.autograd.Function):
-    """Dropout is linear in x: its gradient is the same mask."""
+    """Dropout is linear in x: its gradient is the same mask. Drawn again on a GPU, kept as bytes on a CPU, where it is
+    three times as fast and still a quarter of a float's memory.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, ids: Tensor, p: float, key: int) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(ids)
         ctx.p, ctx.key = p, key
-        return _masked(x, ids, p, key)
+        flat = x.reshape(len(x), -1)  # the mask's column is the position in the flattened row
+        if x.is_cuda:
+            ctx.save_for_backward(ids)
+            return kernels.dropout(flat, ids, p=p, key=key).view_as(x)
+        keep = kernels.keep_mask(ids, flat.shape[1], p=p, key=key)
+        ctx.save_for_backward(keep)
+        return kernels.apply_mask(flat, keep, p=p).view_as(x)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, None, None, None]:  # type: ignore[override]
-        (ids,) = ctx.saved_tensors
-        return _masked(grad, ids, ctx.p, ctx.key), None, None, None
-
-
-def _masked(x: Tensor, ids: Tensor, p: float, key: int) -> Tensor:
-    """Rows of any shape: the mask's column is the position in the flattened row."""
-    return kernels.dropout(x.reshape(len(x), -1), ids, p=p, key=key).view_as(x)
+        (saved,) = ctx.saved_tensors
+        flat = grad.reshape(len(grad), -1)
+        if grad.is_cuda:
+            return kernels.dropout(flat, saved, p=ctx.p, key=ctx.key).view_as(grad), None, None, None
+        return kernels.apply_mask(flat, saved, p=ctx.p).view_as(grad), None, None, None
