@@ -153,7 +153,6 @@ def main() -> None:
     nodes, edges = (10_000, 200_000) if given.quick else (50_000, 1_000_000)
     sys.stdout.write(f"{context['hardware']}, torch {torch.__version__}, {nodes} nodes, {edges} edges\n")
     line(COLUMNS)
-    rows: list[dict[str, Any]] = []
     for threads in [int(t) for t in given.threads.split(",")]:
         torch.set_num_threads(threads)
         for law in ("power",) if given.quick else ("power", "uniform"):
@@ -165,17 +164,22 @@ def main() -> None:
                 repeats = given.repeats or (5 if given.quick else 7)
                 measured = measure(case, data, threads=threads, repeats=repeats, device=given.device)
                 ours = next(m for m in measured if m.contender == OURS)
-                for one in measured:
-                    rows.append(row(one, ours, {**context, "nodes": nodes, "edges": edges}))
-                    line([rows[-1][c] for c in COLUMNS])
-    given.csv.parent.mkdir(parents=True, exist_ok=True)
-    new = not given.csv.exists()
-    with given.csv.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else [])
+                rows = [row(one, ours, {**context, "nodes": nodes, "edges": edges}) for one in measured]
+                for found in rows:
+                    line([found[c] for c in COLUMNS])
+                append(given.csv, rows)
+    sys.stdout.write(f"appended to {given.csv}\n")
+
+
+def append(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Add rows to a CSV file, which gets its header when it is new: an interrupted run keeps what it measured."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
         if new:
             writer.writeheader()
         writer.writerows(rows)
-    sys.stdout.write(f"{len(rows)} rows appended to {given.csv}\n")
 
 
 if __name__ == "__main__":

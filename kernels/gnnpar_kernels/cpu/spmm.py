@@ -10,9 +10,8 @@ BLOCK = 1 << 17  # edges: the sums of a block are still in cache when they are a
 
 
 def flat_rows(x: Tensor) -> Tensor:
-    """One row per node with unit column stride, a view where possible. Shapes: [M, ...] -> [M, W]."""
-    table = x.reshape(x.shape[0], prod(x.shape[1:]))
-    return table if table.stride(1) == 1 else table.contiguous()
+    """One contiguous row per node, a view where possible. Shapes: [M, ...] -> [M, W]."""
+    return x.reshape(x.shape[0], prod(x.shape[1:])).contiguous()
 
 
 def spmm(
@@ -26,8 +25,8 @@ def spmm(
 ) -> Tensor:
     """See `naive.spmm`. 16-bit rows are summed in fp32 and rounded once."""
     table = flat_rows(x)
+    assert rows is not None or indptr.shape[0] == num_rows + 1, f"{indptr.shape[0] - 1} CSR rows, {num_rows} of output"
     if out is None and rows is None:
-        assert indptr.shape[0] == num_rows + 1, f"{indptr.shape[0] - 1} CSR rows for {num_rows} output rows"
         return bag(table, indices, indptr).view(num_rows, *x.shape[1:])
     result = x.new_zeros((num_rows, *x.shape[1:])) if out is None else out
     if indices.shape[0] == 0 or table.shape[1] == 0:
