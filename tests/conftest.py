@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
+CACHE = Path(tempfile.gettempdir()) / "gnnpar-tests"  # partitions are named by content: nothing goes stale
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +36,7 @@ def environment() -> dict[str, str]:
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "kernels")])
     ours = ("GNNPAR_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
-    return kept | {"PYTHONPATH": paths, "COLUMNS": "200"}
+    return kept | {"PYTHONPATH": paths, "COLUMNS": "200", "GNNPAR_CACHE": str(CACHE)}
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -136,7 +136,7 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
 
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
         return None
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()) or f"the configuration cannot be read: {' '.join(str(error.__cause__).split())}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         options = sorted(o for o in error.options or ())

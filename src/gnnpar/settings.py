@@ -98,6 +98,7 @@ class Settings:
     first_layer: Literal["live", "cached"]
     threads_per_rank: Threads
     data_dir: Path
+    cache_dir: Path
     plan: Path | None
     target: float | None
     early_stopping: EarlyStopping
@@ -111,7 +112,8 @@ NOT_KEYS = ("names", "resolved")
 def build_settings(config: Mapping[str, Any], names: Mapping[str, str]) -> Settings:
     """Settings from a resolved, composed configuration; ConfigError names the first thing that is wrong."""
     values = _construct_values(Settings, config, path="", skip=NOT_KEYS)
-    values["data_dir"] = values["data_dir"].expanduser().absolute()
+    for name in ("data_dir", "cache_dir"):
+        values[name] = values[name].expanduser().absolute()
     return Settings(**values, names=dict(names), resolved=_plain(config))
 
 

@@ -82,7 +82,7 @@ def test_joining_the_ranks_of_torchrun_leaves_one_folder(tmp_path: Path) -> None
     (file,) = tmp_path.rglob("result.json")
     found = result(file.parent)
     assert (found["status"], found["world_size"]) == ("completed", 2)
-    assert {p.name for p in tmp_path.iterdir()} == {"outputs", "data"}
+    assert {p.name for p in tmp_path.iterdir()} == {"outputs"}
     refused = subprocess.run(
         [*command, "world_size=3"],
         cwd=tmp_path,

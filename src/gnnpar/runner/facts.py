@@ -116,7 +116,7 @@ def header(settings: Settings, world: World) -> dict[str, Any]:
     }
 
 
-_NOT_COMPARED = ("data_dir", "tracker", "launch")
+_NOT_COMPARED = ("data_dir", "cache_dir", "tracker", "launch")
 
 
 def config_hash(settings: Settings) -> str:

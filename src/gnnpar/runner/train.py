@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -126,8 +127,8 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
 def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -> Plan:
     """The given plan, verified, or the strategy's own."""
     if settings.plan is not None:
-        layers = json.loads(settings.plan.read_text(encoding="utf-8"))["layers"]
-        plan = Plan.load(settings.plan, codecs=tuple(layer["codec"] and instantiate(layer["codec"]) for layer in layers))
+        codecs = [layer["codec"] for layer in json.loads(settings.plan.read_text(encoding="utf-8"))["layers"]]
+        plan = Plan.load(settings.plan, codecs=tuple(codec and instantiate(codec) for codec in codecs))
         plan.verify(graph=dataset.graph_hash, split=dataset.split_hash)
         if plan.num_ranks != world.size:
             raise ValueError(
@@ -136,10 +137,20 @@ def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -
             )
         return plan
     workload = Workload(
-        dataset=dataset, partition=settings.partition, cache=settings.data_dir / "partitions", num_layers=num_layers
+        dataset=dataset, partition=settings.partition, cache=partition_cache(settings), num_layers=num_layers
     )
     plan = settings.strategy.plan(workload, Topology(world.size))
     return replace(plan, strategy={"name": settings.names.get("strategy"), **settings.resolved["strategy"]})
+
+
+def partition_cache(settings: Settings) -> Path | None:
+    """Where finished partitions are kept; None where nothing can be written."""
+    folder = settings.cache_dir / "partitions"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
 
 
 def start_facts(settings: Settings, world: World, dataset: Any, plan: Plan) -> dict[str, Any]:
