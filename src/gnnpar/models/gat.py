@@ -16,6 +16,15 @@ from gnnpar.ops.block import Rows
 from gnnpar.ops.softmax import Softmax
 
 
+def head_scores(x: Tensor, attend: Tensor) -> Tensor:
+    """<attend_h, x_h> of every head as one matrix product: no [N, H, D] temporary, forward or backward.
+
+    Shapes: x [N, H, D], attend [H, D] -> [N, H].
+    """
+    heads = torch.eye(len(attend), dtype=attend.dtype, device=attend.device)
+    return x.flatten(1) @ (attend[:, :, None] * heads[:, None, :]).flatten(0, 1)
+
+
 class GATConv(nn.Module):
     """Heads are concatenated; `average` takes their mean instead (the last layer)."""
 
@@ -36,11 +45,11 @@ class GATConv(nn.Module):
 
     def message(self, g: Local, h: Tensor) -> Rows:
         x = F.linear(h, self.weight).unflatten(-1, (self.heads, -1))
-        return x, (x * self.attend_src).sum(-1)
+        return x, head_scores(x, self.attend_src)
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
         src = g.source(self.message, h)
-        dst = ((src[0] * self.attend_dst).sum(-1),)
+        dst = (head_scores(src[0], self.attend_dst),)
         out = g.aggregate(Softmax(self.slope, g.edge_dropout(self.p)), src, dst)
         return (out.mean(1) if self.average else out.flatten(1)) + self.bias
 
