@@ -1,6 +1,7 @@
 """Dataset: the graph every strategy trains on, after preprocessing and before partitioning.
 
-`in_degree` is global: it is counted here, once, and travels with the rows, so that no rank ever normalises by a local degree.
+`in_degree` is global: it is counted here, once, and travels with the rows,
+so that no rank ever normalises by a local degree.
 """
 
 import hashlib
@@ -68,7 +69,8 @@ class Dataset:
         """
         num_nodes = x.shape[0]
         src, dst = edge_index
-        assert edge_index.dtype == torch.int64 and x.dtype == torch.float32
+        assert edge_index.dtype == torch.int64
+        assert x.dtype == torch.float32
         if edge_index.shape[1] > 1:
             key = dst * num_nodes + src
             assert bool((key[1:] >= key[:-1]).all()), "edges must be sorted by (destination, source)"

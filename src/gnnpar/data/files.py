@@ -1,8 +1,8 @@
 """Where files are: raw files in `data_dir`, derived ones in a cache folder that may be written to.
 
-`data_dir` may be read-only; nothing is ever written there. What a library insists on writing beside the raw files goes to
-`GNNPAR_CACHE` (default: gnnpar in the user's cache folder), built in a temporary folder and renamed, so that two runs at once,
-or a run killed half way, never see half a cache.
+`data_dir` may be read-only; nothing is ever written there. What a library insists on writing beside the raw files goes
+to `GNNPAR_CACHE` (default: gnnpar in the user's cache folder), built in a temporary folder and renamed, so that two
+runs at once, or a run killed half way, never see half a cache.
 """
 
 import contextlib
@@ -121,7 +121,7 @@ def downloading(what: str) -> Iterator[None]:
 
 
 def reachable(url: str) -> bool:
-    """Does the server answer within a few seconds? Asked before any download, so that no run hangs without a network."""
+    """Does the server answer within a few seconds? Asked before any download: no run hangs without a network."""
     answers: list[bool] = []
 
     def ask() -> None:

@@ -4,13 +4,13 @@ Keys (N nodes, E edges, F features, C classes; S numbered splits, chosen with da
 
 | key | shape | meaning |
 |---|---|---|
-| `edge_index` | [2, E] integers | row 0 sources, row 1 destinations; add the reverse of each with dataset.symmetrize=true |
+| `edge_index` | [2, E] integers | row 0 sources, row 1 destinations; dataset.symmetrize=true adds the reverse edges |
 | `x` | [N, F] numbers | features; may be left out with dataset.features=identity or degree |
 | `y` | [N] class ids, or [N, C] of 0/1 (multi-label) | labels; -1 or NaN = unlabelled |
-| `train_mask`, `val_mask`, `test_mask` | [N] or [N, S] or [S, N] booleans | optional; without them dataset.split=random or per_class |
+| `train_mask`, `val_mask`, `test_mask` | [N] or [N, S] or [S, N] booleans | optional: else split=random or per_class |
 
-Files of the heterophilous-graph collections are read too: `node_features`, `node_labels`, `edges` [E, 2] (undirected pairs, so
-they are symmetrised) and `train_masks`, `val_masks`, `test_masks`.
+Files of the heterophilous-graph collections are read too: `node_features`, `node_labels`, `edges` [E, 2] (undirected
+pairs, so they are symmetrised) and `train_masks`, `val_masks`, `test_masks`.
 """
 
 import zipfile

@@ -162,7 +162,8 @@ def _per_class_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
 def _random_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
     if config.train_fraction + config.val_fraction > 1:
         raise ValueError(
-            f"dataset.train_fraction + dataset.val_fraction = {config.train_fraction + config.val_fraction:g} is above 1; lower one."
+            f"dataset.train_fraction={config.train_fraction:g} and dataset.val_fraction={config.val_fraction:g} add "
+            "up to more than 1; lower one."
         )
     labelled = np.arange(len(raw.y)) if raw.task == "multi_label" else np.flatnonzero(raw.y.numpy() >= 0)
     order = np.random.default_rng(seed).permutation(labelled)

@@ -1,7 +1,8 @@
 """Real datasets through PyG's own classes.
 
-Raw files already in `data_dir/NAME/raw/` are used and nothing is downloaded; PyG processes links to them in the cache folder,
-since it writes beside its raw files. Without raw files PyG downloads them into the cache, if the server answers.
+Raw files already in `data_dir/NAME/raw/` are used and nothing is downloaded; PyG processes links to them in the cache
+folder, since it writes beside its raw files. Without raw files PyG downloads them into the cache, if the server
+answers.
 PyG is imported when a graph is processed, never before.
 """
 
@@ -67,7 +68,8 @@ _SOURCES: dict[str, _Source] = {
 }
 
 Name = Literal[
-    "cora", "citeseer", "pubmed", "computers", "photo", "cs", "physics", "tolokers", "flickr", "reddit", "yelp", "amazon_products"
+    "cora", "citeseer", "pubmed", "computers", "photo", "cs", "physics", "tolokers",
+    "flickr", "reddit", "yelp", "amazon_products",
 ]  # fmt: skip
 
 
@@ -108,7 +110,8 @@ def _processed(name: str, source: _Source, key: str, origin: str, *, link_from: 
                 _open(source, root)
         except Exception as error:
             raise ValueError(
-                f"dataset {name}: the files {origin} cannot be read ({_one_line(error)}); compare their checksums or fetch them again."
+                f"dataset {name}: the files {origin} cannot be read ({_one_line(error)}); "
+                "compare their checksums or fetch them again."
             ) from error
 
     return cached_folder(key, build)

@@ -1,6 +1,7 @@
 """RawGraph: what a reader found in a file, and the checks every graph passes before it enters.
 
-Each check raises one line: what is wrong, the numbers, what to change. Isolated nodes, self loops and repeated edges are fine.
+Each check raises one line: what is wrong, the numbers, what to change. Isolated nodes, self loops and repeated edges
+are fine.
 """
 
 from dataclasses import dataclass
@@ -53,8 +54,8 @@ def _features(raw: RawGraph) -> Tensor:
     x = raw.x
     if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] == 0:
         raise ValueError(
-            f"dataset {raw.name}: features must be [nodes, features] with at least one of each, got shape {list(x.shape)}; "
-            "give one row per node."
+            f"dataset {raw.name}: features must be [nodes, features] with at least one of each, "
+            f"got shape {list(x.shape)}; give one row per node."
         )
     if x.is_complex():
         raise ValueError(f"dataset {raw.name}: features are {x.dtype}; store real numbers.")
@@ -63,8 +64,9 @@ def _features(raw: RawGraph) -> Tensor:
     if bool(bad.any()):
         row, column = (int(v) for v in bad.nonzero()[0])
         raise ValueError(
-            f"dataset {raw.name}: features hold {int(torch.isnan(x).sum())} NaN and {int(torch.isinf(x).sum())} infinite "
-            f"values of {x.numel()} (first at node {row}, feature {column}); replace them in the file, e.g. with numpy.nan_to_num."
+            f"dataset {raw.name}: features hold {int(torch.isnan(x).sum())} NaN and {int(torch.isinf(x).sum())} "
+            f"infinite values of {x.numel()} (first at node {row}, feature {column}); replace them in the file, "
+            "e.g. with numpy.nan_to_num."
         )
     return x.contiguous()
 
@@ -160,7 +162,8 @@ def check_split(raw: RawGraph, masks: tuple[Tensor, Tensor, Tensor]) -> None:
         both = int((masks[a] & masks[b]).sum())
         if both:
             raise ValueError(
-                f"dataset {raw.name}: {both} nodes are in both the {titles[a]} and the {titles[b]} split; make them disjoint."
+                f"dataset {raw.name}: {both} nodes are in both the {titles[a]} and the {titles[b]} split; "
+                "make them disjoint."
             )
     if raw.task == "multi_label":
         return
@@ -168,5 +171,6 @@ def check_split(raw: RawGraph, masks: tuple[Tensor, Tensor, Tensor]) -> None:
         missing = int((raw.y[mask] < 0).sum())
         if missing:
             raise ValueError(
-                f"dataset {raw.name}: {missing} nodes of the {title} split have no label (-1); remove them from {title}_mask."
+                f"dataset {raw.name}: {missing} nodes of the {title} split have no label (-1); "
+                f"remove them from {title}_mask."
             )

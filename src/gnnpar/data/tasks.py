@@ -63,7 +63,8 @@ class SingleLabel:
 class Binary:
     """Two classes, one logit: binary cross entropy and the area under the ROC curve.
 
-    Shapes: logits [N, 1], y [N] int64 of 0/1; statistics [N, 2] = score, label. The area is nan where a class is absent.
+    Shapes: logits [N, 1], y [N] int64 of 0/1; statistics [N, 2] = score, label.
+    The area is nan where a class is absent.
     """
 
     name: TaskName = "binary"
