@@ -41,10 +41,10 @@ def main(folder: Path) -> None:
                 "published": PUBLISHED[dataset, model], "values": " ".join(f"{v:.2f}" for v in values),
             }
         )  # fmt: skip
-    print("| dataset | model | ranks | seeds | test accuracy | published |\n|---|---|---|---|---|---|")  # noqa: T201
+    print("| dataset | model | ranks | seeds | test accuracy | published |\n|---|---|---|---|---|---|")
     for r in rows:
         measured = f"{r['mean']:.1f} +- {r['deviation']:.1f}"
-        print(f"| {r['dataset']} | {r['model']} | {r['ranks']} | {r['seeds']} | {measured} | {r['published']} |")  # noqa: T201
+        print(f"| {r['dataset']} | {r['model']} | {r['ranks']} | {r['seeds']} | {measured} | {r['published']} |")
     with (HERE / "results.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()

@@ -1,5 +1,7 @@
 """The same models written with PyG's layers, the way its examples do: one process, whole graph."""
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ class PyGModel(nn.Module):
 
     def __init__(self, kind: str, widths: list[int], *, heads: int, dropout: float) -> None:
         super().__init__()
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(itertools.pairwise(widths))
         if kind == "gcn":  # the graph holds its self loops; cached: the normalisation is computed once
             layers = [pyg.GCNConv(a, b, add_self_loops=False, cached=True) for a, b in pairs]
         elif kind == "sage":

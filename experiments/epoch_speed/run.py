@@ -175,7 +175,7 @@ class TwoRanks:
 
 def two_ranks(dataset: Dataset, *, epochs: int, rows: list[dict]) -> None:
     if (os.cpu_count() or 1) < 2:
-        print("graph_parallel on 2 ranks needs 2 cores: not measured")  # noqa: T201
+        print("graph_parallel on 2 ranks needs 2 cores: not measured")
         return
     for kind in MODELS:
         seconds = run_world("gloo", 2, TwoRanks(dataset, kind, epochs))[0]
@@ -203,7 +203,7 @@ def show(row: dict) -> None:
     else:
         text = f"{row['other_seconds']:.3f} s, single {row['single_seconds']:.3f} s: {row['speedup']:.2f}x faster"
         what = f"2 ranks x 1 thread against single with {row['threads']} threads"
-    print(f"{row['model']:5} {what}: {text} ({row['low']:.2f} to {row['high']:.2f}){memory}", flush=True)  # noqa: T201
+    print(f"{row['model']:5} {what}: {text} ({row['low']:.2f} to {row['high']:.2f}){memory}", flush=True)
 
 
 def main() -> None:
@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=7)
     options = parser.parse_args()
     dataset, rows = load(options.quick), []
-    print(f"sbm: {dataset.num_nodes} nodes, {dataset.num_edges} edges, {dataset.num_features} features")  # noqa: T201
+    print(f"sbm: {dataset.num_nodes} nodes, {dataset.num_edges} edges, {dataset.num_features} features")
     against_pyg(dataset, epochs=options.epochs, rows=rows)
     two_ranks(dataset, epochs=options.epochs, rows=rows)
     if not options.quick:
