@@ -47,7 +47,8 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 bench: $(STAMP)
-	PYTHONPATH=kernels $(BIN)/python -m bench.run
+	$(BIN)/python kernels/bench/run.py
+	$(BIN)/python experiments/epoch_speed/run.py
 
 sparse: $(STAMP)
 	$(BIN)/python -m pip install --no-build-isolation "torch_scatter>=2.1.2" "torch_sparse>=0.6.18"
