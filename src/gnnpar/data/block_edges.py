@@ -76,19 +76,21 @@ def _communities_of_side(nodes: Nodes) -> np.ndarray:
     return np.array([len(range(side, nodes.num_communities, 2)) for side in (0, 1)])
 
 
-def laterals(nodes: Nodes) -> Draw:
-    """Edges between two communities of a side, whatever the classes."""
+def laterals(nodes: Nodes, *, equal: bool = False) -> Draw:
+    """Edges between two communities of a side, whatever the classes or (`equal`) within a class."""
     weight = nodes.weight * nodes.lateral
     everyone = _everyone(weight)
-    cells = _Cells(nodes.community, weight, num_cells=nodes.num_communities)
+    classes = nodes.num_classes if equal else 1
+    label = nodes.label if equal else np.zeros_like(nodes.label)
+    cells = _Cells(nodes.community * classes + label, weight, num_cells=nodes.num_communities * classes)
     of_side = _communities_of_side(nodes)
 
     def draw(count: int, rng: np.random.Generator) -> Ends:
         i = everyone(count, rng)
         size = of_side[nodes.side[i]]
         step = 1 + (rng.random(count) * (size - 1)).astype(np.int64)  # 1 .. size - 1: never the own community
-        j = cells.draw((nodes.community[i] // 2 + step) % size * 2 + nodes.side[i], rng)
-        return i, np.where(size > 1, j, -1)
+        community = (nodes.community[i] // 2 + step) % size * 2 + nodes.side[i]
+        return i, np.where(size > 1, cells.draw(community * classes + label[i], rng), -1)
 
     return draw
 
@@ -112,8 +114,8 @@ def _everyone(weight: np.ndarray) -> Callable[[int, np.random.Generator], np.nda
     return lambda count, rng: one.draw(np.zeros(count, dtype=np.int64), rng)
 
 
-def distinct(draw: Draw, count: int, *, num_nodes: int, rng: np.random.Generator) -> np.ndarray:
-    """`count` distinct undirected pairs as sorted keys low * N + high; what is drawn twice is drawn again.
+def distinct(draw: Draw, count: int, *, num_nodes: int, rng: np.random.Generator, taken: np.ndarray) -> np.ndarray:
+    """`count` distinct undirected pairs as sorted keys low * N + high; what is drawn twice, or `taken`, is drawn again.
 
     Fewer come back where a dense block has no more to give.
     """
@@ -128,5 +130,6 @@ def distinct(draw: Draw, count: int, *, num_nodes: int, rng: np.random.Generator
         i, j = i[valid], j[valid]
         before = len(found)
         found = np.union1d(found, np.minimum(i, j) * num_nodes + np.maximum(i, j))
+        found = found[~np.isin(found, taken)]
         yielded = max((len(found) - before) / batch, 1e-3)
     return np.sort(rng.permutation(found)[:count])

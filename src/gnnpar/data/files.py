@@ -147,3 +147,8 @@ def not_found(name: str, *, data_dir: Path | None, folder: str, missing: Sequenc
     return ValueError(
         f"dataset {name}: {shown}: {place} and {why}; put {'it' if len(missing) == 1 else 'them'} into {target}/."
     )
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as the inside of a one-line message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -23,6 +23,7 @@ from gnnpar.data.files import (
     link_files,
     missing_files,
     not_found,
+    one_line,
     quiet,
     reachable,
 )
@@ -93,28 +94,26 @@ def _read(name: str, source: _Source, data_dir: Path | None) -> Any:
     raw = None if folder is None else folder / "raw"
     missing = missing_files(raw, source.files)
     if not missing and raw is not None:
-        key = f"pyg/{name}-{fingerprint(raw, source.files)}"
-        place, origin = raw, f"of {raw}"
-        root = _processed(name, source, key, origin, link_from=place)
+        root = _processed(name, source, raw)
     else:
         root = _downloaded(name, source, data_dir, missing)
     with quiet():
         return _open(source, root)
 
 
-def _processed(name: str, source: _Source, key: str, origin: str, *, link_from: Path) -> Path:
+def _processed(name: str, source: _Source, raw: Path) -> Path:
     def build(root: Path) -> None:
-        link_files(link_from, _raw_of(source, root), source.files)
+        link_files(raw, _raw_of(source, root), source.files)
         try:
             with quiet():
                 _open(source, root)
         except Exception as error:
             raise ValueError(
-                f"dataset {name}: the files {origin} cannot be read ({_one_line(error)}); "
+                f"dataset {name}: the files in {raw} cannot be read ({one_line(error)}); "
                 "compare their checksums or fetch them again."
             ) from error
 
-    return cached_folder(key, build)
+    return cached_folder(f"pyg/{name}-{fingerprint(raw, source.files)}", build)
 
 
 def _downloaded(name: str, source: _Source, data_dir: Path | None, missing: list[str]) -> Path:
@@ -126,7 +125,7 @@ def _downloaded(name: str, source: _Source, data_dir: Path | None, missing: list
             with downloading(name):
                 _open(source, root)
         except Exception as error:
-            why = f"the download failed ({_one_line(error)})"
+            why = f"the download failed ({one_line(error)})"
             raise not_found(name, data_dir=data_dir, folder=f"{source.folder}/raw", missing=missing, why=why) from error
 
     return cached_folder(f"pyg/{name}-downloaded", build)
@@ -140,10 +139,6 @@ def _open(source: _Source, root: Path) -> Any:
 
 def _raw_of(source: _Source, root: Path) -> Path:
     return root / "raw" if source.named is None else root / source.folder / "raw"
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _raw_graph(name: str, source: _Source, data: Any) -> RawGraph:

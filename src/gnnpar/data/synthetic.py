@@ -4,18 +4,19 @@ A plain homophilous block model is deaf to communication: with every cut edge si
 of a point (protocol, rule 17). Here a part of the class travels only over edges between communities:
 
 - Nodes live in communities, communities on two *sides*. Most edges stay inside a community, some join communities of a
-  side (`lateral_share`), some join the sides (`bridge_share`, among the `bridge_nodes`): few enough that a 2-way minimum
-  cut runs between the sides. A finer partition cuts them too.
+  side (`lateral_share`), some join the sides (`bridge_share`, among the `bridge_nodes`): few enough that a 2-way
+  minimum cut runs between the sides. A finer partition cuts them too.
 - A class is a pair (group, signature): class = group * signatures + signature. A node's own features show its group
   (`group_signal`), weakly its signature (`leak_signal`), and a *topic*, a random signature (`topic_signal`).
-- A bridge joins nodes each of whose topic is the other's signature. So the topics heard from the far side spell a node's
-  own signature, while the topics heard inside a community are uniform noise. Equal-class neighbours inside the community
-  (`homophily`) carry what a bridge node learns to the nodes that have no bridge.
+- A bridge joins two nodes each of whose topic is the other's signature. So the topics heard from the far side spell a
+  node's own signature, while the topics heard inside a community are uniform noise. Equal-class neighbours inside the
+  community (`homophily`) carry what a bridge node learns to the nodes that have no bridge.
 
-Without bridges a model learns the groups, and the signatures only from the leak and from whom it recognises by the noise
-of their features (the more noise, the better it does so: keep `feature_noise` low). An MLP sees only the node itself.
+Without bridges a model learns the groups, and the signatures only from the leak and from neighbours it recognises by
+the noise of their features (the more noise, the better: keep `feature_noise` low). An MLP sees only the node itself.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,6 +29,8 @@ from gnnpar.data.block_edges import Draw, Nodes, bridges, distinct, insiders, la
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
+
+_LOG = logging.getLogger(__name__)
 
 Fraction = Annotated[float, Ge(0), Le(1)]
 
@@ -132,36 +135,54 @@ def _dealt(group: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarra
 
 
 def _draw_pairs(config: SBM, nodes: Nodes, rng: np.random.Generator) -> np.ndarray:
-    """Distinct undirected pairs, [2, N * avg_degree / 2]; what joins equal classes by chance counts as homophily."""
+    """Distinct undirected pairs, [2, N * avg_degree / 2]; what joins equal classes by chance counts as homophily.
+
+    In a small or dense graph a kind of edge may run out of free pairs; the next kind then takes over the rest.
+    """
     num_nodes = len(nodes.label)
     wanted = round(num_nodes * config.avg_degree / 2)
-    keys: list[np.ndarray] = []
+    keys = np.empty(0, dtype=np.int64)
 
-    def add(kind: str, draw: Draw, count: int) -> None:
-        keys.append(distinct(draw, count, num_nodes=num_nodes, rng=rng))
-        if len(keys[-1]) < count:
-            raise ValueError(
-                f"dataset {config.name}: only {len(keys[-1])} of {count} {kind} edges fit among {num_nodes} nodes; "
-                f"lower "
-                f"dataset.avg_degree={config.avg_degree:g} or dataset.homophily={config.homophily:g}, or raise "
-                f"dataset.num_nodes={config.num_nodes} (times dataset.scale={config.scale:g})."
-            )
+    def add(draw: Draw, count: int) -> None:
+        nonlocal keys
+        keys = np.concatenate([keys, distinct(draw, count, num_nodes=num_nodes, rng=rng, taken=keys)])
 
-    add("bridge", bridges(nodes), round(wanted * config.bridge_share))
-    add("lateral", laterals(nodes), round(wanted * config.lateral_share))
-    low, high = np.divmod(np.concatenate(keys), num_nodes)
-    inside = wanted - len(low)
-    by_chance = int((nodes.label[low] == nodes.label[high]).sum())
-    equal = round(wanted * config.homophily) - by_chance
-    if not 0 <= equal <= inside:
+    def equal_so_far() -> int:
+        low, high = np.divmod(keys, num_nodes)
+        return int((nodes.label[low] == nodes.label[high]).sum())
+
+    outside = round(wanted * config.bridge_share), round(wanted * config.lateral_share)
+    wanted_equal = round(wanted * config.homophily)
+    add(bridges(nodes), outside[0])
+    # Laterals ignore the classes, but where the inside alone cannot carry the homophily they help.
+    helping = min(max(wanted_equal - equal_so_far() - (wanted - sum(outside)), 0), outside[1])
+    add(laterals(nodes, equal=True), helping)
+    add(laterals(nodes), sum(outside) - len(keys))
+    equal = wanted_equal - equal_so_far()
+    if sum(outside) > wanted or not 0 <= equal <= wanted - len(keys):
         raise ValueError(
-            f"dataset.homophily={config.homophily:g} is out of reach: with dataset.bridge_share={config.bridge_share:g} "
-            f"and dataset.lateral_share={config.lateral_share:g} it lies between {by_chance / max(wanted, 1):.3f} and "
-            f"{(by_chance + max(inside, 0)) / max(wanted, 1):.3f}; change one of them."
+            f"dataset.homophily={config.homophily:g} is out of reach: dataset.bridge_share={config.bridge_share:g} and "
+            f"dataset.lateral_share={config.lateral_share:g} leave {wanted - sum(outside)} of {wanted} edges inside "
+            f"communities, and {equal_so_far()} of the others join equal classes; change one of the three."
         )
-    add("equal-class", insiders(nodes, equal=True), equal)
-    add("other-class", insiders(nodes, equal=False), inside - equal)
-    return np.stack(np.divmod(np.concatenate(keys), num_nodes))
+    add(insiders(nodes, equal=True), equal)
+    add(laterals(nodes, equal=True), wanted_equal - equal_so_far())
+    add(insiders(nodes, equal=False), wanted - len(keys))
+    _check_pairs(config, found=len(keys), wanted=wanted, equal=equal_so_far(), num_nodes=num_nodes)
+    return np.stack(np.divmod(keys, num_nodes))
+
+
+def _check_pairs(config: SBM, *, found: int, wanted: int, equal: int, num_nodes: int) -> None:
+    if found < wanted:
+        raise ValueError(
+            f"dataset {config.name}: only {found} of {wanted} distinct edges fit among {num_nodes} nodes; lower "
+            f"dataset.avg_degree={config.avg_degree:g} or raise dataset.num_nodes={config.num_nodes}."
+        )
+    if abs(equal - config.homophily * wanted) > 0.01 * wanted:
+        _LOG.warning(
+            "dataset %s: homophily is %.3f, not %g: %d nodes at degree %g have too few pairs of a class",
+            *(config.name, equal / wanted, config.homophily, num_nodes, config.avg_degree),
+        )
 
 
 def _draw_features(config: SBM, nodes: Nodes, rng: np.random.Generator) -> np.ndarray:

@@ -1,0 +1,143 @@
+"""Datasets of the Open Graph Benchmark through its own reader (extra `[ogb]`).
+
+Files already in `data_dir/ogbn_NAME/` (raw/ and split/, as OGB unpacks them) are used and nothing is downloaded; OGB
+processes links to them in the cache folder. Small ones are downloaded into the cache if the server answers. OGB asks
+before it fetches more than 1 GB, and nobody can answer a training run: those are to be put in place by hand.
+"""
+
+import contextlib
+import importlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.files import (
+    cached_folder,
+    downloading,
+    find_folder,
+    fingerprint,
+    link_files,
+    missing_files,
+    not_found,
+    one_line,
+    quiet,
+    reachable,
+)
+from gnnpar.data.preprocess import Preprocess, prepare
+from gnnpar.data.raw import RawGraph
+
+_SERVER = "http://snap.stanford.edu/ogb/data/nodeproppred/"
+_CSV = ("edge", "num-node-list", "num-edge-list", "node-feat", "node-label")
+_SPLIT = {"ogbn_arxiv": "time", "ogbn_products": "sales_ranking", "ogbn_papers100m": "time"}
+_OWN_NAME = {"ogbn_arxiv": "ogbn-arxiv", "ogbn_products": "ogbn-products", "ogbn_papers100m": "ogbn-papers100M"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OGBDataset(Preprocess):
+    """A node classification dataset of OGB, by gnnpar's name for it."""
+
+    name: Literal["ogbn_arxiv", "ogbn_products", "ogbn_papers100m"]
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        data_dir = None if data_dir is None else Path(data_dir).expanduser()
+        return prepare(_raw_graph(self.name, data_dir), self, seed=seed)
+
+
+def required_files(name: str) -> tuple[str, ...]:
+    """What must lie in the dataset's folder, relative to it."""
+    years = ("node_year",) if name == "ogbn_arxiv" else ()
+    binary = ("raw/data.npz", "raw/node-label.npz")
+    raw = binary if name == "ogbn_papers100m" else tuple(f"raw/{part}.csv.gz" for part in (*_CSV, *years))
+    return (*raw, *(f"split/{_SPLIT[name]}/{part}.csv.gz" for part in ("train", "valid", "test")))
+
+
+def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
+    own = _OWN_NAME[name]
+    folder_name = own.replace("-", "_")
+    folder, files = find_folder(data_dir, folder_name), required_files(name)
+    missing = missing_files(folder, files)
+    reader = _reader(name)
+
+    def from_files(root: Path) -> None:
+        assert folder is not None
+        link_files(folder, root / folder_name, files)
+        (root / folder_name / "processed").mkdir()
+        (root / folder_name / "RELEASE_v1.txt").touch()  # without it OGB asks on the terminal whether to update
+        try:
+            with _ogb_speaks():
+                reader(own, root=str(root))
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"dataset {name}: the files in {folder} cannot be read ({one_line(error)}).") from error
+
+    def from_server(root: Path) -> None:
+        def failed(why: str) -> ValueError:
+            return not_found(name, data_dir=data_dir, folder=folder_name, missing=missing, why=why)
+
+        if not reachable(_SERVER):
+            raise failed(f"{_SERVER} cannot be reached")
+        try:
+            with downloading(name), _ogb_speaks():
+                reader(own, root=str(root))
+        except EOFError as error:
+            raise failed("it is larger than 1 GB, which is not downloaded unasked") from error
+        except (Exception, SystemExit) as error:
+            raise failed(f"the download failed ({one_line(error)})") from error
+
+    if missing or folder is None:
+        root = cached_folder(f"ogb/{name}-downloaded", from_server)
+    else:
+        root = cached_folder(f"ogb/{name}-{fingerprint(folder, files)}", from_files)
+    with _ogb_speaks():
+        dataset = reader(own, root=str(root))
+        (graph, labels), parts = dataset[0], dataset.get_idx_split()
+    return _to_raw(name, graph, labels, parts, num_classes=int(dataset.num_classes))
+
+
+def _to_raw(
+    name: str, graph: dict[str, Any], labels: np.ndarray, parts: dict[str, np.ndarray], *, num_classes: int
+) -> RawGraph:
+    masks = torch.zeros(3, graph["num_nodes"], dtype=torch.bool)
+    for row, part in enumerate(("train", "valid", "test")):
+        masks[row, torch.as_tensor(parts[part]).long()] = True
+    return RawGraph(
+        name=name,
+        x=torch.from_numpy(np.ascontiguousarray(graph["node_feat"])),
+        y=torch.from_numpy(np.ascontiguousarray(labels)),
+        edge_index=torch.from_numpy(np.ascontiguousarray(graph["edge_index"])),
+        task="single_label",
+        masks=(masks[0], masks[1], masks[2]),
+        num_classes=num_classes,
+    )
+
+
+def _reader(name: str) -> Any:
+    try:
+        with quiet():
+            return importlib.import_module("ogb.nodeproppred").NodePropPredDataset
+    except ImportError as error:
+        raise ValueError(f'dataset {name} needs the OGB package ({error}); run: pip install "gnnpar[ogb]".') from None
+
+
+@contextlib.contextmanager
+def _ogb_speaks() -> Iterator[None]:
+    """No prints, no questions on the terminal, and torch.load as OGB expects it (its files hold numpy arrays)."""
+    key = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+    before, stdin = os.environ.get(key), sys.stdin
+    os.environ[key], sys.stdin = "1", io.StringIO("")
+    try:
+        with quiet():
+            yield
+    finally:
+        sys.stdin = stdin
+        if before is None:
+            del os.environ[key]
+        else:
+            os.environ[key] = before
