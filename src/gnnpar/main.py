@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -36,6 +37,9 @@ def run(command: str, argv: list[str]) -> int:
             raise
         return refuse(error)
     except KeyboardInterrupt:
+        if any(thread.name.startswith("rank") for thread in threading.enumerate()):  # still in an epoch of minutes
+            sys.stdout.flush()
+            os._exit(1)
         return 1
     except Exception as error:
         if (line := hydra_line(error, argv)) is None:

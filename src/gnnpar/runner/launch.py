@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from gnnpar.runner.ranks import Failure, failure_of, trackers
 from gnnpar.runner.result import Status, write_result
 from gnnpar.settings import Settings
 from gnnpar.track.console import say
+from gnnpar.track.tracker import Null, Tee
 
 _NOISY = ("torch.distributed", "torch.multiprocessing")
 
@@ -93,12 +95,11 @@ def _threads(settings: Settings, world: World, run_dir: Path) -> None:
 
     from gnnpar.comm import ThreadWorld
     from gnnpar.runner.train import train
-    from gnnpar.track.tracker import Null
 
     before = torch.get_num_threads()
     torch.set_num_threads(world.threads_per_rank)
     threads = ThreadWorld(world.size, device=torch.device(world.device))
-    tracker = trackers(settings, run_dir)
+    tracker = Tee(trackers=(StopWhen(threads.failed), trackers(settings, run_dir)))
 
     def body(comm: Any) -> None:
         train(settings, world, comm, tracker if comm.rank == 0 else Null(), run_dir)
@@ -110,12 +111,32 @@ def _threads(settings: Settings, world: World, run_dir: Path) -> None:
             threads.run(body)
     except KeyboardInterrupt:
         threads.abort()
+        wait_for_ranks()
         raise
     except Exception as error:
         raise RankFailed(failure_of(getattr(error, "gnnpar_rank", 0), error)) from error
     finally:
         tracker.close()
         torch.set_num_threads(before)
+
+
+class StopWhen(Null):
+    """Ends rank 0 at its next epoch once the event is set; the others then wait for it in vain and end as well."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self.event = event
+
+    def log(self, row: Any) -> None:
+        if self.event.is_set():
+            raise RuntimeError("interrupted")
+
+
+def wait_for_ranks(seconds: float = 20.0) -> None:
+    """Let rank threads finish their epoch: the interpreter must not end under a thread that computes."""
+    deadline = time.monotonic() + seconds
+    ranks_left = [t for t in threading.enumerate() if t.name.startswith("rank") and t is not threading.current_thread()]
+    for thread in ranks_left:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _joined(settings: Settings, world: World, run_dir: Path) -> None:
