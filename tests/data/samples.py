@@ -1,0 +1,44 @@
+"""Small raw graphs and real folders for the tests of gnnpar.data."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gnnpar.data import RawGraph
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def raw_graph(**changes: Any) -> RawGraph:
+    """Six nodes, five edges with a loop and a repetition, node 5 isolated, three classes."""
+    fields: dict[str, Any] = {
+        "name": "tiny",
+        "x": torch.arange(12, dtype=torch.float32).reshape(6, 2),
+        "y": torch.tensor([0, 1, 2, 0, 1, 2]),
+        "edge_index": torch.tensor([[0, 1, 1, 3, 4], [1, 2, 2, 3, 0]]),
+        "task": "single_label",
+        "masks": tuple(torch.tensor(rows) for rows in ([1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 1, 1])),
+    }
+    return RawGraph(**(fields | changes))
+
+
+def npz_arrays(**changes: Any) -> dict[str, np.ndarray]:
+    """The same graph as arrays of a user's file; None removes a key."""
+    raw = raw_graph()
+    assert raw.masks is not None
+    arrays: dict[str, Any] = {"edge_index": raw.edge_index.numpy(), "x": raw.x.numpy(), "y": raw.y.numpy()}
+    arrays |= {
+        f"{part}_mask": mask.bool().numpy() for part, mask in zip(("train", "val", "test"), raw.masks, strict=True)
+    }
+    return {key: np.asarray(value) for key, value in (arrays | changes).items() if value is not None}
+
+
+def shared(*names: str) -> Path:
+    """The folder of real files, or a skip that says what is missing."""
+    missing = [name for name in names if not (SHARED / name / "raw").is_dir()]
+    if missing:
+        pytest.skip(f"no raw files of {', '.join(missing)} in ../shared/data")
+    return SHARED

@@ -1,0 +1,34 @@
+"""Every conf/dataset/*.yaml lists exactly the fields of its class, under the name of its file."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hydra.utils import get_class, instantiate
+from omegaconf import DictConfig, OmegaConf
+from pydantic import TypeAdapter
+
+from gnnpar.data.ogb import OGBDataset, required_files
+from gnnpar.data.pyg import _SOURCES, Name
+
+FILES = sorted((Path(__file__).resolve().parents[2] / "conf" / "dataset").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_yaml_lists_the_fields_of_its_class(file):
+    yaml = OmegaConf.load(file)
+    assert isinstance(yaml, DictConfig)
+    cls = get_class(yaml["_target_"])
+    assert set(yaml) == {"_target_", *(field.name for field in fields(cls))}
+    config = instantiate(yaml)
+    assert config.name == file.stem
+    plain = {key: value for key, value in yaml.items() if key != "_target_"}
+    assert TypeAdapter(cls).validate_python(plain, strict=False) == config
+
+
+def test_every_known_dataset_has_a_yaml():
+    assert set(get_args(Name)) == set(_SOURCES)
+    ogb = get_args(OGBDataset.__annotations__["name"])
+    assert all(required_files(name) for name in ogb)
+    assert {file.stem for file in FILES} >= {*_SOURCES, *ogb, "sbm", "sbm_reddit", "sbm_products", "npz"}

@@ -1,0 +1,159 @@
+"""Raw files are found, processed in the cache and never downloaded; what is nowhere is one clear line, at once."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from data.samples import shared
+from gnnpar.data import files
+from gnnpar.data.pyg import PyGDataset
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """No server answers, whatever machine the tests run on."""
+    for module in ("gnnpar.data.pyg", "gnnpar.data.ogb"):
+        __import__(module)
+        monkeypatch.setattr(sys.modules[module], "reachable", lambda url: False)
+
+
+NAMES = ["cora", "computers", "physics", "tolokers", "flickr", "reddit", "yelp", "amazon_products"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("place", ["missing", "empty", None])
+def test_a_dataset_that_is_nowhere_is_one_line(name, place, tmp_path, offline):
+    data_dir = None if place is None else tmp_path / place
+    if place == "empty":
+        (tmp_path / "empty").mkdir()
+    config = instantiate(OmegaConf.load(ROOT / "conf" / "dataset" / f"{name}.yaml"))
+    printed = io.StringIO()
+    with (
+        contextlib.redirect_stderr(printed),
+        contextlib.redirect_stdout(printed),
+        pytest.raises(
+            ValueError, match=rf"^dataset {name}: .* cannot be reached; put (it|them) into \S+/raw/\.$"
+        ) as caught,
+    ):
+        config.load(data_dir, 0)
+    assert "\n" not in str(caught.value)
+    assert printed.getvalue() == ""
+    assert not list((tmp_path / "cache").rglob("*.pt"))
+
+
+def test_only_the_files_that_are_missing_are_asked_for(tmp_path, offline):
+    (tmp_path / "Reddit" / "raw").mkdir(parents=True)
+    (tmp_path / "Reddit" / "raw" / "reddit_data.npz").touch()
+    with pytest.raises(
+        ValueError, match=r"^dataset reddit: reddit_graph.npz: not in .*; put it into .*/Reddit/raw/\.$"
+    ):
+        PyGDataset(name="reddit").load(tmp_path, 0)
+
+
+def test_damaged_files_are_named(tmp_path):
+    (tmp_path / "computers" / "raw").mkdir(parents=True)
+    (tmp_path / "computers" / "raw" / "amazon_electronics_computers.npz").write_bytes(b"no npz")
+    with pytest.raises(ValueError, match=r"dataset computers: the files in .* cannot be read"):
+        PyGDataset(name="computers").load(tmp_path, 0)
+    assert not [path for path in (tmp_path / "cache" / "pyg").iterdir() if path.is_dir()]  # nothing half done stays
+
+
+def test_a_server_that_does_not_answer_costs_seconds(monkeypatch):
+    monkeypatch.setattr(files, "_PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(files.urllib.request, "urlopen", lambda *_, **__: time.sleep(30))
+    began = time.perf_counter()
+    assert not files.reachable("https://example.invalid")
+    assert time.perf_counter() - began < 5
+
+
+@pytest.mark.parametrize("folder", ["cora", "CORA", "Cora"])
+def test_folders_are_found_in_any_case(tmp_path, folder):
+    (tmp_path / folder).mkdir()
+    assert files.find_folder(tmp_path, "Cora") == tmp_path / folder
+
+
+def test_processing_leaves_data_dir_alone_and_follows_changed_files(tmp_path):
+    data_dir = tmp_path / "data"
+    raw = data_dir / "computers" / "raw"
+    raw.mkdir(parents=True)
+
+    def write(nodes: int) -> None:
+        """A path graph in the layout of the Amazon files, ten classes."""
+        indptr = np.arange(nodes + 1)
+        indptr[-1] = nodes - 1
+        np.savez(
+            raw / "amazon_electronics_computers.npz",
+            adj_data=np.ones(nodes - 1, dtype=np.float32),
+            adj_indices=np.arange(1, nodes),
+            adj_indptr=indptr,
+            adj_shape=np.array([nodes, nodes]),
+            attr_data=np.ones(nodes, dtype=np.float32),
+            attr_indices=np.zeros(nodes, dtype=np.int32),
+            attr_indptr=np.arange(nodes + 1),
+            attr_shape=np.array([nodes, 3]),
+            labels=np.arange(nodes) % 10,
+        )
+
+    config = PyGDataset(name="computers", split="random")
+    write(60)
+    raw.chmod(0o555)
+    assert config.load(data_dir, 0).num_edges == 60 + 2 * 59
+    assert [path.name for path in raw.iterdir()] == ["amazon_electronics_computers.npz"]
+    raw.chmod(0o755)
+    write(70)
+    assert config.load(data_dir, 0).num_nodes == 70
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ValueError, match=r"cannot write to the cache folder .* set GNNPAR_CACHE"):
+        files.cached_folder("pyg/x", lambda root: None)
+
+
+def test_two_runs_at_once_process_once(tmp_path):
+    """Two processes ask for the same cache folder: one builds it, the other waits; both see it whole."""
+    script = (
+        "import sys, time; from pathlib import Path; from gnnpar.data.files import cached_folder\n"
+        "def build(root):\n"
+        "    (root / 'a').write_text('1'); time.sleep(1); (root / 'b').write_text('2')\n"
+        "    open(sys.argv[1], 'a').write('built ')\n"
+        "folder = cached_folder('pyg/both', build)\n"
+        "assert (folder / 'a').read_text() + (folder / 'b').read_text() == '12'\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    runs = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "log")], env=env) for _ in range(2)]
+    assert [run.wait(timeout=120) for run in runs] == [0, 0]
+    assert (tmp_path / "log").read_text() == "built "
+
+
+def test_ogb_says_what_it_needs(tmp_path, offline):
+    config = instantiate(OmegaConf.load(ROOT / "conf" / "dataset" / "ogbn_arxiv.yaml"))
+    with pytest.raises(ValueError, match=r"needs the OGB package|cannot be reached; put them into .*/ogbn_arxiv/\.$"):
+        config.load(tmp_path, 0)
+
+
+def test_real_files_load_silently_and_the_same_twice():
+    folder = shared("Cora")
+    config = instantiate(OmegaConf.load(ROOT / "conf" / "dataset" / "cora.yaml"))
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
+        first, second = config.load(folder, 0), config.load(folder, 1)
+    assert printed.getvalue() == ""
+    assert (first.graph_hash, first.split_hash) == (second.graph_hash, second.split_hash)

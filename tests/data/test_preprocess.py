@@ -1,0 +1,104 @@
+"""Laws of preprocessing: order of edges, loops, degrees, normalisation and splits."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.samples import raw_graph
+from gnnpar.data import Preprocess, prepare
+from gnnpar.data.preprocess import canonical_edges
+
+EDGES = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=40)
+
+
+@given(edges=EDGES, symmetrize=st.booleans(), self_loops=st.booleans())
+def test_canonical_edges_are_the_sorted_set(edges, symmetrize, self_loops):
+    given_edges = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t()
+    out = canonical_edges(given_edges, num_nodes=9, symmetrize=symmetrize, self_loops=self_loops)
+    expected = {(i, j) for j, i in edges if i != j}
+    if symmetrize:
+        expected |= {(j, i) for i, j in expected}
+    if self_loops:
+        expected |= {(i, i) for i in range(9)}
+    assert [(i, j) for j, i in out.t().tolist()] == sorted(expected)
+    again = canonical_edges(out, num_nodes=9, symmetrize=symmetrize, self_loops=self_loops)
+    assert torch.equal(again, out)
+
+
+def test_repeated_edges_stay_on_request():
+    data = prepare(raw_graph(), Preprocess(drop_duplicates=False), seed=0)
+    assert data.num_edges == 10
+    assert data.in_degree.tolist() == [2, 2, 3, 1, 1, 1]
+
+
+def test_degrees_count_in_edges_with_loops_and_isolated_nodes():
+    data = prepare(raw_graph(), Preprocess(), seed=0)
+    assert data.in_degree.tolist() == [2, 2, 2, 1, 1, 1]
+    bare = prepare(raw_graph(), Preprocess(self_loops=False), seed=0)
+    assert bare.in_degree.tolist() == [1, 1, 1, 0, 0, 0]
+    assert not bool((bare.edge_index[0] == bare.edge_index[1]).any())
+
+
+def test_undirected_pairs_are_always_symmetrised():
+    data = prepare(raw_graph(pairs=True), Preprocess(self_loops=False), seed=0)
+    assert data.edge_index.t().tolist() == [[1, 0], [4, 0], [0, 1], [2, 1], [1, 2], [0, 4]]
+
+
+def test_row_normalisation_sums_to_one_and_leaves_empty_rows():
+    x = torch.tensor([[1.0, 3.0], [0.0, 0.0], [2.0, 2.0], [5.0, 0.0], [1.0, 1.0], [4.0, 1.0]])
+    out = prepare(raw_graph(x=x), Preprocess(normalize="row"), seed=0).x
+    torch.testing.assert_close(out.sum(1), torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0, 1.0]))
+
+
+def test_standardisation_is_fitted_on_training_nodes_only():
+    x = torch.cat([torch.randn(6, 2), torch.full((6, 1), 3.0)], 1)
+    out = prepare(raw_graph(x=x), Preprocess(normalize="standard"), seed=0).x
+    torch.testing.assert_close(out[:3].mean(0), torch.zeros(3), atol=1e-6, rtol=0)
+    torch.testing.assert_close(out[:3, :2].std(0, correction=0), torch.ones(2))
+    moved = torch.cat([x[:3], x[3:] + 100])
+    assert torch.equal(prepare(raw_graph(x=moved), Preprocess(normalize="standard"), seed=0).x[:3], out[:3])
+
+
+def big(**changes):
+    y = torch.arange(600) % 4
+    fields = {"x": torch.ones(600, 1), "y": y, "edge_index": torch.zeros(2, 0, dtype=torch.int64), "masks": None}
+    return raw_graph(**(fields | changes))
+
+
+def test_per_class_split_takes_20_and_30_of_each_class():
+    data = prepare(big(), Preprocess(split="per_class"), seed=0)
+    for mask, count in ((data.train_mask, 20), (data.val_mask, 30), (data.test_mask, 100)):
+        assert torch.bincount(data.y[mask]).tolist() == [count] * 4
+    assert bool((data.train_mask.int() + data.val_mask.int() + data.test_mask.int() == 1).all())
+
+
+def test_random_split_takes_fractions_of_the_labelled_nodes():
+    y = torch.arange(600) % 4
+    y[:100] = -1
+    data = prepare(big(y=y), Preprocess(split="random", train_fraction=0.5, val_fraction=0.25), seed=0)
+    assert [int(m.sum()) for m in (data.train_mask, data.val_mask, data.test_mask)] == [250, 125, 125]
+    assert not bool((data.train_mask | data.val_mask | data.test_mask)[:100].any())
+
+
+@pytest.mark.parametrize("split", ["per_class", "random"])
+def test_split_seed_decides_the_split_and_null_means_the_run_seed(split):
+    def hash_of(split_seed, seed):
+        return prepare(big(), Preprocess(split=split, split_seed=split_seed), seed=seed).split_hash
+
+    assert hash_of(0, 0) == hash_of(0, 7)
+    assert hash_of(0, 0) != hash_of(1, 0)
+    assert hash_of(None, 3) == hash_of(3, 0)
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_numbered_splits_are_columns_or_rows(rows):
+    train, val, test = np.zeros((3, 10, 6), dtype=bool)
+    for k in range(10):
+        train[k, k % 6], val[k, (k + 1) % 6], test[k, (k + 2) % 6] = True, True, True
+    masks = tuple(torch.from_numpy(m if rows else m.T.copy()) for m in (train, val, test))
+    data = prepare(raw_graph(masks=masks), Preprocess(split_index=7), seed=0)
+    assert [int(m.nonzero()) for m in (data.train_mask, data.val_mask, data.test_mask)] == [1, 2, 3]
+    with pytest.raises(ValueError, match="has 10 splits, numbered 0 to 9"):
+        prepare(raw_graph(masks=masks), Preprocess(split_index=10), seed=0)

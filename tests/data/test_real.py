@@ -1,0 +1,45 @@
+"""Real files load with the published sizes, where ../shared/data holds them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from data.samples import shared
+
+CONF = Path(__file__).resolve().parents[2] / "conf" / "dataset"
+
+# name, folder, nodes, directed edges without loops, features, classes, task, train/val/test
+SIZES = [
+    ("cora", "Cora", 2708, 10556, 1433, 7, "single_label", (140, 500, 1000)),
+    ("citeseer", "CiteSeer", 3327, 9104, 3703, 6, "single_label", (120, 500, 1000)),
+    ("computers", "Computers", 13752, 491722, 767, 10, "single_label", (200, 300, 13252)),
+    ("cs", "CS", 18333, 163788, 6805, 15, "single_label", (300, 450, 17583)),
+    ("tolokers", "tolokers", 11758, 1038000, 10, 2, "binary", (5879, 2939, 2940)),
+    ("squirrel", "Squirrel", 5201, 396706, 2089, 5, "single_label", (2496, 1664, 1041)),
+    ("blogcatalog", "BlogCatalog", 10312, 667966, 10312, 39, "multi_label", (6187, 2062, 2063)),
+]
+
+
+@pytest.mark.parametrize(("name", "folder", "nodes", "edges", "features", "classes", "task", "split"), SIZES)
+def test_sizes(name, folder, nodes, edges, features, classes, task, split, tmp_path, monkeypatch):
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path))
+    data = instantiate(OmegaConf.load(CONF / f"{name}.yaml")).load(shared(folder), 0)
+    assert (data.num_nodes, data.num_features, data.num_classes, data.task) == (nodes, features, classes, task)
+    assert data.num_edges == edges + nodes  # one loop per node
+    assert tuple(int(m.sum()) for m in (data.train_mask, data.val_mask, data.test_mask)) == split
+    assert torch.equal(torch.bincount(data.edge_index[0], minlength=nodes), data.in_degree)  # undirected
+    assert bool((data.in_degree >= 1).all())
+    if data.task == "single_label":
+        assert torch.bincount(data.y, minlength=classes).min() > 0
+
+
+def test_public_splits_differ_by_number(tmp_path, monkeypatch):
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path))
+    yaml = OmegaConf.load(CONF / "tolokers.yaml")
+    hashes = {instantiate(yaml, split_index=k).load(shared("tolokers"), 0).split_hash for k in range(10)}
+    assert len(hashes) == 10
+    with pytest.raises(ValueError, match="has 10 splits"):
+        instantiate(yaml, split_index=10).load(shared("tolokers"), 0)
