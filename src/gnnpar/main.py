@@ -17,7 +17,7 @@ from typing import Any
 
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError, Settings, build_settings, closest, show, unknown_key, with_plan
-from gnnpar.track.console import complain
+from gnnpar.track.console import complain_once
 
 COMMANDS = ("train", "compare", "doctor", "check")
 CONFIG = "config"
@@ -50,8 +50,7 @@ def run(command: str, argv: list[str]) -> int:
 def refuse(error: Exception, cause: Exception | None = None) -> int:
     if os.environ.get("GNNPAR_TRACEBACK") == "1":
         traceback.print_exception(cause or error)
-    if int(os.environ.get("RANK", "0")) == 0:
-        complain(str(error))
+    complain_once(str(error), rank=int(os.environ.get("RANK", "0")))
     return 2
 
 

@@ -34,7 +34,7 @@ FAIR = {
     "provenance": ("provenance",),
 }
 COLUMNS: tuple[str, ...] = (
-    "strategy", "model", "dataset", "seed", "world_size", "threads_per_rank", "epoch_seconds", "ratio",
+    "strategy", "variant", "exactness", "model", "dataset", "seed", "world_size", "threads_per_rank", "epoch_seconds", "ratio",
     "bytes_per_epoch", "memory_peak_bytes", "metric", "val", "test", "test_at_best_val", "provenance",
     "oversubscribed", "status", "error",
     "why_no_ratio", "folder",
@@ -90,7 +90,31 @@ def table_rows(
 ) -> list[dict[str, Any]]:
     """The cells, as they stand in result.json; ratio = epoch time of the baseline / epoch time of the run."""
     bases = [r for _, r in results if r["strategy"] == baseline and r["epoch_seconds"]["median"] is not None]
-    return [_row(folder, result, *ratio_of(result, bases, baseline, allow_unfair)) for folder, result in results]
+    everything = [result for _, result in results]
+    return [
+        _row(folder, result, variant(result, everything), *ratio_of(result, bases, baseline, allow_unfair))
+        for folder, result in results
+    ]
+
+
+def variant(result: Result, results: Sequence[Result]) -> str:
+    """Those settings of the strategy that differ between its runs here, as one would write them."""
+    mine = _flat(_at(result, ("settings", "strategy")) or {})
+    others = [_flat(_at(r, ("settings", "strategy")) or {}) for r in results if r["strategy"] == result["strategy"]]
+    return " ".join(f"{key}={value}" for key, value in mine.items() if any(o.get(key) != value for o in others))
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings by dotted key; a nested object by the name of its class."""
+    flat: dict[str, str] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        elif key == "_target_":
+            flat[prefix.rstrip(".") or key] = str(value).rpartition(".")[2].lower()
+        else:
+            flat[f"{prefix}{key}"] = str(value)
+    return flat
 
 
 def ratio_of(result: Result, bases: Sequence[Result], baseline: str, allow_unfair: bool) -> tuple[float | None, str]:
@@ -121,11 +145,11 @@ def _at(result: Result, path: Sequence[str]) -> Any:
     return value
 
 
-def _row(folder: Path, result: Result, ratio: float | None, why: str) -> dict[str, Any]:
+def _row(folder: Path, result: Result, changed: str, ratio: float | None, why: str) -> dict[str, Any]:
     peak = result["memory_bytes"]["peak"]
     metric = result["metric"]
     values = (
-        result["strategy"], result["model"], result["dataset"], result["seed"], result["world_size"],
+        result["strategy"], changed, " ".join(result["exactness"]), result["model"], result["dataset"], result["seed"], result["world_size"],
         result["threads_per_rank"], result["epoch_seconds"]["median"], ratio, result["bytes_per_epoch"]["total"],
         max(peak) if peak else None, metric["name"], metric["val"], metric["test"], metric["test_at_best_val"],
         result["provenance"], result["oversubscribed"], result["status"], result["error"], why, str(folder),
@@ -137,22 +161,13 @@ def show(rows: Sequence[Mapping[str, Any]], *, baseline: str, allow_unfair: bool
     """The table in the terminal. Grey times come from more threads than cores and are no speed."""
     unfair = allow_unfair and any(row["why_no_ratio"] == "unfair" for row in rows)
     table = Table(title="UNFAIR: ratios between runs that differ" if unfair else None, title_style="bold red", box=None)
+    texts = ("strategy", "exactness", "model", "dataset", "times", "status")
     shown = (
-        "strategy",
-        "model",
-        "dataset",
-        "seed",
-        "ranks",
-        "threads",
-        "epoch",
-        f"x {baseline}",
-        "sent/epoch",
-        "peak/rank",
-    )
-    for name in (*shown, "val", "test", "times", "status"):
-        table.add_column(
-            name, justify="left" if name in ("strategy", "model", "dataset", "times", "status") else "right"
-        )
+        "strategy", "exactness", "model", "dataset", "seed", "ranks", "threads", "epoch", f"x {baseline}",
+        "sent/epoch", "peak/rank", "val", "test", "times", "status",
+    )  # fmt: skip
+    for name in shown:
+        table.add_column(name, justify="left" if name in texts else "right")
     for row in rows:
         table.add_row(*_cells(row))
     console = stdout()
@@ -173,9 +188,10 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         ratio = f"[red]{ratio}?[/red]"
     failed = row["status"] != "completed"
     return [
+        escape(f"{row['strategy']} {row['variant']}".strip()),
         *(
             escape(str(row[name]))
-            for name in ("strategy", "model", "dataset", "seed", "world_size", "threads_per_rank")
+            for name in ("exactness", "model", "dataset", "seed", "world_size", "threads_per_rank")
         ),
         time,
         ratio,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnpar.settings import ConfigError, Settings
-from gnnpar.track.console import complain, say
+from gnnpar.track.console import complain, complain_once, say
 
 
 def train_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping[str, Any]) -> int:
@@ -29,7 +29,7 @@ def train_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping
 
         outcome = launch(settings, run_dir)
     except ValueError as error:
-        return _refused(error, first)
+        return _refused(error)
     if outcome.error:
         if os.environ.get("GNNPAR_TRACEBACK") == "1" and outcome.traceback:
             sys.stderr.write(outcome.traceback)
@@ -63,9 +63,8 @@ def summary(run_dir: Path) -> str:
     return f"completed: {figures}  ->  {os.path.relpath(run_dir)}"
 
 
-def _refused(error: ValueError, first: bool) -> int:
+def _refused(error: ValueError) -> int:
     if os.environ.get("GNNPAR_TRACEBACK") == "1":
         traceback.print_exception(error)
-    if first:
-        complain(str(error))
+    complain_once(str(error), rank=int(os.environ.get("RANK", "0")))
     return 2

@@ -34,6 +34,18 @@ def complain(text: str) -> None:
     sys.stderr.flush()
 
 
+def complain_once(text: str, *, rank: int) -> None:
+    """The same line known to every joined rank: rank 0 says it, and the others let it, because torchrun ends all ranks
+    as soon as one has ended."""
+    if rank == 0:
+        complain(text)
+    else:
+        time.sleep(_LET_RANK_0_SPEAK_SECONDS)
+
+
+_LET_RANK_0_SPEAK_SECONDS = 10.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Console:
     """tracker=console. `every`: epochs between lines where there is no terminal."""
