@@ -158,3 +158,18 @@ def test_a_sweep_ends_in_one_table(run_cli: Run, tmp_path: Path) -> None:
         assert row["test"] == result["metric"]["test"]
     assert {row["ratio"] for row in found if row["strategy"] == "single"} == {1.0}
     assert {row["why_no_ratio"] for row in found if row["strategy"] != "single"} == {"single differs in provenance"}
+
+
+def test_runs_of_one_strategy_are_told_apart_by_what_differs() -> None:
+    def result(codec: str, overlap: str, strategy: str = "graph_parallel") -> dict:
+        settings = {
+            "_target_": "a.B",
+            "codec": {"_target_": f"gnnpar.codecs.codec.{codec}", "bits": 4},
+            "overlap": overlap,
+        }
+        return {"strategy": strategy, "settings": {"strategy": settings}}
+
+    runs = [result("Identity", "edges"), result("Drop", "edges"), result("Drop", "none", "other")]
+    assert [variant(r, runs) for r in runs] == ["codec=identity", "codec=drop", ""]
+    runs[1] = result("Drop", "none")
+    assert variant(runs[1], runs) == "codec=drop overlap=none"

@@ -34,8 +34,8 @@ FAIR = {
     "provenance": ("provenance",),
 }
 COLUMNS: tuple[str, ...] = (
-    "strategy", "variant", "exactness", "model", "dataset", "seed", "world_size", "threads_per_rank", "epoch_seconds", "ratio",
-    "bytes_per_epoch", "memory_peak_bytes", "metric", "val", "test", "test_at_best_val", "provenance",
+    "strategy", "variant", "exactness", "model", "dataset", "seed", "world_size", "threads_per_rank",
+    "epoch_seconds", "ratio", "bytes_per_epoch", "memory_peak_bytes", "metric", "val", "test", "test_at_best_val", "provenance",
     "oversubscribed", "status", "error",
     "why_no_ratio", "folder",
 )  # fmt: skip
@@ -149,7 +149,8 @@ def _row(folder: Path, result: Result, changed: str, ratio: float | None, why: s
     peak = result["memory_bytes"]["peak"]
     metric = result["metric"]
     values = (
-        result["strategy"], changed, " ".join(result["exactness"]), result["model"], result["dataset"], result["seed"], result["world_size"],
+        result["strategy"], changed, " ".join(result["exactness"]), result["model"], result["dataset"],
+        result["seed"], result["world_size"],
         result["threads_per_rank"], result["epoch_seconds"]["median"], ratio, result["bytes_per_epoch"]["total"],
         max(peak) if peak else None, metric["name"], metric["val"], metric["test"], metric["test_at_best_val"],
         result["provenance"], result["oversubscribed"], result["status"], result["error"], why, str(folder),
