@@ -170,6 +170,6 @@ def test_runs_of_one_strategy_are_told_apart_by_what_differs() -> None:
         return {"strategy": strategy, "settings": {"strategy": settings}}
 
     runs = [result("Identity", "edges"), result("Drop", "edges"), result("Drop", "none", "other")]
-    assert [variant(r, runs) for r in runs] == ["codec=identity", "codec=drop", ""]
+    assert [compare.variant(r, runs) for r in runs] == ["codec=identity", "codec=drop", ""]
     runs[1] = result("Drop", "none")
-    assert variant(runs[1], runs) == "codec=drop overlap=none"
+    assert compare.variant(runs[1], runs) == "codec=drop overlap=none"

@@ -35,9 +35,8 @@ FAIR = {
 }
 COLUMNS: tuple[str, ...] = (
     "strategy", "variant", "exactness", "model", "dataset", "seed", "world_size", "threads_per_rank",
-    "epoch_seconds", "ratio", "bytes_per_epoch", "memory_peak_bytes", "metric", "val", "test", "test_at_best_val", "provenance",
-    "oversubscribed", "status", "error",
-    "why_no_ratio", "folder",
+    "epoch_seconds", "ratio", "bytes_per_epoch", "memory_peak_bytes", "metric", "val", "test", "test_at_best_val",
+    "provenance", "oversubscribed", "status", "error", "why_no_ratio", "folder",
 )  # fmt: skip
 
 
