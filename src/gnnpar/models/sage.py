@@ -33,8 +33,9 @@ class SAGEConv(nn.Module):
         if self.aggregator == "max":
             out = g.aggregate(Max(), src)
         else:
-            out = g.aggregate(Sum(), src) / g.in_degree.clamp_min(1)[:, None]
-        return self.own(h) + (F.linear(out, self.neighbours) if self.aggregate_first else out)
+            out = g.aggregate(Sum(), src) * g.in_degree.clamp_min(1).reciprocal()[:, None]
+        own = self.own(h)
+        return torch.addmm(own, out, self.neighbours.T) if self.aggregate_first else own + out
 
 
 @dataclass(frozen=True, kw_only=True)
