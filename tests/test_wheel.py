@@ -16,7 +16,6 @@ import pytest
 
 from conftest import ROOT
 
-pytestmark = pytest.mark.slow
 SOURCES = ("src", "kernels/gnnpar_kernels", "conf", "pyproject.toml", "README.md", "LICENSE")
 
 
