@@ -48,8 +48,8 @@ class GraphParallel:
         cache: dict | None = {} if first_layer == "cached" else None
         # what a lossy codec kept must not leak into evaluation
         exact_cache = cache if cache is None or "exact" in self.exactness else {}
-        view = HaloGraph(shard, comm, codec, walk, Pass(seed), cache=cache)
-        exact = HaloGraph(shard, comm, exact_codec, walk, Pass(seed), cache=exact_cache)
+        view = HaloGraph(shard, Pass(seed), comm=comm, codec=codec, walk=walk, cache=cache)
+        exact = HaloGraph(shard, Pass(seed), comm=comm, codec=exact_codec, walk=walk, cache=exact_cache)
         return FlatEngine(
             view=view, exact=exact, shard=shard, model=model, task=task, comm=comm, seed=seed,
             codecs=(codec,), held=view.held, cache=cache,

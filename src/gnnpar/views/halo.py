@@ -7,9 +7,9 @@ blocks first, so that their gradients travel while the inner block is differenti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,19 +17,12 @@ from torch import Tensor
 from gnnpar.codecs.codec import Codec, RowLike
 from gnnpar.comm import Communicator, Pending, Site
 from gnnpar.graph import Message
-from gnnpar.ops.aggregator import Aggregator, EdgeDropout
+from gnnpar.ops.aggregator import Aggregator
 from gnnpar.ops.block import Block, Operands, Rows
 from gnnpar.shard.shard import Shard
-from gnnpar.views.local import LocalRows, Pass, Source
-from gnnpar.views.whole import (
-    cached_result,
-    constant_aware,
-    edge_order,
-    fold_block,
-    remember,
-    split_operands,
-    wanted_gradients,
-)  # fmt: skip
+from gnnpar.views.local import LocalRows, Source
+from gnnpar.views.view import View, edge_order
+from gnnpar.views.whole import fold_block, split_operands, wanted_gradients
 
 Overlap = Literal["none", "edges", "central_marginal"]
 
@@ -110,57 +103,31 @@ class Walk:
 
 
 @dataclass(eq=False)
-class HaloGraph:
+class HaloGraph(View):
     """A rank's part, with one exchange of boundary rows per aggregation.
 
-    `codec` turns rows into bytes in both directions; `cache` as in WholeGraph: with it, what layer 0 reads of the
-    features is fetched once.
+    `codec` turns rows into bytes both ways; with a `cache`, what layer 0 reads of the features is fetched once.
     """
 
-    shard: Shard
-    comm: Communicator
-    codec: Codec
-    walk: Walk
-    run: Pass
-    layer: int = 0
-    cache: dict | None = None
-    held: dict = field(default_factory=dict)  # (layer, call) -> bytes of halo rows kept for backward, for accounting
-    _calls: int = field(default=0, init=False)
+    comm: Communicator = field(kw_only=True)
+    codec: Codec = field(kw_only=True)
+    walk: Walk = field(kw_only=True)
+    held: dict = field(default_factory=dict, kw_only=True)  # (layer, call) -> bytes of halo rows kept for backward
     _features: tuple[Tensor, float, int] | None = field(default=None, init=False)  # the features after dropout
-
-    def __post_init__(self) -> None:
-        self.local = LocalRows(self.shard.node_ids, self.shard.in_degree, run=self.run, layer=self.layer)
-
-    @property
-    def node_ids(self) -> Tensor:
-        return self.local.node_ids
 
     @property
     def edge_ids(self) -> Tensor:
         return self.walk.edge_ids
 
-    @property
-    def in_degree(self) -> Tensor:
-        return self.local.in_degree
-
-    def during(self, run: Pass) -> Self:
-        """This view in another pass."""
-        return replace(self, run=run, layer=0)
-
-    def at(self, layer: int) -> Self:
-        return replace(self, layer=layer)
-
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
-        out = self.local.dropout(x, p, tag=tag)
+        out = super().dropout(x, p, tag=tag)
         if x is self.shard.x:
             self._features = (out, p, tag)
         return out
 
-    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
-        return self.local.edge_dropout(p, tag=tag)
-
     def source(self, message: Message, *rows: Tensor) -> Rows:
-        source = constant_aware(message, self, rows, self.shard.x)
+        source = super().source(message, *rows)
+        assert isinstance(source, Source)
         features, p, tag = self._features or (self.shard.x, 0.0, 0)
         if self.cache is not None and self.layer == 0 and len(rows) == 1 and rows[0] is features:
             local = LocalRows(self.shard.halo_ids, self.shard.halo_in_degree, run=self.run, layer=0)
@@ -168,8 +135,8 @@ class HaloGraph:
         return source
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        call, self._calls = self._calls, self._calls + 1
-        if (found := cached_result(self.cache, self.layer, call, agg, src)) is not None:
+        call = self.next_call()
+        if (found := self.kept_result(call, agg, src)) is not None:
             return found
         if isinstance(src, Source) and src.halo is not None and not (agg.linear and src.constant):
             block, order = self.walk.combined
@@ -177,7 +144,7 @@ class HaloGraph:
             return fold_block(agg, block, both, dst, edge, shared)
         out = _HaloFold.apply(self, agg, call, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
         assert isinstance(out, Tensor)
-        return remember(self.cache, self.layer, call, agg, src, out)
+        return self.keep_result(call, agg, src, out)
 
     def _kept_halo(self) -> Tensor:
         """Features of the halo nodes, fetched once."""
