@@ -95,8 +95,8 @@ def _merge_(state: State, part: State, rows: Tensor | None) -> None:
 
 
 def attend_finish(state: State) -> tuple[Tensor, Tensor]:
-    """See `naive.attend_finish`."""
+    """See `naive.attend_finish`. The output is written over the state's sums."""
     m, mass, acc = state
     empty = mass == 0
     inverse = mass.reciprocal().masked_fill_(empty, 0.0)
-    return acc * inverse[..., None], (m + mass.log()).masked_fill_(empty, torch.inf)
+    return acc.mul_(inverse[..., None]), (m + mass.log()).masked_fill_(empty, torch.inf)

@@ -15,10 +15,18 @@ from gnnpar_kernels.cpu.edges import PLAIN, Dropping, EdgeWeights, HeadRows, hea
 from gnnpar_kernels.csr import Csr
 from gnnpar_kernels.naive.attend import Drop
 
+ROWS = 2048  # rows of a temporary that stays in cache
+
 
 def _delta(out: Tensor, lse: Tensor, grad_out: Tensor, delta: Tensor | None) -> Tensor:
-    """<dO, O> per row and head. Shapes: out, grad_out [N, H, D] -> [N, H]."""
-    return (out.to(lse.dtype) * grad_out.to(lse.dtype)).sum(-1) if delta is None else delta.to(lse.dtype)
+    """<dO, O> per row and head, over rows that stay in cache. Shapes: out, grad_out [N, H, D] -> [N, H]."""
+    if delta is not None:
+        return delta.to(lse.dtype)
+    delta = torch.empty_like(lse)
+    for first in range(0, out.shape[0], ROWS):
+        span = slice(first, first + ROWS)
+        delta[span] = out[span].to(lse.dtype).mul(grad_out[span].to(lse.dtype)).sum(-1)
+    return delta
 
 
 def _row_factor(lse: Tensor) -> Tensor:

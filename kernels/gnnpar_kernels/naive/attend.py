@@ -64,7 +64,7 @@ def attend(
 def attend_finish(state: State) -> tuple[Tensor, Tensor]:
     """Normalise: (out, lse); rows without an edge get 0 and +inf, so that exp(score - lse) = 0 there.
 
-    Shapes: state of `attend` -> out [N, H, D], lse [N, H].
+    Shapes: state of `attend` -> out [N, H, D], lse [N, H]. The state is given up: out may be written over it.
     """
     m, mass, acc = state
     empty = mass == 0
