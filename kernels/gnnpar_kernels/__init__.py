@@ -1,25 +1,27 @@
-"""Graph kernels as pure functions: sums, attention, maxima, row moves and keyed dropout over CSR. No autograd here."""
+"""Graph kernels as pure functions: sums, attention, maxima, row moves, dropout, quantization. No autograd here."""
 
 from gnnpar_kernels.csr import Csr
-from gnnpar_kernels.dispatch import (
-    Choice,
-    apply_mask,
+from gnnpar_kernels.dispatch import Choice, implementations
+from gnnpar_kernels.hashing import fold_key
+from gnnpar_kernels.library.attention import (
     attend,
     attend_finish,
     attend_grad,
     attend_grad_dst,
+    attend_grad_dst_of,
     attend_grad_src,
-    dropout,
-    extremum,
-    extremum_finish,
-    extremum_grad,
-    gather_rows,
-    implementations,
-    keep_mask,
-    scatter_add_rows_,
-    spmm,
+    row_dots,
 )
-from gnnpar_kernels.hashing import fold_key
+from gnnpar_kernels.library.folds import extremum, extremum_finish, extremum_grad, spmm
+from gnnpar_kernels.library.rows import (
+    apply_mask,
+    dequantize_rows,
+    dropout,
+    gather_rows,
+    keep_mask,
+    quantize_rows,
+    scatter_add_rows_,
+)
 
 __all__ = [
     "Choice",
@@ -29,7 +31,9 @@ __all__ = [
     "attend_finish",
     "attend_grad",
     "attend_grad_dst",
+    "attend_grad_dst_of",
     "attend_grad_src",
+    "dequantize_rows",
     "dropout",
     "extremum",
     "extremum_finish",
@@ -38,6 +42,8 @@ __all__ = [
     "gather_rows",
     "implementations",
     "keep_mask",
+    "quantize_rows",
+    "row_dots",
     "scatter_add_rows_",
     "spmm",
 ]

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnpar_kernels import Csr, cpu, naive
+from gnnpar_kernels import Csr, cpu, naive, triton
+from gnnpar_kernels.triton.tuning import interpreting
 
 DEGREES = (0, 1, 15, 16, 17, 0, 300, 2, 0)
 
@@ -46,7 +47,7 @@ def make_graph(
 
 def degree_graph(*, num_src: int = 60, seed: int = 0, **options) -> Graph:
     """Destinations of degrees 0, 1, 15, 16, 17 and 300; sources repeat, so some edges are multiple."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     degrees = torch.tensor(DEGREES)
     dst = torch.repeat_interleave(torch.arange(len(DEGREES)), degrees)
     src = torch.randint(0, num_src - 3, (int(degrees.sum()),), generator=generator)
@@ -55,7 +56,9 @@ def degree_graph(*, num_src: int = 60, seed: int = 0, **options) -> Graph:
 
 def cut(graph: Graph, pieces: int, *, seed: int = 0, **options) -> list[Graph]:
     """The edges at random over blocks that share the node numbering; one more block is empty."""
-    owner = torch.randint(0, pieces, graph.src.shape, generator=torch.Generator().manual_seed(seed))
+    owner = torch.randint(
+        0, pieces, graph.src.shape, generator=torch.Generator(torch.get_default_device()).manual_seed(seed)
+    )
     sizes = {"num_src": graph.num_src, "num_dst": graph.num_dst}
     return [
         make_graph(graph.src[owner == p], graph.dst[owner == p], ids=graph.ids[owner == p], **sizes, **options)
@@ -87,9 +90,19 @@ def kit() -> Kit:
     return Kit(make_graph, degree_graph, cut, assert_near)
 
 
-@pytest.fixture(params=["naive", "cpu"])
-def body(request: pytest.FixtureRequest) -> ModuleType:
-    return {"naive": naive, "cpu": cpu}[request.param]
+@pytest.fixture(params=["naive", "cpu", "triton", pytest.param("gpu", marks=pytest.mark.gpu)])
+def body(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """Each body of the ops; `triton` interpreted, `gpu` the same compiled, with every tensor of the test on the GPU."""
+    if request.param == "triton" and not interpreting():
+        pytest.skip("kernels are compiled here: the gpu case tests them")
+    if request.param != "gpu":
+        yield {"naive": naive, "cpu": cpu, "triton": triton}[request.param]
+        return
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    torch.set_default_device("cuda")
+    yield triton
+    torch.set_default_device("cpu")
 
 
 @pytest.fixture(autouse=True)

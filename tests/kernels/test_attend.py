@@ -1,4 +1,4 @@
-"""GAT aggregation: specification against autograd, CPU body against the specification, chains in any order."""
+"""GAT aggregation: specification against autograd, the other bodies against the specification, chains in any order."""
 
 import itertools
 
@@ -7,11 +7,32 @@ import torch
 from torch.nn.functional import leaky_relu
 
 from gnnpar_kernels import Csr, cpu, keep_mask, naive
+from gnnpar_kernels.triton import tasks
 
 SLOPE = 0.2
 DROP = (0.4, 2**61 + 12345)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 SHAPES = [(1, 1), (1, 64), (2, 8), (3, 47), (4, 8), (8, 1), (8, 8)]
+SPLIT = 20  # edges of a piece of a row in Triton
+CUT_DEGREES = [0, 1, 4, 5, 15, 16, 17, SPLIT - 1, SPLIT, SPLIT + 1, 0, 3 * SPLIT + 2, 3]
+CUT_CASES = [  # heads, width, rows, indices, dropout, scale of the scores
+    (1, 1, torch.float64, torch.int64, DROP, 1.0),
+    (2, 8, torch.float64, torch.int32, DROP, 1e4),
+    (3, 47, torch.float64, torch.int32, None, 1.0),
+    (3, 256, torch.float64, torch.int32, DROP, 1.0),
+    (4, 16, torch.float32, torch.int64, DROP, 1.0),
+    (8, 128, torch.float32, torch.int32, None, 1.0),
+    (2, 64, torch.float32, torch.int32, None, 1e4),
+    (1, 640, torch.float32, torch.int32, None, 1.0),
+    (8, 32, torch.bfloat16, torch.int32, DROP, 1.0),
+    (4, 128, torch.bfloat16, torch.int32, None, 30.0),
+    (1, 47, torch.float16, torch.int32, None, 1.0),
+]
+
+
+@pytest.fixture(autouse=True)
+def _short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "SPLIT", SPLIT)
 
 
 def _inputs(graph, heads, width, *, dtype=torch.float64, scale=1.0) -> tuple[torch.Tensor, ...]:
@@ -21,10 +42,10 @@ def _inputs(graph, heads, width, *, dtype=torch.float64, scale=1.0) -> tuple[tor
     return x, a_src, a_dst, torch.randn(graph.num_dst, heads, width, dtype=dtype)
 
 
-def _autograd(graph, x, a_src, a_dst, grad_out, drop) -> tuple[torch.Tensor, ...]:
+def _autograd(graph, x, a_src, a_dst, grad_out, drop, slope=SLOPE) -> tuple[torch.Tensor, ...]:
     """(out, lse, three gradients) by plain autograd over edge tensors."""
     x, a_src, a_dst = (t.clone().requires_grad_() for t in (x, a_src, a_dst))
-    score = leaky_relu(a_src[graph.src] + a_dst[graph.dst], SLOPE)
+    score = leaky_relu(a_src[graph.src] + a_dst[graph.dst], slope)
     where = graph.dst[:, None].expand_as(score)
     top = torch.full_like(a_dst, -torch.inf).scatter_reduce(0, where, score.detach(), "amax")
     weight = torch.exp(score - top[graph.dst])
@@ -37,13 +58,13 @@ def _autograd(graph, x, a_src, a_dst, grad_out, drop) -> tuple[torch.Tensor, ...
     return out.detach(), lse.detach(), *torch.autograd.grad(out, (x, a_src, a_dst), grad_out)
 
 
-def _fold(body, pieces, x, a_src, a_dst, drop):
+def _fold(body, pieces, x, a_src, a_dst, drop, *, slope=SLOPE, branch=False):
     state = None
     for piece in pieces:
         indptr, indices, rows, ids = piece.forward
         state = body.attend(
-            indptr, indices, x, a_src, a_dst, slope=SLOPE, num_rows=a_dst.shape[0], rows=rows, state=state,
-            drop=drop, edge_ids=ids,
+            indptr, indices, x, a_src, a_dst, slope=slope, num_rows=a_dst.shape[0], rows=rows, state=state,
+            drop=drop, edge_ids=ids, branch=branch,
         )  # fmt: skip
     return body.attend_finish(state)
 
@@ -52,13 +73,22 @@ def _total(parts):
     return [torch.stack(column).sum(0) for column in zip(*parts, strict=True)]
 
 
-def _grads(body, pieces, inputs, out, lse, drop):
+def _grads(body, pieces, inputs, out, lse, drop, *, slope=SLOPE):
     x, a_src, a_dst, grad_out = inputs
     parts = [
-        body.attend_grad(piece.forward, piece.reverse, x, a_src, a_dst, out, lse, grad_out, slope=SLOPE, drop=drop)
+        body.attend_grad(piece.forward, piece.reverse, x, a_src, a_dst, out, lse, grad_out, slope=slope, drop=drop)
         for piece in pieces
     ]
     return _total(parts)
+
+
+def _assert_similar(actual, expected, *, tolerance: float) -> None:
+    """Norm of the differences against that of the reference, or against 1 if that is less; infinities coincide."""
+    finite = expected.isfinite()
+    assert actual.shape == expected.shape
+    assert torch.equal(actual.isfinite(), finite)
+    difference = actual.double()[finite] - expected[finite]
+    assert float(difference.norm()) <= tolerance * max(1.0, float(expected[finite].norm()))
 
 
 @pytest.mark.parametrize("drop", [None, DROP])
@@ -93,6 +123,67 @@ def test_cpu_body_equals_specification(kit, heads, width, drop, dtype, scale, in
         kit.assert_near(got, reference, tolerance=tolerance)
 
 
+@pytest.mark.parametrize(("heads", "width", "dtype", "index", "drop", "scale"), CUT_CASES)
+def test_rows_of_every_length(kit, body, heads, width, dtype, index, drop, scale):
+    """Degrees around the bounds of Triton's classes and pieces, in both orientations; some edges are multiple."""
+    dst = torch.repeat_interleave(torch.arange(len(CUT_DEGREES)), torch.tensor(CUT_DEGREES))
+    graph = kit.make_graph(torch.randint(0, 9, dst.shape), dst, num_src=11, num_dst=len(CUT_DEGREES), dtype=index)
+    x, a_src, a_dst, grad_out = _inputs(graph, heads, width, scale=scale)
+    x, grad_out = x.to(dtype), grad_out.to(dtype)
+    if dtype != torch.float64:
+        a_src, a_dst = a_src.float(), a_dst.float()
+    inputs = (x, a_src, a_dst, grad_out)
+    expected = _autograd(graph, *(t.double() for t in inputs), drop=drop)
+    out, lse = _fold(body, [graph], *inputs[:3], drop=drop)
+    actual = (out, lse, *_grads(body, [graph], inputs, out, lse, drop))
+    assert [t.dtype for t in actual] == [lse.dtype, a_src.dtype, dtype, a_src.dtype, a_src.dtype]
+    rounding = {torch.float16: 5e-4, torch.bfloat16: 4e-3}.get(dtype, 0.0)  # of the gradient of the rows
+    # scores of size s are known to s times the precision, and so are the weights
+    tolerance = (1e-15 if dtype == torch.float64 else 5e-7) * max(10.0, scale)
+    for got, reference, add in zip(actual, expected, (0.0, 0.0, rounding, 0.0, 0.0), strict=True):
+        _assert_similar(got, reference, tolerance=tolerance + add)
+    again = _fold(body, [graph], *inputs[:3], drop=drop)
+    assert torch.equal(out, again[0]) and torch.equal(lse, again[1])
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize(("drop", "compress", "scale"), [(None, True, 1.0), (DROP, False, 1.0), (DROP, True, 1e4)])
+def test_destination_gradient_without_edges(kit, body, slope, drop, compress, scale):
+    """The sums over positive scores, chained over blocks in any order, give what a pass over edges gives."""
+    graph = kit.degree_graph()
+    inputs = _inputs(graph, 2, 8, scale=scale)
+    _, a_src, a_dst, grad_out = inputs
+    expected = _autograd(graph, *inputs, drop=drop, slope=slope)
+    alpha = leaky_relu(a_src[graph.src] + a_dst[graph.dst], slope).sub(expected[1][graph.dst]).exp()
+    alpha = alpha * (a_src[graph.src] + a_dst[graph.dst] > 0)
+    share = torch.zeros_like(a_dst).index_add(0, graph.dst, alpha)
+    pieces = kit.cut(graph, 3, compress=compress)
+    for order in ([0, 1, 2, 3], [3, 2, 0, 1]):
+        results = _fold(body, [pieces[p] for p in order], *inputs[:3], drop=drop, slope=slope, branch=True)
+        out, lse, mass_pos, pos = results
+        for got, reference in zip((out, lse, mass_pos), (*expected[:2], share), strict=True):
+            kit.assert_near(got, reference, tolerance=1e-11)
+        grad = body.attend_grad_dst_of(grad_out, out, pos, mass_pos, slope=slope)
+        kit.assert_near(grad, expected[4], tolerance=1e-11)
+        delta = (out * grad_out).sum(-1)
+        unused = torch.full_like(out, torch.nan)
+        again = body.attend_grad_dst_of(grad_out, unused, pos, mass_pos, slope=slope, delta=delta)
+        kit.assert_near(again, grad, tolerance=1e-13)
+
+
+@pytest.mark.parametrize("drop", [None, DROP])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_destination_gradient_of_16_bit_rows(kit, body, drop, scale):
+    graph = kit.degree_graph()
+    x, a_src, a_dst, grad_out = _inputs(graph, 4, 32, dtype=torch.float32, scale=scale)
+    x, grad_out = x.bfloat16(), grad_out.bfloat16()
+    expected = _autograd(graph, *(t.double() for t in (x, a_src, a_dst, grad_out)), drop=drop)
+    out, lse, mass_pos, pos = _fold(body, [graph], x, a_src, a_dst, drop=drop, branch=True)
+    grad = body.attend_grad_dst_of(grad_out, out, pos, mass_pos, slope=SLOPE)
+    assert grad.dtype == lse.dtype == mass_pos.dtype == torch.float32
+    _assert_similar(grad, expected[4], tolerance=5e-7 * max(10.0, scale))
+
+
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("drop", [None, DROP])
 @pytest.mark.parametrize("scale", [1.0, 1e4])
@@ -101,7 +192,7 @@ def test_any_order_of_blocks(kit, body, compress, drop, scale):
     inputs = _inputs(graph, 2, 8, scale=scale)
     expected = _autograd(graph, *inputs, drop=drop)
     pieces = kit.cut(graph, 3, compress=compress)
-    for order in itertools.islice(itertools.permutations(pieces), 0, None, 5):
+    for order in itertools.islice(itertools.permutations(pieces), 0, None, 11):
         out, lse = _fold(body, order, *inputs[:3], drop=drop)
         actual = (out, lse, *_grads(body, order, inputs, out, lse, drop))
         for got, reference in zip(actual, expected, strict=True):
@@ -191,9 +282,11 @@ def test_nothing_to_attend_to(kit, body, sizes, dtype):
     none = torch.zeros(0, dtype=torch.int64)
     graph = kit.make_graph(none, none, num_src=num_src, num_dst=num_dst)
     inputs = _inputs(graph, heads, width, dtype=dtype)
-    out, lse = _fold(body, [graph, graph], *inputs[:3], drop=DROP)
-    assert not out.any()
+    out, lse, mass_pos, pos = _fold(body, [graph, graph], *inputs[:3], drop=DROP, branch=True)
+    assert not (out.any() or mass_pos.any() or pos.any())
     assert lse.eq(torch.inf).all()
+    grad = body.attend_grad_dst_of(inputs[3], out, pos, mass_pos, slope=SLOPE)
+    assert grad.shape == inputs[2].shape and not grad.any()
     grads = _grads(body, [graph], inputs, out, lse, DROP)
     assert [g.shape for g in grads] == [t.shape for t in inputs[:3]]
     assert not any(g.any() for g in grads)

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import gnnpar_kernels
-from gnnpar_kernels import cpu, dispatch, implementations, naive
+from gnnpar_kernels import cpu, dispatch, implementations, naive, triton
+from gnnpar_kernels.triton.tuning import interpreting
 
 OPS = sorted(naive.__all__)
+interpreting_at_import = interpreting()
 
 
 def _call():
@@ -16,7 +18,7 @@ def _call():
 
 
 def test_every_op_is_public_and_has_every_body():
-    assert sorted(cpu.__all__) == OPS
+    assert sorted(cpu.__all__) == sorted(triton.__all__) == OPS
     assert set(OPS) <= set(gnnpar_kernels.__all__)
     assert sorted(implementations()) == OPS
 
@@ -24,7 +26,7 @@ def test_every_op_is_public_and_has_every_body():
 @pytest.mark.parametrize("name", OPS)
 def test_bodies_share_name_and_signature(name):
     expected = inspect.signature(getattr(naive, name))
-    for body in (getattr(cpu, name), getattr(gnnpar_kernels, name)):
+    for body in (getattr(cpu, name), getattr(triton, name), getattr(gnnpar_kernels, name)):
         assert body.__name__ == name
         assert inspect.signature(body) == expected
     assert getattr(naive, name).__doc__
@@ -33,8 +35,30 @@ def test_bodies_share_name_and_signature(name):
 def test_device_decides(monkeypatch):
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     assert implementations("cpu")["spmm"].body == "cpu"
-    assert implementations("cuda")["spmm"].body == "naive"
-    assert "Triton" in implementations("cuda")["spmm"].reason
+    assert implementations("cpu")["gather_rows"] == ("naive", "already the fast one on a CPU")
+    assert implementations("cuda")["spmm"] == ("triton", "compiled for this GPU at the first call")
+    assert implementations("cuda")["extremum_finish"] == ("naive", "already the fast one on cuda")
+    assert implementations("mps")["spmm"].body == "naive"
+
+
+def test_without_the_triton_package(monkeypatch):
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: None)
+    assert implementations("cuda")["spmm"] == ("naive", "the triton package is not installed: plain torch on cuda")
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
+    with pytest.raises(ValueError, match="GNNPAR_KERNELS=triton, but the triton package is not installed"):
+        implementations("cuda")
+
+
+def test_triton_is_forced_on_a_cpu_only_when_interpreting(kit, monkeypatch):
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(ValueError, match=r"the tensors are on cpu \(TRITON_INTERPRET=1 runs the kernels on a CPU"):
+        _call()
+    if interpreting_at_import:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        assert torch.equal(_call(), torch.ones(1, 2))
+        assert implementations("cpu")["spmm"] == ("triton", "GNNPAR_KERNELS=triton")
 
 
 def test_naive_is_forced_at_every_call(monkeypatch):
@@ -43,14 +67,11 @@ def test_naive_is_forced_at_every_call(monkeypatch):
     assert torch.equal(_call(), torch.ones(1, 2))
 
 
-@pytest.mark.parametrize(
-    ("value", "message"), [("triton", "no Triton kernels yet"), ("fast", "not one of naive, cpu, triton")]
-)
-def test_what_cannot_be_forced_is_one_clear_error(monkeypatch, value, message):
-    monkeypatch.setenv(dispatch.VARIABLE, value)
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_forced_is_one_clear_error(monkeypatch):
+    monkeypatch.setenv(dispatch.VARIABLE, "fast")
+    with pytest.raises(ValueError, match="not one of naive, cpu, triton"):
         _call()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="not one of naive, cpu, triton"):
         implementations()
 
 

@@ -1,4 +1,4 @@
-"""Sums over in-edges: the specification against a dense product, the CPU body against the specification."""
+"""Sums over in-edges: every body against a dense product in fp64."""
 
 from importlib import import_module
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gnnpar_kernels import cpu, naive, spmm
+from gnnpar_kernels.triton import tasks
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -27,6 +28,68 @@ def test_sums_equal_dense_product(kit, body, shape, dtype, index):
     out = body.spmm(graph.forward.indptr, graph.forward.indices, x, num_rows=graph.num_dst)
     assert out.dtype == dtype
     kit.assert_near(out, expected.view(graph.num_dst, *shape), tolerance=TOLERANCE[dtype])
+
+
+@pytest.fixture
+def cut_rows(kit, monkeypatch):
+    """Rows around the bounds of the classes and of the pieces that Triton cuts them into; few sources: multi-edges."""
+    monkeypatch.setattr(tasks, "SPLIT", 20)
+    degrees = torch.tensor([0, 1, 4, 5, 15, 16, 17, 19, 20, 21, 0, 40, 41, 200, 3])
+
+    def make(**options):
+        dst = torch.repeat_interleave(torch.arange(len(degrees), device=degrees.device), degrees)
+        src = torch.randint(0, 9, dst.shape)
+        return kit.make_graph(src, dst, num_src=11, num_dst=len(degrees), **options)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype"),
+    [(width, torch.float32) for width in (8, 16, 47, 64, 256)]
+    + [(width, torch.bfloat16) for width in (32, 47, 128, 600)],
+)
+def test_cut_rows(kit, body, cut_rows, width, dtype):
+    graph = cut_rows()
+    x = torch.randn(graph.num_src, width).to(dtype)
+    args = graph.forward.indptr, graph.forward.indices, x
+    out = body.spmm(*args, num_rows=graph.num_dst)
+    kit.assert_near(out, _dense(graph) @ x.double(), tolerance=TOLERANCE[dtype])
+    assert torch.equal(out, body.spmm(*args, num_rows=graph.num_dst))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_cut_rows_accumulate(kit, body, cut_rows, dtype, index):
+    graph = cut_rows()
+    x, start = torch.randn(graph.num_src, 12).to(dtype), torch.randn(graph.num_dst, 12).to(dtype)
+    expected = start.double()
+    for piece in kit.cut(graph, 2, dtype=index, compress=True):
+        csr, expected = piece.forward, expected + _dense(piece) @ x.double()
+        body.spmm(csr.indptr, csr.indices, x, num_rows=graph.num_dst, rows=csr.rows, out=start)
+    kit.assert_near(start, expected, tolerance=2 * TOLERANCE[dtype])
+
+
+def test_result_of_another_layout_or_type(kit, body, cut_rows):
+    graph = cut_rows()
+    x = torch.randn(graph.num_src, 6)
+    args, expected = (graph.forward.indptr, graph.forward.indices), _dense(graph) @ x.double()
+    holder = torch.zeros(6, graph.num_dst + 2)
+    out = holder[:, 1:-1].t()
+    assert body.spmm(*args, x, num_rows=graph.num_dst, out=out) is out
+    kit.assert_near(out, expected, tolerance=1e-5)
+    assert not holder[:, 0].any() and not holder[:, -1].any()
+    total = torch.zeros(graph.num_dst, 6)
+    body.spmm(*args, x.bfloat16(), num_rows=graph.num_dst, out=total)
+    kit.assert_near(total, _dense(graph) @ x.bfloat16().double(), tolerance=1e-2)
+
+
+def test_a_row_of_thousands_of_edges(kit, body):
+    src = torch.randint(0, 50, (5000,))
+    graph = kit.make_graph(src, torch.ones_like(src), num_src=50, num_dst=2)
+    x = torch.randn(50, 4)
+    out = body.spmm(graph.forward.indptr, graph.forward.indices, x, num_rows=2)
+    kit.assert_near(out, _dense(graph) @ x.double(), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("compress", [False, True])

@@ -19,14 +19,17 @@ ROWS = 2048  # rows of a temporary that stays in cache
 
 
 def _delta(out: Tensor, lse: Tensor, grad_out: Tensor, delta: Tensor | None) -> Tensor:
-    """<dO, O> per row and head, over rows that stay in cache. Shapes: out, grad_out [N, H, D] -> [N, H]."""
-    if delta is not None:
-        return delta.to(lse.dtype)
-    delta = torch.empty_like(lse)
-    for first in range(0, out.shape[0], ROWS):
+    """<dO, O> per row and head unless given. Shapes: out, grad_out [N, H, D] -> [N, H]."""
+    return row_dots(out, grad_out, dtype=lse.dtype) if delta is None else delta.to(lse.dtype)
+
+
+def row_dots(a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """See `naive.row_dots`. Over rows that stay in cache."""
+    dots = torch.empty(a.shape[:2], dtype=dtype)
+    for first in range(0, a.shape[0], ROWS):
         span = slice(first, first + ROWS)
-        delta[span] = out[span].to(lse.dtype).mul(grad_out[span].to(lse.dtype)).sum(-1)
-    return delta
+        dots[span] = a[span].to(dtype).mul(b[span].to(dtype)).sum(-1)
+    return dots
 
 
 def _row_factor(lse: Tensor) -> Tensor:
@@ -127,6 +130,14 @@ def attend_grad_dst(
     if factor is not None:
         grad_a.mul_(factor)
     return _spread(grad_a.to(result_dtype), rows, num_dst)
+
+
+def attend_grad_dst_of(
+    grad_out: Tensor, out: Tensor, pos: Tensor, mass_pos: Tensor, *, slope: float, delta: Tensor | None = None
+) -> Tensor:
+    """See `naive.attend_grad_dst_of`."""
+    delta = _delta(out, mass_pos, grad_out, delta)
+    return row_dots(grad_out, pos, dtype=mass_pos.dtype).addcmul_(mass_pos, delta, value=-1.0).mul_(1.0 - slope)
 
 
 def _spread(part: Tensor, rows: Tensor | None, num_rows: int) -> Tensor:

@@ -90,11 +90,17 @@ class EdgeWeights:
         """exp(leaky_relu(score) - shift) of a block's edges. Shapes: -> [edges of the block], a buffer."""
         return self._activated(block, rows, self._score_of(block, rows))
 
-    def weights_and_sloped(self, block: RowBlock, rows: HeadRows) -> tuple[Tensor, Tensor]:
-        """The same, and times the activation's slope at the score. Shapes: -> [edges of the block] twice, buffers."""
+    def weights_and_sloped(
+        self, block: RowBlock, rows: HeadRows, *, slope: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The same, and times the activation's slope at the score, or 1 and this slope: 0 keeps positive scores.
+
+        Shapes: -> [edges of the block] twice, buffers.
+        """
         score = self._score_of(block, rows)
         weight, sloped = self._activated(block, rows, score), self._sloped[: block.num_edges]
-        torch.ops.aten.leaky_relu_backward.grad_input(weight, score, self.slope, False, grad_input=sloped)
+        slope = self.slope if slope is None else slope
+        torch.ops.aten.leaky_relu_backward.grad_input(weight, score, slope, False, grad_input=sloped)
         return weight, sloped
 
     def _score_of(self, block: RowBlock, rows: HeadRows) -> Tensor:

@@ -1,9 +1,18 @@
 """The specification of every op in plain torch, any dtype and device; also the oracle of the tests."""
 
-from gnnpar_kernels.naive.attend import attend, attend_finish, attend_grad, attend_grad_dst, attend_grad_src
+from gnnpar_kernels.naive.attend import (
+    attend,
+    attend_finish,
+    attend_grad,
+    attend_grad_dst,
+    attend_grad_dst_of,
+    attend_grad_src,
+    row_dots,
+)
 from gnnpar_kernels.naive.dropout import apply_mask, dropout, keep_mask
 from gnnpar_kernels.naive.extremum import extremum, extremum_finish, extremum_grad
 from gnnpar_kernels.naive.gather import gather_rows, scatter_add_rows_
+from gnnpar_kernels.naive.quantize import dequantize_rows, quantize_rows
 from gnnpar_kernels.naive.spmm import spmm
 
 __all__ = [
@@ -12,13 +21,17 @@ __all__ = [
     "attend_finish",
     "attend_grad",
     "attend_grad_dst",
+    "attend_grad_dst_of",
     "attend_grad_src",
+    "dequantize_rows",
     "dropout",
     "extremum",
     "extremum_finish",
     "extremum_grad",
     "gather_rows",
     "keep_mask",
+    "quantize_rows",
+    "row_dots",
     "scatter_add_rows_",
     "spmm",
 ]

@@ -1,0 +1,46 @@
+"""How kernels are launched: configurations tried once per shape class on a GPU, and what must compile without one."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import triton
+
+
+def interpreting() -> bool:
+    """Whether kernels run in Triton's interpreter, on a CPU: decided by TRITON_INTERPRET=1 when they are imported."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def configs(*meta: dict[str, Any], num_warps: Sequence[int] = (1,)) -> list[triton.Config]:
+    """All pairs of meta-parameters and warp counts, the first being the best guess."""
+    return [triton.Config(dict(each), num_warps=warps) for warps in num_warps for each in meta]
+
+
+def autotuned(found: list[triton.Config], *, key: Sequence[str], restores: Sequence[str] = ()) -> Callable[[Any], Any]:
+    """Decorator above `triton.jit`: the fastest of these per `key`, remembered on disk.
+
+    The first one, and no race, when interpreting or under GNNPAR_TUNE=0. `restores` names the tensors a kernel
+    accumulates into, so that trials do not add up.
+    """
+    if interpreting() or os.environ.get("GNNPAR_TUNE", "1") == "0":
+        found = found[:1]
+    return triton.autotune(
+        configs=found, key=list(key), restore_value=list(restores) or None, cache_results=not interpreting()
+    )
+
+
+class Variant(NamedTuple):
+    """A kernel as it is compiled ahead of time: the test compiles it for every target and reads the machine code.
+
+    `types` gives every argument that is not a constant ("*bf16", "i32", "fp32"); pointers count as 16-byte aligned, and
+    so do the integers named in `aligned`. `wide`: its hot loop must load 16 bytes at once.
+    """
+
+    name: str
+    kernel: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int = 1
+    wide: bool = True
+    aligned: tuple[str, ...] = ()

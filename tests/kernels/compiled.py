@@ -1,0 +1,83 @@
+"""Compile kernel variants ahead of time and report what the machine code does: one JSON line each.
+
+    python tests/kernels/compiled.py sm_90 spmm attend ...      # modules of gnnpar_kernels.triton; none: all
+    python tests/kernels/compiled.py sm_90 spmm --first         # one variant of every kernel
+
+A process of its own, as kernels imported under TRITON_INTERPRET=1 cannot be compiled.
+"""
+
+import importlib
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import gnnpar_kernels.triton as bodies
+from gnnpar_kernels.triton.tuning import Variant
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+def variants(modules: list[str]) -> list[Variant]:
+    """All variants of the named modules."""
+    found = modules or [module.name for module in pkgutil.iter_modules(bodies.__path__)]
+    imported = [importlib.import_module(f"gnnpar_kernels.triton.{name}") for name in found]
+    return [each for module in imported if hasattr(module, "variants") for each in module.variants()]
+
+
+def _compile(variant: Variant, target: str):
+    names = variant.kernel.arg_names
+    missing = set(names) ^ (set(variant.types) | set(variant.constants))
+    if missing:
+        raise ValueError(f"{variant.name}: arguments {sorted(missing)} are not given once, as type or constant")
+    signature = {name: variant.types.get(name, "constexpr") for name in names}
+    constants = {(names.index(name),): value for name, value in variant.constants.items()}
+    aligned = [i for i, n in enumerate(names) if signature[n].startswith("*") or n in variant.aligned]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
+    source = ASTSource(fn=variant.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    return triton.compile(source, target=TARGETS[target], options={"num_warps": variant.num_warps})
+
+
+def report(variant: Variant, target: str) -> dict:
+    """Registers, spilled bytes, and the widest global loads, of one variant on one target."""
+    built = _compile(variant, target)
+    row = {"name": variant.name, "target": target, "wide": variant.wide}
+    if "amdgcn" in built.asm:
+        text = built.asm["amdgcn"]
+        spills = sum(int(n) for n in re.findall(r"\.[sv]gpr_spill_count:\s*(\d+)", text))
+        return row | {"spills": spills, "wide_loads": len(re.findall(r"(?:global|buffer)_load_dwordx4", text))}
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        command = [str(TOOLS / "cuobjdump"), "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (found,) = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
+    registers, stack, local = (int(n) for n in found)
+    wide = len(re.findall(r"ld\.global[\w.]*\.(?:v4\.b32|v2\.b64|b128)", built.asm["ptx"]))
+    return row | {"registers": registers, "spills": stack + local, "wide_loads": wide}
+
+
+def main() -> None:
+    target, *modules = sys.argv[1:]
+    found = variants([name for name in modules if name != "--first"])
+    if "--first" in modules:
+        found = list({id(each.kernel): each for each in reversed(found)}.values())
+    for variant in found:
+        sys.stdout.write(json.dumps(report(variant, target)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The ops as torch sees them: schemas that say what is changed, shapes for tracing, no silent loss of a gradient."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gnnpar_kernels as kernels
+from gnnpar_kernels import Csr
+
+KEY = 2**63 + 12345
+
+
+def _inputs(kit) -> tuple[Csr, Csr, dict[str, torch.Tensor]]:
+    graph = kit.degree_graph()
+    n, m = graph.num_dst, graph.num_src
+    tensors = {
+        "x": torch.randn(m, 2, 4), "a_src": torch.randn(m, 2), "a_dst": torch.randn(n, 2),
+        "grad_out": torch.randn(n, 2, 4), "ids": torch.arange(m), "index": torch.tensor([3, 1, 7]),
+    }  # fmt: skip
+    return graph.forward, graph.reverse, tensors
+
+
+def _everything(forward: Csr, reverse: Csr, t: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """A chain through every op, in-place forms included."""
+    indptr, indices, _, edge_ids = forward
+    n, csr = t["a_dst"].shape[0], (indptr, indices)
+    wide = {"slope": 0.2, "num_rows": n, "drop": (0.3, KEY), "edge_ids": edge_ids}
+    found = []
+    for branch in (False, True):
+        state = kernels.attend(*csr, t["x"], t["a_src"], t["a_dst"], **wide, branch=branch)
+        state = kernels.attend(*csr, t["x"] * 2, t["a_src"], t["a_dst"], **wide, state=state, branch=branch)
+        found += list(kernels.attend_finish(state))
+    out, lse = found[:2]
+    sides = {"slope": 0.2, "drop": (0.3, KEY)}
+    heads = (t["x"], t["a_src"], t["a_dst"], out, lse, t["grad_out"])
+    found += kernels.attend_grad(forward, reverse, *heads, **sides)
+    found += kernels.attend_grad_src(reverse.indptr, reverse.indices, *heads, **sides, edge_ids=reverse.edge_ids)
+    found.append(kernels.attend_grad_dst(indptr, indices, *heads, **sides, edge_ids=edge_ids))
+    found.append(kernels.attend_grad_dst_of(t["grad_out"], out, found[5], found[4], slope=0.2))
+    found.append(kernels.row_dots(out, t["grad_out"], dtype=torch.float64))
+    total = kernels.spmm(*csr, t["x"], num_rows=n)
+    found.append(kernels.spmm(*csr, t["x"], num_rows=n, out=total))
+    best = kernels.extremum(*csr, t["x"], t["ids"], num_rows=n)
+    best = kernels.extremum(*csr, t["x"] + 0.1, t["ids"], num_rows=n, state=best)
+    found += [kernels.extremum_finish(best), kernels.extremum_grad(best[1], t["ids"], t["grad_out"])]
+    rows = kernels.gather_rows(t["x"], t["index"])
+    found += [rows + 0, kernels.gather_rows(t["x"] * 3, t["index"], out=rows)]
+    found.append(kernels.scatter_add_rows_(t["x"] * 1, t["index"], rows))
+    keep = kernels.keep_mask(t["ids"], 8, p=0.4, key=KEY)
+    found += [kernels.dropout(t["x"], t["ids"], p=0.4, key=KEY), kernels.apply_mask(t["x"].flatten(1), keep, p=0.4)]
+    buffer = kernels.quantize_rows(t["x"].flatten(1), t["index"], 4, ids=t["index"], key=KEY)
+    found += [buffer, kernels.dequantize_rows(buffer, 4, width=8)]
+    return found
+
+
+@pytest.mark.parametrize("name", ["cpu", "naive"])
+def test_ops_compile_without_a_break(kit, name, monkeypatch):
+    monkeypatch.setenv("GNNPAR_KERNELS", name)
+    forward, reverse, tensors = _inputs(kit)
+    expected = _everything(forward, reverse, tensors)
+    compiled = torch.compile(_everything, fullgraph=True, backend="aot_eager")
+    for got, reference in zip(compiled(forward, reverse, tensors), expected, strict=True):
+        assert torch.equal(got, reference)
+
+
+def test_schemas_tell_the_truth(kit, monkeypatch):
+    """torch's own check of every registered op: aliases, mutations, shapes under tracing, no autograd."""
+    calls = []
+    for name in dir(torch.ops.gnnpar_kernels):
+        packet = getattr(torch.ops.gnnpar_kernels, name)
+        if isinstance(packet, torch._ops.OpOverloadPacket):
+            calls.append(name)
+    seen = set()
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace == "gnnpar_kernels" and func not in seen:
+                seen.add(func)
+                recorded.append((func, [_copy(a) for a in args]))
+            return func(*args, **(kwargs or {}))
+
+    recorded = []
+    with Record():
+        _everything(*_inputs(kit))
+    assert {func._schema.name.split("::")[1] for func, _ in recorded} == set(calls)
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
+    for func, args in recorded:
+        torch.library.opcheck(func, tuple(args), test_utils=tests)
+
+
+def _copy(value):
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return [_copy(v) for v in value] if isinstance(value, list) else value
+
+
+def test_a_tensor_that_asks_for_a_gradient_is_refused(kit):
+    forward, _, tensors = _inputs(kit)
+    x = tensors["x"].requires_grad_()
+    with pytest.raises(RuntimeError, match=r"spmm records no gradient: call it inside an autograd.Function"):
+        kernels.spmm(forward.indptr, forward.indices, x, num_rows=9)
+    with torch.no_grad():
+        assert kernels.spmm(forward.indptr, forward.indices, x, num_rows=9).shape == (9, 2, 4)
