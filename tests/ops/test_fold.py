@@ -109,8 +109,11 @@ def _run(agg, x, blocks, order, grad_out):
         state = agg.update(state, block, x._replace(edge=tuple(t[edges] for t in x.edge)))
     out, saved = agg.finish(state)
     total = [torch.zeros_like(t) for group in x for t in group]
+    prepared = agg.prepare(saved, grad_out)
+    for into, g in zip(total[len(x.src) :], agg.grad_dst(prepared, grad_out), strict=False):
+        into += g
     for block, edges in blocks:
-        grads = agg.grad(block, x._replace(edge=tuple(t[edges] for t in x.edge)), saved, grad_out)
+        grads = agg.grad(block, x._replace(edge=tuple(t[edges] for t in x.edge)), prepared, grad_out)
         flat = [*grads.src, *grads.dst]
         for into, g in zip(total, flat, strict=False):
             into += g

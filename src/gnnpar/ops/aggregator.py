@@ -44,9 +44,28 @@ class Aggregator(Protocol):
         """(out, saved); saved is O(N), never O(E)."""
         ...
 
-    def grad(self, block: Block, x: Operands, saved: Rows, grad_out: Tensor) -> Operands:
+    def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
+        """What both gradients below read in place of `saved`, made once per backward."""
+        ...
+
+    def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         """The gradient's share of this block; shares add up over blocks.
 
-        x.src holds the source rows when `needs_src`, else tensors of their shape whose values are not read.
+        x.src holds the source rows when `needs_src`, else tensors of their shape whose values are not read. `dst` is ()
+        where it has no share by block.
         """
         ...
+
+    def grad_dst(self, prepared: Rows, grad_out: Tensor) -> Rows:
+        """The destinations' gradient where it follows from what was saved, without an edge; () where it has shares."""
+        ...
+
+
+class ByBlock:
+    """An aggregation whose gradient is the sum of its blocks' shares and nothing else."""
+
+    def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
+        return saved
+
+    def grad_dst(self, prepared: Rows, grad_out: Tensor) -> Rows:
+        return ()

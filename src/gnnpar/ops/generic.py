@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnnpar.ops.aggregator import EdgeDropout
+from gnnpar.ops.aggregator import ByBlock, EdgeDropout
 from gnnpar.ops.block import Block, Operands, Rows
 from gnnpar_kernels import keep_mask
 
@@ -19,7 +19,7 @@ _EDGES_AT_ONCE = 1 << 16  # bounds the per-edge tensors that are alive; rows are
 
 
 @dataclass(frozen=True)
-class Generic:
+class Generic(ByBlock):
     """out_i = sum_j softmax_j(score_ij) value_ij with a score, sum_j value_ij without.
 
     `score` gives [e, H], `value` gives [e, H, D] (with a score) or [e, ...]. The gradient is autograd inside a slice
@@ -87,13 +87,13 @@ class Generic:
         out = torch.where(total[..., None] > 0, acc / total.clamp_min(torch.finfo(acc.dtype).tiny)[..., None], 0.0)
         return out, (out, torch.where(total > 0, m + total.log(), torch.inf))
 
-    def grad(self, block: Block, x: Operands, saved: Rows, grad_out: Tensor) -> Operands:
+    def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         grads = Operands(*(tuple(torch.zeros_like(t) for t in group) for group in x))
-        delta = (grad_out * saved[0]).sum(-1) if saved else None
+        delta = (grad_out * prepared[0]).sum(-1) if prepared else None
         for piece in _slices(block, x):
             leaves = tuple(tuple(t.detach().requires_grad_(t.is_floating_point()) for t in g) for g in piece.rows)
             with torch.enable_grad():
-                outputs, seeds = self._differentials(leaves, piece, saved, delta, grad_out[piece.dst])
+                outputs, seeds = self._differentials(leaves, piece, prepared, delta, grad_out[piece.dst])
             flat = [t for group in leaves for t in group]
             wanted = [t for t in flat if t.requires_grad]
             found = dict(

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gnnpar.ops.aggregator import ByBlock
 from gnnpar.ops.block import Block, Operands, Rows
 from gnnpar_kernels import extremum, extremum_finish, extremum_grad
 
 
 @dataclass(frozen=True)
-class Max:
+class Max(ByBlock):
     """out_i = max_j x_j (0 without in-edges). Ties go to the smallest global id, so any split of the edges agrees.
 
     A block must hold all edges between its rows and its columns: then the winner's id says whose edge it was.
@@ -38,9 +39,9 @@ class Max:
         best, arg = state
         return extremum_finish((best, arg)), (arg,)
 
-    def grad(self, block: Block, x: Operands, saved: Rows, grad_out: Tensor) -> Operands:
+    def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         assert block.src_ids is not None
-        arg, rows, columns = saved[0], block.destinations, block.columns
+        arg, rows, columns = prepared[0], block.destinations, block.columns
         if rows is not None:
             arg, grad_out = arg[rows], grad_out[rows]
         if columns is None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from gnnpar.ops.aggregator import EdgeDropout
 from gnnpar.ops.block import Block, Operands, Rows
-from gnnpar_kernels import attend, attend_finish, attend_grad
+from gnnpar_kernels import attend, attend_finish, attend_grad_dst, attend_grad_dst_of, attend_grad_src, row_dots
 
 
 @dataclass(frozen=True)
 class Softmax:
     """out_i = sum_j alpha_ij x_j, alpha_ij = softmax_j(leaky_relu(a_src_j + a_dst_i)), per head.
+
+    `branch` also sums the sources with a positive score: of these sums [N, H, D] and [N, H] the gradient of a_dst is
+    made without a second pass over the edges. By default that is done where gradients are recorded.
 
     Shapes: src (x [M, H, D], a_src [M, H]), dst (a_dst [N, H],) -> out [N, H, D]. Saved: out and logsumexp [N, H].
     Source: Velickovic et al. 2018, equation 3; online softmax as in flash attention.
@@ -21,6 +25,7 @@ class Softmax:
 
     slope: float = 0.2
     dropout: EdgeDropout | None = None
+    branch: bool = field(default_factory=torch.is_grad_enabled)
     needs_src = True
     linear = False
 
@@ -35,20 +40,32 @@ class Softmax:
         features, a_src = x.src
         return attend(
             block.indptr, block.indices, features, a_src, x.dst[0], slope=self.slope, num_rows=block.num_dst,
-            rows=block.rows, state=(state[0], state[1], state[2]) if state else None,
-            drop=self.dropout, edge_ids=block.edge_ids,
+            rows=block.rows, state=state or None, drop=self.dropout, edge_ids=block.edge_ids, branch=self.branch,
         )  # fmt: skip
 
     def finish(self, state: Rows) -> tuple[Tensor, Rows]:
-        m, normaliser, acc = state
-        out, logsumexp = attend_finish((m, normaliser, acc))
-        return out, (out, logsumexp)
+        results = attend_finish(state)
+        return results[0], results
 
-    def grad(self, block: Block, x: Operands, saved: Rows, grad_out: Tensor) -> Operands:
+    def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
+        out, logsumexp, *branch = saved
+        return out, logsumexp, row_dots(out, grad_out, dtype=logsumexp.dtype), *branch
+
+    def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         features, a_src = x.src
-        out, logsumexp = saved
-        grad_x, grad_a_src, grad_a_dst = attend_grad(
-            block.forward, block.reverse, features, a_src, x.dst[0], out, logsumexp, grad_out,
-            slope=self.slope, drop=self.dropout,
-        )  # fmt: skip
-        return Operands(src=(grad_x, grad_a_src), dst=(grad_a_dst,))
+        out, logsumexp, delta = prepared[:3]
+        tensors = (features, a_src, x.dst[0], out, logsumexp, grad_out)
+        csr = block.reverse
+        shared = {"slope": self.slope, "drop": self.dropout, "delta": delta}
+        src = attend_grad_src(csr.indptr, csr.indices, *tensors, rows=csr.rows, edge_ids=csr.edge_ids, **shared)
+        if self.branch:
+            return Operands(src=src)
+        csr = block.forward
+        dst = attend_grad_dst(csr.indptr, csr.indices, *tensors, rows=csr.rows, edge_ids=csr.edge_ids, **shared)
+        return Operands(src=src, dst=(dst,))
+
+    def grad_dst(self, prepared: Rows, grad_out: Tensor) -> Rows:
+        if not self.branch:
+            return ()
+        out, _, delta, mass_pos, pos = prepared
+        return (attend_grad_dst_of(grad_out, out, pos, mass_pos, slope=self.slope, delta=delta),)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gnnpar.ops.aggregator import ByBlock
 from gnnpar.ops.block import Block, Operands, Rows
 from gnnpar_kernels import spmm
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(ByBlock):
     """out_i = sum_j x_j. Weights that factor into rows (symmetric normalisation, mean) belong to the model.
 
     Shapes: src (x [M, ...],) -> out [N, ...].
@@ -31,6 +32,6 @@ class Sum:
     def finish(self, state: Rows) -> tuple[Tensor, Rows]:
         return state[0], ()
 
-    def grad(self, block: Block, x: Operands, saved: Rows, grad_out: Tensor) -> Operands:
+    def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         csr = block.reverse
         return Operands(src=(spmm(csr.indptr, csr.indices, grad_out, num_rows=block.num_src, rows=csr.rows),))

@@ -259,7 +259,8 @@ class _Backward:
         self, view: HaloGraph, agg: Aggregator, x: Operands, saved: Rows, grad_out: Tensor,
         asked: tuple[bool, ...], counts: tuple[int, int, int],
     ) -> None:  # fmt: skip
-        self.view, self.agg, self.x, self.saved, self.grad_out = view, agg, x, saved, grad_out
+        self.view, self.agg, self.x, self.grad_out = view, agg, x, grad_out
+        self.prepared = agg.prepare(saved, grad_out)
         self.wanted = asked[: counts[0]]
         self.total: Operands | None = None
 
@@ -282,14 +283,14 @@ class _Backward:
         for p in sorted(back):
             for grad, rows in zip(into, back[p], strict=True):
                 grad.index_add_(0, self.view.shard.boundary[p], rows)
-        return self.total
+        return self.total._replace(dst=self.total.dst or self.agg.grad_dst(self.prepared, self.grad_out))
 
     def _chosen(self, src: Rows) -> Rows:
         return tuple(g for g, wanted in zip(src, self.wanted, strict=True) if wanted)
 
     def _grad(self, block: Block, src: Rows) -> Operands:
         edge = self.view.walk.edge_rows(block, self.x.edge)
-        return self.agg.grad(block, self.x._replace(src=src, edge=edge), self.saved, self.grad_out)
+        return self.agg.grad(block, self.x._replace(src=src, edge=edge), self.prepared, self.grad_out)
 
     def _add(self, grads: Operands, block: Block) -> None:
         """Shares add up; edge gradients go to the places of the block's edges."""

@@ -56,7 +56,10 @@ class _BlockFold(torch.autograd.Function):
     def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
         tensors = ctx.saved_tensors
         kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
-        grads = ctx.agg.grad(ctx.block, split_operands(ctx.counts, kept), saved, grad_out.contiguous())
+        grad_out = grad_out.contiguous()
+        prepared = ctx.agg.prepare(saved, grad_out)
+        grads = ctx.agg.grad(ctx.block, split_operands(ctx.counts, kept), prepared, grad_out)
+        grads = grads._replace(dst=grads.dst or ctx.agg.grad_dst(prepared, grad_out))
         return (None, None, None, *wanted_gradients(grads, ctx.needs_input_grad[3:]))
 
 

@@ -1,0 +1,32 @@
+"""Every strategy trains three epochs on Triton kernels and equals the specification; here they are interpreted."""
+
+import pytest
+import torch
+
+from composing import configured, names
+from gnnpar.runner.conformance import relative_error, small_graph, train_in_threads
+from gnnpar_kernels.triton.tuning import interpreting
+
+MODELS = {
+    "gcn": (),
+    "sage_max": (),
+    "gat": ("model.heads=2", "model.attention_dropout=0.3"),
+}
+
+
+@pytest.mark.skipif(not interpreting(), reason="kernels are compiled here: tests/kernels -m gpu tests them")
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", names("strategy"))
+def test_training_on_triton_kernels_equals_the_specification(monkeypatch, strategy, model):
+    limit = configured("strategy", strategy).exact_limit()
+    config = configured("model", model, "model.hidden=8", "model.num_layers=2", *MODELS[model])
+    data, world = small_graph(), min(limit.max_ranks or 2, 2)
+    runs = {}
+    for body in ("triton", "naive"):
+        monkeypatch.setenv("GNNPAR_KERNELS", body)
+        runs[body] = train_in_threads(limit, config, data, world=world, epochs=3)
+    assert runs["triton"].losses == pytest.approx(runs["naive"].losses, rel=1e-10)
+    for mine, theirs in zip(runs["triton"].gradients, runs["naive"].gradients, strict=True):
+        assert max(relative_error(mine[k], g) for k, g in theirs.items()) < 1e-9
+    assert relative_error(runs["triton"].logits, runs["naive"].logits) < 1e-9
+    assert torch.isfinite(runs["triton"].logits).all()
