@@ -47,7 +47,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 bench: $(STAMP)
-	$(BIN)/python kernels/bench/run.py
+	$(BIN)/python kernels/bench/run.py $(if $(shell command -v nvidia-smi),--device cuda)
 	$(BIN)/python experiments/epoch_speed/run.py
 
 sparse: $(STAMP)

@@ -1,208 +1,300 @@
-"""What is measured: one case per kernel, its contenders the public op and what one would use instead."""
+"""What is measured: one case per kernel, shape and type; who meets in it; and the bytes it cannot avoid moving."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import gnnpar_kernels as kernels
-from gnnpar_kernels import Csr, naive
+from bench import baselines
+from bench.baselines import Build
+from bench.graphs import Inputs, Size
+from gnnpar_kernels import naive
 
-Run = Callable[[], Any]
 OURS = "gnnpar"
+SAVED = "gnnpar, saved branch"
 KEY = 0x0123456789ABCDEF
+FP32, BF16 = torch.float32, torch.bfloat16
+
+Body = Any  # a module of ops: gnnpar_kernels, or gnnpar_kernels.naive
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """A random graph: degrees of both ends follow the same law."""
+class Race:
+    """The op on given inputs by any body, and what one would use instead."""
 
-    nodes: int
-    edges: int
-    law: str = "power"
-    seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """Both orientations of a graph. Shapes: src, dst [E]; forward rows are destinations, reverse rows sources."""
-
-    size: Size
-    src: Tensor
-    dst: Tensor
-    forward: Csr
-    reverse: Csr
-
-    @property
-    def adjacency(self) -> Tensor:
-        """The same as a torch CSR matrix with int64 indices, as PyG makes it."""
-        ones = torch.ones(self.size.edges, device=self.src.device)
-        shape = (self.size.nodes, self.size.nodes)
-        return torch.sparse_csr_tensor(self.forward.indptr.long(), self.forward.indices.long(), ones, shape)
+    op: Callable[[Body], Any]
+    others: dict[str, Build] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One comparison; `contenders` builds the callables, the op itself among them under the name OURS."""
+    """One comparison. `floor`: bytes moved if no row is found in a cache; `payload`: bytes of its rows in fp32."""
 
     name: str
     shape: str
-    dtype: str
-    contenders: Callable[[Inputs], dict[str, Run]]
+    dtype: torch.dtype
+    race: Callable[[Inputs], Race]
+    floor: Callable[[Size], int] | None = None
+    payload: Callable[[Size], int] | None = None
     quick: bool = True
 
 
-def graph(size: Size, *, device: str) -> Inputs:
-    """Edges drawn with weights 1 or of a power law, sorted by (destination, source)."""
-    generator = torch.Generator().manual_seed(size.seed)
-    weight = torch.rand(size.nodes, generator=generator)
-    weight = weight.pow(-0.5).clamp(max=60) if size.law == "power" else torch.ones_like(weight)
-    src, dst = (torch.multinomial(weight, size.edges, replacement=True, generator=generator) for _ in range(2))
-    order = (dst * size.nodes + src).argsort()
-    src, dst = src[order], dst[order]
-    reverse = torch.sort(src, stable=True).indices
-    ids = torch.arange(size.edges)
+def _specification(op: Callable[[Body], Any]) -> dict[str, Build]:
+    return {"specification": lambda: partial(op, naive)}
 
-    def csr(row: Tensor, column: Tensor, edge_ids: Tensor) -> Csr:
-        indptr = torch.zeros(size.nodes + 1, dtype=torch.int32)
-        indptr[1:] = torch.bincount(row, minlength=size.nodes).cumsum(0)
-        return Csr(indptr.to(device), column.int().to(device), None, edge_ids.to(device))
 
-    return Inputs(
-        size=size, src=src.to(device), dst=dst.to(device),
-        forward=csr(dst, src, ids), reverse=csr(src, dst[reverse], reverse),
+def _spmm(width: int, dtype: torch.dtype, *, transposed: bool) -> Case:
+    def race(data: Inputs) -> Race:
+        csr = data.reverse if transposed else data.forward
+        row, column = (data.src, data.dst) if transposed else (data.dst, data.src)
+        nodes = data.size.nodes
+        x = torch.randn(nodes, width, device=data.device).to(dtype)
+
+        def op(body: Body) -> Tensor:
+            return body.spmm(csr.indptr, csr.indices, x, num_rows=nodes)
+
+        if transposed:  # its edges are sorted the other way round
+            row, column = row[csr.edge_ids], column[csr.edge_ids]
+        return Race(op=op, others=baselines.spmm(csr, row, column, x))
+
+    row_bytes = width * dtype.itemsize
+    return Case(
+        name="spmm transposed" if transposed else "spmm", shape=str(width), dtype=dtype, race=race,
+        floor=lambda size: size.edges * (row_bytes + 4) + size.nodes * (row_bytes + 8),
     )  # fmt: skip
 
 
-def _spmm(width: int, dtype: torch.dtype) -> Callable[[Inputs], dict[str, Run]]:
-    def contenders(data: Inputs) -> dict[str, Run]:
-        nodes, device = data.size.nodes, data.src.device
-        x = torch.randn(nodes, width, device=device).to(dtype)
-        indptr, indices = data.forward.indptr, data.forward.indices
-        runs: dict[str, Run] = {OURS: lambda: kernels.spmm(indptr, indices, x, num_rows=nodes)}
-        if dtype != torch.bfloat16:
-            adjacency = data.adjacency.to(dtype)
-            runs["torch CSR product"] = lambda: adjacency @ x
-        runs["index_add"] = lambda: torch.zeros_like(x).index_add_(0, data.dst, x[data.src])
-        return runs
+def _scored(data: Inputs, heads: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and the scores of both ends. Shapes: -> [N, H, D], [N, H], [N, H]; scores fp32 at least."""
+    nodes, device = data.size.nodes, data.device
+    x = torch.randn(nodes, heads, width, device=device).to(dtype)
+    a_src, a_dst = (torch.randn(nodes, heads, device=device) for _ in range(2))
+    return x, a_src, a_dst
 
-    return contenders
+
+def _attend(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.0) -> Case:
+    def race(data: Inputs) -> Race:
+        tensors, (indptr, indices, _, ids) = _scored(data, heads, width, dtype), data.forward
+        dropping = {"drop": (drop, KEY), "edge_ids": ids} if drop else {}
+
+        def op(body: Body, *, branch: bool = False) -> tuple[Tensor, ...]:
+            return body.attend_finish(
+                body.attend(
+                    indptr, indices, *tensors, slope=0.2, num_rows=data.size.nodes, branch=branch, **dropping
+                )
+            )  # fmt: skip
+
+        return Race(op=op, others={SAVED: lambda: partial(op, kernels, branch=True), **_specification(op)})
+
+    edge, node = heads * (width * dtype.itemsize + 4) + 4, heads * (width * dtype.itemsize + 12) + 8
+    return Case(
+        name="attend forward" + " dropout" * bool(drop), shape=f"{heads}x{width}", dtype=dtype, race=race,
+        floor=lambda size: size.edges * edge + size.nodes * node,
+    )  # fmt: skip
+
+
+def _attend_grad(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.0) -> Case:
+    def race(data: Inputs) -> Race:
+        tensors, dropping = _scored(data, heads, width, dtype), (drop, KEY) if drop else None
+        grad_out = torch.randn(data.size.nodes, heads, width, device=data.device).to(dtype)
+        indptr, indices, _, ids = data.forward
+        out, lse, mass_pos, pos = kernels.attend_finish(
+            kernels.attend(
+                indptr, indices, *tensors, slope=0.2, num_rows=data.size.nodes, drop=dropping, edge_ids=ids, branch=True
+            )
+        )  # fmt: skip
+        given = (*tensors, out, lse, grad_out)
+
+        def op(body: Body) -> tuple[Tensor, ...]:
+            return body.attend_grad(data.forward, data.reverse, *given, slope=0.2, drop=dropping)
+
+        def saved() -> tuple[Tensor, ...]:
+            back, how = data.reverse, {"slope": 0.2, "drop": dropping, "edge_ids": data.reverse.edge_ids}
+            of_src = kernels.attend_grad_src(back.indptr, back.indices, *given, **how)
+            return *of_src, kernels.attend_grad_dst_of(grad_out, out, pos, mass_pos, slope=0.2)
+
+        return Race(op=op, others={SAVED: lambda: saved, **_specification(op)})
+
+    edge, node = heads * (width * dtype.itemsize + 12) + 4, heads * (4 * width * dtype.itemsize + 8) + 8
+    return Case(
+        name="attend backward" + " dropout" * bool(drop), shape=f"{heads}x{width}", dtype=dtype, race=race,
+        floor=lambda size: size.edges * edge + size.nodes * node,
+    )  # fmt: skip
 
 
 class _Attend(torch.autograd.Function):
     """The op under autograd, as `gnnpar.ops` wraps it, for a fair race with a layer."""
 
     @staticmethod
-    def forward(ctx: Any, data: Inputs, x: Tensor, a_src: Tensor, a_dst: Tensor) -> Tensor:
+    def forward(ctx: Any, body: Body, data: Inputs, x: Tensor, a_src: Tensor, a_dst: Tensor) -> Tensor:
         indptr, indices, _, _ = data.forward
-        state = kernels.attend(indptr, indices, x, a_src, a_dst, slope=0.2, num_rows=a_dst.shape[0])
-        out, lse = kernels.attend_finish(state)
-        ctx.data = data
-        ctx.save_for_backward(x, a_src, a_dst, out, lse)
-        return out
+        state = body.attend(indptr, indices, x, a_src, a_dst, slope=0.2, num_rows=a_dst.shape[0], branch=True)
+        out, *rest = body.attend_finish(state)
+        ctx.body, ctx.data = body, data
+        ctx.save_for_backward(x, a_src, a_dst, out, *rest)
+        return out.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, a_src, a_dst, out, lse = ctx.saved_tensors
-        graphs = (ctx.data.forward, ctx.data.reverse)
-        grads = kernels.attend_grad(*graphs, x, a_src, a_dst, out, lse, grad_outputs[0], slope=0.2)
-        return None, *grads
+        x, a_src, a_dst, out, lse, mass_pos, pos = ctx.saved_tensors
+        grad_out, csr = grad_outputs[0], ctx.data.reverse
+        delta = ctx.body.row_dots(out, grad_out, dtype=lse.dtype)
+        tensors = (x, a_src, a_dst, out, lse, grad_out)
+        sources = ctx.body.attend_grad_src(csr.indptr, csr.indices, *tensors, slope=0.2, delta=delta)
+        destinations = ctx.body.attend_grad_dst_of(grad_out, out, pos, mass_pos, slope=0.2, delta=delta)
+        return None, None, *sources, destinations.to(a_dst.dtype)
 
 
-def _gat_layer(heads: int, width: int) -> Callable[[Inputs], dict[str, Run]]:
-    def contenders(data: Inputs) -> dict[str, Run]:
-        from torch_geometric.nn import GATConv
-
-        layer = GATConv(heads * width, width, heads, add_self_loops=False).to(data.src.device)
-        x = torch.randn(data.size.nodes, heads * width, device=data.src.device, requires_grad=True)
-        grad_out = torch.randn(data.size.nodes, heads * width, device=data.src.device)
-        edge_index, project = torch.stack([data.src, data.dst]), layer.lin
-        assert project is not None
-
-        def ours() -> None:
-            z = project(x).view(-1, heads, width)
-            out = _Attend.apply(data, z, (z * layer.att_src).sum(-1), (z * layer.att_dst).sum(-1))
-            (out.view(-1, heads * width) + layer.bias).backward(grad_out)
-
-        return {OURS: ours, "PyG GATConv": lambda: layer(x, edge_index).backward(grad_out)}
-
-    return contenders
+def _head_scores(x: Tensor, attend: Tensor) -> Tensor:
+    """<attend_h, x_h> of every head as one product. Shapes: x [N, H, D], attend [H, D] -> [N, H]."""
+    return x.flatten(1) @ torch.block_diag(*attend[:, :, None])
 
 
-def _attend(heads: int, width: int, *, drop: float, backward: bool) -> Callable[[Inputs], dict[str, Run]]:
-    def contenders(data: Inputs) -> dict[str, Run]:
-        nodes, device = data.size.nodes, data.src.device
-        x, grad_out = (torch.randn(nodes, heads, width, device=device) for _ in range(2))
-        a_src, a_dst = (torch.randn(nodes, heads, device=device) for _ in range(2))
-        dropping = (drop, KEY) if drop else None
-        indptr, indices, _, ids = data.forward
+def _gat_layer(heads: int, width: int, dtype: torch.dtype) -> Case:
+    def race(data: Inputs) -> Race:
+        total = heads * width
+        x, grad_out = (torch.randn(data.size.nodes, total, device=data.device).to(dtype) for _ in range(2))
+        weight, att_src, att_dst, bias = (
+            (0.1 * torch.randn(shape, device=data.device)).to(dtype).requires_grad_()
+            for shape in ((total, total), (heads, width), (heads, width), (total,))
+        )
+        wanted = (x.requires_grad_(), weight, att_src, att_dst, bias)
 
-        def forward(body: Any) -> tuple[Tensor, Tensor]:
-            state = body.attend(
-                indptr, indices, x, a_src, a_dst, slope=0.2, num_rows=nodes, drop=dropping, edge_ids=ids
-            )  # fmt: skip
-            return body.attend_finish(state)
+        def op(body: Body) -> tuple[Tensor, ...]:
+            z = (x @ weight.t()).view(-1, heads, width)
+            out = _Attend.apply(body, data, z, _head_scores(z, att_src), _head_scores(z, att_dst))
+            return torch.autograd.grad(out.view(-1, total) + bias, wanted, grad_out)
 
-        if not backward:
-            return {OURS: lambda: forward(kernels), "specification": lambda: forward(naive)}
-        tensors = (x, a_src, a_dst, *forward(kernels), grad_out)
-        graphs = (data.forward, data.reverse)
-        return {
-            OURS: lambda: kernels.attend_grad(*graphs, *tensors, slope=0.2, drop=dropping),
-            "specification": lambda: naive.attend_grad(*graphs, *tensors, slope=0.2, drop=dropping),
-        }
+        return Race(op=op, others=baselines.gat_layer(data.src, data.dst, x, grad_out, heads=heads, width=width))
 
-    return contenders
+    return Case(name="gat layer fwd+bwd", shape=f"{heads}x{width}", dtype=dtype, race=race)
 
 
-def _extremum(width: int) -> Callable[[Inputs], dict[str, Run]]:
-    def contenders(data: Inputs) -> dict[str, Run]:
+def _extremum(width: int) -> Case:
+    def race(data: Inputs) -> Race:
         nodes = data.size.nodes
-        x, ids = torch.randn(nodes, width, device=data.src.device), torch.arange(nodes, device=data.src.device)
-        args = (data.forward.indptr, data.forward.indices, x, ids)
-        where = data.dst[:, None].expand(-1, width)
-        empty = torch.full_like(x, -torch.inf)
-        return {
-            OURS: lambda: kernels.extremum(*args, num_rows=nodes),
-            "specification": lambda: naive.extremum(*args, num_rows=nodes),
-            "scatter_reduce, no winner": lambda: empty.scatter_reduce(
-                0, where, x[data.src], "amax", include_self=False
-            ),
-        }
+        x, ids = torch.randn(nodes, width, device=data.device), torch.arange(nodes, device=data.device)
 
-    return contenders
+        def op(body: Body) -> tuple[Tensor, ...]:
+            return body.extremum(data.forward.indptr, data.forward.indices, x, ids, num_rows=nodes)
+
+        return Race(op=op, others={**_specification(op), **baselines.extremum(data.dst, data.src, x)})
+
+    return Case(
+        name="extremum", shape=str(width), dtype=FP32, race=race,
+        floor=lambda size: size.edges * (4 * width + 4) + size.nodes * (12 * width + 8),
+    )  # fmt: skip
 
 
-def _dropout(*, per_edge: bool, width: int) -> Callable[[Inputs], dict[str, Run]]:
-    def contenders(data: Inputs) -> dict[str, Run]:
+def _dropout(width: int, dtype: torch.dtype, *, per_edge: bool) -> Case:
+    def race(data: Inputs) -> Race:
         rows = data.size.edges if per_edge else data.size.nodes
-        x, ids = torch.randn(rows, width, device=data.src.device), torch.arange(rows, device=data.src.device)
-        return {
-            OURS: lambda: kernels.dropout(x, ids, p=0.5, key=KEY),
-            "F.dropout": lambda: torch.nn.functional.dropout(x, 0.5),
-        }
+        x, ids = torch.randn(rows, width, device=data.device).to(dtype), torch.arange(rows, device=data.device)
+        return Race(
+            op=lambda body: body.dropout(x, ids, p=0.5, key=KEY),
+            others={"F.dropout": lambda: partial(torch.nn.functional.dropout, x, 0.5)},
+        )
 
-    return contenders
+    return Case(
+        name=f"dropout per {'edge' if per_edge else 'node'}", shape=str(width), dtype=dtype, race=race,
+        floor=lambda size: (size.edges if per_edge else size.nodes) * (2 * width * dtype.itemsize + 8),
+    )  # fmt: skip
 
 
-def cases() -> list[Case]:
-    """All cases; `quick` ones are those of `run.py --quick`."""
-    found = [
-        Case(name="spmm", shape=str(w), dtype=str(d)[6:], contenders=_spmm(w, d), quick=w == 128)
-        for w, d in [(32, torch.float32), (128, torch.float32), (256, torch.float32), (128, torch.bfloat16)]
-    ]
-    found.append(Case(name="spmm", shape="128", dtype="float64", contenders=_spmm(128, torch.float64)))
-    found.append(Case(name="gat layer fwd+bwd", shape="4x32", dtype="float32", contenders=_gat_layer(4, 32)))
+def _quantize(width: int, bits: int, dtype: torch.dtype, *, ops: str) -> Case:
+    """`ops`: "quantize", its "dequantize", or "quantize and back"."""
+
+    def race(data: Inputs) -> Race:
+        nodes = data.size.nodes
+        x, ids = torch.randn(nodes, width, device=data.device).to(dtype), torch.arange(nodes, device=data.device)
+
+        def there(body: Body) -> Tensor:
+            return body.quantize_rows(x, None, bits, ids=ids, key=KEY)
+
+        def back(body: Body, buffer: Tensor) -> Tensor:
+            return body.dequantize_rows(buffer, bits, width=width, dtype=dtype)
+
+        if ops == "quantize":
+            return Race(op=there)
+        if ops == "quantize and back":
+            return Race(op=lambda body: back(body, there(body)))
+        buffer = there(kernels)
+        return Race(op=lambda body: back(body, buffer))
+
+    def floor(size: Size) -> int:
+        from gnnpar_kernels.wire import row_nbytes
+
+        once = width * dtype.itemsize + row_nbytes(width, bits)
+        return size.nodes * {"quantize": once + 8, "dequantize": once, "quantize and back": 2 * once + 8}[ops]
+
+    return Case(
+        name=ops, shape=f"{width} {bits}b", dtype=dtype, race=race,
+        floor=floor, payload=lambda size: size.nodes * width * 4,
+    )  # fmt: skip
+
+
+def copy(nbytes: int) -> Case:
+    """A copy within the device's memory: the ceiling of everything that moves bytes."""
+
+    def race(data: Inputs) -> Race:
+        source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device=data.device)
+        target = torch.empty_like(source)
+        return Race(op=lambda body: target.copy_(source))
+
+    return Case(name="copy", shape=f"{nbytes >> 20} MiB", dtype=torch.uint8, race=race, floor=lambda size: 2 * nbytes)
+
+
+def _quick(found: Iterator[Case], *shapes: str) -> list[Case]:
+    """Cases of which only these shapes are quick."""
+    return [replace(case, quick=case.shape in shapes) for case in found]
+
+
+def _of_gpu() -> Iterator[Case]:
+    for dtype in (FP32, BF16):
+        for width in (64, 128, 256):
+            yield _spmm(width, dtype, transposed=False)
+            yield _spmm(width, dtype, transposed=True)
+        for heads, width in ((4, 64), (8, 32), (4, 128)):
+            yield _attend(heads, width, dtype)
+            yield _attend_grad(heads, width, dtype)
+            yield _gat_layer(heads, width, dtype)
+        yield _dropout(128, dtype, per_edge=False)
+        if hasattr(kernels, "quantize_rows"):
+            for bits in (2, 4, 8):
+                yield _quantize(128, bits, dtype, ops="quantize")
+                yield _quantize(128, bits, dtype, ops="dequantize")
+    yield _extremum(128)
+    yield _dropout(4, FP32, per_edge=True)
+
+
+def _of_cpu() -> Iterator[Case]:
+    for width in (32, 128, 256):
+        yield _spmm(width, FP32, transposed=False)
+    yield _spmm(128, FP32, transposed=True)
+    yield _spmm(128, BF16, transposed=False)
+    yield _spmm(128, torch.float64, transposed=False)
+    for width in (8, 32, 64):
+        yield _gat_layer(4, width, FP32)
     for drop in (0.0, 0.5):
-        for backward in (False, True):
-            name = f"attend {'grad' if backward else 'forward'}{' dropout' if drop else ''}"
-            contenders = _attend(4, 32, drop=drop, backward=backward)
-            found.append(Case(name=name, shape="4x32", dtype="float32", contenders=contenders, quick=not drop))
-    found.append(Case(name="extremum", shape="128", dtype="float32", contenders=_extremum(128), quick=False))
-    for per_edge, width in ((False, 128), (True, 4)):
-        name = f"dropout per {'edge' if per_edge else 'node'}"
-        contenders = _dropout(per_edge=per_edge, width=width)
-        found.append(Case(name=name, shape=str(width), dtype="float32", contenders=contenders))
-    return found
+        yield _attend(4, 32, FP32, drop=drop)
+        yield _attend_grad(4, 32, FP32, drop=drop)
+    yield _extremum(128)
+    yield _dropout(128, FP32, per_edge=False)
+    yield _dropout(4, FP32, per_edge=True)
+    if hasattr(kernels, "quantize_rows"):
+        for bits in (2, 8):
+            for ops in ("quantize", "dequantize", "quantize and back"):
+                yield _quantize(128, bits, FP32, ops=ops)
+
+
+def cases(kind: str) -> list[Case]:
+    """All cases of a "cuda" or "cpu" run; `quick` ones are those of `run.py --quick`."""
+    if kind == "cuda":
+        return _quick(_of_gpu(), "128", "4x64", "128 8b")
+    slow = ("extremum", "attend forward dropout", "attend backward dropout")
+    found = _quick(_of_cpu(), "128", "4x32", "4", "128 8b")
+    return [replace(case, quick=case.quick and case.name not in slow) for case in found]

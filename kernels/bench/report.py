@@ -1,0 +1,190 @@
+"""What a run leaves: a table while it runs, a CSV file with one row per measurement, and how targets were met."""
+
+import csv
+import importlib.metadata
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.baselines import PYG, csr_name
+from bench.graphs import Size
+from bench.measuring import Measurement, percentiles
+from bench.registry import OURS, SAVED, Case
+
+Row = dict[str, Any]  # of the CSV file; "" where a number is not known
+CONTEXT: tuple[str, ...] = (
+    "date",
+    "commit",
+    "hardware",
+    "python",
+    "torch",
+    "triton",
+    "cuda",
+    "threads",
+    "graph",
+    "nodes",
+    "edges",
+)
+MEASURED: tuple[str, ...] = (
+    "case", "shape", "dtype", "contender", "wall_p20_ms", "wall_p50_ms", "wall_p80_ms", "cpu_p50_ms", "gb_per_s",
+    "floor_percent", "payload_gb_per_s", "peak_mib", "wall_ratio", "cpu_ratio", "memory_ratio", "note",
+)  # fmt: skip
+TABLE = {
+    "graph": 8, "case": 23, "shape": 7, "dtype": 8, "contender": 25, "wall_p50_ms": 11, "cpu_p50_ms": 10,
+    "gb_per_s": 8, "floor_percent": 13, "peak_mib": 9, "wall_ratio": 10, "cpu_ratio": 9, "memory_ratio": 12, "note": 0,
+}  # fmt: skip
+
+
+def hardware(device: str) -> str:
+    """Name of the processor measured."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
+    return f"{os.cpu_count()}-core {model}"
+
+
+def commit() -> str:
+    """Short hash of the repository's commit, with + where the kernels differ from it."""
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True).stdout
+        dirty = subprocess.run(["git", "status", "--porcelain", ".."], cwd=here, capture_output=True, text=True).stdout
+    except OSError:
+        return "unknown"
+    return head.strip() + ("+" if dirty else "") if head else "unknown"
+
+
+def context(device: str) -> Row:
+    """What is the same for all rows of a run."""
+    try:
+        triton = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        triton = ""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit(), "hardware": hardware(device),
+        "python": platform.python_version(), "torch": torch.__version__, "triton": triton,
+        "cuda": torch.version.cuda or "",
+    }  # fmt: skip
+
+
+def _round(value: float, digits: int) -> float | str:
+    return "" if math.isnan(value) else round(value, digits)
+
+
+def rows_of(case: Case, size: Size, measured: list[Measurement], *, copy_rate: float, context: Row) -> list[Row]:
+    """Rows of one case. Ratios say how many times the op, listed first, is faster and smaller than a contender.
+
+    GB/s are the case's own bytes over time, whoever the contender is; their share of `copy_rate` is floor_percent.
+    """
+    ours = measured[0]
+    (_, p50_ours, _), cpu_ours = percentiles(ours.wall), percentiles(ours.cpu)[1]
+    moved = case.floor(size) if case.floor else math.nan
+    payload = case.payload(size) if case.payload else math.nan
+    found = []
+    for one in measured:
+        (p20, p50, p80), cpu50 = percentiles(one.wall), percentiles(one.cpu)[1]
+        rate = moved / p50 / 1e6
+        found.append({
+            **context, "case": case.name, "shape": case.shape, "dtype": str(case.dtype)[6:], "contender": one.contender,
+            "wall_p20_ms": _round(p20, 4), "wall_p50_ms": _round(p50, 4), "wall_p80_ms": _round(p80, 4),
+            "cpu_p50_ms": _round(cpu50, 4), "gb_per_s": _round(rate, 2),
+            "floor_percent": _round(100 * rate / copy_rate, 1), "payload_gb_per_s": _round(payload / p50 / 1e6, 3),
+            "peak_mib": _round(one.peak_mib, 1), "wall_ratio": _round(p50 / p50_ours, 3),
+            "cpu_ratio": _round(cpu50 / max(cpu_ours, 1e-6), 3),
+            "memory_ratio": _round(max(one.peak_mib, 1.0) / max(ours.peak_mib, 1.0), 2), "note": one.note,
+        })  # fmt: skip
+    return found
+
+
+def print_row(row: Row | None = None) -> None:
+    """One line of the table at once; its head if there is no row."""
+    values = {name: name for name in TABLE} if row is None else row
+    cells = [
+        f"{values[name]:<{width}}" if isinstance(values[name], str) else f"{values[name]:>{width}}"
+        for name, width in TABLE.items()
+    ]
+    print("  ".join(cells).rstrip(), flush=True)
+
+
+def misfit(path: Path) -> str:
+    """Why rows cannot be appended to this file; nothing if they can."""
+    if path.exists() and path.read_text().splitlines()[:1] != [",".join((*CONTEXT, *MEASURED))]:
+        return f"{path} has other columns: move it away, or name another file with --csv"
+    return ""
+
+
+def append(path: Path, rows: list[Row]) -> None:
+    """Add rows to the CSV file, which gets its header when it is new: an interrupted run keeps what it measured."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, (*CONTEXT, *MEASURED))
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def _per_race(rows: list[Row], case: str, column: str, contenders: tuple[str, ...]) -> list[float]:
+    """The least value of these contenders in each race of a case."""
+    least: dict[tuple, float] = {}
+    for row in rows:
+        if row["case"] == case and row["contender"] in contenders and row[column] != "":
+            race = tuple(row[name] for name in ("graph", "threads", "shape", "dtype"))
+            least[race] = min(row[column], least.get(race, math.inf))
+    return list(least.values())
+
+
+def _line(label: str, values: list[float], unit: str, goal: str) -> Iterable[str]:
+    if values:
+        mean = statistics.geometric_mean([max(value, 1e-9) for value in values])
+        yield f"{label:<44} {mean:8.2f}{unit}  lowest {min(values):8.2f}{unit}  of {len(values):>2}   target: {goal}"
+
+
+def summary(rows: list[Row], *, kind: str, device: str) -> list[str]:
+    """Geometric means next to the targets of a "cuda" or "cpu" run."""
+    csr = csr_name(torch.device(device))
+    products = (csr, f"{csr}, cached")
+    found: list[str] = []
+    ratio, goal = ("wall_ratio", "1.20x, never below 0.95x") if kind == "cuda" else ("cpu_ratio", "1.00x")
+    for case in ("spmm", "spmm transposed"):
+        found += _line(f"{case} against {csr}", _per_race(rows, case, ratio, products), "x", goal)
+    if kind == "cpu":
+        found += _line(
+            "gat layer against PyG, CPU seconds", _per_race(rows, "gat layer fwd+bwd", "cpu_ratio", (PYG,)), "x", "6x"
+        )
+        found += _line(
+            "gat layer against PyG, memory", _per_race(rows, "gat layer fwd+bwd", "memory_ratio", (PYG,)), "x", "10x"
+        )
+        speeds = [
+            row["payload_gb_per_s"] * row["wall_p50_ms"] / row["cpu_p50_ms"]
+            for row in rows
+            if row["case"] == "quantize and back" and row["shape"].endswith(" 8b") and row["contender"] == OURS
+        ]
+        found += _line("quantize and back, fp32 input per core", speeds, " GB/s", "1 GB/s")
+        return found
+    for case in ("attend forward", "attend backward"):
+        for who in (OURS, SAVED):
+            label = f"{case}{', saved branch' if who == SAVED else ''} of its floor"
+            found += _line(label, _per_race(rows, case, "floor_percent", (who,)), " %", "60 %")
+    found += _line("gat layer against PyG", _per_race(rows, "gat layer fwd+bwd", "wall_ratio", (PYG,)), "x", "5x")
+    found += _line(
+        "gat layer against PyG, memory", _per_race(rows, "gat layer fwd+bwd", "memory_ratio", (PYG,)), "x", "5x"
+    )
+    for case in ("quantize", "dequantize"):
+        found += _line(f"{case} of copy bandwidth", _per_race(rows, case, "floor_percent", (OURS,)), " %", "70 %")
+    return found
+
+
+def say(message: str) -> None:
+    """One line about progress, or about what went wrong."""
+    print(message, file=sys.stderr, flush=True)
