@@ -12,9 +12,7 @@ from gnnpar_kernels.hashing import M1, M2, MASK32, signed
 from gnnpar_kernels.naive.quantize import _from_e4m3, ranges
 from gnnpar_kernels.wire import BF16, FP8, FP32, NAN, Codes
 
-BLOCK = (
-    1 << 18
-)  # entries whose rows are gathered and ranges found at once: a call on 1 k rows costs what one on 4 k does
+BLOCK = 1 << 18  # entries gathered, and their ranges found, at once: short tensors cost their calls
 NOISE_BLOCK = 1 << 16  # entries whose noise is in cache with them
 
 
