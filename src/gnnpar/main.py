@@ -110,11 +110,12 @@ def compose_job(config: Any) -> tuple[Callable[[], Settings], Path, Mapping[str,
         "yaml": "",
     }
     names = {group: str(name) for group, name in job.runtime.choices.items() if not group.startswith("hydra")}
+    study = "/".join(Path(job.sweep.dir).parts[-2:]) if sweep else ""
 
     def settings() -> Settings:
         facts["yaml"] = OmegaConf.to_yaml(config, resolve=True)
         resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        return build_settings(*with_plan(resolved, names, job.overrides.task))
+        return build_settings(*with_plan(resolved, names, job.overrides.task), study)
 
     return settings, folder, facts
 

@@ -69,9 +69,12 @@ class OptimizerConfig(Protocol):
 
 
 class TrackerConfig(Protocol):
-    """A frozen dataclass whose fields are the YAML keys of conf/tracker."""
+    """A frozen dataclass whose fields are the YAML keys of conf/tracker.
 
-    def build(self, run_dir: Path, epochs: int) -> Any: ...
+    `job`: what result.json says before a run, with its study, the names of its groups and the resolved settings.
+    """
+
+    def build(self, run_dir: Path, epochs: int, job: Mapping[str, Any]) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,17 +107,18 @@ class Settings:
     early_stopping: EarlyStopping
     names: Mapping[str, str] = field(default_factory=dict)  # group -> the file chosen in it; not a YAML key
     resolved: Mapping[str, Any] = field(default_factory=dict)  # the YAML this came from, resolved; not a YAML key
+    study: str = ""  # the sweep this run belongs to; not a YAML key
 
 
-NOT_KEYS = ("names", "resolved")
+NOT_KEYS = ("names", "resolved", "study")
 
 
-def build_settings(config: Mapping[str, Any], names: Mapping[str, str]) -> Settings:
+def build_settings(config: Mapping[str, Any], names: Mapping[str, str], study: str = "") -> Settings:
     """Settings from a resolved, composed configuration; ConfigError names the first thing that is wrong."""
     values = _construct_values(Settings, config, path="", skip=NOT_KEYS)
     for name in ("data_dir", "cache_dir"):
         values[name] = values[name].expanduser().absolute()
-    return Settings(**values, names=dict(names), resolved=_plain(config))
+    return Settings(**values, names=dict(names), resolved=_plain(config), study=study)
 
 
 def with_plan(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> tuple[dict, dict]:

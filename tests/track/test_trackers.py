@@ -40,7 +40,7 @@ def test_every_name_has_a_unit_and_a_meaning() -> None:
 
 
 def test_plain_lines_every_few_epochs_and_the_last(capsys: pytest.CaptureFixture) -> None:
-    tracker = Console(every=2).build(Path(), 5)
+    tracker = Console(every=2).build(Path(), 5, {})
     assert isinstance(tracker, Lines)
     tracker.start({"strategy": "single", "parts": [{"part": 0, "nodes": 1234}]})
     for epoch in range(5):
@@ -72,7 +72,7 @@ def test_a_tee_tells_everybody_and_quiet_nobody() -> None:
         def log(self, row) -> None:
             told.append(dict(row))
 
-    Tee(trackers=(Memo(), Memo(), Quiet().build(Path(), 1))).log(ROW)
+    Tee(trackers=(Memo(), Memo(), Quiet().build(Path(), 1, {}))).log(ROW)
     assert told == [ROW, ROW]
 
 

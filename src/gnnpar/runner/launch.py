@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,13 @@ from typing import Any
 
 from gnnpar.runner import ranks
 from gnnpar.runner.facts import World, header, world_of
-from gnnpar.runner.ranks import Failure, failure_of, trackers
-from gnnpar.runner.result import Status, write_result
+from gnnpar.runner.ranks import Failure, failure_of, tracking
+from gnnpar.runner.result import Status, forget, has_completed, write_result
 from gnnpar.settings import Settings
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Null, Tee
 
+Facts = Mapping[str, Any]
 _NOISY = ("torch.distributed", "torch.multiprocessing")
 
 
@@ -55,23 +56,27 @@ class RankFailed(Exception):
 
 
 def launch(settings: Settings, run_dir: Path) -> Outcome:
-    """Run to the end, to a failure or to an interruption; writes result.json (rank 0 where ranks were joined)."""
+    """Run to the end, to a failure or to an interruption; result.json is there in any case.
+
+    Rank 0 writes it when its work is done, and its word stands unless the run failed beside it.
+    """
     world = world_of(settings)
     facts = header(settings, world)
     writes = world.how != "joined" or int(os.environ["RANK"]) == 0
     if writes:
         say_what_is_special(settings, world)
+        forget(run_dir)
         if world.how == "joined":  # a rank that is killed cannot write: this stands until a better result does
             write_result(run_dir, facts, "failed", "ended without saying why")
     try:
         with interruptible():
-            _START[world.how](settings, world, run_dir)
+            _START[world.how](settings, world, run_dir, facts)
         outcome = Outcome("completed")
     except KeyboardInterrupt:
         outcome = Outcome("interrupted", "interrupted by a signal")
     except RankFailed as error:
         outcome = Outcome("failed", error.failure.line, error.failure.traceback)
-    if writes:
+    if writes and not (outcome.status == "completed" and has_completed(run_dir)):
         write_result(run_dir, facts, outcome.status, outcome.error)
     return outcome
 
@@ -85,11 +90,11 @@ def say_what_is_special(settings: Settings, world: World) -> None:
         say(f"oversubscribed: {threads} threads on {world.cores} cores; bytes and accuracy stand, times do not")
 
 
-def _alone(settings: Settings, world: World, run_dir: Path) -> None:
-    _threads(settings, world, run_dir)
+def _alone(settings: Settings, world: World, run_dir: Path, facts: Facts) -> None:
+    _threads(settings, world, run_dir, facts)
 
 
-def _threads(settings: Settings, world: World, run_dir: Path) -> None:
+def _threads(settings: Settings, world: World, run_dir: Path, facts: Facts) -> None:
     """All ranks in this process."""
     import torch
 
@@ -99,24 +104,25 @@ def _threads(settings: Settings, world: World, run_dir: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(world.threads_per_rank)
     threads = ThreadWorld(world.size, device=torch.device(world.device))
-    tracker = Tee(trackers=(StopWhen(threads.failed), trackers(settings, run_dir)))
-
-    def body(comm: Any) -> None:
-        train(settings, world, comm, tracker if comm.rank == 0 else Null(), run_dir)
-
     try:
-        if world.size == 1:
-            body(threads.communicators()[0])
-        else:
-            threads.run(body)
-    except KeyboardInterrupt:
-        threads.abort()
-        wait_for_ranks()
-        raise
+        with tracking(settings, run_dir, facts) as told:
+            tracker = Tee(trackers=(StopWhen(threads.failed), told))
+
+            def body(comm: Any) -> None:
+                train(settings, world, comm, tracker if comm.rank == 0 else Null(), run_dir)
+
+            try:
+                if world.size == 1:
+                    body(threads.communicators()[0])
+                else:
+                    threads.run(body)
+            except KeyboardInterrupt:
+                threads.abort()
+                wait_for_ranks()
+                raise
     except Exception as error:
         raise RankFailed(failure_of(getattr(error, "gnnpar_rank", 0), error)) from error
     finally:
-        tracker.close()
         torch.set_num_threads(before)
 
 
@@ -139,15 +145,15 @@ def wait_for_ranks(seconds: float = 20.0) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _joined(settings: Settings, world: World, run_dir: Path) -> None:
+def _joined(settings: Settings, world: World, run_dir: Path, facts: Facts) -> None:
     """This process is one of the ranks that torchrun or Slurm started."""
     try:
-        ranks.train_process(settings, world, run_dir)
+        ranks.train_process(settings, world, run_dir, facts)
     except Exception as error:
         raise RankFailed(failure_of(int(os.environ["RANK"]), error)) from error
 
 
-def _processes(settings: Settings, world: World, run_dir: Path) -> None:
+def _processes(settings: Settings, world: World, run_dir: Path, facts: Facts) -> None:
     """One process a rank, through torch's elastic launcher."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -167,7 +173,7 @@ def _processes(settings: Settings, world: World, run_dir: Path) -> None:
 
     try:
         with silence(), environment(OMP_NUM_THREADS=str(world.threads_per_rank)), sigint_for_parent_only(stop):
-            elastic_launch(config, ranks.main)(settings, world, str(run_dir), str(scratch))
+            elastic_launch(config, ranks.main)(settings, world, str(run_dir), facts, str(scratch))
     except SignalException:
         raise KeyboardInterrupt from None
     except ChildFailedError as error:

@@ -11,10 +11,14 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gnnpar.runner.facts import World
+from gnnpar.runner.result import write_result
 from gnnpar.settings import Settings
 from gnnpar.track.tracker import Null, Tee, Tracker
 
@@ -49,7 +53,7 @@ def failure_of(rank: int, error: BaseException) -> Failure:
     return Failure(rank, reason_of(error), text, time.time(), secondary)
 
 
-def main(settings: Settings, world: World, run_dir: str, scratch: str) -> None:
+def main(settings: Settings, world: World, run_dir: str, facts: Mapping[str, Any], scratch: str) -> None:
     """The body of a started rank. Leaves `scratch/<rank>.json` when it fails; never prints."""
     from torch import multiprocessing
 
@@ -57,7 +61,7 @@ def main(settings: Settings, world: World, run_dir: str, scratch: str) -> None:
     multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM)  # pyright: ignore[reportAttributeAccessIssue]
     rank = int(os.environ["RANK"])
     try:
-        train_process(settings, world, Path(run_dir))
+        train_process(settings, world, Path(run_dir), facts)
     except BaseException as error:
         failure = failure_of(rank, error)
         partial = Path(scratch) / f"{rank}.partial"
@@ -69,7 +73,7 @@ def main(settings: Settings, world: World, run_dir: str, scratch: str) -> None:
         os._exit(1)
 
 
-def train_process(settings: Settings, world: World, run_dir: Path) -> None:
+def train_process(settings: Settings, world: World, run_dir: Path, facts: Mapping[str, Any]) -> None:
     """Connect, train, disconnect: a rank that has RANK and WORLD_SIZE in its environment."""
     import torch
 
@@ -83,19 +87,29 @@ def train_process(settings: Settings, world: World, run_dir: Path) -> None:
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
     backend = "nccl" if world.backend == "nccl" else "gloo"
     comm = connect(backend, device=device, timeout_seconds=settings.comm.timeout_seconds)
-    tracker = trackers(settings, run_dir) if rank == 0 else Null()
-    try:
+    with tracking(settings, run_dir, facts) if rank == 0 else nullcontext(Null()) as tracker:
         train(settings, world, comm, tracker, run_dir)
-    finally:
-        tracker.close()
     comm.close()
 
 
-def trackers(settings: Settings, run_dir: Path) -> Tracker:
-    """metrics.jsonl, and the configured tracker beside it."""
+@contextmanager
+def tracking(settings: Settings, run_dir: Path, facts: Mapping[str, Any]) -> Iterator[Tracker]:
+    """metrics.jsonl, and the configured tracker beside it; at the end they are told the result as rank 0 sees it."""
     from gnnpar.track.jsonl import Jsonl
 
-    return Tee(trackers=(Jsonl(run_dir), settings.tracker.build(run_dir, settings.epochs)))
+    job = {**facts, "study": settings.study, "names": dict(settings.names), "resolved": settings.resolved}
+    tracker = Tee(trackers=(Jsonl(run_dir), settings.tracker.build(run_dir, settings.epochs, job)))
+    status, reason = "completed", None
+    try:
+        yield tracker
+    except KeyboardInterrupt:
+        status, reason = "interrupted", "interrupted by a signal"
+        raise
+    except BaseException as error:
+        status, reason = "failed", failure_of(getattr(error, "gnnpar_rank", 0), error).line
+        raise
+    finally:
+        tracker.close(write_result(run_dir, facts, status, reason))
 
 
 def read_failures(scratch: Path) -> list[Failure]:

@@ -1,6 +1,7 @@
 """result.json: a pure function of what was known beforehand, plan.json, the rows of metrics.jsonl and how it ended.
 
-Whoever supervises the ranks writes it: also after a rank was killed, from the epochs that were finished.
+Rank 0 writes it at its end, and whoever supervises the ranks where the run did not complete: also after a rank was
+killed, from the epochs that were finished.
 """
 
 from __future__ import annotations
@@ -37,6 +38,17 @@ def write_result(run_dir: Path, header: Row, status: Status, error: str | None) 
     partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     partial.replace(run_dir / FILE)
     return result
+
+
+def forget(run_dir: Path) -> None:
+    """Remove the result of an earlier run in the same folder."""
+    (run_dir / FILE).unlink(missing_ok=True)
+
+
+def has_completed(run_dir: Path) -> bool:
+    """Rank 0 has written that it completed."""
+    path = run_dir / FILE
+    return path.exists() and json.loads(path.read_text(encoding="utf-8"))["status"] == "completed"
 
 
 def build_result(

@@ -52,7 +52,7 @@ class Console:
 
     every: Annotated[int, at.Ge(1)] = 10
 
-    def build(self, run_dir: Path, epochs: int) -> Tracker:
+    def build(self, run_dir: Path, epochs: int, job: Mapping[str, Any]) -> Tracker:
         return Bar(epochs) if sys.stdout.isatty() else Lines(epochs, every=self.every)
 
 
@@ -76,7 +76,7 @@ class Lines:
         left = (time.monotonic() - self._began) / (epoch + 1) * (self.epochs - epoch - 1)
         say(f"epoch {epoch + 1}/{self.epochs}  {_figures(row, self._val)}  left {left:.0f} s")
 
-    def close(self) -> None: ...
+    def close(self, result: Mapping[str, Any] | None = None) -> None: ...
 
 
 class Bar:
@@ -99,7 +99,7 @@ class Bar:
         self._val = row.get("metric/val", self._val)
         self.progress.update(self._task, advance=1, figures=_figures(row, self._val))
 
-    def close(self) -> None:
+    def close(self, result: Mapping[str, Any] | None = None) -> None:
         self.progress.stop()
 
 

@@ -26,7 +26,7 @@ class Jsonl:
         self._file.write(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n")
         self._file.flush()
 
-    def close(self) -> None:
+    def close(self, result: Mapping[str, Any] | None = None) -> None:
         self._file.close()
 
 

@@ -19,7 +19,9 @@ class Tracker(Protocol):
         """One finished epoch; names as in keys.py."""
         ...
 
-    def close(self) -> None: ...
+    def close(self, result: Mapping[str, Any] | None = None) -> None:
+        """Once, also after a failure. `result`: what result.json says; None: nobody knows."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +38,9 @@ class Tee:
         for tracker in self.trackers:
             tracker.log(row)
 
-    def close(self) -> None:
+    def close(self, result: Mapping[str, Any] | None = None) -> None:
         for tracker in self.trackers:
-            tracker.close()
+            tracker.close(result)
 
 
 class Null:
@@ -48,12 +50,12 @@ class Null:
 
     def log(self, row: Mapping[str, Any]) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, result: Mapping[str, Any] | None = None) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quiet:
     """tracker=jsonl: nothing beside metrics.jsonl."""
 
-    def build(self, run_dir: Path, epochs: int) -> Tracker:
+    def build(self, run_dir: Path, epochs: int, job: Mapping[str, Any]) -> Tracker:
         return Null()

@@ -1,0 +1,281 @@
+"""wandb: a mirror of a run for dashboards, one run a job, opened by rank 0 when its plan is known.
+
+The history is metrics.jsonl under the same names (`flat`), and the curves once more against training seconds and
+gigabytes sent; config is the resolved settings, the plan and the commit; tables hold the partition and the breakdown;
+result.json and plan.json are artifacts. metrics.jsonl stays the record: whatever goes wrong here is one line on stderr,
+and training goes on. wandb is imported when a run is opened, by the rank that opens it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import annotated_types as at
+
+from gnnpar.track import keys
+from gnnpar.track.console import Console, complain, say
+from gnnpar.track.tracker import Tee, Tracker
+
+CURVES = ("loss/train", "metric/train", "metric/val", "metric/test")
+GIGABYTES = "comm/total_gigabytes_so_far"
+AXES = {"against_seconds": "time/train_seconds", "against_gigabytes": GIGABYTES}
+RESULTS = (
+    "epochs_done", "loss", "metric", "epoch_seconds", "train_wall_seconds", "cold_start_seconds", "breakdown_seconds",
+    "bytes_per_epoch", "cpu_seconds", "memory_bytes", "time_to_target", "fidelity",
+)  # fmt: skip
+FACTS = (
+    "commit", "hardware", "versions", "world_size", "threads_per_rank", "cores", "oversubscribed", "transport",
+    "device", "provenance", "exactness", "config_hash",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wandb:
+    """tracker=wandb. The terminal shows what tracker=console shows.
+
+    mode: online; offline, for `wandb sync` later; disabled, the terminal alone. group: null, the sweep of the job.
+    connect_seconds: how long the start waits for the server before the run is kept offline; upload_seconds: the end.
+    """
+
+    mode: Literal["online", "offline", "disabled"] = "online"
+    project: str = "gnnpar"
+    entity: str | None = None
+    group: str | None = None
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+    every: Annotated[int, at.Ge(1)] = 10
+    connect_seconds: Annotated[float, at.Gt(0)] = 5.0
+    upload_seconds: Annotated[float, at.Gt(0)] = 30.0
+
+    def build(self, run_dir: Path, epochs: int, job: Mapping[str, Any]) -> Tracker:
+        console = Console(every=self.every).build(run_dir, epochs, job)
+        return console if self.mode == "disabled" else Tee(trackers=(console, Mirror(self, run_dir, job)))
+
+
+class Mirror:
+    """One wandb run; without one, from the start or from some trouble on, it is silent."""
+
+    def __init__(self, config: Wandb, run_dir: Path, job: Mapping[str, Any]) -> None:
+        self.config, self.run_dir, self.job = config, run_dir, job
+        self._run: Any = None
+
+    def start(self, facts: Mapping[str, Any]) -> None:
+        self._run = open_run(self.config, self.run_dir, self.job)
+        self._tell(lambda run: describe(run, self.run_dir, facts), self.config.connect_seconds)
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        self._tell(lambda run: run.log(flat(row) | against(row), step=row["epoch"], commit=True))
+
+    def close(self, result: Mapping[str, Any] | None = None) -> None:
+        path, online = sync_path(self._run), getattr(self._run, "offline", True) is False
+        told = self._tell(lambda run: conclude(run, self.run_dir, result), self.config.upload_seconds)
+        if told and not online:
+            say(f"wandb: kept offline; upload with: wandb sync {path}")
+        self._run = None
+
+    def _tell(self, act: Callable[[Any], object], seconds: float | None = None) -> bool:
+        """Whether it was told, within the seconds if given; the first trouble ends the mirror with one line."""
+        run = self._run
+        if run is None:
+            return False
+        try:
+            within(seconds, lambda: act(run)) if seconds else act(run)
+        except Exception as error:
+            self._run = None
+            complain(
+                f"wandb stopped ({reason(error)}); metrics.jsonl has everything; "
+                f"upload what wandb has with: wandb sync {sync_path(run)}"
+            )
+            return False
+        return True
+
+
+def open_run(config: Wandb, run_dir: Path, job: Mapping[str, Any]) -> Any:
+    """A run on the server, or on disk where it cannot be reached; None, with a line, where there can be neither."""
+    try:
+        wandb = load()
+    except Exception as error:
+        complain(f"wandb cannot be used ({reason(error)}); metrics.jsonl has everything")
+        return None
+    arguments = identity(config, job) | {"config": settings_of(job, run_dir)}
+    if config.mode == "online":
+        attempt = uuid.uuid4().hex[:8]
+        try:
+            if not wandb.login(prompt=False, verify=False):  # a prompt would stop training
+                raise ValueError("no API key; set WANDB_API_KEY or call wandb login")
+            return begin(wandb, config, run_dir, "online", attempt, arguments)
+        except Exception as error:
+            wandb.teardown()  # ends what would keep trying beside the training
+            for leftover in (run_dir / "wandb").glob(f"run-*-{attempt}"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            complain(f"wandb cannot be reached ({reason(error)}); this run is kept offline")
+    try:
+        return begin(wandb, config, run_dir, "offline", uuid.uuid4().hex[:8], arguments)
+    except Exception as error:
+        complain(f"wandb cannot be used ({reason(error)}); metrics.jsonl has everything")
+        return None
+
+
+def load() -> Any:
+    """The package, told to be silent.
+
+    Its own error reporting goes to the same server and holds up the exit of the process: 20 s where the server does not
+    answer. WANDB_ERROR_REPORTING=true brings it back.
+    """
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    wandb.setup(settings=wandb.Settings(silent=True))
+    return wandb
+
+
+def begin(wandb: Any, config: Wandb, run_dir: Path, mode: str, run_id: str, arguments: Mapping[str, Any]) -> Any:
+    """wandb.init without what disturbs a measurement: no console capture, no sampling of the system, no code."""
+    settings = wandb.Settings(
+        silent=True, console="off", x_disable_stats=True, save_code=False, init_timeout=config.connect_seconds,
+        finish_timeout=config.upload_seconds / 2, finish_timeout_raises=True,
+    )  # fmt: skip
+    return wandb.init(
+        dir=str(run_dir), mode=mode, id=run_id, reinit="create_new", settings=settings, project=config.project,
+        entity=config.entity, **arguments,
+    )  # fmt: skip
+
+
+def identity(config: Wandb, job: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is found by: study, strategy, name and tags."""
+    ranks, seed = job["world_size"], job["seed"]
+    tags = (job["strategy"], job["model"], job["dataset"], f"{ranks} ranks", job["provenance"], *job["exactness"])
+    return {
+        "group": config.group or job["study"] or None,
+        "job_type": job["strategy"],
+        "name": config.name or f"{job['strategy']} {job['model']} {job['dataset']} {ranks} ranks seed {seed}",
+        "tags": [tag[:64] for tag in dict.fromkeys((*tags, *config.tags))],
+    }
+
+
+def settings_of(job: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
+    """config: the resolved settings with the names of the groups, what ran them, and the plan without its arrays."""
+    settings: dict[str, Any] = dict(job["resolved"])
+    for group, name in job["names"].items():
+        if isinstance(settings.get(group), Mapping):
+            settings[group] = {"name": name, **settings[group]}
+    plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    run = {name: job[name] for name in FACTS} | {"study": job["study"]}
+    return settings | {"run": run, "plan": {name: value for name, value in plan.items() if name != "arrays"}}
+
+
+def describe(run: Any, run_dir: Path, facts: Mapping[str, Any]) -> None:
+    """Before the first epoch: axes, the table of units, the table of parts, the plan."""
+    import wandb
+
+    run.define_metric("epoch")
+    for name in keys.KEYS:
+        run.define_metric(name, step_metric="epoch")
+    run.define_metric(GIGABYTES, step_metric="epoch")
+    for prefix, axis in AXES.items():
+        for curve in CURVES:
+            run.define_metric(f"{prefix}/{curve}", step_metric=axis)
+    units: list[Any] = [[name, key.unit, key.meaning] for name, key in keys.KEYS.items()]
+    units.append([GIGABYTES, "GB", "comm/total_bytes_so_far in units of 1e9 bytes"])
+    tables = {"tables/units": wandb.Table(columns=["metric", "unit", "meaning"], data=units)}
+    if parts := facts.get("parts"):
+        tables["tables/partition"] = wandb.Table(columns=list(parts[0]), data=[list(part.values()) for part in parts])
+    run.log(tables, step=0, commit=False)  # goes out with epoch 0
+    add_artifact(run, "plan", run_dir / "plan.json")
+
+
+def conclude(run: Any, run_dir: Path, result: Mapping[str, Any] | None) -> None:
+    """After the last epoch: summary, breakdowns, result.json, and the end of the run."""
+    if result is not None:
+        sum_up(run, run_dir, result)
+    run.finish(exit_code=0 if result is not None and result["status"] == "completed" else 1)
+
+
+def sum_up(run: Any, run_dir: Path, result: Mapping[str, Any]) -> None:
+    run.summary.update({"status": result["status"], "error": result["error"]})
+    run.summary.update({"result": {name: result[name] for name in RESULTS}})
+    if result["epochs_done"]:
+        seconds = {name: value for name, value in result["breakdown_seconds"].items() if name != "comm_total"}
+        sent = {k: v for k, v in result["bytes_per_epoch"].items() if k not in ("total", "metadata")}
+        charts = {"charts/seconds_per_epoch": bars("seconds", seconds), "charts/bytes_per_epoch": bars("bytes", sent)}
+        run.log(charts)
+    add_artifact(run, "result", run_dir / "result.json")
+
+
+def bars(unit: str, values: Mapping[str, float]) -> Any:
+    """A bar a phase."""
+    import wandb
+
+    table = wandb.Table(columns=["phase", unit], data=[[name, value] for name, value in values.items()])
+    return wandb.plot.bar(table, "phase", unit, title=f"{unit} per epoch by phase")
+
+
+def add_artifact(run: Any, kind: str, file: Path) -> None:
+    import wandb
+
+    artifact = wandb.Artifact(f"{kind}-{run.id}", type=kind)
+    artifact.add_file(str(file))
+    run.log_artifact(artifact)
+
+
+def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as metrics of one number each: lists are by rank, mappings by what they name, [cosine, error] by layer."""
+    metrics: dict[str, Any] = {}
+    for name, value in row.items():
+        if name == "fidelity/layers":
+            for layer, (cosine, error) in value.items():
+                prefix = f"{name}/{layer.replace('.', '_')}"  # wandb reads a dot as a step into a mapping
+                metrics |= {f"{prefix}/cosine": cosine, f"{prefix}/relative_error": error}
+        elif isinstance(value, Mapping):
+            metrics |= flat({f"{name}/{part}": number for part, number in value.items()})
+        elif isinstance(value, (list, tuple)):
+            metrics |= {f"{name}/rank_{rank}": number for rank, number in enumerate(value)}
+        else:
+            metrics[name] = value
+    return metrics
+
+
+def against(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The curves of a row under the names that are drawn against seconds and gigabytes, and the gigabytes."""
+    curves = {f"{prefix}/{curve}": row[curve] for prefix in AXES for curve in CURVES if curve in row}
+    return curves | {GIGABYTES: row["comm/total_bytes_so_far"] / 1e9}
+
+
+def within(seconds: float, act: Callable[[], object]) -> None:
+    """Do what may ask the server, beside this thread, and wait for it so long: wandb asks before it takes a table or an
+    artifact, whatever its own timeouts."""
+    trouble: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            act()
+        except BaseException as error:
+            trouble.append(error)
+
+    thread = threading.Thread(target=guarded, name="wandb", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    if trouble:
+        raise trouble[0]
+
+
+def sync_path(run: Any) -> str:
+    """Where the run is kept, as one would type it."""
+    folder = Path(run.settings.sync_dir) if run is not None else Path()
+    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error, or its name."""
+    lines: Iterable[str] = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)

@@ -1,0 +1,289 @@
+"""tracker=wandb: what is kept offline equals what the run wrote, and an absent server is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Run, environment
+from gnnpar.track import keys
+from gnnpar.track import wandb as mirror
+from gnnpar.track.console import Lines
+from gnnpar.track.jsonl import read_rows
+from offline_runs import read_run
+from wandb_server import Server, serve
+
+TINY = ("dataset.num_nodes=400", "dataset.avg_degree=8", "threads_per_rank=1")
+OFFLINE = ("tracker=wandb", "tracker.mode=offline")
+KEY = "0" * 40
+
+
+@pytest.fixture
+def gnnpar(run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`gnnpar` that knows nobody's wandb account and keeps wandb's files in the test's folder."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
+    return run_cli
+
+
+def load(folder: Path, name: str = "result.json") -> dict[str, Any]:
+    return json.loads((folder / name).read_text())
+
+
+def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
+    done = gnnpar(
+        "train", "model=gat", "world_size=2", "epochs=9", "eval_every=4", "fidelity_every=4", *OFFLINE, *TINY,
+        "tracker.tags=[mine]", "tracker.group=study", "hydra.run.dir=run",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    kept, result, plan = read_run(tmp_path / "run"), load(tmp_path / "run"), load(tmp_path / "run", "plan.json")
+    assert "wandb: kept offline; upload with: wandb sync run/wandb/offline-run-" in done.stdout
+
+    rows = read_rows(tmp_path / "run")
+    assert kept.epochs == [mirror.flat(row) | mirror.against(row) for row in rows]
+    assert kept.epochs[3]["against_gigabytes/metric/val"] == rows[3]["metric/val"]
+    assert kept.epochs[3][mirror.GIGABYTES] * 1e9 == pytest.approx(rows[3]["comm/total_bytes_so_far"])
+    assert {f"memory/peak_bytes/rank_{rank}" for rank in (0, 1)} <= set(kept.epochs[5])
+    assert kept.epochs[4]["fidelity/layers/layers_1/cosine"] == rows[4]["fidelity/layers"]["layers.1"][0]
+    axes = kept.step_metrics
+    assert (axes["loss/train"], axes["against_seconds/loss/train"]) == ("epoch", "time/train_seconds")
+    assert axes["against_gigabytes/loss/train"] == mirror.GIGABYTES
+
+    assert (kept.run["run_group"], kept.run["job_type"], kept.run["project"]) == ("study", "graph_parallel", "gnnpar")
+    assert {"mine", "gat", "sbm", "2 ranks", "exact", "measured"} <= set(kept.run["tags"])
+    assert kept.config["strategy"]["name"] == "graph_parallel"
+    assert kept.config["optim"]["lr"] == result["settings"]["optim"]["lr"]
+    assert (kept.config["epochs"], kept.config["run"]["commit"]) == (9, result["commit"])
+    assert kept.config["plan"]["statistics"] == plan["statistics"]
+    assert kept.config["plan"]["hashes"]["partition"] == result["hashes"]["partition"]
+
+    summary = kept.summary
+    assert summary["result"] == {name: result[name] for name in mirror.RESULTS}
+    assert (summary["status"], kept.of("exit")[-1]["exit_code"]) == ("completed", 0)
+
+    assert kept.artifact("plan") == (tmp_path / "run" / "plan.json").read_bytes()
+    assert kept.artifact("result") == (tmp_path / "run" / "result.json").read_bytes()
+    tables = kept.tables()
+    assert [row[1] for row in tables["tables/partition"]["data"]] == plan["statistics"]["nodes"]
+    assert {row[0]: row[1] for row in tables["tables/units"]["data"]}.items() >= {
+        k: v.unit for k, v in keys.KEYS.items()
+    }.items()
+    bars = dict(tables["charts/seconds_per_epoch_table"]["data"])
+    assert sum(bars.values()) == pytest.approx(result["epoch_seconds"]["mean"], rel=0.02)
+    assert dict(tables["charts/bytes_per_epoch_table"]["data"])["forward"] == result["bytes_per_epoch"]["forward"]
+
+
+def test_a_sweep_is_a_run_a_job_in_one_group_also_where_jobs_fail(gnnpar: Run, tmp_path: Path) -> None:
+    done = gnnpar(
+        "train", "-m", "strategy=single,graph_parallel", "optim.lr=0.01,1e30", "comm=threads", "epochs=8", *OFFLINE,
+        *TINY, "hydra.sweep.dir=multirun/monday/noon",
+    )  # fmt: skip
+    assert done.returncode == 1
+    folders = [tmp_path / "multirun/monday/noon" / str(job) for job in range(4)]
+    kept, results = [read_run(folder) for folder in folders], [load(folder) for folder in folders]
+    assert {run.run["run_group"] for run in kept} == {"monday/noon"}
+    assert [run.run["job_type"] for run in kept] == ["single", "single", "graph_parallel", "graph_parallel"]
+    assert [run.config["optim"]["lr"] for run in kept] == [0.01, 1e30, 0.01, 1e30]
+    assert len({run.run["run_id"] for run in kept}) == 4
+    assert [run.of("exit")[-1]["exit_code"] for run in kept] == [0, 1, 0, 1]
+    for run, folder, result in zip(kept, folders, results, strict=True):
+        assert len(run.epochs) == len(read_rows(folder)) == result["epochs_done"]
+        assert json.loads(run.artifact("result")) | {"load": None} == result | {"load": None}
+        assert (run.summary["status"], run.summary["error"]) == (result["status"], result["error"])
+    assert "the loss is" in kept[3].summary["error"]
+
+
+def test_an_online_run_arrives(gnnpar: Run, tmp_path: Path) -> None:
+    with serve() as server:
+        done = gnnpar(
+            "train", "strategy=single", "epochs=4", *TINY, "tracker=wandb", "hydra.run.dir=run",
+            WANDB_BASE_URL=server.url, WANDB_API_KEY=KEY,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "wandb sync" not in done.stdout
+    received = [row for row in server.history if "epoch" in row]
+    for row, expected in zip(received, read_rows(tmp_path / "run"), strict=True):
+        assert row.items() >= {k: v for k, v in expected.items() if not isinstance(v, (list, dict))}.items()
+    assert server.exit_codes == [0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_server_that_stops_answering_is_waited_for_at_the_end_and_briefly(gnnpar: Run, tmp_path: Path) -> None:
+    with serve() as server:
+        threading.Thread(target=hang_after_first_epochs, args=(server, tmp_path / "run" / "metrics.jsonl")).start()
+        done = gnnpar(
+            "train", "strategy=single", "epochs=400", *TINY, "tracker=wandb", "tracker.upload_seconds=4",
+            "hydra.run.dir=run", WANDB_BASE_URL=server.url, WANDB_API_KEY=KEY,
+        )  # fmt: skip
+        ended = time.time()
+    assert done.returncode == 0
+    assert server.hang.is_set()
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("gnnpar: wandb stopped (")
+    assert "upload what wandb has with: wandb sync run/wandb/run-" in line
+    assert load(tmp_path / "run")["epochs_done"] == 400
+    assert ended - (tmp_path / "run" / "result.json").stat().st_mtime < 15
+
+
+def hang_after_first_epochs(server: Server, metrics: Path) -> None:
+    for _ in range(1200):
+        if metrics.exists() and metrics.stat().st_size > 4000:
+            break
+        time.sleep(0.05)
+    server.hang.set()
+
+
+def test_a_server_that_never_answers_is_one_line_and_an_offline_run(gnnpar: Run, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        done = gnnpar(
+            "train", "strategy=single", "epochs=5", *TINY, "tracker=wandb", "tracker.mode=online",
+            "tracker.connect_seconds=1", "hydra.run.dir=run",
+            WANDB_BASE_URL=f"http://127.0.0.1:{port}", WANDB_API_KEY=KEY,
+        )  # fmt: skip
+    ended = time.time()
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("gnnpar: wandb cannot be reached (Timed out")
+    assert line.endswith("; this run is kept offline")
+    folder, path = tmp_path / "run", done.stdout.partition("wandb sync ")[2].split()[0]
+    assert list((tmp_path / path).glob("run-*.wandb"))
+    assert not list((folder / "wandb").glob("run-*"))  # nothing is left of the attempt
+    kept = read_run(folder)
+    assert kept.epochs == [mirror.flat(row) | mirror.against(row) for row in read_rows(folder)]
+    assert load(folder)["status"] == "completed"
+    assert (tmp_path / path).stat().st_mtime - (folder / "plan.json").stat().st_mtime < 20
+    assert ended - (folder / "result.json").stat().st_mtime < 10  # 20 s more with wandb's own error reporting
+
+
+ALONE = """
+import json
+from pathlib import Path
+from gnnpar.track.wandb import Mirror, Wandb
+job = json.loads(Path("job.json").read_text())
+mirror = Mirror(Wandb(connect_seconds=1), Path("."), job)
+mirror.start({"parts": [{"part": 0, "nodes": 3}]})
+mirror.log({"epoch": 0, "loss/train": 1.5, "comm/total_bytes_so_far": 10**9})
+mirror.close()
+"""
+JOB = dict.fromkeys(mirror.FACTS) | {
+    "strategy": "single", "model": "gcn", "dataset": "sbm", "world_size": 1, "seed": 0, "provenance": "measured",
+    "exactness": ["exact"], "study": "", "names": {}, "resolved": {"epochs": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ({"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": KEY}, "connection refused"),
+        ({}, "no API key; set WANDB_API_KEY or call wandb login"),
+    ],
+)
+def test_without_a_server_or_a_key_a_run_is_kept_offline(
+    env: dict[str, str], why: str, gnnpar: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(JOB))
+    (tmp_path / "plan.json").write_text("{}")
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], cwd=tmp_path, env=environment() | env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("gnnpar: wandb cannot be reached (")
+    assert why in line
+    kept = read_run(tmp_path)
+    assert [row["loss/train"] for row in kept.epochs] == [1.5]
+    assert kept.epochs[0][mirror.GIGABYTES] == 1.0
+    assert kept.of("exit")[-1]["exit_code"] == 1  # nobody said that it completed
+
+
+def test_wandb_is_imported_when_a_run_is_opened_and_not_before(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from gnnpar.main import compose
+from gnnpar.runner import launch, ranks, train
+for mode in ("disabled", "offline", "online"):
+    settings = compose(["tracker=wandb", f"tracker.mode={mode}"])
+    settings.tracker.build(Path("."), 1, {})
+print("wandb" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False"]
+
+
+def test_disabled_is_the_terminal_alone(tmp_path: Path) -> None:
+    assert isinstance(mirror.Wandb(mode="disabled").build(tmp_path, 1, {}), Lines)
+
+
+class Broken:
+    """A wandb run that fails at the second epoch."""
+
+    offline = False
+
+    def __init__(self) -> None:
+        self.rows: list[dict] = []
+        self.settings: Any = type("Settings", (), {"sync_dir": "somewhere"})
+
+    def log(self, row: dict, **options: Any) -> None:
+        if self.rows:
+            raise BrokenPipeError("the service is gone\nin two lines")
+        self.rows.append(row)
+
+
+def test_trouble_on_the_way_is_one_line_and_then_silence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    tracker, run = mirror.Mirror(mirror.Wandb(), tmp_path, {}), Broken()
+    tracker._run = run
+    for epoch in range(3):
+        tracker.log({"epoch": epoch, "loss/train": 1.0, "comm/total_bytes_so_far": 0})
+    tracker.close({"status": "completed"})
+    assert [row["epoch"] for row in run.rows] == [0]
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "gnnpar: wandb stopped (the service is gone); metrics.jsonl has everything; "
+        "upload what wandb has with: wandb sync somewhere\n"
+    )
+    assert captured.out == ""
+
+
+def test_without_a_working_wandb_training_has_no_mirror(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def absent() -> Any:
+        raise ModuleNotFoundError("No module named 'wandb'")
+
+    monkeypatch.setattr(mirror, "load", absent)
+    tracker = mirror.Mirror(mirror.Wandb(mode="offline"), tmp_path, {})
+    tracker.start({})
+    tracker.log({"epoch": 0})
+    tracker.close({"status": "completed"})
+    captured = capsys.readouterr()
+    assert captured.err == "gnnpar: wandb cannot be used (No module named 'wandb'); metrics.jsonl has everything\n"
+    assert captured.out == ""
+
+
+def test_lists_are_by_rank_and_mappings_by_name() -> None:
+    row = {
+        "epoch": 3, "metric/name": "accuracy", "time/cpu_seconds": [1.0, 2.0],
+        "memory/live_bytes": {"halo": 5}, "fidelity/layers": {"layers.0": [0.5, 0.25]},
+    }  # fmt: skip
+    assert mirror.flat(row) == {
+        "epoch": 3, "metric/name": "accuracy", "time/cpu_seconds/rank_0": 1.0, "time/cpu_seconds/rank_1": 2.0,
+        "memory/live_bytes/halo": 5,
+        "fidelity/layers/layers_0/cosine": 0.5, "fidelity/layers/layers_0/relative_error": 0.25,
+    }  # fmt: skip
