@@ -19,7 +19,7 @@ from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError, Settings, build_settings, closest, show, unknown_key, with_plan
 from gnnpar.track.console import complain_once
 
-COMMANDS = ("train", "compare", "doctor", "check")
+COMMANDS = ("train", "compare", "dashboard", "doctor", "check")
 CONFIG = "config"
 
 

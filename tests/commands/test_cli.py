@@ -22,7 +22,8 @@ def test_help_version_and_unknown_commands(run_cli: Run) -> None:
     done = run_cli("trian")
     assert (done.returncode, done.stdout) == (2, "")
     assert (
-        done.stderr == "gnnpar: unknown command trian, did you mean train?; there are train, compare, doctor, check\n"
+        done.stderr
+        == "gnnpar: unknown command trian, did you mean train?; there are train, compare, dashboard, doctor, check\n"
     )
 
 

@@ -73,6 +73,9 @@ def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
     assert summary["result"] == {name: result[name] for name in mirror.RESULTS}
     assert (summary["status"], kept.of("exit")[-1]["exit_code"]) == ("completed", 0)
 
+    link = load(tmp_path / "run", "wandb.json")
+    assert (link["id"], link["group"], link["mode"]) == (kept.run["run_id"], "study", "offline")
+    assert (tmp_path / "run" / link["path"] / f"run-{link['id']}.wandb").exists()
     assert kept.artifact("plan") == (tmp_path / "run" / "plan.json").read_bytes()
     assert kept.artifact("result") == (tmp_path / "run" / "result.json").read_bytes()
     tables = kept.tables()

@@ -15,7 +15,7 @@ from rich.table import Table
 from gnnpar.runner.facts import installed, num_cores, processor, versions
 from gnnpar.track.console import stdout
 
-EXTRAS = {"torch_sparse": "[sparse]", "torch_scatter": "[sparse]", "ogb": "[ogb]"}
+EXTRAS = {"torch_sparse": "[sparse]", "torch_scatter": "[sparse]", "ogb": "[ogb]", "wandb_workspaces": "[dashboard]"}
 
 
 def run(argv: list[str]) -> int:

@@ -24,6 +24,7 @@ from gnnpar.track import keys
 from gnnpar.track.console import Console, complain, say
 from gnnpar.track.tracker import Tee, Tracker
 
+LINK = "wandb.json"  # in the run folder: where the run is on wandb
 CURVES = ("loss/train", "metric/train", "metric/val", "metric/test")
 GIGABYTES = "comm/total_gigabytes_so_far"
 AXES = {"against_seconds": "time/train_seconds", "against_gigabytes": GIGABYTES}
@@ -69,6 +70,8 @@ class Mirror:
 
     def start(self, facts: Mapping[str, Any]) -> None:
         self._run = open_run(self.config, self.run_dir, self.job)
+        if self._run is not None:
+            link(self._run, self.run_dir)
         self._tell(lambda run: describe(run, self.run_dir, facts), self.config.connect_seconds)
 
     def log(self, row: Mapping[str, Any]) -> None:
@@ -170,6 +173,13 @@ def settings_of(job: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
     run = {name: job[name] for name in FACTS} | {"study": job["study"]}
     return settings | {"run": run, "plan": {name: value for name, value in plan.items() if name != "arrays"}}
+
+
+def link(run: Any, run_dir: Path) -> None:
+    """What finds the run again: read by gnnpar dashboard."""
+    place = {"id": run.id, "entity": run.entity or None, "project": run.project, "group": run.group or None}
+    place |= {"mode": "offline" if run.offline else "online", "path": os.path.relpath(run.settings.sync_dir, run_dir)}
+    (run_dir / LINK).write_text(json.dumps(place, indent=1) + "\n", encoding="utf-8")
 
 
 def describe(run: Any, run_dir: Path, facts: Mapping[str, Any]) -> None:
