@@ -167,6 +167,19 @@ def test_a_block_without_finite_range_decodes_to_nan_alone(body):
         )
 
 
+@pytest.mark.parametrize("code", GRID)
+def test_metadata_are_bf16_and_enclose_the_range(code):
+    x = torch.randn(3000, 9) * 10 ** torch.randint(-20, 20, (3000, 1)) + torch.randn(3000, 1)
+    step, zero, word, finite = spec.ranges(x, code)
+    low, high, levels = x.amin(1, keepdim=True), x.amax(1, keepdim=True).double(), 2**code - 1
+    assert finite.all() and torch.equal(step.bfloat16().float(), step) and torch.equal(zero.bfloat16().float(), zero)
+    assert (zero <= low).all() and (zero >= low - low.abs() * 2.0**-7).all()
+    needed, given = high - zero.double(), step.double() * levels
+    assert (given >= needed * (1 - 2.0**-23)).all() and (given <= needed * (1 + 2.0**-7)).all()
+    halves = word.view(torch.bfloat16).float()
+    assert torch.equal(halves[:, :1], step) and torch.equal(halves[:, 1:], zero)
+
+
 def test_e4m3_is_the_format_of_torch():
     fields = torch.arange(256)
     theirs = fields.to(torch.uint8).view(torch.float8_e4m3fn).float()
