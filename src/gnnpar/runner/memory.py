@@ -88,9 +88,9 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
     for tensor in tensors:
         try:
             storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):  # sparse and meta tensors have none
+            found[storage.data_ptr()] = storage.nbytes()
+        except (NotImplementedError, RuntimeError):  # sparse tensors have none, traced ones no address
             continue
-        found[storage.data_ptr()] = storage.nbytes()
     return found
 
 
