@@ -11,7 +11,9 @@ import torch
 import torch.multiprocessing as mp
 
 from gnnpar.comm import Communicator, ThreadWorld
+from gnnpar.comm.namespaces import Network
 from gnnpar.comm.process import connect
+from gnnpar.runner.ranks import enter_network
 
 Kind = Literal["threads", "gloo"]
 
@@ -26,17 +28,19 @@ class Several:
         return [body(comm) for body in self.bodies]
 
 
-def run_world(kind: Kind, size: int, body: Callable[[Communicator], Any]) -> list[Any]:
-    """body(communicator) on every rank; results in rank order. For gloo the body must be picklable."""
+def run_world(kind: Kind, size: int, body: Callable[[Communicator], Any], network: Network | None = None) -> list[Any]:
+    """body(communicator) on every rank; results in rank order. For gloo the body must be picklable, and ranks may live
+    on the hosts of a network that is built."""
     if kind == "threads":
         return ThreadWorld(size).run(body)
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_process, args=(size, folder, body), nprocs=size, join=True)  # type: ignore[attr-defined]
+        mp.spawn(_process, args=(size, folder, body, network), nprocs=size, join=True)  # type: ignore[attr-defined]
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(size)]
 
 
-def _process(rank: int, size: int, folder: str, body: Callable[[Communicator], Any]) -> None:
+def _process(rank: int, size: int, folder: str, body: Callable[[Communicator], Any], network: Network | None) -> None:
     torch.set_num_threads(1)
+    enter_network(network, rank, folder)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
     comm = connect("gloo", device=torch.device("cpu"), timeout_seconds=60, init_method=f"file://{folder}/meet")
     result = body(comm)

@@ -22,6 +22,7 @@ import annotated_types as at
 
 Positive = Annotated[int, at.Ge(1)]
 Count = Annotated[int, at.Ge(0)]
+Rate = Annotated[float, at.Gt(0)]
 Threads = Annotated[int, at.Ge(1)] | Literal["auto"]
 
 
@@ -50,6 +51,48 @@ class Host:
     """What one host offers. `cores`: physical cores that ranks may use; auto reads the machine."""
 
     cores: Positive | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paced(Launch):
+    """Ranks on several hosts made of one machine, their links shaped. `hosts`: auto is one a rank.
+
+    `burst_kib`: what an idle link passes at once, unpaced; auto is what it carries in 2 ms, 256 at 1 Gbit/s.
+    """
+
+    rate_gbps: Rate = 1.0
+    burst_kib: Annotated[int, at.Ge(4)] | Literal["auto"] = "auto"
+    hosts: Annotated[int, at.Ge(2)] | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster(Host):
+    """Several hosts and what their links carry, in 10^9 bit/s; null: as launch.rate_gbps says, or no limit of its own.
+
+    host_gbps: each host's link, either direction. link_gbps: a row a sender, a column a receiver, null on the diagonal.
+    """
+
+    host_gbps: tuple[Rate, ...] | None = None
+    link_gbps: tuple[tuple[Rate | None, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.num_hosts:
+            raise ValueError("neither host_gbps nor link_gbps is given; give one of them, or choose topology=flat")
+        if self.num_hosts < 2:
+            raise ValueError("there is one host; name at least 2, or choose topology=flat")
+        if self.host_gbps is not None and len(self.host_gbps) != self.num_hosts:
+            raise ValueError(
+                f"host_gbps has {len(self.host_gbps)} hosts, but link_gbps {self.num_hosts}; make them equal"
+            )
+        for i, row in enumerate(self.link_gbps or ()):
+            if len(row) != self.num_hosts:
+                raise ValueError(f"link_gbps[{i}] has {len(row)} entries for {self.num_hosts} hosts; give one a host")
+            if row[i] is not None:
+                raise ValueError(f"link_gbps[{i}][{i}]={row[i]} is a host's link to itself; make it null")
+
+    @property
+    def num_hosts(self) -> int:
+        return len(self.link_gbps or self.host_gbps or ())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,9 +46,10 @@ def test_a_codec_chosen_at_the_top_reaches_the_strategy() -> None:
 def test_doctor(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.run(["--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert set(facts) == {"versions", "devices", "backends", "kernels", "extras"}
+    assert set(facts) == {"versions", "devices", "backends", "launch", "kernels", "extras"}
     assert facts["backends"]["gloo"] == "yes"
     assert "spmm" in facts["kernels"]
+    assert facts["launch"]["paced"].startswith(("yes; at 1 Gbit/s a link carried ", "no: "))
     assert doctor.run([]) == 0
     assert "[sparse]" in capsys.readouterr().out or facts["extras"]["torch_sparse"][0].isdigit()
     monkeypatch.setenv("GNNPAR_KERNELS", "fast")

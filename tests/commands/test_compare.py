@@ -6,6 +6,7 @@ import copy
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def test_ratios_are_against_the_fastest_fair_baseline_of_the_same_seed(write, tm
         ({"settings__eval_every": 7}, "eval_every"),
         ({"settings__first_layer": "cached"}, "first_layer"),
         ({"provenance": "emulated"}, "provenance"),
+        ({"provenance": "emulated", "transport": "threads"}, "provenance"),
         ({"seed": 9, "hardware": "another machine"}, "hardware, seed"),
     ],
 )
@@ -99,6 +101,25 @@ def test_the_baseline_can_be_chosen_and_can_be_missing(write, tmp_path: Path) ->
     write("1", median=2.0, strategy="graph_parallel")
     assert [row["ratio"] for row in rows(tmp_path, baseline="graph_parallel")] == [0.5, 1.0]
     assert rows(tmp_path, baseline="sar")[0]["why_no_ratio"] == "no completed run of sar"
+
+
+def paced(gbps: float) -> dict[str, Any]:
+    """What launch=paced changes in a result."""
+    links = {"hosts": 2, "rates": {"host_gbps": gbps, "link_gbps": None, "burst_kib": 256}}
+    return {"provenance": "paced", "transport": "gloo", "paced": links, "world_size": 2}
+
+
+def test_runs_over_unequal_links_form_no_ratio_but_one_rank_is_fair_beside_any(write, tmp_path: Path, capsys) -> None:
+    write("0")
+    write("1", strategy="graph_parallel", **paced(1.0))
+    write("2", strategy="graph_parallel", median=2.0, **paced(0.5))
+    write("3", strategy="adaqp", median=0.5, **paced(0.5))
+    assert [row["ratio"] for row in rows(tmp_path)] == [1.0, 1.0, 0.5, 2.0]
+    assert [row["ratio"] for row in rows(tmp_path, baseline="graph_parallel")] == [1.0, 1.0, 1.0, 4.0]
+    shutil.rmtree(tmp_path / "2")
+    assert rows(tmp_path, baseline="graph_parallel")[-1]["why_no_ratio"] == "graph_parallel differs in link rates"
+    compare.run([str(tmp_path)])
+    assert "paced 2 x 0.5 Gbit/s" in capsys.readouterr().out
 
 
 def test_the_table_stamps_greys_and_explains(write, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from conftest import Run, environment
+from gnnpar.comm import namespaces
 
 TINY = ("dataset.num_nodes=300", "dataset.avg_degree=6", "threads_per_rank=1")
 LONG = ("epochs=1000000", "eval_every=1000000", "tracker=jsonl", *TINY, "hydra.run.dir=run")
@@ -130,6 +131,40 @@ def test_ranks_do_not_outlive_a_killed_parent(start) -> None:
     run.process.kill()
     _, alive = psutil.wait_procs(run.ranks, timeout=10)
     assert not alive
+
+
+def test_ctrl_c_leaves_no_namespace(start, shaped_links) -> None:
+    run = start("launch=paced")
+    assert len(namespaces_of(run.process.pid)) == 3
+    os.killpg(run.process.pid, signal.SIGINT)
+    code, err, result = run.end(within=30)
+    assert (code, err, result["status"]) == (1, "gnnpar: interrupted by a signal\n", "interrupted")
+    assert namespaces_of(run.process.pid) == []
+
+
+def test_a_killed_parent_of_a_paced_run_leaves_what_the_next_start_removes(start, shaped_links) -> None:
+    run = start("launch=paced")
+    run.process.kill()
+    _, alive = psutil.wait_procs(run.ranks, timeout=10)
+    assert not alive
+    run.process.wait()
+    assert len(namespaces_of(run.process.pid)) == 3, "nobody was left to remove them"
+    with namespaces.Network(prefix=namespaces.own_prefix(), host_gbps=(1.0, 1.0)).built():
+        assert namespaces_of(run.process.pid) == []
+        assert len(namespaces_of(os.getpid())) == 3
+    assert namespaces_of(os.getpid()) == []
+
+
+def test_a_failing_rank_of_a_paced_run_leaves_no_namespace(run_cli: Run, tmp_path: Path, shaped_links) -> None:
+    write_strategy(tmp_path)
+    before = set(namespaces.names())
+    done = run_cli("train", "strategy=failing", "launch=paced", *TINY, "hydra.run.dir=run")
+    assert (done.returncode, done.stderr) == (1, "gnnpar: rank 1: ValueError: the third epoch is too much\n")
+    assert set(namespaces.names()) <= before
+
+
+def namespaces_of(pid: int) -> list[str]:
+    return [name for name in namespaces.names() if name.startswith(f"gnnpar-{pid}-")]
 
 
 @pytest.mark.parametrize("comm", ["gloo", "threads"])

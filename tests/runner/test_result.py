@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from gnnpar.comm.namespaces import Network
 from gnnpar.main import compose
 from gnnpar.runner import result as results
 from gnnpar.runner.facts import World, header
@@ -47,6 +48,23 @@ def build(known: dict, rows: list, status: Any = "completed", error: str | None 
     built = results.build_result(known, plan, rows, status, error) | {"load": {"before": 0.0, "after": 0.1}}
     jsonschema.validate(built, SCHEMA)
     return built
+
+
+def test_the_links_of_a_paced_run_are_facts_and_its_counters_a_mean() -> None:
+    links = ((None, 0.5), (None, None))
+    network = Network(prefix="gnnpar-1-1", host_gbps=(1.0, 2.0), link_gbps=links, host_of=(0, 1))
+    facts = header(compose(["epochs=10"]), replace(WORLD, network=network))
+    built = build(facts, [row(epoch, comm__wire_bytes=1000 + epoch) for epoch in range(8)])
+    assert built["provenance"] == "paced"
+    assert built["paced"]["rates"]["host_gbps"] == [1.0, 2.0]
+    assert built["paced"]["rates"]["link_gbps"] == [[None, 0.5], [None, None]]
+    assert built["paced"]["wire_bytes_per_epoch"] == 1006
+    assert built["paced"]["burst_share"] == 1.0, "two idle links pass all of 1006 bytes"
+    rows = [row(epoch, comm__wire_bytes=2 * 2**20) for epoch in range(8)]
+    assert build(facts, rows)["paced"]["burst_share"] == 0.25
+    assert build(facts, [])["paced"]["wire_bytes_per_epoch"] is None
+    slower = header(compose(["epochs=10"]), replace(WORLD, network=replace(network, host_gbps=(1.0, 1.0))))
+    assert slower["config_hash"] != facts["config_hash"], "a sweep over rates is a sweep"
 
 
 def test_the_schema_is_one() -> None:

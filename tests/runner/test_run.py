@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from conftest import Run, environment
+from gnnpar.main import compose
+from gnnpar.runner.launch import launch
 from gnnpar.runner.result import schema_path
 
 # one thread a rank: two of them that wait for each other in OpenMP are slow on cores that others use too
@@ -94,6 +96,30 @@ def test_joining_the_ranks_of_torchrun_leaves_one_folder(tmp_path: Path) -> None
     )
     assert "gnnpar: world_size=3, but WORLD_SIZE=2 ranks were started; leave world_size out" in refused.stderr
     assert refused.returncode != 0
+
+
+def test_a_paced_run_computes_the_same_and_says_over_which_links(run_cli: Run, tmp_path: Path, shaped_links) -> None:
+    common = ("model=gcn", "epochs=9", "eval_every=3", "world_size=3", "dataset.num_features=256", *SMALL)
+    done = run_cli("train", "launch=paced", "launch.rate_gbps=0.5", "launch.hosts=2", *common, "hydra.run.dir=paced")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "paced: 2 hosts x 0.5 Gbit/s; payload reached: 0.4" in done.stdout
+    threads = compose(["comm=threads", *common])
+    (tmp_path / "local").mkdir()
+    assert launch(threads, tmp_path / "local").exit_code == 0
+    losses = [[r["loss/train"] for r in rows(tmp_path / name)] for name in ("paced", "local")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    found, local = result(tmp_path / "paced"), result(tmp_path / "local")
+    assert (found["provenance"], local["provenance"]) == ("paced", "emulated")
+    assert local["paced"] is None
+    links = found["paced"]
+    assert links["burst_share"] > 0.05
+    assert "of an epoch's bytes at once (launch.burst_kib=128): its times undercut the rate" in done.stdout
+    assert links["host_of"] == [0, 0, 1], "ranks 0 and 1 are neighbours"
+    assert links["rates"]["host_gbps"] == 0.5
+    assert all(0.4 < reached < 0.53 for reached in links["reached_gbps"])
+    # what neighbours tell each other takes no link: less than everything, more than nothing
+    assert 0.3 * found["bytes_per_epoch"]["total"] < links["wire_bytes_per_epoch"] < found["bytes_per_epoch"]["total"]
+    assert found["hashes"]["config"] != local["hashes"]["config"]
 
 
 def test_early_stopping_and_a_plan_given_back(run_cli: Run, tmp_path: Path) -> None:

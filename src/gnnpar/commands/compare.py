@@ -32,11 +32,12 @@ FAIR = {
     "device": ("device",),
     "hardware": ("hardware",),
     "provenance": ("provenance",),
+    "link rates": ("paced", "rates"),
 }
 COLUMNS: tuple[str, ...] = (
     "strategy", "variant", "exactness", "model", "dataset", "seed", "world_size", "threads_per_rank",
     "epoch_seconds", "ratio", "bytes_per_epoch", "memory_peak_bytes", "metric", "val", "test", "test_at_best_val",
-    "provenance", "oversubscribed", "status", "error", "why_no_ratio", "folder",
+    "provenance", "links", "oversubscribed", "status", "error", "why_no_ratio", "folder",
 )  # fmt: skip
 
 
@@ -133,8 +134,10 @@ def ratio_of(result: Result, bases: Sequence[Result], baseline: str, allow_unfai
 
 
 def differences(a: Result, b: Result) -> list[str]:
-    """Names of what makes a ratio between two runs unfair."""
-    return [name for name, path in FAIR.items() if _at(a, path) != _at(b, path)]
+    """Names of what makes a ratio between two runs unfair. One rank has no link: measured, it is fair beside any."""
+    provenances, transports = ({r[name] for r in (a, b)} for name in ("provenance", "transport"))
+    skipped = ("provenance", "link rates") if "none" in transports and provenances == {"measured", "paced"} else ()
+    return [name for name, path in FAIR.items() if name not in skipped and _at(a, path) != _at(b, path)]
 
 
 def _at(result: Result, path: Sequence[str]) -> Any:
@@ -152,9 +155,20 @@ def _row(folder: Path, result: Result, changed: str, ratio: float | None, why: s
         result["seed"], result["world_size"],
         result["threads_per_rank"], result["epoch_seconds"]["median"], ratio, result["bytes_per_epoch"]["total"],
         max(peak) if peak else None, metric["name"], metric["val"], metric["test"], metric["test_at_best_val"],
-        result["provenance"], result["oversubscribed"], result["status"], result["error"], why, str(folder),
+        result["provenance"], links(result), result["oversubscribed"], result["status"], result["error"], why,
+        str(folder),
     )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))
+
+
+def links(result: Result) -> str:
+    """'2 x 1 Gbit/s' for launch=paced, 'by topology' where links differ, else nothing."""
+    paced = result.get("paced")
+    if not paced:
+        return ""
+    rate = paced["rates"]["host_gbps"]
+    by_topology = isinstance(rate, list) or paced["rates"]["link_gbps"]
+    return f"{paced['hosts']} x " + ("by topology" if by_topology else f"{rate:g} Gbit/s")
 
 
 def show(rows: Sequence[Mapping[str, Any]], *, baseline: str, allow_unfair: bool) -> None:
@@ -198,7 +212,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         num_bytes(row["bytes_per_epoch"]),
         "-" if row["memory_peak_bytes"] is None else num_bytes(row["memory_peak_bytes"]),
         *("-" if row[name] is None else f"{row[name]:.4f}" for name in ("val", "test")),
-        row["provenance"],
+        escape(f"{row['provenance']} {row['links']}".strip()),
         f"[red]{row['status']}[/red]" if failed else row["status"],
     ]
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gnnpar.runner.facts import installed, num_cores, processor, versions
+from gnnpar.runner.paced import trial
 from gnnpar.track.console import stdout
 
 EXTRAS = {"torch_sparse": "[sparse]", "torch_scatter": "[sparse]", "ogb": "[ogb]", "wandb_workspaces": "[dashboard]"}
@@ -35,7 +36,7 @@ def run(argv: list[str]) -> int:
 
 
 def diagnose() -> dict[str, dict[str, Any]]:
-    """Versions, devices, backends, kernels, extras."""
+    """Versions, devices, backends, launches, kernels, extras."""
     named = versions() | {"torch": torch.__version__}
     packages = ("torch_geometric", "hydra-core", "pymetis", "scipy", "wandb")
     return {
@@ -43,6 +44,7 @@ def diagnose() -> dict[str, dict[str, Any]]:
         | {name: installed(name) or "not installed" for name in packages},
         "devices": devices(),
         "backends": backends(),
+        "launch": {"local": "yes", "paced": trial()},
         "kernels": kernels(),
         "extras": {name: extra(name, how) for name, how in EXTRAS.items()},
     }

@@ -14,7 +14,9 @@ from typing import Any, Literal
 import psutil
 import torch
 
+from gnnpar.comm.namespaces import Network
 from gnnpar.paths import checkout_dir
+from gnnpar.runner import paced
 from gnnpar.settings import Settings
 
 WARMUP_EPOCHS = 5
@@ -26,6 +28,7 @@ class World:
     """The ranks of a run and what each may use.
 
     how: alone (one rank in this process), threads, processes (started here), joined (started by torchrun or Slurm).
+    network: the shaped links between the ranks of launch=paced; None: what the machine has.
     """
 
     how: How
@@ -35,6 +38,7 @@ class World:
     cores: int
     device: Literal["cpu", "cuda"]
     backend: Literal["gloo", "nccl", "threads", "none"]
+    network: Network | None = None
 
     @property
     def oversubscribed(self) -> bool:
@@ -62,10 +66,11 @@ def world_of(settings: Settings) -> World:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     _check(settings, device, how, size, local_size)
-    backend = "none" if size == 1 else settings.comm.backend
     return World(
-        how=how, size=size, local_size=local_size, threads_per_rank=threads, cores=cores, device=device, backend=backend
-    )
+        how=how, size=size, local_size=local_size, threads_per_rank=threads, cores=cores, device=device,
+        backend="none" if size == 1 else settings.comm.backend,
+        network=paced.network_of(settings, size=size, joined=joined),
+    )  # fmt: skip
 
 
 def _check(settings: Settings, device: str, how: How, size: int, local_size: int) -> None:
@@ -91,7 +96,7 @@ def num_cores() -> int:
 
 def header(settings: Settings, world: World) -> dict[str, Any]:
     """The fields of result.json that are known beforehand."""
-    emulated = world.how == "threads"
+    provenance = "emulated" if world.how == "threads" else "measured" if world.network is None else "paced"
     return {
         "strategy": settings.names.get("strategy", type(settings.strategy).__name__),
         "exactness": sorted(settings.strategy.exactness),
@@ -102,12 +107,13 @@ def header(settings: Settings, world: World) -> dict[str, Any]:
         "cores": world.cores,
         "oversubscribed": world.oversubscribed,
         "transport": world.backend,
-        "provenance": "emulated" if emulated else "measured",
+        "provenance": provenance,
+        "paced": world.network and paced.facts(world.network),
         "seed": settings.seed,
         "device": world.device,
         "epochs": settings.epochs,
         "target": settings.target,
-        "config_hash": config_hash(settings),
+        "config_hash": config_hash(settings, world.network),
         "settings": {k: v for k, v in settings.resolved.items() if k not in _NOT_COMPARED},
         "versions": versions(),
         "hardware": hardware(world),
@@ -119,9 +125,11 @@ def header(settings: Settings, world: World) -> dict[str, Any]:
 _NOT_COMPARED = ("data_dir", "cache_dir", "tracker", "launch")
 
 
-def config_hash(settings: Settings) -> str:
-    """Of everything that can change a number."""
+def config_hash(settings: Settings, network: Network | None) -> str:
+    """Of everything that can change a number, times over a shaped link included."""
     relevant = {k: v for k, v in settings.resolved.items() if k not in _NOT_COMPARED}
+    if network is not None:
+        relevant["paced"] = paced.facts(network)
     text = json.dumps({"names": dict(settings.names), **relevant}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

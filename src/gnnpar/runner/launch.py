@@ -22,15 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnpar.runner import ranks
+from gnnpar.runner import paced, ranks
 from gnnpar.runner.facts import World, header, world_of
 from gnnpar.runner.ranks import Failure, failure_of, tracking
-from gnnpar.runner.result import Status, forget, has_completed, write_result
-from gnnpar.settings import Settings
+from gnnpar.runner.result import Status, forget, read_result, write_result
+from gnnpar.settings import Cluster, Settings
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Null, Tee
 
 Facts = Mapping[str, Any]
+_BURST_SHARE = 0.05
 _NOISY = ("torch.distributed", "torch.multiprocessing")
 
 
@@ -69,16 +70,41 @@ def launch(settings: Settings, run_dir: Path) -> Outcome:
         if world.how == "joined":  # a rank that is killed cannot write: this stands until a better result does
             write_result(run_dir, facts, "failed", "ended without saying why")
     try:
-        with interruptible():
+        with interruptible(), links(world, facts):
             _START[world.how](settings, world, run_dir, facts)
         outcome = Outcome("completed")
     except KeyboardInterrupt:
         outcome = Outcome("interrupted", "interrupted by a signal")
     except RankFailed as error:
         outcome = Outcome("failed", error.failure.line, error.failure.traceback)
-    if writes and not (outcome.status == "completed" and has_completed(run_dir)):
-        write_result(run_dir, facts, outcome.status, outcome.error)
+    if writes:
+        told = read_result(run_dir) if outcome.status == "completed" else None
+        if told is None or told["status"] != "completed":
+            told = write_result(run_dir, facts, outcome.status, outcome.error)
+        say_if_bursts_undercut(told)
     return outcome
+
+
+@contextmanager
+def links(world: World, facts: dict[str, Any]) -> Iterator[None]:
+    """The shaped links of launch=paced are there inside; the facts learn what they reach."""
+    if world.network is None:
+        yield
+        return
+    with paced.paced(world.network) as reached:
+        facts["paced"]["reached_gbps"] = reached
+        say(f"paced: {paced.describe(world.network)}; payload reached: {', '.join(f'{r:.2f}' for r in reached)} Gbit/s")
+        for line in paced.shortfalls(world.network, reached):
+            say(f"{line}; the results carry both rates")
+        yield
+
+
+def say_if_bursts_undercut(result: Facts) -> None:
+    """Links that pass much of an epoch at once are faster than their rate."""
+    if result["paced"] and (share := result["paced"]["burst_share"] or 0.0) > _BURST_SHARE:
+        kib = result["paced"]["rates"]["burst_kib"]
+        passed = f"after every pause links pass {share:.0%} of an epoch's bytes at once (launch.burst_kib={kib})"
+        say(f"paced: {passed}: its times undercut the rate; send more or lower the burst")
 
 
 def say_what_is_special(settings: Settings, world: World) -> None:
@@ -88,6 +114,8 @@ def say_what_is_special(settings: Settings, world: World) -> None:
     if world.oversubscribed:
         threads = world.local_size * world.threads_per_rank
         say(f"oversubscribed: {threads} threads on {world.cores} cores; bytes and accuracy stand, times do not")
+    if isinstance(settings.topology, Cluster) and world.network is None and world.size > 1:
+        say(f"topology={settings.names.get('topology')} names rates of links, which only launch=paced sets")
 
 
 def _alone(settings: Settings, world: World, run_dir: Path, facts: Facts) -> None:

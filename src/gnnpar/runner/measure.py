@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -15,14 +15,17 @@ from gnnpar.track.keys import BYTE_PHASES, PHASES
 class EpochMeter:
     """Wall, phases, traffic and CPU time of the training window of one epoch; ranks enter it together."""
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, interface: Callable[[], int] | None = None) -> None:
         self.comm = comm
+        self.interface = interface  # reads the bytes that this rank's host has sent
+        self.wire = 0
         self.seconds = self.cpu_seconds = 0.0
         self._cpu_clock = time.thread_time if comm.transport == "threads" else time.process_time
 
     def __enter__(self) -> Self:
         self.comm.barrier()
         self.comm.ledger.drain()  # what evaluation and probes sent is not training
+        self.wire = self.interface() if self.interface else 0
         self._cpu = self._cpu_clock()
         self._began = time.perf_counter()
         self.comm.clock.start()
@@ -34,6 +37,8 @@ class EpochMeter:
         self.comm.clock.stop()
         self.seconds = time.perf_counter() - self._began
         self.cpu_seconds = self._cpu_clock() - self._cpu
+        if self.interface:
+            self.wire = self.interface() - self.wire
 
     def read(self) -> dict[str, Any]:
         """The figures of this rank, as plain data. Collective."""
@@ -49,7 +54,7 @@ class EpochMeter:
             "metadata": traffic.metadata,
             "messages": traffic.messages,
             "cpu": self.cpu_seconds,
-        }
+        } | ({"wire": self.wire} if self.interface else {})
 
 
 def merge(everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -69,6 +74,8 @@ def merge(everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "comm/messages": sum(rank["messages"] for rank in everyone),
         "memory/peak_rss_bytes": [rank["peak_rss"] for rank in everyone],
     }
+    if any("wire" in rank for rank in everyone):
+        row["comm/wire_bytes"] = sum(rank.get("wire", 0) for rank in everyone)
     if "live" in slow:
         peaks = [rank["peak"] for rank in everyone]
         largest = max(range(len(everyone)), key=lambda rank: peaks[rank])

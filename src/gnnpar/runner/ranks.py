@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gnnpar.comm.namespaces import INTERFACE, Network
 from gnnpar.runner.facts import World
 from gnnpar.runner.result import write_result
 from gnnpar.settings import Settings
@@ -61,7 +62,8 @@ def main(settings: Settings, world: World, run_dir: str, facts: Mapping[str, Any
     multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM)  # pyright: ignore[reportAttributeAccessIssue]
     rank = int(os.environ["RANK"])
     try:
-        train_process(settings, world, Path(run_dir), facts)
+        meet = enter_network(world.network, rank, scratch)
+        train_process(settings, world, Path(run_dir), facts, init_method=meet)
     except BaseException as error:
         failure = failure_of(rank, error)
         partial = Path(scratch) / f"{rank}.partial"
@@ -73,7 +75,19 @@ def main(settings: Settings, world: World, run_dir: str, facts: Mapping[str, Any
         os._exit(1)
 
 
-def train_process(settings: Settings, world: World, run_dir: Path, facts: Mapping[str, Any]) -> None:
+def enter_network(network: Network | None, rank: int, scratch: str) -> str | None:
+    """Go to the rank's host before anything makes a socket; where ranks meet: in a file, for hosts share no port."""
+    if network is None:
+        return None
+    network.enter(network.host_of[rank])
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"file://{scratch}/meet-{attempt}"
+
+
+def train_process(
+    settings: Settings, world: World, run_dir: Path, facts: Mapping[str, Any], *, init_method: str | None = None
+) -> None:
     """Connect, train, disconnect: a rank that has RANK and WORLD_SIZE in its environment."""
     import torch
 
@@ -86,7 +100,7 @@ def train_process(settings: Settings, world: World, run_dir: Path, facts: Mappin
     if world.device == "cuda":
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
     backend = "nccl" if world.backend == "nccl" else "gloo"
-    comm = connect(backend, device=device, timeout_seconds=settings.comm.timeout_seconds)
+    comm = connect(backend, device=device, timeout_seconds=settings.comm.timeout_seconds, init_method=init_method)
     with tracking(settings, run_dir, facts) if rank == 0 else nullcontext(Null()) as tracker:
         train(settings, world, comm, tracker, run_dir)
     comm.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gnnpar.runner.facts import WARMUP_EPOCHS
+from gnnpar.runner.paced import burst_share
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 
@@ -45,10 +46,10 @@ def forget(run_dir: Path) -> None:
     (run_dir / FILE).unlink(missing_ok=True)
 
 
-def has_completed(run_dir: Path) -> bool:
-    """Rank 0 has written that it completed."""
+def read_result(run_dir: Path) -> dict[str, Any] | None:
+    """What rank 0 wrote, if it did."""
     path = run_dir / FILE
-    return path.exists() and json.loads(path.read_text(encoding="utf-8"))["status"] == "completed"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def build_result(
@@ -85,6 +86,7 @@ def build_result(
             "config": header["config_hash"],
             "profile": hashes.get("profile", ""),
         },
+        "paced": links(header["paced"], timed),
         "settings": header["settings"],
         "versions": header["versions"],
         "hardware": header["hardware"],
@@ -142,6 +144,14 @@ def bytes_per_epoch(timed: Sequence[Row]) -> dict[str, int | float]:
     """Exact means; whole numbers wherever every epoch sends the same."""
     figures = {name: _mean(timed, f"comm/{name}_bytes") or 0 for name in ("total", *BYTE_PHASES, "metadata")}
     return {name: int(value) if value == int(value) else value for name, value in figures.items()}
+
+
+def links(facts: Row | None, timed: Sequence[Row]) -> dict[str, Any] | None:
+    """The shaped links of launch=paced, and what the interface counters of all hosts saw; null for any other launch."""
+    if facts is None:
+        return None
+    wire = _mean(timed, "comm/wire_bytes")
+    return {**facts, "wire_bytes_per_epoch": wire, "burst_share": burst_share(facts, wire)}
 
 
 def memory(rows: Sequence[Row]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from gnnpar.comm import Communicator
+from gnnpar.comm.namespaces import interface_sent_bytes
 from gnnpar.data.tasks import make_task
 from gnnpar.plan import Plan, Topology
-from gnnpar.runner import memory
+from gnnpar.runner import memory, paced
 from gnnpar.runner.evaluate import evaluate, fidelity
 from gnnpar.runner.facts import WARMUP_EPOCHS, World
 from gnnpar.runner.measure import EpochMeter, merge
@@ -159,6 +160,7 @@ def start_facts(settings: Settings, world: World, dataset: Any, plan: Plan) -> d
     facts: dict[str, Any] = {"strategy": names.get("strategy"), "model": names.get("model"), "dataset": dataset.name}
     facts |= {"nodes": dataset.num_nodes, "edges": dataset.num_edges, "ranks": world.size}
     facts |= {"threads": world.threads_per_rank, "transport": world.backend}
+    facts |= {"links": paced.describe(world.network)} if world.network else {}
     facts |= {k: v for k, v in plan.statistics.items() if not isinstance(v, (list, dict)) and k not in facts}
     lists = {k: v for k, v in plan.statistics.items() if isinstance(v, list)}
     parts = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
@@ -176,7 +178,7 @@ def train_epoch(run: Run, epoch: int, progress: Progress) -> tuple[dict[str, Any
         profiling
     ):  # the release of what was allocated before cannot be seen: let the epoch allocate its gradients itself
         optimizer.zero_grad()
-    meter = EpochMeter(comm)
+    meter = EpochMeter(comm, interface_of(run.world, comm.rank))
     with memory.measure_epoch(comm.device) if profiling else nullcontext() as allocations, meter:
         report = engine.train_epoch(epoch, optimizer, keep_gradient=probing)
     mine = meter.read() | {"peak_rss": memory.peak_rss()}
@@ -195,6 +197,13 @@ def train_epoch(run: Run, epoch: int, progress: Progress) -> tuple[dict[str, Any
         if epoch == 0:
             row |= {f"time/cold_{name}_seconds": seconds for name, seconds in progress.cold.items()}
     return row, report.loss
+
+
+def interface_of(world: World, rank: int) -> Callable[[], int] | None:
+    """The counter of what this rank's host sends; the first rank of a host reads it for all."""
+    if world.network is None or world.network.host_of.index(world.network.host_of[rank]) != rank:
+        return None
+    return interface_sent_bytes
 
 
 def memory_epoch(epochs: int) -> int:

@@ -31,6 +31,7 @@ KEYS: dict[str, Key] = {
     "comm/total_bytes": Key("B", "sent in the epoch, summed over ranks: the sum of the phases"),
     **{f"comm/{p}_bytes": Key("B", f"sent in phase {p}, summed over ranks") for p in BYTE_PHASES},
     "comm/metadata_bytes": Key("B", "the part of comm/total_bytes that is no payload, counted again"),
+    "comm/wire_bytes": Key("B", "launch=paced: sent in the epoch by the hosts' interfaces, headers included"),
     "comm/messages": Key("1", "point-to-point messages of the epoch, summed over ranks"),
     "comm/total_bytes_so_far": Key("B", "sum of comm/total_bytes so far"),
     "metric/name": Key("", "accuracy, roc_auc or micro_f1, in rows with an evaluation"),
