@@ -81,6 +81,7 @@ def test_a_network_that_cannot_be_built_is_one_line_and_leaves_nothing(shaped_li
     assert not [name for name in namespaces.names() if name.startswith(own_prefix())]
 
 
+@pytest.mark.slow
 def test_a_topology_paces_each_link_of_its_own(shaped_links) -> None:
     """Host 0 reaches 1 at the hosts' rate and 2 at the link's; back from 2, nothing but the hosts limits."""
     network = Network(
@@ -93,6 +94,7 @@ def test_a_topology_paces_each_link_of_its_own(shaped_links) -> None:
             assert 0.9 * gbps < best < 1.02 * gbps, (source, target)
 
 
+@pytest.mark.slow  # a busy machine is slower than the link
 def test_links_carry_the_rate_that_is_set_and_their_counters_agree(shaped_links) -> None:
     network = Network(prefix=own_prefix(), host_gbps=(RATES[0],) * 4, host_of=(0, 1, 2, 3))
     with network.built():
