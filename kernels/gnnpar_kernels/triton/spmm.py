@@ -3,7 +3,6 @@
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportGeneralTypeIssues=false
 
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -16,7 +15,7 @@ from gnnpar_kernels.csr import accumulate_dtype
 from gnnpar_kernels.triton.tasks import LOW, tasks_of
 from gnnpar_kernels.triton.tuning import Variant, autotuned, configs
 
-TIMES = configs({"TIMES": 1}) + configs({"TIMES": 2}, num_warps=(2,))  # tiles of a program, one for each warp
+TIMES = configs({"TIMES": 1}) + configs({"TIMES": 2}, num_warps=(2,))  # tiles of a piece, one for each warp
 SLOTS = 8  # pieces of a cut row that are read at once
 
 
@@ -51,22 +50,20 @@ def _write(place, total, mask, ACCUMULATE: tl.constexpr):
     tl.store(place, total, mask=mask)
 
 
-@autotuned(TIMES, key=["W", "BOUND", "ACCUMULATE"], restores=["out"])
 @triton.jit(do_not_specialize=["num_members"])
 def _low_kernel(
     members, num_members, indptr, indices, x, rows, out,
     W: tl.constexpr, R: tl.constexpr, BW: tl.constexpr, BOUND: tl.constexpr,
-    ACC: tl.constexpr, ACCUMULATE: tl.constexpr, TIMES: tl.constexpr,
+    ACC: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
-    """Short CSR rows, R * TIMES to a program, each with at most BOUND edges."""
-    RT: tl.constexpr = R * TIMES
-    member = tl.program_id(0) * RT + tl.arange(0, RT)
+    """Short CSR rows, R to a program, each with at most BOUND edges."""
+    member = tl.program_id(0) * R + tl.arange(0, R)
     inside = member < num_members
     row = tl.load(members + member, mask=inside, other=0).to(tl.int64)
     begin = tl.load(indptr + row, mask=inside, other=0)
     end = tl.load(indptr + row + 1, mask=inside, other=0)
     columns = tl.program_id(1) * BW + tl.arange(0, BW)
-    total = tl.zeros([RT, BW], ACC)
+    total = tl.zeros([R, BW], ACC)
     for k in tl.static_range(BOUND):
         here = begin + k < end
         source = tl.load(indices + begin + k, mask=here, other=0).to(tl.int64)
@@ -154,10 +151,6 @@ def spmm(
     return result if out is None or result is out else out.copy_(result)
 
 
-def _low_grid(num_members: int, rows: int, tiles: int) -> Callable[[dict[str, Any]], tuple[int, int]]:
-    return lambda meta: (triton.cdiv(num_members, rows * meta["TIMES"]), tiles)
-
-
 def _launch(
     indptr: Tensor, indices: Tensor, x: Tensor, rows: Tensor | None, out: Tensor, *, accumulate: bool
 ) -> None:  # fmt: skip
@@ -168,8 +161,8 @@ def _launch(
     for members, bound in zip(tasks.low, LOW, strict=True):
         r, columns = low_tile(width, item, bound)
         if (n := members.shape[0]) > 0:
-            _low_kernel[_low_grid(n, r, triton.cdiv(width, columns))](
-                members, n, indptr, indices, x, rows, out, R=r, BW=columns, BOUND=bound, **common
+            _low_kernel[triton.cdiv(n, r), triton.cdiv(width, columns)](
+                members, n, indptr, indices, x, rows, out, R=r, BW=columns, BOUND=bound, **common, num_warps=1
             )
     edges, columns = piece_tile(width, item)
     tiles = triton.cdiv(width, columns)
@@ -210,9 +203,7 @@ def variants() -> list[Variant]:
             r, columns = low_tile(width, item, bound)
             types = {"members": "*i32", "num_members": "i32", "indptr": "*i32", "indices": "*i32"} | ends
             given = constants | {"R": r, "BW": columns, "BOUND": bound}
-            for config in TIMES:
-                tile, warps = given | config.kwargs, config.num_warps
-                found.append(Variant(f"spmm low {bound} {name}", _low_kernel.fn, types, tile, warps, **options))
+            found.append(Variant(f"spmm low {bound} {name}", _low_kernel, types, given, **options))
         edges, columns = piece_tile(width, item)
         types = {"task_row": "*i32", "task_begin": "*i32", "task_end": "*i32", "task_slot": "*i32", "indices": "*i32"}
         given = constants | {"BE": edges, "BW": columns}
