@@ -1,0 +1,1 @@
+"""What runs leave behind, read back and compared."""
