@@ -21,6 +21,7 @@ from gnnpar.track.console import complain_once
 
 COMMANDS = ("train", "compare", "ablate", "status", "dashboard", "doctor", "check")
 CONFIG = "config"
+PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
 
 
 def run(command: str, argv: list[str]) -> int:
@@ -167,6 +168,8 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
     text = " ".join(str(error).split()) or f"the configuration cannot be read: {' '.join(str(error.__cause__).split())}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
+        if group in PLUGINS and option in PLUGINS[group]:
+            return f"{group}: {option} is an extra; pip install 'gnnpar[{option.partition('_')[0]}]'"
         options = sorted(o for o in error.options or ())
         if not group:
             return f"there is no {option}"

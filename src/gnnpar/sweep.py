@@ -6,11 +6,12 @@ is in the folder are left out, and a job that fails, in whatever way, ends neith
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,6 @@ from gnnpar.track.progress import shown
 
 Overrides = Sequence[str]
 _SETTLE_SECONDS = 15.0  # how long a job that a launcher has lost may take to show that it runs
-_EXTRAS = {"joblib": "joblib", "submitit": "submitit", "optuna": "optuna"}
 _FLAGS = ("-m", "--multirun")
 
 
@@ -48,14 +48,15 @@ class Sweep:
         def sweeper(plugins: Any, **given: Any) -> Any:
             if self.listed is not None:
                 return Listed(launcher(plugins, **given), self.listed)
-            made = told_what_to_install(lambda: make_sweeper(plugins, **given))
+            made = make_sweeper(plugins, **given)
+            logging.getLogger("optuna").setLevel(logging.WARNING)
             if isinstance(made, BasicSweeper):  # all jobs are planned at once, and launched so many at a time
                 launcher_of: Any = made.launcher
                 launcher_of.at_once, made.max_batch_size = made.max_batch_size, None
             return made
 
         def launcher(plugins: Any, **given: Any) -> Any:
-            return Resuming(told_what_to_install(lambda: make_launcher(plugins, **given)), self, **given)
+            return Resuming(make_launcher(plugins, **given), self, **given)
 
         Plugins.instantiate_sweeper, Plugins.instantiate_launcher = sweeper, launcher  # type: ignore[method-assign]
         try:
@@ -165,7 +166,7 @@ class Resuming:
         states = manifest.states(list(unique))
         todo = [job for key, job in unique.items() if states[key][0] not in ("done", "running")]
         counts = count(states)
-        if counts.get("done") or counts.get("running"):
+        if not self.raises and (counts.get("done") or counts.get("running")):
             running = f"{counts['running']} running elsewhere, " if counts.get("running") else ""
             say(f"resuming: {counts.get('done', 0)} of {len(unique)} jobs are done, {running}{len(todo)} to run")
         return [(job, [*job.overrides, "hydra.sweep.subdir=" + quoted(job.folder)]) for job in todo]
@@ -225,18 +226,6 @@ def session() -> Iterator[None]:
         yield
     finally:
         del os.environ["GNNPAR_SESSION"]
-
-
-def told_what_to_install(make: Callable[[], Any]) -> Any:
-    """A plugin; one that is not there is an extra that can be installed."""
-    try:
-        return make()
-    except (RuntimeError, ImportError) as error:
-        text = " ".join(str(error).split())
-        extra = next((extra for name, extra in _EXTRAS.items() if f"_{name}_" in text), None)
-        if extra is None:
-            raise
-        raise ConfigError(f"this launcher or sweeper needs an extra: pip install 'gnnpar[{extra}]'") from error
 
 
 def resumed(argv: list[str]) -> list[str]:
