@@ -61,6 +61,10 @@ class Codec(Protocol):
         ...
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows: ...
+    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+        """rows[index] as `peer` reads them: what its decode makes of this rank's encode, whatever the phase."""
+        ...
+
     def state_dict(self) -> dict: ...
     def load_state_dict(self, state: dict) -> None: ...
 
@@ -126,6 +130,9 @@ class _Cast(_Stateless):
             start = end
         return tuple(rows)
 
+    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+        return self.decode(self.encode(rows, index, site, peer), len(index), RowLike.of(rows), site, peer)
+
 
 class _Nothing(_Stateless):
     """No bytes; the receiver reads zeros."""
@@ -138,6 +145,9 @@ class _Nothing(_Stateless):
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
         return tuple(each.empty(num_rows).zero_() for each in like)
+
+    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+        return tuple(each.empty(len(index)).zero_() for each in RowLike.of(rows))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,13 +17,18 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Site(NamedTuple):
-    """Where in the run a transfer happens: the key of accounting, history and bit-widths."""
+    """Where in the run a transfer happens: the key of accounting, history and bit-widths.
+
+    `first`: of a peer's list of rows sent in pieces, the piece that begins there. Pieces are no part of a key: a row
+    looks the same on the wire however its list is cut.
+    """
 
     epoch: int
     layer: int
     call: int
     phase: Phase
     chunk: int = 0
+    first: int = 0
 
 
 class Pending(Protocol[T_co]):

@@ -78,6 +78,7 @@ class _Watcher:
                 watched.error = error
             watched.arrived = now()
             watched.done.set()
+            del watched  # while waiting for the next, the last buffer would live on
 
     def close(self) -> None:
         self._todo.put(None)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gnnpar.codecs.codec import Codec, RowLike
 from gnnpar.comm import Communicator, Pending, Site
+from gnnpar.comm.communicator import Phase
 from gnnpar.graph import Message
 from gnnpar.ops.aggregator import Aggregator
 from gnnpar.ops.block import Block, Operands, Rows
@@ -156,7 +157,7 @@ class HaloGraph(View):
             self.cache["features"] = torch.cat([rows[p][0] for p in sorted(rows)] or [self.shard.x[:0]])
         return self.cache["features"]
 
-    def site(self, *, call: int, phase: Literal["forward", "backward"]) -> Site:
+    def site(self, *, call: int, phase: Phase) -> Site:
         return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
 
     def send(self, src: Rows, site: Site) -> Mapping[int, Pending[Tensor]]:
