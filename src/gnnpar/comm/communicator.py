@@ -62,6 +62,13 @@ class Communicator(Protocol):
         """
         ...
 
+    def flush(self, *, keep: int) -> None:
+        """Wait until the buffers of all but the last `keep` exchanges have left this rank.
+
+        Where every rank does so before each exchange, the slowest rank never waits for another one's flush.
+        """
+        ...
+
     def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
         """The sum over ranks, in a new tensor. Without a site it is not part of training and not counted."""
         ...

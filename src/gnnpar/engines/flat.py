@@ -64,6 +64,7 @@ class FlatEngine:
             loss.backward()
             bucket = self._bucket(loss)
         bucket = self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
+        self._comm.flush(keep=0)  # all was received before the sum: buffers of a pass end with it
         with clock("compute"):
             gradients = self._unpack(bucket)
             kept = {name: g.clone() for name, g in gradients.items()} if keep_gradient else None
@@ -75,7 +76,9 @@ class FlatEngine:
 
     @torch.no_grad()
     def predict(self) -> Tensor:
-        return self._model(self._exact.during(Pass(self._seed)), self._shard.x)
+        logits = self._model(self._exact.during(Pass(self._seed)), self._shard.x)
+        self._comm.flush(keep=0)
+        return logits
 
     def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
         self._clear_gradients()
@@ -83,7 +86,9 @@ class FlatEngine:
         loss.backward()
         bucket = self._bucket(loss)
         self._clear_gradients()
-        return self._unpack(self._comm.all_reduce(bucket))
+        bucket = self._comm.all_reduce(bucket)
+        self._comm.flush(keep=0)
+        return self._unpack(bucket)
 
     def drain(self) -> None:
         """Nothing is in flight between epochs."""
