@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
 from gnnpar.ops.block import Block, Operands, Rows
+from gnnpar_kernels import Csr
 
 
 class EdgeDropout(NamedTuple):
@@ -49,4 +50,28 @@ class Aggregator(Protocol):
 
         x.src holds the source rows when `needs_src`, else tensors of their shape whose values are not read.
         """
+        ...
+
+
+@runtime_checkable
+class Pushable(Aggregator, Protocol):
+    """A fold whose gradient separates by side, so that no remote source row is needed for it.
+
+    The rank of the destinations has their part at once; their `pushed` rows, on the rank of the sources, give the rest.
+    """
+
+    def pushing(self) -> Self:
+        """The same fold, saving what `grad_dst` reads."""
+        ...
+
+    def pushed(self, x: Operands, saved: Rows, grad_out: Tensor) -> Rows:
+        """Rows of the destinations, the gradient of the output first, then statistics, which must travel exactly."""
+        ...
+
+    def grad_src(self, back: Csr, src: Rows, pushed: Rows) -> Rows:
+        """The share of a block, given transposed (row = source, index = pushed row), in the sources' gradients."""
+        ...
+
+    def grad_dst(self, saved: Rows, pushed: Rows) -> Rows:
+        """Gradients of the destinations' rows, of all blocks at once."""
         ...

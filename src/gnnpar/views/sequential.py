@@ -2,7 +2,8 @@
 
 Source: Mostafa, Sequential Aggregation and Rematerialization, MLSys 2022. Forward: fold the inner block, then the
 rows of every round as they come, and let go of them. Backward: a linear fold sends gradients round by round; a fold
-that needs its source rows again gets them again (remat).
+that needs its source rows again gets them again (remat); where the destinations' rows say all (ops.Pushable), they are
+pushed to the owners of the sources, who do the rest with rows that they hold.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Codec, RowLike
+from gnnpar.codecs.codec import FirstAndRest, RowLike, Wire, row_nbytes
 from gnnpar.comm import Pending, Site
 from gnnpar.graph import Message
-from gnnpar.ops.aggregator import Aggregator
+from gnnpar.ops.aggregator import Aggregator, Pushable
 from gnnpar.ops.block import Block, Operands, Rows
+from gnnpar.views.cuts import Cuts, Pushes
 from gnnpar.views.flight import Flight, Remote
 from gnnpar.views.halo import HaloGraph
 from gnnpar.views.rounds import Rounds, Schedule, Slice
@@ -28,36 +30,21 @@ from gnnpar.views.whole import split_operands, wanted_gradients
 
 
 @dataclass(eq=False)
-class Cuts:
-    """Blocks cut to ranges of their columns, each range once: structure only."""
-
-    blocks: Mapping[int, Block]
-    _cut: dict[Slice, Block] = field(default_factory=dict)
-
-    def of(self, s: Slice) -> Block:
-        if s not in self._cut:
-            self._cut[s] = self.blocks[s.peer].between(s.first, s.last)
-        return self._cut[s]
-
-    @property
-    def nbytes(self) -> int:
-        """Of the cuts; whole blocks are counted where they are kept."""
-        whole = {id(block) for block in self.blocks.values()}
-        return sum(block.nbytes for block in self._cut.values() if id(block) not in whole)
-
-
-@dataclass(eq=False)
 class SequentialGraph(HaloGraph):
     """A rank's part, with its halo in rounds.
 
-    `prefetch`: rounds started ahead of the fold; `remat`: pulled source rows are fetched again in backward, not kept.
-    `first_layer=cached` keeps constant results alone, never features of halo nodes.
+    `prefetch`: rounds started ahead of the fold, and exchanges whose buffers may wait for a slow reader.
+    `remat`: pulled source rows are fetched again in backward, not kept.
+    `pushes`: folds that can push do, their first operand by `codec` and the rest by `statistics`; None: all pull.
+    With a `cache`, constant results alone are kept, never features of halo nodes.
     """
 
     schedule: Schedule = field(kw_only=True)
     cuts: Cuts = field(kw_only=True)
     prefetch: int = field(default=1, kw_only=True)
     remat: bool = field(default=True, kw_only=True)
+    pushes: Pushes | None = field(default=None, kw_only=True)
+    statistics: Wire = field(kw_only=True)
     remote: Remote = field(default_factory=Remote, kw_only=True)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
@@ -67,19 +54,23 @@ class SequentialGraph(HaloGraph):
         call = self.next_call()
         if (found := self.kept_result(call, agg, src)) is not None:
             return found
-        out = _SequentialFold.apply(self, agg, call, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
+        pushing = False
+        if isinstance(agg, Pushable) and self.pushes is not None and torch.is_grad_enabled():
+            agg, pushing = agg.pushing(), True
+        counts = len(src), len(dst), len(edge)
+        out = _SequentialFold.apply(self, agg, call, pushing, counts, *src, *dst, *edge, *shared)
         assert isinstance(out, Tensor)
         return self.keep_result(call, agg, src, out)
 
     def pulls(self, like: Sequence[RowLike]) -> Rounds:
-        return self.schedule.pulls(_row_nbytes(like))
+        return self.schedule.pulls(row_nbytes(like))
 
     def fetch(self, src: Rows, like: Sequence[RowLike], site: Site) -> Flight:
         """Halo rows, pulled in rounds."""
         return self.flight(self.pulls(like), self.codec, src, like, self.shard.boundary, site)
 
     def flight(
-        self, rounds: Rounds, codec: Codec, rows: Rows, like: Sequence[RowLike], lists: Mapping[int, Tensor], site: Site
+        self, rounds: Rounds, codec: Wire, rows: Rows, like: Sequence[RowLike], lists: Mapping[int, Tensor], site: Site
     ) -> Flight:
         """Everybody's rows[lists[peer]] to each peer, in rounds."""
 
@@ -94,7 +85,7 @@ class SequentialGraph(HaloGraph):
 
         return Flight(
             rounds, self.comm.rank, prefetch=self.prefetch, post=post, decode=decode, remote=self.remote,
-            row_nbytes=_row_nbytes(like),
+            row_nbytes=row_nbytes(like),
         )  # fmt: skip
 
     def send_round_back(
@@ -102,7 +93,7 @@ class SequentialGraph(HaloGraph):
     ) -> deque[tuple[Slice, Pending[Tensor]]]:
         """Gradients of round r's rows to their owners; those of my rows will come in, the nearest reader's first."""
         mine = rounds.outgoing(self.comm.rank, r)
-        self.remote.add(sum(s.num_rows for s in mine) * _row_nbytes(like))
+        self.remote.add(sum(s.num_rows for s in mine) * row_nbytes(like))
         pending = self._exchange(
             grads, mine, self.codec, like, site, lambda s, at: self.codec.encode(grads[s], None, at, s.peer)
         )
@@ -118,12 +109,13 @@ class SequentialGraph(HaloGraph):
             del pending
             add_returned(into, self.shard.boundary[s.peer][s.first : s.last], rows)
             del rows
-            self.remote.add(-s.num_rows * _row_nbytes(like))
+            self.remote.add(-s.num_rows * row_nbytes(like))
 
     def _exchange(
-        self, out: Iterable[Slice], into: Iterable[Slice], codec: Codec, like: Sequence[RowLike], site: Site,
+        self, out: Iterable[Slice], into: Iterable[Slice], codec: Wire, like: Sequence[RowLike], site: Site,
         encode: Callable[[Slice, Site], Tensor],
     ) -> Mapping[int, Pending[Tensor]]:  # fmt: skip
+        self.comm.flush(keep=self.prefetch)
         at = {s: site._replace(first=s.first) for s in (*out, *into)}
         with self.comm.clock("encode"):
             outgoing = {s.peer: encode(s, at[s]) for s in out}
@@ -131,7 +123,7 @@ class SequentialGraph(HaloGraph):
         extra = sum(codec.metadata_nbytes(s.num_rows, like, at[s], s.peer) for s in out)
         return self.comm.exchange(outgoing, incoming, site, metadata=extra)
 
-    def _decoded(self, codec: Codec, s: Slice, buffer: Tensor, like: Sequence[RowLike], site: Site) -> Rows:
+    def _decoded(self, codec: Wire, s: Slice, buffer: Tensor, like: Sequence[RowLike], site: Site) -> Rows:
         with self.comm.clock("encode"):
             return codec.decode(buffer, s.num_rows, like, site._replace(first=s.first), s.peer)
 
@@ -141,21 +133,19 @@ class SequentialGraph(HaloGraph):
         self.held[self.layer, call] = sum(t.numel() * t.element_size() for t in kept)
 
 
-def _row_nbytes(like: Sequence[RowLike]) -> int:
-    return sum(each.nbytes(1) for each in like)
-
-
 class _SequentialFold(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, view: SequentialGraph, agg: Aggregator, call: int, counts: tuple[int, int, int], *flat: Tensor
-    ) -> Tensor:  # type: ignore[override]
+        ctx, view: SequentialGraph, agg: Aggregator, call: int, pushing: bool, counts: tuple[int, int, int],
+        *flat: Tensor,
+    ) -> Tensor:  # type: ignore[override]  # fmt: skip
         x = split_operands(counts, flat)
-        state, remote = _fold(view, agg, x, call)
+        keeps = agg.needs_src and view.run.training and not (view.remat or pushing)
+        state, remote = _fold(view, agg, x, call, keeps=keeps)
         out, saved = agg.finish(state)
         own = flat if agg.needs_src else ()
-        ctx.view, ctx.agg, ctx.call, ctx.counts, ctx.ends = view, agg, call, counts, (len(own), len(own) + len(remote))
-        ctx.like = RowLike.of(x.src)
+        ctx.view, ctx.agg, ctx.call, ctx.pushing, ctx.counts = view, agg, call, pushing, counts
+        ctx.ends, ctx.like = (len(own), len(own) + len(remote)), RowLike.of(x.src)
         view.note(call, remote)
         ctx.save_for_backward(*own, *remote, *saved)
         return out
@@ -164,15 +154,15 @@ class _SequentialFold(torch.autograd.Function):
     def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
         tensors, (a, b) = ctx.saved_tensors, ctx.ends
         x, remote, saved = split_operands(ctx.counts, tensors[:a]), tensors[a:b], tensors[b:]
-        asked = ctx.needs_input_grad[4:]
-        fold = _Backward(ctx.view, ctx.agg, ctx.call, x, saved, grad_out.contiguous(), ctx.like, asked)
-        total = fold.pull(remote)
+        asked = ctx.needs_input_grad[5:]
+        gradient = _Backward(ctx.view, ctx.agg, ctx.call, x, saved, grad_out.contiguous(), ctx.like, asked)
+        total = gradient.push() if ctx.pushing else gradient.pull(remote)
         ctx.view.note(ctx.call, remote)
-        return (None, None, None, None, *wanted_gradients(total, asked))
+        return (None,) * 5 + tuple(wanted_gradients(total, asked))
 
 
-def _fold(view: SequentialGraph, agg: Aggregator, x: Operands, call: int) -> tuple[Rows, list[Tensor]]:
-    """The state, and the remote rows in the order of folding where they are kept for the gradient."""
+def _fold(view: SequentialGraph, agg: Aggregator, x: Operands, call: int, *, keeps: bool) -> tuple[Rows, list[Tensor]]:
+    """The state; and, where the gradient `keeps` them, the remote rows in the order of folding."""
     edge, inner = view.walk.edge_rows, view.shard.inner
     flight = view.fetch(x.src, RowLike.of(x.src), view.site(call=call, phase="forward"))
     state = agg.update(agg.init(view.shard.num_inner, x), inner, x._replace(edge=edge(inner, x.edge)))
@@ -181,7 +171,7 @@ def _fold(view: SequentialGraph, agg: Aggregator, x: Operands, call: int) -> tup
         for s, rows in flight.round(r):
             block = view.cuts.of(s)
             state = agg.update(state, block, x._replace(src=rows, edge=edge(block, x.edge)))
-            if agg.needs_src and not view.remat and view.run.training:
+            if keeps:
                 kept += rows
             del rows
     return state, kept
@@ -225,6 +215,27 @@ class _Backward:
         while returning:
             view.take_back(returning.popleft(), into, travelling, site)
         return shares.total()
+
+    def push(self) -> Operands:
+        """Rows of destinations go to the owners of their sources, who differentiate with what the destinations read."""
+        view, agg, src = self.view, self.agg, self.x.src
+        assert isinstance(agg, Pushable) and view.pushes is not None
+        rows = agg.pushed(self.x, self.saved, self.grad_out)
+        like, codec = RowLike.of(rows), FirstAndRest(view.codec, view.statistics)
+        site, read_at = (view.site(call=self.call, phase=phase) for phase in ("push", "forward"))
+        rounds = view.schedule.pushes(row_nbytes(like))
+        flight = view.flight(rounds, codec, rows, like, view.pushes.lists, site)
+        into = agg.grad_src(view.shard.inner.reverse, src, rows)
+        dst = agg.grad_dst(self.saved, rows)
+        for r in range(len(flight)):
+            for s, theirs in flight.round(r):
+                block, index = view.pushes.cuts.of(s), view.shard.boundary[s.peer]
+                index = index if block.rows is None else index[block.rows]
+                with view.comm.clock("encode"):
+                    mine = view.codec.as_received(src, index, read_at, s.peer)
+                add_returned(into, index, agg.grad_src(block.forward._replace(rows=None), mine, theirs))
+                del theirs
+        return Operands(into, dst)
 
     def _chosen(self, of: Sequence) -> tuple:
         return tuple(each for each, wanted in zip(of, self.wanted, strict=True) if wanted)

@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 
 from gnnpar.codecs.codec import RowLike
-from gnnpar.ops.aggregator import Aggregator
-from gnnpar.ops.block import Block, Rows
+from gnnpar.ops.aggregator import Aggregator, Pushable
+from gnnpar.ops.block import Block, Operands, Rows
 from gnnpar.shard.shard import Shard
 from gnnpar.views.local import Pass
 from gnnpar.views.whole import WholeGraph
 
 
 class Use(NamedTuple):
-    """One aggregation of a model: the fold, and what its source rows look like."""
+    """One aggregation of a model: the fold, its source rows, and the rows it would push (none: it cannot)."""
 
     layer: int
     agg: Aggregator
     src: tuple[RowLike, ...]
+    pushed: tuple[RowLike, ...] = ()
 
 
 @dataclass(eq=False)
@@ -30,7 +31,12 @@ class _Sketch(WholeGraph):
     uses: list[Use] = field(default_factory=list, kw_only=True)
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        self.uses.append(Use(self.layer, agg, RowLike.of(src)))
+        pushed = ()
+        if isinstance(agg, Pushable):
+            fold, x, block = agg.pushing(), Operands(src, dst, edge, shared), self.shard.inner
+            out, saved = fold.finish(fold.update(fold.init(block.num_dst, x), block, x))
+            pushed = RowLike.of(fold.pushed(x, saved, out))
+        self.uses.append(Use(self.layer, agg, RowLike.of(src), pushed))
         return super().aggregate(agg, src, dst, edge, shared)
 
 
