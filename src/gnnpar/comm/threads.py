@@ -148,6 +148,9 @@ class ThreadCommunicator:
             for peer, nbytes in incoming_nbytes.items()
         }
 
+    def flush(self, *, keep: int) -> None:
+        """Nothing to wait for: buffers are handed over."""
+
     def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
         if site is not None:
             self.ledger.counted(site.phase, ring_reduce_nbytes(tensor.numel() * tensor.element_size(), self))

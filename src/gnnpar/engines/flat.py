@@ -23,6 +23,13 @@ class View(Protocol):
     def during(self, run: Pass) -> Any: ...
 
 
+class Structure(Protocol):
+    """Blocks that a view holds beside the shard's."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 class FlatEngine:
     """`view` trains, `exact` evaluates and probes; they are the same where the strategy is exact.
 
@@ -32,10 +39,12 @@ class FlatEngine:
     def __init__(
         self, *, view: View, exact: View, shard: Shard, model: GNN, task: Task, comm: Communicator,
         seed: int, codecs: Sequence[Codec] = (), held: dict | None = None, cache: dict | None = None,
+        structure: Sequence[Structure] = (),
     ) -> None:  # fmt: skip
         self._view, self._exact, self._shard, self._model = view, exact, shard, model
         self._task, self._comm, self._seed, self._codecs = task, comm, seed, tuple(codecs)
         self._held, self._cache = held if held is not None else {}, cache if cache is not None else {}
+        self._structure = structure
         self._train = shard.train_mask.nonzero().flatten()
         self._train_y = shard.y[self._train]
 
@@ -55,6 +64,7 @@ class FlatEngine:
             loss.backward()
             bucket = self._bucket(loss)
         bucket = self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
+        self._comm.flush(keep=0)  # all was received before the sum: buffers of a pass end with it
         with clock("compute"):
             gradients = self._unpack(bucket)
             kept = {name: g.clone() for name, g in gradients.items()} if keep_gradient else None
@@ -66,7 +76,9 @@ class FlatEngine:
 
     @torch.no_grad()
     def predict(self) -> Tensor:
-        return self._model(self._exact.during(Pass(self._seed)), self._shard.x)
+        logits = self._model(self._exact.during(Pass(self._seed)), self._shard.x)
+        self._comm.flush(keep=0)
+        return logits
 
     def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
         self._clear_gradients()
@@ -74,7 +86,9 @@ class FlatEngine:
         loss.backward()
         bucket = self._bucket(loss)
         self._clear_gradients()
-        return self._unpack(self._comm.all_reduce(bucket))
+        bucket = self._comm.all_reduce(bucket)
+        self._comm.flush(keep=0)
+        return self._unpack(bucket)
 
     def drain(self) -> None:
         """Nothing is in flight between epochs."""
@@ -83,7 +97,7 @@ class FlatEngine:
         cached = sum(t.numel() * t.element_size() for t in self._cache.values())
         return {
             "features": self._shard.features_nbytes,
-            "structure": self._shard.structure_nbytes,
+            "structure": self._shard.structure_nbytes + sum(s.nbytes for s in self._structure),
             "halo": sum(self._held.values()) + cached,
             "history": 0,
         }
