@@ -53,19 +53,24 @@ class FlatEngine:
         return self._shard.node_ids
 
     def train_epoch(self, epoch: int, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
-        clock = self._comm.clock
-        with clock("compute"):
+        with self._comm.clock("compute"):
             optimizer.zero_grad()
-        with clock("encode"):
+        return self.step(self.reduced_gradient(epoch), optimizer, keep_gradient=keep_gradient)
+
+    def reduced_gradient(self, epoch: int) -> Tensor:
+        """Training pass: all gradients and the loss, summed over ranks, in one vector."""
+        with self._comm.clock("encode"):
             for codec in self._codecs:
                 codec.begin_epoch(epoch)
-        with clock("compute"):
-            loss = self._loss(self._view.during(Pass(self._seed, epoch, training=True)))
-            loss.backward()
-            bucket = self._bucket(loss)
+        with self._comm.clock("compute"):
+            bucket = self._differentiate(self._view.during(Pass(self._seed, epoch, training=True)))
         bucket = self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
         self._comm.flush(keep=0)  # all was received before the sum: buffers of a pass end with it
-        with clock("compute"):
+        return bucket
+
+    def step(self, bucket: Tensor, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
+        """One optimiser step with reduced gradients."""
+        with self._comm.clock("compute"):
             gradients = self._unpack(bucket)
             kept = {name: g.clone() for name, g in gradients.items()} if keep_gradient else None
             for name, parameter in self.named_parameters():
@@ -81,14 +86,14 @@ class FlatEngine:
         return logits
 
     def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
-        self._clear_gradients()
-        loss = self._loss(self._exact.during(Pass(self._seed, epoch, training=True, probe=True)))
-        loss.backward()
-        bucket = self._bucket(loss)
-        self._clear_gradients()
+        return self._unpack(self.exact_bucket(epoch))
+
+    def exact_bucket(self, epoch: int) -> Tensor:
+        """`reduced_gradient` without codec and account."""
+        bucket = self._differentiate(self._exact.during(Pass(self._seed, epoch, training=True, probe=True)))
         bucket = self._comm.all_reduce(bucket)
         self._comm.flush(keep=0)
-        return self._unpack(bucket)
+        return bucket
 
     def drain(self) -> None:
         """Nothing is in flight between epochs."""
@@ -113,18 +118,14 @@ class FlatEngine:
         for codec, saved in zip(self._codecs, state["codecs"], strict=True):
             codec.load_state_dict(saved)
 
-    def _loss(self, graph: Any) -> Tensor:
+    def _differentiate(self, graph: Any) -> Tensor:
+        """Gradients of this rank's share of the loss, and the share; a parameter without a gradient counts as zero."""
         logits = self._model(graph, self._shard.x)
-        return self._task.loss_sum(logits[self._train], self._train_y) / self._shard.num_train
-
-    def _clear_gradients(self) -> None:
-        for parameter in self._model.parameters():
-            parameter.grad = None
-
-    def _bucket(self, loss: Tensor) -> Tensor:
-        """All gradients and the loss in one vector; a parameter that got none counts as zero."""
-        parts = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for _, p in self.named_parameters()]
-        return torch.cat([*parts, loss.detach().reshape(1)])
+        loss = self._task.loss_sum(logits[self._train], self._train_y) / self._shard.num_train
+        parameters = [p for _, p in self.named_parameters()]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        parts = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+        return torch.cat([*(g.reshape(-1) for g in parts), loss.detach().reshape(1)])
 
     def _unpack(self, bucket: Tensor) -> dict[str, Tensor]:
         parameters = dict(self.named_parameters())
