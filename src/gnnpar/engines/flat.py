@@ -71,7 +71,7 @@ class FlatEngine:
     def step(self, bucket: Tensor, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
         """One optimiser step with reduced gradients."""
         with self._comm.clock("compute"):
-            gradients = self._unpack(bucket)
+            gradients = self.gradients_of(bucket)
             kept = {name: g.clone() for name, g in gradients.items()} if keep_gradient else None
             for name, parameter in self.named_parameters():
                 parameter.grad = gradients[name]
@@ -86,7 +86,7 @@ class FlatEngine:
         return logits
 
     def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
-        return self._unpack(self.exact_bucket(epoch))
+        return self.gradients_of(self.exact_bucket(epoch))
 
     def exact_bucket(self, epoch: int) -> Tensor:
         """`reduced_gradient` without codec and account."""
@@ -105,7 +105,11 @@ class FlatEngine:
             "structure": self._shard.structure_nbytes + sum(s.nbytes for s in self._structure),
             "halo": sum(self._held.values()) + cached,
             "history": 0,
+            "host": 0,
         }
+
+    def peak_elsewhere(self) -> int:
+        return 0
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self._model.named_parameters()
@@ -127,7 +131,8 @@ class FlatEngine:
         parts = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
         return torch.cat([*(g.reshape(-1) for g in parts), loss.detach().reshape(1)])
 
-    def _unpack(self, bucket: Tensor) -> dict[str, Tensor]:
+    def gradients_of(self, bucket: Tensor) -> dict[str, Tensor]:
+        """By parameter name: pieces of the vector of a pass."""
         parameters = dict(self.named_parameters())
         pieces = bucket[:-1].split([p.numel() for p in parameters.values()])
         return {name: piece.view_as(p) for (name, p), piece in zip(parameters.items(), pieces, strict=True)}

@@ -15,19 +15,22 @@ go to one winner.
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, row_nbytes
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.engines.engine import Engine
 from gnnpar.engines.flat import FlatEngine
+from gnnpar.engines.out_of_core import OutOfCoreEngine
 from gnnpar.models.gnn import GNN
 from gnnpar.plan import LayerPolicy, Plan, Topology
-from gnnpar.shard.shard import Shard
+from gnnpar.shard.shard import Shard, split
 from gnnpar.strategies.strategy import FirstLayer, Workload
 from gnnpar.views.cuts import Cuts, Pushes
 from gnnpar.views.flight import Remote
@@ -37,6 +40,8 @@ from gnnpar.views.rounds import Schedule, Sizing
 from gnnpar.views.sequential import SequentialGraph
 from gnnpar.views.sketch import sketch
 
+EVERY_ROUND = 1 << 30  # of messages that wait on the host: a part then waits once an exchange
+
 
 @dataclass(frozen=True, kw_only=True)
 class SAR:
@@ -45,6 +50,9 @@ class SAR:
     `prefetch`: rounds in flight ahead of the fold. `backward`: push where the fold can, or pull everywhere. `remat`:
     pulled rows that backward reads are fetched again, not kept.
     `codec`: halo rows and their gradients on the wire, in training; evaluation is exact, and sequential too.
+    `logical_parts`: out of core, so many parts on one device, one at a time; all else lies on the host (a GPU's: its
+    memory, a CPU's: a file in `host_dir`, the system's folder for temporary files if null). Messages wait there too, so
+    `prefetch` has no meaning.
     first_layer=cached keeps results of linear folds of the features; it never keeps features of halo nodes.
     """
 
@@ -53,7 +61,12 @@ class SAR:
     remat: bool = True
     backward: Literal["push", "pull"] = "push"
     codec: CodecConfig = Identity()
-    max_ranks = None
+    logical_parts: Annotated[int, Gt(1)] | None = None
+    host_dir: Path | None = None
+
+    @property
+    def max_ranks(self) -> int | None:
+        return None if self.logical_parts is None else 1
 
     @property
     def exactness(self) -> frozenset[Exactness]:
@@ -67,12 +80,32 @@ class SAR:
             mode="sar", codec=self.codec, remat=self.remat, rounds=self.rounds, prefetch=self.prefetch,
             backward=self.backward,
         )  # fmt: skip
-        return workload.flat_plan(topology, policy)
+        if self.logical_parts is not None and topology.num_ranks != 1:
+            raise ValueError(
+                f"strategy.logical_parts={self.logical_parts} puts all parts on one device, but there are "
+                f"{topology.num_ranks} ranks: set world_size=1, or strategy.logical_parts=null."
+            )
+        return workload.flat_plan(topology, policy, chunks=self.logical_parts)
 
     def build(
         self, plan: Plan, shard: Shard, model: GNN, task: Task, comm: Communicator,
         *, seed: int, first_layer: FirstLayer = "live",
     ) -> Engine:  # fmt: skip
+        chunk_of = plan.placement.chunk_of
+        if chunk_of is None:
+            return self._engine(shard, model, task, comm, seed=seed, first_layer=first_layer)
+        parts = split(shard, chunk_of.to(shard.node_ids.device), int(chunk_of.max()) + 1)
+        return OutOfCoreEngine(
+            build=lambda part, rank: replace(self, prefetch=EVERY_ROUND)._engine(
+                part, model, task, rank, seed=seed, first_layer=first_layer
+            ),
+            shard=shard, parts=parts, comm=comm, host_dir=self.host_dir or Path(tempfile.gettempdir()),
+        )  # fmt: skip
+
+    def _engine(
+        self, shard: Shard, model: GNN, task: Task, comm: Communicator, *, seed: int, first_layer: FirstLayer
+    ) -> FlatEngine:
+        """Of one part."""
         schedule = Schedule.agree(self.rounds, shard, comm)
         uses = sketch(model, shard)
         pushed = [use.pushed for use in uses if use.pushed and self.backward == "push"]
