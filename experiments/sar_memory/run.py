@@ -56,7 +56,10 @@ def main() -> None:
             rows.flush()
             peak = max(result["memory_bytes"]["peak"]) / 2**20
             left = (time.perf_counter() - began) / (i + 1) * (len(cases) - i - 1)
-            print(f"{i + 1}/{len(cases)} {model} {cut} {name} {ranks} ranks: {peak:.1f} MiB, {left:.0f} s left", flush=True)
+            print(
+                f"{i + 1}/{len(cases)} {model} {cut} {name} {ranks} ranks: {peak:.1f} MiB, {left:.0f} s left",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
