@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PROBLEM = ["dataset=sbm", "dataset.num_nodes=100000", "model=gat", "model.hidden=256", "model.num_layers=4"]
-COMMON = ["epochs=6", "eval_every=6", "seed=0"]
+PROBLEM = ["dataset=sbm", "dataset.num_nodes=60000", "model=gat", "model.hidden=256", "model.num_layers=4"]
+COMMON = ["epochs=4", "eval_every=4", "seed=0"]
 SINGLE, SAR = ["strategy=single"], ["strategy=sar", "strategy.logical_parts=8"]
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 

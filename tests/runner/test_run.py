@@ -188,6 +188,19 @@ def test_sar_equals_graph_parallel_and_says_what_it_pushed(run_cli: Run, tmp_pat
     assert rows(tmp_path / "again")[-1]["loss/train"] == got[-1]["loss/train"]
 
 
+def test_out_of_core_is_the_same_training(run_cli: Run, tmp_path: Path) -> None:
+    common = ("model=gat", "epochs=3", "eval_every=3", *SMALL)
+    for name, more in {"single": (), "sar": ("strategy.logical_parts=4",)}.items():
+        done = run_cli("train", f"strategy={name}", *more, *common, f"hydra.run.dir={name}")
+        assert done.returncode == 0, done.stderr
+    got, expected = result(tmp_path / "sar"), result(tmp_path / "single")
+    assert got["loss"]["last"] == pytest.approx(expected["loss"]["last"], rel=1e-6)
+    assert got["metric"]["test"] == expected["metric"]["test"]
+    assert got["bytes_per_epoch"]["total"] == 0
+    assert got["memory_bytes"]["live"]["host"] > 0
+    assert json.loads((tmp_path / "sar" / "plan.json").read_text())["arrays"].keys() == {"part_of", "chunk_of"}
+
+
 def test_a_budget_below_one_row_is_one_line(run_cli: Run) -> None:
     common = ("model=gat", "world_size=2", "comm=threads", "epochs=2", *SMALL)
     done = run_cli("train", "strategy=sar", "strategy.rounds=1e-6", *common)

@@ -42,6 +42,8 @@ class HostFile:
     """One file without a name: it is gone with the process, however that ends. A slot is (offset, size)."""
 
     def __init__(self, folder: Path) -> None:
+        if not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise ValueError(f"strategy.host_dir={folder} is no folder to write to: give one on a disk, or null.")
         if (kind := file_system(folder)) in MEMORY_FILES:
             raise ValueError(
                 f"strategy.host_dir={folder} is a {kind}, which is memory itself: give a folder on a disk."
