@@ -234,7 +234,9 @@ def notes(groups: Sequence[Group]) -> list[str]:
         task = f"{claims[0].first['dataset']}/{claims[0].first['model']}"
         controls = {group.control_verdict for group in claims}
         if "not inferior" in controls:
-            lines.append(f"{task}: dataset unfit for the claim: the negative control (codec=drop) is not inferior either")
+            lines.append(
+                f"{task}: dataset unfit for the claim: the negative control (codec=drop) is not inferior either"
+            )
         elif "none" in controls:
             lines.append(f"{task}: no negative control, so equal accuracy proves little; train codec=drop beside it")
         elif controls & {"inconclusive", "unpaired"}:
