@@ -11,6 +11,8 @@ from typing import Any
 from gnnpar.results import words
 from gnnpar.results.groups import Group, cells
 from gnnpar.results.rows import COLUMNS
+from gnnpar.results.runs import no_speed
+from gnnpar.track.console import seconds
 
 _ESCAPED = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -81,9 +83,6 @@ def group_table(groups: Sequence[Group], baseline: str) -> Table:
 
 def row_table(rows: Sequence[Mapping[str, Any]], baseline: str) -> Table:
     """One line a run; nothing is bold, as one run proves nothing."""
-    from gnnpar.results.runs import no_speed
-    from gnnpar.track.console import seconds
-
     lines = []
     for row in rows:
         time = words.NOTHING if row["epoch_seconds"] is None else seconds(row["epoch_seconds"])
@@ -95,10 +94,9 @@ def row_table(rows: Sequence[Mapping[str, Any]], baseline: str) -> Table:
         test = row["test_at_best_val"]
         name = f"{row['strategy']} {row['variant']}".strip()
         ranks = f"{row['world_size']}x{row['threads_per_rank']}"
-        lines.append(
-            [name, row["model"], row["dataset"], str(row["seed"]), ranks, time, ratio, words.size(row["bytes_per_epoch"]),
-             words.NOTHING if test is None else f"{100 * test:.2f}", row["status"]]
-        )  # fmt: skip
+        percent = words.NOTHING if test is None else f"{100 * test:.2f}"
+        sent, seed = words.size(row["bytes_per_epoch"]), str(row["seed"])
+        lines.append([name, row["model"], row["dataset"], seed, ranks, time, ratio, sent, percent, row["status"]])
     headings = [f"x {baseline}" if name == "speed-up" else name for name in _RUN_HEADINGS]
     return headings, [name in ("strategy", "model", "dataset", "status") for name in _RUN_HEADINGS], lines, set()
 

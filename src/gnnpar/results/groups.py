@@ -74,7 +74,7 @@ def grouped(
     results: Sequence[tuple[Path, Result]], rows: Sequence[dict[str, Any]], *, baseline: str,
     margin: float = MARGIN, target: float | None = None,
 ) -> list[Group]:  # fmt: skip
-    """Groups in the order of their first runs. `rows`: of table_rows; margin in points; target: instead of rule 13's."""
+    """Groups in the order of their first runs. rows: of table_rows; margin in points; target: instead of rule 13's."""
     groups: dict[Hashable, Group] = {}
     for (_, result), row in zip(results, rows, strict=True):
         group = groups.setdefault(_key(result, row), Group([], [], arena_of(result)))
@@ -153,7 +153,7 @@ def _times(group: Group) -> None:
 
 def _accuracy(group: Group, exact: Sequence[Result], baseline: str, margin: float) -> None:
     """Test metric at best validation in percent, and its paired difference to the exact runs of the baseline."""
-    ours = {seed: runs for seed, runs in _by_seed(group.completed).items()}
+    ours = _by_seed(group.completed)
     group.accuracies = {seed: plain.fmean(map(_percent, runs)) for seed, runs in ours.items()}
     group.accuracy = statistics.mean(list(group.accuracies.values())) if ours else None
     if group.first["strategy"] == baseline and is_exact(group.results[0]):

@@ -15,7 +15,7 @@ GREY = "(times in parentheses) more threads than cores, or ranks as threads: no 
 
 def digits_of(half: float) -> int:
     """Decimals that an interval of this half width supports: two of its figures, at most three decimals."""
-    return 1 if not half == half or half >= 1 else 2 if half >= 0.1 else 3 if half > 0 else 2
+    return 1 if half != half or half >= 1 else 2 if half >= 0.1 else 3 if half > 0 else 2
 
 
 def interval(estimate: Estimate | None, *, decimals: int | None = None, signed: bool = False) -> str:
