@@ -14,6 +14,7 @@ from gnnpar.results.runs import flat
 from gnnpar.track.jsonl import read_rows
 
 MOST_POINTS = 80
+_NAMED = ("world_size", "threads_per_rank", "strategy", "codec", "model", "dataset")  # what is said elsewhere
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,12 @@ def varying(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
         facts = {"ranks": group.first["world_size"], "threads": group.first["threads_per_rank"]}
         facts |= flat(group.results[0].get("settings", {}))
         facts |= {"seed": ", ".join(map(str, seeds))}
-        flats.append({key: str(value) for key, value in facts.items() if key not in ("world_size",)})
-    keys = [key for key in dict.fromkeys(k for f in flats for k in f) if len({f.get(key) for f in flats}) > 1]
-    return keys, [[f.get(key, "") for key in keys] for f in flats]
+        flats.append({key: str(value) for key, value in facts.items() if key not in _NAMED})
+    columns = {key: tuple(f.get(key, "") for f in flats) for f in flats for key in f}
+    first: dict[tuple[str, ...], str] = {}  # settings that vary together, a codec's name in two places, stand once
+    for key, column in columns.items():
+        if len(set(column)) > 1:
+            first.setdefault(column, key)
+    return list(first.values()), [list(cells) for cells in zip(*first, strict=True)] if first else [[] for _ in flats]
 
 

@@ -74,13 +74,14 @@ def grouped(
     results: Sequence[tuple[Path, Result]], rows: Sequence[dict[str, Any]], *, baseline: str,
     margin: float = MARGIN, target: float | None = None,
 ) -> list[Group]:  # fmt: skip
-    """Groups in the order of their first runs. rows: of table_rows; margin in points; target: instead of rule 13's."""
+    """Groups by task, in the order of their first runs. rows: of table_rows; margin in points; target: instead of rule 13's."""
     groups: dict[Hashable, Group] = {}
     for (_, result), row in zip(results, rows, strict=True):
         group = groups.setdefault(_key(result, row), Group([], [], arena_of(result)))
         group.rows.append(row)
         group.results.append(result)
-    found = list(groups.values())
+    order = {arena: i for i, arena in enumerate(dict.fromkeys(group.arena for group in groups.values()))}
+    found = sorted(groups.values(), key=lambda group: order[group.arena])
     _tell_apart(found)
     exact = exact_runs_of(baseline, [result for _, result in results])
     by_arena: dict[str, list[Result]] = {}

@@ -38,7 +38,7 @@ def show_groups(
     """One row a group; speed-ups in bold only where a paired test puts them before all others."""
     table = _table(rows, allow_unfair)
     headings = [*words.HEADINGS.items()]
-    constant = _constant(groups)
+    constant = words.constant_columns(groups)
     used = [i for i in words.used_columns(groups) if headings[i][0] not in constant]
     for i in used:
         name, text = headings[i]
@@ -58,15 +58,6 @@ def show_groups(
     if targets:
         texts = ", ".join(f"{task} {100 * target:.2f} %" for task, target in targets.items())
         say(f"target on validation: {texts}")
-
-
-def _constant(groups: Sequence[Group]) -> dict[str, str]:
-    """Columns of names that say the same in every one of several rows: one line below the table is enough."""
-    if len(groups) < 2:
-        return {}
-    columns = zip(words.HEADINGS, zip(*map(words.group_cells, groups), strict=True), strict=True)
-    names = ("model", "dataset", "runs", "times")
-    return {name: values[0] for name, values in columns if name in names and len(set(values)) == 1}
 
 
 def say(line: str) -> None:

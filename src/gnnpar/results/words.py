@@ -39,13 +39,10 @@ def ratio(estimate: Estimate | None) -> str:
 
 
 def censored(value: Median | None, unit: str) -> str:
-    """Seconds ('s') or gigabytes ('GB') to a target; '> 3.1 s' where too many runs never reached it."""
+    """Seconds ('s') or bytes ('B') to a target; '> 3.1 s' where too many runs never reached it."""
     if value is None:
         return NOTHING
-    if unit == "s":
-        text = f"{value.value:.2f} s"
-    else:
-        text = f"{value.value / 1e9:.3g} GB"
+    text = seconds(value.value) if unit == "s" else num_bytes(value.value)
     return f"> {text}" if value.censored else text
 
 
@@ -114,10 +111,19 @@ def group_cells(group: Group) -> list[str]:
         verdict_of(group),
         NOTHING if group.control or group.verdict == "baseline" else group.control_verdict,
         greyed(censored(group.seconds_to_target, "s"), group),
-        censored(group.bytes_to_target, "GB"),
+        censored(group.bytes_to_target, "B"),
         *fidelity_of(group),
         f"{first['provenance']} {first['links']}".strip(),
     ]  # fmt: skip
+
+
+def constant_columns(groups: Sequence[Group]) -> dict[str, str]:
+    """Columns of names that say the same in every one of several rows: one line beside the table is enough."""
+    if len(groups) < 2:
+        return {}
+    columns = zip(HEADINGS, zip(*map(group_cells, groups), strict=True), strict=True)
+    names = ("model", "dataset", "runs", "times")
+    return {name: values[0] for name, values in columns if name in names and len(set(values)) == 1}
 
 
 def used_columns(groups: Sequence[Group]) -> list[int]:

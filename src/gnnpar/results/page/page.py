@@ -32,7 +32,8 @@ RUN_COLUMNS = (
     ("test at best val", "test_at_best_val", False), ("gradient cosine", "gradient_cosine", False),
     ("times", "provenance", True), ("status", "status", True),
 )  # fmt: skip
-_ALWAYS = ("strategy", "model", "dataset", "seed", "world_size", "epoch_seconds", "bytes_per_epoch", "status")
+STACKED = {"time": colours.TIME, "bytes": colours.BYTES, "memory": colours.MEMORY}  # sections of parts that add up
+_ALWAYS = ("strategy", "model", "seed", "world_size", "epoch_seconds", "bytes_per_epoch", "status")
 
 
 def write_page(found: Comparison, file: Path) -> Path:
@@ -69,7 +70,11 @@ def context(found: Comparison) -> dict[str, Any]:
     by_task = {arena: [group for group in found.groups if group.arena == arena] for arena in names}
     specs, sections = pictures(found, by_task, names, tint)
     keys, values = curves.varying(found.groups)
-    shown = [c for c in RUN_COLUMNS if c[1] in _ALWAYS or any(row[c[1]] is not None for row in found.rows)]
+    constant = words.constant_columns(found.groups)
+    hidden = {"exactness", *constant}  # exactness stands below the strategy
+    texts = {c: {_text(row, c) for row in found.rows} for _, c, _ in RUN_COLUMNS}
+    same = {c: next(iter(texts[c])) for c in ("dataset", "provenance") if len(texts[c]) == 1 and len(found.rows) > 1}
+    shown = [c for c in RUN_COLUMNS if c[1] in _ALWAYS or (c[1] not in same and texts[c[1]] != {words.NOTHING})]
     return {
         "title": "gnnpar: " + ", ".join(dict.fromkeys(names.values())) if len(names) < 4 else "gnnpar comparison",
         "found": found,
@@ -79,7 +84,8 @@ def context(found: Comparison) -> dict[str, Any]:
         "provenances": list(dict.fromkeys(f"{row['provenance']} {row['links']}".strip() for row in found.rows)),
         "grey": any(no_speed(row) for row in found.rows),
         "headings": [(*heading, i) for i, heading in enumerate(words.HEADINGS.items())],
-        "used": words.used_columns(found.groups),
+        "used": [i for i in words.used_columns(found.groups) if [*words.HEADINGS][i] not in hidden],
+        "constant": constant,
         "groups": [(group, words.group_cells(group), tint[group.first["strategy"]]) for group in found.groups],
         "bold": {"test %": "accuracy", "speed-up": "speedup"},
         "columns": shown,
@@ -88,6 +94,7 @@ def context(found: Comparison) -> dict[str, Any]:
         "keys": keys,
         "differing": [(group, cells) for group, cells in zip(found.groups, values, strict=True)],
         "sections": sections,
+        "keys_of": {section: legend(specs, section, tints) for section, tints in STACKED.items()},
         "strategies": list(dict.fromkeys(row["strategy"] for row in found.rows if row["epoch_seconds"])),
         "schedules": schedules(found),
         "specs": _json(specs),
@@ -147,7 +154,7 @@ def pictures(
             "time": plots.stacked(groups, _breakdown, colours.TIME, "seconds", timed=True),
             "bytes": plots.stacked(groups, _bytes, colours.BYTES, "bytes"),
             "layers": plots.layers(groups, tint),
-            "memory": plots.stacked(groups, _memory, colours.MEMORY, "memory"),
+            "memory": plots.stacked(groups, _memory, colours.MEMORY, "bytes"),
             "accuracy against time": plots.accuracy(groups, tint, "seconds"),
             "accuracy against bytes": plots.accuracy(groups, tint, "bytes"),
         }
@@ -173,6 +180,13 @@ def speedups(found: Comparison, tint: Mapping[str, str]) -> dict[str, dict[str, 
             here = [group for group in groups if group.arena == arena]
             pictured.setdefault(arena, {})[baseline] = plots.speedup(here, baseline, tint)
     return pictured
+
+
+def legend(specs: Mapping[str, Any], section: str, tints: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Names and colours of the parts that any picture of a section shows."""
+    shown = {trace.get("name") for name, spec in specs.items() if name.startswith(f"{section}-") for trace in spec["data"]}
+    named = [(plots.LABELS.get(part, part), tint) for part, tint in tints.items()]
+    return [(name, tint) for name, tint in named if name in shown]
 
 
 def _breakdown(group: Group) -> dict[str, float] | None:

@@ -16,7 +16,7 @@ from gnnpar.results.groups import Group
 
 Spec = dict[str, Any]
 _WIDEST = 28  # characters of a label
-_LABELS = {"exposed_wire": "exposed, wire", "exposed_skew": "exposed, skew"}
+LABELS = {"exposed_wire": "exposed, wire", "exposed_skew": "exposed, skew"}
 
 
 def label(group: Group) -> str:
@@ -53,7 +53,7 @@ def speedup(groups: Sequence[Group], baseline: str, colour: Mapping[str, str]) -
     highest = max([1.0, *(r for g in shown for r in g.ratios), *(g.speedup.high for g in shown if _known(g))])
     layout = _horizontal(names, f"times faster than {baseline}", highest * 1.08)
     line = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1, "dash": "dot"}}
-    return {"data": data, "layout": layout | {"shapes": [line], "showlegend": False}}
+    return {"data": data, "layout": layout | {"shapes": [line]}}
 
 
 def _known(group: Group) -> bool:
@@ -83,19 +83,17 @@ def stacked(
         values = [parts.get(part, 0.0) / scale for _, parts in found]
         if any(values):
             data.append(
-                {"type": "bar", "orientation": "h", "name": _LABELS.get(part, part), "x": values, "y": places,
+                {"type": "bar", "orientation": "h", "name": LABELS.get(part, part), "x": values, "y": places,
                  "marker": {"color": tint, "opacity": faint, "line": {"width": 0}},
-                 "hovertemplate": f"{_LABELS.get(part, part)}: %{{x:.4~g}} {unit}<extra></extra>"}
+                 "hovertemplate": f"{LABELS.get(part, part)}: %{{x:.4~g}} {unit}<extra></extra>"}
             )  # fmt: skip
     totals = [sum(parts.values()) / scale for _, parts in found]
-    marks = [" (no speed)" if timed and group.timeless else "" for group, _ in found]
+    forms = [" (%.3g)" if timed and group.timeless else " %.3g" for group, _ in found]
     data.append(
         {"type": "scatter", "mode": "text", "x": totals, "y": places, "textposition": "middle right", "hoverinfo": "skip",
-         "text": [f" {total:.3g}{mark}" for total, mark in zip(totals, marks, strict=True)], "showlegend": False,
-         "cliponaxis": False}
+         "text": [form % total for form, total in zip(forms, totals, strict=True)], "cliponaxis": False}
     )  # fmt: skip
-    room = 1.42 if any(marks) else 1.16
-    layout = _horizontal(names, unit, largest / scale * room) | {"barmode": "stack", "bargap": 0.42}
+    layout = _horizontal(names, unit, largest / scale * 1.2) | {"barmode": "stack", "bargap": 0.42}
     return {"data": data, "layout": layout}
 
 
@@ -124,7 +122,8 @@ def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> S
     found = [(group, runs) for group in groups if (runs := curves.curves_of(group))]
     if not found:
         return None
-    largest = max(getattr(run, axis)[-1] for _, runs in found for run in runs)
+    counted = [pair for pair in found if not pair[0].timeless] or found
+    largest = max(getattr(run, axis)[-1] for _, runs in counted for run in runs)
     scale, unit = (1.0, "epochs") if axis == "epochs" else scale_of(largest, axis)
     data: list[Spec] = []
     for i, (group, runs) in enumerate(found):
@@ -145,6 +144,9 @@ def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> S
         "legend": _below(-0.26),
     }
     target = next((group.target for group in groups if group.target is not None), None)
+    timed = [getattr(run, axis)[-1] for group, runs in found for run in runs if not group.timeless]
+    if axis == "seconds" and timed:  # grey curves may leave the picture
+        layout["xaxis"]["range"] = [0, max(timed) / scale * 1.04]
     if target is not None:
         ends = {"xref": "paper", "x0": 0, "x1": 1, "y0": 100 * target, "y1": 100 * target}
         layout["shapes"] = [{"type": "line", **ends, "line": {"width": 1, "dash": "dot"}}]
@@ -174,11 +176,10 @@ def _ranks(group: Group) -> str:
 
 
 def scale_of(largest: float, quantity: str) -> tuple[float, str]:
-    """Divisor and unit in which the largest value reads well; bytes are decimal, as on a wire, or binary in memory."""
+    """Divisor and unit in which the largest value reads well."""
     units = {
         "seconds": ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
-        "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
-        "memory": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
+        "bytes": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
     }[quantity]
     if quantity == "seconds" and 60 <= largest < 600:
         return 1.0, "s"
@@ -187,14 +188,14 @@ def scale_of(largest: float, quantity: str) -> tuple[float, str]:
 
 def _horizontal(names: Sequence[str], title: str, highest: float) -> Spec:
     return {
-        "height": 44 * len(names) + 108,
+        "height": 44 * len(names) + 62,
         "xaxis": {"title": {"text": title}, "range": [0, highest]},
         "yaxis": {
             "tickvals": list(range(len(names))), "ticktext": list(names), "range": [len(names) - 0.45, -0.55],
             "showgrid": False, "zeroline": False,
         },
-        "legend": _below(0) | {"y": 1, "yanchor": "bottom"},
-        "margin": {"l": 8, "r": 8, "t": 36, "b": 40},
+        "margin": {"l": 8, "r": 8, "t": 4, "b": 40},
+        "showlegend": False,  # the page has one for all pictures of a section
     }  # fmt: skip
 
 
