@@ -116,5 +116,3 @@ def varying(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
         if len(set(column)) > 1:
             first.setdefault(column, key)
     return list(first.values()), [list(cells) for cells in zip(*first, strict=True)] if first else [[] for _ in flats]
-
-

@@ -63,6 +63,10 @@ def _figure(path: Path, tasks: Mapping[str, list[Group]], draw: Callable[[Any, l
         axes.set_visible(False)
     if not any_data:
         return []
+    named = dict(pair for axes in panels for pair in zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    if named:
+        wide = max(map(len, named)) > 20
+        figure.legend(named.values(), named, loc="outside lower center", ncols=across * (2 if wide else 4))
     files = [path.with_suffix(f".{form}") for form in FORMATS]
     for file in files:
         figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else {"CreationDate": None})
@@ -94,7 +98,9 @@ def _stacked(axes: Any, groups: Sequence[Group], field: str, tints: Mapping[str,
     for part, tint in tints.items():
         widths = [parts[part] / scale for _, parts in found]
         if any(widths):
-            bars = axes.barh(range(len(found)), widths, left=left, height=0.56, color=tint, label=part.replace("_", ", "))
+            bars = axes.barh(
+                range(len(found)), widths, left=left, height=0.56, color=tint, label=part.replace("_", ", ")
+            )
             for bar, (group, _) in zip(bars, found, strict=True):
                 bar.set_alpha(0.4 if quantity == "seconds" and group.timeless else 1.0)
         left = [before + width for before, width in zip(left, widths, strict=True)]
@@ -103,12 +109,13 @@ def _stacked(axes: Any, groups: Sequence[Group], field: str, tints: Mapping[str,
         axes.text(total, i, f" ({total:.3g})" if grey else f" {total:.3g}", va="center", fontsize=7)
     axes.set_xlim(0, largest / scale * 1.18)
     _label(axes, [group for group, _ in found], unit)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.24), ncols=4, columnspacing=0.8, handlelength=0.8)
     return True
 
 
 def _accuracy(axes: Any, groups: Sequence[Group], axis: str, tint: Mapping[str, str]) -> bool:
-    shown = [group for group in groups if not (axis == "seconds" and group.timeless)]  # grey times are no curve on paper
+    shown = [
+        group for group in groups if not (axis == "seconds" and group.timeless)
+    ]  # grey times are no curve on paper
     found = [(group, runs) for group in shown if (runs := curves.curves_of(group))]
     if not found:
         return False
@@ -130,11 +137,10 @@ def _accuracy(axes: Any, groups: Sequence[Group], axis: str, tint: Mapping[str, 
         axes.axhline(100 * target, color="#5a6572", linewidth=0.6, linestyle=":")
     axes.set_xlabel({"seconds": f"training time, {unit}", "bytes": f"sent, {unit}"}[axis])
     axes.set_ylabel(f"{groups[0].first['metric'] or 'metric'} on validation, %")
-    axes.legend(loc="lower right")
     return True
 
 
 def _label(axes: Any, groups: Sequence[Group], title: str) -> None:
-    axes.set_yticks(range(len(groups)), [group.name for group in groups], fontsize=7)
+    axes.set_yticks(range(len(groups)), ["\n".join(group.name.split(" ", 1)) for group in groups], fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel(title)

@@ -5,35 +5,24 @@ from __future__ import annotations
 import base64
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from gnnpar.results import colours, curves, words
+from gnnpar.results import colours, curves
 from gnnpar.results.comparison import Comparison
 from gnnpar.results.groups import Group, grouped
-from gnnpar.results.page import plots
+from gnnpar.results.page import plots, tables
 from gnnpar.results.page.answers import answers
 from gnnpar.results.rows import table_rows
 from gnnpar.results.runs import no_speed
 from gnnpar.settings import ConfigError
-from gnnpar.track.console import num_bytes, seconds
 from gnnpar.track.keys import BYTE_PHASES
 
 SCHEDULE = "schedule.svg"  # a run that has a picture of its schedule leaves it under this name
 
-# columns of the table of runs: heading, column of rows.COLUMNS, is it text?
-RUN_COLUMNS = (
-    ("strategy", "strategy", True), ("model", "model", True), ("dataset", "dataset", True), ("seed", "seed", False),
-    ("block", "block", False), ("ranks", "world_size", False), ("threads", "threads_per_rank", False),
-    ("epoch", "epoch_seconds", False), ("speed-up", "ratio", False), ("sent/epoch", "bytes_per_epoch", False),
-    ("peak/rank", "memory_peak_bytes", False), ("val", "val", False), ("test", "test", False),
-    ("test at best val", "test_at_best_val", False), ("gradient cosine", "gradient_cosine", False),
-    ("times", "provenance", True), ("status", "status", True),
-)  # fmt: skip
 STACKED = {"time": colours.TIME, "bytes": colours.BYTES, "memory": colours.MEMORY}  # sections of parts that add up
-_ALWAYS = ("strategy", "model", "seed", "world_size", "epoch_seconds", "bytes_per_epoch", "status")
 
 
 def write_page(found: Comparison, file: Path) -> Path:
@@ -70,26 +59,20 @@ def context(found: Comparison) -> dict[str, Any]:
     by_task = {arena: [group for group in found.groups if group.arena == arena] for arena in names}
     specs, sections = pictures(found, by_task, names, tint)
     keys, values = curves.varying(found.groups)
-    constant = words.constant_columns(found.groups)
-    hidden = {"exactness", *constant}  # exactness stands below the strategy
-    texts = {c: {_text(row, c) for row in found.rows} for _, c, _ in RUN_COLUMNS}
-    same = {c: next(iter(texts[c])) for c in ("dataset", "provenance") if len(texts[c]) == 1 and len(found.rows) > 1}
-    shown = [c for c in RUN_COLUMNS if c[1] in _ALWAYS or (c[1] not in same and texts[c[1]] != {words.NOTHING})]
+    headings, group_rows = tables.group_rows(found.groups, found.baseline, tint)
+    columns = tables.run_columns(found.rows)
     return {
         "title": "gnnpar: " + ", ".join(dict.fromkeys(names.values())) if len(names) < 4 else "gnnpar comparison",
         "found": found,
-        "tasks": names,
         "answers": [(names[arena], answers(groups, found.baseline)) for arena, groups in by_task.items()],
         "facts": facts(found),
         "provenances": list(dict.fromkeys(f"{row['provenance']} {row['links']}".strip() for row in found.rows)),
         "grey": any(no_speed(row) for row in found.rows),
-        "headings": [(*heading, i) for i, heading in enumerate(words.HEADINGS.items())],
-        "used": [i for i in words.used_columns(found.groups) if [*words.HEADINGS][i] not in hidden],
-        "constant": constant,
-        "groups": [(group, words.group_cells(group), tint[group.first["strategy"]]) for group in found.groups],
-        "bold": {"test %": "accuracy", "speed-up": "speedup"},
-        "columns": shown,
-        "runs": [run_row(row, shown, tint) for row in found.rows],
+        "headings": headings,
+        "group_rows": [(names[arena], [r for r in group_rows if r.group.arena == arena]) for arena in names],
+        "targets": {names[group.arena]: group.target for group in found.groups if group.target is not None},
+        "columns": columns,
+        "runs": [tables.run_row(row, columns, tint) for row in found.rows],
         "choices": {name: sorted({str(row[name]) for row in found.rows}) for name in ("strategy", "model", "dataset")},
         "keys": keys,
         "differing": [(group, cells) for group, cells in zip(found.groups, values, strict=True)],
@@ -114,31 +97,6 @@ def facts(found: Comparison) -> list[tuple[str, str]]:
     }
     lines = [(name, " | ".join(dict.fromkeys(values))) for name, values in named.items()]
     return [*lines, ("baseline", found.baseline), ("margin", f"{found.margin:g} points")]
-
-
-def run_row(row: Mapping[str, Any], columns: Sequence[tuple[str, str, bool]], tint: Mapping[str, str]) -> dict[str, Any]:
-    """Texts for people, and the exact values of result.json as attributes."""
-    exact = {name: "" if value is None else value for name, value in row.items()}
-    cells = [(column, _text(row, column), is_text) for _, column, is_text in columns]
-    return {"exact": exact, "cells": cells, "colour": tint[row["strategy"]], "grey": no_speed(row)}
-
-
-def _text(row: Mapping[str, Any], column: str) -> str:
-    value = row[column]
-    if value is None or value == "":
-        return words.NOTHING
-    if column == "strategy":
-        return f"{value} {row['variant']}".strip()
-    if column == "provenance":
-        return f"{value} {row['links']}".strip()
-    if column == "epoch_seconds":
-        return f"({seconds(value)})" if no_speed(row) else seconds(value)
-    if column == "ratio":
-        text = f"{value:.2f}" + ("?" if row["why_no_ratio"] == "unfair" else "")
-        return f"({text})" if no_speed(row) else text
-    if column in ("bytes_per_epoch", "memory_peak_bytes"):
-        return num_bytes(value)
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def pictures(
@@ -184,7 +142,8 @@ def speedups(found: Comparison, tint: Mapping[str, str]) -> dict[str, dict[str, 
 
 def legend(specs: Mapping[str, Any], section: str, tints: Mapping[str, str]) -> list[tuple[str, str]]:
     """Names and colours of the parts that any picture of a section shows."""
-    shown = {trace.get("name") for name, spec in specs.items() if name.startswith(f"{section}-") for trace in spec["data"]}
+    drawn = [spec for name, spec in specs.items() if name.startswith(f"{section}-")]
+    shown = {trace.get("name") for spec in drawn for trace in spec["data"]}
     named = [(plots.LABELS.get(part, part), tint) for part, tint in tints.items()]
     return [(name, tint) for name, tint in named if name in shown]
 
