@@ -14,9 +14,11 @@ _KNOWN = {
 _OTHERS = ("#a08a1c", "#8064b8", "#5f8f4e", "#b8536b", "#4aa3a2", "#9b7653")
 GREY = "#a5adb5"  # of times that are no statement on speed
 
-TIME = dict(zip(PHASES, ("#5f7fa3", "#a98bc4", "#d9663b", "#f0b48c", "#e3c84f", "#6bab8f", "#b9bfc6"), strict=True))
+TIME: Mapping[str, str] = dict(
+    zip(PHASES, ("#5f7fa3", "#a98bc4", "#d9663b", "#f0b48c", "#e3c84f", "#6bab8f", "#b9bfc6"), strict=True)
+)
 _SENT = ("#3f7fb5", "#8db8dc", "#a98bc4", "#d9663b", "#e3c84f", "#6bab8f", "#b9bfc6")
-BYTES = dict(zip(BYTE_PHASES, _SENT, strict=True))
+BYTES: Mapping[str, str] = dict(zip(BYTE_PHASES, _SENT, strict=True))
 MEMORY = {
     "features": "#5f7fa3", "activations": "#d9663b", "halo": "#e3c84f", "history": "#a98bc4", "structure": "#6bab8f",
     "parameters": "#8db8dc", "optimizer": "#b9bfc6",

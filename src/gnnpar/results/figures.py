@@ -13,7 +13,7 @@ from gnnpar.results.page.plots import scale_of
 from gnnpar.settings import ConfigError
 
 FORMATS = ("svg", "pdf")
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 8, "font.family": "sans-serif", "axes.spines.top": False, "axes.spines.right": False,
     "axes.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": 7, "svg.fonttype": "none", "pdf.fonttype": 42,
     "svg.hashsalt": "gnnpar", "figure.constrained_layout.use": True,

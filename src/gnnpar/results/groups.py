@@ -74,7 +74,24 @@ def grouped(
     results: Sequence[tuple[Path, Result]], rows: Sequence[dict[str, Any]], *, baseline: str,
     margin: float = MARGIN, target: float | None = None,
 ) -> list[Group]:  # fmt: skip
-    """Groups by task, in the order of their first runs. rows: of table_rows; margin in points; target: instead of rule 13's."""
+    """Groups by task. rows: of table_rows; margin in points; target: of validation, instead of rule 13's."""
+    found = timed_groups(results, rows)
+    exact = exact_runs_of(baseline, [result for _, result in results])
+    by_arena: dict[str, list[Result]] = {}
+    for base in exact:
+        by_arena.setdefault(arena_of(base), []).append(base)
+    for group in found:
+        _accuracy(group, by_arena.get(group.arena, ()), baseline, margin)
+        fixed = target if target is not None else target_of(by_arena.get(group.arena, ()))
+        _to_target(group, fixed)
+    _controls(found)
+    for arena in dict.fromkeys(group.arena for group in found):
+        _bold([group for group in found if group.arena == arena and not group.control])
+    return found
+
+
+def timed_groups(results: Sequence[tuple[Path, Result]], rows: Sequence[dict[str, Any]]) -> list[Group]:
+    """Groups by task, in the order of their first runs, with times and speed-ups alone."""
     groups: dict[Hashable, Group] = {}
     for (_, result), row in zip(results, rows, strict=True):
         group = groups.setdefault(_key(result, row), Group([], [], arena_of(result)))
@@ -83,18 +100,8 @@ def grouped(
     order = {arena: i for i, arena in enumerate(dict.fromkeys(group.arena for group in groups.values()))}
     found = sorted(groups.values(), key=lambda group: order[group.arena])
     _tell_apart(found)
-    exact = exact_runs_of(baseline, [result for _, result in results])
-    by_arena: dict[str, list[Result]] = {}
-    for base in exact:
-        by_arena.setdefault(arena_of(base), []).append(base)
     for group in found:
         _times(group)
-        _accuracy(group, by_arena.get(group.arena, ()), baseline, margin)
-        fixed = target if target is not None else target_of(by_arena.get(group.arena, ()))
-        _to_target(group, fixed)
-    _controls(found)
-    for arena in dict.fromkeys(group.arena for group in found):
-        _bold([group for group in found if group.arena == arena and not group.control])
     return found
 
 
@@ -146,10 +153,15 @@ def _times(group: Group) -> None:
             seconds.setdefault((row["seed"], row["block"]), []).append(row["epoch_seconds"])
             if row["ratio"] is not None:
                 ratios.setdefault((row["seed"], row["block"]), []).append(row["ratio"])
-    group.times = {block: plain.geometric_mean(values) for block, values in seconds.items()}
-    group.ratios = [plain.geometric_mean(values) for values in ratios.values()]
+    group.times = {block: _middle(values) for block, values in seconds.items()}
+    group.ratios = [_middle(values) for values in ratios.values()]
     group.epoch_seconds = statistics.geometric_mean(list(group.times.values())) if group.times else None
     group.speedup = statistics.geometric_mean(group.ratios) if group.ratios else None
+
+
+def _middle(values: Sequence[float]) -> float:
+    """Geometric mean of what ran more than once in a block; a single value as it is, to its last bit."""
+    return values[0] if len(values) == 1 else plain.geometric_mean(values)
 
 
 def _accuracy(group: Group, exact: Sequence[Result], baseline: str, margin: float) -> None:

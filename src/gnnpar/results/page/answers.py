@@ -22,6 +22,8 @@ class Answer(NamedTuple):
 def answers(groups: Sequence[Group], baseline: str) -> list[Answer]:
     """Fastest, least sent, least memory, accuracy; the negative control competes in none."""
     rivals = [group for group in groups if not group.control and group.completed]
+    if not rivals:
+        return []
     found = [fastest(rivals, baseline), least_sent(rivals), least_memory(rivals), accuracy(rivals)]
     return [answer for answer in found if answer is not None]
 
@@ -29,7 +31,9 @@ def answers(groups: Sequence[Group], baseline: str) -> list[Answer]:
 def fastest(groups: Sequence[Group], baseline: str) -> Answer | None:
     timed = [(g.epoch_seconds.value, g) for g in groups if g.epoch_seconds is not None and not g.timeless]
     if not timed:
-        return Answer("fastest", words.NOTHING, "", "more threads than cores everywhere: no statement on speed")
+        return Answer(
+            "fastest", words.NOTHING, "", "no statement on speed: more threads than cores, or ranks as threads"
+        )
     best = min(timed, key=lambda pair: pair[0])[1]
     provenances = {g.first["provenance"] for _, g in timed if g.first["world_size"] > 1}
     if len(timed) == 1:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gnnpar.results import colours, curves
 from gnnpar.results.comparison import Comparison
-from gnnpar.results.groups import Group, grouped
+from gnnpar.results.groups import Group, timed_groups
 from gnnpar.results.page import plots, tables
 from gnnpar.results.page.answers import answers
 from gnnpar.results.rows import table_rows
@@ -132,8 +132,7 @@ def speedups(found: Comparison, tint: Mapping[str, str]) -> dict[str, dict[str, 
     for baseline in dict.fromkeys([found.baseline, *(row["strategy"] for row in found.rows)]):
         groups = found.groups
         if baseline != found.baseline:
-            rows = table_rows(found.results, baseline=baseline)
-            groups = grouped(found.results, rows, baseline=baseline, margin=found.margin)
+            groups = timed_groups(found.results, table_rows(found.results, baseline=baseline))
         for arena in {group.arena for group in groups if group.speedup is not None}:
             here = [group for group in groups if group.arena == arena]
             pictured.setdefault(arena, {})[baseline] = plots.speedup(here, baseline, tint)

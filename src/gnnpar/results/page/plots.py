@@ -50,14 +50,17 @@ def speedup(groups: Sequence[Group], baseline: str, colour: Mapping[str, str]) -
             ends = {"array": [estimate.high - estimate.value], "arrayminus": [estimate.value - estimate.low]}
             point["error_x"] = {"type": "data", "symmetric": False, **ends, "color": tint, "thickness": 1.6, "width": 5}
         data.append(point)
-    highest = max([1.0, *(r for g in shown for r in g.ratios), *(g.speedup.high for g in shown if _known(g))])
+    highest = max(
+        [1.0, *(r for g in shown for r in g.ratios), *(high for g in shown if (high := _high(g)) is not None)]
+    )
     layout = _horizontal(names, f"times faster than {baseline}", highest * 1.08)
     line = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1, "dash": "dot"}}
     return {"data": data, "layout": layout | {"shapes": [line]}}
 
 
-def _known(group: Group) -> bool:
-    return group.speedup is not None and group.speedup.high == group.speedup.high
+def _high(group: Group) -> float:
+    """The upper end of the interval; 0 where one block gave none."""
+    return group.speedup.high if group.speedup is not None and group.speedup.high == group.speedup.high else 0.0
 
 
 def _hover(value: float, low: float, high: float, n: int) -> str:
@@ -90,8 +93,9 @@ def stacked(
     totals = [sum(parts.values()) / scale for _, parts in found]
     forms = [" (%.3g)" if timed and group.timeless else " %.3g" for group, _ in found]
     data.append(
-        {"type": "scatter", "mode": "text", "x": totals, "y": places, "textposition": "middle right", "hoverinfo": "skip",
-         "text": [form % total for form, total in zip(forms, totals, strict=True)], "cliponaxis": False}
+        {"type": "scatter", "mode": "text", "x": totals, "y": places, "textposition": "middle right",
+         "hoverinfo": "skip", "cliponaxis": False,
+         "text": [form % total for form, total in zip(forms, totals, strict=True)]}
     )  # fmt: skip
     layout = _horizontal(names, unit, largest / scale * 1.2) | {"barmode": "stack", "bargap": 0.42}
     return {"data": data, "layout": layout}
