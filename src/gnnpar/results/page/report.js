@@ -38,7 +38,7 @@
     plot.closest("figure").classList.toggle("empty", !spec);
     if (!spec) {
       Plotly.purge(plot);
-      plot.textContent = "no ratio to this baseline";
+      plot.textContent = "no ratio over this baseline";
       return;
     }
     if (!plot.data) plot.textContent = "";
