@@ -45,6 +45,18 @@ def test_several_seeds_are_grouped_unless_told_otherwise(study: Path, capsys: py
     assert "not inferior" not in output(capsys, str(study), "--no-group")
 
 
+def test_a_narrow_terminal_goes_without_what_matters_least(
+    study: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.console import Console
+
+    wide = output(capsys, str(study)).splitlines()[0].split()
+    monkeypatch.setattr("gnnpar.results.terminal._console", lambda: Console(width=100, highlight=False))
+    narrow = output(capsys, str(study))
+    assert {"verdict", "control", "epoch"} <= set(narrow.splitlines()[0].split()) < set(wide)
+    assert "too narrow for exactness" in narrow
+
+
 def test_json_holds_runs_groups_and_what_was_asked(study: Path, capsys: pytest.CaptureFixture) -> None:
     found = json.loads(output(capsys, str(study), "--json", "--margin", "0.5"))
     assert (len(found["rows"]), len(found["groups"]), found["margin"], found["baseline"]) == (9, 3, 0.5, "single")

@@ -66,7 +66,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "fidelity_every=4",
             )
             result = real_run(folder / str(2 * i + seed), *common)
-    measured = {"provenance": "measured", "transport": "gloo"}
+    measured: dict[str, Any] = {"provenance": "measured", "transport": "gloo"}
     plant(result, folder / "4", median=0.5, epochs=77, **measured)
     plant(result, folder / "5", median=0.25, hardware="another <machine>", **measured)
     plant(result, folder / "6", median=None, status="failed", error="rank 1: killed by SIGKILL", **measured)

@@ -40,6 +40,8 @@ def show_groups(
     headings = [*words.HEADINGS.items()]
     constant = words.constant_columns(groups)
     used = [i for i in words.used_columns(groups) if headings[i][0] not in constant]
+    console = _console()
+    used, left_out = _fitting(used, [list(words.HEADINGS), *map(words.group_cells, groups)], console.width)
     for i in used:
         name, text = headings[i]
         table.add_column(f"x {baseline}" if name == "speed-up" else name, justify="left" if text else "right")
@@ -51,13 +53,31 @@ def show_groups(
                 cells[i] = f"[bold]{cells[i]}[/bold]"
         style = "dim" if group.control else None
         table.add_row(*(cells[i] for i in used), style=style)
-    _console().print(table)
+    console.print(table)
+    if left_out:
+        say(f"too narrow for {', '.join(left_out)}")
     if constant:
         say("everywhere: " + ", ".join(f"{name} {value}" for name, value in constant.items()))
     targets = {f"{g.first['dataset']}/{g.first['model']}": g.target for g in groups if g.target is not None}
     if targets:
         texts = ", ".join(f"{task} {100 * target:.2f} %" for task, target in targets.items())
         say(f"target on validation: {texts}")
+
+
+# what a narrow terminal goes without, the first first; a verdict never stands without its control
+_DISPENSABLE = ("error", "exactness", "cosine", "sent to target", "peak/rank", "to target", "runs", "sent/epoch")
+
+
+def _fitting(used: Sequence[int], lines: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[str]]:
+    """The columns that fit, and the names of those that were left out. `lines`: headings, then cells."""
+    kept, left_out = list(used), []
+    widths = [max(len(line[i]) for line in lines) + 2 for i in range(len(lines[0]))]
+    for name in _DISPENSABLE:
+        i = list(lines[0]).index(name)
+        if sum(widths[k] for k in kept) > width and i in kept:
+            kept.remove(i)
+            left_out.append(name)
+    return kept, left_out
 
 
 def say(line: str) -> None:
