@@ -55,6 +55,7 @@ def browser() -> Iterator[Any]:
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real runs of two strategies and two seeds; then, planted, one of other epochs and one of another machine."""
     folder = tmp_path_factory.mktemp("sweep")
+    result: dict[str, Any] = {}
     for i, strategy in enumerate(("single", "graph_parallel")):
         for seed in (0, 1):
             common = (
