@@ -65,6 +65,25 @@ def test_a_wrong_value_is_one_line(override: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("override", "line"),
     [
+        ("rounds=parts", "strategy.rounds=parts must be a number > 0 or one of part, peer, one, did you mean part?"),
+        ("rounds=0", "strategy.rounds=0 must be a number > 0 or one of part, peer, one"),
+        ("rounds=-2.5", "strategy.rounds=-2.5 must be a number > 0 or one of part, peer, one"),
+        ("prefetch=-1", "strategy.prefetch=-1 must be a whole number >= 0"),
+        ("backward=pushed", "strategy.backward=pushed must be one of push, pull, did you mean push?"),
+        ("remat=1", "strategy.remat=1 must be true or false"),
+        ("round=peer", "unknown key strategy.round=peer, did you mean rounds?; strategy has"),
+    ],
+)
+def test_wrong_fields_of_sar(override: str, line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose(["strategy=sar", ("+strategy." if override.startswith("round=") else "strategy.") + override])
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
         (
             "strategy=grap_parallel",
             "strategy=grap_parallel does not exist, did you mean graph_parallel?; strategy can be",

@@ -21,7 +21,7 @@ from gnnpar.track.keys import BYTE_PHASES, PHASES
 Status = Literal["completed", "failed", "interrupted", "skipped"]
 Row = Mapping[str, Any]
 FILE = "result.json"
-LIVE = ("parameters", "optimizer", "features", "structure", "activations", "halo", "history")
+LIVE = ("parameters", "optimizer", "features", "structure", "activations", "halo", "history", "host")
 
 
 def schema_path() -> Path:
