@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from gnnpar.results import colours
 from gnnpar.results.comparison import compare
 from gnnpar.results.page.page import render, write_page
 from gnnpar.results.runs import collect
+from gnnpar.runner.result import LIVE
 from gnnpar.settings import ConfigError
+from gnnpar.track.keys import BYTE_PHASES, PHASES
 from planted_runs import DROP, Plant, accurate, plant, real_run
 
 OURS: dict[str, Any] = {"strategy": "graph_parallel", "world_size": 2, "transport": "gloo"}
@@ -232,6 +235,12 @@ def test_pictures_of_schedules_are_shown_where_runs_left_them(plant: Plant, tmp_
     assert "Schedules" not in render(compare(collect([tmp_path])))
     (tmp_path / "0" / "schedule.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     assert "data:image/svg+xml;base64,PHN2Zy" in render(compare(collect([tmp_path])))
+
+
+def test_every_part_of_time_bytes_and_memory_has_a_colour() -> None:
+    assert set(colours.TIME) == set(PHASES)
+    assert set(colours.BYTES) == set(BYTE_PHASES)
+    assert set(colours.MEMORY) == set(LIVE)  # a category without one would be missing from the bars
 
 
 def test_a_folder_is_no_file(plant: Plant, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ _SENT = ("#3f7fb5", "#8db8dc", "#a98bc4", "#d9663b", "#e3c84f", "#6bab8f", "#b9b
 BYTES: Mapping[str, str] = dict(zip(BYTE_PHASES, _SENT, strict=True))
 MEMORY = {
     "features": "#5f7fa3", "activations": "#d9663b", "halo": "#e3c84f", "history": "#a98bc4", "structure": "#6bab8f",
-    "parameters": "#8db8dc", "optimizer": "#b9bfc6",
+    "parameters": "#8db8dc", "optimizer": "#b9bfc6", "host": "#e6d9c2",
 }  # fmt: skip
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star")

@@ -16,7 +16,7 @@ from gnnpar.results.groups import Group
 
 Spec = dict[str, Any]
 _WIDEST = 28  # characters of a label
-LABELS = {"exposed_wire": "exposed, wire", "exposed_skew": "exposed, skew"}
+LABELS = {"exposed_wire": "exposed, wire", "exposed_skew": "exposed, skew", "host": "host, off the device"}
 
 
 def label(group: Group) -> str:
