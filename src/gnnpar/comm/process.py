@@ -193,7 +193,7 @@ class ProcessCommunicator:
         self.ledger.add_metadata(metadata)
         sends = {peer: buffer for peer, buffer in outgoing.items() if buffer.numel()}
         for peer, buffer in sends.items():
-            self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer])
+            self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer], layer=site.layer)
         nothing = torch.empty(0, dtype=torch.uint8, device=self.device)
         ready: dict[int, Pending[Tensor]] = {peer: Ready(nothing) for peer, n in incoming_nbytes.items() if not n}
         receives = {peer: n for peer, n in incoming_nbytes.items() if n}

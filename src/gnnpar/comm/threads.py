@@ -150,7 +150,7 @@ class ThreadCommunicator:
         self.ledger.add_metadata(metadata)
         for peer, buffer in outgoing.items():
             if buffer.numel():
-                self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer])
+                self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer], layer=site.layer)
                 self.world.put(self._channel("x", self.me, self.ranks[peer]), (buffer, now()))
         return {
             peer: _Arrival(self, self._channel("x", self.ranks[peer], self.me), self.ranks[peer], now())
