@@ -7,6 +7,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RANKS = (1, 2, 4, 8)
+TICKS = (12, 25, 50, 100)  # MiB
 COLOURS = {
     "graph_parallel": "#d55e00",
     "sar, prefetch 0": "#0072b2",
@@ -57,13 +58,14 @@ def draw(rows: Rows, file: Path) -> None:
     for axis, (model, cut) in zip(axes.flat, panels, strict=True):
         whole = own(rows[model, cut, "graph_parallel"][1])
         for k, style in ((1, "-"), (2, "--"), (3, ":")):
-            axis.plot(RANKS, [min(1, k / n) * whole for n in RANKS], style, color="0.7", lw=1, label=f"{k}/N of N = 1")
+            axis.plot([k, 8], [whole, k / 8 * whole], style, color="0.7", lw=1, label=f"{k}/N of N = 1")
         for variant, colour in COLOURS.items():
             if (model, cut, variant) in rows:
                 values = [own(rows[model, cut, variant][n]) for n in RANKS]
                 axis.plot(RANKS, values, "o-", color=colour, ms=4, label=variant)
-        axis.set(xscale="log", yscale="log", xticks=RANKS, title=f"{model}, {cut} cut")
-        axis.set_xticklabels(map(str, RANKS))
+        axis.set(xscale="log", yscale="log", title=f"{model}, {cut} cut")
+        axis.set_xticks(RANKS, list(map(str, RANKS)))
+        axis.set_yticks(TICKS, list(map(str, TICKS)))
         axis.minorticks_off()
     for axis in axes[1]:
         axis.set_xlabel("ranks N")
