@@ -36,15 +36,37 @@ def shuffled(jobs: Jobs, block: int) -> list[str]:
     return random.Random(block).sample(sorted(jobs), len(jobs))
 
 
+def sweep(jobs: Jobs, *, common: Sequence[str], out: Path) -> None:
+    """Every job as a multirun in one process each, where times do not matter; its runs are block 0 to the last."""
+    done = {row["job"] for row in read(out)}
+    for name in (name for name in jobs if name not in done):
+        with tempfile.TemporaryDirectory() as folder:
+            call(["-m", *common, *jobs[name], f"hydra.sweep.dir={folder}"])
+            found = sorted((file.parent for file in Path(folder).rglob("result.json")), key=lambda f: int(f.name))
+            lines = [json.dumps({"block": i, "job": name, **collected(f)}) + "\n" for i, f in enumerate(found)]
+        with out.open("a", encoding="utf-8") as file:
+            file.write("".join(lines))
+        print(f"{name}: {len(lines)} runs", flush=True)
+
+
 def train(overrides: Sequence[str]) -> dict[str, Any]:
     """One `gnnpar train`: its result, and the rows of its curve."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "gnnpar", "train", *overrides, "tracker=jsonl", f"hydra.run.dir={folder}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-        result = json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
-        lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        call([*overrides, f"hydra.run.dir={folder}"])
+        return collected(Path(folder))
+
+
+def call(arguments: Sequence[str]) -> None:
+    command = [sys.executable, "-m", "gnnpar", "train", *arguments, "tracker=jsonl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+
+def collected(folder: Path) -> dict[str, Any]:
+    """What a line of the study keeps of a run folder."""
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if "metric/val" in row]
     return {"result": result, "curve": [{key: row.get(key) for key in CURVE} for row in rows]}
 
