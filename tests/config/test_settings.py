@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 
 import annotated_types as at
 import pytest
+from omegaconf import OmegaConf
 
 from conftest import environment
 from gnnpar.main import compose, hydra_line
 from gnnpar.paths import conf_dir
-from gnnpar.settings import ConfigError, Settings, build_settings, describe, instantiate, with_plan
+from gnnpar.settings import ConfigError, build_settings, describe, instantiate, with_plan
 
 QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # as __main__ sets them
 GROUPS = sorted(p for p in conf_dir().glob("*/*.yaml") if p.parent.name != "debug")
@@ -28,8 +29,9 @@ def test_every_yaml_composes_and_instantiates(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", sorted((conf_dir() / "debug").glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_debug_preset_composes(file: Path) -> None:
-    assert isinstance(compose([f"debug={file.stem}"]), Settings)
+def test_every_debug_preset_has_the_last_word_but_one(file: Path) -> None:
+    assert compose([f"debug={file.stem}"]).epochs == OmegaConf.load(file).epochs
+    assert compose([f"debug={file.stem}", "epochs=7"]).epochs == 7
 
 
 @pytest.mark.parametrize(
