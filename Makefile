@@ -12,7 +12,7 @@ DEMO := outputs/demo
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo      train every strategy on the embedded dataset with 2 ranks, then compare"
+	@echo "make demo      train every strategy on the embedded dataset with 2 ranks, then compare: a table and report.html"
 	@echo "make test      the test suite; no network, no GPU, no data"
 	@echo "make test-all  the same plus what is long"
 	@echo "make lint      ruff, pyright, import contracts"
@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	rm -rf $(DEMO)
 	$(BIN)/gnnpar train -m "strategy=glob(*)" model=gcn dataset=sbm world_size=2 epochs=50 hydra.sweep.dir=$(DEMO)
-	$(BIN)/gnnpar compare $(DEMO)
+	$(BIN)/gnnpar compare $(DEMO) --html $(DEMO)/report.html
 
 test: $(STAMP)
 	$(PYTEST) -m "not slow and not gpu" --durations=10

@@ -1,5 +1,7 @@
 """What the ranks of the communicator suite do; importable by name, so that spawned processes find it."""
 
+import weakref
+
 import torch
 
 from gnnpar.comm import Communicator, Mesh, Site
@@ -38,6 +40,28 @@ def large_two_way(comm: Communicator) -> bool:
     peer, nbytes = 1 - comm.rank, 8_000_000
     pending = comm.exchange({peer: message(comm.rank, peer, 0, nbytes)}, {peer: nbytes}, SITE)
     return torch.equal(pending[peer].wait(), message(peer, comm.rank, 0, nbytes))
+
+
+def sent_buffers(comm: Communicator) -> list[int]:
+    """How many buffers of four exchanges still live: before the peer asks for them, after keep=1, after keep=0."""
+    peer, nbytes, alive = 1 - comm.rank, 1_000_000, []
+    if comm.rank == 0:
+        buffers = [message(0, 1, i, nbytes) for i in range(4)]
+        refs = [weakref.ref(buffer) for buffer in buffers]
+        for i in range(4):
+            comm.exchange({peer: buffers[i]}, {}, SITE)
+        del buffers
+        alive.append(sum(ref() is not None for ref in refs))
+        comm.barrier()
+        comm.flush(keep=1)
+        alive.append(sum(ref() is not None for ref in refs[:3]))
+        comm.flush(keep=0)
+        alive.append(sum(ref() is not None for ref in refs))
+        return alive
+    comm.barrier()
+    pending = [comm.exchange({}, {peer: nbytes}, SITE)[peer] for _ in range(4)]
+    assert all(torch.equal(p.wait(), message(0, 1, i, nbytes)) for i, p in enumerate(pending))
+    return alive
 
 
 def collectives(comm: Communicator) -> dict:

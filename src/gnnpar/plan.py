@@ -33,12 +33,18 @@ class Placement:
 
 @dataclass(frozen=True)
 class LayerPolicy:
-    """How one layer's aggregation runs; `codec` is the configuration of what its rows look like on the wire."""
+    """How one layer's aggregation runs; `codec` is the configuration of what its rows look like on the wire.
+
+    Fields from `rounds` on are those of mode sar; None elsewhere, and left out of plan.json.
+    """
 
     mode: Literal["whole", "halo", "sar", "chunk"]
     codec: Any = None
     overlap: Literal["none", "edges", "central_marginal"] = "edges"
     remat: bool = False
+    rounds: float | str | None = None
+    prefetch: int | None = None
+    backward: Literal["push", "pull"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +101,7 @@ class Plan:
             "mesh": self.placement.mesh,
             "layers_of": [[r.start, r.stop] for r in self.placement.layers_of],
             "arrays": {k: _save_array(folder, v) for k, v in arrays.items() if v is not None},
-            "layers": [{**vars(p), "codec": _describe(p.codec)} for p in self.layers],
+            "layers": [_policy(p) for p in self.layers],
             "strategy": self.strategy,
             "hashes": self.hashes,
             "statistics": self.statistics,
@@ -128,6 +134,11 @@ def _save_array(folder: Path, array: Tensor) -> str:
     name = f"{array_hash(array)[:16]}.npy"
     np.save(folder / name, array.to(torch.int32).numpy())
     return name
+
+
+def _policy(policy: LayerPolicy) -> dict:
+    given = {k: v for k, v in vars(policy).items() if v is not None}
+    return {**given, "codec": _describe(policy.codec)}
 
 
 def _describe(config: Any) -> Any:

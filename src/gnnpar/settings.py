@@ -139,6 +139,7 @@ class Settings:
     eval_every: Positive
     fidelity_every: Count
     seed: Count
+    block: Count | None
     device: Literal["auto", "cpu", "cuda"]
     precision: Literal["fp32", "fp64"]
     first_layer: Literal["live", "cached"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from comm_bodies import all_to_all, collectives, grid, large_two_way, late_sender, sizes
+from comm_bodies import all_to_all, collectives, grid, large_two_way, late_sender, sent_buffers, sizes
 from gnnpar.comm import Mesh, ThreadWorld
 from worlds import run_world
 
@@ -26,6 +26,10 @@ def test_exchange_delivers_and_counts(kind, size):
 @pytest.mark.parametrize("kind", KINDS)
 def test_large_messages_travel_both_ways_at_once(kind):
     assert run_world(kind, 2, large_two_way) == [True, True]
+
+
+def test_sent_buffers_are_let_go():
+    assert run_world("gloo", 2, sent_buffers)[0] == [4, 0, 0]
 
 
 @pytest.mark.parametrize(("kind", "size"), [("threads", 1), ("threads", 3), ("gloo", 2)])

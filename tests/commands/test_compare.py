@@ -14,6 +14,8 @@ import pytest
 
 from conftest import Run
 from gnnpar.commands import compare
+from gnnpar.results import runs as reading
+from gnnpar.results.rows import table_rows
 from gnnpar.settings import ConfigError
 
 
@@ -48,7 +50,7 @@ def write(template: dict[str, Any], tmp_path: Path):
 
 
 def rows(folder: Path, *, baseline: str = "single", allow_unfair: bool = False) -> list[dict[str, Any]]:
-    return compare.table_rows(compare.collect([folder]), baseline=baseline, allow_unfair=allow_unfair)
+    return table_rows(reading.collect([folder]), baseline=baseline, allow_unfair=allow_unfair)
 
 
 def test_ratios_are_against_the_fastest_fair_baseline_of_the_same_seed(write, tmp_path: Path) -> None:
@@ -154,9 +156,9 @@ def test_csv_and_json_hold_the_same_cells(write, tmp_path: Path, capsys: pytest.
 
 def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no result\.json below"):
-        compare.collect([tmp_path])
+        reading.collect([tmp_path])
     with pytest.raises(ConfigError, match="is no folder"):
-        compare.collect([tmp_path / "nowhere"])
+        reading.collect([tmp_path / "nowhere"])
 
 
 def test_a_sweep_ends_in_one_table(run_cli: Run, tmp_path: Path) -> None:
@@ -191,6 +193,6 @@ def test_runs_of_one_strategy_are_told_apart_by_what_differs() -> None:
         return {"strategy": strategy, "settings": {"strategy": settings}}
 
     runs = [result("Identity", "edges"), result("Drop", "edges"), result("Drop", "none", "other")]
-    assert [compare.variant(r, runs) for r in runs] == ["codec=identity", "codec=drop", ""]
+    assert [reading.variant(r, runs) for r in runs] == ["codec=identity", "codec=drop", ""]
     runs[1] = result("Drop", "none")
-    assert compare.variant(runs[1], runs) == "codec=drop overlap=none"
+    assert reading.variant(runs[1], runs) == "codec=drop overlap=none"

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 
 import annotated_types as at
 import pytest
+from omegaconf import OmegaConf
 
 from conftest import environment
 from gnnpar.main import compose, hydra_line
 from gnnpar.paths import conf_dir
-from gnnpar.settings import ConfigError, Settings, build_settings, describe, instantiate, with_plan
+from gnnpar.settings import ConfigError, build_settings, describe, instantiate, with_plan
 
 QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # as __main__ sets them
 GROUPS = sorted(p for p in conf_dir().glob("*/*.yaml") if p.parent.name != "debug")
@@ -28,8 +29,9 @@ def test_every_yaml_composes_and_instantiates(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", sorted((conf_dir() / "debug").glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_debug_preset_composes(file: Path) -> None:
-    assert isinstance(compose([f"debug={file.stem}"]), Settings)
+def test_every_debug_preset_has_the_last_word_but_one(file: Path) -> None:
+    assert compose([f"debug={file.stem}"]).epochs == OmegaConf.load(file).epochs
+    assert compose([f"debug={file.stem}", "epochs=7"]).epochs == 7
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,25 @@ def test_a_wrong_value_is_one_line(override: str, line: str) -> None:
     with pytest.raises(ConfigError) as error:
         compose([override])
     assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("rounds=parts", "strategy.rounds=parts must be a number > 0 or one of part, peer, one, did you mean part?"),
+        ("rounds=0", "strategy.rounds=0 must be a number > 0 or one of part, peer, one"),
+        ("rounds=-2.5", "strategy.rounds=-2.5 must be a number > 0 or one of part, peer, one"),
+        ("prefetch=-1", "strategy.prefetch=-1 must be a whole number >= 0"),
+        ("backward=pushed", "strategy.backward=pushed must be one of push, pull, did you mean push?"),
+        ("remat=1", "strategy.remat=1 must be true or false"),
+        ("round=peer", "unknown key strategy.round=peer, did you mean rounds?; strategy has"),
+    ],
+)
+def test_wrong_fields_of_sar(override: str, line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose(["strategy=sar", ("+strategy." if override.startswith("round=") else "strategy.") + override])
+    assert str(error.value).startswith(line)
     assert "\n" not in str(error.value)
 
 

@@ -186,3 +186,61 @@ def test_blocks_without_edges_give_zeros(name):
     assert out.shape == (N, H, D)
     assert not out.any()
     assert all(not g.any() for g in grads)
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax_dropout"])
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), num_edges=st.integers(0, 60), columns=st.integers(1, 3))
+def test_pushed_rows_give_the_gradients_of_both_sides(name, seed, num_edges, columns):
+    """grad_src from transposed blocks, each cut in two by destinations, and grad_dst without edges, equal autograd."""
+    agg, gen = AGGREGATORS[name].pushing(), torch.Generator().manual_seed(seed)
+    dst = torch.randint(0, N, (num_edges,), generator=gen).sort().values
+    src = torch.randint(0, M, (num_edges,), generator=gen)
+    x = _operands(name, num_edges, gen)
+    expected = _reference(name, agg, x, src, dst)
+    grad_out = torch.randn(expected.shape, dtype=torch.float64, generator=gen)
+    wanted = torch.autograd.grad(expected, [*x.src, *x.dst], grad_out, allow_unused=True)
+    x = Operands(*(tuple(t.detach() for t in group) for group in x))
+    blocks = [b for b, _ in _blocks(src, dst, torch.zeros(N, dtype=torch.long), torch.arange(M) % columns)]
+    state = agg.init(N, x)
+    for block in blocks:
+        state = agg.update(state, block, x)
+    out, saved = agg.finish(state)
+    torch.testing.assert_close(out, expected.detach(), rtol=1e-10, atol=1e-10)
+    prepared = agg.prepare(saved, grad_out)
+    pushed = agg.pushed(x, prepared, grad_out)
+    grads = [torch.zeros_like(t) for t in x.src]
+    for block in blocks:
+        back = block.transposed()
+        for first, last in ((0, back.num_src // 3), (back.num_src // 3, back.num_src)):
+            rows = slice(first, last) if block.rows is None else block.rows[first:last]
+            piece = back.between(first, last)
+            mine = agg.grad_src(piece.forward, x.src, tuple(t[rows] for t in pushed))
+            for into, g in zip(grads, mine, strict=True):
+                into += g
+    for got, want in zip([*grads, *agg.grad_dst(prepared, grad_out)], wanted, strict=True):
+        torch.testing.assert_close(got, torch.zeros_like(got) if want is None else want, rtol=1e-9, atol=1e-9)
+
+
+@given(seed=st.integers(0, 1000), num_edges=st.integers(0, 60), compress=st.booleans(), pieces=st.integers(1, M + 1))
+def test_a_block_is_the_sum_of_its_column_ranges_and_transposes_back(seed, num_edges, compress, pieces):
+    gen = torch.Generator().manual_seed(seed)
+    dst = torch.randint(0, N, (num_edges,), generator=gen).sort().values
+    src = torch.randint(0, M, (num_edges,), generator=gen)
+    ids = torch.arange(num_edges)
+    block = Block.from_edges(
+        dst, src, num_dst=N, num_src=M, edge_ids=ids, src_ids=torch.arange(M) * 3, compress=compress
+    )
+    found = []
+    for i in range(pieces):
+        first, last = M * i // pieces, M * (i + 1) // pieces
+        piece = block.between(first, last)
+        assert piece.src_ids is not None and piece.edge_ids is not None
+        assert piece.src_ids.tolist() == [3 * j for j in range(first, last)]
+        found += zip(piece.edge_ids.tolist(), piece.edge_dst.tolist(), (piece.indices + first).tolist(), strict=True)
+    assert sorted(found) == list(zip(ids.tolist(), dst.tolist(), src.tolist(), strict=True))
+    back = block.transposed()
+    assert back.edge_ids is not None
+    listed = torch.arange(N) if block.rows is None else block.rows
+    edges = zip(back.edge_ids.tolist(), listed[back.indices.long()].tolist(), back.edge_dst.tolist(), strict=True)
+    assert sorted(edges) == list(zip(ids.tolist(), dst.tolist(), src.tolist(), strict=True))

@@ -31,7 +31,7 @@ def test_ratios_average_in_logarithms_and_intervals_cover() -> None:
     rng = np.random.default_rng(1)
     covered = 0
     for _ in range(200):
-        found = geometric_mean(np.exp(0.3 + 0.1 * rng.standard_normal(20)), draws=500)
+        found = geometric_mean(np.exp(0.3 + 0.1 * rng.standard_normal(20)).tolist(), draws=500)
         covered += found.low <= math.exp(0.3) <= found.high
     assert 175 <= covered <= 200  # 95 % nominal; the percentile bootstrap of 20 blocks covers a little less
 

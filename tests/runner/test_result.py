@@ -31,6 +31,7 @@ def row(epoch: int, *, timed: int = 1, **values: Any) -> dict[str, Any]:
     """A row as rank 0 logs it: two ranks, the second slower."""
     phases = dict.fromkeys(keys.PHASES, 0.1)
     rank = {"bytes": {"forward": 100, "reduce": 20}, "metadata": 4, "messages": 2, "cpu": 0.5, "peak_rss": 7}
+    rank |= {"layer_bytes": {0: 70, 2: 30}}
     rank |= {"phases": phases, "comm_total": 0.3}
     slow = 0.7 + epoch / 100
     merged = merge([rank | {"seconds": 0.2}, rank | {"seconds": slow}])
@@ -79,6 +80,7 @@ def test_figures_leave_out_warm_up_and_probes(known: dict) -> None:
     assert built["bytes_per_epoch"]["total"] == 240
     assert built["bytes_per_epoch"]["forward"] == 200
     assert built["bytes_per_epoch"]["metadata"] == 8
+    assert built["bytes_by_layer"] == [140, 0, 60]
     assert built["cpu_seconds"] == [0.5, 0.5]
     assert built["loss"] == {"first": 2.0, "last": pytest.approx(1.1)}
 

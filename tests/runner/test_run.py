@@ -166,3 +166,45 @@ def test_data_that_is_not_there_is_one_line(run_cli: Run, tmp_path: Path) -> Non
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "nowhere.npz" in done.stderr
+
+
+def test_sar_equals_graph_parallel_and_says_what_it_pushed(run_cli: Run, tmp_path: Path) -> None:
+    common = ("model=gat", "world_size=4", "comm=threads", "epochs=5", "eval_every=5", *SMALL)
+    for name in ("graph_parallel", "sar"):
+        done = run_cli("train", f"strategy={name}", *common, f"hydra.run.dir={name}")
+        assert done.returncode == 0, done.stderr
+    got, expected = rows(tmp_path / "sar"), rows(tmp_path / "graph_parallel")
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine["loss/train"] == pytest.approx(theirs["loss/train"], rel=1e-6)
+    found, theirs = result(tmp_path / "sar"), result(tmp_path / "graph_parallel")
+    assert found["metric"]["test"] == theirs["metric"]["test"]
+    assert found["bytes_per_epoch"]["push"] > 0
+    assert found["bytes_per_epoch"]["backward"] == found["bytes_per_epoch"]["remat"] == 0
+    assert found["bytes_per_epoch"]["forward"] == theirs["bytes_per_epoch"]["forward"]
+    policy = json.loads((tmp_path / "sar" / "plan.json").read_text())["layers"][0]
+    assert (policy["mode"], policy["rounds"], policy["prefetch"], policy["backward"]) == ("sar", "part", 1, "push")
+    again = run_cli("train", "plan=sar/plan.json", *common, "hydra.run.dir=again")
+    assert again.returncode == 0, again.stderr
+    assert rows(tmp_path / "again")[-1]["loss/train"] == got[-1]["loss/train"]
+
+
+def test_out_of_core_is_the_same_training(run_cli: Run, tmp_path: Path) -> None:
+    common = ("model=gat", "epochs=3", "eval_every=3", *SMALL)
+    for name, more in {"single": (), "sar": ("strategy.logical_parts=4",)}.items():
+        done = run_cli("train", f"strategy={name}", *more, *common, f"hydra.run.dir={name}")
+        assert done.returncode == 0, done.stderr
+    got, expected = result(tmp_path / "sar"), result(tmp_path / "single")
+    assert got["loss"]["last"] == pytest.approx(expected["loss"]["last"], rel=1e-6)
+    assert got["metric"]["test"] == expected["metric"]["test"]
+    assert got["bytes_per_epoch"]["total"] == 0
+    assert got["memory_bytes"]["live"]["host"] > 0
+    assert json.loads((tmp_path / "sar" / "plan.json").read_text())["arrays"].keys() == {"part_of", "chunk_of"}
+
+
+def test_a_budget_below_one_row_is_one_line(run_cli: Run) -> None:
+    common = ("model=gat", "world_size=2", "comm=threads", "epochs=2", *SMALL)
+    done = run_cli("train", "strategy=sar", "strategy.rounds=1e-6", *common)
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if "ValueError" in line]
+    assert len(lines) == 1
+    assert "strategy.rounds=1e-06 MiB holds no row of 272 bytes: set it to at least 0.00026" in lines[0]

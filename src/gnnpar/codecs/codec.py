@@ -40,14 +40,14 @@ class RowLike(NamedTuple):
         return torch.empty(num_rows, *self.shape, dtype=self.dtype, device=self.device)
 
 
-class Codec(Protocol):
-    """The runtime object of one rank; it may hold state.
+def row_nbytes(like: Sequence[RowLike]) -> int:
+    """Bytes of one row of all operands in memory."""
+    return sum(each.nbytes(1) for each in like)
 
-    Random numbers are keyed by (seed, epoch, layer, call, operand, global row id) and never by the phase: a row that
-    is sent again for rematerialisation must arrive as the same numbers.
-    """
 
-    def begin_epoch(self, epoch: int) -> None: ...
+class Wire(Protocol):
+    """Rows to bytes and back."""
+
     def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
         """Size of the buffer; both ends compute it, so no size is ever sent."""
         ...
@@ -57,10 +57,27 @@ class Codec(Protocol):
         ...
 
     def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
-        """rows[index] (all rows when None) of every operand as one flat uint8 buffer."""
+        """rows[index] (all rows when None) of every operand as one flat uint8 buffer.
+
+        Without an index they are the halo rows of `peer` from site.first on.
+        """
         ...
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows: ...
+
+
+class Codec(Wire, Protocol):
+    """The runtime object of one rank; it may hold state.
+
+    Random numbers are keyed by (seed, epoch, layer, call, operand, global row id) and never by the phase: a row that
+    is sent again for rematerialisation must arrive as the same numbers.
+    """
+
+    def begin_epoch(self, epoch: int) -> None: ...
+    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+        """rows[index] as `peer` reads them: what its decode makes of this rank's encode, whatever the phase."""
+        ...
+
     def state_dict(self) -> dict: ...
     def load_state_dict(self, state: dict) -> None: ...
 
@@ -126,6 +143,9 @@ class _Cast(_Stateless):
             start = end
         return tuple(rows)
 
+    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+        return self.decode(self.encode(rows, index, site, peer), len(index), RowLike.of(rows), site, peer)
+
 
 class _Nothing(_Stateless):
     """No bytes; the receiver reads zeros."""
@@ -138,6 +158,34 @@ class _Nothing(_Stateless):
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
         return tuple(each.empty(num_rows).zero_() for each in like)
+
+    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+        return tuple(each.empty(len(index)).zero_() for each in RowLike.of(rows))
+
+
+@dataclass(frozen=True)
+class FirstAndRest:
+    """The first operand by one codec, the others by another: gradients may be rounded, softmax statistics may not."""
+
+    first: Wire
+    rest: Wire
+
+    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+        return self.first.nbytes(num_rows, like[:1], site, peer) + self.rest.nbytes(num_rows, like[1:], site, peer)
+
+    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+        first = self.first.metadata_nbytes(num_rows, like[:1], site, peer)
+        return first + self.rest.metadata_nbytes(num_rows, like[1:], site, peer)
+
+    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+        """The rest comes first in the buffer: it has the wider type, so both parts are aligned."""
+        rest, first = self.rest.encode(rows[1:], index, site, peer), self.first.encode(rows[:1], index, site, peer)
+        return torch.cat([rest, first])
+
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
+        at = self.rest.nbytes(num_rows, like[1:], site, peer)
+        rest = self.rest.decode(buffer[:at], num_rows, like[1:], site, peer)
+        return (*self.first.decode(buffer[at:], num_rows, like[:1], site, peer), *rest)
 
 
 @dataclass(frozen=True, kw_only=True)

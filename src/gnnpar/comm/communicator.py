@@ -17,13 +17,18 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Site(NamedTuple):
-    """Where in the run a transfer happens: the key of accounting, history and bit-widths."""
+    """Where in the run a transfer happens: the key of accounting, history and bit-widths.
+
+    `first`: of a peer's list of rows sent in pieces, the piece that begins there. Pieces are no part of a key: a row
+    looks the same on the wire however its list is cut.
+    """
 
     epoch: int
     layer: int
     call: int
     phase: Phase
     chunk: int = 0
+    first: int = 0
 
 
 class Pending(Protocol[T_co]):
@@ -54,6 +59,13 @@ class Communicator(Protocol):
         """Sparse all-to-all of flat uint8 buffers; empty ones are not sent, both ends know every size.
 
         `metadata` says how many of the outgoing bytes are not payload (scales, zero points).
+        """
+        ...
+
+    def flush(self, *, keep: int) -> None:
+        """Wait until the buffers of all but the last `keep` exchanges have left this rank.
+
+        Where every rank does so before each exchange, the slowest rank never waits for another one's flush.
         """
         ...
 

@@ -36,6 +36,7 @@ class EpochTraffic:
     exposed_wire: float
     exposed_skew: float
     comm_total: float
+    layer_bytes: dict[int, int] = field(default_factory=dict)  # of `bytes`, what aggregations sent, by layer
 
 
 @dataclass
@@ -47,15 +48,17 @@ class Ledger:
 
     shared_clock: bool = True
     _bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _layer_bytes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     _metadata: int = 0
     _messages: int = 0
     _receipts: list[Receipt] = field(default_factory=list)
     _posts: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     _their_posts: dict[int, Sequence[float]] = field(default_factory=dict)
 
-    def sent(self, phase: str, nbytes: int, *, peer: int) -> None:
+    def sent(self, phase: str, nbytes: int, *, peer: int, layer: int) -> None:
         """A message to `peer` is being posted now."""
         self._bytes[phase] += nbytes
+        self._layer_bytes[layer] += nbytes
         self._messages += 1
         self._posts[peer].append(now())
 
@@ -91,8 +94,12 @@ class Ledger:
             skew += late
             wire += r.wait_ended - r.wait_began - late
             in_flight.append((posted, max(posted, r.arrived)))
-        traffic = EpochTraffic(dict(self._bytes), self._metadata, self._messages, wire, skew, union_seconds(in_flight))
-        self._bytes, self._posts, self._their_posts = defaultdict(int), defaultdict(list), {}
+        traffic = EpochTraffic(
+            dict(self._bytes), self._metadata, self._messages, wire, skew, union_seconds(in_flight),
+            dict(self._layer_bytes),
+        )  # fmt: skip
+        self._bytes, self._layer_bytes = defaultdict(int), defaultdict(int)
+        self._posts, self._their_posts = defaultdict(list), {}
         self._metadata = self._messages = 0
         self._receipts = []
         return traffic

@@ -11,6 +11,7 @@ import pickle
 import queue
 import socket
 import threading
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -46,6 +47,7 @@ def connect(
     comm = ProcessCommunicator(
         ranks=tuple(range(size)), me=rank, device=device, transport=backend, group=None, control=control,
         upward=upward, downward=downward, clock=PhaseClock(device), ledger=Ledger(), watcher=_Watcher(),
+        outbox=_Outbox(),
     )  # fmt: skip
     hosts = comm.broadcast(comm.gather(socket.gethostname()))
     assert isinstance(hosts, list)
@@ -59,36 +61,69 @@ def backends() -> dict[str, bool]:
 
 
 class _Watcher:
-    """One thread that waits for receives in their order, to know when a message arrived before anybody asked for it."""
+    """One thread that waits for messages in their order: to know when one arrived before anybody asked for it, and
+    because gloo calls a send complete only after somebody waited.
+
+    It never holds the last reference to a buffer: buffers are released by the thread that made them, whose profiler
+    sees it.
+    """
 
     def __init__(self) -> None:
         self._todo: queue.SimpleQueue = queue.SimpleQueue()
-        threading.Thread(target=self._loop, name="arrivals", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop, name="messages", daemon=True)
+        self._thread.start()
 
     def watch(self, work: dist.Work) -> _Watched:
-        watched = _Watched(work)
-        self._todo.put(watched)
+        watched = _Watched()
+        self._todo.put((work, watched))
         return watched
 
     def _loop(self) -> None:
-        while (watched := self._todo.get()) is not None:
+        while (item := self._todo.get()) is not None:
+            work, watched = item
             try:
-                watched.work.wait()
+                work.wait()
             except BaseException as error:
                 watched.error = error
             watched.arrived = now()
+            del work, item
             watched.done.set()
 
     def close(self) -> None:
+        """Wait until everything before is done."""
         self._todo.put(None)
+        self._thread.join()
 
 
 @dataclass
 class _Watched:
-    work: dist.Work
     done: threading.Event = field(default_factory=threading.Event)
     arrived: float = 0.0
     error: BaseException | None = None
+
+
+class _Outbox:
+    """Buffers on their way out, by exchange."""
+
+    def __init__(self) -> None:
+        self._watcher = _Watcher()
+        self._exchanges: deque[list[tuple[_Watched, dist.Work, Tensor]]] = deque()
+
+    def hold(self, sends: list[tuple[dist.Work, Tensor]]) -> None:
+        """The messages of one more exchange; lets go of those that are sent."""
+        while self._exchanges and all(watched.done.is_set() for watched, _, _ in self._exchanges[0]):
+            self._exchanges.popleft()
+        self._exchanges.append([(self._watcher.watch(work), work, buffer) for work, buffer in sends])
+
+    def flush(self, keep: int) -> None:
+        """Wait for all exchanges but the last `keep`. A send to a peer that is gone is over, too."""
+        while len(self._exchanges) > keep:
+            for watched, _, _ in self._exchanges.popleft():
+                watched.done.wait()
+
+    def close(self) -> None:
+        self.flush(0)
+        self._watcher.close()
 
 
 @dataclass
@@ -98,6 +133,7 @@ class _Arrival:
     comm: ProcessCommunicator
     peer: int
     buffer: Tensor
+    work: dist.Work
     watched: _Watched
     posted: float
 
@@ -141,7 +177,7 @@ class ProcessCommunicator:
     clock: PhaseClock
     ledger: Ledger
     watcher: _Watcher
-    _posted: list = field(default_factory=list)
+    outbox: _Outbox
 
     @property
     def rank(self) -> int:
@@ -157,12 +193,16 @@ class ProcessCommunicator:
         self.ledger.add_metadata(metadata)
         sends = {peer: buffer for peer, buffer in outgoing.items() if buffer.numel()}
         for peer, buffer in sends.items():
-            self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer])
+            self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer], layer=site.layer)
         nothing = torch.empty(0, dtype=torch.uint8, device=self.device)
         ready: dict[int, Pending[Tensor]] = {peer: Ready(nothing) for peer, n in incoming_nbytes.items() if not n}
         receives = {peer: n for peer, n in incoming_nbytes.items() if n}
         post = self._post_nccl if self.transport == "nccl" else self._post_gloo
         return {**ready, **post(sends, receives)}
+
+    def flush(self, *, keep: int) -> None:
+        with self.clock("exposed"):
+            self.outbox.flush(keep)  # NCCL sends nothing through it: its buffers live by the stream
 
     def _post_gloo(self, sends: dict[int, Tensor], receives: dict[int, int]) -> dict[int, Pending[Tensor]]:
         pending: dict[int, Pending[Tensor]] = {}
@@ -171,11 +211,14 @@ class ProcessCommunicator:
             buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
             work = dist.irecv(buffer, source, group=self._towards(source, self.me))
             assert work is not None
-            pending[peer] = _Arrival(self, source, buffer, self.watcher.watch(work), now())
-        self._posted = [(work, buffer) for work, buffer in self._posted if not work.is_completed()]
+            pending[peer] = _Arrival(self, source, buffer, work, self.watcher.watch(work), now())
+        posted = []
         for peer, buffer in sends.items():
             target, staged = self.ranks[peer], buffer.cpu()
-            self._posted.append((dist.isend(staged, target, group=self._towards(self.me, target)), staged))
+            work = dist.isend(staged, target, group=self._towards(self.me, target))
+            assert work is not None
+            posted.append((work, staged))
+        self.outbox.hold(posted)
         return pending
 
     def _post_nccl(self, sends: dict[int, Tensor], receives: dict[int, int]) -> dict[int, Pending[Tensor]]:
@@ -243,6 +286,7 @@ class ProcessCommunicator:
         return ProcessCommunicator(
             ranks=mine, me=self.me, device=self.device, transport=self.transport, group=group, control=control,
             upward=self.upward, downward=self.downward, clock=self.clock, ledger=self.ledger, watcher=self.watcher,
+            outbox=self.outbox,
         )  # fmt: skip
 
     def settle_accounts(self) -> None:
@@ -253,8 +297,7 @@ class ProcessCommunicator:
                 self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, ()))
 
     def close(self) -> None:
-        for work, _ in self._posted:
-            work.wait()
+        self.outbox.close()
         self.watcher.close()
         dist.destroy_process_group()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -34,6 +35,9 @@ class ThreadWorld:
         with self._lock:  # two threads may ask for a new box at once
             return self._boxes.setdefault(key, queue.Queue())
 
+    def put(self, key: tuple, item: Any) -> None:
+        self.box(key).put(item)
+
     def take(self, key: tuple) -> Any:
         """The one thing that will ever be in this box."""
         box = self.box(key)
@@ -56,22 +60,29 @@ class ThreadWorld:
         everyone = tuple(range(self.size))
         return [ThreadCommunicator(self, everyone, r) for r in everyone]
 
-    def run(self, body: Callable[[ThreadCommunicator], T]) -> list[T]:
-        """body(communicator) in every rank's thread; the results in rank order, or the first failure raised."""
+    def turn(self) -> AbstractContextManager[Any]:
+        """Held by a rank's thread as long as it runs."""
+        return nullcontext()
+
+    def run(self, body: Callable[[ThreadCommunicator], T], comms: Sequence[ThreadCommunicator] = ()) -> list[T]:
+        """body(communicator) in every rank's thread; the results in rank order, or the first failure raised.
+
+        `comms`: of an earlier run, to go on with; fresh ones if none.
+        """
         results: list[Any] = [None] * self.size
         failures: list[tuple[int, BaseException]] = []
 
         def guarded(comm: ThreadCommunicator) -> None:
             try:
                 # CUDA backward would otherwise run on shared device threads, where one rank's wait blocks all
-                with torch.autograd.set_multithreading_enabled(False):
+                with self.turn(), torch.autograd.set_multithreading_enabled(False):
                     results[comm.rank] = body(comm)
             except BaseException as error:
                 if not self.failed.is_set():
                     failures.append((comm.rank, error))
                 self.failed.set()
 
-        comms = self.communicators()
+        comms = comms or self.communicators()
         threads = [threading.Thread(target=guarded, args=(c,), name=f"rank{c.rank}", daemon=True) for c in comms]
         for thread in threads:
             thread.start()
@@ -139,14 +150,17 @@ class ThreadCommunicator:
         self.ledger.add_metadata(metadata)
         for peer, buffer in outgoing.items():
             if buffer.numel():
-                self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer])
-                self.world.box(self._channel("x", self.me, self.ranks[peer])).put((buffer, now()))
+                self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer], layer=site.layer)
+                self.world.put(self._channel("x", self.me, self.ranks[peer]), (buffer, now()))
         return {
             peer: _Arrival(self, self._channel("x", self.ranks[peer], self.me), self.ranks[peer], now())
             if nbytes
             else Ready(torch.empty(0, dtype=torch.uint8, device=self.device))
             for peer, nbytes in incoming_nbytes.items()
         }
+
+    def flush(self, *, keep: int) -> None:
+        """Nothing to wait for: buffers are handed over."""
 
     def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
         if site is not None:
@@ -186,7 +200,7 @@ class ThreadCommunicator:
     def _all_gather(self, obj: Any) -> list[Any]:
         for peer in self.ranks:
             if peer != self.me:
-                self.world.box(self._channel("g", self.me, peer)).put(obj)
+                self.world.put(self._channel("g", self.me, peer), obj)
         return [obj if peer == self.me else self.world.take(self._channel("g", peer, self.me)) for peer in self.ranks]
 
     def _channel(self, kind: str, src: int, dst: int) -> tuple:

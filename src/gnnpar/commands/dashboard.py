@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gnnpar.commands.compare import collect, table_rows
+from gnnpar.results.rows import table_rows
+from gnnpar.results.runs import collect
 from gnnpar.settings import ConfigError
 from gnnpar.track import dashboard
 from gnnpar.track.console import num_bytes, say, seconds

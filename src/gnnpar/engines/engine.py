@@ -49,7 +49,11 @@ class Engine(Protocol):
         ...
 
     def live_bytes(self) -> dict[str, int]:
-        """Bytes held on this rank: features, structure, halo, history."""
+        """Bytes held for this rank: features, structure, halo, history on the device, and what lies on the host."""
+        ...
+
+    def peak_elsewhere(self) -> int:
+        """Most bytes of the last epoch that threads other than the caller's held at a time."""
         ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

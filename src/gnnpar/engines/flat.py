@@ -23,6 +23,13 @@ class View(Protocol):
     def during(self, run: Pass) -> Any: ...
 
 
+class Structure(Protocol):
+    """Blocks that a view holds beside the shard's."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 class FlatEngine:
     """`view` trains, `exact` evaluates and probes; they are the same where the strategy is exact.
 
@@ -32,10 +39,12 @@ class FlatEngine:
     def __init__(
         self, *, view: View, exact: View, shard: Shard, model: GNN, task: Task, comm: Communicator,
         seed: int, codecs: Sequence[Codec] = (), held: dict | None = None, cache: dict | None = None,
+        structure: Sequence[Structure] = (),
     ) -> None:  # fmt: skip
         self._view, self._exact, self._shard, self._model = view, exact, shard, model
         self._task, self._comm, self._seed, self._codecs = task, comm, seed, tuple(codecs)
         self._held, self._cache = held if held is not None else {}, cache if cache is not None else {}
+        self._structure = structure
         self._train = shard.train_mask.nonzero().flatten()
         self._train_y = shard.y[self._train]
 
@@ -44,19 +53,25 @@ class FlatEngine:
         return self._shard.node_ids
 
     def train_epoch(self, epoch: int, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
-        clock = self._comm.clock
-        with clock("compute"):
+        with self._comm.clock("compute"):
             optimizer.zero_grad()
-        with clock("encode"):
+        return self.step(self.reduced_gradient(epoch), optimizer, keep_gradient=keep_gradient)
+
+    def reduced_gradient(self, epoch: int) -> Tensor:
+        """Training pass: all gradients and the loss, summed over ranks, in one vector."""
+        with self._comm.clock("encode"):
             for codec in self._codecs:
                 codec.begin_epoch(epoch)
-        with clock("compute"):
-            loss = self._loss(self._view.during(Pass(self._seed, epoch, training=True)))
-            loss.backward()
-            bucket = self._bucket(loss)
+        with self._comm.clock("compute"):
+            bucket = self._differentiate(self._view.during(Pass(self._seed, epoch, training=True)))
         bucket = self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
-        with clock("compute"):
-            gradients = self._unpack(bucket)
+        self._comm.flush(keep=0)  # all was received before the sum: buffers of a pass end with it
+        return bucket
+
+    def step(self, bucket: Tensor, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
+        """One optimiser step with reduced gradients."""
+        with self._comm.clock("compute"):
+            gradients = self.gradients_of(bucket)
             kept = {name: g.clone() for name, g in gradients.items()} if keep_gradient else None
             for name, parameter in self.named_parameters():
                 parameter.grad = gradients[name]
@@ -66,15 +81,19 @@ class FlatEngine:
 
     @torch.no_grad()
     def predict(self) -> Tensor:
-        return self._model(self._exact.during(Pass(self._seed)), self._shard.x)
+        logits = self._model(self._exact.during(Pass(self._seed)), self._shard.x)
+        self._comm.flush(keep=0)
+        return logits
 
     def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
-        self._clear_gradients()
-        loss = self._loss(self._exact.during(Pass(self._seed, epoch, training=True, probe=True)))
-        loss.backward()
-        bucket = self._bucket(loss)
-        self._clear_gradients()
-        return self._unpack(self._comm.all_reduce(bucket))
+        return self.gradients_of(self.exact_bucket(epoch))
+
+    def exact_bucket(self, epoch: int) -> Tensor:
+        """`reduced_gradient` without codec and account."""
+        bucket = self._differentiate(self._exact.during(Pass(self._seed, epoch, training=True, probe=True)))
+        bucket = self._comm.all_reduce(bucket)
+        self._comm.flush(keep=0)
+        return bucket
 
     def drain(self) -> None:
         """Nothing is in flight between epochs."""
@@ -83,10 +102,14 @@ class FlatEngine:
         cached = sum(t.numel() * t.element_size() for t in self._cache.values())
         return {
             "features": self._shard.features_nbytes,
-            "structure": self._shard.structure_nbytes,
+            "structure": self._shard.structure_nbytes + sum(s.nbytes for s in self._structure),
             "halo": sum(self._held.values()) + cached,
             "history": 0,
+            "host": 0,
         }
+
+    def peak_elsewhere(self) -> int:
+        return 0
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self._model.named_parameters()
@@ -99,20 +122,17 @@ class FlatEngine:
         for codec, saved in zip(self._codecs, state["codecs"], strict=True):
             codec.load_state_dict(saved)
 
-    def _loss(self, graph: Any) -> Tensor:
+    def _differentiate(self, graph: Any) -> Tensor:
+        """Gradients of this rank's share of the loss, and the share; a parameter without a gradient counts as zero."""
         logits = self._model(graph, self._shard.x)
-        return self._task.loss_sum(logits[self._train], self._train_y) / self._shard.num_train
+        loss = self._task.loss_sum(logits[self._train], self._train_y) / self._shard.num_train
+        parameters = [p for _, p in self.named_parameters()]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        parts = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+        return torch.cat([*(g.reshape(-1) for g in parts), loss.detach().reshape(1)])
 
-    def _clear_gradients(self) -> None:
-        for parameter in self._model.parameters():
-            parameter.grad = None
-
-    def _bucket(self, loss: Tensor) -> Tensor:
-        """All gradients and the loss in one vector; a parameter that got none counts as zero."""
-        parts = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for _, p in self.named_parameters()]
-        return torch.cat([*parts, loss.detach().reshape(1)])
-
-    def _unpack(self, bucket: Tensor) -> dict[str, Tensor]:
+    def gradients_of(self, bucket: Tensor) -> dict[str, Tensor]:
+        """By parameter name: pieces of the vector of a pass."""
         parameters = dict(self.named_parameters())
         pieces = bucket[:-1].split([p.numel() for p in parameters.values()])
         return {name: piece.view_as(p) for (name, p), piece in zip(parameters.items(), pieces, strict=True)}

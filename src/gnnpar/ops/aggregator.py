@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
 from gnnpar.ops.block import Block, Operands, Rows
+from gnnpar_kernels import Csr
 
 
 class EdgeDropout(NamedTuple):
@@ -69,3 +70,23 @@ class ByBlock:
 
     def grad_dst(self, prepared: Rows, grad_out: Tensor) -> Rows:
         return ()
+
+
+@runtime_checkable
+class Pushable(Aggregator, Protocol):
+    """A fold whose gradient separates by side, so that no remote source row is needed for it.
+
+    The rank of the destinations has their part at once; their `pushed` rows, on the rank of the sources, give the rest.
+    """
+
+    def pushing(self) -> Self:
+        """The same fold, saving what `grad_dst` reads: without that, destinations' gradients have shares in blocks."""
+        ...
+
+    def pushed(self, x: Operands, prepared: Rows, grad_out: Tensor) -> Rows:
+        """Rows of the destinations, the gradient of the output first, then statistics, which must travel exactly."""
+        ...
+
+    def grad_src(self, back: Csr, src: Rows, pushed: Rows) -> Rows:
+        """The share of a block, given transposed (row = source, index = pushed row), in the sources' gradients."""
+        ...

@@ -45,6 +45,11 @@ class Block:
         return self.indices.numel()
 
     @property
+    def num_listed(self) -> int:
+        """Rows of the CSR: destinations in `rows`, all where it is None."""
+        return len(self.indptr) - 1
+
+    @property
     def forward(self) -> Csr:
         """CSR by destination."""
         return Csr(self.indptr, self.indices, self.rows, self.edge_ids)
@@ -52,8 +57,13 @@ class Block:
     @cached_property
     def edge_dst(self) -> Tensor:
         """Destination of every edge, int64 [E]."""
+        return self._listed if self.rows is None else self.rows[self._listed]
+
+    @property
+    def _listed(self) -> Tensor:
+        """CSR row of every edge, int64 [E]."""
         degrees = self.indptr.long().diff()
-        rows = torch.arange(len(degrees), device=degrees.device) if self.rows is None else self.rows
+        rows = torch.arange(len(degrees), device=degrees.device)
         return rows.repeat_interleave(degrees, output_size=self.num_edges)
 
     @cached_property
@@ -88,6 +98,26 @@ class Block:
         return Block.from_edges(
             self.edge_dst[keep], self.indices[keep], num_dst=self.num_dst, num_src=self.num_src,
             edge_ids=edge_ids, src_ids=self.src_ids, compress=True,
+        )  # fmt: skip
+
+    def between(self, first: int, last: int) -> Block:
+        """The sub-block of the columns [first, last), which it numbers from 0; rows without an edge are left out."""
+        if (first, last) == (0, self.num_src):
+            return self
+        keep = ((self.indices >= first) & (self.indices < last)).nonzero().flatten()
+        dst = self._listed[keep] if self.rows is None else self.rows[self._listed[keep]]
+        return Block.from_edges(
+            dst, self.indices[keep] - first, num_dst=self.num_dst, num_src=last - first,
+            edge_ids=None if self.edge_ids is None else self.edge_ids[keep],
+            src_ids=None if self.src_ids is None else self.src_ids[first:last], compress=True,
+        )  # fmt: skip
+
+    def transposed(self) -> Block:
+        """The same edges from the sources' side: its rows are my columns, its columns the rows of my CSR."""
+        order = torch.argsort(self.indices, stable=True)
+        return Block.from_edges(
+            self.indices[order].long(), self._listed[order], num_dst=self.num_src, num_src=self.num_listed,
+            edge_ids=None if self.edge_ids is None else self.edge_ids[order], compress=True,
         )  # fmt: skip
 
     def to(self, device: torch.device) -> Block:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from gnnpar.ops.aggregator import EdgeDropout
 from gnnpar.ops.block import Block, Operands, Rows
-from gnnpar_kernels import attend, attend_finish, attend_grad_dst, attend_grad_dst_of, attend_grad_src, row_dots
+from gnnpar_kernels import Csr, attend, attend_finish, attend_grad_dst, attend_grad_dst_of, attend_grad_src, row_dots
 
 
 @dataclass(frozen=True)
 class Softmax:
     """out_i = sum_j alpha_ij x_j, alpha_ij = softmax_j(leaky_relu(a_src_j + a_dst_i)), per head.
 
-    `branch` also sums the sources with a positive score: of these sums [N, H, D] and [N, H] the gradient of a_dst is
-    made without a second pass over the edges. By default that is done where gradients are recorded.
+    `branch` also sums the sources with a positive score [N, H, D] and their weights [N, H]. The gradients of a row's
+    activated scores sum to zero and the activation has two slopes, so these sums give the gradient of a_dst without
+    another pass over the edges, and the fold is Pushable. By default that is done where gradients are recorded.
 
     Shapes: src (x [M, H, D], a_src [M, H]), dst (a_dst [N, H],) -> out [N, H, D]. Saved: out and logsumexp [N, H].
     Source: Velickovic et al. 2018, equation 3; online softmax as in flash attention.
@@ -69,3 +70,18 @@ class Softmax:
             return ()
         out, _, delta, mass_pos, pos = prepared
         return (attend_grad_dst_of(grad_out, out, pos, mass_pos, slope=self.slope, delta=delta),)
+
+    def pushing(self) -> Softmax:
+        return replace(self, branch=True)
+
+    def pushed(self, x: Operands, prepared: Rows, grad_out: Tensor) -> Rows:
+        """(grad_out [N, H, D], a_dst, logsumexp, <grad_out, out>, each [N, H])."""
+        _, logsumexp, delta, *_ = prepared
+        return grad_out, x.dst[0], logsumexp, delta
+
+    def grad_src(self, back: Csr, src: Rows, pushed: Rows) -> Rows:
+        grad_out, a_dst, logsumexp, delta = pushed
+        return attend_grad_src(
+            back.indptr, back.indices, *src, a_dst, grad_out, logsumexp, grad_out, slope=self.slope, rows=back.rows,
+            drop=self.dropout, edge_ids=back.edge_ids, delta=delta,
+        )  # fmt: skip  # with delta given, the output is not read

@@ -109,6 +109,8 @@ def header(settings: Settings, world: World) -> dict[str, Any]:
         "transport": world.backend,
         "provenance": provenance,
         "paced": world.network and paced.facts(world.network),
+        "session": settings.study or None,
+        "block": settings.block,
         "seed": settings.seed,
         "device": world.device,
         "epochs": settings.epochs,
@@ -122,7 +124,7 @@ def header(settings: Settings, world: World) -> dict[str, Any]:
     }
 
 
-_NOT_COMPARED = ("data_dir", "cache_dir", "tracker", "launch")
+_NOT_COMPARED = ("data_dir", "cache_dir", "tracker", "launch", "block")
 
 
 def config_hash(settings: Settings, network: Network | None) -> str:

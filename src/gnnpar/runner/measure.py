@@ -51,6 +51,7 @@ class EpochMeter:
             "phases": {**phases, "exposed_skew": skew, "exposed_wire": exposed - skew},
             "comm_total": traffic.comm_total,
             "bytes": traffic.bytes,
+            "layer_bytes": traffic.layer_bytes,
             "metadata": traffic.metadata,
             "messages": traffic.messages,
             "cpu": self.cpu_seconds,
@@ -61,6 +62,7 @@ def merge(everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Metrics of an epoch from the figures of all ranks: times of the slowest, bytes summed."""
     slowest = max(range(len(everyone)), key=lambda rank: everyone[rank]["seconds"])
     slow = everyone[slowest]
+    layers = sorted({layer for rank in everyone for layer in rank["layer_bytes"]})
     sent = {name: sum(rank["bytes"].get(name, 0) for rank in everyone) for name in BYTE_PHASES}
     row = {
         "time/epoch_seconds": slow["seconds"],
@@ -70,6 +72,7 @@ def merge(everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "time/cpu_seconds": [rank["cpu"] for rank in everyone],
         "comm/total_bytes": sum(sent.values()),
         **{f"comm/{name}_bytes": count for name, count in sent.items()},
+        "comm/layer_bytes": {str(i): sum(rank["layer_bytes"].get(i, 0) for rank in everyone) for i in layers},
         "comm/metadata_bytes": sum(rank["metadata"] for rank in everyone),
         "comm/messages": sum(rank["messages"] for rank in everyone),
         "memory/peak_rss_bytes": [rank["peak_rss"] for rank in everyone],

@@ -21,7 +21,7 @@ from gnnpar.track.keys import BYTE_PHASES, PHASES
 Status = Literal["completed", "failed", "interrupted", "skipped"]
 Row = Mapping[str, Any]
 FILE = "result.json"
-LIVE = ("parameters", "optimizer", "features", "structure", "activations", "halo", "history")
+LIVE = ("parameters", "optimizer", "features", "structure", "activations", "halo", "history", "host")
 
 
 def schema_path() -> Path:
@@ -60,7 +60,7 @@ def build_result(
     hashes = (plan or {}).get("hashes", {})
     copied = (
         "strategy", "exactness", "model", "dataset", "world_size", "threads_per_rank", "cores", "oversubscribed",
-        "transport", "provenance", "seed", "device", "epochs",
+        "transport", "provenance", "session", "block", "seed", "device", "epochs",
     )  # fmt: skip
     return {
         "schema": 1,
@@ -74,6 +74,7 @@ def build_result(
         "cold_start_seconds": cold_start(rows[0] if rows else {}),
         "breakdown_seconds": {name: _mean(timed, f"time/{name}_seconds") or 0.0 for name in (*PHASES, "comm_total")},
         "bytes_per_epoch": bytes_per_epoch(timed),
+        "bytes_by_layer": bytes_by_layer(timed),
         "error": error,
         "cpu_seconds": _mean_list(timed, "time/cpu_seconds"),
         "memory_bytes": memory(rows),
@@ -144,6 +145,13 @@ def bytes_per_epoch(timed: Sequence[Row]) -> dict[str, int | float]:
     """Exact means; whole numbers wherever every epoch sends the same."""
     figures = {name: _mean(timed, f"comm/{name}_bytes") or 0 for name in ("total", *BYTE_PHASES, "metadata")}
     return {name: int(value) if value == int(value) else value for name, value in figures.items()}
+
+
+def bytes_by_layer(timed: Sequence[Row]) -> list[float]:
+    """Means by layer, from 0; a layer that sends nothing in an epoch counts as 0 there."""
+    sent = [row.get("comm/layer_bytes") or {} for row in timed]
+    num_layers = 1 + max((int(layer) for layers in sent for layer in layers), default=-1)
+    return [statistics.fmean(layers.get(str(i), 0) for layers in sent) for i in range(num_layers)]
 
 
 def links(facts: Row | None, timed: Sequence[Row]) -> dict[str, Any] | None:

@@ -183,7 +183,10 @@ def train_epoch(run: Run, epoch: int, progress: Progress) -> tuple[dict[str, Any
         report = engine.train_epoch(epoch, optimizer, keep_gradient=probing)
     mine = meter.read() | {"peak_rss": memory.peak_rss()}
     if allocations is not None:
-        mine |= {"peak": allocations.peak, "live": live_bytes(run, allocations.activations)}
+        mine |= {
+            "peak": (allocations.peak or 0) + engine.peak_elsewhere(),
+            "live": live_bytes(run, allocations.activations),
+        }
     everyone = comm.gather(mine)
     row: dict[str, Any] = {"epoch": epoch, "loss/train": report.loss, "optim/lr": optimizer.lr}
     row["time/timed"] = int(not probing and not profiling)

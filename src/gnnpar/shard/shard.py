@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -121,7 +122,22 @@ def _digest(ids: Tensor) -> str:
     return hashlib.sha256(ids.cpu().numpy().tobytes()).hexdigest()
 
 
-def cut(dataset: Dataset, part_of: Tensor, parts: int, *, edge_ids: bool = False) -> list[Shard]:
+class Whole(NamedTuple):
+    """What `cut` reads of a dataset. An edge's id is its position."""
+
+    x: Tensor
+    y: Tensor
+    edge_index: Tensor
+    in_degree: Tensor
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
+    num_nodes: int
+    num_edges: int
+    num_classes: int
+
+
+def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool = False) -> list[Shard]:
     """All shards of a partition. One stable sort of the edges by (destination part, source part), then slices."""
     src, dst = dataset.edge_index
     pair = part_of[dst] * parts + part_of[src]
@@ -148,8 +164,19 @@ def cut(dataset: Dataset, part_of: Tensor, parts: int, *, edge_ids: bool = False
     return [_shard(dataset, p, parts, node_ids[p], local_of, blocks) for p in range(parts)]
 
 
+def split(shard: Shard, part_of: Tensor, parts: int) -> list[Shard]:
+    """Shards of a partition, out of the only shard of a whole graph."""
+    assert shard.parts == 1, "only a whole graph can be cut"
+    inner = shard.inner
+    whole = Whole(
+        shard.x, shard.y, torch.stack([inner.indices.long(), inner.edge_dst]), shard.in_degree, shard.train_mask,
+        shard.val_mask, shard.test_mask, shard.num_nodes, shard.num_edges, shard.num_classes,
+    )  # fmt: skip
+    return cut(whole, part_of, parts, edge_ids=inner.edge_ids is not None)
+
+
 def _shard(
-    dataset: Dataset, p: int, parts: int, ids: Tensor, local_of: Tensor, blocks: dict[tuple[int, int], Block]
+    dataset: Dataset | Whole, p: int, parts: int, ids: Tensor, local_of: Tensor, blocks: dict[tuple[int, int], Block]
 ) -> Shard:
     halo = {q: blocks[p, q] for q in range(parts) if q != p and (p, q) in blocks}
     needed = {q: blocks[q, p].src_ids for q in range(parts) if q != p and (q, p) in blocks}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from gnnpar.codecs.codec import Exactness
@@ -35,11 +36,13 @@ class Workload:
     def part_of(self, parts: int) -> Tensor:
         return partition(self.dataset, parts, by=self.partition, cache=self.cache, say=self.say)
 
-    def flat_plan(self, topology: Topology, policy: LayerPolicy) -> Plan:
-        """One part a rank, all layers on every rank, one policy."""
-        parts = topology.num_ranks
+    def flat_plan(self, topology: Topology, policy: LayerPolicy, *, chunks: int | None = None) -> Plan:
+        """One part a rank, all layers on every rank, one policy. `chunks`: so many parts, on one rank in time."""
+        ranks, parts = topology.num_ranks, chunks or topology.num_ranks
         part_of = self.part_of(parts)
-        placement = Placement((tuple(range(parts)),), part_of, None, (range(self.num_layers),))
+        whole = torch.zeros_like(part_of)
+        nodes = (part_of, None) if chunks is None else (whole, part_of)
+        placement = Placement((tuple(range(ranks)),), *nodes, (range(self.num_layers),))
         return Plan(
             placement, (policy,) * self.num_layers,
             hashes={

@@ -30,6 +30,7 @@ KEYS: dict[str, Key] = {
     "time/cold_shard_seconds": Key("s", "cutting and sending shards and building the engine, in row 0"),
     "comm/total_bytes": Key("B", "sent in the epoch, summed over ranks: the sum of the phases"),
     **{f"comm/{p}_bytes": Key("B", f"sent in phase {p}, summed over ranks") for p in BYTE_PHASES},
+    "comm/layer_bytes": Key("B", "sent by the aggregations of a layer, summed over ranks: {layer: bytes}"),
     "comm/metadata_bytes": Key("B", "the part of comm/total_bytes that is no payload, counted again"),
     "comm/wire_bytes": Key("B", "launch=paced: sent in the epoch by the hosts' interfaces, headers included"),
     "comm/messages": Key("1", "point-to-point messages of the epoch, summed over ranks"),

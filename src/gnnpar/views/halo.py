@@ -16,11 +16,13 @@ from torch import Tensor
 
 from gnnpar.codecs.codec import Codec, RowLike
 from gnnpar.comm import Communicator, Pending, Site
+from gnnpar.comm.communicator import Phase
 from gnnpar.graph import Message
 from gnnpar.ops.aggregator import Aggregator
 from gnnpar.ops.block import Block, Operands, Rows
 from gnnpar.shard.shard import Shard
 from gnnpar.views.local import LocalRows, Source
+from gnnpar.views.shares import Shares, add_returned
 from gnnpar.views.view import View, edge_order
 from gnnpar.views.whole import fold_block, split_operands, wanted_gradients
 
@@ -155,14 +157,14 @@ class HaloGraph(View):
             self.cache["features"] = torch.cat([rows[p][0] for p in sorted(rows)] or [self.shard.x[:0]])
         return self.cache["features"]
 
-    def site(self, *, call: int, phase: Literal["forward", "backward"]) -> Site:
+    def site(self, *, call: int, phase: Phase) -> Site:
         return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
 
     def send(self, src: Rows, site: Site) -> Mapping[int, Pending[Tensor]]:
         """Boundary rows out; what will come in."""
         like, shard = RowLike.of(src), self.shard
         with self.comm.clock("encode"):
-            outgoing = {p: self.codec.encode(src, shard.boundary[p], site, p) for p in self._ring(shard.boundary)}
+            outgoing = {p: self.codec.encode(src, shard.boundary[p], site, p) for p in self.readers}
         incoming = {p: self.codec.nbytes(rows, like, site, p) for p, rows in shard.num_halo.items()}
         extra = sum(self.codec.metadata_nbytes(len(i), like, site, p) for p, i in shard.boundary.items())
         return self.comm.exchange(outgoing, incoming, site, metadata=extra)
@@ -180,7 +182,7 @@ class HaloGraph(View):
         """Gradients of halo rows to their owners; those of my boundary rows will come in."""
         boundary = self.shard.boundary
         with self.comm.clock("encode"):
-            outgoing = {p: self.codec.encode(grads[p], None, site, p) for p in self._ring(grads)}
+            outgoing = {p: self.codec.encode(grads[p], None, site, p) for p in grads}
         incoming = {p: self.codec.nbytes(len(index), like, site, p) for p, index in boundary.items()}
         extra = sum(self.codec.metadata_nbytes(rows, like, site, p) for p, rows in self.shard.num_halo.items())
         return self.comm.exchange(outgoing, incoming, site, metadata=extra)
@@ -190,9 +192,15 @@ class HaloGraph(View):
         with self.comm.clock("encode"):
             return self.codec.decode(arrived, len(self.shard.boundary[p]), like, site, p)
 
-    def _ring(self, peers: Mapping[int, object]) -> list[int]:
-        """Next rank first, so that not everybody sends to the same one."""
-        return sorted(peers, key=lambda p: (p - self.comm.rank) % self.comm.size)
+    @property
+    def sources(self) -> list[int]:
+        """Peers whose rows this part reads, the previous rank first: at any time each sends to another one."""
+        return sorted(self.shard.halo, key=lambda p: (self.comm.rank - p) % self.comm.size)
+
+    @property
+    def readers(self) -> list[int]:
+        """Peers that read rows of this part, the next rank first."""
+        return sorted(self.shard.boundary, key=lambda p: (p - self.comm.rank) % self.comm.size)
 
 
 class _HaloFold(torch.autograd.Function):
@@ -204,7 +212,7 @@ class _HaloFold(torch.autograd.Function):
         early, late = view.walk.forward
         halos, state = _fold(view, agg, x, early, late, view.site(call=call, phase="forward"))
         out, saved = agg.finish(state)
-        kept = [*flat, *(t for p in sorted(halos) for t in halos[p])] if agg.needs_src else []
+        kept = [*flat, *(t for p in halos for t in halos[p])] if agg.needs_src else []
         ctx.view, ctx.agg, ctx.call, ctx.counts, ctx.num_kept = view, agg, call, counts, len(kept)
         ctx.like = RowLike.of(x.src)
         view.held[view.layer, call] = sum(t.numel() * t.element_size() for t in kept[len(flat) :])
@@ -238,7 +246,7 @@ def _fold(
     for block in late:
         state = agg.update(state, block, x._replace(edge=edge(block, x.edge)))
     halos: dict[int, Rows] = {}
-    for p in sorted(pending):  # a fixed order gives the same bits, whatever arrives first
+    for p in view.sources:  # a fixed order gives the same bits, whatever arrives first
         rows = there.pop(p, None) or view.received(p, pending, like, site)
         block = view.shard.halo[p]
         state = agg.update(state, block, x._replace(src=rows, edge=edge(block, x.edge)))
@@ -248,7 +256,7 @@ def _fold(
 
 
 def _by_peer(view: HaloGraph, rows: Rows, num_src: int) -> dict[int, Rows]:
-    peers = sorted(view.shard.halo) if rows else []
+    peers = view.sources if rows else []
     return {p: rows[i * num_src : (i + 1) * num_src] for i, p in enumerate(peers)}
 
 
@@ -262,28 +270,25 @@ class _Backward:
         self.view, self.agg, self.x, self.grad_out = view, agg, x, grad_out
         self.prepared = agg.prepare(saved, grad_out)
         self.wanted = asked[: counts[0]]
-        self.total: Operands | None = None
+        self.shares = Shares(view.walk.slots, x.edge)
 
     def walk(self, halos: dict[int, Rows], like: Sequence[RowLike], site: Site) -> Operands:
+        view, shares = self.view, self.shares
         travelling = [each for each, wanted in zip(like, self.wanted, strict=True) if wanted]
         sent = {}
-        for p, block in sorted(self.view.shard.halo.items()):
-            grads = self._grad(block, halos.get(p, ()))
-            sent[p] = self._chosen(grads.src)
-            self._add(grads._replace(src=()), block)
-        pending = self.view.send_back(sent, travelling, site) if travelling else {}
-        early, late = self.view.walk.backward
+        for p in view.sources:
+            block = view.shard.halo[p]
+            sent[p] = self._chosen(shares.add_halo(self._grad(block, halos.get(p, ())), block))
+        pending = view.send_back(sent, travelling, site) if travelling else {}
+        early, late = view.walk.backward
         for block in early:
-            self._add(self._grad(block, self.x.src), block)
-        back = {p: self.view.received_back(p, pending[p], travelling, site) for p in sorted(pending)}
+            shares.add_inner(self._grad(block, self.x.src), block)
+        back = {p: view.received_back(p, pending[p], travelling, site) for p in view.readers if p in pending}
         for block in late:
-            self._add(self._grad(block, self.x.src), block)
-        assert self.total is not None
-        into = self._chosen(self.total.src)
-        for p in sorted(back):
-            for grad, rows in zip(into, back[p], strict=True):
-                grad.index_add_(0, self.view.shard.boundary[p], rows)
-        return self.total._replace(dst=self.total.dst or self.agg.grad_dst(self.prepared, self.grad_out))
+            shares.add_inner(self._grad(block, self.x.src), block)
+        for p, rows in back.items():
+            add_returned(self._chosen(shares.src), view.shard.boundary[p], rows)
+        return shares.finished(self.agg, self.prepared, self.grad_out)
 
     def _chosen(self, src: Rows) -> Rows:
         return tuple(g for g, wanted in zip(src, self.wanted, strict=True) if wanted)
@@ -291,18 +296,3 @@ class _Backward:
     def _grad(self, block: Block, src: Rows) -> Operands:
         edge = self.view.walk.edge_rows(block, self.x.edge)
         return self.agg.grad(block, self.x._replace(src=src, edge=edge), self.prepared, self.grad_out)
-
-    def _add(self, grads: Operands, block: Block) -> None:
-        """Shares add up; edge gradients go to the places of the block's edges."""
-        edge = tuple(torch.zeros_like(t) for t in self.x.edge) if self.total is None else self.total.edge
-        for into, g in zip(edge, grads.edge, strict=True):
-            into[self.view.walk.slots(block)] = g
-        if self.total is None:
-            self.total = grads._replace(edge=edge)
-            return
-        groups = []
-        for old, new in zip(
-            (self.total.src, self.total.dst, self.total.shared), (grads.src, grads.dst, grads.shared), strict=True
-        ):
-            groups.append(tuple(a.add_(b) for a, b in zip(old, new, strict=True)) if old and new else old or new)
-        self.total = Operands(groups[0], groups[1], edge, groups[2])

@@ -1,0 +1,87 @@
+"""Table and figure of README.md from results.jsonl: `python experiments/sar_memory/report.py [--figure FILE]`."""
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RANKS = (1, 2, 4, 8)
+TICKS = (12, 25, 50, 100)  # MiB
+COLOURS = {
+    "graph_parallel": "#d55e00",
+    "sar, prefetch 0": "#0072b2",
+    "sar, prefetch 1": "#56b4e9",
+    "sar, prefetch 0, pull": "#009e73",
+}
+Rows = dict[tuple[str, str, str], dict[int, dict]]
+
+
+def load() -> Rows:
+    rows: Rows = {}
+    for line in (HERE / "results.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        rows.setdefault((row["model"], row["cut"], row["variant"]), {})[row["ranks"]] = row
+    return rows
+
+
+def own(row: dict) -> float:
+    """MiB at the peak of the fullest rank, less parameters, optimizer and features."""
+    memory = row["memory_bytes"]
+    live = memory["live"]
+    return (max(memory["peak"]) - live["parameters"] - live["optimizer"] - live["features"]) / 2**20
+
+
+def table(rows: Rows) -> Iterable[str]:
+    yield "| model | cut | variant | N = 1 | 2 | 4 | 8 | falls | of graph_parallel, N = 8 | sent an epoch, N = 8 |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for (model, cut, variant), by_ranks in rows.items():
+        values = [own(by_ranks[n]) for n in RANKS]
+        share = values[-1] / own(rows[model, cut, "graph_parallel"][8])
+        sent = by_ranks[8]["bytes_per_epoch"]["total"] / 2**20
+        cells = " | ".join(f"{v:.1f}" for v in values)
+        falls = f"{values[0] / values[-1]:.1f}x"
+        yield f"| {model} | {cut} | {variant} | {cells} | {falls} | {share:.2f} | {sent:.0f} MiB |"
+
+
+def draw(rows: Rows, file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(
+        {"svg.hashsalt": "gnnpar", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    )
+    panels = [(model, cut) for model in ("gat", "sage") for cut in ("metis", "random")]
+    figure, axes = plt.subplots(2, 2, figsize=(7.5, 6), sharex=True, layout="constrained")
+    for axis, (model, cut) in zip(axes.flat, panels, strict=True):
+        whole = own(rows[model, cut, "graph_parallel"][1])
+        for k, style in ((1, "-"), (2, "--"), (3, ":")):
+            axis.plot([k, 8], [whole, k / 8 * whole], style, color="0.7", lw=1, label=f"{k}/N of N = 1")
+        for variant, colour in COLOURS.items():
+            if (model, cut, variant) in rows:
+                values = [own(rows[model, cut, variant][n]) for n in RANKS]
+                axis.plot(RANKS, values, "o-", color=colour, ms=4, label=variant)
+        axis.set(xscale="log", yscale="log", title=f"{model}, {cut} cut")
+        axis.set_xticks(RANKS, list(map(str, RANKS)))
+        axis.set_yticks(TICKS, list(map(str, TICKS)))
+        axis.minorticks_off()
+    for axis in axes[1]:
+        axis.set_xlabel("ranks N")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("MiB of a rank at its peak")
+    axes[0, 0].legend(frameon=False, fontsize=7)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
+    rows = load()
+    print("\n".join(table(rows)))
+    draw(rows, parser.parse_args().figure)
+
+
+if __name__ == "__main__":
+    main()

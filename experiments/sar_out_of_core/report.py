@@ -1,0 +1,29 @@
+"""The table of README.md from results.jsonl: `python experiments/sar_out_of_core/report.py`."""
+
+import json
+from pathlib import Path
+
+
+def main() -> None:
+    lines = (Path(__file__).parent / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    base = rows[0]
+    print("| run | limit | ends | s an epoch | times `single` | peak of tensors | resident | largest loss difference |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        limit = f"{row['limit_bytes'] / 2**20:.0f} MiB" if row["limit_bytes"] else "none"
+        if "losses" not in row:
+            print(f"| {row['what']} | {limit} | exit {row['exit']}: {row['said'][0]} | - | - | - | - | - |")
+            continue
+        seconds = row["epoch_seconds"]["median"]
+        slower = seconds / base["epoch_seconds"]["median"]
+        peak, resident = (max(row["memory_bytes"][key]) / 2**20 for key in ("peak", "peak_rss"))
+        apart = max(abs(a / b - 1) for a, b in zip(row["losses"], base["losses"], strict=True))
+        print(
+            f"| {row['what']} | {limit} | completed | {seconds:.2f} | {slower:.2f} "
+            f"| {peak:.0f} MiB | {resident:.0f} MiB | {apart:.1e} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

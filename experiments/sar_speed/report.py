@@ -1,0 +1,29 @@
+"""The table of README.md from results.jsonl: `python experiments/sar_speed/report.py`."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import blocks  # noqa: E402
+
+from gnnpar.results.statistics import geometric_mean  # noqa: E402
+
+
+def main() -> None:
+    rows = blocks.read(HERE / "results.jsonl")
+    print("| model | strategy | s an epoch | times graph_parallel (95 % over blocks) | sent an epoch |")
+    print("|---|---|---|---|---|")
+    for job in sorted({row["job"] for row in rows}):
+        model, _, name = job.partition(" ")
+        mine = [row["result"] for row in rows if row["job"] == job]
+        seconds = geometric_mean([r["epoch_seconds"]["median"] for r in mine]).value
+        ratio = geometric_mean(blocks.ratios(rows, job, f"{model} graph_parallel"))
+        sent = mine[0]["bytes_per_epoch"]["total"] / 2**20
+        times = f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+        print(f"| {model} | {name} | {seconds:.3f} | {times} | {sent:.0f} MiB |")
+
+
+if __name__ == "__main__":
+    main()

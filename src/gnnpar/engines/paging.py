@@ -1,0 +1,263 @@
+"""Virtual memory for tensors: what is not worked on lies on the host, and comes back when an operation reads it.
+
+The host of a GPU is pinned memory; the host of a CPU is a file. Nothing else has to know: a tensor that was paged out
+keeps its identity, its views and its place in the graph of autograd; only its storage is empty meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_iter
+
+SMALLEST = 1 << 16  # bytes: what is smaller stays
+ALIGNED = 1 << 12
+MEMORY_FILES = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
+
+
+class Host(Protocol):
+    """A place for bytes that are not on the device."""
+
+    def write(self, slot: Any, data: Tensor) -> Any:
+        """Keep data [n] uint8 in the slot (None: a new one), which is returned."""
+        ...
+
+    def read(self, slot: Any, into: Tensor) -> None: ...
+    def free(self, slot: Any) -> None: ...
+
+
+class HostFile:
+    """One file without a name: it is gone with the process, however that ends. A slot is (offset, size)."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise ValueError(f"strategy.host_dir={folder} is no folder to write to: give one on a disk, or null.")
+        if (kind := file_system(folder)) in MEMORY_FILES:
+            raise ValueError(
+                f"strategy.host_dir={folder} is a {kind}, which is memory itself: give a folder on a disk."
+            )
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # open as long as this is
+        self._end, self._free = 0, defaultdict[int, list[int]](list)
+
+    def write(self, slot: tuple[int, int] | None, data: Tensor) -> tuple[int, int]:
+        offset, size = slot or self._allocate(-(-len(data) // ALIGNED) * ALIGNED)
+        view, done = _memory(data), 0
+        while done < len(view):  # one call moves 2 GiB at most
+            done += os.pwrite(self._file.fileno(), view[done:], offset + done)
+        return offset, size
+
+    def read(self, slot: tuple[int, int], into: Tensor) -> None:
+        view, done = _memory(into), 0
+        while done < len(view):
+            done += os.preadv(self._file.fileno(), [view[done:]], slot[0] + done)
+
+    def free(self, slot: tuple[int, int]) -> None:
+        self._free[slot[1]].append(slot[0])
+
+    def _allocate(self, size: int) -> tuple[int, int]:
+        """Sizes repeat from epoch to epoch: a free place of the same size, else the end."""
+        if self._free[size]:
+            return self._free[size].pop(), size
+        self._end += size
+        return self._end - size, size
+
+
+class HostMemory:
+    """Pinned memory beside a GPU."""
+
+    def write(self, slot: Tensor | None, data: Tensor) -> Tensor:
+        slot = torch.empty(len(data), dtype=torch.uint8, pin_memory=True) if slot is None else slot
+        return slot.copy_(data)
+
+    def read(self, slot: Tensor, into: Tensor) -> None:
+        into.copy_(slot)
+
+    def free(self, slot: Tensor) -> None:
+        """Given back with the slot itself."""
+
+
+def _memory(data: Tensor) -> memoryview:
+    """Its bytes. Not through numpy: a storage that numpy has seen cannot be resized any more."""
+    return memoryview((ctypes.c_char * len(data)).from_address(data.data_ptr())).cast("B")
+
+
+def file_system(folder: Path) -> str:
+    """Type of the file system a folder lies on, as the kernel names it; '' where it does not tell."""
+    try:
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    above = {str(p) for p in (folder.resolve(), *folder.resolve().parents)}
+    found = [(len(mount[1]), i, mount[2]) for i, mount in enumerate(mounts) if mount[1] in above]
+    return max(found)[2] if found else ""
+
+
+@dataclass
+class Page:
+    """A storage and its place on the host, if it has one. `changed`: what lies there is not the latest."""
+
+    ref: StorageWeakRef
+    nbytes: int
+    slot: Any = None
+    changed: bool = True
+
+
+class Pager:
+    """The table of pages. Threads share it and take turns; nothing here is safe at once.
+
+    `busy()` is held while bytes move. `moved`: bytes to and from the host so far. `most`: the most bytes of pages that
+    were here at the end of an operation, since it was last set to 0.
+    """
+
+    def __init__(
+        self, host: Host, *, smallest: int = SMALLEST, busy: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> None:
+        self._host, self._smallest, self._busy = host, smallest, busy
+        self._pages: dict[int, Page] = {}
+        self._here: dict[int, Page] = {}
+        self._level = self.most = 0
+        self.moved = {"out": 0, "in": 0}
+
+    @property
+    def nbytes(self) -> int:
+        """Of all pages that live, here or on the host."""
+        return sum(page.nbytes for page in self._pages.values() if not page.ref.expired())
+
+    def track(self, tensor: Tensor) -> None:
+        """A tensor becomes a page if it owns enough memory of its own to be worth it."""
+        storage = tensor.untyped_storage()
+        if storage.nbytes() >= self._smallest and storage._cdata not in self._pages and storage.resizable():
+            self._pages[storage._cdata] = page = Page(StorageWeakRef(storage), storage.nbytes())
+            self._arrived(storage._cdata, page)
+
+    def need(self, tensor: Tensor) -> Page | None:
+        """Have its bytes here; its page, if it is one."""
+        cdata = tensor.untyped_storage()._cdata
+        page = self._pages.get(cdata)
+        if page is not None and cdata not in self._here:
+            self._bring(page)
+        return page
+
+    def release(self, tensor: Tensor) -> Tensor:
+        """Have it here for good: it is no page any more."""
+        page = self.need(tensor)
+        if page is not None:
+            self._forget(tensor.untyped_storage()._cdata, page)
+        return tensor
+
+    def evict(self, tensor: Tensor) -> None:
+        self.track(tensor)
+        page = self._here.get(tensor.untyped_storage()._cdata)
+        if page is not None:
+            self._send(page)
+
+    def evict_all(self) -> None:
+        """Everything to the host. Places of what has died since become free first."""
+        self._bury(self._pages)
+        for page in list(self._here.values()):
+            self._send(page)
+
+    def adopt(self, tensors: Iterable[Tensor]) -> None:
+        """Make pages of tensors that were there before, and send them to the host."""
+        for tensor in tensors:
+            self.evict(tensor)
+
+    def _send(self, page: Page) -> None:
+        storage = _storage(page.ref)
+        if storage is None:  # dead; it is buried later
+            return
+        if page.changed:
+            with self._busy(), _disable_current_modes():
+                page.slot = self._host.write(page.slot, _bytes(storage))
+            self.moved["out"] += page.nbytes
+        storage.resize_(0)
+        page.changed = False
+        self._left(storage._cdata)
+
+    def _bring(self, page: Page) -> None:
+        storage = _storage(page.ref)
+        assert storage is not None, "an operation reads a tensor that has died"
+        storage.resize_(page.nbytes)
+        with self._busy(), _disable_current_modes():
+            self._host.read(page.slot, _bytes(storage))
+        self.moved["in"] += page.nbytes
+        self._arrived(storage._cdata, page)
+
+    def _arrived(self, cdata: int, page: Page) -> None:
+        self._here[cdata] = page
+        self._level += page.nbytes
+        if self._level > self.most:
+            self._bury(self._here)
+            self.most = max(self.most, self._level)
+
+    def _left(self, cdata: int) -> None:
+        page = self._here.pop(cdata, None)
+        self._level -= page.nbytes if page else 0
+
+    def _bury(self, pages: dict[int, Page]) -> None:
+        for cdata, page in list(pages.items()):
+            if page.ref.expired():
+                self._forget(cdata, page)
+
+    def _forget(self, cdata: int, page: Page) -> None:
+        if page.slot is not None:
+            self._host.free(page.slot)
+        self._left(cdata)
+        del self._pages[cdata]
+
+
+def _storage(ref: StorageWeakRef) -> Any:
+    return torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
+
+
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # pyright: ignore[reportArgumentType]
+
+
+class Paging(TorchDispatchMode):
+    """While active, operations of this thread find their operands here, and their results become pages."""
+
+    def __init__(self, pager: Pager) -> None:
+        super().__init__()
+        self.pager = pager
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        pager, kwargs = self.pager, kwargs or {}
+        known = set()  # what views show is no memory of their own, and may be nobody's page: parameters
+        for tensor in _tensors((args, kwargs)):
+            pager.need(tensor)
+            known.add(tensor.untyped_storage()._cdata)
+        out = func(*args, **kwargs)
+        schema = func._schema
+        if schema.is_mutable:
+            for given, value in zip(schema.arguments, args, strict=False):
+                self._changed(given, value)
+            for given in schema.arguments:
+                if given.name in kwargs:
+                    self._changed(given, kwargs[given.name])
+        for tensor in _tensors(out):
+            if tensor.untyped_storage()._cdata not in known:
+                pager.track(tensor)
+        return out
+
+    def _changed(self, argument: Any, value: Any) -> None:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            for tensor in _tensors(value):
+                if (page := self.pager.need(tensor)) is not None:
+                    page.changed = True
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor) and leaf.layout is torch.strided)

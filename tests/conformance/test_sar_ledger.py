@@ -1,0 +1,172 @@
+"""What SAR sends and holds, as formulas of the partition: 2C for linear folds, 3C pulled, C + T (F + 3H) pushed."""
+
+import weakref
+
+import pytest
+import torch
+
+from composing import configured
+from gnnpar.codecs.codec import BFloat16
+from gnnpar.comm import ThreadWorld
+from gnnpar.data.tasks import make_task
+from gnnpar.engines.flat import FlatEngine
+from gnnpar.runner.conformance import make_job, small_graph, train_in_threads
+from gnnpar.shard.shard import Shard
+from gnnpar.strategies.sar import SAR
+from gnnpar.views.sequential import SequentialGraph
+
+F, HIDDEN, CLASSES, HEADS, WORLD = 6, 8, 3, 2, 4
+ATTENTION = [(HIDDEN, HEADS)] * 2 + [(CLASSES, 1)]  # (F, H) of every layer
+LINEAR = {  # (width forward, width backward) of every layer; backward is 0 where the input needs no gradient
+    "gcn": [(F, 0), (HIDDEN, HIDDEN), (CLASSES, CLASSES)],
+    "sage_max": [(F, 0), (HIDDEN, HIDDEN), (HIDDEN, HIDDEN)],
+    "gcnii": [(HIDDEN, HIDDEN)] * 3,
+}
+TINY = 400 / 2**20
+
+
+def config_of(model):
+    heads = [f"model.heads={HEADS}"] if model in ("gat", "gatv2") else []
+    return configured("model", model, f"model.hidden={HIDDEN}", "model.num_layers=3", *heads)
+
+
+def counts(strategy, model):
+    """(C, T) in rows: halo rows of all ranks; pairs of a destination and another part with an edge to it."""
+    data, job = small_graph(), make_job(strategy, config_of(model), small_graph(), world=WORLD)
+    (src, dst), part_of = data.edge_index, job.plan.part_of
+    cut = part_of[src] != part_of[dst]
+    halo = len(torch.unique(torch.stack([src[cut], part_of[dst][cut]]), dim=1).T)
+    assert halo == sum(job.plan.statistics["halo_rows"])
+    return halo, len(torch.unique(torch.stack([part_of[src][cut], dst[cut]]), dim=1).T)
+
+
+def sent(strategy, model, dtype=torch.float64):
+    got = train_in_threads(strategy, config_of(model), small_graph(), world=WORLD, dtype=dtype)
+    phases = ("forward", "backward", "remat", "push")
+    per_epoch = [{phase: epoch.get(phase, 0) for phase in phases} for epoch in got.traffic]
+    assert per_epoch[0] == per_epoch[1]
+    return per_epoch[0]
+
+
+@pytest.mark.parametrize("rounds", ["part", "one", TINY])
+@pytest.mark.parametrize("model", LINEAR)
+def test_folds_that_need_no_row_twice_send_2c(model, rounds):
+    strategy = SAR(rounds=rounds)
+    halo, _ = counts(strategy, model)
+    forward, backward = (8 * halo * sum(widths) for widths in zip(*LINEAR[model], strict=True))
+    assert sent(strategy, model) == {"forward": forward, "backward": backward, "remat": 0, "push": 0}
+
+
+@pytest.mark.parametrize("rounds", ["part", "one", TINY])
+def test_pulled_attention_sends_3c(rounds):
+    strategy = SAR(rounds=rounds, backward="pull")
+    halo, _ = counts(strategy, "gat")
+    once = 8 * halo * sum(f + h for f, h in ATTENTION)
+    assert sent(strategy, "gat") == {"forward": once, "backward": once, "remat": once, "push": 0}
+    kept = sent(SAR(rounds=rounds, backward="pull", remat=False), "gat")
+    assert kept == {"forward": once, "backward": once, "remat": 0, "push": 0}
+
+
+@pytest.mark.parametrize("rounds", ["part", "one", TINY])
+def test_pushed_attention_sends_a_row_of_f_and_3h_back(rounds):
+    halo, pushed = counts(SAR(rounds=rounds), "gat")
+    forward = 8 * halo * sum(f + h for f, h in ATTENTION)
+    push = 8 * pushed * sum(f + 3 * h for f, h in ATTENTION)
+    assert sent(SAR(rounds=rounds), "gat") == {"forward": forward, "backward": 0, "remat": 0, "push": push}
+
+
+def test_a_rounding_codec_leaves_pushed_statistics_whole():
+    strategy = SAR(codec=BFloat16())
+    halo, pushed = counts(strategy, "gat")
+    forward = 2 * halo * sum(f + h for f, h in ATTENTION)
+    push = pushed * sum(2 * f + 4 * 3 * h for f, h in ATTENTION)
+    found = sent(strategy, "gat", torch.float32)
+    assert found == {"forward": forward, "backward": 0, "remat": 0, "push": push}
+
+
+def test_your_own_fold_pulls_in_push_mode_too():
+    strategy = SAR()
+    halo, _ = counts(strategy, "gatv2")
+    once = 8 * halo * (HIDDEN + HIDDEN + CLASSES)
+    assert sent(strategy, "gatv2") == {"forward": once, "backward": once, "remat": once, "push": 0}
+
+
+def held(strategy, model):
+    """Of every rank after one epoch: its record of remote bytes, the schedule, their sum, the rank."""
+    job = make_job(strategy, config_of(model), small_graph(), world=WORLD)
+
+    def body(comm):
+        shard = Shard.open(job.dataset if comm.rank == 0 else None, job.plan.part_of, comm).to(comm.device, job.dtype)
+        task = make_task("single_label", CLASSES)
+        engine = strategy.build(job.plan, shard, job.model.to(job.dtype), task, comm, seed=0)
+        optimizer = torch.optim.SGD([p for _, p in engine.named_parameters()], lr=0.1)
+        engine.train_epoch(0, optimizer)
+        assert isinstance(engine, FlatEngine)
+        assert isinstance(engine._view, SequentialGraph)
+        return engine._view.held, engine._view.schedule, engine.live_bytes()["halo"], comm.rank
+
+    return ThreadWorld(WORLD).run(body)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 3])
+@pytest.mark.parametrize("rounds", ["peer", TINY])
+def test_at_most_prefetch_and_one_rounds_are_alive(rounds, prefetch):
+    """Also in backward: received gradients of a linear fold. Rounds that were used count no more."""
+    for model, widths in (("gcn", (F, HIDDEN, CLASSES)), ("gat", tuple(f + h for f, h in ATTENTION))):
+        for kept, schedule, total, rank in held(SAR(rounds=rounds, prefetch=prefetch), model):
+            most = max(_window(schedule.pulls(8 * w), "incoming", rank, prefetch) * 8 * w for w in widths)
+            if model == "gat":
+                pushed = [f + 3 * h for f, h in ATTENTION]
+                most = max(most, *(_window(schedule.pushes(8 * w), "incoming", rank, prefetch) * 8 * w for w in pushed))
+            else:
+                back = [w for w in widths if w != F]
+                most = max(most, *(_window(schedule.pulls(8 * w), "outgoing", rank, prefetch) * 8 * w for w in back))
+            assert kept["rounds"] == most
+            assert total == most
+
+
+def _window(rounds, direction, rank, prefetch):
+    """Rows of the fullest prefetch + 1 consecutive rounds."""
+    rows = [sum(s.num_rows for s in getattr(rounds, direction)(rank, r)) for r in range(len(rounds))]
+    return max(sum(rows[r : r + prefetch + 1]) for r in range(len(rows)))
+
+
+def test_without_rematerialisation_all_rows_stay():
+    for kept, schedule, total, rank in held(SAR(backward="pull", remat=False), "gat"):
+        rows = sum(schedule.pulled[rank])
+        assert total - kept["rounds"] == 8 * rows * sum(f + h for f, h in ATTENTION)
+
+
+@pytest.mark.parametrize("rounds", ["peer", "one"])
+@pytest.mark.parametrize("backward", ["push", "pull"])
+@pytest.mark.parametrize("model", ["gcn", "gat"])
+def test_decoded_rows_die_before_the_next_are_made(model, backward, rounds, monkeypatch):
+    """The accounting above, checked against the tensors themselves: one slice of rows at a time."""
+    alive: dict[int, list[weakref.ref]] = {}
+    worst = []
+    true = SequentialGraph._decoded
+
+    def watching(self, codec, s, buffer, like, site):
+        mine = alive.setdefault(self.comm.rank, [])
+        worst.append(sum(ref() is not None for ref in mine))
+        rows = true(self, codec, s, buffer, like, site)
+        mine.extend(map(weakref.ref, (*rows, buffer)))
+        return rows
+
+    monkeypatch.setattr(SequentialGraph, "_decoded", watching)
+    train_in_threads(SAR(backward=backward, prefetch=0, rounds=rounds), config_of(model), small_graph(), world=WORLD)
+    assert len(worst) > 50
+    assert max(worst) == 0
+
+
+def test_a_probe_is_no_traffic():
+    job = make_job(SAR(), config_of("gat"), small_graph(), world=2)
+
+    def body(comm):
+        shard = Shard.open(job.dataset if comm.rank == 0 else None, job.plan.part_of, comm).to(comm.device, job.dtype)
+        engine = SAR().build(job.plan, shard, job.model.to(job.dtype), make_task("single_label", 3), comm, seed=0)
+        comm.ledger.drain()
+        engine.exact_gradient(0)
+        return comm.ledger.drain().bytes.keys()
+
+    assert all(phases == {"evaluate"} for phases in ThreadWorld(2).run(body))

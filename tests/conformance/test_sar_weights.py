@@ -1,0 +1,132 @@
+"""Attention weights made again in backward sum to 1 for every destination, whatever the codec, pulled and pushed.
+
+With x_j = 1 and dO_i the i-th unit vector, the gradient of all sources together has sum_j alpha_ij in channel i.
+"""
+
+import threading
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from composing import configured
+from gnnpar.codecs.codec import BFloat16, Exactness, Identity, _Cast
+from gnnpar.comm import ThreadWorld
+from gnnpar.data.tasks import make_task
+from gnnpar.engines.flat import FlatEngine
+from gnnpar.ops.softmax import Softmax
+from gnnpar.runner.conformance import make_job, small_graph
+from gnnpar.shard.shard import Shard
+from gnnpar.strategies.sar import SAR
+from gnnpar.views.local import Pass
+from gnnpar_kernels import fold_key
+
+WORLD, HEADS, SEED = 4, 2, 5
+
+
+class _Stochastic(_Cast):
+    """Stochastic rounding to quarters, keyed as codecs must be; `fresh` keys by phase too, which they must not."""
+
+    def __init__(self, shard, seed, fresh):
+        super().__init__(None)
+        self.shard, self.seed, self.fresh = shard, seed, fresh
+
+    def encode(self, rows, index, site, peer):
+        if index is None:
+            ids = self.shard.halo[peer].src_ids[site.first : site.first + len(rows[0])]
+        else:
+            ids = self.shard.node_ids[index]
+            rows = tuple(t[index] for t in rows)
+        rounded = tuple(self._round(t, ids, site, operand) for operand, t in enumerate(rows))
+        return super().encode(rounded, None, site, peer)
+
+    def _round(self, rows, ids, site, operand):
+        phase = sum(map(ord, site.phase)) if self.fresh else 0
+        noise = torch.stack([self._noise(rows[0], fold_key(*site[:3], operand, i, phase)) for i in ids.tolist()])
+        return (rows * 4 + noise).floor() / 4
+
+    def _noise(self, like, key):
+        gen = torch.Generator().manual_seed((self.seed ^ key) & 0x7FFFFFFF)
+        return torch.rand(like.shape, dtype=like.dtype, generator=gen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stochastic:
+    fresh: bool = False
+    exactness = frozenset[Exactness]({"quantized"})
+
+    def build(self, shard, comm, seed):
+        return _Stochastic(shard, seed, self.fresh)
+
+
+SUMS: dict[str, torch.Tensor] = {}
+LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Observed(Softmax):
+    """Adds up what every block gives to its sources, before anything is sent."""
+
+    def grad(self, block, x, prepared, grad_out):
+        grads = super().grad(block, x, prepared, grad_out)
+        self._note(grads.src[0])
+        return grads
+
+    def grad_src(self, back, src, pushed):
+        grads = super().grad_src(back, src, pushed)
+        self._note(grads[0])
+        return grads
+
+    def _note(self, grad_x):
+        with LOCK:
+            SUMS["x"] = SUMS.get("x", 0) + grad_x.sum(0)
+
+
+def weight_sums(strategy, alter=lambda view: view):
+    """sum_j alpha_ij as backward has it [N], per head, and which destinations have in-edges."""
+    data = small_graph()
+    config = configured("model", "gat", "model.hidden=8", f"model.heads={HEADS}")
+    job = make_job(strategy, config, data, world=WORLD)
+    gen = torch.Generator().manual_seed(1)
+    score_src, score_dst = (torch.randn(data.num_nodes, HEADS, dtype=torch.float64, generator=gen) for _ in range(2))
+    SUMS.clear()
+
+    def body(comm):
+        shard = Shard.open(data if comm.rank == 0 else None, job.plan.part_of, comm).to(comm.device, torch.float64)
+        task = make_task("single_label", 3)
+        engine = strategy.build(job.plan, shard, job.model.double(), task, comm, seed=SEED)
+        assert isinstance(engine, FlatEngine)
+        view = alter(engine._view).during(Pass(SEED, epoch=1, training=True))
+        ids, n = shard.node_ids, data.num_nodes
+        x = torch.ones(len(ids), HEADS, n, dtype=torch.float64, requires_grad=True)
+        a_src, a_dst = score_src[ids].requires_grad_(), score_dst[ids].requires_grad_()
+        out = view.aggregate(Observed(), (x, a_src), (a_dst,))
+        out.backward(torch.eye(n, dtype=torch.float64)[ids][:, None, :].expand(-1, HEADS, -1))
+
+    ThreadWorld(WORLD).run(body)
+    return SUMS["x"].T, data.in_degree > 0
+
+
+@pytest.mark.parametrize("codec", [Identity(), BFloat16(), Stochastic()], ids=["identity", "bf16", "stochastic"])
+@pytest.mark.parametrize("rounds", ["part", "peer", 0.01])
+@pytest.mark.parametrize("backward", ["push", "pull"])
+def test_weights_made_again_sum_to_one(backward, rounds, codec):
+    sums, reached = weight_sums(SAR(backward=backward, rounds=rounds, codec=codec))
+    torch.testing.assert_close(sums[reached], torch.ones_like(sums[reached]), rtol=0, atol=1e-6)
+    assert not sums[~reached].any()
+    assert reached.any() and not reached.all()
+
+
+def test_fresh_random_numbers_would_show():
+    for backward in ("push", "pull"):
+        sums, reached = weight_sums(SAR(backward=backward, codec=Stochastic(fresh=True)))
+        wrong = float((sums[reached] - 1).abs().max())
+        assert wrong > 1e-2 if backward == "pull" else wrong < 1e-6, "the owner always reads what was sent forward"
+
+
+def test_rounded_statistics_would_show():
+    def rounded(view):
+        return replace(view, statistics=view.codec)
+
+    sums, reached = weight_sums(SAR(codec=BFloat16()), rounded)
+    assert float((sums[reached] - 1).abs().max()) > 1e-3
