@@ -94,7 +94,7 @@ def test_a_sweep_killed_half_way_finishes_exactly_what_is_missing(
     assert "resuming: 2 of 5 jobs are done, 3 to run" in told.out
     assert "sweep: 4 of 5 done, 1 failed  ->  sweep" in told.out
     assert "sweep/1 failed: rank 0: RuntimeError: planted  (seed=1)" in told.out
-    assert "epoch  x single" in told.out  # the closing table
+    assert "sent/epoch" in told.out  # the closing table
     assert "gnnpar: rank 0: RuntimeError: planted" in told.err
 
     (folder / "fail-1").unlink()
