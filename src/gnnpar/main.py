@@ -32,8 +32,8 @@ def run(command: str, argv: list[str]) -> int:
         if command == "train":
             return train(argv)
         module: Any = import_module(f"gnnpar.commands.{command}")
-        given: dict[str, Callable[..., Any]] = {"check": compose, "ablate": sweep}
-        return module.run(argv, given[command]) if command in given else module.run(argv)
+        given: dict[str, tuple[Callable[..., Any], ...]] = {"check": (compose,), "ablate": (composed, sweep)}
+        return module.run(argv, *given.get(command, ()))
     except ValueError as error:
         if not is_user_error(error):
             raise
@@ -70,8 +70,11 @@ def train(argv: list[str]) -> int:
     return sweep(argv)
 
 
-def sweep(argv: list[str], jobs: list[Sequence[str]] | None = None) -> int:
-    """Hydra's application with these arguments: one job, a sweep, or the jobs that are listed; the worst exit code."""
+def sweep(argv: list[str], jobs: list[Sequence[str]] | None = None, keys: list[str] | None = None) -> int:
+    """Hydra's application with these arguments: one job, a sweep, or the jobs that are listed; the worst exit code.
+
+    keys: is given the key of each listed job.
+    """
     import hydra
 
     from gnnpar.sweep import Sweep
@@ -96,6 +99,8 @@ def sweep(argv: list[str], jobs: list[Sequence[str]] | None = None) -> int:
         raise
     finally:
         sys.argv = before
+    if keys is not None:
+        keys += run.planned
     return max(codes) if codes else run.close()
 
 
@@ -156,6 +161,16 @@ def compose(overrides: Sequence[str]) -> Settings:
     keys = [str(key) for key in config if key != "hydra"]
     resolved: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
     return build_settings(resolved, names)
+
+
+def composed(overrides: Sequence[str]) -> Settings:
+    """As compose; whatever is wrong is a ConfigError."""
+    try:
+        return compose(overrides)
+    except Exception as error:
+        if isinstance(error, ConfigError) or (line := hydra_line(error, overrides)) is None:
+            raise
+        raise ConfigError(line) from error
 
 
 def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:

@@ -35,7 +35,8 @@ class Sweep:
     argv: list[str]
     listed: list[Overrides] | None = None
     folder: Path | None = None  # known once the launcher is there
-    keys: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)  # of its jobs, each once
+    planned: list[str] = field(default_factory=list)  # as they were asked for, in that order
 
     @contextmanager
     def through_hydra(self) -> Iterator[None]:
@@ -82,7 +83,7 @@ class Sweep:
             return 0
         manifest = self.manifest()
         states = manifest.states(self.keys)
-        if any(state == "done" for state, _ in states.values()):
+        if self.listed is None and any(state == "done" for state, _ in states.values()):
             from gnnpar.commands import compare
 
             compare.run([str(self.folder)])
@@ -96,7 +97,11 @@ class Sweep:
             if state != "done":
                 say(f"  {folder}/{manifest.jobs[key].folder} {state}{why and ': ' + why}  ({manifest.title(key)})")
         if any(state != "done" for state, _ in states.values()):
-            say(f"  go on with: gnnpar train --resume {folder}")
+            say("  the same command again runs what is missing" + resume_line(self, folder))
+
+
+def resume_line(sweep: Sweep, folder: str) -> str:
+    return "" if sweep.listed is not None else f"; so does gnnpar train --resume {folder}"
 
 
 class Listed:
@@ -128,6 +133,7 @@ class Resuming:
             manifest.argv = asked(self.sweep.argv)
             jobs = [self.plan(overrides, manifest) for overrides in job_overrides]
             manifest.save()
+            self.sweep.planned += [job.key for job in jobs]
             self.sweep.keys += [job.key for job in jobs if job.key not in self.sweep.keys]
             todo = self.missing(manifest, jobs)
             with session(), shown(lambda: snapshot(manifest, [job.key for job in jobs])):
