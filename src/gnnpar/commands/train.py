@@ -91,6 +91,9 @@ def summary(run_dir: Path) -> str:
     metric, median = result["metric"], result["epoch_seconds"]["median"]
     name = metric["name"] or "metric"
     parts = [f"{name} {part} {metric[part]:.4f}" for part in ("val", "test") if metric[part] is not None]
+    if fidelity := result["fidelity"]:
+        worst = fidelity["worst"]
+        parts.append(f"gradient cosine {fidelity['cosine']['mean']:.4f} (worst {worst['layer']})")
     figures = ", ".join(
         [*parts, f"{seconds(median)}/epoch", f"{num_bytes(result['bytes_per_epoch']['total'])}/epoch sent"]
     )

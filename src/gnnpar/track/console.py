@@ -63,6 +63,7 @@ class Lines:
         self.epochs, self.every = epochs, every
         self._began = time.monotonic()
         self._val: float | None = None
+        self._probe = ""
 
     def start(self, facts: Mapping[str, Any]) -> None:
         stdout().print(facts_table(facts))
@@ -71,10 +72,11 @@ class Lines:
     def log(self, row: Mapping[str, Any]) -> None:
         epoch = row["epoch"]
         self._val = row.get("metric/val", self._val)
+        self._probe = probe_line(row) or self._probe
         if (epoch + 1) % self.every and epoch + 1 != self.epochs:
             return
         left = (time.monotonic() - self._began) / (epoch + 1) * (self.epochs - epoch - 1)
-        say(f"epoch {epoch + 1}/{self.epochs}  {_figures(row, self._val)}  left {left:.0f} s")
+        say(f"epoch {epoch + 1}/{self.epochs}  {_figures(row, self._val, self._probe)}  left {left:.0f} s")
 
     def close(self, result: Mapping[str, Any] | None = None) -> None: ...
 
@@ -90,6 +92,7 @@ class Bar:
         )  # fmt: skip
         self._task = self.progress.add_task("train", total=epochs, figures="")
         self._val: float | None = None
+        self._probe = ""
 
     def start(self, facts: Mapping[str, Any]) -> None:
         self.console.print(facts_table(facts))
@@ -97,17 +100,27 @@ class Bar:
 
     def log(self, row: Mapping[str, Any]) -> None:
         self._val = row.get("metric/val", self._val)
-        self.progress.update(self._task, advance=1, figures=_figures(row, self._val))
+        self._probe = probe_line(row) or self._probe
+        self.progress.update(self._task, advance=1, figures=_figures(row, self._val, self._probe))
 
     def close(self, result: Mapping[str, Any] | None = None) -> None:
         self.progress.stop()
 
 
-def _figures(row: Mapping[str, Any], val: float | None) -> str:
+def probe_line(row: Mapping[str, Any]) -> str:
+    """'cosine 0.9871, worst layers.1 off by 12 %' where the gradient was probed, else nothing."""
+    if row.get("fidelity/cosine") is None:
+        return ""
+    worst, error = row["fidelity/worst_layer"], row["fidelity/worst_relative_error"]
+    return f"cosine {row['fidelity/cosine']:.4f}, worst {worst} off by {100 * error:.2g} %"
+
+
+def _figures(row: Mapping[str, Any], val: float | None, probe: str = "") -> str:
     loss = row["loss/train"]
     parts = [
         "loss nan" if loss is None else f"loss {loss:.4f}",
         "" if val is None else f"val {val:.4f}",
+        probe,
         f"{seconds(row['time/epoch_seconds'])}/epoch",
     ]
     return "  ".join(p for p in parts if p)
