@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import annotated_types as at
 import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
+from gnnpar.track.picture import picture
 from gnnpar.track.tracker import Tracker
 
 
@@ -66,7 +66,7 @@ class Lines:
         self._probe = ""
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        stdout().print(facts_table(facts))
+        stdout().print(picture(facts))
         self._began = time.monotonic()
 
     def log(self, row: Mapping[str, Any]) -> None:
@@ -95,7 +95,7 @@ class Bar:
         self._probe = ""
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        self.console.print(facts_table(facts))
+        self.console.print(picture(facts))
         self.progress.start()
 
     def log(self, row: Mapping[str, Any]) -> None:
@@ -124,26 +124,6 @@ def _figures(row: Mapping[str, Any], val: float | None, probe: str = "") -> str:
         f"{seconds(row['time/epoch_seconds'])}/epoch",
     ]
     return "  ".join(p for p in parts if p)
-
-
-def facts_table(facts: Mapping[str, Any]) -> Table:
-    """What a run starts with: two columns, then the parts of the graph, one a row."""
-    parts: Sequence[Mapping[str, Any]] = facts.get("parts", ())
-    single = {k: v for k, v in facts.items() if k != "parts"}
-    caption = "  ".join(f"{k} {figure(v)}" for k, v in single.items())
-    table = Table(title=caption, title_justify="left", title_style="", show_edge=False, box=None, pad_edge=False)
-    for name in parts[0] if parts else ():
-        table.add_column(name.replace("_", " "), justify="right")
-    for part in parts:
-        table.add_row(*(figure(v) for v in part.values()))
-    return table
-
-
-def figure(value: Any) -> str:
-    """A number for people."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def seconds(value: float) -> str:
