@@ -41,7 +41,6 @@ class Sweep:
     @contextmanager
     def through_hydra(self) -> Iterator[None]:
         """Inside, Hydra makes its sweeper and launcher as configured, and gets them wrapped."""
-        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
         from hydra.core.plugins import Plugins
 
         make_sweeper, make_launcher = Plugins.instantiate_sweeper, Plugins.instantiate_launcher
@@ -51,9 +50,8 @@ class Sweep:
                 return Listed(launcher(plugins, **given), self.listed)
             made = make_sweeper(plugins, **given)
             logging.getLogger("optuna").setLevel(logging.WARNING)
-            if isinstance(made, BasicSweeper):  # all jobs are planned at once, and launched so many at a time
-                launcher_of: Any = made.launcher
-                launcher_of.at_once, made.max_batch_size = made.max_batch_size, None
+            if type(made).__name__ == "BasicSweeper":  # by name: Hydra loads its plugins' modules a second time
+                made.launcher.at_once, made.max_batch_size = made.max_batch_size, None  # all are planned at the start
             return made
 
         def launcher(plugins: Any, **given: Any) -> Any:
@@ -157,14 +155,15 @@ class Resuming:
         if key in manifest.jobs:
             return manifest.jobs[key]
         taken = {job.folder for job in manifest.jobs.values()}
-        for number in range(len(manifest.jobs), len(manifest.jobs) + 100_000):
+        for number in range(len(manifest.jobs), len(manifest.jobs) + 1_000):
             with open_dict(config):
                 config.hydra.job.num = number
             name = str(config.hydra.sweep.subdir)
             if name not in taken and not (manifest.folder / name / "result.json").exists():
                 shown = [o for o in overrides if not o.startswith("hydra")]
                 return manifest.jobs.setdefault(key, Job(key, name, tuple(shown)))
-        raise ConfigError(f"hydra.sweep.subdir={name} is one folder for several jobs; put ${{hydra.job.num}} into it")
+        subdir = config.hydra.sweep.subdir
+        raise ConfigError(f"hydra.sweep.subdir={subdir} is one folder for several jobs; put ${{hydra.job.num}} into it")
 
     def missing(self, manifest: Manifest, jobs: Sequence[Job]) -> list[tuple[Job, Overrides]]:
         """The jobs to run, each once, with the overrides that put them into their folders."""

@@ -161,6 +161,10 @@ def test_hand_made_rows() -> None:
     assert row.bytes and (row.bytes.value, row.bytes.n) == (-40, 1)
     assert row.memory and row.memory.value == 2
     assert row.accuracy and row.accuracy.value == pytest.approx(15)
+    elsewhere = {job: r | {"session": "a" if job[0] or job[2] else "b"} for job, r in results.items()}
+    resumed = ablate.row("x", elsewhere)  # block 0 was begun in one session and ended in another
+    assert resumed.pairs == 2
+    assert resumed.epoch and (resumed.epoch.value, resumed.epoch.n) == (pytest.approx(0.5), 1)
     assert ablate.interval(row.bytes, ablate.signed_bytes) == "-40 B"
     assert ablate.interval(None, str) == "-"
     assert ablate.row("gone", results).epoch is None

@@ -125,6 +125,12 @@ def test_a_wrong_job_is_refused_and_the_others_run(folder: Path, capsys: pytest.
     assert run("train", ["-m", *TINY, "seed=0", "epochs=0"]) == 2
 
 
+def test_one_folder_for_several_jobs_is_refused(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run("train", ["-m", *TINY, "seed=0,1", "hydra.sweep.subdir=same"]) == 2
+    assert "hydra.sweep.subdir=same is one folder for several jobs" in capsys.readouterr().err
+    assert ran(folder) == []
+
+
 def test_a_defect_in_one_job_ends_no_other(
     folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +160,8 @@ def test_states_and_keys(tmp_path: Path) -> None:
     assert state_of(tmp_path)[0] == "killed"
     (tmp_path / "job.json").write_text(json.dumps(record | {"host": "elsewhere"}))
     assert state_of(tmp_path)[0] == "running"
-    os.utime(tmp_path / "job.json", (time.time() - 3600,) * 2)
+    long_ago = time.time() - 3600
+    os.utime(tmp_path / "job.json", (long_ago, long_ago))
     assert state_of(tmp_path)[0] == "killed"
     refuse_job(tmp_path, "out\nof luck", refused=True)
     assert state_of(tmp_path) == ("failed", "out of luck")

@@ -78,9 +78,7 @@ def run(argv: list[str], compose: Compose, sweep: Sweep) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "gnnpar ablate", description=f"What each factor does. {__doc__.partition(chr(10))[0]}"
-    )
+    parser = argparse.ArgumentParser("gnnpar ablate", description="What each factor of a study does to its base.")
     parser.add_argument("study", type=Path, metavar="study.yaml", help="base, factors, mode, seeds, blocks, order_seed")
     parser.add_argument("overrides", nargs="*", help="hydra/launcher=..., hydra.sweep...: how the jobs are run")
     parser.add_argument("--folder", type=Path, help="where the runs are (multirun/STUDY); runs that are done stay")
@@ -140,7 +138,13 @@ def row(variant: str, results: Mapping[tuple[str, int, int], Mapping[str, Any]])
     if variant == "":
         return Row("", len(mine), None, None, None, None, cosine)
     differences = {name: by_seed(name, mine, base, pairs) for name in ("bytes", "memory", "accuracy")}
-    return Row(variant, len(pairs), by_block(mine, base, pairs), **differences, cosine=cosine)
+    side_by_side = [pair for pair in pairs if session(results, variant, pair) == session(results, "", pair)]
+    return Row(variant, len(pairs), by_block(mine, base, side_by_side), **differences, cosine=cosine)
+
+
+def session(results: Mapping[tuple[str, int, int], Mapping[str, Any]], variant: str, pair: Pair) -> str | None:
+    """A resumed study has several: what ran on another day forms no time ratio."""
+    return results[variant, *pair].get("session")
 
 
 def by_block(mine: Mapping[Pair, Measures], base: Mapping[Pair, Measures], pairs: Sequence[Pair]) -> Estimate | None:
