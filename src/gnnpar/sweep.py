@@ -48,7 +48,7 @@ class Sweep:
         def sweeper(plugins: Any, **given: Any) -> Any:
             if self.listed is not None:
                 return Listed(launcher(plugins, **given), self.listed)
-            made = make_sweeper(plugins, **given)
+            made: Any = make_sweeper(plugins, **given)
             logging.getLogger("optuna").setLevel(logging.WARNING)
             if type(made).__name__ == "BasicSweeper":  # by name: Hydra loads its plugins' modules a second time
                 made.launcher.at_once, made.max_batch_size = made.max_batch_size, None  # all are planned at the start

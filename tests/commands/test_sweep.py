@@ -21,7 +21,7 @@ from gnnpar.runner import jobs
 from gnnpar.runner.jobs import Manifest, alone_in, begin_job, job_key, refuse_job, state_of
 from gnnpar.settings import ConfigError
 from gnnpar.sweep import asked, quoted, resumed
-from gnnpar.track.progress import Snapshot, duration
+from gnnpar.track.progress import SHOWN, Snapshot, duration, shown
 
 TINY = (
     "debug=tiny", "strategy=single", "world_size=1", "threads_per_rank=1", "dataset.num_nodes=120",
@@ -204,3 +204,21 @@ def test_what_a_resumed_sweep_is_told(tmp_path: Path) -> None:
     seen = Snapshot(12, 3, 1, ("a", "b"), 240.0)
     assert seen.line == "3 of 12 jobs done, 1 failed, 2 running, about 4 min left"
     assert (duration(40), duration(12_600)) == ("40 s", "3.5 h")
+
+
+def test_a_terminal_shows_the_sweep_and_jobs_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    def look() -> Snapshot:
+        looked.append(1)
+        return Snapshot(2, 1, 0, ("  1: seed=1  epoch 3  loss 0.5",))
+
+    with shown(look):
+        assert SHOWN not in os.environ  # no terminal here: jobs speak for themselves
+    assert not looked
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with shown(look):
+        assert os.environ[SHOWN] == "1"
+        time.sleep(0.6)
+    assert SHOWN not in os.environ
+    assert len(looked) >= 3  # at the start, twice a second, at the end
