@@ -1,0 +1,164 @@
+"""AdaQP's codec: bits by row, chosen for little variance in little time, and chosen anew as training goes on.
+
+Wan, Zhao, Wu, MLSys 2023 (arXiv 2306.01381). Epochs before `warmup` travel in `first_bits`; then every `period` epochs
+the rows of each exchange get 2, 4 or 8 bits that minimise variance_weight variance + (1 - variance_weight) time.
+
+Deviations: metadata are unbiased and codes clamped; bits are chosen after `warmup` epochs, not a fifth of the training;
+variances are traced in the epoch before a choice alone, in training alone, and exactly by default (trace=range is the
+paper's D/6 proxy); groups have one row by default; thresholds replace the mixed-integer program, which is
+solver=highs; a row's metadata are charged; links are profiled with a few megabytes. objective=overlap and budget_bits
+are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from gnnpar.codecs.assigner import Assigner, Objective, Rules, Solver
+from gnnpar.codecs.codec import Codec, CodecConfig, Exactness, RowLike
+from gnnpar.codecs.importance import Importance, Powers, Scores, degree_powers
+from gnnpar.codecs.links import Profile, open_profile
+from gnnpar.codecs.quantized import Key, QuantizedRows, is_wide
+from gnnpar.codecs.traces import Trace, row_variances
+from gnnpar.codecs.uniform import Bits, GridBits, check_period, checked_menu, code_of
+from gnnpar.comm import Communicator, Site
+from gnnpar.ops.block import Rows
+from gnnpar.shard.shard import Shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptive:
+    """Fields as in conf/codec/adaptive.yaml; `powers`: what a model's layers say about their edge weights."""
+
+    menu: tuple[GridBits, ...] = (2, 4, 8)
+    first_bits: GridBits = 8
+    warmup: Annotated[int, Ge(1)] = 2
+    period: Annotated[int, Ge(1)] = 20
+    group_size: Annotated[int, Ge(1)] = 1
+    variance_weight: Annotated[float, Ge(0), Le(1)] = 0.5
+    trace: Trace = "exact"
+    importance: Importance = "square_of_sum"
+    objective: Objective = "time"
+    budget_bits: Annotated[float, Ge(1), Le(8)] | None = None
+    solver: Solver = "threshold"
+    score_bits: Bits = 8
+    profile: Path | None = None
+    powers: tuple[Powers, ...] = ()
+    exactness = frozenset[Exactness]({"quantized"})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "menu", checked_menu(self.menu))
+        if self.budget_bits is not None and self.budget_bits < self.menu[0]:
+            raise ValueError(f"budget_bits={self.budget_bits:g} is below the fewest bits of menu={list(self.menu)}")
+
+    def check_run(self, epochs: int) -> None:
+        check_period(self.period, epochs)
+
+    def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec:
+        rules = Rules(
+            menu=self.menu, group_size=self.group_size, variance_weight=self.variance_weight, objective=self.objective,
+            solver=self.solver, budget_bits=self.budget_bits,
+        )  # fmt: skip
+        profile = open_profile(self.profile, shard, comm)
+        scores = Scores(shard, comm, self.powers, self.importance)
+        return AdaptiveRows(self, Assigner(rules, shard, comm, scores, profile), shard, seed)
+
+
+def for_model(config: CodecConfig, model: Any) -> CodecConfig:
+    """A codec that weighs rows is told how the model's layers weigh their edges."""
+    if isinstance(config, Adaptive) and not config.powers:
+        return replace(config, powers=degree_powers(model))
+    return config
+
+
+class AdaptiveRows(QuantizedRows):
+    """The runtime half. Rows that SAR pushes, and those of epochs without traces, travel in `first_bits`."""
+
+    def __init__(self, config: Adaptive, assigner: Assigner, shard: Shard, seed: int) -> None:
+        super().__init__(shard, seed=seed, score_bits=code_of(config.score_bits))
+        self._config, self._assigner = config, assigner
+        self._codes: dict[tuple[Key, int, bool], Tensor] = {}  # by exchange, peer, sending?
+        self._traces: dict[tuple[Key, int], Tensor] = {}
+        self._widths: dict[Key, int] = {}
+        self._tracing = False
+        self._assigned_at = -1
+        self._facts: dict[str, Any] = {}
+
+    @property
+    def profile(self) -> Profile:
+        return self._assigner.profile
+
+    def begin_epoch(self, epoch: int) -> None:
+        super().begin_epoch(epoch)
+        if self._assigns(epoch) and epoch != self._assigned_at and self._has_traces():
+            self._assign(epoch)
+        self._tracing = self._assigns(epoch + 1)
+        if self._tracing:
+            self._traces, self._widths = {}, {}
+
+    def facts(self) -> dict[str, Any]:
+        """Metrics of the epoch that has begun, once; not empty after an assignment, on rank 0."""
+        facts, self._facts = self._facts, {}
+        return facts
+
+    def codes(self, key: Key, peer: int, *, sending: bool) -> int | Tensor:
+        return self._codes.get((key, peer, sending), self._config.first_bits)
+
+    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+        self._note(like, site)
+        return super().nbytes(num_rows, like, site, peer)
+
+    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+        self._note(RowLike.of(rows), site)
+        if self._tracing and site.phase in ("forward", "backward") and Key.of(site) in self._widths:
+            self._trace(rows[0].detach().flatten(1), index, site, peer)
+        return super().encode(rows, index, site, peer)
+
+    def state_dict(self) -> dict:
+        """Bits, traces and when they were chosen; the profile too, since it is part of every later choice."""
+        names = ("_codes", "_traces", "_widths", "_assigned_at")
+        return {name[1:]: getattr(self, name) for name in names} | {"profile": self.profile.as_json()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self._codes, self._traces = dict(state["codes"]), dict(state["traces"])
+        self._widths, self._assigned_at = dict(state["widths"]), state["assigned_at"]
+        self._assigner.profile = Profile.of_json(state["profile"])
+        self.forget_packings()
+
+    def _assigns(self, epoch: int) -> bool:
+        return epoch >= self._config.warmup and (epoch - self._config.warmup) % self._config.period == 0
+
+    def _has_traces(self) -> bool:
+        """Does any rank have some? Not in a run that was begun here."""
+        return bool(self._widths) or self._assigner.comm.size > 1
+
+    def _assign(self, epoch: int) -> None:
+        found = self._assigner.assign(self._traces, self._widths, epoch)
+        for (key, peer), codes in found.sending.items():
+            self._codes[key, peer, True] = codes
+        for (key, peer), codes in found.receiving.items():
+            self._codes[key, peer, False] = codes
+        self._traces, self._widths, self._assigned_at, self._facts = {}, {}, epoch, found.facts
+        self.forget_packings()
+
+    def _note(self, like: Sequence[RowLike], site: Site) -> None:
+        """Widths are told by every rank that sends or receives."""
+        if self._tracing and site.phase in ("forward", "backward") and like and is_wide(like[0].width):
+            self._widths[Key.of(site)] = like[0].width
+
+    def _trace(self, x: Tensor, index: Tensor | None, site: Site, peer: int) -> None:
+        """Of rows that may be a piece of their list."""
+        rows = x if index is None else x.index_select(0, index)
+        key = Key.of(site)
+        if (total := self._traces.get((key, peer))) is None:
+            num_rows = self._assigner.mine[key.direction][peer]
+            total = self._traces[key, peer] = torch.zeros(num_rows, len(self._config.menu), device=x.device)
+        part = row_variances(rows, self._config.menu, trace=self._config.trace)
+        total[site.first : site.first + len(rows)] = part
