@@ -1,7 +1,7 @@
 """What a message costs, seconds = theta bytes + gamma for each ordered pair of ranks, measured once at the start.
 
 Ring rounds as in training: in round r every rank sends to rank + r at once, so contention is in the figures. Five sizes
-of at most a megabyte, three times each; the fastest counts. The same file holds what one column of the inner fold costs
+of at most a megabyte, five times each; the fastest counts. The same file holds what one column of the inner fold costs
 on each rank, for the objective that knows of overlap. What is measured decides which bits are chosen: it is hashed in
 result.json, kept in profile.json, and profile=path gives it back.
 """
@@ -24,7 +24,7 @@ from gnnpar.shard.shard import Shard
 from gnnpar_kernels import spmm
 
 SIZES = (1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 20)
-_REPEATS, _COLUMNS = 3, 32
+_REPEATS, _COLUMNS = 5, 32
 NOMINAL_SECONDS_PER_BYTE, NOMINAL_LATENCY_SECONDS = 8e-9, 5e-5  # 1 Gbit/s: worlds without links (threads, one rank)
 
 
@@ -98,13 +98,17 @@ def measure(shard: Shard, comm: Communicator) -> Profile | None:
 
 
 def fit(nbytes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """(seconds per byte, seconds) by least squares of relative errors, neither of them negative."""
+    """(seconds per byte, seconds) by least squares of relative errors.
+
+    A byte costs at least a tenth of what the largest message took for each: where noise hides the slope, bytes are not
+    free.
+    """
     sizes, times = np.asarray(nbytes, dtype=float), np.asarray(seconds, dtype=float)
     weight = 1.0 / np.maximum(times, 1e-9)
     theta, gamma = np.polyfit(sizes, times, 1, w=weight)
     if gamma < 0:
         theta, gamma = float((weight**2 * sizes * times).sum() / (weight**2 * sizes**2).sum()), 0.0
-    return max(float(theta), 1e-13), float(gamma)
+    return max(float(theta), 0.1 * float(times[-1] / sizes[-1])), float(gamma)
 
 
 def _once(comm: Communicator, hop: int, nbytes: int) -> float:
