@@ -90,6 +90,14 @@ def test_one_goal_alone(weight, entry):
     assert (entries == entry).all()
 
 
+def test_bits_that_fill_a_word_are_free():
+    nbytes = np.array([row_nbytes(5, bits) for bits in MENU], dtype=float)
+    assert nbytes[0] == nbytes[1] < nbytes[2]
+    variance = np.ones((9, 1)) / (2.0 ** np.array(MENU) - 1) ** 2
+    problem = Problem((Pair(0, 1, variance, np.ones(9), nbytes, 1e-9, 0.0),), 2, 0.0, budget_nbytes_per_row=nbytes[0])
+    assert threshold.solve(problem)[0].tolist() == [1] * 9
+
+
 def test_rows_of_no_variance_and_pairs_of_no_rows():
     nothing = Pair(0, 1, np.zeros((4, 3)), np.ones(4), NBYTES, 1e-9, 0.0)
     assert threshold.solve(Problem((nothing,), 2, 0.5))[0].tolist() == [0] * 4

@@ -39,7 +39,8 @@ class Rules:
     variance_weight: float
     objective: Objective
     solver: Solver
-    budget_bits: float | None
+    forward_budget_bits: float | None
+    backward_budget_bits: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +80,9 @@ class Assigner:
             row_codes[rows] = group_codes.repeat_interleave(self.rules.group_size)[: len(rows)]
             sending[at] = row_codes
         receiving = self._tell_receivers(keys, sending, site)
-        if facts:
+        if facts and keys:
             facts["time/assign_seconds"] = time.perf_counter() - began
-        return Assignment(sending, receiving, facts)
+        return Assignment(sending, receiving, facts if keys else {})
 
     def _peers(self, key: Key, sender: int) -> list[int]:
         return sorted(self.counts[sender][key.direction])
@@ -166,9 +167,8 @@ class Assigner:
         hidden = 0.0
         if rules.objective == "overlap" and self.comm.size > 1:
             hidden = width * min(self.profile.fold_seconds) / (self.comm.size - 1)
-        budget = None
-        if rules.budget_bits is not None:
-            budget = float(np.interp(rules.budget_bits, rules.menu, nbytes))
+        bits = rules.forward_budget_bits if key.direction == "forward" else rules.backward_budget_bits
+        budget = None if bits is None else float(np.interp(bits, rules.menu, nbytes))
         return Problem(tuple(pairs), self.comm.size, rules.variance_weight, hidden, budget)
 
     def _tell_receivers(

@@ -146,10 +146,8 @@ class QuantizedRows:
         self, rows: Rows, index: Tensor | None, ids: Tensor, packings: Sequence[Packing], site: Site, peer: int
     ) -> Tensor:
         buffer = torch.empty(sum(p.nbytes for p in packings), dtype=torch.uint8, device=rows[0].device)
-        start = 0
-        for operand, (tensor, how) in enumerate(zip(rows, packings, strict=True)):
-            part = buffer[start : start + how.nbytes]
-            start += how.nbytes
+        for operand, (tensor, how, place) in enumerate(zip(rows, packings, _places(packings), strict=True)):
+            part = buffer[place]
             if isinstance(how.code, int) and how.code == RAW:
                 target = part.view(tensor.dtype).view(len(ids), *tensor.shape[1:])
                 target.copy_(tensor) if index is None else gather_rows(tensor, index, out=target)
@@ -192,11 +190,20 @@ def _pack(code: int | Tensor, num_rows: int, like: RowLike) -> Packing:
     return Packing(code, None, num_rows * row_nbytes(like.width, code), num_rows * metadata_nbytes(like.width, code))
 
 
+def _places(packings: Sequence[Packing]) -> list[slice]:
+    """Where each operand lies: rows as they are come first, so that 8-byte numbers are aligned."""
+    raw = [isinstance(how.code, int) and how.code == RAW for how in packings]
+    places, start = [slice(0)] * len(packings), 0
+    for operand in sorted(range(len(packings)), key=lambda i: not raw[i]):
+        places[operand] = slice(start, start + packings[operand].nbytes)
+        start += packings[operand].nbytes
+    return places
+
+
 def _decode(buffer: Tensor, num_rows: int, like: Sequence[RowLike], packings: Sequence[Packing]) -> Rows:
-    rows, start = [], 0
-    for each, how in zip(like, packings, strict=True):
-        part = buffer[start : start + how.nbytes]
-        start += how.nbytes
+    rows = []
+    for each, how, place in zip(like, packings, _places(packings), strict=True):
+        part = buffer[place]
         if isinstance(how.code, int) and how.code == RAW:
             rows.append(part.view(each.dtype).view(num_rows, *each.shape))
             continue

@@ -13,6 +13,7 @@ import numpy as np
 
 from gnnpar.codecs.problem import Array, Pair, Problem
 
+_FREE = 1e-6  # bytes: rows are made of words, so that 4 bits of a narrow row may cost what 2 bits cost
 _LOOK_AHEAD = 200  # steps tried once more for the bytes that the first step too long leaves over
 
 
@@ -63,7 +64,7 @@ def _steps(pair: Pair) -> _Steps:
         here = at[climbing]
         saved = variance[climbing, here][:, None] - variance[climbing]
         cost = nbytes[climbing] - nbytes[climbing, here][:, None]
-        rate = np.where((cost > 0) & (saved > 0), saved / np.maximum(cost, 1), 0.0)
+        rate = np.where(saved > 0, saved / np.maximum(cost, _FREE), 0.0)
         target = rate.shape[1] - 1 - np.argmax(rate[:, ::-1], axis=1)  # of equal rates the farthest
         each = np.arange(len(climbing))
         worth = rate[each, target] > 0
@@ -74,7 +75,7 @@ def _steps(pair: Pair) -> _Steps:
         gains.append(saved[each, target])
         at[climbing] = target
     group, entry, cost, gain = (np.concatenate(x) if x else np.zeros(0) for x in (groups, entries, costs, gains))
-    order = np.argsort(-gain / np.maximum(cost, 1), kind="stable")
+    order = np.argsort(-gain / np.maximum(cost, _FREE), kind="stable")
     cost, gain = cost[order], gain[order]
     spent = float(nbytes[:, 0].sum()) + np.concatenate([[0.0], np.cumsum(cost)])
     left = float(variance[:, 0].sum()) - np.concatenate([[0.0], np.cumsum(gain)])
