@@ -8,7 +8,7 @@ import torch
 
 from gnnpar.codecs import highs, threshold
 from gnnpar.codecs.links import Profile, fit, nominal
-from gnnpar.codecs.problem import Pair, Problem, uniform_choice
+from gnnpar.codecs.problem import Pair, Problem, merged, split, uniform_choice
 from gnnpar_kernels.wire import row_nbytes
 
 MENU = (2, 4, 8)
@@ -26,10 +26,10 @@ def instance(seed, *, ranks=2, groups=60, weight=0.5, hidden=0.0, budget=None, e
         variance = scale * noise / (2.0 ** np.array(MENU) - 1) ** 2
         rows = np.full(count, 10.0)
         rows[-1] = rng.integers(1, 11)
-        pairs.append(
-            Pair(sender, receiver, variance, rows, NBYTES, rng.uniform(1e-9, 4e-9), rng.uniform(0, 2e-5))
-        )
-    return Problem(tuple(pairs), ranks, weight, hidden, budget)
+        theta, gamma = rng.uniform(1e-9, 4e-9), rng.uniform(0, 2e-5)
+        most = np.inf if budget is None else budget * rows.sum()
+        pairs.append(Pair(sender, receiver, variance, rows, NBYTES, theta, gamma, most))
+    return Problem(tuple(pairs), ranks, weight, hidden)
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["proxy", "exact"])
@@ -72,6 +72,21 @@ def test_a_budget_is_kept_and_used(seed):
     assert found < 0.8 * problem.value(uniform_choice(problem, 1)).objective
 
 
+@pytest.mark.parametrize("budget", [None, float(NBYTES[1])], ids=["time", "budget"])
+def test_exchanges_of_an_epoch_together_are_worth_more_than_apart(budget):
+    apart = [instance(seed, groups=80, budget=budget) for seed in (0, 1)]
+    together = merged(apart)
+    choice = threshold.solve(together)
+    found = together.value(choice).objective
+    assert found <= 1.005 * together.value(highs.solve(together)).objective
+    assert found >= highs.lower_bound(together) - 1e-9
+    parts = split(choice, apart)
+    assert [[len(e) for e in part] for part in parts] == [[len(p.rows) for p in problem.pairs] for problem in apart]
+    one_by_one = [threshold.solve(problem) for problem in apart]
+    joined = [np.concatenate(entries) for entries in zip(*one_by_one, strict=True)]
+    assert found < together.value(joined).objective
+
+
 def test_every_choice_of_a_small_problem():
     rng = np.random.default_rng(5)
     variance = rng.lognormal(0, 1, (6, 1)) / (2.0 ** np.array(MENU) - 1) ** 2
@@ -94,7 +109,7 @@ def test_bits_that_fill_a_word_are_free():
     nbytes = np.array([row_nbytes(5, bits) for bits in MENU], dtype=float)
     assert nbytes[0] == nbytes[1] < nbytes[2]
     variance = np.ones((9, 1)) / (2.0 ** np.array(MENU) - 1) ** 2
-    problem = Problem((Pair(0, 1, variance, np.ones(9), nbytes, 1e-9, 0.0),), 2, 0.0, budget_nbytes_per_row=nbytes[0])
+    problem = Problem((Pair(0, 1, variance, np.ones(9), nbytes, 1e-9, 0.0, 9 * nbytes[0]),), 2, 0.0)
     assert threshold.solve(problem)[0].tolist() == [1] * 9
 
 

@@ -103,7 +103,9 @@ def test_pieces_and_what_the_sender_knows_of_them_are_the_same_numbers(config):
         site = message.site(first=first)
         buffer = message.ends[0].encode(rows, message.index[first:last], site, 1)
         pieces.append(message.ends[1].decode(buffer, last - first, like, site, 0))
-    assert all(torch.equal(torch.cat(parts), rows) for parts, rows in zip(zip(*pieces, strict=True), whole, strict=True))
+    assert all(
+        torch.equal(torch.cat(parts), rows) for parts, rows in zip(zip(*pieces, strict=True), whole, strict=True)
+    )
     some = torch.tensor([1, 4, 5, 20])
     known = message.ends[0].as_received(rows, some, message.site(phase="push")._replace(phase="forward"), 1)
     assert all(torch.equal(mine, theirs[some]) for mine, theirs in zip(known, whole, strict=True))

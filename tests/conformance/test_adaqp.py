@@ -175,18 +175,22 @@ def test_gradient_variance_falls_with_bits(config):
 
 @pytest.mark.parametrize("config", [GCN, SAGE])
 def test_adaptive_bits_are_worth_their_bytes(config):
-    """At the bytes of 4 bits throughout, and at those of bits drawn at random from 2, 4, 8."""
+    """At the bytes of 4 bits throughout, and at those of bits drawn at random from 2, 4, 8. Weighing rows by gradients
+    over all exchanges is worth more than weighing them by degrees in each."""
     at = study(config)
     uniform, adaptive = at.spread(Uniform(bits=4), draws=40), at.spread(Adaptive(budget_bits=4), draws=40)
     assert adaptive.halo_bytes <= uniform.halo_bytes
     assert adaptive.variance < uniform.variance
+    by_degree = Adaptive(budget_bits=4, importance="square_of_sum", scope="exchange")
+    assert adaptive.variance < at.spread(by_degree, draws=40).variance
     drawn, chosen = at.spread(Random(), draws=20), at.spread(Adaptive(budget_bits=14 / 3), draws=20)
     assert chosen.halo_bytes <= 1.02 * drawn.halo_bytes
     assert chosen.variance < 0.6 * drawn.variance
 
 
 @pytest.mark.parametrize("fields", [{"solver": "highs"}, {"group_size": 10}, {"trace": "range"}, {"objective": "overlap"},
-                                    {"importance": "square_of_sum"}, {"menu": (1, 4)}], ids=str)  # fmt: skip
+                                    {"importance": "square_of_sum", "scope": "exchange"},
+                                    {"menu": (1, 4)}], ids=str)  # fmt: skip
 def test_every_switch_trains(fields):
     if "menu" in fields:
         fields = fields | {"first_bits": 4}
@@ -211,7 +215,9 @@ def test_link_costs_decide_and_come_from_a_file(tmp_path):
 
 
 def test_a_group_larger_than_a_message_is_one_line():
-    with pytest.raises(ValueError, match=r"codec.group_size=500, but the forward message from rank \d to \d has \d+ rows; "):
+    with pytest.raises(
+        ValueError, match=r"codec.group_size=500, but the forward message from rank \d to \d has \d+ rows; "
+    ):
         train_in_threads(AdaQP(codec=Adaptive(group_size=500)), GCN(hidden=8), small_graph(), world=2, epochs=1)
 
 

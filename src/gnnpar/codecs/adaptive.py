@@ -3,12 +3,12 @@
 Wan, Zhao, Wu, MLSys 2023 (arXiv 2306.01381). Epochs before `warmup` travel in `first_bits`; then every `period` epochs
 the rows of each exchange get 2, 4 or 8 bits that minimise variance_weight variance + (1 - variance_weight) time.
 
-Deviations: metadata are unbiased and codes clamped; bits are chosen after `warmup` epochs, not a fifth of the training;
-variances are traced in the epoch before a choice alone, in training alone, and exactly by default (trace=range is the
-paper's D/6 proxy); groups have one row by default; thresholds replace the mixed-integer program, which is
-solver=highs; destinations are weighed apart by default (importance=square_of_sum is the paper's, of larger measured
-gradient variance on GCN, GraphSAGE and GAT); a row's metadata are charged; links are profiled with a few megabytes. objective=overlap and budget_bits
-are ours.
+Deviations: metadata are unbiased and codes clamped; bits are chosen after `warmup` epochs, not a fifth of the
+training; variances are traced in the epoch before a choice alone, in training alone, and exactly by default
+(trace=range is the paper's D/6 proxy); groups have one row by default; thresholds replace the mixed-integer program,
+which is solver=highs; rows are weighed by the gradients that come back for them, and all exchanges of an epoch are one
+problem (importance=square_of_sum scope=exchange is the paper's, of larger measured gradient variance); metadata are
+charged; links are profiled with a few megabytes. objective=overlap and budget_bits are ours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from gnnpar.codecs.assigner import Assigner, Objective, Rules, Solver
+from gnnpar.codecs.assigner import Assigner, Objective, Rules, Scope, Solver
 from gnnpar.codecs.codec import Codec, CodecConfig, Exactness, RowLike
 from gnnpar.codecs.importance import Importance, Powers, Scores, degree_powers
 from gnnpar.codecs.links import Profile, open_profile
@@ -45,10 +45,11 @@ class Adaptive:
     group_size: Annotated[int, Ge(1)] = 1
     variance_weight: Annotated[float, Ge(0), Le(1)] = 0.5
     trace: Trace = "exact"
-    importance: Importance = "sum_of_squares"
+    importance: Importance = "energy"
     objective: Objective = "time"
     budget_bits: Annotated[float, Ge(1), Le(8)] | None = None
     gradient_budget_bits: Annotated[float, Ge(1), Le(8)] | None = None
+    scope: Scope = "epoch"
     solver: Solver = "threshold"
     score_bits: Bits = 8
     profile: Path | None = None
@@ -67,7 +68,7 @@ class Adaptive:
     def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec:
         rules = Rules(
             menu=self.menu, group_size=self.group_size, variance_weight=self.variance_weight, objective=self.objective,
-            solver=self.solver, forward_budget_bits=self.budget_bits,
+            solver=self.solver, scope=self.scope, forward_budget_bits=self.budget_bits,
             backward_budget_bits=self.gradient_budget_bits or self.budget_bits,
         )  # fmt: skip
         profile = open_profile(self.profile, shard, comm)
@@ -90,6 +91,7 @@ class AdaptiveRows(QuantizedRows):
         self._config, self._assigner = config, assigner
         self._codes: dict[tuple[Key, int, bool], Tensor] = {}  # by exchange, peer, sending?
         self._traces: dict[tuple[Key, int], Tensor] = {}
+        self._energies: dict[tuple[Key, int], Tensor] = {}
         self._widths: dict[Key, int] = {}
         self._tracing = False
         self._assigned_at = -1
@@ -105,7 +107,7 @@ class AdaptiveRows(QuantizedRows):
             self._assign(epoch)
         self._tracing = self._assigns(epoch + 1)
         if self._tracing:
-            self._traces, self._widths = {}, {}
+            self._traces, self._energies, self._widths = {}, {}, {}
 
     def facts(self) -> dict[str, Any]:
         """Metrics of the epoch that has begun, once; not empty after an assignment, on rank 0."""
@@ -125,13 +127,23 @@ class AdaptiveRows(QuantizedRows):
             self._trace(rows[0].detach().flatten(1), index, site, peer)
         return super().encode(rows, index, site, peer)
 
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
+        rows = super().decode(buffer, num_rows, like, site, peer)
+        if self._tracing and self._config.importance == "energy" and site.phase in ("forward", "backward"):
+            back = "backward" if site.phase == "forward" else "forward"
+            key = Key(site.layer, site.call, back)
+            total = self._list(self._energies, key, peer, (), rows[0].device)
+            total[site.first : site.first + num_rows] = rows[0].flatten(1).square().sum(1)
+        return rows
+
     def state_dict(self) -> dict:
         """Bits, traces and when they were chosen; the profile too, since it is part of every later choice."""
-        names = ("_codes", "_traces", "_widths", "_assigned_at")
+        names = ("_codes", "_traces", "_energies", "_widths", "_assigned_at")
         return {name[1:]: getattr(self, name) for name in names} | {"profile": self.profile.as_json()}
 
     def load_state_dict(self, state: dict) -> None:
         self._codes, self._traces = dict(state["codes"]), dict(state["traces"])
+        self._energies = dict(state["energies"])
         self._widths, self._assigned_at = dict(state["widths"]), state["assigned_at"]
         self._assigner.profile = Profile.of_json(state["profile"])
         self.forget_packings()
@@ -144,12 +156,13 @@ class AdaptiveRows(QuantizedRows):
         return bool(self._widths) or self._assigner.comm.size > 1
 
     def _assign(self, epoch: int) -> None:
-        found = self._assigner.assign(self._traces, self._widths, epoch)
+        found = self._assigner.assign(self._traces, self._energies, self._widths, epoch)
         for (key, peer), codes in found.sending.items():
             self._codes[key, peer, True] = codes
         for (key, peer), codes in found.receiving.items():
             self._codes[key, peer, False] = codes
-        self._traces, self._widths, self._assigned_at, self._facts = {}, {}, epoch, found.facts
+        self._traces, self._energies, self._widths = {}, {}, {}
+        self._assigned_at, self._facts = epoch, found.facts
         self.forget_packings()
 
     def _note(self, like: Sequence[RowLike], site: Site) -> None:
@@ -160,9 +173,12 @@ class AdaptiveRows(QuantizedRows):
     def _trace(self, x: Tensor, index: Tensor | None, site: Site, peer: int) -> None:
         """Of rows that may be a piece of their list."""
         rows = x if index is None else x.index_select(0, index)
-        key = Key.of(site)
-        if (total := self._traces.get((key, peer))) is None:
-            num_rows = self._assigner.mine[key.direction][peer]
-            total = self._traces[key, peer] = torch.zeros(num_rows, len(self._config.menu), device=x.device)
+        total = self._list(self._traces, Key.of(site), peer, (len(self._config.menu),), x.device)
         part = row_variances(rows, self._config.menu, trace=self._config.trace)
         total[site.first : site.first + len(rows)] = part
+
+    def _list(self, of: dict, key: Key, peer: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Of all rows that go to a peer in an exchange; pieces are put into it."""
+        if (key, peer) not in of:
+            of[key, peer] = torch.zeros(self._assigner.mine[key.direction][peer], *shape, device=device)
+        return of[key, peer]

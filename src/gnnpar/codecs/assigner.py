@@ -18,7 +18,7 @@ from torch import Tensor
 from gnnpar.codecs import highs, threshold
 from gnnpar.codecs.importance import Scores
 from gnnpar.codecs.links import Profile
-from gnnpar.codecs.problem import Array, Pair, Problem
+from gnnpar.codecs.problem import Array, Pair, Problem, merged, split
 from gnnpar.codecs.quantized import Key
 from gnnpar.comm import Communicator, Site
 from gnnpar.shard.shard import Shard
@@ -26,6 +26,7 @@ from gnnpar_kernels.wire import row_nbytes
 
 Solver = Literal["threshold", "highs"]
 Objective = Literal["time", "overlap"]
+Scope = Literal["exchange", "epoch"]
 SOLVERS: dict[str, Callable[[Problem], list[Array]]] = {"threshold": threshold.solve, "highs": highs.solve}
 Counts = list[dict[str, dict[int, int]]]  # by sender, direction, receiver: rows of a message
 
@@ -39,6 +40,7 @@ class Rules:
     variance_weight: float
     objective: Objective
     solver: Solver
+    scope: Scope
     forward_budget_bits: float | None
     backward_budget_bits: float | None
 
@@ -63,14 +65,21 @@ class Assigner:
                 check_group_size(rules.group_size, rows, direction, comm.rank, peer)
         self.counts: Any = comm.broadcast(comm.gather(self.mine))
 
-    def assign(self, traces: Mapping[tuple[Key, int], Tensor], widths: Mapping[Key, int], epoch: int) -> Assignment:
-        """From variances [n, m] of the rows sent since the last time, by exchange and peer."""
+    def assign(
+        self, traces: Mapping[tuple[Key, int], Tensor], energies: Mapping[tuple[Key, int], Tensor],
+        widths: Mapping[Key, int], epoch: int,
+    ) -> Assignment:  # fmt: skip
+        """From variances [n, m] of the rows sent before, by exchange and peer, and their readers' energies [n]."""
         began = time.perf_counter()
         known: Any = self.comm.broadcast(self.comm.gather(dict(widths)))
         all_widths: dict[Key, int] = {key: width for each in known for key, width in each.items()}
         keys = sorted(all_widths)
         site = Site(epoch, -1, 0, "assign")
-        weighted = {(k, p): self._weighted(k, p, traces[k, p]) for k in keys for p in self._peers(k, self.comm.rank)}
+        weighted = {
+            (k, p): traces[k, p] * self._weight(k, p, energies)[:, None]
+            for k in keys
+            for p in self._peers(k, self.comm.rank)
+        }
         order = {at: torch.argsort(w[:, 0], descending=True, stable=True) for at, w in weighted.items()}
         groups = {at: self._grouped(w[order[at]]) for at, w in weighted.items()}
         codes, facts = self._solve(keys, all_widths, groups, site)
@@ -87,9 +96,19 @@ class Assigner:
     def _peers(self, key: Key, sender: int) -> list[int]:
         return sorted(self.counts[sender][key.direction])
 
-    def _weighted(self, key: Key, peer: int, variance: Tensor) -> Tensor:
-        score = self.scores.forward if key.direction == "forward" else self.scores.backward
-        return variance * score(key.layer, peer)[:, None]
+    def _weight(self, key: Key, peer: int, energies: Mapping[tuple[Key, int], Tensor]) -> Tensor:
+        """Energies where they are known; else scores by degree, in units of the nearest exchange that has energies."""
+        if (known := energies.get((key, peer))) is not None:
+            return known
+        scores = self._score(key, peer)
+        others = [at for at in energies if at[0].direction == key.direction and at[1] == peer]
+        if not others:
+            return scores
+        near = min(others, key=lambda at: abs(at[0].layer - key.layer))
+        return scores * (energies[near].sum() / self._score(*near).sum().clamp_min(1e-30))
+
+    def _score(self, key: Key, peer: int) -> Tensor:
+        return (self.scores.forward if key.direction == "forward" else self.scores.backward)(key.layer, peer)
 
     def _grouped(self, weighted: Tensor) -> Tensor:
         """Sums of consecutive rows. Shapes: [n, m] -> [G, m]."""
@@ -133,9 +152,8 @@ class Assigner:
         codes: dict[int, list[Array]] = {r: [] for r in flat}
         facts: dict[str, Any] = {"assign/bits": {}, "assign/variance": {}, "assign/seconds": {}, "assign/objective": {}}
         elements = total_bits = 0
-        for key in keys:
-            problem = self._problem(key, widths[key], rest)
-            choice = SOLVERS[self.rules.solver](problem)
+        problems = [self._problem(key, widths[key], rest) for key in keys]
+        for key, problem, choice in zip(keys, problems, self._choices(problems), strict=True):
             value = problem.value(choice)
             histogram = dict.fromkeys(map(str, self.rules.menu), 0)
             for pair, entries in zip(problem.pairs, choice, strict=True):
@@ -151,9 +169,18 @@ class Assigner:
         facts["assign/mean_bits"] = total_bits / elements if elements else 0.0
         return {r: np.concatenate([*c, menu[:0]]) for r, c in codes.items()}, facts
 
+    def _choices(self, problems: list[Problem]) -> list[list[Array]]:
+        """Every exchange on its own, or those of either direction together where they have the same pairs."""
+        solve = SOLVERS[self.rules.solver]
+        pairs = {tuple((p.sender, p.receiver) for p in problem.pairs) for problem in problems}
+        if self.rules.scope == "exchange" or len(pairs) != 1:
+            return [solve(problem) for problem in problems]
+        return split(solve(merged(problems)), problems)
+
     def _problem(self, key: Key, width: int, rest: dict[int, Array]) -> Problem:
         """Takes the exchange's groups off the front of each rank's list."""
         rules, pairs = self.rules, []
+        bits = rules.forward_budget_bits if key.direction == "forward" else rules.backward_budget_bits
         nbytes = np.array([row_nbytes(width, bits) for bits in rules.menu], dtype=float)
         for sender in sorted(rest):
             for peer in self._peers(key, sender):
@@ -162,14 +189,13 @@ class Assigner:
                 sizes = np.full(count, float(rules.group_size))
                 sizes[-1:] = rows - (count - 1) * rules.group_size
                 theta, gamma = self.profile.links[sender, peer]
-                pairs.append(Pair(sender, peer, rest[sender][:count], sizes, nbytes, theta, gamma))
+                budget = np.inf if bits is None else rows * float(np.interp(bits, rules.menu, nbytes))
+                pairs.append(Pair(sender, peer, rest[sender][:count], sizes, nbytes, theta, gamma, budget))
                 rest[sender] = rest[sender][count:]
         hidden = 0.0
         if rules.objective == "overlap" and self.comm.size > 1:
             hidden = width * min(self.profile.fold_seconds) / (self.comm.size - 1)
-        bits = rules.forward_budget_bits if key.direction == "forward" else rules.backward_budget_bits
-        budget = None if bits is None else float(np.interp(bits, rules.menu, nbytes))
-        return Problem(tuple(pairs), self.comm.size, rules.variance_weight, hidden, budget)
+        return Problem(tuple(pairs), self.comm.size, rules.variance_weight, hidden)
 
     def _tell_receivers(
         self, keys: list[Key], sending: Mapping[tuple[Key, int], Tensor], site: Site
@@ -199,7 +225,7 @@ class Assigner:
 
 def check_group_size(size: int, rows: int, direction: str, sender: int, receiver: int) -> None:
     """Refuse a group that no message can hold."""
-    if 1 < size and size > rows:
+    if size > 1 and size > rows:
         raise ValueError(
             f"codec.group_size={size}, but the {direction} message from rank {sender} to {receiver} has {rows} rows; "
             f"set it to at most {max(rows, 1)} (1: every row has bits of its own)"

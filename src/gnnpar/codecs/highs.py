@@ -13,7 +13,9 @@ def solve(problem: Problem) -> list[Array]:
     """Menu entries [G] of every pair; the best found within a minute."""
     x = _solve(problem, integral=True)[0]
     if x is None:
-        raise ValueError("solver=highs found no assignment within 60 s; set codec.group_size higher, or solver=threshold")
+        raise ValueError(
+            "solver=highs found no assignment within 60 s; set codec.group_size higher, or solver=threshold"
+        )
     choice, start = [], 0
     for pair in problem.pairs:
         count = pair.variance.size
@@ -38,7 +40,9 @@ def _solve(problem: Problem, *, integral: bool) -> tuple[Array | None, float]:
     per_variance, per_second = problem.weights
     v_u, _, t_u, t_span = problem.scales
     scale = t_span or 1.0  # Z in units of the span: seconds may be 1e-6, the tolerance of a constraint
-    cost = np.concatenate([*(per_variance * p.variance.ravel() for p in problem.pairs), np.full(num_rounds, per_second * scale)])
+    cost = np.concatenate(
+        [*(per_variance * p.variance.ravel() for p in problem.pairs), np.full(num_rounds, per_second * scale)]
+    )
     round_of = {i: r for r, members in enumerate(problem.rounds) for i in members}
     one = sparse.lil_matrix((sum(len(p.rows) for p in problem.pairs), num_binaries + num_rounds))
     rows, columns, values, upper, line, group = [], [], [], [], 0, 0
@@ -48,8 +52,8 @@ def _solve(problem: Problem, *, integral: bool) -> tuple[Array | None, float]:
             one[group, starts[i] + g * m : starts[i] + (g + 1) * m] = 1
             group += 1
         limits = [(pair.seconds_per_byte / scale, num_binaries + round_of[i], -pair.latency_seconds / scale)]
-        if np.isfinite(problem.budget(pair)):
-            limits.append((1.0 / problem.budget(pair), None, 1.0))
+        if np.isfinite(pair.budget_nbytes):
+            limits.append((1.0 / pair.budget_nbytes, None, 1.0))
         for factor, z, bound in limits:
             columns += range(starts[i], starts[i + 1])
             values += list(factor * pair.nbytes.ravel())

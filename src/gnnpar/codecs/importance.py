@@ -8,7 +8,9 @@ mean, 1/d_v, stands for them; an entry of a maximum has one winner, so the same.
 Backward: the gradient row of u has one reader, its owner, who multiplies it with the source's factor.
 
 square_of_sum is (sum of alpha)^2, AdaQP's; sum_of_squares is the variance that arrives if destinations are weighed
-apart.
+apart. energy is ours, and counts across exchanges: a weight's gradient holds products x_u g_u^T of a row and the
+gradient that comes back for it, so noise in the row counts with |g_u|^2 and noise in the gradient row with |x_u|^2.
+Both ends see both. Where nothing comes back (features) degrees stand in, scaled to the nearest layer.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from gnnpar.comm import Communicator, Site
 from gnnpar.ops.block import Block
 from gnnpar.shard.shard import Shard
 
-Importance = Literal["square_of_sum", "sum_of_squares"]
+Importance = Literal["square_of_sum", "sum_of_squares", "energy"]
 Powers = tuple[float, float]  # of the in-degree of an edge's destination and of its source
 MEAN: Powers = (-1.0, 0.0)
 
@@ -41,7 +43,7 @@ def column_scores(block: Block, alpha: Tensor, form: Importance) -> Tensor:
     weights = alpha[block.edge_dst].float()
     scores = torch.zeros(block.num_src, device=weights.device)
     columns = block.indices.long()
-    if form == "sum_of_squares":
+    if form != "square_of_sum":
         return scores.index_add_(0, columns, weights.square())
     return scores.index_add_(0, columns, weights).square_()
 

@@ -50,7 +50,7 @@ def solve(problem: Problem) -> list[Array]:
             allowed = np.inf
             if np.isfinite(best) and pair.seconds_per_byte > 0:
                 allowed = (best - pair.latency_seconds) / pair.seconds_per_byte
-            choice[i] = _take(pair, s, min(allowed, problem.budget(pair)))
+            choice[i] = _take(pair, s, min(allowed, pair.budget_nbytes))
     return choice
 
 
