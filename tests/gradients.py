@@ -41,7 +41,7 @@ class Study:
         def body(comm: Communicator) -> tuple[list[Tensor], int, dict]:
             model = copy.deepcopy(self.model)
             shard = Shard.open(self.dataset if comm.rank == 0 else None, self.plan.part_of, comm)
-            engine = AdaQP(codec=codec).build(self.plan, shard, model, self.task, comm, seed=5)
+            engine: Any = AdaQP(codec=codec).build(self.plan, shard, model, self.task, comm, seed=5)
             for epoch in range(1, first):
                 engine.reduced_gradient(epoch)
             facts = {}

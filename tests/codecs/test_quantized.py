@@ -1,6 +1,7 @@
 """Rows in few bits, as messages: mean, variance and bound by the formulas, keys, sizes, and what must not pass."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -81,7 +82,8 @@ def test_noise_depends_on_what_a_message_is_about():
     first = same.bytes_of(x)
     assert torch.equal(Message(Uniform(bits=2), ROWS).bytes_of(x), first), "equal between runs"
     assert torch.equal(same.bytes_of(x, phase="remat"), first), "rows that are sent again are the same numbers"
-    for site in ({"epoch": 1}, {"layer": 1}, {"call": 1}, {"phase": "push"}):
+    sites: tuple[dict[str, Any], ...] = ({"epoch": 1}, {"layer": 1}, {"call": 1}, {"phase": "push"})
+    for site in sites:
         assert not torch.equal(same.bytes_of(x, **site), first), site
     assert not torch.equal(other.bytes_of(x), first)
     back = same.ends[1].encode(x, None, same.site(phase="backward"), 0)  # the same nodes, sent by another rank
@@ -115,7 +117,7 @@ def test_pieces_and_what_the_sender_knows_of_them_are_the_same_numbers(config):
 @pytest.mark.parametrize("width", [3, 100, 256])
 def test_sizes_are_bits_and_metadata(bits, width):
     message, rows = Message(Uniform(bits=bits), ROWS), (torch.randn(ROWS, width), torch.randn(ROWS, 4))
-    b = {"bf16": 16, "fp8": 8}.get(bits, bits)
+    b: int = {"bf16": 16, "fp8": 8}.get(bits, bits)  # type: ignore[assignment]
     meta, score = 0 if b >= 16 else 4, 16 if bits == 32 else 8
     like = RowLike.of(rows)
     assert len(message.bytes_of(rows)) == ROWS * (4 * -(-width * b // 32) + meta + score)
@@ -125,7 +127,8 @@ def test_sizes_are_bits_and_metadata(bits, width):
 
 def test_compression_at_256_columns():
     x = (torch.randn(ROWS, 256),)
-    for bits, least in ((2, 14), (4, 7.5), (8, 3.8)):
+    limits: dict[Any, float] = {2: 14, 4: 7.5, 8: 3.8}
+    for bits, least in limits.items():
         assert ROWS * 256 * 4 / len(Message(Uniform(bits=bits), ROWS).bytes_of(x)) >= least
 
 

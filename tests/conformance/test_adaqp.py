@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from composing import configured, names
 from gnnpar.codecs.adaptive import Adaptive
 from gnnpar.codecs.codec import Identity
 from gnnpar.codecs.links import nominal
-from gnnpar.codecs.uniform import Random, Uniform
+from gnnpar.codecs.uniform import Random, Uniform, code_of
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.synthetic import SBM
 from gnnpar.data.tasks import make_task
@@ -67,7 +68,7 @@ def test_the_modes_are_the_products_of_codec_and_overlap():
 @pytest.mark.parametrize("model", ["gcn", "gat"])
 def test_bytes_are_bits_and_metadata_summed(model, bits):
     codec = Uniform(bits=bits, score_bits=8)
-    code = {"bf16": 16}.get(bits, bits)
+    code = code_of(bits)
     job = make_job(AdaQP(codec=codec), model_of(model), small_graph(), world=3)
     rows = sum(job.plan.statistics["halo_rows"])
     widths = [(F, 0), (HIDDEN, HIDDEN), (CLASSES, CLASSES)]
@@ -140,7 +141,7 @@ def test_what_a_stop_must_keep():
         task = make_task(job.dataset.task, job.dataset.num_classes)
         shard = Shard.open(job.dataset if comm.rank == 0 else None, job.plan.part_of, comm).to(comm.device, job.dtype)
 
-        def engine():
+        def engine() -> Any:
             model = copy.deepcopy(job.model).to(job.dtype)
             return job.strategy.build(job.plan, shard, model, task, comm, seed=3)
 
@@ -188,9 +189,17 @@ def test_adaptive_bits_are_worth_their_bytes(config):
     assert chosen.variance < 0.6 * drawn.variance
 
 
-@pytest.mark.parametrize("fields", [{"solver": "highs"}, {"group_size": 10}, {"trace": "range"}, {"objective": "overlap"},
-                                    {"importance": "square_of_sum", "scope": "exchange"},
-                                    {"menu": (1, 4)}], ids=str)  # fmt: skip
+SWITCHES = [
+    {"solver": "highs"},
+    {"group_size": 10},
+    {"trace": "range"},
+    {"objective": "overlap"},
+    {"importance": "square_of_sum", "scope": "exchange"},
+    {"menu": (1, 4)},
+]
+
+
+@pytest.mark.parametrize("fields", SWITCHES, ids=str)
 def test_every_switch_trains(fields):
     if "menu" in fields:
         fields = fields | {"first_bits": 4}

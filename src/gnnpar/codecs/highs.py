@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from gnnpar.codecs.problem import Array, Problem
@@ -34,6 +36,10 @@ def _solve(problem: Problem, *, integral: bool) -> tuple[Array | None, float]:
     from scipy import sparse
     from scipy.optimize import Bounds, LinearConstraint, milp
 
+    # their types know single bounds only
+    limit: Any = LinearConstraint
+    bounds: Any = Bounds
+
     sizes = [pair.variance.size for pair in problem.pairs]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     num_binaries, num_rounds = int(starts[-1]), len(problem.rounds)
@@ -51,7 +57,9 @@ def _solve(problem: Problem, *, integral: bool) -> tuple[Array | None, float]:
         for g in range(len(pair.rows)):
             one[group, starts[i] + g * m : starts[i] + (g + 1) * m] = 1
             group += 1
-        limits = [(pair.seconds_per_byte / scale, num_binaries + round_of[i], -pair.latency_seconds / scale)]
+        limits: list[tuple[float, int | None, float]] = [
+            (pair.seconds_per_byte / scale, num_binaries + round_of[i], -pair.latency_seconds / scale)
+        ]
         if np.isfinite(pair.budget_nbytes):
             limits.append((1.0 / pair.budget_nbytes, None, 1.0))
         for factor, z, bound in limits:
@@ -67,8 +75,8 @@ def _solve(problem: Problem, *, integral: bool) -> tuple[Array | None, float]:
     high = np.concatenate([np.ones(num_binaries), np.full(num_rounds, np.inf)])
     found = milp(
         cost,
-        constraints=[LinearConstraint(one.tocsr(), 1, 1), LinearConstraint(at_most, -np.inf, np.array(upper))],
-        bounds=Bounds(low, high),
+        constraints=[limit(one.tocsr(), 1, 1), limit(at_most, -np.inf, np.array(upper))],
+        bounds=bounds(low, high),
         integrality=np.concatenate([np.full(num_binaries, int(integral)), np.zeros(num_rounds)]),
         options={"time_limit": _SECONDS, "mip_rel_gap": _GAP},
     )

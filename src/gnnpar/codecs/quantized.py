@@ -168,7 +168,8 @@ class QuantizedRows:
             lost = words[how.offsets[:-1] // 4] == NO_RANGE
         where = (
             f"epoch {site.epoch}, layer {site.layer}, {Key.of(site).direction}: a row for rank {peer} holds Inf or NaN "
-            "(or its range is beyond 2^119), which no step covers; lower optim.lr, set optim.clip, or use codec=identity"
+            "(or its range is beyond 2^119), which no step covers; lower optim.lr, set optim.clip, or use "
+            "codec=identity"
         )
         if part.is_cuda:
             self._suspects.append((lost.any(), where))

@@ -126,5 +126,6 @@ def check_period(period: int, epochs: int) -> None:
     """Refuse a period in which a run has no second assignment."""
     if period > epochs:
         raise ValueError(
-            f"codec.period={period} is longer than the run of {epochs} epochs; set it to {max(1, epochs // 5)}, or raise epochs"
+            f"codec.period={period} is longer than the run of {epochs} epochs; set it to {max(1, epochs // 5)}, "
+            "or raise epochs"
         )

@@ -102,7 +102,7 @@ class FlatEngine:
     @property
     def profile(self) -> Any:
         """What was measured beforehand and decides on numbers, as a codec keeps it; None: nothing was."""
-        return next((c.profile for c in self._codecs if hasattr(c, "profile")), None)
+        return next((profile for c in self._codecs if (profile := getattr(c, "profile", None)) is not None), None)
 
     def live_bytes(self) -> dict[str, int]:
         cached = sum(t.numel() * t.element_size() for t in self._cache.values())
