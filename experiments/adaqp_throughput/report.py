@@ -58,7 +58,10 @@ def table(rows: Rows) -> None:
     print(f"vanilla spends {first['share']:.1%} of its epoch in communication; load {first['load']:.1f}")
     if first["oversubscribed"]:
         print("\n**more ranks than cores: bytes and accuracy stand, times do not**")
-    print("\n| mode | epochs/s | over vanilla (95 %) | bound: none / full overlap | over bf16 | over fp32 overlapped |", end="")
+    print(
+        "\n| mode | epochs/s | over vanilla (95 %) | bound: none / full overlap | over bf16 | over fp32 overlapped |",
+        end="",
+    )
     print(" compute | encode | exposed | reduce | comm total | encode share | halo MB | bits | test |")
     print("|" + "---|" * 15)
     for mode in dict.fromkeys(row["mode"] for row in rows):

@@ -171,7 +171,9 @@ def main() -> None:
         def turns(modes: tuple[str, ...], blocks: int, epochs: int, warmup: int, config=config, plan=plan) -> Turns:
             return Turns(dataset, config, plan, modes, blocks, epochs, warmup, seed=0)
 
-        rate, found = find_rate(turns(("vanilla",), 1, 4, 2), options.ranks, tolerance=1.0 if options.smoke else TOLERANCE)
+        rate, found = find_rate(
+            turns(("vanilla",), 1, 4, 2), options.ranks, tolerance=1.0 if options.smoke else TOLERANCE
+        )
         # one whole period is measured, so that its re-assignment counts: 5 blocks of 4 epochs
         points = [(rate, turns(tuple(MODES), options.blocks, PERIOD // 5, WARMUP), "operating")]
         if options.smoke:
