@@ -21,6 +21,9 @@ PARTS = {
     "exposed": ("exposed_wire", "exposed_skew"),
     "reduce": ("reduce",),
 }
+ORDER = (
+    "vanilla", "bf16_overlap", "adaqp_p", "adaqp_q", "uniform_8", "uniform_4", "uniform_2", "adaptive", "adaptive_paper",
+)  # fmt: skip
 COLORS = ("#444444", "#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02", "#a6761d", "#1f78b4")
 Rows = list[dict[str, Any]]
 
@@ -58,13 +61,13 @@ def table(rows: Rows) -> None:
     print(f"vanilla spends {first['share']:.1%} of its epoch in communication; load {first['load']:.1f}")
     if first["oversubscribed"]:
         print("\n**more ranks than cores: bytes and accuracy stand, times do not**")
-    print(
-        "\n| mode | epochs/s | over vanilla (95 %) | bound: none / full overlap | over bf16 | over fp32 overlapped |",
-        end="",
-    )
-    print(" compute | encode | exposed | reduce | comm total | encode share | halo MB | bits | test |")
+    columns = [
+        "mode", "epochs/s", "over vanilla (95 %)", "bound: none / full overlap", "over bf16", "over fp32 overlapped",
+        *PARTS, "comm total", "encode share", "halo MB", "bits", "test",
+    ]  # fmt: skip
+    print("\n| " + " | ".join(columns) + " |")
     print("|" + "---|" * 15)
-    for mode in dict.fromkeys(row["mode"] for row in rows):
+    for mode in sorted({row["mode"] for row in rows}, key=ORDER.index):
         mine = [row for row in rows if row["mode"] == mode]
         over = geometric_mean(ratios(rows, "vanilla", mode))
         none, full = bounds(rows, mode)
@@ -85,7 +88,7 @@ def curve(rows: Rows, out: Path) -> None:
     """Speed-up over vanilla against vanilla's share, a line a mode, with the bounds of 2 bits and of full overlap."""
     points: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for (model, _), group in by(rows, "model", "rate_gbps").items():
-        for mode in dict.fromkeys(row["mode"] for row in group):
+        for mode in sorted({row["mode"] for row in group}, key=ORDER.index):
             value = geometric_mean(ratios(group, "vanilla", mode)).value
             points[model][mode].append((group[0]["share"], value))
     width, height = 420, 340

@@ -1,7 +1,7 @@
 """Epochs per second of AdaQP's modes over a real link of limited bandwidth (network namespaces, shaped; needs root).
 
-The link rate is found first, on vanilla alone, so that vanilla spends 72 % of its epoch in communication; then all modes
-take turns on that link, in blocks of random order, and once more on links of other rates.
+The link rate is found first, on vanilla alone, so that vanilla spends 72 % of its epoch in communication; then all
+modes take turns on that link, in blocks of random order, and once more on links of other rates.
 
     python experiments/adaqp_throughput/run.py            # appends to results.jsonl, about 12 minutes on 2 cores
     python experiments/adaqp_throughput/run.py --smoke    # a minute: does it run? writes smoke.jsonl

@@ -181,7 +181,7 @@ def test_adaptive_bits_are_worth_their_bytes(config):
     at = study(config)
     uniform, adaptive = at.spread(Uniform(bits=4), draws=40), at.spread(Adaptive(budget_bits=4), draws=40)
     assert adaptive.halo_bytes <= uniform.halo_bytes
-    assert adaptive.variance < uniform.variance
+    assert adaptive.variance < 0.95 * uniform.variance
     by_degree = Adaptive(budget_bits=4, importance="square_of_sum", scope="exchange")
     assert adaptive.variance < at.spread(by_degree, draws=40).variance
     drawn, chosen = at.spread(Random(), draws=20), at.spread(Adaptive(budget_bits=14 / 3), draws=20)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from gnnpar.codecs.assigner import Assigner, Objective, Rules, Scope, Solver
@@ -46,6 +46,7 @@ class Adaptive:
     variance_weight: Annotated[float, Ge(0), Le(1)] = 0.5
     trace: Trace = "exact"
     importance: Importance = "energy"
+    forward_weight: Annotated[float, Gt(0)] = 4.0
     objective: Objective = "time"
     budget_bits: Annotated[float, Ge(1), Le(8)] | None = None
     gradient_budget_bits: Annotated[float, Ge(1), Le(8)] | None = None
@@ -68,7 +69,7 @@ class Adaptive:
     def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec:
         rules = Rules(
             menu=self.menu, group_size=self.group_size, variance_weight=self.variance_weight, objective=self.objective,
-            solver=self.solver, scope=self.scope, forward_budget_bits=self.budget_bits,
+            solver=self.solver, scope=self.scope, forward_weight=self.forward_weight, forward_budget_bits=self.budget_bits,
             backward_budget_bits=self.gradient_budget_bits or self.budget_bits,
         )  # fmt: skip
         profile = open_profile(self.profile, shard, comm)

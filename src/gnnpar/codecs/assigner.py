@@ -41,6 +41,7 @@ class Rules:
     objective: Objective
     solver: Solver
     scope: Scope
+    forward_weight: float
     forward_budget_bits: float | None
     backward_budget_bits: float | None
 
@@ -98,6 +99,11 @@ class Assigner:
 
     def _weight(self, key: Key, peer: int, energies: Mapping[tuple[Key, int], Tensor]) -> Tensor:
         """Energies where they are known; else scores by degree, in units of the nearest exchange that has energies."""
+        if energies and key.direction == "forward":
+            return self.rules.forward_weight * self._relative(key, peer, energies)
+        return self._relative(key, peer, energies)
+
+    def _relative(self, key: Key, peer: int, energies: Mapping[tuple[Key, int], Tensor]) -> Tensor:
         if (known := energies.get((key, peer))) is not None:
             return known
         scores = self._score(key, peer)

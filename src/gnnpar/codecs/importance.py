@@ -10,7 +10,11 @@ Backward: the gradient row of u has one reader, its owner, who multiplies it wit
 square_of_sum is (sum of alpha)^2, AdaQP's; sum_of_squares is the variance that arrives if destinations are weighed
 apart. energy is ours, and counts across exchanges: a weight's gradient holds products x_u g_u^T of a row and the
 gradient that comes back for it, so noise in the row counts with |g_u|^2 and noise in the gradient row with |x_u|^2.
-Both ends see both. Where nothing comes back (features) degrees stand in, scaled to the nearest layer.
+Both ends see both. Where nothing comes back (features) degrees stand in, scaled to the nearest layer. Noise of a row
+also reaches all later layers and the loss, which the product does not see: forward_weight. Variance of the gradient
+over that of 4 bits throughout, at the same bytes, for weights 2, 4, 6 (3 layers, 2 METIS parts; a power-law graph of
+500 nodes, and sbm): GCN 0.88 0.86 0.83 and 1.03 0.97 0.95, GraphSAGE 0.76 0.62 0.60 and 0.94 0.89 0.85, GAT 0.69 0.81
+0.87 and 0.54 0.48 0.55. 4 is below 1 in all of them.
 """
 
 from __future__ import annotations
