@@ -22,7 +22,8 @@ PARTS = {
     "reduce": ("reduce",),
 }
 ORDER = (
-    "vanilla", "bf16_overlap", "adaqp_p", "adaqp_q", "uniform_8", "uniform_4", "uniform_2", "adaptive", "adaptive_paper",
+    "vanilla", "bf16_overlap", "adaqp_p", "adaqp_q", "uniform_8", "uniform_4", "uniform_2", "adaptive",
+    "adaptive_paper",
 )  # fmt: skip
 COLORS = ("#444444", "#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02", "#a6761d", "#1f78b4")
 Rows = list[dict[str, Any]]

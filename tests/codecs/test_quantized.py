@@ -173,6 +173,23 @@ def test_a_row_that_is_not_finite_is_one_clear_line(config, value):
         Message(config, ROWS).bytes_of((x,), epoch=2, layer=1)
 
 
+@pytest.mark.parametrize("config", [Uniform(bits=4), Random()], ids=["uniform", "random"])
+def test_one_launch_for_all_peers_gives_the_bytes_of_one_a_peer(config):
+    from gnnpar.comm import Site, ThreadWorld
+    from gnnpar.runner.conformance import small_graph
+    from gnnpar.shard.shard import cut
+
+    data = small_graph()
+    shard = cut(data, torch.arange(data.num_nodes) % 4, 4)[1]
+    codec, rows = config.build(shard, ThreadWorld(4).communicators()[1], 3), (torch.randn(shard.num_inner, 40),)
+    for epoch in (0, 1):
+        site = Site(epoch, 1, 0, "forward")
+        together = codec.encode_all(rows, shard.boundary, site)
+        assert list(together) == list(shard.boundary) and len(together) == 3
+        for peer, index in shard.boundary.items():
+            assert torch.equal(together[peer], codec.encode(rows, index, site, peer))
+
+
 def test_offsets_of_a_mixed_message_are_those_of_its_rows():
     message = Message(Random(), ROWS)
     x = (torch.randn(ROWS, 33),)

@@ -4,16 +4,16 @@ Wan, Zhao, Wu, MLSys 2023 (arXiv 2306.01381). Epochs before `warmup` travel in `
 the rows of each exchange get 2, 4 or 8 bits that minimise variance_weight variance + (1 - variance_weight) time.
 
 Deviations: metadata are unbiased and codes clamped; bits are chosen after `warmup` epochs, not a fifth of the
-training; variances are traced in the epoch before a choice alone, in training alone, and exactly by default
+training; variances are traced in the `trace_epochs` before a choice alone, in training alone, and exactly by default
 (trace=range is the paper's D/6 proxy); groups have one row by default; thresholds replace the mixed-integer program,
 which is solver=highs; rows are weighed by the gradients that come back for them, and all exchanges of an epoch are one
-problem (importance=square_of_sum scope=exchange is the paper's, of larger measured gradient variance); metadata are
-charged; links are profiled with a few megabytes. objective=overlap and budget_bits are ours.
+problem (the paper: importance=square_of_sum scope=exchange); metadata are charged; links are profiled with a few
+megabytes. objective=overlap and budget_bits are ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,6 +42,7 @@ class Adaptive:
     first_bits: GridBits = 8
     warmup: Annotated[int, Ge(1)] = 2
     period: Annotated[int, Ge(1)] = 20
+    trace_epochs: Annotated[int, Ge(1)] = 3
     group_size: Annotated[int, Ge(1)] = 1
     variance_weight: Annotated[float, Ge(0), Le(1)] = 0.5
     trace: Trace = "exact"
@@ -69,8 +70,8 @@ class Adaptive:
     def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec:
         rules = Rules(
             menu=self.menu, group_size=self.group_size, variance_weight=self.variance_weight, objective=self.objective,
-            solver=self.solver, scope=self.scope, forward_weight=self.forward_weight, forward_budget_bits=self.budget_bits,
-            backward_budget_bits=self.gradient_budget_bits or self.budget_bits,
+            solver=self.solver, scope=self.scope, forward_weight=self.forward_weight,
+            forward_budget_bits=self.budget_bits, backward_budget_bits=self.gradient_budget_bits or self.budget_bits,
         )  # fmt: skip
         profile = open_profile(self.profile, shard, comm)
         scores = Scores(shard, comm, self.powers, self.importance)
@@ -106,9 +107,7 @@ class AdaptiveRows(QuantizedRows):
         super().begin_epoch(epoch)
         if self._assigns(epoch) and epoch != self._assigned_at and self._has_traces():
             self._assign(epoch)
-        self._tracing = self._assigns(epoch + 1)
-        if self._tracing:
-            self._traces, self._energies, self._widths = {}, {}, {}
+        self._tracing = any(self._assigns(epoch + ahead) for ahead in range(1, self._config.trace_epochs + 1))
 
     def facts(self) -> dict[str, Any]:
         """Metrics of the epoch that has begun, once; not empty after an assignment, on rank 0."""
@@ -128,13 +127,18 @@ class AdaptiveRows(QuantizedRows):
             self._trace(rows[0].detach().flatten(1), index, site, peer)
         return super().encode(rows, index, site, peer)
 
+    def encode_all(self, rows: Rows, lists: Mapping[int, Tensor], site: Site) -> dict[int, Tensor]:
+        if self._tracing:
+            return {p: self.encode(rows, index, site, p) for p, index in lists.items()}
+        return super().encode_all(rows, lists, site)
+
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
         rows = super().decode(buffer, num_rows, like, site, peer)
         if self._tracing and self._config.importance == "energy" and site.phase in ("forward", "backward"):
             back = "backward" if site.phase == "forward" else "forward"
             key = Key(site.layer, site.call, back)
             total = self._list(self._energies, key, peer, (), rows[0].device)
-            total[site.first : site.first + num_rows] = rows[0].flatten(1).square().sum(1)
+            total[site.first : site.first + num_rows] += rows[0].flatten(1).square().sum(1)
         return rows
 
     def state_dict(self) -> dict:
@@ -176,7 +180,7 @@ class AdaptiveRows(QuantizedRows):
         rows = x if index is None else x.index_select(0, index)
         total = self._list(self._traces, Key.of(site), peer, (len(self._config.menu),), x.device)
         part = row_variances(rows, self._config.menu, trace=self._config.trace)
-        total[site.first : site.first + len(rows)] = part
+        total[site.first : site.first + len(rows)] += part
 
     def _list(self, of: dict, key: Key, peer: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Of all rows that go to a peer in an exchange; pieces are put into it."""

@@ -9,7 +9,7 @@ independent between ranks and between peers, equal between runs and between forw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -65,6 +65,7 @@ class QuantizedRows:
     def __init__(self, shard: Shard, *, seed: int, score_bits: int) -> None:
         self.shard, self.seed, self.score_bits = shard, seed, score_bits
         self._packings: dict[tuple, Packing] = {}
+        self._joined: dict[tuple, tuple[Tensor, Tensor, Packing]] = {}  # of all peers: index, ids, packing
         self._suspects: list[tuple[Tensor, str]] = []
 
     def codes(self, key: Key, peer: int, *, sending: bool) -> int | Tensor:
@@ -91,6 +92,26 @@ class QuantizedRows:
         ]
         return self._encode(rows, index, self.ids_of(index, num_rows, site, peer), packings, site, peer)
 
+    def encode_all(self, rows: Rows, lists: Mapping[int, Tensor], site: Site) -> dict[int, Tensor]:
+        """rows[lists[peer]] for every peer: one launch where there is one operand, else one a peer and operand."""
+        like = RowLike.of(rows)
+        packings = {p: self._packing(0, len(i), like[0], site, p, sending=True) for p, i in lists.items()}
+        kinds = {isinstance(how.code, int) for how in packings.values()}
+        if len(rows) > 1 or len(kinds) != 1 or len(lists) < 2 or any(map(_is_raw, packings.values())):
+            return {p: self.encode(rows, index, site, p) for p, index in lists.items()}
+        (x,) = rows
+        at = Key.of(site), x.shape[1:], tuple(lists)
+        if at not in self._joined:
+            ids = torch.cat([self.ids_of(index, len(index), site, p) for p, index in lists.items()])
+            self._joined[at] = torch.cat(list(lists.values())), ids, _join(packings.values())
+        index, ids, how = self._joined[at]
+        key = self.noise_key(site, 0, self.shard.part)
+        buffer = torch.empty(how.nbytes, dtype=torch.uint8, device=ids.device)
+        quantize_rows(x.detach().flatten(1), index, how.code, how.offsets, ids=ids, key=key, out=buffer)
+        self._look_for_lost_rows(buffer, how, site, f"ranks {', '.join(map(str, lists))}")
+        parts = buffer.split([each.nbytes for each in packings.values()])
+        return dict(zip(lists, parts, strict=True))
+
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
         packings = [self._packing(i, num_rows, each, site, peer, sending=False) for i, each in enumerate(like)]
         return _decode(buffer, num_rows, like, packings)
@@ -113,6 +134,7 @@ class QuantizedRows:
     def forget_packings(self) -> None:
         """After codes have changed."""
         self._packings.clear()
+        self._joined.clear()
 
     def ids_of(self, index: Tensor | None, num_rows: int, site: Site, peer: int) -> Tensor:
         """What the noise of each outgoing row is keyed by: its node, and who will read it."""
@@ -148,16 +170,16 @@ class QuantizedRows:
         buffer = torch.empty(sum(p.nbytes for p in packings), dtype=torch.uint8, device=rows[0].device)
         for operand, (tensor, how, place) in enumerate(zip(rows, packings, _places(packings), strict=True)):
             part = buffer[place]
-            if isinstance(how.code, int) and how.code == RAW:
+            if _is_raw(how):
                 target = part.view(tensor.dtype).view(len(ids), *tensor.shape[1:])
                 target.copy_(tensor) if index is None else gather_rows(tensor, index, out=target)
                 continue
             key = self.noise_key(site, operand, self.shard.part)
             quantize_rows(tensor.detach().flatten(1), index, how.code, how.offsets, ids=ids, key=key, out=part)
-            self._look_for_lost_rows(part, how, site, peer)
+            self._look_for_lost_rows(part, how, site, f"rank {peer}")
         return buffer
 
-    def _look_for_lost_rows(self, part: Tensor, how: Packing, site: Site, peer: int) -> None:
+    def _look_for_lost_rows(self, part: Tensor, how: Packing, site: Site, readers: str) -> None:
         if not how.metadata:
             return
         words = part.view(torch.int32)
@@ -167,7 +189,7 @@ class QuantizedRows:
         else:
             lost = words[how.offsets[:-1] // 4] == NO_RANGE
         where = (
-            f"epoch {site.epoch}, layer {site.layer}, {Key.of(site).direction}: a row for rank {peer} holds Inf or NaN "
+            f"epoch {site.epoch}, layer {site.layer}, {Key.of(site).direction}: a row for {readers} holds Inf or NaN "
             "(or its range is beyond 2^119), which no step covers; lower optim.lr, set optim.clip, or use "
             "codec=identity"
         )
@@ -191,9 +213,29 @@ def _pack(code: int | Tensor, num_rows: int, like: RowLike) -> Packing:
     return Packing(code, None, num_rows * row_nbytes(like.width, code), num_rows * metadata_nbytes(like.width, code))
 
 
+def _is_raw(how: Packing) -> bool:
+    return isinstance(how.code, int) and how.code == RAW
+
+
+def _join(packings: Collection[Packing]) -> Packing:
+    """One packing of all, which all have one code or all a code a row."""
+    nbytes, metadata = sum(p.nbytes for p in packings), sum(p.metadata for p in packings)
+    first = next(iter(packings)).code
+    if isinstance(first, int):
+        return Packing(first, None, nbytes, metadata)
+    codes, offsets, start = [], [torch.zeros(1, dtype=torch.int64, device=first.device)], 0
+    for how in packings:
+        assert isinstance(how.code, Tensor)
+        assert how.offsets is not None
+        codes.append(how.code)
+        offsets.append(how.offsets[1:] + start)
+        start += how.nbytes
+    return Packing(torch.cat(codes), torch.cat(offsets), nbytes, metadata)
+
+
 def _places(packings: Sequence[Packing]) -> list[slice]:
     """Where each operand lies: rows as they are come first, so that 8-byte numbers are aligned."""
-    raw = [isinstance(how.code, int) and how.code == RAW for how in packings]
+    raw = [_is_raw(how) for how in packings]
     places, start = [slice(0)] * len(packings), 0
     for operand in sorted(range(len(packings)), key=lambda i: not raw[i]):
         places[operand] = slice(start, start + packings[operand].nbytes)
@@ -205,7 +247,7 @@ def _decode(buffer: Tensor, num_rows: int, like: Sequence[RowLike], packings: Se
     rows = []
     for each, how, place in zip(like, packings, _places(packings), strict=True):
         part = buffer[place]
-        if isinstance(how.code, int) and how.code == RAW:
+        if _is_raw(how):
             rows.append(part.view(each.dtype).view(num_rows, *each.shape))
             continue
         out = dequantize_rows(part, how.code, how.offsets, width=each.width, dtype=each.dtype)

@@ -14,7 +14,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Codec, RowLike
+from gnnpar.codecs.codec import Codec, RowLike, encode_all
 from gnnpar.comm import Communicator, Pending, Site
 from gnnpar.comm.communicator import Phase
 from gnnpar.graph import Message
@@ -172,7 +172,7 @@ class HaloGraph(View):
         """Boundary rows out; what will come in."""
         like, shard = RowLike.of(src), self.shard
         with self.comm.clock("encode"):
-            outgoing = {p: self.codec.encode(src, shard.boundary[p], site, p) for p in self.readers}
+            outgoing = encode_all(self.codec, src, {p: shard.boundary[p] for p in self.readers}, site)
         incoming = {p: self.codec.nbytes(rows, like, site, p) for p, rows in shard.num_halo.items()}
         extra = sum(self.codec.metadata_nbytes(len(i), like, site, p) for p, i in shard.boundary.items())
         return self.comm.exchange(outgoing, incoming, site, metadata=extra)
