@@ -99,7 +99,7 @@ class QuantizedRows:
         kinds = {isinstance(how.code, int) for how in packings.values()}
         if len(rows) > 1 or len(kinds) != 1 or len(lists) < 2 or any(map(_is_raw, packings.values())):
             return {p: self.encode(rows, index, site, p) for p, index in lists.items()}
-        (x,) = rows
+        x = next(iter(rows))
         at = Key.of(site), x.shape[1:], tuple(lists)
         if at not in self._joined:
             ids = torch.cat([self.ids_of(index, len(index), site, p) for p, index in lists.items()])
