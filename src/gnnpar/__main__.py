@@ -17,6 +17,9 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
 
   gnnpar train strategy=graph_parallel model=gat dataset=sbm world_size=2     train; gnnpar train --help shows every key
   gnnpar train -m strategy=single,graph_parallel model=gcn,gat                a sweep
+  gnnpar train --resume FOLDER                                                what is missing in a sweep
+  gnnpar status FOLDER ...                                                    what of a sweep is done, failed, missing
+  gnnpar ablate study.yaml                                                    what each factor of a study does
   gnnpar compare FOLDER ...                                                   a table of runs, sweeps included
   gnnpar dashboard FOLDER ...                                                 a wandb workspace and report of a sweep
   gnnpar check strategy=graph_parallel                                        is the strategy what it claims to be?

@@ -19,8 +19,9 @@ from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError, Settings, build_settings, closest, show, unknown_key, with_plan
 from gnnpar.track.console import complain_once
 
-COMMANDS = ("train", "compare", "dashboard", "doctor", "check")
+COMMANDS = ("train", "compare", "ablate", "status", "dashboard", "doctor", "check")
 CONFIG = "config"
+PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
 
 
 def run(command: str, argv: list[str]) -> int:
@@ -31,7 +32,8 @@ def run(command: str, argv: list[str]) -> int:
         if command == "train":
             return train(argv)
         module: Any = import_module(f"gnnpar.commands.{command}")
-        return module.run(argv, compose) if command == "check" else module.run(argv)
+        given: dict[str, tuple[Callable[..., Any], ...]] = {"check": (compose,), "ablate": (composed, sweep)}
+        return module.run(argv, *given.get(command, ()))
     except ValueError as error:
         if not is_user_error(error):
             raise
@@ -61,29 +63,54 @@ def is_user_error(error: ValueError) -> bool:
 
 def train(argv: list[str]) -> int:
     """`gnnpar train`: a Hydra application. Returns the worst exit code of its jobs."""
+    from gnnpar.sweep import resumed
+
+    joined = os.environ.get("RANK")
+    argv = resumed(argv) if joined is None else without_folders(argv, rank=int(joined))
+    return sweep(argv)
+
+
+def sweep(argv: list[str], jobs: list[Sequence[str]] | None = None, keys: list[str] | None = None) -> int:
+    """Hydra's application with these arguments: one job, a sweep, or the jobs that are listed; the worst exit code.
+
+    keys: is given the key of each listed job.
+    """
     import hydra
 
-    from gnnpar.commands.train import train_one
+    from gnnpar.sweep import Sweep
 
     codes: list[int] = []
-    joined = os.environ.get("RANK")
-    if joined is not None:
-        argv = without_folders(argv, rank=int(joined))
 
-    def task(config: Any) -> None:
-        codes.append(train_one(*compose_job(config)))
+    def one(config: Any) -> None:
+        codes.append(job(config))
 
-    application: Callable[[], None] = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)(
-        task
-    )
+    multirun = jobs is not None or any(flag in argv for flag in ("-m", "--multirun"))
+    task = job if multirun else one  # what launchers send to other processes must be found there by its name
+    main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)
+    application: Callable[[], None] = main(task)
+    run = Sweep(argv, jobs)
     before = sys.argv
     sys.argv = ["gnnpar train", *argv, "hydra/job_logging=disabled", "hydra/hydra_logging=disabled"]
     try:
-        application()
+        with run.through_hydra():
+            application()
+    except KeyboardInterrupt:
+        run.close()
+        raise
     finally:
         sys.argv = before
-    failed = [code for code in codes if code]
-    return (2 if set(codes) == {2} else 1) if failed else 0
+    if keys is not None:
+        keys += run.planned
+    return max(codes) if codes else run.close()
+
+
+def job(config: Any) -> int:
+    """One Hydra job, also in a process that a launcher has started."""
+    from gnnpar.commands.train import train_one
+
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return train_one(*compose_job(config))
 
 
 def without_folders(argv: list[str], rank: int) -> list[str]:
@@ -96,7 +123,10 @@ def without_folders(argv: list[str], rank: int) -> list[str]:
 
 
 def compose_job(config: Any) -> tuple[Callable[[], Settings], Path, Mapping[str, Any]]:
-    """(settings, folder, facts) of the running Hydra job. Settings are built late: their errors are the job's."""
+    """(settings, folder, facts) of the running Hydra job. Settings are built late: their errors are the job's.
+
+    facts["sweep"]: the sweep's folder, None outside of one.
+    """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
@@ -104,8 +134,8 @@ def compose_job(config: Any) -> tuple[Callable[[], Settings], Path, Mapping[str,
     folder = Path(job.runtime.output_dir)
     sweep = str(job.mode).endswith("MULTIRUN")
     facts = {
-        "sweep": sweep,
-        "title": f"run {job.job.num}: {job.job.override_dirname.replace(',', ' ')}" if sweep else "",
+        "sweep": Path(job.sweep.dir) if sweep else None,
+        "title": f"run {folder.name}: {job.job.override_dirname.replace(',', ' ')}" if sweep else "",
         "overrides": list(job.overrides.task),
         "yaml": "",
     }
@@ -133,6 +163,16 @@ def compose(overrides: Sequence[str]) -> Settings:
     return build_settings(resolved, names)
 
 
+def composed(overrides: Sequence[str]) -> Settings:
+    """As compose; whatever is wrong is a ConfigError."""
+    try:
+        return compose(overrides)
+    except Exception as error:
+        if isinstance(error, ConfigError) or (line := hydra_line(error, overrides)) is None:
+            raise
+        raise ConfigError(line) from error
+
+
 def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
     """One line for an exception of Hydra or OmegaConf; None for any other."""
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -143,6 +183,8 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
     text = " ".join(str(error).split()) or f"the configuration cannot be read: {' '.join(str(error.__cause__).split())}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
+        if group in PLUGINS and option in PLUGINS[group]:
+            return f"{group}: {option} is an extra; pip install 'gnnpar[{option.partition('_')[0]}]'"
         options = sorted(o for o in error.options or ())
         if not group:
             return f"there is no {option}"

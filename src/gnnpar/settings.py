@@ -195,6 +195,11 @@ def instantiate(node: Mapping[str, Any], path: str = "") -> Any:
         raise ConfigError(f"{path} ({target}): {error}") from error
 
 
+def construct(cls: Any, node: Mapping[str, Any]) -> Any:
+    """A dataclass from what a file of its own says, every key checked as those of a group are."""
+    return _construct(cls, node, "")
+
+
 def _construct(cls: Any, node: Mapping[str, Any], path: str) -> Any:
     values = _construct_values(cls, node, path)
     try:

@@ -24,6 +24,11 @@ def test_fidelity_against_hand_computed_figures() -> None:
     assert found["fidelity/cosine"] == pytest.approx(24 / 25)
     assert found["fidelity/relative_error"] == pytest.approx(math.sqrt(2) / 5)
     assert found["fidelity/layers"]["decoder"] == [None, None]
+    worst = found["fidelity/worst_layer"]
+    assert found["fidelity/worst_relative_error"] == found["fidelity/layers"][worst][1]
+    assert found["fidelity/worst_relative_error"] == max(
+        e for _, e in found["fidelity/layers"].values() if e is not None
+    )
 
 
 def test_fidelity_counts_a_parameter_once_and_merges_stages() -> None:

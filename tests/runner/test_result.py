@@ -118,11 +118,14 @@ def test_a_run_without_a_single_epoch_still_has_a_result(known: dict, status: st
 def test_fidelity_over_probes(known: dict) -> None:
     def probed(epoch: int, cosine: float | None) -> dict[str, Any]:
         layers = {"layers.0": [cosine, 0.1]}
-        return row(epoch) | {"fidelity/cosine": cosine, "fidelity/relative_error": 0.1, "fidelity/layers": layers}
+        worst = {"fidelity/worst_layer": f"layers.{epoch}", "fidelity/worst_relative_error": 0.1 + epoch}
+        probe = {"fidelity/cosine": cosine, "fidelity/relative_error": 0.1, "fidelity/layers": layers}
+        return row(epoch) | probe | worst
 
     built = build(known, [probed(0, 1.0), row(1), probed(2, 0.5), probed(3, None)])
     assert built["fidelity"]["probes"] == 2
     assert built["fidelity"]["cosine"] == {"min": 0.5, "mean": 0.75, "last": 0.5}
+    assert built["fidelity"]["worst"] == {"layer": "layers.2", "relative_error": 2.1, "epoch": 2}
 
 
 def test_the_file_is_replaced_whole(known: dict, tmp_path: Path) -> None:

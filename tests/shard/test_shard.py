@@ -73,6 +73,7 @@ def test_statistics_equal_the_shards():
     assert stats["nodes"] == [s.num_inner for s in shards]
     assert stats["halo_rows"] == [sum(s.num_halo.values()) for s in shards]
     assert stats["sent_rows"] == [sum(map(len, s.boundary.values())) for s in shards]
+    assert stats["halo_from"] == [[s.num_halo.get(j, 0) for j in range(3)] for s in shards]
     assert stats["edges"] == [s.inner.num_edges + sum(b.num_edges for b in s.halo.values()) for s in shards]
     assert stats["alpha"] == pytest.approx(sum(stats["halo_rows"]) / dataset.num_nodes)
 

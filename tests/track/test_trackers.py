@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from gnnpar.track import keys
-from gnnpar.track.console import Bar, Console, Lines, facts_table, figure, num_bytes, seconds, stdout
+from gnnpar.track.console import Bar, Console, Lines, num_bytes, seconds, stdout
 from gnnpar.track.jsonl import Jsonl, read_rows
+from gnnpar.track.picture import figure, picture
 from gnnpar.track.tracker import Null, Quiet, Tee
 
 ROW = {"epoch": 0, "loss/train": 1.5, "time/epoch_seconds": 0.25}
@@ -46,7 +47,7 @@ def test_plain_lines_every_few_epochs_and_the_last(capsys: pytest.CaptureFixture
     for epoch in range(5):
         tracker.log(ROW | {"epoch": epoch} | ({"metric/val": 0.5} if epoch == 2 else {}))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].strip() == "strategy single"
+    assert lines[0].strip() == "single"
     assert lines[2].split() == ["0", "1,234"]
     assert [line.split("  ")[:4] for line in lines[3:]] == [
         ["epoch 2/5", "loss 1.5000", "250.0 ms/epoch", "left 0 s"],
@@ -80,4 +81,42 @@ def test_numbers_for_people() -> None:
     assert (figure(12345), figure(0.123456), figure("x")) == ("12,345", "0.1235", "x")
     assert (seconds(1.5), seconds(0.0123)) == ("1.50 s", "12.3 ms")
     assert (num_bytes(10), num_bytes(2048), num_bytes(3 * 2**30)) == ("10 B", "2.0 KiB", "3.0 GiB")
-    stdout().print(facts_table({"nodes": 3}))
+    stdout().print(picture({"nodes": 3}))
+
+
+def drawn(facts: dict, capsys: pytest.CaptureFixture) -> list[str]:
+    stdout().print(picture(facts))
+    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_picture_of_a_plan(capsys: pytest.CaptureFixture) -> None:
+    layer = {"mode": "halo", "how": "bfloat16, overlap edges"}
+    facts = {
+        "strategy": "graph_parallel", "model": "gcn", "dataset": "sbm", "nodes": 3000, "edges": 50000, "ranks": 2,
+        "threads": 1, "transport": "gloo", "cut_share": 0.125, "alpha": 0.85,
+        "parts": [{"part": i, "nodes": 1500, "edges": 25000, "halo_rows": 7, "train_nodes": 900} for i in range(2)],
+        "halo_from": [[0, 1300], [1250, 0]], "mesh": [{"ranks": [0, 1], "layers": [0, 4]}],
+        "layers": [layer | {"in": 64, "out": 32}] * 3 + [layer | {"in": 32, "out": 8}],
+    }  # fmt: skip
+    lines = drawn(facts, capsys)
+    assert lines[0] == "graph_parallel gcn sbm  3,000 nodes  50,000 edges  2 ranks x 1 thread over gloo"
+    assert lines[1] == "layers: 64 -halo-> 32 (3 layers) -halo-> 8  (bfloat16, overlap edges)"
+    assert lines[2].split() == ["part", "nodes", "edges", "train", "halo", "from", "0", "1"]
+    assert [line.split() for line in lines[3:5]] == [
+        ["0", "1,500", "25,000", "900", ".", "1,300"],
+        ["1", "1,500", "25,000", "900", "1,250", "."],
+    ]
+    assert lines[5:] == ["cut share 0.125  alpha 0.85"]
+
+
+def test_a_picture_stays_small_and_shows_stages(capsys: pytest.CaptureFixture) -> None:
+    many = 64
+    facts = {
+        "strategy": "hybrid", "ranks": many, "parts": [{"part": i, "nodes": 10} for i in range(many)],
+        "halo_from": [[int(i != j) for j in range(many)] for i in range(many)],
+        "mesh": [{"ranks": [0, 1], "layers": [0, 2]}, {"ranks": [2, 3], "layers": [2, 3]}],
+    }  # fmt: skip
+    lines = drawn(facts, capsys)
+    assert len(lines) <= 15
+    assert lines[1] == "stage 0: ranks 0 1, layers 0 to 1; stage 1: ranks 2 3, layers 2 to 2"
+    assert lines[-1].split() == ["...", "64", "parts"]

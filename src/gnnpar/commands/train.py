@@ -7,21 +7,53 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gnnpar.runner import jobs
 from gnnpar.settings import ConfigError, Settings
-from gnnpar.track.console import complain, complain_once, say
+from gnnpar.track import progress
+from gnnpar.track.console import Console, complain, complain_once, say
+from gnnpar.track.tracker import Quiet
 
 
 def train_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping[str, Any]) -> int:
-    """0 completed, 1 failed or interrupted, 2 the configuration is wrong. An interruption ends a sweep as well."""
+    """0 completed, 1 failed or interrupted, 2 the configuration is wrong. An interruption ends a sweep as well, and
+    nothing else does: also a defect is the job's alone, whose traceback goes to stderr."""
+    if facts["sweep"] is None:
+        return run_one(settings_of, run_dir, facts)
+    if not quiet():
+        say(title(facts))
+    jobs.begin_job(run_dir, facts["overrides"])
+    try:
+        return run_one(settings_of, run_dir, facts)
+    except Exception as error:
+        jobs.refuse_job(run_dir, f"{type(error).__name__}: {error}", refused=False)
+        traceback.print_exception(error)
+        return 1
+
+
+def quiet() -> bool:
+    """Whether the parent shows the jobs of a sweep itself."""
+    return progress.SHOWN in os.environ
+
+
+def title(facts: Mapping[str, Any]) -> str:
+    """The line before a job of a sweep: which it is, and how far the sweep."""
+    manifest = jobs.Manifest.read(facts["sweep"])
+    seen = jobs.snapshot(manifest, list(manifest.jobs)) if manifest.jobs else None
+    return facts["title"] + (f"  ({seen.line})" if seen else "")
+
+
+def run_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping[str, Any]) -> int:
+    """One job, in a sweep or not."""
     first = int(os.environ.get("RANK", "0")) == 0
-    if facts["title"] and first:
-        say(facts["title"])
     try:
         settings = settings_of()
         check_world(settings, facts["overrides"])
+        if facts["sweep"] is not None and quiet() and isinstance(settings.tracker, Console):
+            settings = replace(settings, tracker=Quiet())
         if first:
             run_dir.mkdir(parents=True, exist_ok=True)
             (run_dir / "config.yaml").write_text(facts["yaml"], encoding="utf-8")
@@ -29,12 +61,14 @@ def train_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping
 
         outcome = launch(settings, run_dir)
     except ValueError as error:
+        if facts["sweep"] is not None:
+            jobs.refuse_job(run_dir, str(error), refused=True)
         return _refused(error)
     if outcome.error:
         if os.environ.get("GNNPAR_TRACEBACK") == "1" and outcome.traceback:
             sys.stderr.write(outcome.traceback)
         complain(outcome.error)
-    elif first:
+    elif first and not quiet():
         say(summary(run_dir))
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
@@ -57,6 +91,9 @@ def summary(run_dir: Path) -> str:
     metric, median = result["metric"], result["epoch_seconds"]["median"]
     name = metric["name"] or "metric"
     parts = [f"{name} {part} {metric[part]:.4f}" for part in ("val", "test") if metric[part] is not None]
+    if fidelity := result["fidelity"]:
+        worst = fidelity["worst"]
+        parts.append(f"gradient cosine {fidelity['cosine']['mean']:.4f} (worst {worst['layer']})")
     figures = ", ".join(
         [*parts, f"{seconds(median)}/epoch", f"{num_bytes(result['bytes_per_epoch']['total'])}/epoch sent"]
     )

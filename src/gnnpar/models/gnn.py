@@ -115,6 +115,7 @@ class GNN(nn.Module):
                 f"{type(config).__name__} adds rows of different layers, so all widths must be equal, got {widths}: "
                 "set model.encoder=linear and model.decoder=linear."
             )
+        self.widths = tuple(widths)  # of the rows between layers: layer i makes widths[i + 1] of widths[i]
         self.encoder = nn.Linear(in_dim, hidden) if config.encoder == "linear" else None
         self.layers = nn.ModuleList(
             Layer(

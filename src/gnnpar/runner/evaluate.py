@@ -75,9 +75,13 @@ def fidelity(gradient: Mapping[str, Tensor], exact: Mapping[str, Tensor], comm: 
     total = Overlap()
     for overlap in by_name.values():
         total = total + overlap
+    errors = {name: o.relative_error for name, o in layers.items() if o.relative_error is not None}
+    worst = max(errors, key=lambda name: errors[name], default=None)
     return {
         "fidelity/cosine": total.cosine,
         "fidelity/relative_error": total.relative_error,
+        "fidelity/worst_layer": worst,
+        "fidelity/worst_relative_error": None if worst is None else errors[worst],
         "fidelity/layers": {name: [o.cosine, o.relative_error] for name, o in layers.items()},
     }
 

@@ -112,7 +112,7 @@ def header(settings: Settings, world: World) -> dict[str, Any]:
         "transport": world.backend,
         "provenance": provenance,
         "paced": world.network and paced.facts(world.network),
-        "session": settings.study or None,
+        "session": session(settings),
         "block": settings.block,
         "seed": settings.seed,
         "device": world.device,
@@ -125,6 +125,11 @@ def header(settings: Settings, world: World) -> dict[str, Any]:
         "commit": commit(),
         "load_before": os.getloadavg()[0],
     }
+
+
+def session(settings: Settings) -> str | None:
+    """The sweep, and which start of it: what was resumed did not run side by side with what had run before."""
+    return " ".join(filter(None, (settings.study, os.environ.get("GNNPAR_SESSION")))) or None
 
 
 _NOT_COMPARED = ("data_dir", "cache_dir", "tracker", "launch", "block")

@@ -192,10 +192,16 @@ def fidelity(rows: Sequence[Row]) -> dict[str, Any] | None:
         return None
     cosines = [row["fidelity/cosine"] for row in probes]
     errors = [row["fidelity/relative_error"] for row in probes]
+    worst = max(probes, key=lambda row: row["fidelity/worst_relative_error"])
     return {
         "probes": len(probes),
         "cosine": {"min": min(cosines), "mean": statistics.fmean(cosines), "last": cosines[-1]},
         "relative_error": {"max": max(errors), "mean": statistics.fmean(errors), "last": errors[-1]},
+        "worst": {
+            "layer": worst["fidelity/worst_layer"],
+            "relative_error": worst["fidelity/worst_relative_error"],
+            "epoch": worst["epoch"],
+        },
         "layers": probes[-1]["fidelity/layers"],
     }
 

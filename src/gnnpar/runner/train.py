@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from gnnpar.comm import Communicator
 from gnnpar.comm.namespaces import interface_sent_bytes
 from gnnpar.data.tasks import make_task
-from gnnpar.plan import Plan, Topology
+from gnnpar.plan import LayerPolicy, Plan, Topology
 from gnnpar.runner import memory, paced
 from gnnpar.runner.evaluate import evaluate, fidelity
 from gnnpar.runner.facts import WARMUP_EPOCHS, World
@@ -111,7 +111,7 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
         with stopwatch(cold, "partition"):
             plan = make_plan(settings, world, dataset, model.num_layers)
         plan.save(run_dir)
-        tracker.start(start_facts(settings, world, dataset, plan))
+        tracker.start(start_facts(settings, world, dataset, plan, model.widths))
     with stopwatch(cold, "shard"):
         shared: Any = comm.broadcast(plan and plan.without_nodes())
         assert isinstance(shared, Plan)
@@ -165,17 +165,32 @@ def partition_cache(settings: Settings) -> Path | None:
     return folder if os.access(folder, os.W_OK) else None
 
 
-def start_facts(settings: Settings, world: World, dataset: Any, plan: Plan) -> dict[str, Any]:
-    """What a run says about itself before its first epoch: scalars, and a row a part."""
+def start_facts(settings: Settings, world: World, dataset: Any, plan: Plan, widths: Sequence[int]) -> dict[str, Any]:
+    """What a run says about itself before its first epoch: scalars, a row a part, stage and layer, halo_from [P, P]."""
     names = settings.names
     facts: dict[str, Any] = {"strategy": names.get("strategy"), "model": names.get("model"), "dataset": dataset.name}
     facts |= {"nodes": dataset.num_nodes, "edges": dataset.num_edges, "ranks": world.size}
     facts |= {"threads": world.threads_per_rank, "transport": world.backend}
     facts |= {"links": paced.describe(world.network)} if world.network else {}
     facts |= {k: v for k, v in plan.statistics.items() if not isinstance(v, (list, dict)) and k not in facts}
-    lists = {k: v for k, v in plan.statistics.items() if isinstance(v, list)}
+    lists = {k: v for k, v in plan.statistics.items() if isinstance(v, list) and k != "halo_from"}
+    stages = zip(plan.placement.mesh, plan.placement.layers_of, strict=True)
+    facts["mesh"] = [{"ranks": list(ranks), "layers": [layers.start, layers.stop]} for ranks, layers in stages]
+    facts["layers"] = [
+        {"in": widths[i], "out": widths[i + 1], "mode": policy.mode, "how": how_of(policy)}
+        for i, policy in enumerate(plan.layers)
+    ]
+    facts["halo_from"] = plan.statistics.get("halo_from")
     parts = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
     return facts | {"parts": [{"part": i} | part for i, part in enumerate(parts)]}
+
+
+def how_of(policy: LayerPolicy) -> str:
+    """'bfloat16, overlap edges': what a layer sends and when; nothing where it sends nothing."""
+    if policy.mode == "whole":
+        return ""
+    codec = type(policy.codec).__name__.lower() if policy.codec is not None else "identity"
+    return f"{codec}, overlap {policy.overlap}"
 
 
 def train_epoch(run: Run, epoch: int, progress: Progress) -> tuple[dict[str, Any], float]:

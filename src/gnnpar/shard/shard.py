@@ -195,14 +195,17 @@ def _shard(
 def partition_statistics(dataset: Dataset, part_of: Tensor, parts: int) -> dict:
     """What a partition costs: nodes, edges and halo rows per part, cut edges, replication factor alpha.
 
-    alpha = halo rows of all parts / N, the mean number of remote copies of a node.
+    alpha = halo rows of all parts / N, the mean number of remote copies of a node. halo_from[i][j]: the rows that part
+    i reads from part j in an aggregation.
     """
     src, dst = dataset.edge_index
     source_part, target_part = part_of[src], part_of[dst]
     is_cut = source_part != target_part
     copies = torch.unique(target_part[is_cut] * dataset.num_nodes + src[is_cut])
     halo_rows = torch.bincount(copies // max(1, dataset.num_nodes), minlength=parts)
-    sent = torch.bincount(part_of[copies % max(1, dataset.num_nodes)], minlength=parts)
+    owner = part_of[copies % max(1, dataset.num_nodes)]
+    pairs = torch.bincount(copies // max(1, dataset.num_nodes) * parts + owner, minlength=parts * parts)
+    sent = torch.bincount(owner, minlength=parts)
     return {
         "parts": parts,
         "nodes": torch.bincount(part_of, minlength=parts).tolist(),
@@ -210,6 +213,7 @@ def partition_statistics(dataset: Dataset, part_of: Tensor, parts: int) -> dict:
         "train_nodes": torch.bincount(part_of[dataset.train_mask], minlength=parts).tolist(),
         "halo_rows": halo_rows.tolist(),
         "sent_rows": sent.tolist(),
+        "halo_from": pairs.view(parts, parts).tolist(),
         "cut_edges": int(is_cut.sum()),
         "cut_share": float(is_cut.double().mean()) if len(src) else 0.0,
         "alpha": float(halo_rows.sum() / max(1, dataset.num_nodes)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import annotated_types as at
 import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
+from gnnpar.track.picture import picture
 from gnnpar.track.tracker import Tracker
 
 
@@ -63,18 +63,20 @@ class Lines:
         self.epochs, self.every = epochs, every
         self._began = time.monotonic()
         self._val: float | None = None
+        self._probe = ""
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        stdout().print(facts_table(facts))
+        stdout().print(picture(facts))
         self._began = time.monotonic()
 
     def log(self, row: Mapping[str, Any]) -> None:
         epoch = row["epoch"]
         self._val = row.get("metric/val", self._val)
+        self._probe = probe_line(row) or self._probe
         if (epoch + 1) % self.every and epoch + 1 != self.epochs:
             return
         left = (time.monotonic() - self._began) / (epoch + 1) * (self.epochs - epoch - 1)
-        say(f"epoch {epoch + 1}/{self.epochs}  {_figures(row, self._val)}  left {left:.0f} s")
+        say(f"epoch {epoch + 1}/{self.epochs}  {_figures(row, self._val, self._probe)}  left {left:.0f} s")
 
     def close(self, result: Mapping[str, Any] | None = None) -> None: ...
 
@@ -90,47 +92,38 @@ class Bar:
         )  # fmt: skip
         self._task = self.progress.add_task("train", total=epochs, figures="")
         self._val: float | None = None
+        self._probe = ""
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        self.console.print(facts_table(facts))
+        self.console.print(picture(facts))
         self.progress.start()
 
     def log(self, row: Mapping[str, Any]) -> None:
         self._val = row.get("metric/val", self._val)
-        self.progress.update(self._task, advance=1, figures=_figures(row, self._val))
+        self._probe = probe_line(row) or self._probe
+        self.progress.update(self._task, advance=1, figures=_figures(row, self._val, self._probe))
 
     def close(self, result: Mapping[str, Any] | None = None) -> None:
         self.progress.stop()
 
 
-def _figures(row: Mapping[str, Any], val: float | None) -> str:
+def probe_line(row: Mapping[str, Any]) -> str:
+    """'cosine 0.9871, worst layers.1 off by 12 %' where the gradient was probed, else nothing."""
+    if row.get("fidelity/cosine") is None:
+        return ""
+    worst, error = row["fidelity/worst_layer"], row["fidelity/worst_relative_error"]
+    return f"cosine {row['fidelity/cosine']:.4f}, worst {worst} off by {100 * error:.2g} %"
+
+
+def _figures(row: Mapping[str, Any], val: float | None, probe: str = "") -> str:
     loss = row["loss/train"]
     parts = [
         "loss nan" if loss is None else f"loss {loss:.4f}",
         "" if val is None else f"val {val:.4f}",
+        probe,
         f"{seconds(row['time/epoch_seconds'])}/epoch",
     ]
     return "  ".join(p for p in parts if p)
-
-
-def facts_table(facts: Mapping[str, Any]) -> Table:
-    """What a run starts with: two columns, then the parts of the graph, one a row."""
-    parts: Sequence[Mapping[str, Any]] = facts.get("parts", ())
-    single = {k: v for k, v in facts.items() if k != "parts"}
-    caption = "  ".join(f"{k} {figure(v)}" for k, v in single.items())
-    table = Table(title=caption, title_justify="left", title_style="", show_edge=False, box=None, pad_edge=False)
-    for name in parts[0] if parts else ():
-        table.add_column(name.replace("_", " "), justify="right")
-    for part in parts:
-        table.add_row(*(figure(v) for v in part.values()))
-    return table
-
-
-def figure(value: Any) -> str:
-    """A number for people."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def seconds(value: float) -> str:

@@ -42,6 +42,8 @@ KEYS: dict[str, Key] = {
     "time/evaluate_seconds": Key("s", "wall time of the evaluation; not part of the epoch"),
     "fidelity/cosine": Key("1", "cosine of the strategy's gradient and the exact one at the same weights"),
     "fidelity/relative_error": Key("1", "norm of their difference over the norm of the exact gradient"),
+    "fidelity/worst_layer": Key("", "the layer with the largest relative error"),
+    "fidelity/worst_relative_error": Key("1", "the relative error of that layer"),
     "fidelity/layers": Key("1", "the same two by layer: {layer: [cosine, relative error]}"),
     "assign/bits": Key("1", "rows by bits for each exchange, in rows of epochs that chose: {exchange: {bits: rows}}"),
     "assign/mean_bits": Key("bit", "mean over all numbers sent, of the same choice, metadata not counted"),

@@ -44,8 +44,8 @@ class View:
         return edge_order(self.shard)
 
     def during(self, run: Pass) -> Self:
-        """This view in another pass."""
-        return replace(self, run=run, layer=0)
+        """This view in another pass. A probe keeps nothing: what it fetched would be bytes that training never sent."""
+        return replace(self, run=run, layer=0, cache=None if run.probe else self.cache)
 
     def at(self, layer: int) -> Self:
         return replace(self, layer=layer)
