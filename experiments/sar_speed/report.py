@@ -13,16 +13,16 @@ from gnnpar.results.statistics import geometric_mean  # noqa: E402
 
 def main() -> None:
     rows = blocks.read(HERE / "results.jsonl")
-    print("| model | strategy | s an epoch | times graph_parallel (95 % over blocks) | sent an epoch |")
-    print("|---|---|---|---|---|")
+    print("| model | rounds | strategy | s an epoch | times graph_parallel (95 % over blocks) | sent an epoch |")
+    print("|---|---|---|---|---|---|")
     for job in sorted({row["job"] for row in rows}):
-        model, _, name = job.partition(" ")
+        model, world, name = job.split("; ")
         mine = [row["result"] for row in rows if row["job"] == job]
         seconds = geometric_mean([r["epoch_seconds"]["median"] for r in mine]).value
-        ratio = geometric_mean(blocks.ratios(rows, job, f"{model} graph_parallel"))
+        ratio = geometric_mean(blocks.ratios(rows, job, f"{model}; {world}; graph_parallel"))
         sent = mine[0]["bytes_per_epoch"]["total"] / 2**20
         times = f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-        print(f"| {model} | {name} | {seconds:.3f} | {times} | {sent:.0f} MiB |")
+        print(f"| {model} | {world} | {name} | {seconds:.3f} | {times} | {sent:.0f} MiB |")
 
 
 if __name__ == "__main__":

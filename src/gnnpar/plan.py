@@ -149,4 +149,4 @@ def _describe(config: Any) -> Any:
             "_target_": f"{kind.__module__}.{kind.__qualname__}",
             **{k: _describe(v) for k, v in vars(config).items()},
         }
-    return config
+    return str(config) if isinstance(config, Path) else config

@@ -147,6 +147,7 @@ class Settings:
     data_dir: Path
     cache_dir: Path
     plan: Path | None
+    profile: Path | None
     target: float | None
     early_stopping: EarlyStopping
     names: Mapping[str, str] = field(default_factory=dict)  # group -> the file chosen in it; not a YAML key

@@ -86,6 +86,35 @@ def test_wrong_fields_of_sar(override: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("override", "line"),
     [
+        ("variance_weight=1.5", "strategy.codec.variance_weight=1.5 must be a number >= 0 and <= 1"),
+        ("menu=[2,3]", "strategy.codec.menu=[2, 3] must be a list of one of 1, 2, 4, 8"),
+        ("menu=[4,2]", "strategy.codec: menu=[4, 2] must be a list of 1, 2, 4, 8 in ascending order"),
+        ("first_bits=16", "strategy.codec.first_bits=16 must be one of 1, 2, 4, 8"),
+        ("solver=gurobi", "strategy.codec.solver=gurobi must be one of threshold, highs"),
+        ("warmup=0", "strategy.codec.warmup=0 must be a whole number >= 1"),
+        ("budget_bits=1.5", "strategy.codec: budget_bits=1.5 is outside menu=[2, 4, 8]"),
+    ],
+)
+def test_wrong_fields_of_adaqp(override: str, line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose(["strategy=adaqp", "strategy.codec." + override])
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+
+
+def test_a_period_longer_than_the_run_is_refused_before_a_rank_starts() -> None:
+    from gnnpar.runner.facts import world_of
+
+    for strategy in ("adaqp", "adaqp_q"):
+        with pytest.raises(ValueError, match=r"^codec.period=20 is longer than the run of 15 epochs; set it to 3, or "):
+            world_of(compose([f"strategy={strategy}", "epochs=15"]))
+    with pytest.raises(ConfigError, match=r"codec.bits=3 must be one of 1, 2, 4, 8, 32, fp8, bf16"):
+        compose(["codec=uniform", "codec.bits=3"])
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
         (
             "strategy=grap_parallel",
             "strategy=grap_parallel does not exist, did you mean graph_parallel?; strategy can be",

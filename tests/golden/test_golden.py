@@ -12,7 +12,9 @@ from composing import configured, names
 from gnnpar.runner.conformance import small_graph, train_in_threads
 
 FOLDER = Path(__file__).parent
-PAIRS = [(s, m) for s in names("strategy") for m in names("model")]
+# a rounding that falls the other way changes a quantized run for good: those repeat on one machine only (test_adaqp)
+STRATEGIES = [s for s in names("strategy") if "quantized" not in configured("strategy", s).exactness]
+PAIRS = [(s, m) for s in STRATEGIES for m in names("model")]
 
 
 def losses(strategy: str, model: str) -> list[float]:

@@ -208,3 +208,25 @@ def test_a_budget_below_one_row_is_one_line(run_cli: Run) -> None:
     lines = [line for line in done.stderr.splitlines() if "ValueError" in line]
     assert len(lines) == 1
     assert "strategy.rounds=1e-06 MiB holds no row of 272 bytes: set it to at least 0.00026" in lines[0]
+
+
+def test_adaqp_says_what_it_chose_and_a_profile_gives_it_back(run_cli: Run, tmp_path: Path) -> None:
+    common = ("strategy=adaqp", "model=gcn", "epochs=8", "eval_every=8", "strategy.codec.period=3", *SMALL)
+    done = run_cli("train", *common, "hydra.run.dir=first")
+    assert done.returncode == 0, done.stderr
+    found = result(tmp_path / "first")
+    halo_rows = json.loads((tmp_path / "first" / "plan.json").read_text())["statistics"]["halo_rows"]
+    chosen = found["assignment"]
+    assert (chosen["count"], chosen["epoch"]) == (2, 5)
+    assert {sum(rows.values()) for rows in chosen["bits"].values()} == {sum(halo_rows)}
+    assert chosen["predicted_variance"].keys() == chosen["bits"].keys() and 2 <= chosen["mean_bits"] <= 8
+    told = rows(tmp_path / "first")
+    assert [row["epoch"] for row in told if "assign/bits" in row] == [2, 5]
+    assert [row["epoch"] for row in told if row["comm/assign_bytes"]] == [2, 5]
+    assert len(found["hashes"]["profile"]) == 64
+    done = run_cli("train", *common, "profile=first/profile.json", "comm=threads", "hydra.run.dir=again")
+    assert done.returncode == 0, done.stderr
+    again = result(tmp_path / "again")
+    assert again["hashes"]["profile"] == found["hashes"]["profile"]
+    assert again["assignment"]["bits"] == chosen["bits"]
+    assert again["loss"] == found["loss"]

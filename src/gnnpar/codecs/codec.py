@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -49,11 +49,11 @@ class Wire(Protocol):
     """Rows to bytes and back."""
 
     def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
-        """Size of the buffer; both ends compute it, so no size is ever sent."""
+        """Size of the buffer that `peer` sends here; both ends know it, so no size is ever sent."""
         ...
 
     def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
-        """How many of these bytes are not payload."""
+        """Of the buffer that goes to `peer`, how many bytes are not payload."""
         ...
 
     def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
@@ -80,6 +80,14 @@ class Codec(Wire, Protocol):
 
     def state_dict(self) -> dict: ...
     def load_state_dict(self, state: dict) -> None: ...
+
+
+def encode_all(codec: Wire, rows: Rows, lists: Mapping[int, Tensor], site: Site) -> Mapping[int, Tensor]:
+    """rows[lists[peer]] for every peer, in one launch where the codec has a method of this name."""
+    at_once = getattr(codec, "encode_all", None)
+    if at_once is not None:
+        return at_once(rows, lists, site)
+    return {peer: codec.encode(rows, index, site, peer) for peer, index in lists.items()}
 
 
 class CodecConfig(Protocol):

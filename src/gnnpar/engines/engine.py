@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -18,10 +18,14 @@ class Stepper(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class EpochReport:
-    """`loss`: the global mean over training nodes; `gradient`: by parameter name, before clipping, when asked for."""
+    """`loss`: the global mean over training nodes; `gradient`: by parameter name, before clipping, when asked for.
+
+    `facts`: further metrics by their names in track.keys, on rank 0 (what a codec chose).
+    """
 
     loss: float
     gradient: dict[str, Tensor] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 class Engine(Protocol):

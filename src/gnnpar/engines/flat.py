@@ -77,7 +77,8 @@ class FlatEngine:
                 parameter.grad = gradients[name]
             optimizer.step()
             mean_loss = float(bucket[-1])
-        return EpochReport(mean_loss, kept)
+        facts = {name: value for codec in self._codecs for name, value in getattr(codec, "facts", dict)().items()}
+        return EpochReport(mean_loss, kept, facts)
 
     @torch.no_grad()
     def predict(self) -> Tensor:
@@ -97,6 +98,11 @@ class FlatEngine:
 
     def drain(self) -> None:
         """Nothing is in flight between epochs."""
+
+    @property
+    def profile(self) -> Any:
+        """What was measured beforehand and decides on numbers, as a codec keeps it; None: nothing was."""
+        return next((profile for c in self._codecs if (profile := getattr(c, "profile", None)) is not None), None)
 
     def live_bytes(self) -> dict[str, int]:
         cached = sum(t.numel() * t.element_size() for t in self._cache.values())

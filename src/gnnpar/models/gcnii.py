@@ -21,6 +21,8 @@ from gnnpar.ops.sum import Sum
 class GCNIIConv(nn.Module):
     """The residual sits between fold and matrix, so the order is fixed: aggregate first."""
 
+    degree_powers = (-0.5, -0.5)
+
     def __init__(self, dim: int, *, alpha: float, beta: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(dim, dim))

@@ -14,6 +14,8 @@ from gnnpar.ops.sum import Sum
 
 
 class GINConv(nn.Module):
+    degree_powers = (0.0, 0.0)
+
     def __init__(self, in_dim: int, out_dim: int, *, hidden: int) -> None:
         super().__init__()
         self.eps = nn.Parameter(torch.empty(()))

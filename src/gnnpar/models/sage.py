@@ -19,6 +19,8 @@ from gnnpar.ops.sum import Sum
 class SAGEConv(nn.Module):
     """The mean runs as a sum divided by the global in-degree."""
 
+    degree_powers = (-1.0, 0.0)
+
     def __init__(self, in_dim: int, out_dim: int, *, aggregator: Literal["mean", "max"], aggregate_first: bool) -> None:
         super().__init__()
         self.own = nn.Linear(in_dim, out_dim)

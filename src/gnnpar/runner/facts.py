@@ -76,6 +76,9 @@ def world_of(settings: Settings) -> World:
 def _check(settings: Settings, device: str, how: How, size: int, local_size: int) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda, but torch sees no GPU; set device=cpu or install a CUDA build of torch")
+    check_run = getattr(getattr(settings.strategy, "codec", None), "check_run", None)
+    if check_run is not None:
+        check_run(settings.epochs)
     if size == 1:
         return
     if settings.comm.backend == "nccl" and device != "cuda":

@@ -80,12 +80,13 @@ def build_result(
         "memory_bytes": memory(rows),
         "time_to_target": time_to_target(rows, header["target"]),
         "fidelity": fidelity(rows),
+        "assignment": assignment(rows),
         "hashes": {
             "graph": hashes.get("graph", ""),
             "split": hashes.get("split", ""),
             "partition": hashes.get("partition", ""),
             "config": header["config_hash"],
-            "profile": hashes.get("profile", ""),
+            "profile": hashes.get("profile", "") or (rows[0].get("profile/hash", "") if rows else ""),
         },
         "paced": links(header["paced"], timed),
         "settings": header["settings"],
@@ -202,6 +203,24 @@ def fidelity(rows: Sequence[Row]) -> dict[str, Any] | None:
             "epoch": worst["epoch"],
         },
         "layers": probes[-1]["fidelity/layers"],
+    }
+
+
+def assignment(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """What an adaptive codec chose last, and what choosing took; null where nothing was chosen."""
+    chosen = [row for row in rows if "assign/bits" in row]
+    if not chosen:
+        return None
+    last = chosen[-1]
+    return {
+        "count": len(chosen),
+        "epoch": last["epoch"],
+        "seconds": statistics.fmean(row["time/assign_seconds"] for row in chosen),
+        "mean_bits": last["assign/mean_bits"],
+        "bits": last["assign/bits"],
+        "predicted_variance": last["assign/variance"],
+        "predicted_seconds": last["assign/seconds"],
+        "objective": last["assign/objective"],
     }
 
 

@@ -45,6 +45,7 @@ class Run:
     optimizer: Any
     task: Any
     cold: dict[str, float]
+    profile_hash: str = ""  # of what was measured beforehand and decides on numbers
 
 
 @dataclass
@@ -122,7 +123,17 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
             seed=settings.seed, first_layer=settings.first_layer,
         )  # fmt: skip
     optimizer = settings.optim.build(engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of)
-    return Run(settings, world, comm, shard, engine, optimizer, task, cold)
+    return Run(settings, world, comm, shard, engine, optimizer, task, cold, save_profile(engine, comm, run_dir))
+
+
+def save_profile(engine: Any, comm: Communicator, run_dir: Path) -> str:
+    """Leave profile.json where the engine measured something that decides on numbers; its hash."""
+    profile = getattr(engine, "profile", None)
+    if profile is None:
+        return ""
+    if comm.rank == 0:
+        (run_dir / "profile.json").write_text(json.dumps(profile.as_json(), indent=1) + "\n", encoding="utf-8")
+    return profile.hash
 
 
 def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -> Plan:
@@ -208,11 +219,12 @@ def train_epoch(run: Run, epoch: int, progress: Progress) -> tuple[dict[str, Any
     if exact is not None:
         row |= fidelity(report.gradient, exact, comm)
     if everyone is not None:
-        row |= merge(everyone)
+        row |= merge(everyone) | report.facts
         progress.train_seconds += row["time/epoch_seconds"]
         progress.num_bytes += row["comm/total_bytes"]
         row |= {"time/train_seconds": progress.train_seconds, "comm/total_bytes_so_far": progress.num_bytes}
         if epoch == 0:
+            row |= {"profile/hash": run.profile_hash} if run.profile_hash else {}
             row |= {f"time/cold_{name}_seconds": seconds for name, seconds in progress.cold.items()}
     return row, report.loss
 

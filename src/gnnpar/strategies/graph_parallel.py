@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gnnpar.codecs.adaptive import for_model
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
@@ -43,12 +44,14 @@ class GraphParallel:
         self, plan: Plan, shard: Shard, model: GNN, task: Task, comm: Communicator,
         *, seed: int, first_layer: FirstLayer = "live",
     ) -> Engine:  # fmt: skip
-        codec, exact_codec = (c.build(shard, comm, seed) for c in (self.codec, Identity()))
+        configs = for_model(self.codec, model), Identity()
+        codec, exact_codec = (c.build(shard, comm, seed) for c in configs)
         walk = Walk(shard, self.overlap)
         cache: dict | None = {} if first_layer == "cached" else None
         # what a lossy codec kept must not leak into evaluation
         exact_cache = cache if cache is None or "exact" in self.exactness else {}
-        view = HaloGraph(shard, Pass(seed), comm=comm, codec=codec, walk=walk, cache=cache)
+        once = exact_codec if "quantized" in self.exactness else None
+        view = HaloGraph(shard, Pass(seed), comm=comm, codec=codec, walk=walk, cache=cache, once=once)
         exact = HaloGraph(shard, Pass(seed), comm=comm, codec=exact_codec, walk=walk, cache=exact_cache)
         return FlatEngine(
             view=view, exact=exact, shard=shard, model=model, task=task, comm=comm, seed=seed,

@@ -7,14 +7,14 @@ blocks first, so that their gradients travel while the inner block is differenti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Codec, RowLike
+from gnnpar.codecs.codec import Codec, RowLike, encode_all
 from gnnpar.comm import Communicator, Pending, Site
 from gnnpar.comm.communicator import Phase
 from gnnpar.graph import Message
@@ -108,12 +108,14 @@ class Walk:
 class HaloGraph(View):
     """A rank's part, with one exchange of boundary rows per aggregation.
 
-    `codec` turns rows into bytes both ways; with a `cache`, what layer 0 reads of the features is fetched once.
+    `codec` turns rows into bytes both ways; with a `cache`, what layer 0 reads of the features is fetched once, by the
+    codec `once` where it is given: noise that is drawn once would stay for the whole run.
     """
 
     comm: Communicator = field(kw_only=True)
     codec: Codec = field(kw_only=True)
     walk: Walk = field(kw_only=True)
+    once: Codec | None = field(default=None, kw_only=True)
     held: dict = field(default_factory=dict, kw_only=True)  # (layer, call) -> bytes of halo rows kept for backward
     _features: tuple[Tensor, float, int] | None = field(default=None, init=False)  # the features after dropout
 
@@ -144,7 +146,8 @@ class HaloGraph(View):
             block, order = self.walk.combined
             both = tuple(torch.cat([inner, halo])[order] for inner, halo in zip(src, src.halo(), strict=True))
             return fold_block(agg, block, both, dst, edge, shared)
-        out = _HaloFold.apply(self, agg, call, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
+        view = self.exactly() if self.cache is not None and self._constant(agg, src) else self
+        out = _HaloFold.apply(view, agg, call, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
         assert isinstance(out, Tensor)
         return self.keep_result(call, agg, src, out)
 
@@ -153,9 +156,14 @@ class HaloGraph(View):
         assert self.cache is not None
         if "features" not in self.cache:
             site = self.site(call=0, phase="forward")
-            rows = self.receive(self.send((self.shard.x,), site), RowLike.of((self.shard.x,)), site)
+            view = self.exactly()
+            rows = view.receive(view.send((self.shard.x,), site), RowLike.of((self.shard.x,)), site)
             self.cache["features"] = torch.cat([rows[p][0] for p in sorted(rows)] or [self.shard.x[:0]])
         return self.cache["features"]
+
+    def exactly(self) -> Self:
+        """This view with the codec of what is sent once."""
+        return self if self.once is None else replace(self, codec=self.once)
 
     def site(self, *, call: int, phase: Phase) -> Site:
         return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
@@ -164,7 +172,7 @@ class HaloGraph(View):
         """Boundary rows out; what will come in."""
         like, shard = RowLike.of(src), self.shard
         with self.comm.clock("encode"):
-            outgoing = {p: self.codec.encode(src, shard.boundary[p], site, p) for p in self.readers}
+            outgoing = encode_all(self.codec, src, {p: shard.boundary[p] for p in self.readers}, site)
         incoming = {p: self.codec.nbytes(rows, like, site, p) for p, rows in shard.num_halo.items()}
         extra = sum(self.codec.metadata_nbytes(len(i), like, site, p) for p, i in shard.boundary.items())
         return self.comm.exchange(outgoing, incoming, site, metadata=extra)

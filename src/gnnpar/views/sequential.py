@@ -228,12 +228,16 @@ class _Backward:
         flight = view.flight(rounds, codec, rows, like, view.pushes.lists, site)
         into = agg.grad_src(view.shard.inner.reverse, src, rows)
         dst = agg.grad_dst(self.prepared, self.grad_out)
+        reader, mine = None, ()  # what a peer read of my rows, for as long as its slices come
         for r in range(len(flight)):
             for s, theirs in flight.round(r):
                 block, index = view.pushes.cuts.of(s), view.shard.boundary[s.peer]
+                key = s if block.rows is not None else s.peer
                 index = index if block.rows is None else index[block.rows]
-                with view.comm.clock("encode"):
-                    mine = view.codec.as_received(src, index, read_at, s.peer)
+                if key != reader:
+                    mine = ()
+                    with view.comm.clock("encode"):
+                        mine, reader = view.codec.as_received(src, index, read_at, s.peer), key
                 add_returned(into, index, agg.grad_src(block.forward._replace(rows=None), mine, theirs))
                 del theirs
         return Operands(into, dst)

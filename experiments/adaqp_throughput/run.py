@@ -1,0 +1,200 @@
+"""Epochs per second of AdaQP's modes over a real link of limited bandwidth (network namespaces, shaped; needs root).
+
+The link rate is found first, on vanilla alone, so that vanilla spends 72 % of its epoch in communication; then all
+modes take turns on that link, in blocks of random order, and once more on links of other rates.
+
+    python experiments/adaqp_throughput/run.py            # appends to results.jsonl, about 12 minutes on 2 cores
+    python experiments/adaqp_throughput/run.py --smoke    # a minute: does it run? writes smoke.jsonl
+    python experiments/adaqp_throughput/report.py         # tables and figure.svg from results.jsonl
+"""
+
+import argparse
+import datetime
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parents[1] / "tests")]
+
+from gnnpar.codecs.adaptive import Adaptive  # noqa: E402
+from gnnpar.codecs.codec import BFloat16  # noqa: E402
+from gnnpar.codecs.uniform import Uniform  # noqa: E402
+from gnnpar.comm import Communicator  # noqa: E402
+from gnnpar.comm.namespaces import Network, own_prefix  # noqa: E402
+from gnnpar.data.tasks import make_task  # noqa: E402
+from gnnpar.main import compose  # noqa: E402
+from gnnpar.models.gcn import GCN  # noqa: E402
+from gnnpar.models.sage import SAGE  # noqa: E402
+from gnnpar.plan import Plan, Topology  # noqa: E402
+from gnnpar.runner.evaluate import evaluate  # noqa: E402
+from gnnpar.runner.facts import commit, processor  # noqa: E402
+from gnnpar.runner.measure import EpochMeter, merge  # noqa: E402
+from gnnpar.runner.paced import burst_kib, reached_gbps  # noqa: E402
+from gnnpar.shard.partition import Metis  # noqa: E402
+from gnnpar.shard.shard import Shard  # noqa: E402
+from gnnpar.strategies.adaqp import AdaQP  # noqa: E402
+from gnnpar.strategies.graph_parallel import GraphParallel  # noqa: E402
+from gnnpar.strategies.strategy import Strategy, Workload  # noqa: E402
+from worlds import run_world  # noqa: E402
+
+TARGET, TOLERANCE = 0.72, 0.03
+PERIOD, WARMUP = 20, 5
+MODES: dict[str, Strategy] = {
+    "vanilla": GraphParallel(overlap="none"),
+    "bf16_overlap": GraphParallel(codec=BFloat16()),
+    "adaqp_p": AdaQP(codec=GraphParallel().codec),  # fp32 halos, overlapped
+    "adaqp_q": AdaQP(codec=Adaptive(period=PERIOD), overlap="none"),
+    "uniform_8": AdaQP(codec=Uniform(bits=8)),
+    "uniform_4": AdaQP(codec=Uniform(bits=4)),
+    "uniform_2": AdaQP(codec=Uniform(bits=2)),
+    "adaptive": AdaQP(codec=Adaptive(period=PERIOD)),
+    "adaptive_paper": AdaQP(codec=Adaptive(period=PERIOD, trace="range", importance="square_of_sum", scope="exchange")),
+}
+MODELS = {"gcn": GCN, "sage": SAGE}
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What every rank does: engines of some modes side by side, epochs in blocks whose order is shuffled.
+
+    `blocks` of `epochs` each are measured, after `warmup` epochs a mode. Picklable.
+    """
+
+    dataset: Any
+    config: Any
+    plan: Plan
+    modes: tuple[str, ...]
+    blocks: int
+    epochs: int
+    warmup: int
+    seed: int
+
+    def __call__(self, comm: Communicator) -> list[dict[str, Any]]:
+        task = make_task(self.dataset.task, self.dataset.num_classes)
+        shard = Shard.open(self.dataset if comm.rank == 0 else None, self.plan.part_of, comm)
+        engines, rows, order = {}, [], random.Random(self.seed)
+        for mode in self.modes:
+            model = self.config.build(self.dataset.num_features, task.out_dim, seed=self.seed)
+            engine = MODES[mode].build(self.plan, shard, model, task, comm, seed=self.seed)
+            engines[mode] = engine, torch.optim.Adam([p for _, p in engine.named_parameters()], lr=0.01)
+        for block in range(-1, self.blocks):
+            count = self.warmup if block < 0 else self.epochs
+            first = 0 if block < 0 else self.warmup + block * self.epochs
+            for mode in order.sample(self.modes, k=len(self.modes)):
+                for epoch in range(first, first + count):
+                    row = self.epoch(comm, *engines[mode], epoch)
+                    if block >= 0 and row is not None:
+                        rows.append({"mode": mode, "block": block, "epoch": epoch, **row})
+        for mode, (engine, _) in engines.items():
+            values = evaluate(engine, shard, task, comm)
+            for row in rows:
+                if row["mode"] == mode:
+                    row["test"] = values["metric/test"]
+        return rows
+
+    def epoch(self, comm: Communicator, engine: Any, optimizer: Any, epoch: int) -> dict[str, Any] | None:
+        meter = EpochMeter(comm)
+        with meter:
+            report = engine.train_epoch(epoch, optimizer)
+        everyone = comm.gather(meter.read() | {"peak_rss": 0})
+        if everyone is None:
+            return None
+        return {"loss": report.loss} | merge(everyone) | report.facts
+
+
+def share(rows: list[dict[str, Any]]) -> float:
+    """Of vanilla's epochs, what it spends waiting for messages."""
+    mine = [row for row in rows if row["mode"] == "vanilla"]
+    waits = sum(row["time/exposed_wire_seconds"] + row["time/exposed_skew_seconds"] for row in mine)
+    return waits / sum(row["time/epoch_seconds"] for row in mine)
+
+
+def over_link(turns: Turns, gbps: float, ranks: int) -> tuple[list[dict[str, Any]], list[float]]:
+    """Rows of rank 0, and what each link reached."""
+    hosts = (gbps,) * ranks
+    network = Network(prefix=own_prefix(), host_gbps=hosts, host_of=tuple(range(ranks)), burst_kib=burst_kib(gbps))
+    with network.built():
+        return run_world("gloo", ranks, turns, network)[0], reached_gbps(network)
+
+
+def find_rate(turns: Turns, ranks: int, *, tolerance: float) -> tuple[float, float]:
+    """The rate at which vanilla's share is the target, and the share; the modes under test take no part.
+
+    With compute c, halo bytes h and gradient bytes g, an epoch is c + (h + g) / r and the share its h / r: each
+    measurement gives c, h, g, and so the next r.
+    """
+    rate = 1.0
+    for _ in range(7):
+        rows, _ = over_link(turns, rate, ranks)
+        found = share(rows)
+        print(f"rate {rate:.4f} Gbit/s: vanilla spends {found:.1%} in communication", flush=True)
+        if abs(found - TARGET) <= tolerance:
+            return rate, found
+        epoch, reduce = (statistics.fmean(row[f"time/{k}_seconds"] for row in rows) for k in ("epoch", "reduce"))
+        halo = found * epoch
+        room = halo * (1 - TARGET) - reduce * TARGET
+        if room <= 0:
+            raise SystemExit(f"no rate gives {TARGET:.0%}: gradients are too large a part of the bytes; raise --scale")
+        rate = min(20.0, max(rate * room / ((epoch - halo - reduce) * TARGET), 1e-3))
+    raise SystemExit("no rate found in 7 attempts: the machine is too busy for this measurement")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="a tiny graph, one model, a few epochs")
+    parser.add_argument("--scale", type=float, default=0.05, help="of sbm_reddit's nodes")
+    parser.add_argument("--degree", type=float, default=80.0, help="average; a graph so small cannot have Reddit's 492")
+    parser.add_argument("--ranks", type=int, default=2, help="4 on 2 cores: bytes and accuracy, no speed")
+    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    options = parser.parse_args()
+    out = HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
+    scale, degree = (0.005, 12.0) if options.smoke else (options.scale, options.degree)
+    graph = ["dataset=sbm_reddit", f"dataset.scale={scale}", f"dataset.avg_degree={degree}"]
+    dataset = compose(graph).dataset.load(None, 0)
+    print(f"sbm_reddit x {scale}: {dataset.num_nodes} nodes, {dataset.num_edges} edges", flush=True)
+    session = datetime.datetime.now().isoformat(timespec="seconds")
+    for name in ["gcn"] if options.smoke else options.models:
+        config = MODELS[name](num_layers=3, hidden=32 if options.smoke else 256, dropout=0.5, norm="layer")
+        plan = GraphParallel().plan(Workload(dataset, Metis(), 3), Topology(options.ranks))
+        began = time.perf_counter()
+
+        def turns(modes: tuple[str, ...], blocks: int, epochs: int, warmup: int, config=config, plan=plan) -> Turns:
+            return Turns(dataset, config, plan, modes, blocks, epochs, warmup, seed=0)
+
+        rate, found = find_rate(
+            turns(("vanilla",), 1, 4, 2), options.ranks, tolerance=1.0 if options.smoke else TOLERANCE
+        )
+        # one whole period is measured, so that its re-assignment counts: 5 blocks of 4 epochs
+        points = [(rate, turns(tuple(MODES), options.blocks, PERIOD // 5, WARMUP), "operating")]
+        if options.smoke:
+            points = [(rate, turns(tuple(MODES), 2, 2, 4), "operating")]
+        else:
+            points += [(rate * f, turns(tuple(MODES), 2, 2, 3), "curve") for f in (16.0, 4.0, 0.4)]
+        for gbps, what, kind in points:
+            rows, reached = over_link(what, gbps, options.ranks)
+            stamp = {
+                "session": session, "kind": kind, "model": name, "scale": scale, "nodes": dataset.num_nodes,
+                "edges": dataset.num_edges, "alpha": plan.statistics["alpha"], "ranks": options.ranks,
+                "rate_gbps": gbps, "reached_gbps": reached, "share": share(rows), "found_share": found,
+                "cores": os.cpu_count(), "processor": processor(), "torch": torch.__version__, "commit": commit(),
+                "load": os.getloadavg()[0], "oversubscribed": options.ranks > (os.cpu_count() or 1),
+            }  # fmt: skip
+            with out.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps({**stamp, **row}) + "\n" for row in rows)
+            minutes = (time.perf_counter() - began) / 60
+            print(f"{name} at {gbps:.4f} Gbit/s: share {stamp['share']:.1%}, {minutes:.1f} min so far", flush=True)
+    print(f"{out.name} written; now report.py", flush=True)
+
+
+if __name__ == "__main__":
+    main()

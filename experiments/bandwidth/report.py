@@ -1,0 +1,71 @@
+"""Table and figure of README.md from results.jsonl: `python experiments/bandwidth/report.py [--figure FILE]`."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import blocks  # noqa: E402
+
+from gnnpar.results.statistics import Estimate, geometric_mean  # noqa: E402
+
+STYLES = {
+    "vanilla": ("#7a8794", "s--"),
+    "graph_parallel": ("#2b7bba", "o-"),
+    "graph_parallel bf16": ("#2b7bba", "^:"),
+    "sar": ("#1a9e77", "D-"),
+    "adaqp": ("#e09f1f", "v-"),
+}
+Seconds = Mapping[tuple[str, float], Estimate]
+
+
+def load() -> Seconds:
+    """(strategy, Gbit/s) -> seconds an epoch, over blocks."""
+    found: dict[tuple[str, float], list[float]] = {}
+    for row in blocks.read(HERE / "results.jsonl"):
+        rate, _, name = row["job"].partition(" ")
+        found.setdefault((name, float(rate)), []).append(row["result"]["epoch_seconds"]["median"])
+    return {key: geometric_mean(values) for key, values in found.items()}
+
+
+def table(seconds: Seconds) -> str:
+    rates = sorted({rate for _, rate in seconds})
+    lines = ["| strategy | " + " | ".join(f"{rate:g} Gbit/s" for rate in rates) + " |", "|---" * (len(rates) + 1) + "|"]
+    for name in STYLES:
+        cells = [f"{s.value:.3f} ({s.low:.3f} to {s.high:.3f})" for rate in rates if (s := seconds[name, rate])]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw(seconds: Seconds, file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"svg.hashsalt": "gnnpar", "axes.spines.top": False, "axes.spines.right": False})
+    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+    rates = sorted({rate for _, rate in seconds})
+    for name, (colour, style) in STYLES.items():
+        points = [seconds[name, rate] for rate in rates]
+        spread = [[p.value - p.low for p in points], [p.high - p.value for p in points]]
+        axis.errorbar(rates, [p.value for p in points], spread, fmt=style, color=colour, label=name, capsize=3)
+    axis.set(xscale="log", yscale="log", xlabel="rate of a host's link, Gbit/s", ylabel="seconds an epoch")
+    axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    axis.legend(frameon=False)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
+    seconds = load()
+    print(table(seconds))
+    draw(seconds, parser.parse_args().figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Tables of studies, by the rules of `gnnpar compare`."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import blocks
+
+from gnnpar.results import exports
+from gnnpar.results.comparison import Comparison, compare
+from gnnpar.results.runs import collect
+
+
+def comparison(rows: Sequence[Mapping[str, Any]], *, baseline: str = "single") -> Comparison:
+    with tempfile.TemporaryDirectory() as folder:
+        blocks.unpack(rows, Path(folder))
+        return compare(collect([Path(folder)]), baseline=baseline)
+
+
+def markdown(found: Comparison) -> str:
+    """One line a configuration, and what the cells cannot say."""
+    notes = [*(f"UNFAIR: {line}" for line in found.warnings), *found.notes]
+    return exports.as_markdown(exports.group_table(found.groups, found.baseline), notes)

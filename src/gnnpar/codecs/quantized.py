@@ -1,0 +1,255 @@
+"""Rows in few bits: what every quantizing codec shares. Each operand has a step and a zero point a row of its own.
+
+Format and rounding are `gnnpar_kernels.wire`: unbiased, since rounding uses the metadata that travel, clamped, one
+buffer per peer. One launch encodes the rows of all widths.
+
+Random numbers are keyed by (seed, epoch, layer, call, direction, operand, sender) and by (receiver, node) of each row:
+independent between ranks and between peers, equal between runs and between forward and rematerialisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnpar.codecs.codec import RowLike
+from gnnpar.comm import Site
+from gnnpar.ops.block import Rows
+from gnnpar.shard.shard import Shard
+from gnnpar_kernels import dequantize_rows, fold_key, gather_rows, quantize_rows
+from gnnpar_kernels.wire import FP32, NAN, has_metadata, metadata_nbytes, row_nbytes, row_offsets
+
+Direction = Literal["forward", "backward", "push"]
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "push")
+NO_RANGE = NAN << 16 | NAN  # the metadata of a row that is not finite
+RAW = FP32  # rows as they are, in their own type
+
+
+class Key(NamedTuple):
+    """What has bits of its own: one exchange of an epoch, in one direction. Never an epoch or a piece."""
+
+    layer: int
+    call: int
+    direction: Direction
+
+    @staticmethod
+    def of(site: Site) -> Key:
+        direction = site.phase if site.phase in ("backward", "push") else "forward"
+        return Key(site.layer, site.call, direction)
+
+    @property
+    def name(self) -> str:
+        """'forward0', or 'forward0.1' of a second aggregation in the layer."""
+        return f"{self.direction}{self.layer}" + (f".{self.call}" if self.call else "")
+
+
+class Packing(NamedTuple):
+    """How n rows of one operand lie in a buffer: one code, or a code a row with offsets; and the bytes they take."""
+
+    code: int | Tensor
+    offsets: Tensor | None
+    nbytes: int
+    metadata: int
+
+
+class QuantizedRows:
+    """The wire half of a codec. `codes` says in which bits the first operand of an exchange travels.
+
+    Operands after the first (scores of attention) travel in `score_bits`; where a row is so narrow that its metadata
+    would weigh more than fp32, as it is.
+    """
+
+    def __init__(self, shard: Shard, *, seed: int, score_bits: int) -> None:
+        self.shard, self.seed, self.score_bits = shard, seed, score_bits
+        self._packings: dict[tuple, Packing] = {}
+        self._joined: dict[tuple, tuple[Tensor, Tensor, Packing]] = {}  # of all peers: index, ids, packing
+        self._suspects: list[tuple[Tensor, str]] = []
+
+    def codes(self, key: Key, peer: int, *, sending: bool) -> int | Tensor:
+        """One code, or one for each row of the peer's whole list, [n] uint8."""
+        raise NotImplementedError
+
+    def begin_epoch(self, epoch: int) -> None:
+        """On a GPU rows without a range are noticed here, one epoch late: nothing waits for the device before."""
+        suspects, self._suspects = self._suspects, []
+        for lost, where in suspects:
+            if bool(lost):
+                raise ValueError(where)
+
+    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+        return sum(self._packing(i, num_rows, e, site, peer, sending=False).nbytes for i, e in enumerate(like))
+
+    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+        return sum(self._packing(i, num_rows, e, site, peer, sending=True).metadata for i, e in enumerate(like))
+
+    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+        num_rows = len(rows[0]) if index is None else len(index)
+        packings = [
+            self._packing(i, num_rows, like, site, peer, sending=True) for i, like in enumerate(RowLike.of(rows))
+        ]
+        return self._encode(rows, index, self.ids_of(index, num_rows, site, peer), packings, site, peer)
+
+    def encode_all(self, rows: Rows, lists: Mapping[int, Tensor], site: Site) -> dict[int, Tensor]:
+        """rows[lists[peer]] for every peer: one launch where there is one operand, else one a peer and operand."""
+        like = RowLike.of(rows)
+        packings = {p: self._packing(0, len(i), like[0], site, p, sending=True) for p, i in lists.items()}
+        kinds = {isinstance(how.code, int) for how in packings.values()}
+        if len(rows) > 1 or len(kinds) != 1 or len(lists) < 2 or any(map(_is_raw, packings.values())):
+            return {p: self.encode(rows, index, site, p) for p, index in lists.items()}
+        x = next(iter(rows))
+        at = Key.of(site), x.shape[1:], tuple(lists)
+        if at not in self._joined:
+            ids = torch.cat([self.ids_of(index, len(index), site, p) for p, index in lists.items()])
+            self._joined[at] = torch.cat(list(lists.values())), ids, _join(packings.values())
+        index, ids, how = self._joined[at]
+        key = self.noise_key(site, 0, self.shard.part)
+        buffer = torch.empty(how.nbytes, dtype=torch.uint8, device=ids.device)
+        quantize_rows(x.detach().flatten(1), index, how.code, how.offsets, ids=ids, key=key, out=buffer)
+        self._look_for_lost_rows(buffer, how, site, f"ranks {', '.join(map(str, lists))}")
+        parts = buffer.split([each.nbytes for each in packings.values()])
+        return dict(zip(lists, parts, strict=True))
+
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
+        packings = [self._packing(i, num_rows, each, site, peer, sending=False) for i, each in enumerate(like)]
+        return _decode(buffer, num_rows, like, packings)
+
+    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+        like = RowLike.of(rows)
+        codes = self.codes(Key.of(site), peer, sending=True)
+        if isinstance(codes, Tensor):  # any rows of the list, so their positions in it are looked up
+            codes = codes[torch.searchsorted(self.shard.boundary[peer], index)]
+        packings = [_pack(self._code(i, each, codes), len(index), each) for i, each in enumerate(like)]
+        ids = self.ids_of(index, len(index), site, peer)
+        return _decode(self._encode(rows, index, ids, packings, site, peer), len(index), like, packings)
+
+    def state_dict(self) -> dict:
+        return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        assert not state
+
+    def forget_packings(self) -> None:
+        """After codes have changed."""
+        self._packings.clear()
+        self._joined.clear()
+
+    def ids_of(self, index: Tensor | None, num_rows: int, site: Site, peer: int) -> Tensor:
+        """What the noise of each outgoing row is keyed by: its node, and who will read it."""
+        if index is not None:
+            return self.shard.node_ids[index] + (peer << 48)
+        ids = self.shard.halo[peer].src_ids
+        assert ids is not None
+        return ids[site.first : site.first + num_rows] + (peer << 48)
+
+    def noise_key(self, site: Site, operand: int, sender: int) -> int:
+        direction = DIRECTIONS.index(Key.of(site).direction)
+        return fold_key(self.seed, site.epoch, site.layer, site.call, direction, operand, sender)
+
+    def _packing(self, operand: int, num_rows: int, like: RowLike, site: Site, peer: int, *, sending: bool) -> Packing:
+        key = Key.of(site)
+        at = key, operand, peer, sending, site.first, num_rows, like.shape, like.dtype
+        if (found := self._packings.get(at)) is None:
+            codes = self.codes(key, peer, sending=sending)
+            if isinstance(codes, Tensor):
+                codes = codes[site.first : site.first + num_rows]
+            found = self._packings[at] = _pack(self._code(operand, like, codes), num_rows, like)
+        return found
+
+    def _code(self, operand: int, like: RowLike, codes: int | Tensor) -> int | Tensor:
+        code = codes if operand == 0 else self.score_bits
+        if isinstance(code, int) and not has_metadata(code):
+            return code
+        return code if is_wide(like.width) else RAW
+
+    def _encode(
+        self, rows: Rows, index: Tensor | None, ids: Tensor, packings: Sequence[Packing], site: Site, peer: int
+    ) -> Tensor:
+        buffer = torch.empty(sum(p.nbytes for p in packings), dtype=torch.uint8, device=rows[0].device)
+        for operand, (tensor, how, place) in enumerate(zip(rows, packings, _places(packings), strict=True)):
+            part = buffer[place]
+            if _is_raw(how):
+                target = part.view(tensor.dtype).view(len(ids), *tensor.shape[1:])
+                target.copy_(tensor) if index is None else gather_rows(tensor, index, out=target)
+                continue
+            key = self.noise_key(site, operand, self.shard.part)
+            quantize_rows(tensor.detach().flatten(1), index, how.code, how.offsets, ids=ids, key=key, out=part)
+            self._look_for_lost_rows(part, how, site, f"rank {peer}")
+        return buffer
+
+    def _look_for_lost_rows(self, part: Tensor, how: Packing, site: Site, readers: str) -> None:
+        if not how.metadata:
+            return
+        words = part.view(torch.int32)
+        if how.offsets is None:
+            num_rows = how.metadata // 4
+            lost = words[:: len(words) // num_rows] == NO_RANGE
+        else:
+            lost = words[how.offsets[:-1] // 4] == NO_RANGE
+        where = (
+            f"epoch {site.epoch}, layer {site.layer}, {Key.of(site).direction}: a row for {readers} holds Inf or NaN "
+            "(or its range is beyond 2^119), which no step covers; lower optim.lr, set optim.clip, or use "
+            "codec=identity"
+        )
+        if part.is_cuda:
+            self._suspects.append((lost.any(), where))
+        elif bool(lost.any()):
+            raise ValueError(where)
+
+
+def is_wide(width: int) -> bool:
+    """Is a row longer than its metadata and a word?"""
+    return 4 * width > metadata_nbytes(width, 8) + 4
+
+
+def _pack(code: int | Tensor, num_rows: int, like: RowLike) -> Packing:
+    if isinstance(code, Tensor):
+        offsets = row_offsets(code, like.width)
+        return Packing(code, offsets, int(offsets[-1]), num_rows * metadata_nbytes(like.width, 8))
+    if code == RAW:
+        return Packing(RAW, None, like.nbytes(num_rows), 0)
+    return Packing(code, None, num_rows * row_nbytes(like.width, code), num_rows * metadata_nbytes(like.width, code))
+
+
+def _is_raw(how: Packing) -> bool:
+    return isinstance(how.code, int) and how.code == RAW
+
+
+def _join(packings: Collection[Packing]) -> Packing:
+    """One packing of all, which all have one code or all a code a row."""
+    nbytes, metadata = sum(p.nbytes for p in packings), sum(p.metadata for p in packings)
+    first = next(iter(packings)).code
+    if isinstance(first, int):
+        return Packing(first, None, nbytes, metadata)
+    codes, offsets, start = [], [torch.zeros(1, dtype=torch.int64, device=first.device)], 0
+    for how in packings:
+        assert isinstance(how.code, Tensor)
+        assert how.offsets is not None
+        codes.append(how.code)
+        offsets.append(how.offsets[1:] + start)
+        start += how.nbytes
+    return Packing(torch.cat(codes), torch.cat(offsets), nbytes, metadata)
+
+
+def _places(packings: Sequence[Packing]) -> list[slice]:
+    """Where each operand lies: rows as they are come first, so that 8-byte numbers are aligned."""
+    raw = [_is_raw(how) for how in packings]
+    places, start = [slice(0)] * len(packings), 0
+    for operand in sorted(range(len(packings)), key=lambda i: not raw[i]):
+        places[operand] = slice(start, start + packings[operand].nbytes)
+        start += packings[operand].nbytes
+    return places
+
+
+def _decode(buffer: Tensor, num_rows: int, like: Sequence[RowLike], packings: Sequence[Packing]) -> Rows:
+    rows = []
+    for each, how, place in zip(like, packings, _places(packings), strict=True):
+        part = buffer[place]
+        if _is_raw(how):
+            rows.append(part.view(each.dtype).view(num_rows, *each.shape))
+            continue
+        out = dequantize_rows(part, how.code, how.offsets, width=each.width, dtype=each.dtype)
+        rows.append(out.view(num_rows, *each.shape))
+    return tuple(rows)

@@ -1,0 +1,200 @@
+"""Rows in few bits, as messages: mean, variance and bound by the formulas, keys, sizes, and what must not pass."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from gnnpar.codecs.codec import RowLike
+from gnnpar.codecs.traces import row_variances
+from gnnpar.codecs.uniform import Random, Uniform
+from gnnpar_kernels.naive.quantize import ranges
+from gnnpar_kernels.wire import row_nbytes, row_offsets
+from messages import Message
+
+ROWS, WIDTH, DRAWS = 24, 256, 300
+KINDS = {
+    "normal": lambda: torch.randn(ROWS, WIDTH),
+    "shifted": lambda: torch.randn(ROWS, WIDTH) + 3,
+    "uniform": lambda: torch.rand(ROWS, WIDTH),
+    "relu": lambda: torch.randn(ROWS, WIDTH).relu(),
+}
+
+
+def moments(message: Message, x: torch.Tensor, draws: int = DRAWS):
+    """Mean error, its variance, and the largest error of every entry, over epochs."""
+    errors = torch.stack([message.send((x,), epoch=epoch)[0] - x for epoch in range(draws)]).double()
+    return errors.mean(0), errors.var(0, unbiased=False), errors.abs().amax(0)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_have_the_mean_and_the_variance_of_theory(kind, bits):
+    torch.manual_seed(0)
+    x = KINDS[kind]()
+    mean, variance, worst = moments(Message(Uniform(bits=bits), ROWS), x)
+    step = ranges(x, bits)[0].double()
+    assert float((mean / step).square().mean().sqrt()) < 1.3 * 0.41 / math.sqrt(DRAWS)
+    assert bool((worst < step * (1 + 1e-3)).all())
+    rows = variance.sum(1)
+    assert bool((rows <= WIDTH * step[:, 0] ** 2 / 4).all())
+    exact = row_variances(x, (bits,), trace="exact")[:, 0]
+    assert float((rows / exact - 1).abs().max()) < 0.1  # 300 draws of one row
+    assert float(rows.sum() / exact.sum()) == pytest.approx(1.0, abs=0.02)
+    proxy = float(rows.sum() / row_variances(x, (bits,), trace="range").sum())
+    low, high = (0.45, 0.56) if kind == "relu" else (0.95, 1.04)
+    assert low < proxy < high, "a row of zeros and positive numbers costs half of what its range says"
+
+
+def test_variance_scales_with_the_step():
+    torch.manual_seed(1)
+    x = torch.randn(ROWS, WIDTH)
+    two, four, eight = (float(moments(Message(Uniform(bits=b), ROWS), x, 100)[1].sum()) for b in (2, 4, 8))
+    assert two / four == pytest.approx(225 / 9, rel=0.1)
+    assert two / eight == pytest.approx(65025 / 9, rel=0.1)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_grid_points_and_constant_rows_arrive_as_they_are(bits):
+    step = torch.tensor([0.5, 2.0, 0.25, 1.0])[:, None]
+    level = torch.randint(0, 2**bits, (4, 40))
+    level[:, :2] = torch.tensor([0, 2**bits - 1])
+    x = level * step
+    x[3] = 1.5
+    assert torch.equal(Message(Uniform(bits=bits), 4).send((x,))[0], x)
+
+
+def test_every_operand_has_its_own_scale():
+    torch.manual_seed(2)
+    rows = 1e6 * torch.randn(ROWS, 2, 16), 1e-3 * torch.randn(ROWS, 4)
+    x, scores = Message(Uniform(bits=4, score_bits=8), ROWS).send(rows)
+    assert float((x - rows[0]).abs().max()) > 1e3
+    assert float((scores - rows[1]).abs().max()) < 1e-3 * 8 / 255 * 1.01
+    narrow = rows[0], torch.randn(ROWS, 1)
+    assert torch.equal(Message(Uniform(bits=2), ROWS).send(narrow)[1], narrow[1]), "metadata would weigh more than fp32"
+
+
+def test_noise_depends_on_what_a_message_is_about():
+    torch.manual_seed(3)
+    x = (torch.randn(ROWS, WIDTH),)
+    same, other = Message(Uniform(bits=2), ROWS), Message(Uniform(bits=2), ROWS, seed=8)
+    first = same.bytes_of(x)
+    assert torch.equal(Message(Uniform(bits=2), ROWS).bytes_of(x), first), "equal between runs"
+    assert torch.equal(same.bytes_of(x, phase="remat"), first), "rows that are sent again are the same numbers"
+    sites: tuple[dict[str, Any], ...] = ({"epoch": 1}, {"layer": 1}, {"call": 1}, {"phase": "push"})
+    for site in sites:
+        assert not torch.equal(same.bytes_of(x, **site), first), site
+    assert not torch.equal(other.bytes_of(x), first)
+    back = same.ends[1].encode(x, None, same.site(phase="backward"), 0)  # the same nodes, sent by another rank
+    assert not torch.equal(back, same.bytes_of(x, phase="backward"))
+    back_error = same.ends[0].decode(back, ROWS, RowLike.of(x), same.site(phase="backward"), 1)[0] - x[0]
+    error = same.send(x)[0] - x[0]
+    correlation = float((error * back_error).mean() / (error.std() * back_error.std()))
+    assert abs(correlation) < 4 / math.sqrt(error.numel()), "independent between ranks"
+
+
+@pytest.mark.parametrize("config", [Uniform(bits=4), Random()], ids=["uniform", "random"])
+def test_pieces_and_what_the_sender_knows_of_them_are_the_same_numbers(config):
+    torch.manual_seed(4)
+    rows = torch.randn(ROWS, 40), torch.randn(ROWS, 4)
+    message, like = Message(config, ROWS), RowLike.of(rows)
+    whole = message.send(rows)
+    pieces = []
+    for first, last in ((0, 5), (5, 6), (6, ROWS)):
+        site = message.site(first=first)
+        buffer = message.ends[0].encode(rows, message.index[first:last], site, 1)
+        pieces.append(message.ends[1].decode(buffer, last - first, like, site, 0))
+    assert all(
+        torch.equal(torch.cat(parts), rows) for parts, rows in zip(zip(*pieces, strict=True), whole, strict=True)
+    )
+    some = torch.tensor([1, 4, 5, 20])
+    known = message.ends[0].as_received(rows, some, message.site(phase="push")._replace(phase="forward"), 1)
+    assert all(torch.equal(mine, theirs[some]) for mine, theirs in zip(known, whole, strict=True))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, "bf16", "fp8", 32])
+@pytest.mark.parametrize("width", [3, 100, 256])
+def test_sizes_are_bits_and_metadata(bits, width):
+    message, rows = Message(Uniform(bits=bits), ROWS), (torch.randn(ROWS, width), torch.randn(ROWS, 4))
+    b: int = {"bf16": 16, "fp8": 8}.get(bits, bits)  # type: ignore[assignment]
+    meta, score = 0 if b >= 16 else 4, 16 if bits == 32 else 8
+    like = RowLike.of(rows)
+    assert len(message.bytes_of(rows)) == ROWS * (4 * -(-width * b // 32) + meta + score)
+    expected = ROWS * (meta + (0 if bits == 32 else 4))
+    assert message.ends[0].metadata_nbytes(ROWS, like, message.site(), 1) == expected
+
+
+def test_compression_at_256_columns():
+    x = (torch.randn(ROWS, 256),)
+    limits: dict[Any, float] = {2: 14, 4: 7.5, 8: 3.8}
+    for bits, least in limits.items():
+        assert ROWS * 256 * 4 / len(Message(Uniform(bits=bits), ROWS).bytes_of(x)) >= least
+
+
+def test_gradients_have_bits_of_their_own():
+    message, x = Message(Uniform(bits=2, gradient_bits=8), ROWS), (torch.randn(ROWS, 64),)
+    assert len(message.bytes_of(x)) == ROWS * row_nbytes(64, 2)
+    assert len(message.bytes_of(x, phase="backward")) == ROWS * row_nbytes(64, 8)
+    assert Uniform(bits=32).exactness == {"exact"}
+    assert Uniform(bits="bf16", score_bits="bf16").exactness == {"rounded"}
+    assert Uniform(bits=32, gradient_bits=8).exactness == {"quantized"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_32_bits_are_the_rows_themselves(dtype):
+    rows = torch.randn(ROWS, 7, dtype=dtype), torch.randn(ROWS, 1, dtype=dtype)
+    assert all(torch.equal(a, b) for a, b in zip(Message(Uniform(bits=32), ROWS).send(rows), rows, strict=True))
+
+
+def test_random_bits_are_drawn_anew_every_period_and_known_to_both_ends():
+    message, num_rows = Message(Random(period=3), 600), 600
+    x = (torch.randn(num_rows, 16),)
+    drawn = []
+    for epoch in range(6):
+        for end in message.ends:
+            end.begin_epoch(epoch)
+        buffer = message.bytes_of(x, epoch=epoch)
+        drawn.append(len(buffer))
+        message.send(x, epoch=epoch)
+    assert len(set(drawn[:3])) == 1 and len(set(drawn[3:])) == 1
+    assert drawn[0] != drawn[3]
+    mean = sum(row_nbytes(16, b) for b in (2, 4, 8)) / 3
+    assert drawn[0] / num_rows == pytest.approx(mean, rel=0.05)
+
+
+@pytest.mark.parametrize("config", [Uniform(bits=4), Random()], ids=["uniform", "random"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_row_that_is_not_finite_is_one_clear_line(config, value):
+    x = torch.randn(ROWS, 16)
+    x[3, 5] = value
+    line = r"epoch 2, layer 1, forward: a row for rank 1 holds Inf or NaN .* optim.clip, or use codec=identity$"
+    with pytest.raises(ValueError, match=line):
+        Message(config, ROWS).bytes_of((x,), epoch=2, layer=1)
+
+
+@pytest.mark.parametrize("config", [Uniform(bits=4), Random()], ids=["uniform", "random"])
+def test_one_launch_for_all_peers_gives_the_bytes_of_one_a_peer(config):
+    from gnnpar.comm import Site, ThreadWorld
+    from gnnpar.runner.conformance import small_graph
+    from gnnpar.shard.shard import cut
+
+    data = small_graph()
+    shard = cut(data, torch.arange(data.num_nodes) % 4, 4)[1]
+    codec, rows = config.build(shard, ThreadWorld(4).communicators()[1], 3), (torch.randn(shard.num_inner, 40),)
+    for epoch in (0, 1):
+        site = Site(epoch, 1, 0, "forward")
+        together = codec.encode_all(rows, shard.boundary, site)
+        assert list(together) == list(shard.boundary) and len(together) == 3
+        for peer, index in shard.boundary.items():
+            assert torch.equal(together[peer], codec.encode(rows, index, site, peer))
+
+
+def test_offsets_of_a_mixed_message_are_those_of_its_rows():
+    message = Message(Random(), ROWS)
+    x = (torch.randn(ROWS, 33),)
+    from gnnpar.codecs.quantized import Key
+
+    codes = message.ends[0].codes(Key(0, 0, "forward"), 1, sending=True)
+    assert torch.equal(codes, message.ends[1].codes(Key(0, 0, "forward"), 0, sending=False))
+    assert len(message.bytes_of(x)) == int(row_offsets(codes, 33)[-1])
