@@ -74,6 +74,25 @@ def test_losses_with_and_without_probes_are_the_same_bits(tmp_path: Path, codec:
         assert found["cosine"]["min"] < 1 - 1e-9
 
 
+@pytest.mark.parametrize("strategy", ["adaqp", "adaqp_q", "sar"])
+def test_strategies_with_a_memory_do_not_notice_a_probe(tmp_path: Path, strategy: str) -> None:
+    """AdaQP traces what it sends and reassigns bits by it; link costs, which decide too, are those of the first run."""
+
+    period = [] if strategy == "sar" else ["strategy.codec.period=3"]
+
+    def losses(name: str, *overrides: str) -> list[float]:
+        (tmp_path / name).mkdir()
+        settings = compose([*TINY, f"strategy={strategy}", "epochs=12", *period, *overrides])
+        assert launch(settings, tmp_path / name).status == "completed"
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["loss/train"] for line in lines]
+
+    plain = losses("plain")
+    profile = tmp_path / "plain" / "profile.json"
+    given = [f"profile={profile}"] if profile.exists() else []
+    assert losses("probed", "fidelity_every=2", *given) == plain
+
+
 def test_the_console_shows_the_last_probe(capsys: pytest.CaptureFixture) -> None:
     lines = Lines(2, every=1)
     probe = {
