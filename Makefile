@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.gnnpar
-PYTEST := $(BIN)/python -m pytest -q
+PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
 DEMO := outputs/demo
 
 .PHONY: demo test test-all lint bench sparse clean
@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	rm -rf $(DEMO)
 	$(BIN)/gnnpar train -m "strategy=glob(*)" model=gcn dataset=sbm world_size=2 epochs=50 hydra.sweep.dir=$(DEMO)
-	$(BIN)/gnnpar compare $(DEMO) --html $(DEMO)/report.html
+	$(BIN)/gnnpar compare $(DEMO) --html $(DEMO)/report.html --csv > $(DEMO)/table.csv
 
 test: $(STAMP)
 	$(PYTEST) -m "not slow and not gpu" --durations=10

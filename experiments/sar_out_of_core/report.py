@@ -13,7 +13,8 @@ def main() -> None:
     for row in rows:
         limit = f"{row['limit_bytes'] / 2**20:.0f} MiB" if row["limit_bytes"] else "none"
         if "losses" not in row:
-            print(f"| {row['what']} | {limit} | exit {row['exit']}: {row['said'][0]} | - | - | - | - | - |")
+            end = f"killed by signal {-row['exit']}" if row["exit"] < 0 else f"exit {row['exit']}: {row['said']}"
+            print(f"| {row['what']} | {limit} | {end} | - | - | - | - | - |")
             continue
         seconds = row["epoch_seconds"]["median"]
         slower = seconds / base["epoch_seconds"]["median"]
