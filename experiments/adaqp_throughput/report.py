@@ -1,12 +1,12 @@
-"""Tables and figure.svg from results.jsonl: `python experiments/adaqp_throughput/report.py [FILE]`.
+"""Tables and figure.svg from results.jsonl: `python experiments/adaqp_throughput/report.py [FILE] [--figure FILE]`.
 
 Ratios form inside a block (mean epoch of vanilla over mean epoch of the mode, re-assignment included); geometric mean
 and bootstrap interval over blocks.
 """
 
+import argparse
 import json
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,38 +92,29 @@ def curve(rows: Rows, out: Path) -> None:
         for mode in sorted({row["mode"] for row in group}, key=ORDER.index):
             value = geometric_mean(ratios(group, "vanilla", mode)).value
             points[model][mode].append((group[0]["share"], value))
-    width, height = 420, 340
-    parts = []
-    for i, (model, modes) in enumerate(points.items()):
-        top = max(4.2, *(v for line in modes.values() for _, v in line)) * 1.05
+    import matplotlib
 
-        def at(f: float, v: float, i: int = i, top: float = top) -> str:
-            return f"{i * width + 45 + 350 * f:.1f},{height - 40 - (height - 70) * v / top:.1f}"
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
 
-        steps = [x / 100 for x in range(0, 100, 2)]
-        for c, dash in ((32 / 2.125, "2 3"), (1e9, "6 3")):
-            bound = [(f, 1 / (1 - f + f / c)) for f in steps]
-            parts.append(polyline([at(f, min(v, top)) for f, v in bound], "#aaaaaa", dash))
+    plt.rcParams.update(
+        {"svg.hashsalt": "gnnpar", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+    )
+    figure, axes = plt.subplots(1, len(points), figsize=(8.5, 3.8), sharey=True, layout="constrained", squeeze=False)
+    shares = [x / 100 for x in range(90)]
+    for axis, (model, modes) in zip(axes[0], points.items(), strict=True):
+        for style, c in (("--", 32 / 2.125), ("-", float("inf"))):
+            label = "bound without overlap, 2 bits" if c < 1e9 else "bound with full overlap"
+            bound = [1 / (1 - f + f / c) if c < 1e9 else 1 / (1 - f) for f in shares]
+            axis.plot([100 * f for f in shares], bound, style, color="0.75", lw=1, label=label)
         for color, (mode, line) in zip(COLORS, modes.items(), strict=False):
-            parts.append(polyline([at(f, v) for f, v in sorted(line)], color, ""))
-            x, y = at(*max(line)).split(",")
-            parts.append(f'<text x="{x}" y="{y}" font-size="9" fill="{color}">{mode}</text>')
-        for v in range(int(top) + 1):
-            x, y = at(0, v).split(",")
-            parts.append(f'<text x="{float(x) - 16}" y="{y}" font-size="10">{v}</text>')
-        for f in (0.0, 0.25, 0.5, 0.72, 0.95):
-            x, y = at(f, 0).split(",")
-            parts.append(f'<text x="{x}" y="{float(y) + 14}" font-size="10">{f:.2f}</text>')
-        title = f"{model}: speed-up over vanilla against its communication share; grey: no overlap at 2 bits, no bytes"
-        parts.append(f'<text x="{i * width + 20}" y="16" font-size="10">{title}</text>')
-    size = f'width="{len(points) * width}" height="{height}"'
-    out.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">{"".join(parts)}</svg>\n')
-    print(f"\n{out.name} written")
-
-
-def polyline(points: list[str], color: str, dash: str) -> str:
-    style = f'stroke-dasharray="{dash}" ' if dash else ""
-    return f'<polyline points="{" ".join(points)}" fill="none" stroke="{color}" {style}/>'
+            x, y = zip(*sorted(line), strict=True)
+            axis.plot([100 * f for f in x], y, "o-", color=color, ms=3, lw=1.2, label=mode)
+        axis.axvspan(69, 75, color="0.93", zorder=0)
+        axis.set(title=model, xlabel="vanilla's share of communication, %", ylim=(0.5, 5.5))
+    axes[0, 0].set_ylabel("times faster than vanilla")
+    axes[0, 0].legend(frameon=False, fontsize=6.5, loc="upper left")
+    figure.savefig(out, metadata={"Date": None})
 
 
 def by(rows: Rows, *keys: str) -> dict[tuple, Rows]:
@@ -133,15 +124,19 @@ def by(rows: Rows, *keys: str) -> dict[tuple, Rows]:
     return dict(groups)
 
 
-def main(path: Path) -> None:
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file", nargs="?", type=Path, default=HERE / "results.jsonl")
+    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
+    options = parser.parse_args()
+    rows = [json.loads(line) for line in options.file.read_text(encoding="utf-8").splitlines()]
     last = max(row["session"] for row in rows)
     rows = [row for row in rows if row["session"] == last]
     print(f"session {last}: {rows[0]['processor']}, {rows[0]['cores']} cores, torch {rows[0]['torch']}, paced links")
     for group in by([row for row in rows if row["kind"] == "operating"], "model", "ranks").values():
         table(group)
-    curve(rows, path.with_name("figure.svg" if path.stem == "results" else f"{path.stem}.svg"))
+    curve(rows, options.figure)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "results.jsonl")
+    main()
