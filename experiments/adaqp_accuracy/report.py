@@ -72,13 +72,12 @@ def table(dataset: str, model: str, codecs: dict[str, Runs]) -> None:
         print(f"| {codec} | {cells} |")
     if "adaptive_4" in codecs and "uniform_4" in codecs:
         ours, theirs = codecs["adaptive_4"], codecs["uniform_4"]
-        ratio = mean(
-            [math.log(late_error(ours[s]) / late_error(theirs[s])) for s in sorted(ours.keys() & theirs.keys())]
-        )
+        pairs = [(late_error(ours[seed]), late_error(theirs[seed])) for seed in sorted(ours.keys() & theirs.keys())]
+        logs = [math.log(a / b) for a, b in pairs if a and b]  # a model that has died has no gradient to be wrong
+        ratio = mean(logs)
         value, low, high = (math.exp(x) for x in (ratio.value, ratio.low, ratio.high))
-        print(
-            f"\nGradient error of adaptive_4 over uniform_4, after the warm-up: {value:.3f} ({low:.3f} to {high:.3f})"
-        )
+        interval = f"{value:.3f} ({low:.3f} to {high:.3f}), {len(logs)} of {len(pairs)} seeds"
+        print(f"\nGradient error of adaptive_4 over uniform_4, after the warm-up: {interval}")
     if "drop" in codecs:
         control = verdict(codecs["drop"], exact).rpartition("| ")[2]
         fit = "is unfit for" if control == "not inferior" else "can carry" if control == "inferior" else "may not carry"
