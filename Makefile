@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.gnnpar
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
 DEMO := outputs/demo
+DEMO_JOB := model=gcn dataset=sbm world_size=2 epochs=50 fidelity_every=25
 
 .PHONY: demo test test-all lint bench sparse clean
 .DEFAULT_GOAL := help
@@ -31,7 +32,8 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	rm -rf $(DEMO)
-	$(BIN)/gnnpar train -m "strategy=glob(*)" model=gcn dataset=sbm world_size=2 epochs=50 hydra.sweep.dir=$(DEMO)
+	$(BIN)/gnnpar train -m "strategy=glob(*)" $(DEMO_JOB) hydra.sweep.dir=$(DEMO)
+	$(BIN)/gnnpar train strategy=graph_parallel codec=drop $(DEMO_JOB) hydra.run.dir=$(DEMO)/control
 	$(BIN)/gnnpar compare $(DEMO) --html $(DEMO)/report.html --csv > $(DEMO)/table.csv
 
 test: $(STAMP)

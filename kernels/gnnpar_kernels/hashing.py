@@ -1,11 +1,13 @@
 """Keys and constants of the keyed dropout: the integers that every body of `keep_mask` shares.
 
-keep(key, id, f) = signed32(mix(row(id) ^ column(f))) >= threshold(p), all arithmetic modulo 2^32:
-    mix(x)    = ((x ^ x >> 16) * M1, ^ >> 15) * M2          the two-multiply mix, compared by its high bits
-    full(x)   = mix(x) ^ mix(x) >> 16                       the same, finished: every output bit usable
-    row(id)   = full(full(low(id) ^ k0) ^ high(id) ^ k1)
-    column(f) = full(f * GOLDEN + k2)                       (k0, k1, k2) = key_words(key)
-Shifts are logical. The constants of the mix are the "lowbias32" pair of C. Wellons' hash prospector (public domain).
+keep(key, id, f) = signed32(entry(row(id) ^ column(f))) >= threshold(p), all arithmetic modulo 2^32:
+    mix(x)    = entry(x ^ x >> 16)                          the two-multiply mix, compared by its high bits
+    entry(x)  = (x * M1, ^ >> 15) * M2                      what is left of it for every entry
+    row(id)   = mix(mix(low(id) ^ k0), ^ >> 16, ^ high(id) ^ k1)
+    column(f) = mix(f * GOLDEN + k2)                        (k0, k1, k2) = key_words(key)
+Shifts are logical. x ^ x >> 16 is its own inverse and linear over ^: where full hashes (mix, then ^ >> 16) of row and
+column are mixed together, two such shifts cancel, and both are left out. The constants of the mix are the "lowbias32"
+pair of C. Wellons' hash prospector (public domain).
 """
 
 M1 = 0x7FEB352D

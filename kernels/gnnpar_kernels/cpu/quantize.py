@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from gnnpar_kernels import wire
-from gnnpar_kernels.cpu.dropout import column_hash, row_hash
-from gnnpar_kernels.hashing import M1, M2, MASK32, signed
+from gnnpar_kernels.cpu.dropout import column_hash, entry_hash, row_hash, word
 from gnnpar_kernels.naive.quantize import _from_e4m3, ranges
 from gnnpar_kernels.wire import BF16, FP8, FP32, NAN, Codes
 
@@ -16,14 +15,8 @@ BLOCK = 1 << 18  # entries gathered, and their ranges found, at once: short tens
 NOISE_BLOCK = 1 << 16  # entries whose noise is in cache with them
 
 
-def _word(value: int) -> Tensor:
-    """An int32 constant: a tensor as operand costs a call 1 us, a Python number 2 us as it is converted every time."""
-    return torch.tensor(signed(value), dtype=torch.int32)
-
-
-ROUNDS = [tuple(map(_word, (shift, MASK32 >> shift, factor))) for shift, factor in ((16, M1), (15, M2))]
-NOISE = {bits: tuple(map(_word, (32 - bits, (2**13 - 1) << (bits - 13), 1 << (bits - 14)))) for bits in (23, 20)}
-POINT = _word(23)
+NOISE = {bits: tuple(map(word, (32 - bits, (2**13 - 1) << (bits - 13), 1 << (bits - 14)))) for bits in (23, 20)}
+POINT = word(23)
 LANES = {1: torch.int64, 2: torch.int32, 4: torch.int16}  # the integer in which the fields of one byte have a byte each
 FOLD = {1: 0x0102040810204080, 2: 0x01041040, 4: 0x0110}  # its product with this has them side by side in the top byte
 SPREAD = {  # shifts and masks that take them apart again
@@ -152,22 +145,13 @@ def _encode(space: _Space, rows: Tensor, columns: Tensor, code: int, block: int,
     for begin in range(0, len(x), len(space.noise)):
         some = slice(begin, min(begin + len(space.noise), len(x)))
         noise, spare = space.noise[: some.stop - begin], space.spare[: some.stop - begin]
-        _mix_(torch.bitwise_xor(rows[some, None], columns, out=noise), spare)
+        entry_hash(rows[some, None], columns, out=noise, scratch=spare)
         scaled = parts[some].sub_(zero[some]).mul_(factor[some]).view(len(noise), -1)[:, :width]
         if code == FP8:
             spare = _to_e4m3(scaled, noise)
         else:
             spare.copy_(scaled).add_(_noise_(noise, 23)).bitwise_right_shift_(POINT)
         _pack(spare, code, payload[some])
-
-
-def _mix_(x: Tensor, scratch: Tensor) -> Tensor:
-    """The two-multiply mix of `hashing`, in place."""
-    for shift, mask, factor in ROUNDS:
-        torch.bitwise_right_shift(x, shift, out=scratch)
-        scratch.bitwise_and_(mask)
-        x.bitwise_xor_(scratch).mul_(factor)
-    return x
 
 
 def _noise_(mixed: Tensor, bits: int) -> Tensor:

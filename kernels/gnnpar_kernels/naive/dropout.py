@@ -8,23 +8,27 @@ from torch import Tensor
 from gnnpar_kernels.hashing import GOLDEN, M1, M2, MASK32, key_words, threshold
 
 
-def _mix(x: Tensor) -> Tensor:
-    x = ((x ^ (x >> 16)) * M1) & MASK32
+def _entry(x: Tensor) -> Tensor:
+    x = (x * M1) & MASK32
     return ((x ^ (x >> 15)) * M2) & MASK32
 
 
-def _full(x: Tensor) -> Tensor:
-    x = _mix(x)
-    return x ^ (x >> 16)
+def _mix(x: Tensor) -> Tensor:
+    return _entry(x ^ (x >> 16))
+
+
+def entry_hash(ids: Tensor, width: int, *, key: int) -> Tensor:
+    """32 random bits of every entry, see `hashing`. Shapes: ids [n] -> [n, width] int64."""
+    k0, k1, k2 = key_words(key)
+    row = _mix((ids & MASK32) ^ k0)
+    row = _mix(row ^ (row >> 16) ^ ((ids >> 32) & MASK32) ^ k1)
+    column = _mix((torch.arange(width, device=ids.device) * GOLDEN + k2) & MASK32)
+    return _entry(row[:, None] ^ column[None, :])
 
 
 def keep_mask(ids: Tensor, width: int, *, p: float, key: int) -> Tensor:
     """True where entry (ids[n], f) survives; depends on nothing but (key, id, f, p). Shapes: ids [n] -> [n, width]."""
-    k0, k1, k2 = key_words(key)
-    row = _full((ids & MASK32) ^ k0)
-    row = _full(row ^ ((ids >> 32) & MASK32) ^ k1)
-    column = _full((torch.arange(width, device=ids.device) * GOLDEN + k2) & MASK32)
-    hashed = _mix(row[:, None] ^ column[None, :])
+    hashed = entry_hash(ids, width, key=key)
     signed = torch.where(hashed >= 2**31, hashed - 2**32, hashed)
     return signed >= threshold(p)
 

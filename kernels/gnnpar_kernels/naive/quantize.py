@@ -4,7 +4,7 @@ For a block of columns with b bits, L = 2^b - 1, all in fp32 and rounded to near
 
     zp   = bf16 rounded down of min(x)          step = max(2^-100, bf16 rounded up of (max(x) - zp) / L)
     q    = floor(t + u), t = (x - zp) / step    decoded: q * step + zp, where the product is exact
-    u    = (k + 1/2) 2^-13                      k = top 13 bits of mix(row(id) ^ column(f)), see `hashing`
+    u    = (k + 1/2) 2^-13                      k = top 13 bits of entry(row(id) ^ column(f)), see `hashing`
 
 Both metadata are rounded before they are used, and outwards: 0 <= t <= L, and E[decoded] = x to 2^-14 of a step.
 t is a fixed-point number: (x - zp) * (2^23 / step), cut to an integer. It is off by 2^-15 at most, half of what u keeps
@@ -20,18 +20,14 @@ import torch
 from torch import Tensor
 
 from gnnpar_kernels import wire
-from gnnpar_kernels.hashing import GOLDEN, MASK32, key_words
-from gnnpar_kernels.naive.dropout import _full, _mix
+from gnnpar_kernels.hashing import MASK32
+from gnnpar_kernels.naive.dropout import entry_hash
 from gnnpar_kernels.wire import BF16, E4M3_MAX, FP8, FP32, MAX_STEP, MIN_STEP, NAN, Codes
 
 
 def random_bits(ids: Tensor, width: int, *, key: int) -> Tensor:
     """k of every entry: 13 bits that depend on (key, id, column) alone. Shapes: ids [n] -> [n, width] int64."""
-    k0, k1, k2 = key_words(key)
-    row = _full((ids & MASK32) ^ k0)
-    row = _full(row ^ ((ids >> 32) & MASK32) ^ k1)
-    column = _full((torch.arange(width, device=ids.device) * GOLDEN + k2) & MASK32)
-    return _mix(row[:, None] ^ column[None, :]) >> 19
+    return entry_hash(ids, width, key=key) >> 19
 
 
 def quantize_rows(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gnnpar_kernels import wire
 from gnnpar_kernels.hashing import key_words, signed
-from gnnpar_kernels.triton.hashing import column_hash, mix, row_hash
+from gnnpar_kernels.triton.hashing import column_hash, entry_hash, row_hash
 from gnnpar_kernels.triton.tuning import Variant
 from gnnpar_kernels.wire import Codes
 
@@ -212,7 +212,7 @@ def _quantize_kernel(
         here = inside[:, None] & (columns + begin < end[:, None])
         if UNIT > BW:
             values = tl.load(source + columns + begin, mask=here, other=0.0).to(tl.float32)
-        noise = mix(row_key[:, None] ^ column_hash(columns + begin, k2))
+        noise = entry_hash(row_key[:, None] ^ column_hash(columns + begin, k2))
         fields = _fields(values, here, step, zero, finite, code, noise, CODE)
         left = end - first - begin
         if CODE == 0:
