@@ -90,7 +90,7 @@ def sweep(argv: list[str], jobs: list[Sequence[str]] | None = None, keys: list[s
     application: Callable[[], None] = main(task)
     run = Sweep(argv, jobs)
     before = sys.argv
-    sys.argv = ["gnnpar train", *argv, "hydra/job_logging=disabled", "hydra/hydra_logging=disabled"]
+    sys.argv = ["gnnpar train", *argv, "hydra/job_logging=none", "hydra/hydra_logging=none"]
     try:
         with run.through_hydra():
             application()
