@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from statistics import mean
+from statistics import median
 from typing import Any, Self
 
 from gnnpar.comm import Communicator
@@ -61,13 +61,13 @@ class Recorder:
         save_trace(folder / TRACE, rows, facts)
         if planned := plan_of(rows, mesh):
             measured = [row for row in rows if "@" in row[1] or row[1] in _WAITS]
-            told = "planned: mean seconds of every stage's forward and backward, messages free"
+            told = "planned: median seconds of a stage's forward and backward, messages free"
             said = f"measured: epoch {facts.get('epoch', '')}, {max(row[3] for row in measured) * 1e3:.1f} ms"
             save_picture(folder / PICTURE, [Panel(told, planned), Panel(said, measured)])
 
 
 def plan_of(rows: list[Row], mesh: tuple[tuple[int, ...], ...]) -> list[Row]:
-    """The simulated timeline of measured actions, with the mean cost of each stage; nothing without actions."""
+    """The simulated timeline of measured actions, with the median cost of each stage; nothing without actions."""
     costs, planned = costs_of(rows), []
     for way in range(min(map(len, mesh))):
         ranks = [stage[way] for stage in mesh]
@@ -79,8 +79,8 @@ def plan_of(rows: list[Row], mesh: tuple[tuple[int, ...], ...]) -> list[Row]:
         for (rank, action), seconds in costs.items():
             if rank in ranks and action.computes:
                 by_kind[action.kind, action.stage].append(seconds)
-        means = {key: mean(values) for key, values in by_kind.items()}
-        timeline: Timeline = simulate(schedule, lambda kind, stage, _, m=means: m.get((kind, stage), 0.0))
+        typical = {key: median(values) for key, values in by_kind.items()}
+        timeline: Timeline = simulate(schedule, lambda kind, stage, _, m=typical: m.get((kind, stage), 0.0))
         planned += [(ranks[rank], text, start, end) for rank, text, start, end in timeline.rows()]
     return planned
 
