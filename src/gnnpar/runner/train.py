@@ -116,7 +116,13 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
         shared: Any = comm.broadcast(plan and plan.without_nodes())
         assert isinstance(shared, Plan)
         part_of = plan.part_of if plan else None
-        shard = Shard.open(dataset, part_of, comm, edge_ids=model.needs_edge_ids).to(device, dtype)
+        shard = Shard.open(
+            dataset,
+            part_of,
+            comm,
+            edge_ids=model.needs_edge_ids,
+            placement=shared.placement if plan is None else plan.placement,
+        ).to(device, dtype)
         del dataset
         engine = settings.strategy.build(
             plan or shared, shard, model.to(device, dtype), task, comm,
