@@ -139,7 +139,10 @@ class GNNPipe:
         src, dst = data.edge_index
         across = (part_of[src] != part_of[dst]) | (chunk_of[src] != chunk_of[dst])
         statistics = partition_statistics(data, part_of, parts)
-        statistics |= {"chunks": parts * per_part, "chunk_cut_share": float(across.double().mean()) if len(src) else 0.0}
+        statistics |= {
+            "chunks": parts * per_part,
+            "chunk_cut_share": float(across.double().mean()) if len(src) else 0.0,
+        }
         return Plan(
             Placement(mesh.ranks, part_of, chunk_of, layers_of),
             (LayerPolicy(mode="chunk", codec=self.boundary, overlap="none"),) * workload.num_layers,
