@@ -110,12 +110,11 @@ class ByAutograd:
         """The slot of every node."""
         placement = self.job.plan.placement
         assert placement.chunk_of is not None
-        parts, num = len(placement.mesh[0]), int(placement.chunk_of.max()) + 1
-        slot = torch.empty(parts, num, dtype=torch.int64)
-        for way in range(parts):
-            order = epoch_order(num, seed=self.job.seed, epoch=epoch, way=way, shuffled=self.shuffled)
-            slot[way, list(order)] = torch.arange(num)
-        return slot[placement.part_of, placement.chunk_of]
+        num = int(placement.chunk_of.max()) + 1
+        order = epoch_order(num, seed=self.job.seed, epoch=epoch, shuffled=self.shuffled)
+        slot = torch.empty(num, dtype=torch.int64)
+        slot[list(order)] = torch.arange(num)
+        return slot[placement.chunk_of]
 
     def train(self) -> tuple[list[float], list[dict[str, Tensor]]]:
         """(losses, gradients) of every epoch."""
@@ -133,7 +132,7 @@ class ByAutograd:
                 train = data.train_mask[g.rows]
                 loss = loss + task.loss_sum(logits[train], data.y[g.rows][train]) / int(data.train_mask.sum())
             loss.backward()
-            losses.append(float(loss))
+            losses.append(loss.item())
             gradients.append({
                 n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()
             })  # fmt: skip
@@ -183,7 +182,7 @@ class Chain:
 
     def run(self, x: Tensor, grad: Tensor, order: Sequence[int]) -> tuple[Tensor, Tensor]:
         """One epoch in this order: (results, gradient of x), both [N, ...]. `grad`: the results' gradient."""
-        ages = Ages(self.way.chunks, [order], fresh=self.history.fresh, stale=self.history.stale)
+        ages = Ages(self.way.chunks, order, fresh=self.history.fresh, stale=self.history.stale)
         kept, out, grad_x = [], torch.empty_like(x), torch.empty_like(x)
         for slot in range(len(order)):
             graph = ChunkGraph(self.way, ages, Pass(0, self.epoch, training=True), slot)

@@ -1,7 +1,7 @@
 """What crosses the boundaries between stages: the carry of a chunk forward, its gradient backward.
 
-Receives are posted in the order in which the other rank sends, at least one message ahead of its use, so that messages
-travel while chunks are computed and no order of use can block.
+Receives are posted in the order in which the other rank sends, when the schedule says so: one message ahead of its use,
+so that messages travel while chunks are computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from gnnpar.schedule.action import Schedule
 from gnnpar.views.chunks import Span
 
 Direction = Literal["forward", "backward"]
-_AHEAD = 1  # messages posted beyond the one that is asked for
 
 
 class Message(NamedTuple):
@@ -42,7 +41,7 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True)
 class Lanes:
-    """Every message between two ranks of a pipeline, in the order of sending. `to[q]`, `sent[q]`: of this rank."""
+    """Every message between two ranks of a pipeline, in the order of sending."""
 
     incoming: Mapping[int, Sequence[Message]]
 
@@ -89,7 +88,7 @@ class Boundary:
         """Be ready for a message, and for those sent before it."""
         peer = self._sender[message]
         queue = self._queues[peer]
-        while self._posted[peer] <= min(self._place[message], len(queue) - 1):
+        while self._posted[peer] <= self._place[message]:
             each = queue[self._posted[peer]]
             form = self._form(each)
             nbytes = self._codec.nbytes(len(form.span), form.like, self._codec_site(each, form), peer)
@@ -97,11 +96,9 @@ class Boundary:
             self._posted[peer] += 1
 
     def take(self, message: Message) -> Rows:
-        """Wait for a message; the next ones are posted first."""
-        peer = self._sender[message]
-        queue = self._queues[peer]
-        self.post(queue[min(self._place[message] + _AHEAD, len(queue) - 1)])
-        buffer = self._arriving.pop(message).wait()
+        """Wait for a message."""
+        self.post(message)
+        peer, buffer = self._sender[message], self._arriving.pop(message).wait()
         form = self._form(message)
         with self._comm.clock("encode"):
             return self._codec.decode(buffer, len(form.span), form.like, self._codec_site(message, form), peer)

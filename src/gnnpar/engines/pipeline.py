@@ -71,8 +71,8 @@ class PipelineEngine:
     """`layers_of`: of virtual stages; stage s runs on rank s % stages. `schedule` is lowered."""
 
     def __init__(
-        self, *, way: Way, exact: View, shard: Shard, model: GNN, task: Task, ranks: Ranks, layers_of: tuple[range, ...],
-        schedule: Schedule, boundary: Codec, seed: int, rhythm: Rhythm,
+        self, *, way: Way, exact: View, shard: Shard, model: GNN, task: Task, ranks: Ranks,
+        layers_of: tuple[range, ...], schedule: Schedule, boundary: Codec, seed: int, rhythm: Rhythm,
     ) -> None:  # fmt: skip
         self._way, self._exact, self._shard, self._model, self._task = way, exact, shard, model, task
         self._ranks, self._layers_of, self._schedule, self._codec = ranks, layers_of, schedule, boundary
@@ -116,11 +116,8 @@ class PipelineEngine:
         history, chunks = self._way.history, self._way.chunks
         self._codec.begin_epoch(epoch)
         self._refresh(epoch)
-        orders = [
-            epoch_order(chunks.num, seed=self._seed, epoch=epoch, way=w, shuffled=self._rhythm.shuffled)
-            for w in range(self._ranks.ways.size)
-        ]
-        ages = Ages(chunks, orders, fresh=history.fresh, stale=history.stale)
+        order = epoch_order(chunks.num, seed=self._seed, epoch=epoch, shuffled=self._rhythm.shuffled)
+        ages = Ages(chunks, order, fresh=history.fresh, stale=history.stale)
         boundary = Boundary(
             self._ranks.stages, self._codec, self._lanes, epoch=epoch, form=lambda m: self._form(m, ages)
         )
@@ -198,7 +195,7 @@ class PipelineEngine:
         layer = self._layers_of[message.stage].start
         like = RowLike((), self._shard.x.dtype, self._shard.x.device)
         widths = self._model.carry_widths(layer)
-        span = self._way.chunks.own(ages.chunk_at(message.slot))
+        span = self._way.chunks.own(ages.order[message.slot])
         return Form(layer, tuple(like._replace(shape=(width,)) for width in widths), span)
 
     def _refresh(self, epoch: int) -> None:

@@ -143,7 +143,7 @@ class Stepper:
         return self.config.clip is not None
 
     def step(self, norm: float | None = None) -> None:
-        """Clip by the global norm when asked, then update. `norm`: the gradient's, where other ranks hold some of it."""
+        """Clip by the global norm when asked, then update. `norm`: the gradient's over all stages."""
         if self.config.clip is not None and norm is None:
             nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
         elif self.config.clip is not None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-import torch
 from annotated_types import Ge, Gt, Le
 from torch import nn
 
@@ -33,10 +32,11 @@ from gnnpar.engines.pipeline import PipelineEngine, Ranks, Rhythm
 from gnnpar.models.gnn import GNN
 from gnnpar.ops.sum import Sum
 from gnnpar.plan import LayerPolicy, Placement, Plan, Topology, array_hash
+from gnnpar.schedule.coverage import expected
 from gnnpar.schedule.generate import fill_drain
 from gnnpar.schedule.lower import lower
 from gnnpar.schedule.stages import even
-from gnnpar.shard.chunking import Balanced, Metis, Range
+from gnnpar.shard.chunking import Balanced, Metis, Range, chunk, chunk_statistics, quotient
 from gnnpar.shard.shard import Shard, comm_check, partition_statistics
 from gnnpar.strategies.strategy import FirstLayer, Workload
 from gnnpar.views.chunk import Way, Weights
@@ -111,8 +111,8 @@ class GNNPipe:
             )
         if chunks // parts < stages:
             raise ValueError(
-                f"strategy.chunks={chunks} gives each of {parts} parts {chunks // parts} chunks, fewer than "
-                f"{stages} stages, so that some stage always waits: use at least {stages * parts} chunks, or chunks=one."
+                f"strategy.chunks={chunks} gives each of {parts} parts {chunks // parts} chunks, fewer than its "
+                f"{stages} stages: use at least {stages * parts} chunks, or chunks=one, where all stages but one wait."
             )
         return chunks // parts
 
@@ -132,17 +132,12 @@ class GNNPipe:
         mesh, per_part = self.mesh(topology.num_ranks), self.chunks_per_part(topology.num_ranks)
         parts = len(mesh.ranks[0])
         data, part_of = workload.dataset, workload.part_of(parts)
-        chunk_of = torch.zeros_like(part_of)
-        if per_part > 1:
-            chunk_of = _CHUNKERS[self.chunking]().assign(data, part_of, per_part, 0)
+        by = _CHUNKERS[self.chunking]()
+        chunk_of = chunk(data, part_of, per_part, by=by, cache=workload.cache, say=workload.say)
         layers_of = even(workload.num_layers, len(mesh.ranks) * self.virtual)
-        src, dst = data.edge_index
-        across = (part_of[src] != part_of[dst]) | (chunk_of[src] != chunk_of[dst])
-        statistics = partition_statistics(data, part_of, parts)
-        statistics |= {
-            "chunks": parts * per_part,
-            "chunk_cut_share": float(across.double().mean()) if len(src) else 0.0,
-        }
+        covered = expected(fill_drain(1, per_part), quotient(data.edge_index, chunk_of, per_part).tolist())
+        statistics = partition_statistics(data, part_of, parts) | chunk_statistics(data.edge_index, part_of, chunk_of)
+        statistics |= {"gradient_coverage": covered.kept}
         return Plan(
             Placement(mesh.ranks, part_of, chunk_of, layers_of),
             (LayerPolicy(mode="chunk", codec=self.boundary, overlap="none"),) * workload.num_layers,

@@ -29,7 +29,7 @@ from gnnpar.graph import Message
 from gnnpar.ops.aggregator import Aggregator, EdgeDropout
 from gnnpar.ops.block import Operands, Rows
 from gnnpar.ops.sum import Sum
-from gnnpar.views.chunks import Ages, Chunks, Span
+from gnnpar.views.chunks import Age, Ages, Chunks, Span
 from gnnpar.views.history import Call, History, weighted
 from gnnpar.views.local import LocalRows, Pass, Source
 from gnnpar.views.whole import split_operands, wanted_gradients
@@ -68,7 +68,7 @@ class ChunkGraph:
     _calls: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.chunk = self.ages.chunk_at(self.slot)
+        self.chunk = self.ages.order[self.slot]
         self.span = self.way.chunks.own(self.chunk)
         rows = self.span.rows
         self.local = LocalRows(self.way.chunks.ids[rows], self.way.in_degree[rows], run=self.run, layer=self.layer)
@@ -130,8 +130,7 @@ class ChunkGraph:
 
     def spans_of_peers(self) -> dict[int, Span]:
         """Way -> the rows here of its chunk in this slot."""
-        chunks = self.way.chunks
-        return {p: chunks.spans[p, self.ages.chunk_at(self.slot, p)] for p in chunks.peers}
+        return {p: self.way.chunks.spans[p, self.chunk] for p in self.way.chunks.peers}
 
     def _write(self, tables: Rows, span: Span, rows: Rows) -> None:
         fresh = self.way.history.fresh
@@ -196,9 +195,10 @@ def _pull(view: ChunkGraph, call: Call, span: Span, like: RowLike) -> Tensor:
     now, before = way.history.gradients(call, like), None
     if way.weights.stale:
         before = way.history.last_gradients(call, like)
-    for age, weight, table in (
+    parts: tuple[tuple[Age, float, Tensor | None], ...] = (
         ("same", 1.0, now), ("later", way.weights.fresh, now), ("earlier", way.weights.stale, before),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for age, weight, table in parts:
         if table is None or not weight:
             continue
         csr = view.ages.readers(age, span)

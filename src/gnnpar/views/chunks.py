@@ -38,14 +38,13 @@ class Span:
 class Chunks:
     """The static structure. Shapes: order [N] own rows of the shard in table order; chunk_of [T]; edges below [E].
 
-    `way_of` [T]: the way that owns a table row; `ids` [T]: its global id. Edges are sorted by (destination, source id).
+    `ids` [T]: the global id of a table row. Edges are sorted by (destination, source id).
     """
 
     num: int
     way: int
     order: Tensor
     chunk_of: Tensor
-    way_of: Tensor
     ids: Tensor
     spans: dict[tuple[int, int], Span]  # (way, chunk) -> where its rows are that this way holds
     sent: dict[tuple[int, int], Tensor]  # (reader, chunk) -> rows within the chunk
@@ -64,7 +63,7 @@ class Chunks:
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=device)
         spans = _spans(shard.part, shard.chunk_of, num, base=0)
-        chunk_of, ids, way_of = [shard.chunk_of[order]], [shard.node_ids[order]], [torch.full_like(order, shard.part)]
+        chunk_of, ids = [shard.chunk_of[order]], [shard.node_ids[order]]
         dst, src = [place[shard.inner.edge_dst]], [place[shard.inner.indices.long()]]
         base, at = len(order), 0
         halo_rows = {}
@@ -78,7 +77,6 @@ class Chunks:
             assert block.src_ids is not None
             chunk_of.append(theirs[their_order])
             ids.append(block.src_ids[their_order])
-            way_of.append(torch.full_like(their_order, p))
             dst.append(place[block.edge_dst])
             src.append(their_place[block.indices.long()])
             base, at = base + block.num_src, at + block.num_src
@@ -86,7 +84,7 @@ class Chunks:
         by = torch.argsort(all_dst * shard.num_nodes + all_ids[all_src], stable=True)
         edge_ids = [b.edge_ids for b in (shard.inner, *(b for _, b in sorted(shard.halo.items())))]
         return Chunks(
-            num=num, way=shard.part, order=order, chunk_of=torch.cat(chunk_of), way_of=torch.cat(way_of), ids=all_ids,
+            num=num, way=shard.part, order=order, chunk_of=torch.cat(chunk_of), ids=all_ids,
             spans=spans, sent=_sent(shard, place, spans, num), halo_rows=halo_rows, dst=all_dst[by], src=all_src[by],
             edge_ids=None if edge_ids[0] is None else torch.cat([e for e in edge_ids if e is not None])[by],
         )  # fmt: skip
@@ -166,7 +164,6 @@ class Chunks:
         held = [
             self.order,
             self.chunk_of,
-            self.way_of,
             self.ids,
             self.dst,
             self.src,
@@ -202,11 +199,11 @@ def _offsets(sorted_rows: Tensor, num_rows: int) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def epoch_order(num: int, *, seed: int, epoch: int, way: int, shuffled: bool) -> tuple[int, ...]:
-    """Slot -> chunk of a way in an epoch: every rank can say it for every way, none is told."""
+def epoch_order(num: int, *, seed: int, epoch: int, shuffled: bool) -> tuple[int, ...]:
+    """Slot -> chunk in an epoch, for all stages and ways: every rank can say it, none is told."""
     if not shuffled:
         return tuple(range(num))
-    key = fold_key(seed, epoch, way, _ORDER) & 0xFFFFFFFF  # the CPU's generator ignores all other bits of a seed
+    key = fold_key(seed, epoch, _ORDER) & 0xFFFFFFFF  # the CPU's generator ignores all other bits of a seed
     return tuple(torch.randperm(num, generator=torch.Generator().manual_seed(key)).tolist())
 
 
@@ -219,23 +216,18 @@ Age = Literal["same", "later", "earlier"]
 class Ages:
     """One epoch's order on the table: which rows are fresh to whom.
 
-    orders[way][slot] = chunk. A row is fresh to a destination if its slot is not later. `fresh`, `stale`: where the two
-    halves of the double table begin.
+    order[slot] = chunk, the same in every way. A row is fresh to a destination if its slot is not later. `fresh`,
+    `stale`: where the two halves of the double table begin.
     """
 
-    def __init__(self, chunks: Chunks, orders: Sequence[Sequence[int]], *, fresh: int, stale: int) -> None:
-        self.chunks, self.orders, self.fresh, self.stale = chunks, orders, fresh, stale
-        device = chunks.chunk_of.device
-        slots = torch.empty(len(orders), chunks.num, dtype=torch.int64)
-        for way, order in enumerate(orders):
-            slots[way, list(order)] = torch.arange(chunks.num)
-        self.slot_of = slots.to(device)[chunks.way_of, chunks.chunk_of]
+    def __init__(self, chunks: Chunks, order: Sequence[int], *, fresh: int, stale: int) -> None:
+        self.chunks, self.order, self.fresh, self.stale = chunks, order, fresh, stale
+        slots = torch.empty(chunks.num, dtype=torch.int64)
+        slots[list(order)] = torch.arange(chunks.num)
+        self.slot_of = slots.to(chunks.chunk_of.device)[chunks.chunk_of]
         self._blocks: dict[int, Block] = {}
         self._sources: dict[Age, tuple[Tensor, list[int], Tensor]] = {}
         self._readers: dict[tuple[Age, int], Csr | None] = {}
-
-    def chunk_at(self, slot: int, way: int | None = None) -> int:
-        return self.orders[self.chunks.way if way is None else way][slot]
 
     @cached_property
     def _columns(self) -> Tensor:
@@ -279,7 +271,7 @@ class Ages:
             by = chunks.by_source
             src, dst = chunks.src[by], chunks.dst[by]
             ahead = self.slot_of[dst] - self.slot_of[src]
-            keep = {"same": ahead == 0, "later": ahead > 0, "earlier": ahead < 0}[age].nonzero().flatten()
+            keep = (ahead == 0 if age == "same" else ahead > 0 if age == "later" else ahead < 0).nonzero().flatten()
             offsets = _offsets(src[keep], chunks.num_rows)
             self._sources[age] = offsets, offsets.tolist(), dst[keep].to(chunks.index_type)
         offsets, bounds, readers = self._sources[age]
