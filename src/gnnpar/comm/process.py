@@ -136,6 +136,7 @@ class _Arrival:
     work: dist.Work
     watched: _Watched
     posted: float
+    staged: bool
 
     def wait(self) -> Tensor:
         with self.comm.clock("exposed"):
@@ -143,7 +144,8 @@ class _Arrival:
             self.watched.done.wait()
             if self.watched.error is not None:
                 raise ConnectionError(f"rank {self.peer} is gone: {self.watched.error}") from self.watched.error
-            self.comm.ledger.received(Receipt(self.peer, self.posted, began, self.watched.arrived, now()))
+            arrived = self.watched.arrived
+            self.comm.ledger.received(Receipt(self.peer, self.posted, began, arrived, now(), self.staged))
             return self.buffer.to(self.comm.device, non_blocking=True)
 
 
@@ -197,21 +199,24 @@ class ProcessCommunicator:
         nothing = torch.empty(0, dtype=torch.uint8, device=self.device)
         ready: dict[int, Pending[Tensor]] = {peer: Ready(nothing) for peer, n in incoming_nbytes.items() if not n}
         receives = {peer: n for peer, n in incoming_nbytes.items() if n}
-        post = self._post_nccl if self.transport == "nccl" else self._post_gloo
-        return {**ready, **post(sends, receives)}
+        if self.transport == "nccl":
+            return {**ready, **self._post_nccl(sends, receives)}
+        return {**ready, **self._post_gloo(sends, receives, staged=site.phase == "stage")}
 
     def flush(self, *, keep: int) -> None:
         with self.clock("exposed"):
             self.outbox.flush(keep)  # NCCL sends nothing through it: its buffers live by the stream
 
-    def _post_gloo(self, sends: dict[int, Tensor], receives: dict[int, int]) -> dict[int, Pending[Tensor]]:
+    def _post_gloo(
+        self, sends: dict[int, Tensor], receives: dict[int, int], *, staged: bool
+    ) -> dict[int, Pending[Tensor]]:
         pending: dict[int, Pending[Tensor]] = {}
         for peer, nbytes in receives.items():
             source = self.ranks[peer]
             buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
             work = dist.irecv(buffer, source, group=self._towards(source, self.me))
             assert work is not None
-            pending[peer] = _Arrival(self, source, buffer, work, self.watcher.watch(work), now())
+            pending[peer] = _Arrival(self, source, buffer, work, self.watcher.watch(work), now(), staged)
         posted = []
         for peer, buffer in sends.items():
             target, staged = self.ranks[peer], buffer.cpu()
