@@ -9,7 +9,6 @@ import torch
 
 from chunked import ByAutograd, Chain
 from composing import configured, names
-from gnnpar.models.gcn import GCN
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.resgcn import ResGCN
 from gnnpar.runner.conformance import Job, make_job, merge_ranks, relative_error, small_graph, train_in_threads
@@ -37,20 +36,20 @@ def close(got, losses, gradients, tolerance=1e-9):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("stages", "parts", "chunks"), [(1, 1, 4), (2, 1, 4), (4, 1, 5), (2, 2, 6), (1, 3, 12)])
+@pytest.mark.parametrize(("stages", "parts", "chunks"), [(2, 1, 4), (2, 2, 6), (1, 3, 12)])
 def test_equals_autograd_with_stale_constants(model, stages, parts, chunks):
     """Invariant 3, and with the paper's techniques on: shuffled, R = 2, fresh gradients twice."""
     config, data = model_of(model), small_graph()
     for rules, fresh in ((EXACT_RULES, 1.0), ({"gradient": "double", "order": "shuffled", "refresh": 2}, 2.0)):
         strategy = Hybrid(stages=stages, parts=parts, chunks=chunks, **rules)
-        job = make_job(strategy, config, data, world=stages * parts, epochs=4)
+        job = make_job(strategy, config, data, world=stages * parts, epochs=3)
         got = merge_ranks(job, run_world("threads", stages * parts, job))
         reference = ByAutograd(job, refresh=strategy.refresh, fresh=fresh, shuffled=strategy.order == "shuffled")
         close(got, *reference.train())
 
 
-@pytest.mark.parametrize("model", ["gcn", "sage", "gcnii", "resgcn", "gin"])
-@pytest.mark.parametrize(("stages", "parts"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("model", ["gcn", "gcnii", "resgcn"])
+@pytest.mark.parametrize(("stages", "parts"), [(2, 1), (2, 2)])
 def test_mixing_adds_last_epochs_gradients(model, stages, parts):
     strategy = Hybrid(stages=stages, parts=parts, chunks=8, gradient="mix", mixing=0.3, refresh=2)
     job = make_job(strategy, model_of(model), small_graph(), world=stages * parts, epochs=4)
@@ -58,7 +57,7 @@ def test_mixing_adds_last_epochs_gradients(model, stages, parts):
     close(got, *ByAutograd(job, refresh=2, fresh=1.7, stale=0.3).train())
 
 
-@pytest.mark.parametrize("model", ["gcn", "gcnii", "resgcn", "gat", "sage_max"])
+@pytest.mark.parametrize("model", ["gcnii", "gat", "sage_max"])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_stages_do_not_change_a_bit(model, parts):
     """Invariant 4: dropout on, shuffled, history and doubling on at one stage too; virtual stages as well."""
@@ -68,7 +67,7 @@ def test_stages_do_not_change_a_bit(model, parts):
         if stages * parts > 4:
             continue
         strategy = Hybrid(stages=stages, parts=parts, chunks=8, refresh=2, virtual=virtual)
-        runs.append(train_in_threads(strategy, config, data, world=stages * parts, epochs=5))
+        runs.append(train_in_threads(strategy, config, data, world=stages * parts, epochs=4))
     for other in runs[1:]:
         assert other.losses == runs[0].losses
         assert torch.equal(other.logits, runs[0].logits)
@@ -107,7 +106,7 @@ def test_one_hop_is_unbiased_over_all_orders():
     assert found[1.0] > 0.1
 
 
-@pytest.mark.parametrize("hops", [1, 2, 3, 4])
+@pytest.mark.parametrize("hops", [1, 2, 3])
 def test_many_hops_lose_their_gradient(hops):
     """Specification 3.3: over m chunk-crossing hops the expected weight is 2^m / (m + 1)!; mixing restores it."""
     data = dataset_of(list(range(hops)), list(range(1, hops + 1)), num_nodes=hops + 1)
@@ -123,7 +122,7 @@ def test_many_hops_lose_their_gradient(hops):
     assert weights[hops + 1 :] == pytest.approx([1.0] * len(orders), rel=1e-12)
     gen = torch.Generator().manual_seed(0)
     half = Chain(data, chunk_of, hops, Weights(1.5, 0.5))
-    draws = [float(half.run(x, grad, torch.randperm(hops + 1, generator=gen).tolist())[1][0]) for _ in range(600)]
+    draws = [float(half.run(x, grad, torch.randperm(hops + 1, generator=gen).tolist())[1][0]) for _ in range(150)]
     assert sum(draws[hops:]) / len(draws[hops:]) > weight - 0.05
     if hops > 2:
         assert sum(draws[hops:]) / len(draws[hops:]) > 1.3 * weight
@@ -155,7 +154,7 @@ def test_orders_are_one_for_all_ranks_and_new_every_epoch():
     assert epoch_order(4, seed=1, epoch=7, shuffled=False) == (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["gcn", "gcnii", "gat", "sage_max"])
 def test_hybrid_of_one_stage_and_one_chunk_is_graph_parallelism(model):
     """Invariant 7, bytes included; with one way it is the pipeline."""
     config, data = model_of(model), small_graph()
@@ -171,8 +170,8 @@ def test_hybrid_of_one_stage_and_one_chunk_is_graph_parallelism(model):
     assert pipe.losses == hybrid.losses
 
 
-@pytest.mark.parametrize("config", [GCN, ResGCN, GCNII])
-@pytest.mark.parametrize(("stages", "parts"), [(1, 4), (2, 2), (4, 1), (2, 1)])
+@pytest.mark.parametrize("config", [ResGCN, GCNII])
+@pytest.mark.parametrize(("stages", "parts"), [(1, 4), (2, 2), (4, 1)])
 def test_bytes_are_the_formula(config, stages, parts):
     """Invariant 6, specification 1.3: V_hybrid = 2 b N H (S - 1)(1 + delta) + 2 b N H L alpha(W) + V_w(W)."""
     data, hidden, layers, b = small_graph(num_nodes=80), 8, 4, 8
