@@ -225,6 +225,7 @@ class Ages:
         slots = torch.empty(chunks.num, dtype=torch.int64)
         slots[list(order)] = torch.arange(chunks.num)
         self.slot_of = slots.to(chunks.chunk_of.device)[chunks.chunk_of]
+        self.masks: dict[tuple, Tensor] = {}  # of dropout in this epoch, all own rows
         self._blocks: dict[int, Block] = {}
         self._sources: dict[Age, tuple[Tensor, list[int], Tensor]] = {}
         self._readers: dict[tuple[Age, int], Csr | None] = {}
