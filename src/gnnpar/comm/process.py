@@ -47,7 +47,7 @@ def connect(
     comm = ProcessCommunicator(
         ranks=tuple(range(size)), me=rank, device=device, transport=backend, group=None, control=control,
         upward=upward, downward=downward, clock=PhaseClock(device), ledger=Ledger(), watcher=_Watcher(),
-        outbox=_Outbox(),
+        stage_watcher=_Watcher(), outbox=_Outbox(),
     )  # fmt: skip
     hosts = comm.broadcast(comm.gather(socket.gethostname()))
     assert isinstance(hosts, list)
@@ -179,6 +179,7 @@ class ProcessCommunicator:
     clock: PhaseClock
     ledger: Ledger
     watcher: _Watcher
+    stage_watcher: _Watcher  # a message between stages is posted ahead: others must not wait in line behind it
     outbox: _Outbox
 
     @property
@@ -216,7 +217,8 @@ class ProcessCommunicator:
             buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
             work = dist.irecv(buffer, source, group=self._towards(source, self.me))
             assert work is not None
-            pending[peer] = _Arrival(self, source, buffer, work, self.watcher.watch(work), now(), staged)
+            watched = (self.stage_watcher if staged else self.watcher).watch(work)
+            pending[peer] = _Arrival(self, source, buffer, work, watched, now(), staged)
         posted = []
         for peer, buffer in sends.items():
             target, staged = self.ranks[peer], buffer.cpu()
@@ -291,7 +293,7 @@ class ProcessCommunicator:
         return ProcessCommunicator(
             ranks=mine, me=self.me, device=self.device, transport=self.transport, group=group, control=control,
             upward=self.upward, downward=self.downward, clock=self.clock, ledger=self.ledger, watcher=self.watcher,
-            outbox=self.outbox,
+            stage_watcher=self.stage_watcher, outbox=self.outbox,
         )  # fmt: skip
 
     def settle_accounts(self) -> None:
@@ -304,6 +306,7 @@ class ProcessCommunicator:
     def close(self) -> None:
         self.outbox.close()
         self.watcher.close()
+        self.stage_watcher.close()
         dist.destroy_process_group()
 
 
