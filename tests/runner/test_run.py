@@ -230,3 +230,19 @@ def test_adaqp_says_what_it_chose_and_a_profile_gives_it_back(run_cli: Run, tmp_
     assert again["hashes"]["profile"] == found["hashes"]["profile"]
     assert again["assignment"]["bits"] == chosen["bits"]
     assert again["loss"] == found["loss"]
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("graph_parallel", 2)])
+def test_trace_leaves_a_chrome_trace_of_one_epoch(tmp_path: Path, strategy: str, world_size: int) -> None:
+    asked = (f"strategy={strategy}", f"world_size={world_size}", "comm=threads", "epochs=3", "trace=true")
+    assert launch(compose([*asked, *SMALL]), tmp_path).exit_code == 0
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert trace["otherData"]["epoch"] == 2
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {event["pid"] for event in spans} == set(range(world_size))
+    last = rows(tmp_path)[-1]
+    slowest = [event for event in spans if event["pid"] == last["time/slowest_rank"]]
+    assert sum(event["dur"] for event in slowest) / 1e6 == pytest.approx(last["time/epoch_seconds"], rel=0.1)
+    computed = sum(event["dur"] for event in slowest if event["name"] == "compute") / 1e6
+    assert computed == pytest.approx(last["time/compute_seconds"], rel=1e-3)
+    assert not (tmp_path / "schedule.svg").exists(), "only pipelines have a schedule"

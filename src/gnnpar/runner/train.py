@@ -25,6 +25,7 @@ from gnnpar.runner import memory, paced
 from gnnpar.runner.evaluate import evaluate, fidelity
 from gnnpar.runner.facts import WARMUP_EPOCHS, World
 from gnnpar.runner.measure import EpochMeter, merge
+from gnnpar.runner.trace import Recorder, traced_epoch
 from gnnpar.settings import Settings, instantiate
 from gnnpar.shard.shard import Shard
 from gnnpar.strategies.strategy import Workload
@@ -45,6 +46,8 @@ class Run:
     optimizer: Any
     task: Any
     cold: dict[str, float]
+    mesh: tuple[tuple[int, ...], ...]  # stage -> ranks of its parts
+    run_dir: Path
     profile_hash: str = ""  # of what was measured beforehand and decides on numbers
 
 
@@ -129,7 +132,9 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
             seed=settings.seed, first_layer=settings.first_layer,
         )  # fmt: skip
     optimizer = settings.optim.build(engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of)
-    return Run(settings, world, comm, shard, engine, optimizer, task, cold, save_profile(engine, comm, run_dir))
+    profile_hash = save_profile(engine, comm, run_dir)
+    mesh = shared.placement.mesh
+    return Run(settings, world, comm, shard, engine, optimizer, task, cold, mesh, run_dir, profile_hash)
 
 
 def save_profile(engine: Any, comm: Communicator, run_dir: Path) -> str:
@@ -214,8 +219,10 @@ def train_epoch(run: Run, epoch: int, progress: Progress) -> tuple[dict[str, Any
     ):  # the release of what was allocated before cannot be seen: let the epoch allocate its gradients itself
         optimizer.zero_grad()
     meter = EpochMeter(comm, interface_of(run.world, comm.rank))
-    with memory.measure_epoch(comm.device) if profiling else nullcontext() as allocations, meter:
+    recorder = Recorder(engine, comm, on=settings.trace and epoch == traced_epoch(settings.epochs))
+    with memory.measure_epoch(comm.device) if profiling else nullcontext() as allocations, recorder, meter:
         report = engine.train_epoch(epoch, optimizer, keep_gradient=probing)
+    recorder.save(run.mesh, run.run_dir, {"epoch": epoch, "ranks": comm.size, "times": run.world.how})
     mine = meter.read() | {"peak_rss": memory.peak_rss()}
     if allocations is not None:
         mine |= {
