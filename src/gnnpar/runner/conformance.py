@@ -85,7 +85,9 @@ class Job:
         task = make_task(self.dataset.task, self.dataset.num_classes)
         model = copy.deepcopy(self.model).to(self.dtype)
         given = self.dataset if comm.rank == 0 else None
-        shard = Shard.open(given, self.plan.part_of, comm, edge_ids=model.needs_edge_ids).to(comm.device, self.dtype)
+        shard = Shard.open(
+            given, self.plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=self.plan.placement
+        ).to(comm.device, self.dtype)
         engine = self.strategy.build(self.plan, shard, model, task, comm, seed=self.seed, first_layer=self.first_layer)
         optimizer = torch.optim.SGD([p for _, p in engine.named_parameters()], lr=0.1)
         losses, gradients, traffic = [], [], []

@@ -119,7 +119,13 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
         shared: Any = comm.broadcast(plan and plan.without_nodes())
         assert isinstance(shared, Plan)
         part_of = plan.part_of if plan else None
-        shard = Shard.open(dataset, part_of, comm, edge_ids=model.needs_edge_ids).to(device, dtype)
+        shard = Shard.open(
+            dataset,
+            part_of,
+            comm,
+            edge_ids=model.needs_edge_ids,
+            placement=shared.placement if plan is None else plan.placement,
+        ).to(device, dtype)
         del dataset
         engine = settings.strategy.build(
             plan or shared, shard, model.to(device, dtype), task, comm,
@@ -179,7 +185,8 @@ def start_facts(settings: Settings, world: World, dataset: Any, plan: Plan, widt
     facts |= {"links": paced.describe(world.network)} if world.network else {}
     facts |= {k: v for k, v in plan.statistics.items() if not isinstance(v, (list, dict)) and k not in facts}
     lists = {k: v for k, v in plan.statistics.items() if isinstance(v, list) and k != "halo_from"}
-    stages = zip(plan.placement.mesh, plan.placement.layers_of, strict=True)
+    mesh, layers_of = plan.placement.mesh, plan.placement.layers_of  # virtual stages go round the mesh
+    stages = [(mesh[i % len(mesh)], layers) for i, layers in enumerate(layers_of)]
     facts["mesh"] = [{"ranks": list(ranks), "layers": [layers.start, layers.stop]} for ranks, layers in stages]
     facts["layers"] = [
         {"in": widths[i], "out": widths[i + 1], "mode": policy.mode, "how": how_of(policy)}
@@ -194,6 +201,8 @@ def how_of(policy: LayerPolicy) -> str:
     """'bfloat16, overlap edges': what a layer sends and when; nothing where it sends nothing."""
     if policy.mode == "whole":
         return ""
+    if policy.mode == "chunk":
+        return f"chunks, boundary {type(policy.codec).__name__.lower()}"
     codec = type(policy.codec).__name__.lower() if policy.codec is not None else "identity"
     return f"{codec}, overlap {policy.overlap}"
 
