@@ -15,6 +15,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("file", nargs="?", type=Path, default=HERE / "results.jsonl")
     rows = [row for row in blocks.read(parser.parse_args().file) if row["kind"] == "cell"]
+    if not rows:
+        raise SystemExit("no cell is measured yet: run.py goes on where it was stopped")
     cells: dict[tuple, list[dict]] = {}
     for row in rows:
         cells.setdefault((row["layers"], row["chunks"], row["rate"]), []).append(row)
