@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,16 @@ from gnnpar.data.tasks import make_task
 from gnnpar.models.gat import GAT
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.resgcn import ResGCN
+from gnnpar.plan import Topology
 from gnnpar.runner.conformance import Job, make_job, relative_error, small_graph, train_in_threads
+from gnnpar.runner.layer_costs import layer_seconds
 from gnnpar.runner.optim import SGD
+from gnnpar.shard.partition import Random
 from gnnpar.shard.shard import Shard
 from gnnpar.strategies.gnnpipe import GNNPipe
 from gnnpar.strategies.hybrid import Hybrid
 from gnnpar.strategies.single import Single
+from gnnpar.strategies.strategy import Workload
 from worlds import run_world
 
 DEEP = {"hidden": 8, "num_layers": 4, "encoder": "linear", "decoder": "linear"}
@@ -30,7 +35,7 @@ def test_exact_histories_every_epoch_make_the_forward_exact(stages, parts):
     """With R = 1 every stale row is this epoch's: the loss is that of the single device, dropped gradients aside."""
     data, config = small_graph(), GCNII(**DEEP, dropout=0.4)
     reference = train_in_threads(Single(), config, data, world=1, epochs=1)
-    rules = {"history_init": "exact", "refresh_exact": True, "refresh": 1}
+    rules: dict[str, Any] = {"history_init": "exact", "refresh_exact": True, "refresh": 1}
     strategy = Hybrid(stages=stages, parts=parts, chunks=8, **rules)
     got = train_in_threads(strategy, config, data, world=stages * parts, epochs=1)
     assert got.losses == pytest.approx(reference.losses, rel=1e-12)
@@ -42,10 +47,11 @@ def test_exact_histories_every_epoch_make_the_forward_exact(stages, parts):
 
 def test_exact_refreshes_do_not_depend_on_the_stages():
     data, config = small_graph(), ResGCN(**DEEP, dropout=0.4, norm="layer")
-    rules = {"chunks": 8, "history_init": "exact", "refresh_exact": True, "refresh": 2}
+    rules: dict[str, Any] = {"chunks": 8, "history_init": "exact", "refresh_exact": True, "refresh": 2}
     one, two = (train_in_threads(GNNPipe(**rules), config, data, world=w, epochs=5) for w in (1, 2))
     assert one.losses == two.losses
-    frozen = train_in_threads(GNNPipe(**rules | {"refresh_exact": False}), config, data, world=2, epochs=5)
+    rules["refresh_exact"] = False
+    frozen = train_in_threads(GNNPipe(**rules), config, data, world=2, epochs=5)
     assert frozen.losses[:2] == two.losses[:2]
     assert frozen.losses[2] != two.losses[2]
 
@@ -152,3 +158,29 @@ def test_the_preset_is_the_papers_setting():
     assert hybrid.chunks_per_part(8) == 16
     assert strategy.exactness == {"stale"}
     assert strategy.exact_limit().exactness == {"exact"}
+
+
+def test_stages_are_cut_where_measured_seconds_balance():
+    """The first layer costs as much as the other three together: it gets a stage of its own, and no number changes."""
+    data, config = small_graph(), ResGCN(**DEEP)
+    model = config.build(6, 3, seed=3)
+    workload = Workload(data, Random(), model.num_layers, layer_seconds=lambda: [3.0, 1.0, 1.0, 1.0])
+    even, balanced = (GNNPipe(chunks=8, cut=cut).plan(workload, Topology(2)) for cut in ("even", "balanced"))
+    assert even.placement.layers_of == (range(2), range(2, 4))
+    assert balanced.placement.layers_of == (range(1), range(1, 4))
+    job = make_job(GNNPipe(chunks=8), config, data, world=2)
+    cut_otherwise = dataclasses.replace(job, plan=balanced)
+    first, second = (run_world("threads", 2, each)[0][0] for each in (job, cut_otherwise))
+    assert first == second
+    with pytest.raises(ValueError, match=r"cut=balanced needs measured layers"):
+        make_job(GNNPipe(cut="balanced"), config, data, world=2)
+
+
+def test_layers_are_measured_with_their_encoder_and_decoder():
+    data = small_graph(num_nodes=400, num_edges=4000)
+    wide = dataclasses.replace(data, x=torch.randn(400, 3000))
+    model = ResGCN(**DEEP).build(3000, 3, seed=0)
+    seconds = layer_seconds(model, wide, device=torch.device("cpu"))
+    assert len(seconds) == 4
+    assert seconds[0] > 2 * min(seconds[1:3]), "3000 features wide: the encoder outweighs any layer"
+    assert all(p.grad is None for p in model.parameters()), "measuring leaves the model alone"

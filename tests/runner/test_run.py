@@ -151,6 +151,7 @@ def test_early_stopping_and_a_plan_given_back(run_cli: Run, tmp_path: Path) -> N
         (("world_size=0",), "gnnpar: world_size=0 must be a whole number >= 1\n"),
         (("strategy=singel",), "gnnpar: strategy=singel does not exist, did you mean single?; strategy can be"),
         (("model.hiden=3",), "gnnpar: unknown key model.hiden=3, did you mean hidden?; model has"),
+        (("strategy=gnnpipe", "world_size=4"), "gnnpar: 2 layers cannot fill 4 stages: use model.num_layers=4 or more"),
         (
             ("-m", "strategy=single,grap_parallel"),
             "gnnpar: strategy=grap_parallel does not exist, did you mean graph_parallel?",
@@ -268,3 +269,34 @@ def test_trace_of_a_pipeline_leaves_its_schedule_planned_and_measured(tmp_path: 
     ]
     picture = (tmp_path / "schedule.svg").read_text()
     assert picture.count(">rank 0<") == 2 and "planned: " in picture and "measured: epoch 1" in picture
+
+
+def test_a_pipeline_says_what_its_stages_cost(tmp_path: Path) -> None:
+    """Stage bytes to the byte, bubbles, histories, a probe, the picture; and its plan gives the same run again."""
+    asked = ["strategy=hybrid", "strategy.stages=2", "strategy.parts=2", "strategy.boundary.bits=8", "model=gcnii"]
+    asked += ["codec@strategy.boundary=uniform", "world_size=4", "comm=threads", "epochs=7", "trace=true"]
+    asked += ["fidelity_every=3", "optim.clip=1.0", *SMALL]
+    first, second = tmp_path / "first", tmp_path / "again"
+    for folder in (first, second):
+        folder.mkdir()
+    assert launch(compose(asked), first).exit_code == 0
+    found = result(first)
+    assert found["exactness"] == ["quantized", "stale"]
+    sent, width = found["bytes_per_epoch"], 64 + 4  # 8 bits a number; a step and a zero point a row, in 16 bits each
+    assert sent["stage"] == 2 * 2 * 600 * width
+    assert sent["metadata"] == 2 * 2 * 600 * 4
+    assert sent["forward"] == sent["backward"] > 0
+    assert found["breakdown_seconds"]["bubble"] > 0
+    total = sum(seconds for name, seconds in found["breakdown_seconds"].items() if name != "comm_total")
+    assert total == pytest.approx(found["epoch_seconds"]["mean"], rel=0.02)
+    assert 0 < found["fidelity"]["cosine"]["min"] < 1
+    drawn = (first / "schedule.svg").read_text()
+    assert "planned" in drawn
+    assert "measured" in drawn
+    plan = json.loads((first / "plan.json").read_text())
+    assert plan["layers_of"] == [[0, 2], [2, 4]]
+    assert plan["statistics"]["chunks"] == 16
+    assert 0.5 < plan["statistics"]["gradient_coverage"] < 1
+    again = [*asked, f"plan={first / 'plan.json'}", "partition=range", "strategy.chunking=range"]
+    assert launch(compose(again), second).exit_code == 0
+    assert result(second)["loss"] == found["loss"]

@@ -20,10 +20,12 @@ import torch
 from gnnpar.comm import Communicator
 from gnnpar.comm.namespaces import interface_sent_bytes
 from gnnpar.data.tasks import make_task
+from gnnpar.models.gnn import GNN
 from gnnpar.plan import LayerPolicy, Plan, Topology
 from gnnpar.runner import memory, paced
 from gnnpar.runner.evaluate import evaluate, fidelity
 from gnnpar.runner.facts import WARMUP_EPOCHS, World
+from gnnpar.runner.layer_costs import layer_seconds
 from gnnpar.runner.measure import EpochMeter, merge
 from gnnpar.runner.trace import Recorder, traced_epoch
 from gnnpar.settings import Settings, instantiate
@@ -112,7 +114,7 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
     plan = None
     if dataset is not None:
         with stopwatch(cold, "partition"):
-            plan = make_plan(settings, world, dataset, model.num_layers)
+            plan = make_plan(settings, world, dataset, model, device)
         plan.save(run_dir)
         tracker.start(start_facts(settings, world, dataset, plan, model.widths))
     with stopwatch(cold, "shard"):
@@ -147,7 +149,7 @@ def save_profile(engine: Any, comm: Communicator, run_dir: Path) -> str:
     return profile.hash
 
 
-def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -> Plan:
+def make_plan(settings: Settings, world: World, dataset: Any, model: GNN, device: torch.device) -> Plan:
     """The given plan, verified, or the strategy's own."""
     if settings.plan is not None:
         codecs = [layer["codec"] for layer in json.loads(settings.plan.read_text(encoding="utf-8"))["layers"]]
@@ -160,7 +162,11 @@ def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -
             )
         return plan
     workload = Workload(
-        dataset=dataset, partition=settings.partition, cache=partition_cache(settings), num_layers=num_layers
+        dataset=dataset,
+        partition=settings.partition,
+        cache=partition_cache(settings),
+        num_layers=model.num_layers,
+        layer_seconds=lambda: layer_seconds(model, dataset, device=device, dtype=DTYPES[settings.precision]),
     )
     plan = settings.strategy.plan(workload, Topology(world.size))
     return replace(plan, strategy={"name": settings.names.get("strategy"), **settings.resolved["strategy"]})

@@ -35,7 +35,7 @@ from gnnpar.plan import LayerPolicy, Placement, Plan, Topology, array_hash
 from gnnpar.schedule.coverage import expected
 from gnnpar.schedule.generate import fill_drain
 from gnnpar.schedule.lower import lower
-from gnnpar.schedule.stages import even
+from gnnpar.schedule.stages import balanced, even
 from gnnpar.shard.chunking import Balanced, Metis, Range, chunk, chunk_statistics, quotient
 from gnnpar.shard.shard import Shard, comm_check, partition_statistics
 from gnnpar.strategies.strategy import FirstLayer, Workload
@@ -134,7 +134,7 @@ class GNNPipe:
         data, part_of = workload.dataset, workload.part_of(parts)
         by = _CHUNKERS[self.chunking]()
         chunk_of = chunk(data, part_of, per_part, by=by, cache=workload.cache, say=workload.say)
-        layers_of = even(workload.num_layers, len(mesh.ranks) * self.virtual)
+        layers_of = self._layers_of(workload, len(mesh.ranks) * self.virtual)
         covered = expected(fill_drain(1, per_part), quotient(data.edge_index, chunk_of, per_part).tolist())
         statistics = partition_statistics(data, part_of, parts) | chunk_statistics(data.edge_index, part_of, chunk_of)
         statistics |= {"gradient_coverage": covered.kept}
@@ -147,6 +147,13 @@ class GNNPipe:
             },
             statistics=statistics,
         )  # fmt: skip
+
+    def _layers_of(self, workload: Workload, stages: int) -> tuple[range, ...]:
+        if self.cut == "even":
+            return even(workload.num_layers, stages)
+        if workload.layer_seconds is None:
+            raise ValueError("strategy.cut=balanced needs measured layers, which only a run has: use cut=even.")
+        return balanced(workload.layer_seconds(), stages)
 
     def build(
         self, plan: Plan, shard: Shard, model: GNN, task: Task, comm: Communicator,
