@@ -67,6 +67,7 @@ def build_result(
         "status": status,
         **{name: header[name] for name in copied},
         "epochs_done": len(rows),
+        "restarts": header.get("restarts", 0),
         "loss": {"first": rows[0]["loss/train"] if rows else None, "last": rows[-1]["loss/train"] if rows else None},
         "metric": metric(rows),
         "epoch_seconds": epoch_seconds(timed, warmup),

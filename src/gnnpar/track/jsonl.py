@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,22 @@ FILE = "metrics.jsonl"
 
 
 class Jsonl:
-    """Rows are flushed as they come: a run that is killed leaves every epoch it finished."""
+    """Rows are flushed as they come: a run that is killed leaves every epoch it finished.
 
-    def __init__(self, run_dir: Path) -> None:
-        self._file = (run_dir / FILE).open("w", encoding="utf-8")
+    A run that goes on from a checkpoint begins with the rows of its `epochs_done` epochs, as `source` has them.
+    """
+
+    def __init__(self, run_dir: Path, *, source: Path | None = None, epochs_done: int = 0) -> None:
+        file = run_dir / FILE
+        if source is not None:
+            kept = [row for row in read_rows(source) if row["epoch"] < epochs_done]
+            partial = file.with_name(FILE + ".partial")
+            with partial.open("w", encoding="utf-8") as out:
+                out.writelines(json.dumps(row) + "\n" for row in kept)
+                out.flush()
+                os.fsync(out.fileno())
+            partial.replace(file)
+        self._file = file.open("w" if source is None else "a", encoding="utf-8")
 
     def start(self, facts: Mapping[str, Any]) -> None: ...
 
