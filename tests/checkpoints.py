@@ -14,7 +14,14 @@ SMALL = (
     "comm=threads", "dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12", "model.hidden=8",
     "tracker=jsonl", "threads_per_rank=1", "eval_every=2",
 )  # fmt: skip
+ADAPTIVE = ("strategy.codec.period=2", "strategy.codec.warmup=1", "strategy.codec.trace_epochs=2")
 WALL = ("time/", "memory/", "comm/wire", "system/")  # what no two runs share
+
+
+def strategy_of(name: str) -> tuple[str, ...]:
+    """A strategy's overrides such that short runs choose bits and trace."""
+    adaptive = getattr(compose([f"strategy={name}"]).strategy, "codec", None)
+    return (f"strategy={name}", *(ADAPTIVE if type(adaptive).__name__ == "Adaptive" else ()))
 
 
 def train(folder: Path, *overrides: str) -> Outcome:

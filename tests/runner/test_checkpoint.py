@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import hashes, last, result, rows, train
+from checkpoints import ADAPTIVE, hashes, last, result, rows, strategy_of, train
 from composing import names
-from gnnpar.main import compose
 from gnnpar.runner.keeping import Keeper
 from gnnpar.runner.launch import Outcome
 
-ADAPTIVE = ("strategy.codec.period=2", "strategy.codec.warmup=1", "strategy.codec.trace_epochs=2")
 # beside every YAML of conf/strategy: state that only some settings have
 VARIANTS = {
     "random bits": ("strategy=graph_parallel", "codec=random", "codec.period=3"),
@@ -27,12 +25,6 @@ VARIANTS = {
     "momentum and warm-up": ("strategy=graph_parallel", "optim=sgd", "optim.momentum=0.9", "optim.schedule=cosine",
                              "optim.warmup_epochs=2"),
 }  # fmt: skip
-
-
-def strategy_of(name: str) -> tuple[str, ...]:
-    """A strategy's overrides such that short runs choose bits and trace."""
-    adaptive = getattr(compose([f"strategy={name}"]).strategy, "codec", None)
-    return (f"strategy={name}", *(ADAPTIVE if type(adaptive).__name__ == "Adaptive" else ()))
 
 
 CASES = {name: strategy_of(name) for name in names("strategy")} | VARIANTS

@@ -10,6 +10,8 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
+
 from gnnpar.comm.whereabouts import WORKING, Sighting, sighting
 from gnnpar.runner.ranks import Failure
 
@@ -17,8 +19,20 @@ _ANSWER_SECONDS = 0.5
 _OURS = re.compile(r'File "([^"]*gnnpar[^"]*)", line (\d+) in (\S+)')
 
 
+def is_stopped(pid: int) -> bool:
+    """By SIGSTOP or a debugger."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
 class Watch:
-    """A thread that ends the ranks that hang; `verdict` says which one and where, once it has."""
+    """A thread that ends the rank that hangs; `verdict` says which one and where, once it has.
+
+    It watches from the first epoch on: before, the longest steps (reading, partitioning) are rank 0's, and gloo's own
+    time-out stands.
+    """
 
     def __init__(self, scratch: Path, num_ranks: int, *, timeout_seconds: float) -> None:
         self._scratch, self._num_ranks, self._timeout = scratch, num_ranks, timeout_seconds
@@ -49,16 +63,18 @@ class Watch:
         return {rank: sighting(file) for rank, file in files.items() if file.exists()}
 
     def _stand_still(self, seen: dict[int, Sighting]) -> bool:
-        return time.monotonic() - max(each.seconds for each in seen.values()) > self._timeout
+        begun = any(each.epoch >= 0 for each in seen.values())
+        return begun and time.monotonic() - max(each.seconds for each in seen.values()) > self._timeout
 
     def _end(self, seen: dict[int, Sighting]) -> None:
-        """Blame a rank that waits for nobody, else the one that came least far; it and no other one is killed."""
+        """Blame a rank that is stopped, else one that waits for nobody, else the one that came least far; kill it."""
+        stopped = [rank for rank, each in seen.items() if is_stopped(each.pid)]
         working = [rank for rank, each in seen.items() if each.waits_for == WORKING]
-        rank = min(working or seen, key=lambda r: seen[r].seconds)
+        rank = min(stopped or working or seen, key=lambda r: seen[r].seconds)
         where = seen[rank].place
-        if frame := self._frame(rank, seen[rank].pid):
+        if not stopped and (frame := self._frame(rank, seen[rank].pid)):
             where += f", {frame}"
-        waits = "" if working else "; all ranks wait for each other"
+        waits = "; the process is stopped" if stopped else "" if working else "; all ranks wait for each other"
         limit = f"comm.timeout_seconds={self._timeout:g}"
         self.verdict = Failure(rank, f"hangs: nothing heard of it for {limit}; last seen in {where}{waits}", lost=True)
         with contextlib.suppress(ProcessLookupError):
