@@ -113,7 +113,7 @@ def _threads(settings: Settings, world: World, run_dir: Path, facts: Facts, stop
     torch.set_num_threads(world.threads_per_rank)
     threads = ThreadWorld(world.size, device=torch.device(world.device))
     try:
-        start = resume.find(settings, run_dir, restarted=False, say=say)
+        start = resume.find(settings, run_dir, world.size, restarted=False, say=say)
         with tracking(settings, run_dir, facts, start) as told:
             tracker = Tee(trackers=(StopWhen(threads.failed), told))
 

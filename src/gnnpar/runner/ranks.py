@@ -137,7 +137,7 @@ def train_process(
             backend, device=device, timeout_seconds=patience, init_method=init_method,
             whereabouts=Whereabouts(scratch and scratch / f"{rank}.at"),
         )  # fmt: skip
-    start = find(settings, run_dir, restarted=facts["restarts"] > 0, say=say) if rank == 0 else None
+    start = find(settings, run_dir, world.size, restarted=facts["restarts"] > 0, say=say) if rank == 0 else None
     try:
         with tracking(settings, run_dir, facts, start) if rank == 0 else nullcontext(Null()) as tracker:
             train(settings, world, comm, tracker, run_dir, start=start, stop=stop)
@@ -155,9 +155,8 @@ def tracking(
     from gnnpar.track.jsonl import Jsonl
 
     job = {**facts, "study": settings.study, "names": dict(settings.names), "resolved": settings.resolved}
-    rows = (
-        Jsonl(run_dir, source=start.found.run_dir, epochs_done=start.epoch) if start and start.found else Jsonl(run_dir)
-    )
+    found, timed = (start.found, start.alike) if start else (None, True)
+    rows = Jsonl(run_dir, source=found and found.run_dir, epochs_done=found.epoch if found else 0, timed=timed)
     tracker = Tee(trackers=(rows, settings.tracker.build(run_dir, settings.epochs, job)))
     status, reason = "completed", None
     try:

@@ -232,6 +232,7 @@ def _mean(rows: Sequence[Row], key: str) -> float | None:
 
 def _mean_list(rows: Sequence[Row], key: str) -> list[float]:
     lists = [row[key] for row in rows if row.get(key)]
+    lists = [each for each in lists if len(each) == len(lists[-1])]  # a resumed run may have had other ranks before
     return [statistics.fmean(column) for column in zip(*lists, strict=True)] if lists else []
 
 

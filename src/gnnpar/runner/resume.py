@@ -25,10 +25,12 @@ _SAME = ("world_size", "strategy", "partition", "precision", "first_layer", "see
 
 @dataclass(frozen=True)
 class Start:
-    """What rank 0 found to begin with. `profile`: what was measured beforehand, to be used again."""
+    """What rank 0 found to begin with. `profile`: what was measured beforehand, to be used again. `alike`: the epochs
+    before were run by the same strategy on as many ranks, so that their times and bytes are those of this run."""
 
     found: Checkpoint | None = None
     profile: Path | None = None
+    alike: bool = True
 
     @property
     def epoch(self) -> int:
@@ -48,7 +50,7 @@ def _claims(path: Path) -> bool:
     return (path / checkpoint.MANIFEST).exists() or bool(checkpoint.folders(path))
 
 
-def find(settings: Settings, run_dir: Path, *, restarted: bool, say: Say) -> Start:
+def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, say: Say) -> Start:
     """The checkpoint to begin with, on rank 0. `restarted`: this run has begun before, and lost a rank."""
     found = None
     if restarted or settings.resume == "auto":
@@ -63,7 +65,12 @@ def find(settings: Settings, run_dir: Path, *, restarted: bool, say: Say) -> Sta
         return Start(None, profile_in(run_dir) if restarted else None)
     if found.run_dir.resolve() == run_dir.resolve():
         checkpoint.forget_after(run_dir, found.epoch)
-    return Start(found, profile_in(found.run_dir))
+    theirs = found.manifest["run"]
+    alike = theirs["world_size"] == num_ranks and all(
+        _without_profiles(theirs["settings"].get(name)) == _without_profiles(_json(settings.resolved.get(name)))
+        for name in ("strategy", "partition", "precision", "first_layer")
+    )
+    return Start(found, profile_in(found.run_dir), alike)
 
 
 def set_aside(run_dir: Path, say: Say) -> None:
@@ -125,7 +132,12 @@ def identity(settings: Settings, hashes: Mapping[str, str], world_size: int, num
         "names": dict(settings.names),
         "settings": settings.resolved,
     }
-    return json.loads(json.dumps(told, default=str))
+    return _json(told)
+
+
+def _json(tree: Any) -> Any:
+    """As a file gives it back."""
+    return json.loads(json.dumps(tree, default=str))
 
 
 def refuse_another(found: Checkpoint, mine: Mapping[str, Any]) -> None:

@@ -214,10 +214,16 @@ def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -
             )
         return plan
     workload = Workload(
-        dataset=dataset, partition=settings.partition, cache=partition_cache(settings), num_layers=num_layers
+        dataset=dataset, partition=settings.partition, cache=partition_cache(settings), num_layers=num_layers, say=heed
     )
     plan = settings.strategy.plan(workload, Topology(world.size))
     return replace(plan, strategy={"name": settings.names.get("strategy"), **settings.resolved["strategy"]})
+
+
+def heed(line: str) -> None:
+    """What a partitioner reports; only what is wrong is worth a line."""
+    if not line.startswith("partitioned "):
+        say(line)
 
 
 def partition_cache(settings: Settings) -> Path | None:

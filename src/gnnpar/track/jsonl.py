@@ -17,13 +17,15 @@ FILE = "metrics.jsonl"
 class Jsonl:
     """Rows are flushed as they come: a run that is killed leaves every epoch it finished.
 
-    A run that goes on from a checkpoint begins with the rows of its `epochs_done` epochs, as `source` has them.
+    A run that goes on from a checkpoint begins with the rows of its `epochs_done` epochs, as `source` has them. `timed`:
+    do their times and bytes count as this run's?
     """
 
-    def __init__(self, run_dir: Path, *, source: Path | None = None, epochs_done: int = 0) -> None:
+    def __init__(self, run_dir: Path, *, source: Path | None = None, epochs_done: int = 0, timed: bool = True) -> None:
         file = run_dir / FILE
         if source is not None:
             kept = [row for row in read_rows(source) if row["epoch"] < epochs_done]
+            kept = kept if timed else [_results_only(row) for row in kept]
             partial = file.with_name(FILE + ".partial")
             with partial.open("w", encoding="utf-8") as out:
                 out.writelines(json.dumps(row) + "\n" for row in kept)
@@ -55,6 +57,11 @@ def read_rows(run_dir: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return rows
+
+
+def _results_only(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Less what the run before measured of itself."""
+    return {k: v for k, v in row.items() if not k.startswith(("memory/", "assign/"))} | {"time/timed": 0}
 
 
 def _finite(value: Any) -> Any:
