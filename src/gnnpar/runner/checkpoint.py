@@ -133,7 +133,7 @@ def folders(run_dir: Path) -> list[Path]:
 def read(folder: Path) -> Checkpoint:
     """A checkpoint whose every byte is as it was written; ValueError says what is not."""
     try:
-        manifest = read_checked_json(folder / MANIFEST)
+        manifest = checked(read_checked_json(folder / MANIFEST))
         files = manifest["files"]
         for name, told in files.items():
             if file_hash(folder / Path(name).name) != told["sha256"]:
@@ -141,6 +141,39 @@ def read(folder: Path) -> Checkpoint:
         return Checkpoint(folder, manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} is no good checkpoint: {_why(error)}") from error
+
+
+_NEEDED = {
+    "epoch": int, "files": dict, "hashes": dict, "progress": dict, "run": dict, "val": (int, float, type(None)),
+}  # fmt: skip
+_NEEDED_OF_RUN = {
+    "graph": str, "split": str, "partition": str, "world_size": int, "strategy": dict, "model": dict, "precision": str,
+    "first_layer": str, "seed": int, "num_features": int, "num_outputs": int, "names": dict, "settings": dict,
+}  # fmt: skip
+_NEEDED_OF_PROGRESS = {
+    "train_seconds": (int, float), "num_bytes": int, "best_val": (int, float, type(None)), "evaluations_since": int,
+}  # fmt: skip
+
+
+def checked(manifest: dict[str, Any]) -> dict[str, Any]:
+    """A manifest in which everything that is read later stands, in its type."""
+    if manifest.get("schema") != 1:
+        raise ValueError(f"schema {manifest.get('schema')} is not 1: written by another version of gnnpar")
+    _require(manifest, _NEEDED)
+    _require(manifest["run"], _NEEDED_OF_RUN)
+    _require(manifest["progress"], _NEEDED_OF_PROGRESS)
+    names = [name_of(rank) for rank in range(manifest["run"]["world_size"])]
+    if manifest["epoch"] < 0 or sorted(manifest["files"]) != sorted(names):
+        raise ValueError(f"it names files {', '.join(manifest['files']) or 'of no rank'}, epoch {manifest['epoch']}")
+    for told in manifest["files"].values():
+        _require(told, {"sha256": str, "nbytes": int})
+    return manifest
+
+
+def _require(data: Any, kinds: Mapping[str, Any]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(data, dict) or not isinstance(data.get(name), kind) or isinstance(data.get(name), bool):
+            raise ValueError(f"{name} is missing or of another type in {MANIFEST}")
 
 
 def _why(error: Exception) -> str:

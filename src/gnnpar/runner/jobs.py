@@ -76,7 +76,7 @@ class Manifest:
             data = json.loads(file.read_text(encoding="utf-8"))
             jobs = [Job(each["key"], each["folder"], tuple(each["overrides"])) for each in data["jobs"]]
             return Manifest(folder, list(data["argv"]), {job.key: job for job in jobs})
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{file} cannot be read: {type(error).__name__} {error}; remove it") from error
 
     def title(self, key: str) -> str:

@@ -63,8 +63,12 @@ def launch(settings: Settings, run_dir: Path) -> Outcome:
         outcome = Outcome("failed", error.failure.line, error.failure.traceback)
     if writes:
         told = read_result(run_dir) if outcome.status == "completed" else None
-        if told is None or told["status"] != "completed":
-            told = write_result(run_dir, facts, outcome.status, outcome.error)
+        try:
+            if told is None or told["status"] != "completed":
+                told = write_result(run_dir, facts, outcome.status, outcome.error)
+        except OSError as error:  # the disk is full, and that is most likely why the run ended
+            reason = f"{run_dir / 'result.json'} cannot be written ({error.strerror})"
+            return Outcome("failed", "; ".join(filter(None, (outcome.error, reason))), outcome.traceback)
         say_if_bursts_undercut(told)
     return outcome
 

@@ -47,9 +47,12 @@ def forget(run_dir: Path) -> None:
 
 
 def read_result(run_dir: Path) -> dict[str, Any] | None:
-    """What rank 0 wrote, if it did."""
-    path = run_dir / FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    """What rank 0 wrote, if it did; a file that is none counts as none."""
+    try:
+        result = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return result if isinstance(result, dict) and {"status", "error"} <= result.keys() else None
 
 
 def build_result(

@@ -101,7 +101,10 @@ def write_json_through(file: Path, data: Mapping[str, Any]) -> None:
 
 def read_checked_json(file: Path) -> dict[str, Any]:
     """ValueError where it is not what `write_json_through` wrote."""
-    data = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(data, dict) or data.pop("checksum", None) != _checksum(data):
         raise ValueError("its checksum is wrong")
     return data

@@ -204,7 +204,7 @@ def save_profile(engine: Any, comm: Communicator, run_dir: Path) -> str:
 def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -> Plan:
     """The given plan, verified, or the strategy's own."""
     if settings.plan is not None:
-        codecs = [layer["codec"] for layer in json.loads(settings.plan.read_text(encoding="utf-8"))["layers"]]
+        codecs = [layer["codec"] for layer in Plan.data(settings.plan)["layers"]]
         plan = Plan.load(settings.plan, codecs=tuple(codec and instantiate(codec) for codec in codecs))
         plan.verify(graph=dataset.graph_hash, split=dataset.split_hash)
         if plan.num_ranks != world.size:

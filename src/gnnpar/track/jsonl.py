@@ -17,8 +17,8 @@ FILE = "metrics.jsonl"
 class Jsonl:
     """Rows are flushed as they come: a run that is killed leaves every epoch it finished.
 
-    A run that goes on from a checkpoint begins with the rows of its `epochs_done` epochs, as `source` has them. `timed`:
-    do their times and bytes count as this run's?
+    A run that goes on from a checkpoint begins with the rows of its `epochs_done` epochs, as `source` has them; `timed`
+    tells whether their times and bytes count as this run's.
     """
 
     def __init__(self, run_dir: Path, *, source: Path | None = None, epochs_done: int = 0, timed: bool = True) -> None:
@@ -51,11 +51,14 @@ def read_rows(run_dir: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
+            break
+        rows.append(row)
     return rows
 
 
