@@ -92,7 +92,9 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     evaluated = {row["epoch"] + 1: row["metric/val"] for row in rows(tmp_path) if "metric/val" in row}
     best = max(evaluated, key=lambda epoch: (evaluated[epoch], -epoch))
     assert found == sorted({"epoch-000009", "epoch-000008", f"epoch-{best:06d}"}, reverse=True)
-    assert checkpoint.best(tmp_path, pytest.fail).epoch == best
+    chosen = checkpoint.best(tmp_path, pytest.fail)
+    assert chosen is not None
+    assert chosen.epoch == best
     assert train(tmp_path / "none", "checkpoint.keep=0", "epochs=2").exit_code == 0
     assert not (tmp_path / "none" / "checkpoint").exists()
 

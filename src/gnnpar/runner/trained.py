@@ -92,7 +92,7 @@ def _shard(x: Tensor, edges: Tensor, *, edge_ids: bool) -> Shard:
     everywhere = torch.ones(len(x), dtype=torch.bool)
     unknown = torch.zeros(len(x), dtype=torch.int64)
     dataset = Dataset.of(
-        "given", x=x.detach().cpu().float(), y=unknown, edge_index=edges, masks=(everywhere,) * 3, num_classes=1,
+        "given", x=x.detach().cpu().float(), y=unknown, edge_index=edges, masks=(everywhere, everywhere, everywhere), num_classes=1,
         task="single_label",
     )  # fmt: skip
     (comm,) = ThreadWorld(1).communicators()
