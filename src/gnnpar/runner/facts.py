@@ -126,7 +126,7 @@ def header(settings: Settings, world: World) -> dict[str, Any]:
         "hardware": hardware(world),
         "commit": commit(),
         "load_before": os.getloadavg()[0],
-        "restarts": 0,
+        "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),  # torchrun's; ours are counted as they come
     }
 
 

@@ -61,6 +61,8 @@ def attempt(settings: Settings, world: World, run_dir: Path, facts: Mapping[str,
 
     scratch = Path(tempfile.mkdtemp(prefix="gnnpar-"))
     stop.file = scratch / STOP
+    if stop.asked():  # before there was a file to say it in
+        stop.ask()
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=world.size, run_id=uuid.uuid4().hex,
         rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost",
