@@ -92,8 +92,8 @@ def _shard(x: Tensor, edges: Tensor, *, edge_ids: bool) -> Shard:
     everywhere = torch.ones(len(x), dtype=torch.bool)
     unknown = torch.zeros(len(x), dtype=torch.int64)
     dataset = Dataset.of(
-        "given", x=x.detach().cpu().float(), y=unknown, edge_index=edges, masks=(everywhere, everywhere, everywhere), num_classes=1,
-        task="single_label",
+        "given", x=x.detach().cpu().float(), y=unknown, edge_index=edges, masks=(everywhere, everywhere, everywhere),
+        num_classes=1, task="single_label",
     )  # fmt: skip
     (comm,) = ThreadWorld(1).communicators()
     return Shard.open(dataset, unknown, comm, edge_ids=edge_ids)
