@@ -40,7 +40,7 @@ test: $(STAMP)
 	$(PYTEST) -m "not slow and not gpu" --durations=10
 
 test-all: $(STAMP)
-	$(PYTEST) --durations=20
+	HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=20
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -114,16 +116,49 @@ class Plan:
     @staticmethod
     def load(file: Path, *, codecs: tuple[Any, ...] = ()) -> Plan:
         """Read plan.json back. `codecs`: the codec configurations of its layers, rebuilt by the caller from "codec"."""
-        data = json.loads(file.read_text())
-        arrays = {k: torch.from_numpy(np.load(file.parent / name)).long() for k, name in data["arrays"].items()}
-        policies = [LayerPolicy(**p) for p in data["layers"]]
-        if codecs:
-            policies = [replace(p, codec=c) for p, c in zip(policies, codecs, strict=True)]
-        placement = Placement(
-            tuple(map(tuple, data["mesh"])), arrays["part_of"], arrays.get("chunk_of"),
-            tuple(range(*ends) for ends in data["layers_of"]),
-        )  # fmt: skip
-        return Plan(placement, tuple(policies), data["strategy"], data["hashes"], data["statistics"], data["predicted"])
+        with clear(file):
+            data = Plan.data(file)
+            arrays = {k: _load_array(file.parent / name) for k, name in data["arrays"].items()}
+            policies = [LayerPolicy(**p) for p in data["layers"]]
+            if codecs:
+                policies = [replace(p, codec=c) for p, c in zip(policies, codecs, strict=True)]
+            placement = Placement(
+                tuple(tuple(map(int, ranks)) for ranks in data["mesh"]), arrays["part_of"], arrays.get("chunk_of"),
+                tuple(range(*ends) for ends in data["layers_of"]),
+            )  # fmt: skip
+            told = (data[name] for name in ("strategy", "hashes", "statistics", "predicted"))
+            return Plan(placement, tuple(policies), *told)
+
+    @staticmethod
+    def data(file: Path) -> dict[str, Any]:
+        """What stands in plan.json; ValueError where it is no plan."""
+        with clear(file):
+            data = json.loads(file.read_text(encoding="utf-8"))
+            shapes = {
+                "mesh": list, "layers_of": list, "arrays": dict, "layers": list, "strategy": dict, "hashes": dict,
+                "statistics": dict, "predicted": (dict, type(None)),
+            }  # fmt: skip
+            for name, kind in shapes.items():
+                if not isinstance(data[name], kind):
+                    raise ValueError(f"{name} is a {type(data[name]).__name__}")
+            if not data["mesh"] or not all(isinstance(layer, dict) and "codec" in layer for layer in data["layers"]):
+                raise ValueError("mesh or layers are empty")
+            return data
+
+
+@contextmanager
+def clear(file: Path) -> Iterator[None]:
+    """Whatever is wrong with a plan's file is one ValueError that names it."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, RecursionError) as error:
+        if str(error).startswith(str(file)):
+            raise
+        what = " ".join(str(error).split())[:200] or type(error).__name__
+        what = f"{what} is missing" if isinstance(error, KeyError) else what
+        raise ValueError(
+            f"{file} is no plan: {what}; give the plan.json of a run, with its arrays beside it"
+        ) from error
 
 
 def array_hash(array: Tensor) -> str:
@@ -134,6 +169,14 @@ def _save_array(folder: Path, array: Tensor) -> str:
     name = f"{array_hash(array)[:16]}.npy"
     np.save(folder / name, array.to(torch.int32).numpy())
     return name
+
+
+def _load_array(file: Path) -> Tensor:
+    """An array whose content is what its name says."""
+    array = torch.from_numpy(np.load(file, allow_pickle=False)).long()
+    if array.ndim != 1 or array_hash(array)[:16] != file.stem:
+        raise ValueError(f"{file.name} has another content than its name says")
+    return array
 
 
 def _policy(policy: LayerPolicy) -> dict:

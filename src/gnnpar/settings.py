@@ -44,6 +44,7 @@ class Launch:
 
     max_restarts: Count = 0
     monitor_seconds: Annotated[float, at.Gt(0)] = 0.2
+    grace_seconds: Annotated[float, at.Ge(0)] = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,16 @@ class Cluster(Host):
     @property
     def num_hosts(self) -> int:
         return len(self.link_gbps or self.host_gbps or ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """When the state of a run is written down: after every `every` epochs (0: not), after `minutes` since the last time
+    (0: not), at the end, and on SIGTERM. Kept are the last `keep` and the best on validation; keep=0: none at all."""
+
+    every: Count = 0
+    minutes: Annotated[float, at.Ge(0)] = 10.0
+    keep: Count = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +162,8 @@ class Settings:
     profile: Path | None
     target: float | None
     early_stopping: EarlyStopping
+    checkpoint: Checkpoint
+    resume: Literal["auto"] | Path | None
     names: Mapping[str, str] = field(default_factory=dict)  # group -> the file chosen in it; not a YAML key
     resolved: Mapping[str, Any] = field(default_factory=dict)  # the YAML this came from, resolved; not a YAML key
     study: str = ""  # the sweep this run belongs to; not a YAML key

@@ -90,6 +90,18 @@ def test_cache_is_keyed_by_content(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
+@pytest.mark.parametrize("damage", [lambda d: d[:-4], lambda d: d[:40] + b"\xff" + d[41:], lambda d: b""])
+def test_a_corrupt_cache_is_noticed_and_made_anew(tmp_path, damage):
+    dataset, said = small_graph(), []
+    first = partition(dataset, 3, by=Random(), cache=tmp_path)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert torch.equal(partition(dataset, 3, by=Random(), cache=tmp_path, say=said.append), first)
+    assert said[0] == f"the cached partition {file} is corrupt: partitioning again"
+    assert file.read_bytes() == whole
+
+
 def test_more_ranks_than_nodes_is_one_clear_line():
     with pytest.raises(ValueError, match="8 nodes cannot fill 9 parts: launch at most 8 ranks"):
         partition(ODD["path"](), 9, by=Metis())

@@ -147,9 +147,12 @@ class AdaptiveRows(QuantizedRows):
         return {name[1:]: getattr(self, name) for name in names} | {"profile": self.profile.as_json()}
 
     def load_state_dict(self, state: dict) -> None:
-        self._codes, self._traces = dict(state["codes"]), dict(state["traces"])
-        self._energies = dict(state["energies"])
-        self._widths, self._assigned_at = dict(state["widths"]), state["assigned_at"]
+        # keys may come back as plain tuples
+        self._codes = {(Key(*key), peer, sending): codes for (key, peer, sending), codes in state["codes"].items()}
+        self._traces = {(Key(*key), peer): total for (key, peer), total in state["traces"].items()}
+        self._energies = {(Key(*key), peer): total for (key, peer), total in state["energies"].items()}
+        self._widths = {Key(*key): width for key, width in state["widths"].items()}
+        self._assigned_at = state["assigned_at"]
         self._assigner.profile = Profile.of_json(state["profile"])
         self.forget_packings()
 

@@ -54,7 +54,7 @@ class Profile:
         """ValueError where it is of no use here."""
         try:
             profile = Profile.of_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             kind = type(error).__name__
             raise ValueError(f"profile={path} cannot be read ({kind}); give the profile.json of a run") from error
         if profile.num_ranks != num_ranks:

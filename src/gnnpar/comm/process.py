@@ -27,6 +27,7 @@ from gnnpar.comm.communicator import Pending, Site
 from gnnpar.comm.ledger import Ledger, Receipt, now
 from gnnpar.comm.mesh import Axis, Mesh
 from gnnpar.comm.threads import Ready, ring_reduce_nbytes
+from gnnpar.comm.whereabouts import WAITING_FOR_ALL, Whereabouts
 
 
 def connect(
@@ -35,8 +36,12 @@ def connect(
     device: torch.device,
     timeout_seconds: float = 1800.0,
     init_method: str | None = None,
+    whereabouts: Whereabouts | None = None,
 ) -> ProcessCommunicator:
-    """Join the world that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Collective."""
+    """Join the world that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Collective.
+
+    `whereabouts`: where the rank says what it is doing.
+    """
     timeout = timedelta(seconds=timeout_seconds)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device.type == "cuda":
@@ -47,7 +52,7 @@ def connect(
     comm = ProcessCommunicator(
         ranks=tuple(range(size)), me=rank, device=device, transport=backend, group=None, control=control,
         upward=upward, downward=downward, clock=PhaseClock(device), ledger=Ledger(), watcher=_Watcher(),
-        stage_watcher=_Watcher(), outbox=_Outbox(),
+        stage_watcher=_Watcher(), outbox=_Outbox(), whereabouts=whereabouts or Whereabouts(),
     )  # fmt: skip
     hosts = comm.broadcast(comm.gather(socket.gethostname()))
     assert isinstance(hosts, list)
@@ -136,16 +141,19 @@ class _Arrival:
     work: dist.Work
     watched: _Watched
     posted: float
-    staged: bool
+    site: Site
 
     def wait(self) -> Tensor:
         with self.comm.clock("exposed"):
             began = now()
-            self.watched.done.wait()
+            if not self.watched.done.is_set():
+                with self.comm.whereabouts.waiting(self.peer):
+                    self.watched.done.wait()
             if self.watched.error is not None:
-                raise ConnectionError(f"rank {self.peer} is gone: {self.watched.error}") from self.watched.error
-            arrived = self.watched.arrived
-            self.comm.ledger.received(Receipt(self.peer, self.posted, began, arrived, now(), self.staged))
+                where = f"in epoch {self.site.epoch}, layer {self.site.layer}, {self.site.phase}"
+                raise ConnectionError(f"rank {self.peer} is gone {where}: {self.watched.error}") from self.watched.error
+            arrived, staged = self.watched.arrived, self.site.phase == "stage"
+            self.comm.ledger.received(Receipt(self.peer, self.posted, began, arrived, now(), staged))
             return self.buffer.to(self.comm.device, non_blocking=True)
 
 
@@ -181,6 +189,7 @@ class ProcessCommunicator:
     watcher: _Watcher
     stage_watcher: _Watcher  # a message between stages is posted ahead: others must not wait in line behind it
     outbox: _Outbox
+    whereabouts: Whereabouts
 
     @property
     def rank(self) -> int:
@@ -193,6 +202,7 @@ class ProcessCommunicator:
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
     ) -> Mapping[int, Pending[Tensor]]:
+        self.whereabouts.at(site)
         self.ledger.add_metadata(metadata)
         sends = {peer: buffer for peer, buffer in outgoing.items() if buffer.numel()}
         for peer, buffer in sends.items():
@@ -202,23 +212,21 @@ class ProcessCommunicator:
         receives = {peer: n for peer, n in incoming_nbytes.items() if n}
         if self.transport == "nccl":
             return {**ready, **self._post_nccl(sends, receives)}
-        return {**ready, **self._post_gloo(sends, receives, staged=site.phase == "stage")}
+        return {**ready, **self._post_gloo(sends, receives, site)}
 
     def flush(self, *, keep: int) -> None:
-        with self.clock("exposed"):
+        with self.clock("exposed"), self.whereabouts.waiting(WAITING_FOR_ALL):
             self.outbox.flush(keep)  # NCCL sends nothing through it: its buffers live by the stream
 
-    def _post_gloo(
-        self, sends: dict[int, Tensor], receives: dict[int, int], *, staged: bool
-    ) -> dict[int, Pending[Tensor]]:
+    def _post_gloo(self, sends: dict[int, Tensor], receives: dict[int, int], site: Site) -> dict[int, Pending[Tensor]]:
         pending: dict[int, Pending[Tensor]] = {}
         for peer, nbytes in receives.items():
             source = self.ranks[peer]
             buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
             work = dist.irecv(buffer, source, group=self._towards(source, self.me))
             assert work is not None
-            watched = (self.stage_watcher if staged else self.watcher).watch(work)
-            pending[peer] = _Arrival(self, source, buffer, work, watched, now(), staged)
+            watcher = self.stage_watcher if site.phase == "stage" else self.watcher
+            pending[peer] = _Arrival(self, source, buffer, work, watcher.watch(work), now(), site)
         posted = []
         for peer, buffer in sends.items():
             target, staged = self.ranks[peer], buffer.cpu()
@@ -242,17 +250,20 @@ class ProcessCommunicator:
 
     def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
         if site is not None:
+            self.whereabouts.at(site)
             self.ledger.counted(site.phase, ring_reduce_nbytes(tensor.numel() * tensor.element_size(), self))
         with self.clock("reduce"):
             total = tensor.clone()
             if self.size > 1:
-                dist.all_reduce(total, group=self.group)
+                with self.whereabouts.waiting(WAITING_FOR_ALL):
+                    dist.all_reduce(total, group=self.group)
         return total
 
     def broadcast(self, obj: object, src: int = 0) -> object:
         box = [obj]
         if self.size > 1:
-            dist.broadcast_object_list(box, src=self.ranks[src], group=self.control or self.group, device=_CPU)
+            with self.whereabouts.waiting(WAITING_FOR_ALL):
+                dist.broadcast_object_list(box, src=self.ranks[src], group=self.control or self.group, device=_CPU)
         return box[0]
 
     def scatter(self, objs: list | None) -> object:
@@ -264,7 +275,8 @@ class ProcessCommunicator:
         assert isinstance(sizes, list)
         if self.rank != 0:
             buffer = torch.empty(sizes[self.rank], dtype=torch.uint8)
-            dist.recv(buffer, self.ranks[0], group=self.control or self.group)
+            with self.whereabouts.waiting(self.ranks[0]):
+                dist.recv(buffer, self.ranks[0], group=self.control or self.group)
             return pickle.loads(buffer.numpy().tobytes())
         assert packed is not None
         assert objs is not None
@@ -276,12 +288,14 @@ class ProcessCommunicator:
         if self.size == 1:
             return [obj]
         everything: list = [None] * self.size
-        dist.all_gather_object(everything, obj, group=self.control or self.group)
+        with self.whereabouts.waiting(WAITING_FOR_ALL):
+            dist.all_gather_object(everything, obj, group=self.control or self.group)
         return everything if self.rank == 0 else None
 
     def barrier(self) -> None:
         if self.size > 1:
-            dist.barrier(group=self.control or self.group)
+            with self.whereabouts.waiting(WAITING_FOR_ALL):
+                dist.barrier(group=self.control or self.group)
 
     def along(self, mesh: Mesh, axis: Axis) -> ProcessCommunicator:
         mine, group, control = self.ranks, None, None
@@ -293,13 +307,14 @@ class ProcessCommunicator:
         return ProcessCommunicator(
             ranks=mine, me=self.me, device=self.device, transport=self.transport, group=group, control=control,
             upward=self.upward, downward=self.downward, clock=self.clock, ledger=self.ledger, watcher=self.watcher,
-            stage_watcher=self.stage_watcher, outbox=self.outbox,
+            stage_watcher=self.stage_watcher, outbox=self.outbox, whereabouts=self.whereabouts,
         )  # fmt: skip
 
     def settle_accounts(self) -> None:
         everyone: list[Any] = [None] * self.size
         if self.size > 1:
-            dist.all_gather_object(everyone, dict(self.ledger.posts), group=self.control or self.group)
+            with self.whereabouts.waiting(WAITING_FOR_ALL):
+                dist.all_gather_object(everyone, dict(self.ledger.posts), group=self.control or self.group)
             for peer, posts in enumerate(everyone):
                 self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, ()))
 

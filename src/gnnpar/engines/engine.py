@@ -64,5 +64,18 @@ class Engine(Protocol):
         """Global names, those this rank holds."""
         ...
 
-    def state_dict(self) -> dict: ...
-    def load_state_dict(self, state: dict) -> None: ...
+    def state_dict(self) -> dict:
+        """All that this rank must know to go on as if it had never stopped: parameters, and whatever else the results
+        or bytes of later epochs depend on (bits, traces, error feedback, history, orders, caches).
+
+        A tree of tensors, None, bool, int, float, str, dict, list and tuple, whatever its nesting; a NamedTuple comes
+        back as a tuple. It is saved per rank between epochs, after drain(), which must not change any result, and
+        reaches the same rank of an equal run bit for bit. Tensors may be the live ones: they are copied at once. What
+        follows from the configuration, the shard and the epoch alone is left out; randomness is keyed (ADR 0011).
+        """
+        ...
+
+    def load_state_dict(self, state: dict) -> None:
+        """What state_dict() gave, on an engine that was built anew and has run no epoch. Its tensors are the engine's
+        own from here on. `profile`, where there is one, is the saved one afterwards."""
+        ...

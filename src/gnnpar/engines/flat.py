@@ -121,10 +121,12 @@ class FlatEngine:
         return self._model.named_parameters()
 
     def state_dict(self) -> dict:
-        return {"model": self._model.state_dict(), "codecs": [c.state_dict() for c in self._codecs]}
+        codecs = [c.state_dict() for c in self._codecs]
+        return {"model": self._model.state_dict(), "codecs": codecs, "cache": dict(self._cache)}
 
     def load_state_dict(self, state: dict) -> None:
         self._model.load_state_dict(state["model"])
+        self._cache.update(state["cache"])  # views hold the same dictionary
         for codec, saved in zip(self._codecs, state["codecs"], strict=True):
             codec.load_state_dict(saved)
 

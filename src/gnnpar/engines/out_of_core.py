@@ -89,11 +89,25 @@ class OutOfCoreEngine:
 
     def state_dict(self) -> dict:
         states = [engine.state_dict() for engine in self._engines]
-        return {"model": states[0]["model"], "codecs": [state["codecs"] for state in states]}
+        parts = [{name: self._copied(state[name]) for name in ("codecs", "cache")} for state in states]
+        return {"model": states[0]["model"], "parts": parts}
 
     def load_state_dict(self, state: dict) -> None:
-        for engine, codecs in zip(self._engines, state["codecs"], strict=True):
-            engine.load_state_dict({"model": state["model"], "codecs": codecs})
+        for engine, part in zip(self._engines, state["parts"], strict=True):
+            engine.load_state_dict({"model": state["model"], **part})
+            self._pager.adopt(_tensors_of(part))
+
+    def _copied(self, tree: Any) -> Any:
+        """A tree with its tensors in memory of their own, pages as they were."""
+        if isinstance(tree, Tensor):
+            paged = self._pager.need(tree) is not None
+            copy = tree.clone()
+            if paged:
+                self._pager.evict(tree)
+            return copy
+        if isinstance(tree, dict):
+            return {key: self._copied(value) for key, value in tree.items()}
+        return type(tree)(map(self._copied, tree)) if type(tree) in (list, tuple) else tree
 
     def _everywhere(self, do: Callable[[FlatEngine], Any]) -> list[Any]:
         with self._comm.clock("compute"):
@@ -113,7 +127,7 @@ def _tensors_of(holder: Any) -> Iterator[Tensor]:
     elif is_dataclass(holder):
         for each in fields(holder):
             yield from _tensors_of(getattr(holder, each.name))
-    elif isinstance(holder, (dict, tuple)):
+    elif isinstance(holder, (dict, tuple, list)):
         for value in holder.values() if isinstance(holder, dict) else holder:
             yield from _tensors_of(value)
 

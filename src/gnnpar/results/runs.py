@@ -40,7 +40,7 @@ def folders_of(pattern: str | os.PathLike[str]) -> list[Path]:
 def _read(file: Path) -> Result:
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is no JSON ({error}); remove it or run again") from error
     if not isinstance(result, dict) or result.get("schema", 1) != 1:
         raise ConfigError(f"{file} is of another schema than 1; compare it with the gnnpar that wrote it")

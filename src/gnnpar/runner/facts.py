@@ -56,8 +56,10 @@ def world_of(settings: Settings) -> World:
             name = settings.names.get("strategy")
             raise ValueError(f"strategy={name} runs on {limit} rank, but {size} were started; start {limit}")
         size = limit
-    how: How = "joined" if joined else "alone" if size == 1 else "processes"
-    if how == "processes" and settings.comm.backend == "threads":
+    # a rank that is to be started again must be no part of the process that starts it
+    alone = size == 1 and not settings.launch.max_restarts
+    how: How = "joined" if joined else "alone" if alone else "processes"
+    if how == "processes" and size > 1 and settings.comm.backend == "threads":
         how = "threads"
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if joined else size
     cores = num_cores() if settings.topology.cores == "auto" else settings.topology.cores
@@ -127,6 +129,7 @@ def header(settings: Settings, world: World) -> dict[str, Any]:
         "hardware": hardware(world),
         "commit": commit(),
         "load_before": os.getloadavg()[0],
+        "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),  # torchrun's; ours are counted as they come
     }
 
 
@@ -135,7 +138,7 @@ def session(settings: Settings) -> str | None:
     return " ".join(filter(None, (settings.study, os.environ.get("GNNPAR_SESSION")))) or None
 
 
-_NOT_COMPARED = ("data_dir", "cache_dir", "tracker", "launch", "block")
+_NOT_COMPARED = ("data_dir", "cache_dir", "tracker", "launch", "block", "checkpoint", "resume")
 
 
 def config_hash(settings: Settings, network: Network | None) -> str:

@@ -31,7 +31,8 @@ from gnnpar.track.progress import Snapshot
 State = Literal["done", "failed", "interrupted", "killed", "running", "missing"]
 STATES: tuple[State, ...] = ("done", "failed", "interrupted", "killed", "running", "missing")
 MANIFEST, RECORD = "sweep.json", "job.json"
-_NOT_HASHED = ("data_dir", "cache_dir", "tracker", "trace")  # where a run reads, keeps and tells: it computes the same
+# where a run reads, keeps and tells: it computes the same
+_NOT_HASHED = ("data_dir", "cache_dir", "tracker", "trace", "checkpoint", "resume")
 _SILENT_SECONDS = 600.0  # a job of another host that has written nothing for so long is taken for dead
 
 
@@ -70,7 +71,7 @@ class Manifest:
             data = json.loads(file.read_text(encoding="utf-8"))
             jobs = [Job(each["key"], each["folder"], tuple(each["overrides"])) for each in data["jobs"]]
             return Manifest(folder, list(data["argv"]), {job.key: job for job in jobs})
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{file} cannot be read: {type(error).__name__} {error}; remove it") from error
 
     def title(self, key: str) -> str:

@@ -66,8 +66,8 @@ class Schedule:
             return parameter.ndim > 1
         return self.decay == "all" or layer_of(name) == 0 or name.startswith("encoder.")
 
-    def wrap(self, optimizer: torch.optim.Optimizer, epochs: int) -> Stepper:
-        return Stepper(optimizer, config=self, epochs=epochs)
+    def wrap(self, optimizer: torch.optim.Optimizer, epochs: int, named: list[tuple[str, nn.Parameter]]) -> Stepper:
+        return Stepper(optimizer, config=self, epochs=epochs, names={p: name for name, p in named})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +78,9 @@ class Adam(Schedule):
     eps: Rate = 1e-8
 
     def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
-        optimizer = torch.optim.Adam(
-            self.groups(list(parameters), layer_of), lr=self.lr, betas=self.betas, eps=self.eps
-        )
-        return self.wrap(optimizer, epochs)
+        named = list(parameters)
+        optimizer = torch.optim.Adam(self.groups(named, layer_of), lr=self.lr, betas=self.betas, eps=self.eps)
+        return self.wrap(optimizer, epochs, named)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +91,9 @@ class AdamW(Schedule):
     eps: Rate = 1e-8
 
     def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
-        optimizer = torch.optim.AdamW(
-            self.groups(list(parameters), layer_of), lr=self.lr, betas=self.betas, eps=self.eps
-        )
-        return self.wrap(optimizer, epochs)
+        named = list(parameters)
+        optimizer = torch.optim.AdamW(self.groups(named, layer_of), lr=self.lr, betas=self.betas, eps=self.eps)
+        return self.wrap(optimizer, epochs, named)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,15 +109,23 @@ class SGD(Schedule):
             raise ValueError("nesterov=true needs momentum above 0; set optim.momentum or optim.nesterov=false")
 
     def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
-        groups = self.groups(list(parameters), layer_of)
-        return self.wrap(torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov), epochs)
+        named = list(parameters)
+        groups = self.groups(named, layer_of)
+        optimizer = torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
+        return self.wrap(optimizer, epochs, named)
 
 
 class Stepper:
-    """What an engine is handed: zero_grad, then step once the gradient is the global one."""
+    """What an engine is handed: zero_grad, then step once the gradient is the global one.
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, config: Schedule, epochs: int) -> None:
-        self.optimizer, self.config, self.epochs = optimizer, config, epochs
+    `refused`: the last step was none, because a gradient was not finite; the weights are those before it.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, config: Schedule, epochs: int, names: dict[nn.Parameter, str]
+    ) -> None:
+        self.optimizer, self.config, self.epochs, self.names = optimizer, config, epochs, names
+        self.refused = False
         self.schedule(0)
 
     @property
@@ -144,6 +150,10 @@ class Stepper:
 
     def step(self, norm: float | None = None) -> None:
         """Clip by the global norm when asked, then update. `norm`: the gradient's over all stages."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        self.refused = not bool(torch.stack([torch.isfinite(g).all() for g in gradients]).all()) if gradients else False
+        if self.refused:
+            return
         if self.config.clip is not None and norm is None:
             nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
         elif self.config.clip is not None:
@@ -152,7 +162,21 @@ class Stepper:
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
+        """By parameter name, so that it fits any division of the parameters; the rest is configuration."""
+        kept = self.optimizer.state
+        state = {self.names[p]: dict(kept[p]) for p in self.parameters if p in kept}
+        return {"kind": type(self.optimizer).__name__, "state": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state)
+        """Of the parameters that this rank holds."""
+        by_name = {name: p for p, name in self.names.items()}
+        for name, slots in state["state"].items():
+            if (p := by_name.get(name)) is not None:
+                self.optimizer.state[p] = {k: _placed(k, v, p) for k, v in slots.items()}
+
+
+def _placed(slot: str, value: Any, parameter: nn.Parameter) -> Any:
+    """Moments lie where their parameter does, in its type; a step count stays as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.clone() if slot == "step" else value.to(parameter.device, parameter.dtype, copy=True)

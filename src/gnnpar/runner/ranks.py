@@ -5,6 +5,7 @@ Imports neither Hydra nor trackers' services nor PyG: an empty rank is up in two
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -15,31 +16,47 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnnpar.comm.namespaces import INTERFACE, Network
 from gnnpar.runner.facts import World
 from gnnpar.runner.result import write_result
+from gnnpar.runner.stopping import Interrupted, Stop, listen_in_rank
 from gnnpar.settings import Settings
+from gnnpar.track.console import say
 from gnnpar.track.tracker import Null, Tee, Tracker
+
+if TYPE_CHECKING:
+    from gnnpar.runner.resume import Start
 
 _LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "is gone", "Socket", "connectionFailure")
 _PATIENCE_SECONDS = 5.0
+_PARENT_FIRST_SECONDS = 15.0  # the parent's watchdog speaks before a rank's own time-out
+STOP = "stop"  # the file in the scratch folder by which the parent asks for the end
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a rank ended. `secondary`: it only lost its peer."""
+    """Why a rank ended. `secondary`: it only lost its peer. `lost`: it was ended, and might have gone on."""
 
     rank: int
     reason: str
     traceback: str = ""
     time: float = 0.0
     secondary: bool = False
+    lost: bool = False
 
     @property
     def line(self) -> str:
         return f"rank {self.rank}: {self.reason}"
+
+
+class RankFailed(Exception):
+    """A rank ended before its work."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.line)
+        self.failure = failure
 
 
 def reason_of(error: BaseException) -> str:
@@ -59,11 +76,16 @@ def main(settings: Settings, world: World, run_dir: str, facts: Mapping[str, Any
     from torch import multiprocessing
 
     # the terminal's Ctrl-C goes to the parent alone (SIGINT is blocked here); without a parent there is no run
-    multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM)  # pyright: ignore[reportAttributeAccessIssue]
-    rank = int(os.environ["RANK"])
+    multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue]
+    rank, stop = int(os.environ["RANK"]), Stop(Path(scratch) / STOP)
+    listen_in_rank(stop)
+    stack = (Path(scratch) / f"{rank}.stack").open("w")
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)  # the watchdog asks a rank that hangs
     try:
         meet = enter_network(world.network, rank, scratch)
-        train_process(settings, world, Path(run_dir), facts, init_method=meet)
+        train_process(settings, world, Path(run_dir), facts, init_method=meet, scratch=Path(scratch), stop=stop)
+    except Interrupted:
+        return
     except BaseException as error:
         failure = failure_of(rank, error)
         partial = Path(scratch) / f"{rank}.partial"
@@ -86,12 +108,19 @@ def enter_network(network: Network | None, rank: int, scratch: str) -> str | Non
 
 
 def train_process(
-    settings: Settings, world: World, run_dir: Path, facts: Mapping[str, Any], *, init_method: str | None = None
-) -> None:
-    """Connect, train, disconnect: a rank that has RANK and WORLD_SIZE in its environment."""
+    settings: Settings, world: World, run_dir: Path, facts: Mapping[str, Any], *, init_method: str | None = None,
+    scratch: Path | None = None, stop: Stop | None = None,
+) -> None:  # fmt: skip
+    """Connect, train, disconnect: a rank that has RANK and WORLD_SIZE in its environment.
+
+    `scratch`: where a parent looks for what its ranks are doing.
+    """
     import torch
 
+    from gnnpar.comm import ThreadWorld
     from gnnpar.comm.process import connect
+    from gnnpar.comm.whereabouts import Whereabouts
+    from gnnpar.runner.resume import find
     from gnnpar.runner.train import train
 
     torch.set_num_threads(world.threads_per_rank)
@@ -100,19 +129,35 @@ def train_process(
     if world.device == "cuda":
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
     backend = "nccl" if world.backend == "nccl" else "gloo"
-    comm = connect(backend, device=device, timeout_seconds=settings.comm.timeout_seconds, init_method=init_method)
-    with tracking(settings, run_dir, facts) if rank == 0 else nullcontext(Null()) as tracker:
-        train(settings, world, comm, tracker, run_dir)
+    if world.size == 1:
+        comm = ThreadWorld(1, device=device).communicators()[0]
+    else:
+        patience = settings.comm.timeout_seconds + (_PARENT_FIRST_SECONDS if scratch else 0.0)
+        comm = connect(
+            backend, device=device, timeout_seconds=patience, init_method=init_method,
+            whereabouts=Whereabouts(scratch and scratch / f"{rank}.at"),
+        )  # fmt: skip
+    start = find(settings, run_dir, world.size, restarted=facts["restarts"] > 0, say=say) if rank == 0 else None
+    try:
+        with tracking(settings, run_dir, facts, start) if rank == 0 else nullcontext(Null()) as tracker:
+            train(settings, world, comm, tracker, run_dir, start=start, stop=stop)
+    except Interrupted:
+        comm.close()
+        raise
     comm.close()
 
 
 @contextmanager
-def tracking(settings: Settings, run_dir: Path, facts: Mapping[str, Any]) -> Iterator[Tracker]:
+def tracking(
+    settings: Settings, run_dir: Path, facts: Mapping[str, Any], start: Start | None = None
+) -> Iterator[Tracker]:
     """metrics.jsonl, and the configured tracker beside it; at the end they are told the result as rank 0 sees it."""
     from gnnpar.track.jsonl import Jsonl
 
     job = {**facts, "study": settings.study, "names": dict(settings.names), "resolved": settings.resolved}
-    tracker = Tee(trackers=(Jsonl(run_dir), settings.tracker.build(run_dir, settings.epochs, job)))
+    found, timed = (start.found, start.alike) if start else (None, True)
+    rows = Jsonl(run_dir, source=found and found.run_dir, epochs_done=found.epoch if found else 0, timed=timed)
+    tracker = Tee(trackers=(rows, settings.tracker.build(run_dir, settings.epochs, job)))
     status, reason = "completed", None
     try:
         yield tracker

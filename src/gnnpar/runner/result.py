@@ -47,9 +47,12 @@ def forget(run_dir: Path) -> None:
 
 
 def read_result(run_dir: Path) -> dict[str, Any] | None:
-    """What rank 0 wrote, if it did."""
-    path = run_dir / FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    """What rank 0 wrote, if it did; a file that is none counts as none."""
+    try:
+        result = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return result if isinstance(result, dict) and {"status", "error"} <= result.keys() else None
 
 
 def build_result(
@@ -67,6 +70,7 @@ def build_result(
         "status": status,
         **{name: header[name] for name in copied},
         "epochs_done": len(rows),
+        "restarts": header.get("restarts", 0),
         "loss": {"first": rows[0]["loss/train"] if rows else None, "last": rows[-1]["loss/train"] if rows else None},
         "metric": metric(rows),
         "epoch_seconds": epoch_seconds(timed, warmup),
@@ -231,6 +235,7 @@ def _mean(rows: Sequence[Row], key: str) -> float | None:
 
 def _mean_list(rows: Sequence[Row], key: str) -> list[float]:
     lists = [row[key] for row in rows if row.get(key)]
+    lists = [each for each in lists if len(each) == len(lists[-1])]  # a resumed run may have had other ranks before
     return [statistics.fmean(column) for column in zip(*lists, strict=True)] if lists else []
 
 

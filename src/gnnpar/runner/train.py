@@ -1,4 +1,4 @@
-"""The training loop of one rank, flat: plan, shard, build, then epochs.
+"""The training loop of one rank, flat: plan, shard, build, go on where a checkpoint left off, then epochs.
 
 Only rank 0 reads the dataset, plans, and talks to trackers; every figure it logs is already reduced over ranks.
 """
@@ -22,15 +22,20 @@ from gnnpar.comm.namespaces import interface_sent_bytes
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gnn import GNN
 from gnnpar.plan import LayerPolicy, Plan, Topology
-from gnnpar.runner import memory, paced
+from gnnpar.runner import memory, paced, resume
+from gnnpar.runner.diagnose import first_not_finite, is_out_of_memory, out_of_memory
 from gnnpar.runner.evaluate import evaluate, fidelity
 from gnnpar.runner.facts import WARMUP_EPOCHS, World
+from gnnpar.runner.keeping import Keeper
 from gnnpar.runner.layer_costs import layer_seconds
 from gnnpar.runner.measure import EpochMeter, merge
+from gnnpar.runner.resume import Start
+from gnnpar.runner.stopping import Interrupted, Stop
 from gnnpar.runner.trace import Recorder, traced_epoch
 from gnnpar.settings import Settings, instantiate
 from gnnpar.shard.shard import Shard
 from gnnpar.strategies.strategy import Workload
+from gnnpar.track.console import say
 from gnnpar.track.tracker import Tracker
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
@@ -44,12 +49,16 @@ class Run:
     world: World
     comm: Communicator
     shard: Shard
+    model: Any
     engine: Any
     optimizer: Any
     task: Any
     cold: dict[str, float]
     mesh: tuple[tuple[int, ...], ...]  # stage -> ranks of its parts
     run_dir: Path
+    first_epoch: int
+    identity: dict[str, Any]  # what a checkpoint of this run is of
+    restored: dict[str, Any] | None = None  # Progress.kept() of the checkpoint it goes on from
     profile_hash: str = ""  # of what was measured beforehand and decides on numbers
 
 
@@ -63,6 +72,20 @@ class Progress:
     evaluations_since: int = 0
     cold: dict[str, float] = field(default_factory=dict)
 
+    def kept(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        best = self.best_val if self.best_val > -math.inf else None
+        return {
+            "train_seconds": self.train_seconds, "num_bytes": self.num_bytes, "best_val": best,
+            "evaluations_since": self.evaluations_since,
+        }  # fmt: skip
+
+    def take_up(self, kept: dict[str, Any] | None) -> None:
+        if kept is not None:
+            best = -math.inf if kept["best_val"] is None else kept["best_val"]
+            self.train_seconds, self.num_bytes, self.best_val = kept["train_seconds"], kept["num_bytes"], best
+            self.evaluations_since = kept["evaluations_since"]
+
     def stops(self, val: float | None, settings: Settings) -> bool:
         """Early stopping, told of one more evaluation."""
         stopping = settings.early_stopping
@@ -75,12 +98,31 @@ class Progress:
         return stopping.patience is not None and self.evaluations_since >= stopping.patience
 
 
-def train(settings: Settings, world: World, comm: Communicator, tracker: Tracker, run_dir: Path) -> None:
-    """Train to the end. Collective; `tracker` and `run_dir` are used on rank 0."""
-    run = prepare(settings, world, comm, tracker, run_dir)
+def train(
+    settings: Settings, world: World, comm: Communicator, tracker: Tracker, run_dir: Path,
+    *, start: Start | None = None, stop: Stop | None = None,
+) -> None:  # fmt: skip
+    """Train to the end, or to the end of the epoch in which `stop` is asked (Interrupted). Collective.
+
+    `tracker`, `start` and what `run_dir` holds are rank 0's; all ranks write their checkpoints under `run_dir`.
+    """
+    try:
+        run = prepare(settings, world, comm, tracker, run_dir, start or Start())
+        epochs(run, tracker, Keeper(settings, run_dir, stop or Stop(), say))
+        run.engine.drain()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise out_of_memory(error, settings, world.size) from error
+
+
+def epochs(run: Run, tracker: Tracker, keeper: Keeper) -> None:
+    """From the first epoch that is not done to the last. Collective."""
+    settings, comm = run.settings, run.comm
     progress = Progress(cold=run.cold)
-    for epoch in range(settings.epochs):
-        row, loss = train_epoch(run, epoch, progress)
+    progress.take_up(run.restored)
+    for epoch in range(run.first_epoch, settings.epochs):
+        row, loss, everyone = train_epoch(run, epoch, progress, keeper)
         last = epoch + 1 == settings.epochs
         stop = False
         if last or (epoch + 1) % settings.eval_every == 0:
@@ -91,16 +133,32 @@ def train(settings: Settings, world: World, comm: Communicator, tracker: Tracker
             stop = progress.stops(values["metric/val"], settings)
         if comm.rank == 0:
             tracker.log(row)
-        if not math.isfinite(loss):
-            raise ValueError(f"the loss is {loss} in epoch {epoch}: lower optim.lr or set optim.clip")
+        now = keeper.decide(comm, epoch + 1, everyone, ends=last or stop)
+        if now.broken:
+            raise ValueError(broken(run, epoch, loss) + keeper.last_good())
+        if now.save:
+            written = keeper.save(run, epoch + 1, progress.kept(), row.get("metric/val"))
+            if now.interrupted and written:
+                say(f"asked to end: checkpoint after epoch {epoch}; resume=auto in the same folder goes on")
+        if now.interrupted:
+            raise Interrupted
         if stop:
             break
-    run.engine.drain()
 
 
-def prepare(settings: Settings, world: World, comm: Communicator, tracker: Tracker, run_dir: Path) -> Run:
-    """Dataset, plan, shard, model, engine and optimizer of one rank. Collective."""
+def broken(run: Run, epoch: int, loss: float) -> str:
+    """Why an epoch's numbers are of no use, in one line. Collective."""
+    what = first_not_finite(run.engine, run.model, run.shard, run.comm, epoch)
+    told = f"the loss is {loss} in epoch {epoch}"
+    if math.isfinite(loss):
+        told = f"the gradient of epoch {epoch} is not finite (loss {loss:.4g})"
+    return f"{told}: {what}; lower optim.lr or set optim.clip"
+
+
+def prepare(settings: Settings, world: World, comm: Communicator, tracker: Tracker, run_dir: Path, start: Start) -> Run:
+    """Dataset, plan, shard, model, engine and optimizer of one rank, as a checkpoint left them. Collective."""
     cold: dict[str, float] = {}
+    start = comm.broadcast(start)  # pyright: ignore[reportAssignmentType]
     device, dtype = comm.device, DTYPES[settings.precision]
     dataset = None
     if comm.rank == 0:
@@ -129,14 +187,17 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
             placement=shared.placement if plan is None else plan.placement,
         ).to(device, dtype)
         del dataset
-        engine = settings.strategy.build(
+        engine = resume.replaying(settings.strategy, start.profile, world.size).build(
             plan or shared, shard, model.to(device, dtype), task, comm,
             seed=settings.seed, first_layer=settings.first_layer,
         )  # fmt: skip
     optimizer = settings.optim.build(engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of)
-    profile_hash = save_profile(engine, comm, run_dir)
-    mesh = shared.placement.mesh
-    return Run(settings, world, comm, shard, engine, optimizer, task, cold, mesh, run_dir, profile_hash)
+    mine = resume.identity(settings, shared.hashes, world.size, num_features, task)
+    restored = resume.restore(start, mine, engine, optimizer, comm, say=say)
+    return Run(
+        settings, world, comm, shard, model, engine, optimizer, task, cold, shared.placement.mesh, run_dir, start.epoch,
+        mine, restored, save_profile(engine, comm, run_dir),
+    )  # fmt: skip
 
 
 def save_profile(engine: Any, comm: Communicator, run_dir: Path) -> str:
@@ -145,14 +206,16 @@ def save_profile(engine: Any, comm: Communicator, run_dir: Path) -> str:
     if profile is None:
         return ""
     if comm.rank == 0:
-        (run_dir / "profile.json").write_text(json.dumps(profile.as_json(), indent=1) + "\n", encoding="utf-8")
+        partial = run_dir / "profile.json.partial"
+        partial.write_text(json.dumps(profile.as_json(), indent=1) + "\n", encoding="utf-8")
+        partial.replace(run_dir / "profile.json")
     return profile.hash
 
 
 def make_plan(settings: Settings, world: World, dataset: Any, model: GNN, device: torch.device) -> Plan:
     """The given plan, verified, or the strategy's own."""
     if settings.plan is not None:
-        codecs = [layer["codec"] for layer in json.loads(settings.plan.read_text(encoding="utf-8"))["layers"]]
+        codecs = [layer["codec"] for layer in Plan.data(settings.plan)["layers"]]
         plan = Plan.load(settings.plan, codecs=tuple(codec and instantiate(codec) for codec in codecs))
         plan.verify(graph=dataset.graph_hash, split=dataset.split_hash)
         if plan.num_ranks != world.size:
@@ -166,10 +229,17 @@ def make_plan(settings: Settings, world: World, dataset: Any, model: GNN, device
         partition=settings.partition,
         cache=partition_cache(settings),
         num_layers=model.num_layers,
+        say=heed,
         layer_seconds=lambda: layer_seconds(model, dataset, device=device, dtype=DTYPES[settings.precision]),
     )
     plan = settings.strategy.plan(workload, Topology(world.size))
     return replace(plan, strategy={"name": settings.names.get("strategy"), **settings.resolved["strategy"]})
+
+
+def heed(line: str) -> None:
+    """What a partitioner reports; only what is wrong is worth a line."""
+    if not line.startswith("partitioned "):
+        say(line)
 
 
 def partition_cache(settings: Settings) -> Path | None:
@@ -213,8 +283,10 @@ def how_of(policy: LayerPolicy) -> str:
     return f"{codec}, overlap {policy.overlap}"
 
 
-def train_epoch(run: Run, epoch: int, progress: Progress) -> tuple[dict[str, Any], float]:
-    """One epoch, measured: its row (complete on rank 0) and its loss."""
+def train_epoch(
+    run: Run, epoch: int, progress: Progress, keeper: Keeper
+) -> tuple[dict[str, Any], float, list[dict[str, Any]] | None]:
+    """One epoch, measured: its row (complete on rank 0), its loss, and what all ranks told rank 0."""
     settings, comm, engine, optimizer = run.settings, run.comm, run.engine, run.optimizer
     probing = bool(settings.fidelity_every) and epoch % settings.fidelity_every == 0
     profiling = run.world.how != "threads" and epoch == memory_epoch(settings.epochs)
@@ -235,6 +307,7 @@ def train_epoch(run: Run, epoch: int, progress: Progress) -> tuple[dict[str, Any
             "peak": (allocations.peak or 0) + engine.peak_elsewhere(),
             "live": live_bytes(run, allocations.activations),
         }
+    mine |= {"broken": optimizer.refused or not math.isfinite(report.loss), "asked": keeper.sign()}
     everyone = comm.gather(mine)
     row: dict[str, Any] = {"epoch": epoch, "loss/train": report.loss, "optim/lr": optimizer.lr}
     row["time/timed"] = int(not probing and not profiling)
@@ -248,7 +321,7 @@ def train_epoch(run: Run, epoch: int, progress: Progress) -> tuple[dict[str, Any
         if epoch == 0:
             row |= {"profile/hash": run.profile_hash} if run.profile_hash else {}
             row |= {f"time/cold_{name}_seconds": seconds for name, seconds in progress.cold.items()}
-    return row, report.loss
+    return row, report.loss, everyone
 
 
 def interface_of(world: World, rank: int) -> Callable[[], int] | None:

@@ -110,9 +110,9 @@ def partition(
         raise ValueError(
             f"{dataset.num_nodes} nodes cannot fill {parts} parts: launch at most {dataset.num_nodes} ranks."
         )
-    file = None if cache is None else cache / f"{_key(dataset, parts, by)}.npy"
-    if file is not None and file.exists():
-        return torch.from_numpy(np.load(file)).long()
+    file = None if cache is None else cache / f"{_key(dataset, parts, by)}.part"
+    if file is not None and (kept := _read(file, dataset.num_nodes, parts, say)) is not None:
+        return kept
     began = time.perf_counter()
     part_of = by.part_of(dataset, parts)
     sizes = torch.bincount(part_of, minlength=parts)
@@ -124,11 +124,39 @@ def partition(
         )
     say(f"partitioned {dataset.num_nodes} nodes into {parts} parts in {time.perf_counter() - began:.1f} s")
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = file.with_suffix(f".{os.getpid()}.tmp.npy")
-        np.save(scratch, part_of.to(torch.int32).numpy())
-        scratch.replace(file)  # atomic: two runs may partition at once
+        _write(file, part_of, say)
     return part_of
+
+
+def _write(file: Path, part_of: Tensor, say: Callable[[str], None]) -> None:
+    """sha256 of what follows, then int32 [N]. A cache that takes nothing more is a line, not an error."""
+    payload = part_of.to(torch.int32).numpy().tobytes()
+    scratch = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_bytes(hashlib.sha256(payload).digest() + payload)
+        scratch.replace(file)  # atomic: two runs may partition at once
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        say(f"partition not cached: {error.strerror} ({file})")
+
+
+def _read(file: Path, num_nodes: int, parts: int, say: Callable[[str], None]) -> Tensor | None:
+    """A cached partition whose every byte is as it was written; a line where it is not."""
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        say(f"the cached partition {file} cannot be read ({error.strerror}): partitioning again")
+        return None
+    digest, payload = data[:32], data[32:]
+    if hashlib.sha256(payload).digest() == digest and len(payload) == 4 * num_nodes:
+        part_of = torch.from_numpy(np.frombuffer(payload, dtype=np.int32).astype(np.int64))
+        if int(part_of.min()) >= 0 and int(part_of.max()) < parts:
+            return part_of
+    say(f"the cached partition {file} is corrupt: partitioning again")
+    return None
 
 
 def _key(dataset: Dataset, parts: int, by: Partitioner) -> str:

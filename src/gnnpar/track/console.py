@@ -62,6 +62,7 @@ class Lines:
     def __init__(self, epochs: int, *, every: int) -> None:
         self.epochs, self.every = epochs, every
         self._began = time.monotonic()
+        self._first: int | None = None  # not 0 in a run that goes on from a checkpoint
         self._val: float | None = None
         self._probe = ""
 
@@ -71,11 +72,12 @@ class Lines:
 
     def log(self, row: Mapping[str, Any]) -> None:
         epoch = row["epoch"]
+        self._first = epoch if self._first is None else self._first
         self._val = row.get("metric/val", self._val)
         self._probe = probe_line(row) or self._probe
         if (epoch + 1) % self.every and epoch + 1 != self.epochs:
             return
-        left = (time.monotonic() - self._began) / (epoch + 1) * (self.epochs - epoch - 1)
+        left = (time.monotonic() - self._began) / (epoch + 1 - self._first) * (self.epochs - epoch - 1)
         say(f"epoch {epoch + 1}/{self.epochs}  {_figures(row, self._val, self._probe)}  left {left:.0f} s")
 
     def close(self, result: Mapping[str, Any] | None = None) -> None: ...
@@ -101,7 +103,7 @@ class Bar:
     def log(self, row: Mapping[str, Any]) -> None:
         self._val = row.get("metric/val", self._val)
         self._probe = probe_line(row) or self._probe
-        self.progress.update(self._task, advance=1, figures=_figures(row, self._val, self._probe))
+        self.progress.update(self._task, completed=row["epoch"] + 1, figures=_figures(row, self._val, self._probe))
 
     def close(self, result: Mapping[str, Any] | None = None) -> None:
         self.progress.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,24 @@ FILE = "metrics.jsonl"
 
 
 class Jsonl:
-    """Rows are flushed as they come: a run that is killed leaves every epoch it finished."""
+    """Rows are flushed as they come: a run that is killed leaves every epoch it finished.
 
-    def __init__(self, run_dir: Path) -> None:
-        self._file = (run_dir / FILE).open("w", encoding="utf-8")
+    A run that goes on from a checkpoint begins with the rows of its `epochs_done` epochs, as `source` has them; `timed`
+    tells whether their times and bytes count as this run's.
+    """
+
+    def __init__(self, run_dir: Path, *, source: Path | None = None, epochs_done: int = 0, timed: bool = True) -> None:
+        file = run_dir / FILE
+        if source is not None:
+            kept = [row for row in read_rows(source) if row["epoch"] < epochs_done]
+            kept = kept if timed else [_results_only(row) for row in kept]
+            partial = file.with_name(FILE + ".partial")
+            with partial.open("w", encoding="utf-8") as out:
+                out.writelines(json.dumps(row) + "\n" for row in kept)
+                out.flush()
+                os.fsync(out.fileno())
+            partial.replace(file)
+        self._file = file.open("w" if source is None else "a", encoding="utf-8")
 
     def start(self, facts: Mapping[str, Any]) -> None: ...
 
@@ -36,12 +51,20 @@ def read_rows(run_dir: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
+            break
+        rows.append(row)
     return rows
+
+
+def _results_only(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Less what the run before measured of itself."""
+    return {k: v for k, v in row.items() if not k.startswith(("memory/", "assign/"))} | {"time/timed": 0}
 
 
 def _finite(value: Any) -> Any:

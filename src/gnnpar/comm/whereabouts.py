@@ -1,0 +1,91 @@
+"""Where a rank is in the run, for whoever watches it from outside: one record in a small file.
+
+The record says the last site, whether the rank works or waits there, and for whom.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gnnpar.comm.communicator import Site
+
+_RECORD = struct.Struct("<dqqqqqqq")  # seconds (monotonic), pid, state or peer, epoch, layer, call, phase, chunk
+_PHASES = ("forward", "backward", "remat", "push", "stage", "reduce", "assign", "evaluate", "setup")
+WORKING, WAITING_FOR_ALL = -1, -2
+_NOWHERE = (-1, -1, -1, -1, -1)
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A record as read from outside. `waits_for`: a rank, WAITING_FOR_ALL, or WORKING; `seconds`: of the monotonic
+    clock, which all processes of a machine share."""
+
+    seconds: float
+    pid: int
+    waits_for: int
+    epoch: int
+    layer: int
+    call: int
+    phase: str
+    chunk: int
+
+    @property
+    def place(self) -> str:
+        """'epoch 3, layer 1, backward'."""
+        if self.epoch < 0:
+            return "before the first epoch"
+        layer = f", layer {self.layer}" if self.layer >= 0 else ""
+        call = f" call {self.call}" if self.call else ""
+        chunk = f", chunk {self.chunk}" if self.chunk else ""
+        return f"epoch {self.epoch}{layer}{call}, {self.phase}{chunk}"
+
+
+class Whereabouts:
+    """A rank's own record; without a file nobody watches."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._map: mmap.mmap | None = None
+        self._site: tuple[int, ...] = _NOWHERE
+        if file is not None:
+            partial = file.with_suffix(".new")
+            with partial.open("wb+") as empty:
+                empty.write(bytes(_RECORD.size))
+                empty.flush()
+                self._map = mmap.mmap(empty.fileno(), _RECORD.size)
+            self._write(WORKING)
+            partial.replace(file)
+
+    def at(self, site: Site) -> None:
+        """The rank works, and has come to a site."""
+        if self._map is not None:
+            self._site = site.epoch, site.layer, site.call, _PHASES.index(site.phase), site.chunk
+            self._write(WORKING)
+
+    @contextmanager
+    def waiting(self, peer: int) -> Iterator[None]:
+        """Inside, the rank needs another one to go on."""
+        if self._map is None:
+            yield
+            return
+        self._write(peer)
+        try:
+            yield
+        finally:
+            self._write(WORKING)
+
+    def _write(self, state: int) -> None:
+        assert self._map is not None
+        _RECORD.pack_into(self._map, 0, time.monotonic(), os.getpid(), state, *self._site)
+
+
+def sighting(file: Path) -> Sighting:
+    """What a rank's file says now."""
+    seconds, pid, state, epoch, layer, call, phase, chunk = _RECORD.unpack(file.read_bytes()[: _RECORD.size])
+    return Sighting(seconds, pid, state, epoch, layer, call, _PHASES[phase] if phase >= 0 else "", chunk)

@@ -1,0 +1,108 @@
+"""What went wrong in words that say what to change: numbers that are not finite, and memory that ran out."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnnpar.comm import Communicator
+from gnnpar.models.gnn import GNN
+from gnnpar.settings import Settings
+
+_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Cannot allocate memory")
+
+
+def first_not_finite(engine: Any, model: nn.Module, shard: Any, comm: Communicator, epoch: int) -> str:
+    """The first tensor that is not finite, in the order of a training pass, and its layer. Collective.
+
+    The pass is made again, exactly (no codec, no history), at the weights the epoch began with.
+    """
+    mine = _first_of([("the features", shard.x), *engine.named_parameters()])
+    if mine is None:
+        with _watched(model) as found:
+            gradient = engine.exact_gradient(epoch)
+        outputs = sorted(found)
+        mine = f"the output of {outputs[0][1]}" if outputs else None
+        back = [(f"the gradient of {name}", g) for name, g in reversed(list(gradient.items()))]
+        mine = mine or _first_of(back)
+    everyone: Any = comm.broadcast(comm.gather(mine))
+    rank, what = next(((i, each) for i, each in enumerate(everyone) if each), (0, None))
+    if what is None:
+        return "every tensor of an exact pass is finite: what the strategy does otherwise (codec, history) is not"
+    return f"the first tensor that is not finite is {what}{_layer(what)}, on rank {rank}"
+
+
+def _first_of(named: list[tuple[str, Tensor]]) -> str | None:
+    return next((name for name, t in named if t.is_floating_point() and not bool(torch.isfinite(t).all())), None)
+
+
+def _layer(what: str) -> str:
+    name = what.rpartition(" ")[2]
+    layer = GNN.layer_of(name)
+    return "" if layer is None else f" (layer {layer})"
+
+
+@contextmanager
+def _watched(model: nn.Module) -> Iterator[list[tuple[int, str]]]:
+    """(position in the pass, module) of every module whose output is not finite, innermost first."""
+    found: list[tuple[int, str]] = []
+    lock, count = threading.Lock(), iter(range(1 << 62))
+
+    def look(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, out: Any) -> None:
+            tensors = [t for t in (out if isinstance(out, tuple) else (out,)) if isinstance(t, Tensor)]
+            if any(not bool(torch.isfinite(t.detach()).all()) for t in tensors):
+                with lock:
+                    found.append((next(count), name))
+
+        return hook
+
+    handles = [m.register_forward_hook(look(name)) for name, m in model.named_modules() if name]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of this process or its GPU, whoever says so."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _OUT_OF_MEMORY)
+
+
+def out_of_memory(error: BaseException, settings: Settings, world_size: int) -> MemoryError:
+    """The same in one line, with a setting that needs less."""
+    asked = re.search(r"allocate (\d[\d.]*) ?(bytes|[KMGT]i?B)?", str(error))
+    size = ""
+    if asked:
+        unit = asked[2] or "bytes"
+        size = f" ({float(asked[1]) / 2**30:.2f} GiB were asked for)" if unit == "bytes" else f" ({asked[1]} {unit})"
+    return MemoryError(f"out of memory{size}: {what_needs_less(settings, world_size)}")
+
+
+def what_needs_less(settings: Settings, world_size: int) -> str:
+    """The next setting on the way down: rounds of SAR, smaller rounds, out of core, more parts of it."""
+    strategy = settings.strategy
+    parts = getattr(strategy, "logical_parts", None)
+    if parts is not None:
+        return f"set strategy.logical_parts={2 * parts}: the device holds one part of {2 * parts} at a time"
+    if hasattr(strategy, "logical_parts"):
+        if world_size > 1 and (strategy.prefetch > 0 or strategy.rounds == "one"):
+            return "set strategy.prefetch=0 strategy.rounds=peer, or strategy.logical_parts=8 world_size=1: out of core"
+        return (
+            f"set strategy.logical_parts={4 * world_size} world_size=1: out of core, one part on the device at a time"
+        )
+    if world_size > 1:
+        return (
+            f"strategy=sar holds about (2 + prefetch)/{world_size} of the rows on a rank, whatever the cut; "
+            f"strategy=sar strategy.logical_parts={4 * world_size} world_size=1 trains out of core"
+        )
+    return "strategy=sar strategy.logical_parts=4 trains out of core, a quarter of the graph on the device at a time"

@@ -1,0 +1,59 @@
+"""What tests of checkpoints share: small runs in threads of this process, and what they left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gnnpar.main import compose
+from gnnpar.runner import checkpoint
+from gnnpar.runner.launch import Outcome, launch
+
+SMALL = (
+    "comm=threads", "dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12", "model.hidden=8",
+    "tracker=jsonl", "threads_per_rank=1", "eval_every=2",
+)  # fmt: skip
+ADAPTIVE = ("strategy.codec.period=2", "strategy.codec.warmup=1", "strategy.codec.trace_epochs=2")
+WALL = ("time/", "memory/", "comm/wire", "system/")  # what no two runs share
+
+
+def strategy_of(name: str) -> tuple[str, ...]:
+    """A strategy's overrides such that short runs choose bits and trace."""
+    adaptive = getattr(compose([f"strategy={name}"]).strategy, "codec", None)
+    return (f"strategy={name}", *(ADAPTIVE if type(adaptive).__name__ == "Adaptive" else ()))
+
+
+def train(folder: Path, *overrides: str) -> Outcome:
+    folder.mkdir(exist_ok=True)
+    return launch(compose([*SMALL, *overrides]), folder)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl less the times."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(WALL)} for row in found]
+
+
+def result(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text())
+
+
+def last(folder: Path) -> checkpoint.Checkpoint:
+    lines: list[str] = []
+    found = checkpoint.latest(folder, lines.append)
+    assert found is not None
+    assert not lines
+    return found
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Of parameters, optimizer and engine state, in the last checkpoint."""
+    return dict(last(folder).manifest["hashes"])
+
+
+def damage(file: Path, at: float = 0.5) -> None:
+    """Flip a byte."""
+    data = bytearray(file.read_bytes())
+    data[int(len(data) * at)] ^= 0xFF
+    file.write_bytes(bytes(data))

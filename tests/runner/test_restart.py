@@ -1,0 +1,67 @@
+"""A rank is killed or hangs, and the run ends as if nothing had happened: the same parameters, state and metrics."""
+
+from __future__ import annotations
+
+import random
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from checkpoints import SMALL, hashes, result, rows, strategy_of, train
+from composing import names
+from gnnpar.main import compose
+from gnnpar.runner.launch import Outcome, launch
+from saboteurs import Saboteur
+
+PROCESSES = ("comm=gloo", "launch.max_restarts=2", "checkpoint.every=2", "epochs=8")
+
+
+def sabotaged(folder: Path, plan: Saboteur, *overrides: str) -> Outcome:
+    folder.mkdir()
+    return launch(replace(compose([*SMALL, *PROCESSES, *overrides]), tracker=plan), folder)
+
+
+def undisturbed(folder: Path, profile: Path, *overrides: str) -> Path:
+    """The same run in threads, with what was measured."""
+    replayed = (f"profile={profile}",) if profile.exists() else ()
+    assert train(folder, "checkpoint.every=2", "epochs=8", *replayed, *overrides).exit_code == 0
+    return folder
+
+
+def check_survives(tmp_path: Path, capsys: pytest.CaptureFixture[str], strategy: str, draw: random.Random) -> None:
+    size = compose([f"strategy={strategy}"]).strategy.max_ranks or 2
+    rank, epoch, delay = draw.randrange(size), draw.randrange(7), draw.choice([0.0, draw.random() * 0.02])
+    plan = Saboteur(epoch=epoch, rank=rank, marker=tmp_path / "done", delay=delay)
+    outcome = sabotaged(tmp_path / "killed", plan, *strategy_of(strategy))
+    said = capsys.readouterr().out
+    assert outcome.exit_code == 0, (outcome, said, plan)
+    assert said.count("starting all ranks again") == result(tmp_path / "killed")["restarts"] == 1, (said, plan)
+    assert f"rank {rank}: killed by SIGKILL" in said
+    other = undisturbed(tmp_path / "whole", tmp_path / "killed" / "profile.json", *strategy_of(strategy))
+    assert hashes(tmp_path / "killed") == hashes(other), plan
+    assert rows(tmp_path / "killed") == rows(other), plan
+
+
+def test_a_killed_rank_changes_nothing(tmp_path: Path, capsys) -> None:
+    check_survives(tmp_path, capsys, "adaqp", random.Random(2))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("attempt", range(10))
+@pytest.mark.parametrize("strategy", names("strategy"))
+def test_a_killed_rank_changes_nothing_ten_times_over(tmp_path: Path, capsys, strategy: str, attempt: int) -> None:
+    check_survives(tmp_path, capsys, strategy, random.Random(f"{strategy} {attempt}"))
+
+
+def test_a_rank_that_hangs_is_named_with_its_site_and_replaced(tmp_path: Path, capsys) -> None:
+    plan = Saboteur(epoch=4, rank=1, marker=tmp_path / "done", number=signal.SIGSTOP)
+    outcome = sabotaged(tmp_path / "hung", plan, "strategy=graph_parallel", "comm.timeout_seconds=5")
+    said = capsys.readouterr().out
+    assert outcome.exit_code == 0, (outcome, said)
+    assert "rank 1: hangs: nothing heard of it for comm.timeout_seconds=5; last seen in epoch 4" in said
+    assert "; the process is stopped: starting all ranks again from" in said
+    assert said.count("starting all ranks again from") == 1
+    assert hashes(tmp_path / "hung") == hashes(undisturbed(tmp_path / "whole", tmp_path, "strategy=graph_parallel"))

@@ -1,0 +1,132 @@
+"""Files that anybody may have written or cut: every reader says in one line what is wrong, or reads; nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from checkpoints import train
+from gnnpar.codecs.links import Profile, nominal
+from gnnpar.plan import Plan
+from gnnpar.results.runs import collect
+from gnnpar.runner import checkpoint, state
+from gnnpar.runner.jobs import Manifest
+from gnnpar.runner.result import read_result
+from gnnpar.settings import ConfigError
+from gnnpar.track.jsonl import read_rows
+
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+FUZZ = settings(
+    max_examples=1000 if NIGHTLY else 40, deadline=None, derandomize=not NIGHTLY, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+TREES = st.recursive(LEAVES, lambda t: st.lists(t, max_size=3) | st.dictionaries(st.text(max_size=8), t, max_size=3))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("readers") / "run"
+    assert train(folder, "strategy=graph_parallel", "epochs=2").exit_code == 0
+    (folder / "profile.json").write_text(json.dumps(nominal(2).as_json()))
+    (folder / "sweep.json").write_text(
+        json.dumps({"schema": 1, "argv": ["-m"], "jobs": [{"key": "k", "folder": "0", "overrides": ["seed=1"]}]})
+    )
+    return folder
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "plan.json": lambda file: Plan.load(file),
+    "result.json": lambda file: (read_result(file.parent), collect([file.parent])),
+    "metrics.jsonl": lambda file: read_rows(file.parent),
+    "profile.json": lambda file: Profile.read(file, 2),
+    "sweep.json": lambda file: Manifest.read(file.parent),
+    "checkpoint/epoch-000002/manifest.json": lambda file: checkpoint.read(file.parent),
+    "checkpoint/epoch-000002/rank-0.pt": lambda file: checkpoint.read(file.parent),
+}
+
+
+def reads_or_says_why(reader: Callable[[Path], Any], file: Path) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            reader(file)
+    except (ValueError, ConfigError) as error:
+        text = str(error)
+        assert text, "an error without a word"
+        assert "\n" not in text
+        assert str(file) in text or str(file.parent) in text, text
+
+
+@pytest.mark.parametrize("name", READERS)
+@FUZZ
+@given(data=st.data())
+def test_bytes_that_are_damaged(run: Path, name: str, data: st.DataObject) -> None:
+    """Cut, overwritten, replaced by anything."""
+    file = run / name
+    whole = file.read_bytes()
+    at = data.draw(st.integers(0, len(whole)), label="at")
+    junk = data.draw(st.binary(max_size=20), label="junk")
+    cut = data.draw(st.sampled_from([at, len(whole)]), label="from")
+    damaged = data.draw(st.sampled_from([whole[:at] + junk + whole[cut:], whole[:at] + junk, junk]))
+    try:
+        file.write_bytes(damaged)
+        reads_or_says_why(READERS[name], file)
+    finally:
+        file.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name.endswith(".json")])
+@FUZZ
+@given(data=st.data())
+def test_json_that_says_something_else(run: Path, name: str, data: st.DataObject) -> None:
+    """Some values replaced by any others; checksums, where there are any, made to fit."""
+    file = run / name
+    whole = file.read_bytes()
+    tree: Any = json.loads(whole)
+    tree.pop("checksum", None)
+    for _ in range(data.draw(st.integers(1, 3), label="changes")):
+        tree = changed(tree, data)
+    try:
+        if name.endswith("manifest.json") and isinstance(tree, dict):
+            state.write_json_through(file, tree)
+        else:
+            file.write_text(json.dumps(tree))
+        reads_or_says_why(READERS[name], file)
+    finally:
+        file.write_bytes(whole)
+
+
+def changed(tree: Any, data: st.DataObject) -> Any:
+    """A tree with one node, somewhere, made anew or left out."""
+    if isinstance(tree, (dict, list)) and tree and data.draw(st.integers(0, 4)):
+        keys = sorted(tree) if isinstance(tree, dict) else range(len(tree))
+        key = data.draw(st.sampled_from(list(keys)))
+        copy = dict(tree) if isinstance(tree, dict) else list(tree)
+        if not data.draw(st.integers(0, 4)):
+            del copy[key]
+        else:
+            copy[key] = changed(tree[key], data)
+        return copy
+    return data.draw(TREES)
+
+
+def test_json_nested_without_end(run: Path) -> None:
+    for name, reader in READERS.items():
+        if name.endswith(".json"):
+            file = run / name
+            whole = file.read_bytes()
+            try:
+                file.write_text("[" * 100_000 + "]" * 100_000)
+                reads_or_says_why(reader, file)
+            finally:
+                file.write_bytes(whole)
