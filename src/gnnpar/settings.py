@@ -20,6 +20,8 @@ from typing import Annotated, Any, Literal, Protocol
 
 import annotated_types as at
 
+from gnnpar.planning.topology import Machines
+
 Positive = Annotated[int, at.Ge(1)]
 Count = Annotated[int, at.Ge(0)]
 Rate = Annotated[float, at.Gt(0)]
@@ -133,7 +135,7 @@ class Settings:
     tracker: TrackerConfig
     comm: Comm
     launch: Launch
-    topology: Host
+    topology: Host | Machines
     world_size: Positive
     epochs: Positive
     eval_every: Positive
