@@ -141,7 +141,9 @@ def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -
     if settings.plan is not None:
         codecs = [layer["codec"] for layer in json.loads(settings.plan.read_text(encoding="utf-8"))["layers"]]
         plan = Plan.load(settings.plan, codecs=tuple(codec and instantiate(codec) for codec in codecs))
-        plan.verify(graph=dataset.graph_hash, split=dataset.split_hash)
+        plan.verify(
+            num_layers=num_layers, num_nodes=dataset.num_nodes, graph=dataset.graph_hash, split=dataset.split_hash
+        )
         if plan.num_ranks != world.size:
             raise ValueError(
                 f"plan={settings.plan} is for {plan.num_ranks} ranks, but there are {world.size}: "
