@@ -45,6 +45,7 @@ class _Draft:
     folds: list[Fold] = field(default_factory=list)
     kernels: int = 0
     numbers: int = 0
+    dropout: int = 0
     saved: dict[str, int] = field(default_factory=dict)
     params: set[str] = field(default_factory=set)
 
@@ -104,11 +105,11 @@ def assemble(
         draft = drafts[key]
         params = sum(sizes.get(name, 0) for name in draft.params - assigned)
         assigned |= draft.params
-        saved = sum(draft.saved.values())
-        groups.append(
-            Group(*key, tuple(sorted(draft.gemms)), tuple(draft.folds), (draft.kernels, draft.numbers), saved, params)
-        )
-    kept = tuple(g for g in groups if g.kernels)
+        groups.append(Group(
+            *key, tuple(sorted(draft.gemms)), tuple(draft.folds), (draft.kernels, draft.numbers), draft.dropout,
+            sum(draft.saved.values()), params,
+        ))  # fmt: skip
+    kept = tuple(g for g in groups if g.kernels or g.dropout)
     return ModelIR(num_layers, in_dim, state.widths.get(last, 0), kept, cuts)
 
 
@@ -155,6 +156,8 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
         state.static.add(out.key)  # of degrees alone: the same every epoch
     if event.name == "fold":
         _account_fold(event, draft, state, out_width)
+    elif event.name == "dropout":
+        draft.dropout += out_width
     elif event.name in _GEMMS and rows:
         seen, width = _left(event, state) or rows[0]
         draft.gemms.append(Gemm(width, out_width, state.is_learned(seen)))

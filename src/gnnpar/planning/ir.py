@@ -93,13 +93,14 @@ class Fold:
 @dataclass(frozen=True)
 class Group:
     """Operations that are always planned together. `elementwise`: (kernels, numbers a row read and written);
-    `saved`: numbers a row kept for backward; `params`: numbers."""
+    `dropout`: numbers a row with a mask; `saved`: numbers a row kept for backward; `params`: numbers."""
 
     layer: int
     phase: Phase
     gemms: tuple[Gemm, ...] = ()
     folds: tuple[Fold, ...] = ()
     elementwise: tuple[int, int] = (0, 0)
+    dropout: int = 0
     saved: int = 0
     params: int = 0
 
