@@ -110,7 +110,7 @@ def sequential(candidate: Candidate, work: Work, setting: Setting) -> Phases:
     for layer in range(work.ir.num_layers):
         for direction in DIRECTIONS:
             pieces = _pieces(work, layer, direction)
-            factors = _transfers(candidate, work, layer, direction)
+            factors = transfers(candidate, work, layer, direction)
             flows = [(a, b, nbytes * factors) for a, b, nbytes in work.flows(layer, direction)]
             rounds = [setting.exchange([f for f in flows if _distance(f, direction, work) == d]) for d in distances]
             folds = [max(p.halo[(i - d) % len(pieces)] for i, p in enumerate(pieces)) for d in distances]
@@ -141,7 +141,7 @@ def in_rounds(
     return folded[-1] + lost * hidden
 
 
-def _transfers(candidate: Candidate, work: Work, layer: int, direction: Direction) -> float:
+def transfers(candidate: Candidate, work: Work, layer: int, direction: Direction) -> float:
     """How many times the bytes of a plain exchange travel in this direction."""
     if direction == "forward":
         return 1.0
