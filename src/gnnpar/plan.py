@@ -36,6 +36,7 @@ Mode = Literal["whole", "halo", "sar", "chunk"]
 Overlap = Literal["none", "edges", "central_marginal"]
 _KEYS = {
     "schema", "mesh", "layers_of", "arrays", "layers", "strategy", "hashes", "statistics", "predicted", "quality", "devices",
+    "setup",
 }  # fmt: skip
 
 
@@ -61,7 +62,8 @@ class Plan:
 
     `statistics`: what the partition costs (nodes, edges, halo rows a part, cut, alpha). `predicted`: by a planner.
     `quality`: classes of inexactness that were allowed, None: whatever the strategy is. `devices`: rank -> its place in
-    the topology that the plan was made for.
+    the topology that the plan was made for. `setup`: configuration groups it was made for (model, dataset, partition),
+    which `gnnpar train plan=` takes where the command line names no others.
     """
 
     placement: Placement
@@ -72,6 +74,7 @@ class Plan:
     predicted: dict | None = None
     quality: tuple[str, ...] | None = None
     devices: tuple[str, ...] = ()
+    setup: dict = field(default_factory=dict)
 
     @property
     def part_of(self) -> Tensor:
@@ -204,6 +207,7 @@ class Plan:
             "predicted": self.predicted,
             "quality": self.quality,
             "devices": self.devices,
+            "setup": self.setup,
         }
         file = folder / "plan.json"
         file.write_text(json.dumps(data, indent=2) + "\n")
@@ -228,6 +232,7 @@ class Plan:
         return Plan(
             placement, tuple(policies), data["strategy"], data["hashes"], data["statistics"], data["predicted"],
             quality if quality is None else tuple(quality), tuple(data.get("devices", ())),
+            data.get("setup", {}),
         )  # fmt: skip
 
 
@@ -241,7 +246,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise ValueError(f"plan={file} is no plan of schema 1; plan again")
     if unknown := sorted(data.keys() - _KEYS):
         raise ValueError(f"plan={file} has the unknown field {unknown[0]}; remove it, or plan again")
-    if missing := sorted(_KEYS - {"quality", "devices"} - data.keys()):
+    if missing := sorted(_KEYS - {"quality", "devices", "setup"} - data.keys()):
         raise ValueError(f"plan={file} lacks the field {missing[0]}; plan again")
     return data
 

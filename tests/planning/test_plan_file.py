@@ -26,6 +26,7 @@ def pipeline() -> Plan:
         strategy={"name": "hybrid", "stages": 2}, hashes={"graph": "a" * 64, "split": "b" * 64},
         statistics={"alpha": 0.5}, predicted={"epoch_seconds": 0.25, "peak_bytes": [2**30, 2**29, 2**30, 2**29]},
         quality=("quantized", "stale"), devices=("h0/0", "h0/1", "h1/0", "h1/1"),
+        setup={"names": {"model": "gcn"}, "model": {"hidden": 8}},
     )  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert torch.equal(again.part_of, plan.part_of)
     assert again.placement.chunk_of is not None
     assert torch.equal(again.placement.chunk_of, torch.arange(12) % 3)
-    names = ("layers", "strategy", "hashes", "statistics", "predicted", "quality", "devices", "num_ranks")
+    names = ("layers", "strategy", "hashes", "statistics", "predicted", "quality", "devices", "setup", "num_ranks")
     assert [getattr(again, n) for n in names] == [getattr(plan, n) for n in names]
     assert again.placement.layers_of == plan.placement.layers_of
     again.verify(num_layers=4, num_nodes=12, memory_bytes=2**30, graph="a" * 64, split="b" * 64)

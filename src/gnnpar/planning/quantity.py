@@ -50,7 +50,7 @@ def rate_text(bytes_per_second: float) -> str:
 def bytes_text(nbytes: float) -> str:
     """'16 GiB'."""
     prefix = next((p for p in ("Ti", "Gi", "Mi", "Ki") if nbytes >= _BINARY[p]), "")
-    return f"{nbytes / _BINARY.get(prefix, 1.0):.3g} {prefix}B"
+    return f"{nbytes / _BINARY.get(prefix, 1.0):.4g} {prefix}B"
 
 
 def seconds_text(seconds: float) -> str:

@@ -26,6 +26,7 @@ _REPEATS, _WARMUP = 8, 2
 _GEMMS = ((500, 64, 64), (4000, 64, 64), (16000, 64, 64), (4000, 256, 64), (8000, 128, 128), (8000, 64, 8), (8000, 16, 16))
 _FOLDS = ((400, 3000, 64), (2000, 8000, 64), (4000, 60000, 64), (4000, 60000, 16), (8000, 120000, 128), (8000, 30000, 64))
 _NUMBERS = (2_000, 60_000, 600_000, 2_000_000)
+_BURST = 9  # messages posted at once: what more of them take is the ranks' own work
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 
 
@@ -178,6 +179,8 @@ def _messages(watch: _Watch, samples: Samples) -> None:
     for size in (1 << 10, 1 << 16, 1 << 19):
         vector = torch.zeros(size // 4, device=comm.device)
         samples.reduce.append((float(size), watch(lambda vector=vector: comm.all_reduce(vector))))
+    many, one = (watch(lambda count=count: _burst(comm, count)) for count in (_BURST, 1))
+    samples.seconds["message"] = max(0.0, many - one) / (_BURST - 1) / 2
     x = watch.rand(1500, 1500)
     size, alone = 1 << 21, watch(lambda: _ring(comm, 1, 1 << 21))
     compute = watch(lambda: x @ x)
@@ -199,4 +202,14 @@ def _ring(comm: Communicator, hop: int, nbytes: int, meanwhile: Callable[[], Non
     pending = comm.exchange({target: buffer}, {source: nbytes}, Site(0, -1, 0, "setup"))
     meanwhile()
     pending[source].wait()
+    comm.flush(keep=0)
+
+
+def _burst(comm: Communicator, count: int) -> None:
+    """Several small messages at once, both ways."""
+    target, source = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    buffer = torch.zeros(64, dtype=torch.uint8, device=comm.device)
+    posted = [comm.exchange({target: buffer}, {source: 64}, Site(0, -1, 0, "setup")) for _ in range(count)]
+    for pending in posted:
+        pending[source].wait()
     comm.flush(keep=0)

@@ -1,7 +1,7 @@
 """Event simulator of a task graph: serial streams on devices, flows that share links max-min fairly.
 
-Source: specs/tag.md 8.6. A stream runs one task at a time, by priority and then by number; a flow waits out its latency and
-then progresses at its fair share; while a flow touches a device, computing there is `slowdown` times slower. A task's
+Source: specs/tag.md 8.6. A stream runs one task at a time, by priority and then by number; a flow waits out its latency,
+then for its stream, and progresses at its fair share; while a flow touches a device, computing there is `slowdown` times slower. A task's
 output is held from its start until its last consumer has ended. Ties go to the lower number: same input, same timeline.
 """
 
@@ -133,6 +133,13 @@ class _Simulation:
 
     def _ready(self, i: int) -> None:
         task = self.tasks[i]
+        if task.kind == "flow" and task.latency > 0:
+            heapq.heappush(self.late, (self.now + task.latency, i))
+        else:
+            self._queue(i)
+
+    def _queue(self, i: int) -> None:
+        task = self.tasks[i]
         heapq.heappush(self.queues[task.stream], (task.priority, i))
         self._start_next(task.stream)
 
@@ -143,16 +150,9 @@ class _Simulation:
         _, i = heapq.heappop(queue)
         self.occupied.add(stream)
         task = self.tasks[i]
-        self.start[i] = self.now
+        self.start[i] = self.now - task.latency
         self.held[task.devices[-1]] += task.holds
         self.peak[task.devices[-1]] = max(self.peak[task.devices[-1]], self.held[task.devices[-1]])
-        if task.kind == "flow" and task.latency > 0:
-            heapq.heappush(self.late, (self.now + task.latency, i))
-        else:
-            self._activate(i)
-
-    def _activate(self, i: int) -> None:
-        task = self.tasks[i]
         self.left[i] = task.seconds if task.kind == "compute" else task.nbytes
         self.stale = True
 
@@ -178,7 +178,7 @@ class _Simulation:
             if self.rate[i] != float("inf"):
                 self.left[i] -= self.rate[i] * step
         while self.late and self.late[0][0] <= self.now:
-            self._activate(heapq.heappop(self.late)[1])
+            self._queue(heapq.heappop(self.late)[1])
         ended = sorted(i for i, seconds in finish.items() if seconds <= step + _END * max(self.now, 1e-9))
         for i in ended:
             self._finish(i)

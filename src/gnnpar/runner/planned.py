@@ -14,9 +14,12 @@ from gnnpar.plan import Plan
 from gnnpar.planning.candidate import Family, Quality, layers_of
 from gnnpar.planning.closed import Setting
 from gnnpar.planning.extract import record
+from gnnpar.planning.lower import simulated
 from gnnpar.planning.planner import Priced, Request, reasons, search
 from gnnpar.planning.quantity import bytes_text, seconds_text
+from gnnpar.planning.simulate import Timeline
 from gnnpar.planning.statistics import GraphStats, PartStats
+from gnnpar.planning.work import Work
 from gnnpar.runner.machines import setting_of
 from gnnpar.runner.train import partition_cache
 from gnnpar.settings import Settings, instantiate
@@ -68,12 +71,15 @@ def planned(
     return Planned(search(request), setting, workload, request, dataset, model_hash)
 
 
-def plan_of(found: Planned, yaml_of: Callable[[str], Mapping[str, Any]], priced: Priced | None = None) -> Plan:
-    """The plan of a candidate (the chosen one): its strategy's own, with cuts, devices and prediction.
+_SETUP = ("model", "dataset", "partition", "first_layer", "seed")
+
+
+def plan_of(found: Planned, yaml_of: Callable[[str], Mapping[str, Any]], settings: Settings) -> Plan:
+    """The plan of the chosen candidate: its strategy's own, with cuts, devices, prediction and what it is for.
 
     yaml_of: name of a strategy -> its resolved YAML.
     """
-    priced = priced or found.chosen
+    priced = found.chosen
     candidate = priced.candidate
     resolved = dict(yaml_of(candidate.family)) | candidate.fields
     strategy = instantiate(resolved, "strategy")
@@ -90,6 +96,10 @@ def plan_of(found: Planned, yaml_of: Callable[[str], Mapping[str, Any]], priced:
         predicted=priced.as_predicted() | {"alternatives": alternatives},
         quality=tuple(sorted(found.request.allowed)),
         devices=tuple(d.name for d in found.setting.fabric.devices[: candidate.ranks]),
+        setup={
+            "names": {group: settings.names[group] for group in _SETUP if group in settings.names},
+            **{key: settings.resolved[key] for key in _SETUP},
+        },
     )  # fmt: skip
 
 
@@ -113,10 +123,19 @@ def _row(p: Priced, first: bool) -> tuple[str, ...]:
     return (p.candidate.label, seconds_text(p.phases.seconds), *phases, bytes_text(p.peak_bytes), note)
 
 
-def why(found: Planned) -> list[str]:
+def timeline(found: Planned) -> Timeline:
+    """An epoch of the chosen candidate in the event simulator."""
+    candidate = found.chosen.candidate
+    parts = found.request.partition(candidate.parts)
+    work = Work(found.request.ir, found.request.graph, parts, found.setting.rates[: candidate.parts])
+    return simulated(candidate, work, found.setting)
+
+
+def why(found: Planned, simulated_seconds: float) -> list[str]:
     """The sentences below the table."""
     rates = found.setting.rates[0]
     worst = max(rates.residuals.values(), default=None)
     doubt = f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)" if worst is not None else ""
-    return [*reasons(found.priced), f"times are predicted from {rates.source} rates{doubt}"]
+    event = f"event by event the chosen plan takes {seconds_text(simulated_seconds)}"
+    return [*reasons(found.priced), event, f"times are predicted from {rates.source} rates{doubt}"]
 

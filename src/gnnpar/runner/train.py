@@ -25,9 +25,11 @@ from gnnpar.runner import memory, paced
 from gnnpar.runner.evaluate import evaluate, fidelity
 from gnnpar.runner.facts import WARMUP_EPOCHS, World
 from gnnpar.runner.measure import EpochMeter, merge
+from gnnpar.runner.machines import setting_of
 from gnnpar.settings import Settings, instantiate
 from gnnpar.shard.shard import Shard
 from gnnpar.strategies.strategy import Workload
+from gnnpar.track.console import say
 from gnnpar.track.tracker import Tracker
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
@@ -109,7 +111,7 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
     plan = None
     if dataset is not None:
         with stopwatch(cold, "partition"):
-            plan = make_plan(settings, world, dataset, model.num_layers)
+            plan = make_plan(settings, world, dataset, model)
         plan.save(run_dir)
         tracker.start(start_facts(settings, world, dataset, plan, model.widths))
     with stopwatch(cold, "shard"):
@@ -136,13 +138,13 @@ def save_profile(engine: Any, comm: Communicator, run_dir: Path) -> str:
     return profile.hash
 
 
-def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -> Plan:
+def make_plan(settings: Settings, world: World, dataset: Any, model: Any) -> Plan:
     """The given plan, verified, or the strategy's own."""
     if settings.plan is not None:
         codecs = [layer["codec"] for layer in json.loads(settings.plan.read_text(encoding="utf-8"))["layers"]]
         plan = Plan.load(settings.plan, codecs=tuple(codec and instantiate(codec) for codec in codecs))
         plan.verify(
-            num_layers=num_layers, num_nodes=dataset.num_nodes, graph=dataset.graph_hash, split=dataset.split_hash
+            num_layers=model.num_layers, num_nodes=dataset.num_nodes, graph=dataset.graph_hash, split=dataset.split_hash
         )
         if plan.num_ranks != world.size:
             raise ValueError(
@@ -151,8 +153,9 @@ def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -
             )
         return plan
     workload = Workload(
-        dataset=dataset, partition=settings.partition, cache=partition_cache(settings), num_layers=num_layers
-    )
+        dataset=dataset, partition=settings.partition, cache=partition_cache(settings), num_layers=model.num_layers,
+        say=say, model=model, setting=lambda: setting_of(settings, world.size, say)[0],
+    )  # fmt: skip
     plan = settings.strategy.plan(workload, Topology(world.size))
     return replace(plan, strategy={"name": settings.names.get("strategy"), **settings.resolved["strategy"]})
 
