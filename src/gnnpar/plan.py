@@ -256,7 +256,9 @@ def _load_array(file: Path) -> Tensor:
     try:
         array = torch.from_numpy(np.load(file)).long()
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file} of the plan cannot be read ({type(error).__name__}); it lies beside plan.json") from error
+        raise ValueError(
+            f"{file} of the plan cannot be read ({type(error).__name__}); it lies beside plan.json"
+        ) from error
     if array_hash(array)[:16] != file.stem:
         raise ValueError(f"{file} of the plan was changed: its contents are not what its name says; plan again")
     return array

@@ -57,6 +57,14 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measured(Host):
+    """The machine at hand, its cores, memory, kernels and links measured for the planner. `refresh`: measure again,
+    whatever the cache holds."""
+
+    refresh: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Paced(Launch):
     """Ranks on several hosts made of one machine, their links shaped. `hosts`: auto is one a rank.
 

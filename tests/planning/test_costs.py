@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from composing import configured
 
+from composing import configured
 from gnnpar.data.synthetic import SBM
 from gnnpar.planning.candidate import Candidate, even_cuts, layers_of
 from gnnpar.planning.closed import Setting, chain, closed, in_rounds
@@ -105,7 +105,9 @@ def test_flat_closed_form_is_exact_for_equal_parts(family: str, overlap: str) ->
             ir = model(name, layers=3)
             candidate = Candidate(family=family, parts=2, overlap=overlap)  # type: ignore[arg-type]
             here, setting = work(ir, 2), Setting(star(2, rate, 1e-4), (QUIET,) * 2)
-            assert simulated(candidate, here, setting).seconds == pytest.approx(closed(candidate, here, setting).seconds)
+            assert simulated(candidate, here, setting).seconds == pytest.approx(
+                closed(candidate, here, setting).seconds
+            )
 
 
 def test_the_depth_rule() -> None:
@@ -114,7 +116,9 @@ def test_the_depth_rule() -> None:
     for layers, alpha, pipeline_wins in ((32, 0.9, True), (32, 0.35, True), (4, 0.3, False), (8, 0.2, False)):
         ir, ranks = model(layers=layers), 4
         setting = Setting(star(ranks, 1e8), (fast,) * ranks)
-        flat = closed(Candidate(family="graph_parallel", parts=ranks), work(ir, ranks, alpha=alpha, rates=fast), setting)
+        flat = closed(
+            Candidate(family="graph_parallel", parts=ranks), work(ir, ranks, alpha=alpha, rates=fast), setting
+        )
         deep = Candidate(family="gnnpipe", stages=ranks, chunks=64, cuts=even_cuts(layers, ranks))
         staged = closed(deep, work(ir, 1, rates=fast), setting)
         assert (layers * alpha > ranks) == pipeline_wins
@@ -174,7 +178,9 @@ def test_only_what_is_allowed_is_chosen() -> None:
 
 
 def test_what_does_not_fit_says_the_numbers() -> None:
-    with pytest.raises(ValueError, match=r"no plan fits: the nearest, .*: rank 0 needs [\d.]+ MiB of 1000 KiB") as caught:
+    with pytest.raises(
+        ValueError, match=r"no plan fits: the nearest, .*: rank 0 needs [\d.]+ MiB of 1000 KiB"
+    ) as caught:
         search(request(4, memory_bytes=1000 * 1024))
     assert "use more ranks" in str(caught.value)
 
@@ -193,6 +199,8 @@ def test_uneven_devices_get_uneven_stages() -> None:
 
 
 def test_lowered_tasks_name_their_layer_and_ranks() -> None:
-    tasks = lowered(Candidate(family="graph_parallel", parts=2), work(model(layers=2), 2), Setting(star(2, 1e9), (QUIET,) * 2))
+    tasks = lowered(
+        Candidate(family="graph_parallel", parts=2), work(model(layers=2), 2), Setting(star(2, 1e9), (QUIET,) * 2)
+    )
     names = [t.name for t in tasks]
     assert {"F0 inner", "F1 0>1", "B0 1>0", "loss", "reduce", "step"} <= set(names)

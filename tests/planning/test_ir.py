@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from composing import configured
 from torch import Tensor, nn
 
+from composing import configured
 from gnnpar.planning.extract import export, record
 from gnnpar.planning.ir import Gemm, ModelIR, Poly
 

@@ -12,12 +12,16 @@ from gnnpar.planning.simulate import Task, simulate
 
 
 def compute(name: str, seconds: float, *after: int, device: int = 0, **more) -> Task:
-    return Task(name=name, kind="compute", stream=("compute", device), devices=(device,), after=after, seconds=seconds, **more)
+    return Task(
+        name=name, kind="compute", stream=("compute", device), devices=(device,), after=after, seconds=seconds, **more
+    )
 
 
 def flow(name: str, nbytes: float, links: list[int], *after: int, stream: object = None, **more) -> Task:
     demand = dict.fromkeys(links, 1.0)
-    return Task(name=name, kind="flow", stream=stream or name, devices=(0, 1), after=after, nbytes=nbytes, demand=demand, **more)
+    return Task(
+        name=name, kind="flow", stream=stream or name, devices=(0, 1), after=after, nbytes=nbytes, demand=demand, **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +74,12 @@ def test_computing_is_slower_beside_flows() -> None:
 
 
 def test_memory_is_held_until_the_last_consumer() -> None:
-    tasks = [compute("a", 1, holds=5), compute("b", 1, 0, holds=7), compute("c", 1, 1, 0, holds=1), compute("d", 1, 2, holds=20)]
+    tasks = [
+        compute("a", 1, holds=5),
+        compute("b", 1, 0, holds=7),
+        compute("c", 1, 1, 0, holds=1),
+        compute("d", 1, 2, holds=20),
+    ]
     assert simulate(tasks, []).peak_bytes == {0: 21}
     assert simulate(tasks[:3], []).peak_bytes == {0: 13}
 

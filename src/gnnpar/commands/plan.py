@@ -69,7 +69,9 @@ def qualities(text: str) -> frozenset[Quality]:
     chosen = [word for word in text.split(",") if word]
     for word in chosen:
         if word not in QUALITIES:
-            raise ConfigError(f"--quality={word} is no class{closest(word, QUALITIES)}; there are {', '.join(QUALITIES)}")
+            raise ConfigError(
+                f"--quality={word} is no class{closest(word, QUALITIES)}; there are {', '.join(QUALITIES)}"
+            )
     return frozenset(cast("Quality", word) for word in (*chosen, "exact"))
 
 

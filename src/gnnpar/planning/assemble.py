@@ -79,9 +79,7 @@ class _State:
         return self.of(seen).startswith("p:") or self.of(seen) in self.learned
 
 
-def assemble(
-    events: Sequence[Event], model: nn.Module, *, in_dim: int, out: str, rows: int, edges: int
-) -> ModelIR:
+def assemble(events: Sequence[Event], model: nn.Module, *, in_dim: int, out: str, rows: int, edges: int) -> ModelIR:
     """One pass over the stream."""
     placed = _placed(events)
     num_layers = max((layer for _, layer, _ in placed), default=0) + 1
@@ -181,9 +179,7 @@ def _parameter(seen: Seen, state: _State) -> str | None:
     return key[2:] if key.startswith("p:") else None
 
 
-def _save(
-    event: Event, draft: _Draft, state: _State, rows: list[tuple[Seen, int]], out: tuple[Seen, int]
-) -> None:
+def _save(event: Event, draft: _Draft, state: _State, rows: list[tuple[Seen, int]], out: tuple[Seen, int]) -> None:
     """What autograd keeps: outputs of activations, inputs of norms, both factors of a product of learned rows."""
     if not any(state.is_learned(seen) for seen in event.inputs):
         return

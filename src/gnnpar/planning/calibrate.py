@@ -49,15 +49,17 @@ class Calibration:
         """For more ranks than it was measured with: cores are shared, and so is what moves the bytes."""
         factor = max(1.0, ranks * self.threads / max(1, cores))
         theta, gamma = self.link
-        return replace(self, rates=replace(self.rates, scale=self.rates.scale * factor), link=(theta * factor, gamma * factor))
+        return replace(
+            self, rates=replace(self.rates, scale=self.rates.scale * factor), link=(theta * factor, gamma * factor)
+        )
 
 
 def calibrate(
-    ranks: int, *, threads: int, cache: Path | None, say: Callable[[str], None] = lambda _: None
+    ranks: int, *, threads: int, cache: Path | None, refresh: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> Calibration:
-    """From the cache where this machine has measured before."""
+    """From the cache where this machine has measured before; `refresh`: measured again."""
     file = None if cache is None else cache / "calibration" / f"{_key(ranks, threads)}.json"
-    if file is not None and file.exists():
+    if file is not None and file.exists() and not refresh:
         try:
             return Calibration.of_json(json.loads(file.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError):

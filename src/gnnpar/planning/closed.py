@@ -125,9 +125,7 @@ def sequential(candidate: Candidate, work: Work, setting: Setting) -> Phases:
     return total
 
 
-def in_rounds(
-    rounds: Sequence[float], folds: Sequence[float], inner: float, *, prefetch: int, lost: float
-) -> float:
+def in_rounds(rounds: Sequence[float], folds: Sequence[float], inner: float, *, prefetch: int, lost: float) -> float:
     """Seconds until all is folded. Round r is asked for when r - prefetch - 1 is folded; the first ones at once."""
     arrived, folded = 0.0, [inner]
     hidden = 0.0

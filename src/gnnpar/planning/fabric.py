@@ -83,7 +83,9 @@ class Fabric:
     def first(self, count: int) -> Fabric:
         """The first `count` devices; ranks are devices in their order."""
         if count > self.size:
-            raise ValueError(f"{count} ranks do not fit on the topology's {self.size} devices: set world_size={self.size}")
+            raise ValueError(
+                f"{count} ranks do not fit on the topology's {self.size} devices: set world_size={self.size}"
+            )
         return self.choose(range(count))
 
     def choose(self, order: Iterable[int]) -> Fabric:

@@ -172,4 +172,6 @@ class ModelIR:
     def describe(self) -> str:
         cut = max((sum(c) for c in self.cuts), default=0)
         kinds = sorted({f.kind for g in self.groups for f in g.folds})
-        return f"{self.num_layers} layers, {self.params} parameters, folds {', '.join(kinds)}, at most {cut} live at a cut"
+        return (
+            f"{self.num_layers} layers, {self.params} parameters, folds {', '.join(kinds)}, at most {cut} live at a cut"
+        )

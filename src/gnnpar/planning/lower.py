@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gnnpar.planning.candidate import Candidate, layers_of
-from gnnpar.planning.closed import DIRECTIONS, Setting, transfers, boundary_bytes, stage_seconds
+from gnnpar.planning.closed import DIRECTIONS, Setting, boundary_bytes, stage_seconds, transfers
 from gnnpar.planning.simulate import Task, Timeline, simulate
 from gnnpar.planning.work import Direction, Piece, Work
 
@@ -27,7 +27,9 @@ class _Tasks:
         ))  # fmt: skip
         return len(self.made) - 1
 
-    def flow(self, name: str, source: int, target: int, nbytes: float, after: Sequence[int], *, posted: float = 0.0) -> int:
+    def flow(
+        self, name: str, source: int, target: int, nbytes: float, after: Sequence[int], *, posted: float = 0.0
+    ) -> int:
         fabric = self.setting.fabric
         latency = fabric.latency(source, target) + posted
         self.made.append(Task(
@@ -139,7 +141,9 @@ def _pipeline(tasks: _Tasks, candidate: Candidate, work: Work) -> None:
         costs = [stage_seconds(candidate, work, tasks.setting, s, span, direction) for s, span in enumerate(spans)]
         for k in chunks if forward else reversed(chunks):
             for s in stages if forward else reversed(stages):
-                _chunk(tasks, candidate, work, direction, s, k, costs[s].compute + costs[s].encode, costs[s].wire, ended)
+                _chunk(
+                    tasks, candidate, work, direction, s, k, costs[s].compute + costs[s].encode, costs[s].wire, ended
+                )
     for s, span in enumerate(spans):
         mine = [ended["backward", s, 0, p] for p in parts]
         here = tasks.setting.stage(work, s)

@@ -123,7 +123,10 @@ def _cut_for_devices(candidate: Candidate, work: Work, request: Request) -> Cand
         return candidate
     setting, layers = request.setting, request.ir.num_layers
     devices = setting.fabric.devices[: candidate.stages]
-    alike = len({d.kind for d in devices}) == 1 and len({setting.fabric.rate(i, i + 1) for i in range(len(devices) - 1)}) == 1
+    alike = (
+        len({d.kind for d in devices}) == 1
+        and len({setting.fabric.rate(i, i + 1) for i in range(len(devices) - 1)}) == 1
+    )
     sums = [_prefix_sums(candidate, work, setting, s) for s in range(1 if alike else candidate.stages)]
 
     @cache
@@ -151,7 +154,9 @@ def _prefix_sums(candidate: Candidate, work: Work, setting: Setting, s: int) -> 
     sums = [0.0]
     for i in range(work.ir.num_layers):
         ways: tuple[Direction, ...] = ("forward", "backward")
-        sums.append(sums[-1] + sum(stage_seconds(candidate, work, setting, s, range(i, i + 1), d).seconds for d in ways))
+        sums.append(
+            sums[-1] + sum(stage_seconds(candidate, work, setting, s, range(i, i + 1), d).seconds for d in ways)
+        )
     return sums
 
 

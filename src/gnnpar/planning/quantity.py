@@ -31,7 +31,9 @@ def parse(text: Any, dimension: Dimension, *, name: str, zero: bool = False) -> 
     number, unit = float(found[1]), found[2]
     factors = UNITS[dimension]
     if unit not in factors:
-        close = [u for u in factors if u.lower() == unit.lower()] or difflib.get_close_matches(unit, factors, cutoff=0.5)
+        close = [u for u in factors if u.lower() == unit.lower()] or difflib.get_close_matches(
+            unit, factors, cutoff=0.5
+        )
         hint = f", did you mean {close[0]}?" if close else ""
         raise ValueError(f"{name}={text} has the unknown unit {unit}{hint}; write it as in {example}")
     value = number * factors[unit]

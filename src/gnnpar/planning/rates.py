@@ -118,7 +118,7 @@ def derived(speed: float, memory_rate: float, *, launch: float = 8e-6) -> Rates:
     return Rates(
         gemm=DenseCost(launch, 1 / (0.6 * speed), number), elementwise=DenseCost(launch, 0.0, number),
         folds={"Sum": (plain, plain), "Max": (plain, plain), "Softmax": (attention, back)},
-        dropout=4 * number, gather=number + gathered, coded={bits: 2 * number for bits in (2, 4, 8)}, message=2 * launch, interference=0.1,
+        dropout=4 * number, gather=number + gathered, coded=dict.fromkeys((2, 4, 8), 2 * number), message=2 * launch, interference=0.1,
         reduce=(4 * launch, 0.0), epoch=20 * launch, step=8 * number, source="derived",
     )  # fmt: skip
 

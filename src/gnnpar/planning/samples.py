@@ -23,8 +23,23 @@ from gnnpar.ops.sum import Sum
 from gnnpar_kernels import dequantize_rows, dropout, gather_rows, quantize_rows, scatter_add_rows_
 
 _REPEATS, _WARMUP = 8, 2
-_GEMMS = ((500, 64, 64), (4000, 64, 64), (16000, 64, 64), (4000, 256, 64), (8000, 128, 128), (8000, 64, 8), (8000, 16, 16))
-_FOLDS = ((400, 3000, 64), (2000, 8000, 64), (4000, 60000, 64), (4000, 60000, 16), (8000, 120000, 128), (8000, 30000, 64))
+_GEMMS = (
+    (500, 64, 64),
+    (4000, 64, 64),
+    (16000, 64, 64),
+    (4000, 256, 64),
+    (8000, 128, 128),
+    (8000, 64, 8),
+    (8000, 16, 16),
+)
+_FOLDS = (
+    (400, 3000, 64),
+    (2000, 8000, 64),
+    (4000, 60000, 64),
+    (4000, 60000, 16),
+    (8000, 120000, 128),
+    (8000, 30000, 64),
+)
 _NUMBERS = (2_000, 60_000, 600_000, 2_000_000)
 _BURST = 9  # messages posted at once: what more of them take is the ranks' own work
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
@@ -136,7 +151,9 @@ def _operands(watch: _Watch, kind: str, n: int, width: int) -> tuple[Operands, i
     if kind != "Softmax":
         return Operands((watch.rand(n, width),)), width
     heads = 4
-    return Operands((watch.rand(n, heads, width // heads), watch.rand(n, heads)), (watch.rand(n, heads),)), width + heads
+    return Operands(
+        (watch.rand(n, heads, width // heads), watch.rand(n, heads)), (watch.rand(n, heads),)
+    ), width + heads
 
 
 def _rows(watch: _Watch, samples: Samples) -> None:

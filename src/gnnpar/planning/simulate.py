@@ -86,9 +86,7 @@ def _meta(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def simulate(
-    tasks: Sequence[Task], capacity: Sequence[float], *, slowdown: float = 1.0
-) -> Timeline:
+def simulate(tasks: Sequence[Task], capacity: Sequence[float], *, slowdown: float = 1.0) -> Timeline:
     """Run the graph. `capacity`: bytes/s of each link. ValueError where tasks wait for each other."""
     return _Simulation(tasks, capacity, slowdown).run()
 

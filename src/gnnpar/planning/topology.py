@@ -88,7 +88,9 @@ def one_host(
         Device(name=f"here/{i}", host="here", kind=type, type=type, memory_bytes=memory_bytes / ranks)
         for i in range(ranks)
     ]
-    return build(devices, [_wire(d.name, "here", _Medium(rate, latency / 2, True, False)) for d in devices], cores=cores)
+    return build(
+        devices, [_wire(d.name, "here", _Medium(rate, latency / 2, True, False)) for d in devices], cores=cores
+    )
 
 
 def hosts_of_one_machine(
@@ -110,9 +112,7 @@ def hosts_of_one_machine(
     return fabric if link_rates is None else _slower_pairs(fabric, link_rates, host_of)
 
 
-def _slower_pairs(
-    fabric: Fabric, link_rates: tuple[tuple[float | None, ...], ...], host_of: tuple[int, ...]
-) -> Fabric:
+def _slower_pairs(fabric: Fabric, link_rates: tuple[tuple[float | None, ...], ...], host_of: tuple[int, ...]) -> Fabric:
     """A link more on the way between hosts whose pair has a rate of its own."""
     links, number = list(fabric.links), {}
     for i, row in enumerate(link_rates):
@@ -121,7 +121,9 @@ def _slower_pairs(
                 number[i, j] = len(links)
                 links.append(Link(name=f"h{i}=>h{j}", rate=rate, latency=0.0))
     routes = tuple(
-        tuple((*path, number[a, b]) if (a, b) in number and path else path for b, path in zip(host_of, row, strict=True))
+        tuple(
+            (*path, number[a, b]) if (a, b) in number and path else path for b, path in zip(host_of, row, strict=True)
+        )
         for a, row in zip(host_of, fabric.routes, strict=True)
     )
     return Fabric(fabric.devices, tuple(links), routes, fabric.cores)

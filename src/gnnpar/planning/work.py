@@ -70,9 +70,7 @@ class Work:
                 after += seconds
         folds = self.ir.folds(layer)
         inner = sum(rates.fold_seconds(f, self.parts.inner[p] * share, n, backward=backward) for f in folds)
-        halo = tuple(
-            sum(self._halo_fold(f, p, q, share, backward) for f in folds) for q in range(self.parts.parts)
-        )
+        halo = tuple(sum(self._halo_fold(f, p, q, share, backward) for f in folds) for q in range(self.parts.parts))
         width = self.travelling(layer, direction)
         out, into = self.parts.sent(p) * share, sum(self.parts.halo[p]) * share
         pack, unpack = (out, into) if direction == "forward" else (into, out)

@@ -14,7 +14,7 @@ from gnnpar.planning.rates import derived
 from gnnpar.planning.topology import Machines, hosts_of_one_machine, one_host
 from gnnpar.runner.facts import num_cores
 from gnnpar.runner.paced import num_hosts
-from gnnpar.settings import Cluster, Paced, Settings
+from gnnpar.settings import Cluster, Measured, Paced, Settings
 
 _PAYLOAD = 0.94  # of a link's rate, what headers leave
 _ROUND_TRIP_SECONDS = 2e-4
@@ -39,7 +39,8 @@ def _calibration(settings: Settings, ranks: int, cores: int, say: Callable[[str]
     threads = max(1, cores // ranks) if settings.threads_per_rank == "auto" else settings.threads_per_rank
     measured = max(1, min(ranks, cores // threads))
     cache = settings.cache_dir if os.access(settings.cache_dir, os.W_OK) or not settings.cache_dir.exists() else None
-    return calibrate(measured, threads=threads, cache=cache, say=say).shared(ranks, cores)
+    again = isinstance(settings.topology, Measured) and settings.topology.refresh
+    return calibrate(measured, threads=threads, cache=cache, refresh=again, say=say).shared(ranks, cores)
 
 
 def _here(settings: Settings, ranks: int, cores: int, found: Calibration) -> Fabric:

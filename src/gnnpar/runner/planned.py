@@ -61,7 +61,11 @@ def planned(
     model = settings.model.build(dataset.num_features, task.out_dim, seed=settings.seed, cached_first_layer=cached)
     ir = record(model, dataset.num_features)
     workload = Workload(
-        dataset=dataset, partition=settings.partition, num_layers=ir.num_layers, cache=partition_cache(settings), say=say
+        dataset=dataset,
+        partition=settings.partition,
+        num_layers=ir.num_layers,
+        cache=partition_cache(settings),
+        say=say,
     )
     request = Request(
         ir, GraphStats.of(dataset), lambda parts: PartStats.of(dataset.edge_index, workload.part_of(parts), parts),
@@ -138,4 +142,3 @@ def why(found: Planned, simulated_seconds: float) -> list[str]:
     doubt = f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)" if worst is not None else ""
     event = f"event by event the chosen plan takes {seconds_text(simulated_seconds)}"
     return [*reasons(found.priced), event, f"times are predicted from {rates.source} rates{doubt}"]
-

@@ -24,8 +24,8 @@ from gnnpar.plan import LayerPolicy, Plan, Topology
 from gnnpar.runner import memory, paced
 from gnnpar.runner.evaluate import evaluate, fidelity
 from gnnpar.runner.facts import WARMUP_EPOCHS, World
-from gnnpar.runner.measure import EpochMeter, merge
 from gnnpar.runner.machines import setting_of
+from gnnpar.runner.measure import EpochMeter, merge
 from gnnpar.settings import Settings, instantiate
 from gnnpar.shard.shard import Shard
 from gnnpar.strategies.strategy import Workload

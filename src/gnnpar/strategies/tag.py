@@ -16,7 +16,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal
 
-
 from gnnpar.codecs.codec import BFloat16, Exactness, Identity
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.comm import Communicator

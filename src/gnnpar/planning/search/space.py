@@ -77,7 +77,9 @@ def descend(evaluate: Evaluator, start: Point | None = None) -> None:
                     here, value, improved = other, found, True
 
 
-def anneal(evaluate: Evaluator, *, seed: int, start: Point | None = None, hot: float = 0.2, cold: float = 0.005) -> None:
+def anneal(
+    evaluate: Evaluator, *, seed: int, start: Point | None = None, hot: float = 0.2, cold: float = 0.005
+) -> None:
     """Random changes of one name, accepted by the logarithm of the ratio against a falling temperature."""
     rng, sizes = random.Random(seed), evaluate.space.sizes
     here = start or (0,) * len(sizes)

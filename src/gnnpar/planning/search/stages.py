@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 StageCost = Callable[[int, int, int], float]
 """(first layer, after the last, class) -> seconds of a chunk; infinite where it does not fit in memory."""
@@ -73,7 +73,7 @@ def _least_sum(
 ) -> tuple[float, tuple[int, ...], tuple[int, ...]] | None:
     """(sum, cuts, classes) of stages and boundaries all within the bound."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def rest(first: int, left: tuple[int, ...], last: int, remaining: int) -> tuple[float, tuple, tuple] | None:
         """Layers from `first` on. last: class of the stage before, -1 none. remaining: stages to make, -1 any."""
         if first == num_layers:
@@ -98,9 +98,7 @@ def _least_sum(
     return rest(0, counts, -1, -1 if stages is None else stages)
 
 
-def _slowest(
-    cuts: tuple[int, ...], classes: tuple[int, ...], num_layers: int, stage: StageCost, cut: CutCost
-) -> float:
+def _slowest(cuts: tuple[int, ...], classes: tuple[int, ...], num_layers: int, stage: StageCost, cut: CutCost) -> float:
     ends = (*cuts[1:], num_layers)
     stages = [stage(a, b, c) for a, b, c in zip(cuts, ends, classes, strict=True)]
     ways = [cut(a, c, d)[1] for a, c, d in zip(cuts[1:], classes, classes[1:], strict=False)]
