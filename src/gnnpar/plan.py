@@ -35,8 +35,8 @@ class Placement:
 Mode = Literal["whole", "halo", "sar", "chunk"]
 Overlap = Literal["none", "edges", "central_marginal"]
 _KEYS = {
-    "schema", "mesh", "layers_of", "arrays", "layers", "strategy", "hashes", "statistics", "predicted", "quality", "devices",
-    "setup",
+    "schema", "mesh", "layers_of", "arrays", "layers", "strategy", "hashes", "statistics", "predicted", "quality",
+    "devices", "setup",
 }  # fmt: skip
 
 
@@ -111,7 +111,8 @@ class Plan:
                 )
         if num_layers is not None and len(self.layers) != num_layers:
             raise ValueError(
-                f"the plan has {len(self.layers)} layers, the model {num_layers}: set model.num_layers={len(self.layers)}"
+                f"the plan has {len(self.layers)} layers, the model {num_layers}: "
+                f"set model.num_layers={len(self.layers)}"
             )
         if num_nodes is not None and len(self.part_of) != num_nodes:
             raise ValueError(f"the plan places {len(self.part_of)} nodes, the graph has {num_nodes}: plan again")
@@ -165,7 +166,8 @@ class Plan:
         if len(part_of):  # ranks other than the first hold no array
             sizes = torch.bincount(part_of.clamp_min(0), minlength=self.num_parts)
             if int(part_of.min()) < 0 or len(sizes) > self.num_parts:
-                yield f"part_of goes from {int(part_of.min())} to {int(part_of.max())}, but there are {self.num_parts} parts"
+                low, high = int(part_of.min()), int(part_of.max())
+                yield f"part_of goes from {low} to {high}, but there are {self.num_parts} parts"
             if empty := (sizes == 0).nonzero().flatten().tolist():
                 yield f"part {empty[0]} has no node"
         if chunk_of is not None:

@@ -98,8 +98,8 @@ def test_searches_find_good_points(seed: int) -> None:
     space, price, best = toy(seed)
     reached = {}
     for name, search in (
-        ("descend", lambda e: descend(e)), ("anneal", lambda e: anneal(e, seed=1)), ("climb", lambda e: climb(e, seed=1)),
-        ("draw", lambda e: draw(e, seed=1)),
+        ("descend", lambda e: descend(e)), ("anneal", lambda e: anneal(e, seed=1)),
+        ("climb", lambda e: climb(e, seed=1)), ("draw", lambda e: draw(e, seed=1)),
     ):  # fmt: skip
         evaluate = Evaluator(space, price, budget=300)
         search(evaluate)

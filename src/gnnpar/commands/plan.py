@@ -1,4 +1,4 @@
-"""`gnnpar plan`: which strategy to use for a model, a dataset and a topology; leaves plan.json for `gnnpar train plan=`."""
+"""`gnnpar plan`: which strategy to use for a model, a dataset and a topology; leaves plan.json."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gnnpar.settings import ConfigError, Settings, closest
 from gnnpar.track.console import say, stdout
 
 Compose = Callable[[Sequence[str]], Settings]
-HELP = """Which strategy, with which parameters, for this model, dataset and topology: predicted time and memory of every
-candidate, the choice and why. Overrides are those of `gnnpar train`. Writes plan.json, which `gnnpar train
+HELP = """Which strategy, with which parameters, for this model, dataset and topology: predicted time and memory of
+every candidate, the choice and why. Overrides are those of `gnnpar train`. Writes plan.json, which `gnnpar train
 plan=plan.json` runs as it is."""
 
 

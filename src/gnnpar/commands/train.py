@@ -110,7 +110,8 @@ def prediction(said: Mapping[str, Any] | None) -> str:
 
     if said is None or said["epoch_error"] is None:
         return ""
-    line = f"\nplanned: {said['label']}, predicted {seconds(said['epoch_seconds'])}/epoch, measured {said['epoch_error']:+.0%}"
+    line = f"\nplanned: {said['label']}, predicted {seconds(said['epoch_seconds'])}/epoch"
+    line += f", measured {said['epoch_error']:+.0%}"
     if said["peak_error"] is not None:
         line += f", peak memory {said['peak_error']:+.0%}"
     if abs(said["epoch_error"]) > REPLAN_ABOVE:

@@ -1,7 +1,7 @@
 """Rates and links of the machine at hand, measured in less than a minute and cached by what the machine is.
 
-Source: specs/tag.md 8.7. Costs are fitted by non-negative least squares of relative errors; what is left over is kept as
-`residuals` (the median of |error|), the planner's uncertainty.
+Source: specs/tag.md 8.7. Costs are fitted by non-negative least squares of relative errors; what is left over is kept
+as `residuals` (the median of |error|), the planner's uncertainty.
 """
 
 from __future__ import annotations

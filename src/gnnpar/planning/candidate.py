@@ -1,8 +1,8 @@
 """A point of the strategy space: family, grid, knobs. What a search moves through and a cost model prices.
 
-Source: specs/tag.md 8.3. The family follows from the grid: one stage is graph parallelism (or SAR), one part a pipeline,
-both more than one hybrid. `fields` is what its strategy's YAML is given, so that a plan of it is the strategy's own.
-"""
+Source: specs/tag.md 8.3. The family follows from the grid: one stage is graph parallelism (or SAR), one part a
+pipeline, both more than one hybrid. `fields` is what its strategy's YAML is given, so that a plan of it is the
+strategy's own."""
 
 from __future__ import annotations
 

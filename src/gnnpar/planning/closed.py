@@ -1,7 +1,7 @@
 """Closed forms of an epoch's time, by phase: the level-0 estimator that prunes and explains.
 
-Source: specs/tag.md 8.4. Ranks wait for each other at every exchange, so a layer costs the slowest rank of each piece; an
-exchange costs the most loaded link. Where messages and computing overlap, `interference` of the shorter is lost.
+Source: specs/tag.md 8.4. Ranks wait for each other at every exchange, so a layer costs the slowest rank of each piece;
+an exchange costs the most loaded link. Where messages and computing overlap, `interference` of the shorter is lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of an epoch on its critical way. `wire`: communication that nothing hides; `bubble`: waiting for stages."""
+    """Seconds of an epoch on its critical way. `wire`: communication that nothing hides; `bubble`: stages that wait."""
 
     compute: float = 0.0
     encode: float = 0.0

@@ -1,6 +1,6 @@
 """From a candidate to the tasks of one epoch, for the simulator. Source: specs/tag.md 8.5.
 
-Flat strategies: a rank's stream runs before, fold, after of each layer; every ordered pair of ranks is a stream of flows.
+Flat strategies: a rank's stream runs before, fold, after of each layer; every ordered pair of ranks is a stream.
 Pipelines: a stage runs its chunks in order, then backward in reverse; messages of one boundary follow each other.
 """
 
@@ -154,7 +154,7 @@ def _chunk(
     tasks: _Tasks, candidate: Candidate, work: Work, direction: Direction, s: int, k: int, seconds: float,
     exchange: float, ended: dict[tuple[Direction, int, int, int], int],
 ) -> None:  # fmt: skip
-    """One chunk on one stage, on each of its parts. The exchange among parts stands for itself, as time that all wait."""
+    """One chunk on one stage, on each of its parts. The exchange among parts is time that all of them wait."""
     parts, forward = candidate.parts, direction == "forward"
     before = s - 1 if forward else s + 1
     tag = f"{direction[0].upper()}{k}@{s}"

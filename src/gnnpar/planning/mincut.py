@@ -5,9 +5,9 @@ make. A tensor that feeds a duplicated operation from one that is not must be br
 
     min  sum_i w_i x_i  +  sum_t beta_t max over readers j of t of (x_j - x_producer)+
 
-w_i = extra seconds of computing - seconds of communication saved, of either sign. It is a project selection: w > 0 is an
-edge from i to the sink, w < 0 one from the source; a tensor has a node a_t with infinite edges from its readers, and an
-edge of beta_t to its producer. The source's side of a minimum cut is duplicated.
+w_i = extra seconds of computing - seconds of communication saved, of either sign. It is a project selection: w > 0 is
+an edge from i to the sink, w < 0 one from the source; a tensor has a node a_t with infinite edges from its readers, and
+an edge of beta_t to its producer. The source's side of a minimum cut is duplicated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tensor:
-    """What one operation makes for others. `producer` None: it is on every replica anyway. `seconds`: to broadcast it."""
+    """What one operation makes for others. `producer` None: every replica has it anyway. `seconds`: to broadcast it."""
 
     producer: int | None
     readers: tuple[int, ...]

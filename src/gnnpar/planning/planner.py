@@ -1,8 +1,8 @@
 """The planner: every candidate priced by time and memory, the best allowed one chosen, and why.
 
-Source: specs/tag.md 8.10. Grids and knobs are enumerated; cuts of pipelines over different devices come from exact dynamic
-programming. The objective is seconds an epoch times the user's factor of its quality class; nothing beyond the allowed
-classes is chosen, but it is priced, so that the table shows what they would give.
+Source: specs/tag.md 8.10. Grids and knobs are enumerated; cuts of pipelines over different devices come from exact
+dynamic programming. The objective is seconds an epoch times the user's factor of its quality class; nothing beyond the
+allowed classes is chosen, but it is priced, so that the table shows what they would give.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ USABLE = 0.92  # of a device's memory
 
 @dataclass(frozen=True)
 class Request:
-    """What there is to plan. `partition`: parts -> statistics. `factors`: quality class -> epochs it costs, at least 1."""
+    """What there is to plan. `partition`: parts -> statistics. `factors`: quality class -> epochs it costs, >= 1."""
 
     ir: ModelIR
     graph: GraphStats

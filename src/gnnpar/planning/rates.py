@@ -1,6 +1,6 @@
-"""What a device needs for each kind of work: affine costs, measured (`calibrate`) or derived from a device's two speeds.
+"""What a device needs for each kind of work: affine costs, measured (`calibrate`) or derived from two speeds.
 
-Seconds of a call = const + flops f + numbers b for products; const + edges (e_1 + width e_w) + rows width r_w for folds.
+Seconds of a call = const + flops f + numbers b for products; const + edges (e + width w) + rows width r for folds.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class FoldCost:
 class Rates:
     """Seconds of everything a rank does.
 
-    folds: kind -> (forward, backward); kinds that are missing cost what Softmax does. `dropout`: a number masked. `gather`: a number packed,
-    received or added back. `coded`: bits -> a number encoded or decoded. `message`: of posting and taking one message.
-    `interference`: share of the shorter of computing and receiving that is lost when they overlap (0 on a GPU with
-    copy engines, up to 1 on a CPU whose cores move the bytes). `reduce`: (const, a byte) of the sum over ranks besides
-    the wire. `epoch`: what an epoch costs besides. `step`: of the optimizer, a parameter. `scale`: all of computing.
-    """
+    folds: kind -> (forward, backward); kinds that are missing cost what Softmax does. `dropout`: a number masked.
+    `gather`: a number packed, received or added back. `coded`: bits -> a number encoded or decoded. `message`: of
+    posting and taking one message. `interference`: share of the shorter of computing and receiving that is lost when
+    they overlap (0 on a GPU with copy engines, up to 1 on a CPU whose cores move the bytes). `reduce`: (const, a byte)
+    of the sum over ranks besides the wire. `epoch`: what an epoch costs besides. `step`: of the optimizer, a parameter.
+    `scale`: all of computing."""
 
     gemm: DenseCost
     elementwise: DenseCost
@@ -90,7 +90,7 @@ class Rates:
 
     def code_seconds(self, bits: int, numbers: float) -> float:
         """Of one side; 32 bits are copied as they are."""
-        return self.scale * (self.coded[bits] if bits in self.coded else self.gather) * numbers
+        return self.scale * (self.coded.get(bits, self.gather)) * numbers
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -118,8 +118,8 @@ def derived(speed: float, memory_rate: float, *, launch: float = 8e-6) -> Rates:
     return Rates(
         gemm=DenseCost(launch, 1 / (0.6 * speed), number), elementwise=DenseCost(launch, 0.0, number),
         folds={"Sum": (plain, plain), "Max": (plain, plain), "Softmax": (attention, back)},
-        dropout=4 * number, gather=number + gathered, coded=dict.fromkeys((2, 4, 8), 2 * number), message=2 * launch, interference=0.1,
-        reduce=(4 * launch, 0.0), epoch=20 * launch, step=8 * number, source="derived",
+        dropout=4 * number, gather=number + gathered, coded=dict.fromkeys((2, 4, 8), 2 * number), message=2 * launch,
+        interference=0.1, reduce=(4 * launch, 0.0), epoch=20 * launch, step=8 * number, source="derived",
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ class Machines:
     """A cluster, possibly of different devices.
 
     devices: kind -> {type: cpu | cuda, memory: 16 GiB, speed: 14 Tflop/s, memory_rate: 900 GB/s}; without speeds, as
-    the machine at hand. hosts: {name, devices: {kind: how many}, inside: link, nic: link, rack, count: that many alike}.
+    the machine at hand. hosts: {name, devices: {kind: how many}, inside: link, nic: link, rack, count: so many alike}.
     links: name -> {rate: 25 Gbit/s, latency: 5 us, duplex: true, shared: false}. racks: name -> {uplink: link}.
     wires: {between: [point, point], link}; points are hosts, racks, `spine`, or devices (host/0).
     """

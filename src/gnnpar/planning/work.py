@@ -22,7 +22,7 @@ Direction = Literal["forward", "backward"]
 
 @lru_cache(maxsize=4096)
 def wire_bytes(widths: tuple[int, ...], bits: int) -> int:
-    """Of one row of all operands in these bits; scores beside the first operand travel in 8, narrow ones as they are."""
+    """Of one row of all operands in these bits; scores beside the first operand travel in 8, or as they are."""
     if bits == 32:
         return 4 * sum(widths)
     if bits == 16:

@@ -1,4 +1,4 @@
-"""From settings to a chosen plan: the planner's request, its answer as a Plan that `train plan=` runs, and the table."""
+"""From settings to a chosen plan: the planner's request, its answer as a Plan that `train` runs, and the table."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Searches over candidates: grids by enumeration, stages by dynamic programming, knobs by descent, the rest by trees."""
+"""Searches over candidates: grids by enumeration, stages by dynamic programming, product spaces by evaluations."""

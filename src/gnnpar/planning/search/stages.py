@@ -1,4 +1,5 @@
-"""Layers onto a pipeline of different devices, exactly. Source: specs/tag.md 8.10 B (Alpa's enumeration of bottlenecks).
+"""Layers onto a pipeline of different devices, exactly. Source: specs/tag.md 8.10 B (Alpa's enumeration of
+bottlenecks).
 
 A stage takes consecutive layers on one device of a class; classes are used in any order, devices of a class are alike.
 A stage of more layers must never be faster.
