@@ -70,8 +70,8 @@ class _State:
         return math.prod(seen.shape[1:])
 
     def save(self, draft: _Draft, key: str, width: int) -> None:
-        """A tensor is kept once, by the first group that asks for it."""
-        if key not in self.saved:
+        """A tensor is kept once, by the first group that asks for it; the features are there anyway."""
+        if key != "x" and key not in self.saved:
             self.saved.add(key)
             draft.saved[key] = width
 
@@ -205,7 +205,8 @@ def _account_fold(event: Event, draft: _Draft, state: _State, out_width: int) ->
     if needs_src:
         for seen, width in zip(event.inputs[: num_src + num_dst], widths, strict=False):
             state.save(draft, state.of(seen), width)
-        state.save(draft, event.outputs[0].key, out_width)
+        beside = out_width + 2 * sum(dst) if pushed else 0  # sums over one branch of the scores, and their logarithms
+        state.save(draft, event.outputs[0].key, out_width + beside)
 
 
 def _live(made: dict[str, int], used: dict[str, int], state: _State, layer: int) -> tuple[int, ...]:

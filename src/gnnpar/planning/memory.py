@@ -51,17 +51,18 @@ def _rank(candidate: Candidate, work: Work, layers: range, p: int) -> Memory:
     else:
         moving = (halo + parts.sent(p)) * widest / candidate.chunks
     dense = 2 * n * ir.widest / candidate.chunks
+    attention = n * max([f.width + f.out for f in folds if f.needs_src], default=0) / candidate.chunks
     carried = 2 * n * sum(ir.cuts[layers.stop - 1]) if not last else n * ir.final * 3
     return Memory(
         parameters=5 * _NUMBER * params, structure=_structure(n, e, halo),
         features=n * ir.in_dim * _NUMBER * first + n * 20.0, saved=_saved(work, layers, n, e) * _NUMBER,
-        halo=kept * _NUMBER, history=history * _NUMBER, transient=(moving + dense + carried) * _NUMBER,
+        halo=kept * _NUMBER, history=history * _NUMBER, transient=(max(moving, dense) + attention + carried) * _NUMBER,
     )  # fmt: skip
 
 
 def _structure(n: float, e: float, halo: float) -> float:
-    """CSR by destination and by source, edge lists of 32 bits, lists of rows of 64."""
-    return 2 * 4.0 * (e + n + halo) + 2 * 8.0 * halo
+    """CSR by destination and by source of 32 bits; destinations of edges and lists of rows of 64."""
+    return 2 * 4.0 * (e + n + halo) + 8.0 * e + 2 * 8.0 * halo
 
 
 def _saved(work: Work, layers: range, n: float, e: float) -> float:
