@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -33,6 +33,14 @@ class Placement:
     layers_of: tuple[range, ...]
 
 
+Mode = Literal["whole", "halo", "sar", "chunk"]
+Overlap = Literal["none", "edges", "central_marginal"]
+_KEYS = {
+    "schema", "mesh", "layers_of", "arrays", "layers", "strategy", "hashes", "statistics", "predicted", "quality",
+    "devices", "setup",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class LayerPolicy:
     """How one layer's aggregation runs; `codec` is the configuration of what its rows look like on the wire.
@@ -40,9 +48,9 @@ class LayerPolicy:
     Fields from `rounds` on are those of mode sar; None elsewhere, and left out of plan.json.
     """
 
-    mode: Literal["whole", "halo", "sar", "chunk"]
+    mode: Mode
     codec: Any = None
-    overlap: Literal["none", "edges", "central_marginal"] = "edges"
+    overlap: Overlap = "edges"
     remat: bool = False
     rounds: float | str | None = None
     prefetch: int | None = None
@@ -54,6 +62,9 @@ class Plan:
     """Placement, one policy a layer, the strategy it came from, and hashes of what it was made for.
 
     `statistics`: what the partition costs (nodes, edges, halo rows a part, cut, alpha). `predicted`: by a planner.
+    `quality`: classes of inexactness that were allowed, None: whatever the strategy is. `devices`: rank -> its place in
+    the topology that the plan was made for. `setup`: configuration groups it was made for (model, dataset, partition),
+    which `gnnpar train plan=` takes where the command line names no others.
     """
 
     placement: Placement
@@ -62,6 +73,9 @@ class Plan:
     hashes: dict[str, str] = field(default_factory=dict)
     statistics: dict = field(default_factory=dict)
     predicted: dict | None = None
+    quality: tuple[str, ...] | None = None
+    devices: tuple[str, ...] = ()
+    setup: dict = field(default_factory=dict)
 
     @property
     def part_of(self) -> Tensor:
@@ -84,8 +98,11 @@ class Plan:
         flat = {f"partition/{k}": v for k, v in self.statistics.items()}
         return {"ranks": self.num_ranks, "stages": len(self.placement.mesh), **flat, **(self.predicted or {})}
 
-    def verify(self, **hashes: str) -> None:
-        """Refuse a plan made for something else."""
+    def verify(
+        self, *, num_layers: int | None = None, num_nodes: int | None = None, memory_bytes: float | None = None,
+        **hashes: str,
+    ) -> None:  # fmt: skip
+        """Refuse a plan that contradicts itself, was made for something else, or needs more than `memory_bytes`."""
         for name, value in hashes.items():
             made_for = self.hashes.get(name)
             if made_for is not None and made_for != value:
@@ -93,6 +110,89 @@ class Plan:
                     f"the plan was made for another {name} ({made_for[:12]}, here {value[:12]}): "
                     f"plan again, or give the {name} it was made for."
                 )
+        if num_layers is not None and len(self.layers) != num_layers:
+            raise ValueError(
+                f"the plan has {len(self.layers)} layers, the model {num_layers}: "
+                f"set model.num_layers={len(self.layers)}"
+            )
+        if num_nodes is not None and len(self.part_of) != num_nodes:
+            raise ValueError(f"the plan places {len(self.part_of)} nodes, the graph has {num_nodes}: plan again")
+        for problem in self._problems():
+            raise ValueError(f"the plan cannot run: {problem}")
+        peak = max((self.predicted or {}).get("peak_bytes", None) or [0])
+        if memory_bytes is not None and peak > memory_bytes:
+            raise ValueError(
+                f"the plan needs {peak / 2**30:.2f} GiB on a rank, but there are {memory_bytes / 2**30:.2f} GiB: "
+                "use more ranks, strategy=sar, or a narrower model"
+            )
+
+    def _problems(self) -> Iterator[str]:
+        """Every contradiction, in one line each."""
+        yield from self._placement_problems()
+        yield from self._array_problems()
+        for i, policy in enumerate(self.layers):
+            yield from self._policy_problems(i, policy)
+        if not isinstance(self.strategy.get("name", ""), str):
+            yield f"strategy.name={self.strategy['name']} is no name"
+        if self.devices and len(self.devices) != self.num_ranks:
+            yield f"devices names {len(self.devices)} places for {self.num_ranks} ranks"
+        if len(set(self.devices)) != len(self.devices):
+            yield "devices puts two ranks on one device"
+
+    def _placement_problems(self) -> Iterator[str]:
+        mesh, layers_of = self.placement.mesh, self.placement.layers_of
+        ranks = [rank for stage in mesh for rank in stage]
+        if not mesh or not all(mesh):
+            yield f"a stage of mesh={list(map(list, mesh))} has no rank"
+        if twice := sorted({rank for rank in ranks if ranks.count(rank) > 1}):
+            yield f"rank {twice[0]} stands twice in mesh"
+        if sorted(ranks) != list(range(len(ranks))):
+            yield f"mesh has the ranks {sorted(ranks)}, not 0 to {len(ranks) - 1}"
+        if len(widths := {len(stage) for stage in mesh}) > 1:
+            yield f"stages have {sorted(widths)} parts, but one partition serves all of them"
+        if len(layers_of) != len(mesh):
+            yield f"layers_of has {len(layers_of)} stages, mesh {len(mesh)}"
+        expected = 0
+        for stage, layers in enumerate(layers_of):
+            if len(layers) == 0:
+                yield f"stage {stage} has no layer"
+            if layers.start != expected:
+                yield f"stage {stage} begins with layer {layers.start}, not with {expected}"
+            expected = layers.stop
+        if expected != len(self.layers):
+            yield f"stages end with layer {expected}, but there are {len(self.layers)} layers"
+
+    def _array_problems(self) -> Iterator[str]:
+        part_of, chunk_of = self.placement.part_of, self.placement.chunk_of
+        if len(part_of):  # ranks other than the first hold no array
+            sizes = torch.bincount(part_of.clamp_min(0), minlength=self.num_parts)
+            if int(part_of.min()) < 0 or len(sizes) > self.num_parts:
+                low, high = int(part_of.min()), int(part_of.max())
+                yield f"part_of goes from {low} to {high}, but there are {self.num_parts} parts"
+            if empty := (sizes == 0).nonzero().flatten().tolist():
+                yield f"part {empty[0]} has no node"
+        if chunk_of is not None:
+            if len(chunk_of) != len(part_of):
+                yield f"chunk_of has {len(chunk_of)} nodes, part_of {len(part_of)}"
+            if int(chunk_of.min()) < 0:
+                yield f"chunk_of has the negative chunk {int(chunk_of.min())}"
+            elif empty := (torch.bincount(chunk_of) == 0).nonzero().flatten().tolist():
+                yield f"chunk {empty[0]} has no node"
+
+    def _policy_problems(self, i: int, policy: LayerPolicy) -> Iterator[str]:
+        if policy.mode not in get_args(Mode):
+            yield f"layer {i} has mode={policy.mode}; it can be {', '.join(get_args(Mode))}"
+        if policy.overlap not in get_args(Overlap):
+            yield f"layer {i} has overlap={policy.overlap}; it can be {', '.join(get_args(Overlap))}"
+        if policy.mode == "whole" and self.num_ranks > 1:
+            yield f"layer {i} has mode=whole, which is for one rank, on {self.num_ranks}"
+        if policy.mode == "sar" and len(self.placement.mesh) > 1:
+            yield f"layer {i} has mode=sar, which has no chunks, in a pipeline of {len(self.placement.mesh)} stages"
+        if policy.prefetch is not None and policy.prefetch < 0:
+            yield f"layer {i} has prefetch={policy.prefetch}; it must be >= 0"
+        lossy = set(getattr(policy.codec, "exactness", ())) - {"exact"}
+        if self.quality is not None and (beyond := sorted(lossy - set(self.quality))):
+            yield f"layer {i} is {beyond[0]}, which quality={list(self.quality)} does not allow"
 
     def save(self, folder: Path) -> Path:
         """plan.json, and its arrays beside it in files named by content."""
@@ -108,6 +208,9 @@ class Plan:
             "hashes": self.hashes,
             "statistics": self.statistics,
             "predicted": self.predicted,
+            "quality": self.quality,
+            "devices": self.devices,
+            "setup": self.setup,
         }
         file = folder / "plan.json"
         file.write_text(json.dumps(data, indent=2) + "\n")
@@ -119,21 +222,27 @@ class Plan:
         with clear(file):
             data = Plan.data(file)
             arrays = {k: _load_array(file.parent / name) for k, name in data["arrays"].items()}
-            policies = [LayerPolicy(**p) for p in data["layers"]]
+            try:
+                policies = [LayerPolicy(**p) for p in data["layers"]]
+            except TypeError as error:
+                raise ValueError(f"plan={file}: a layer {str(error).rpartition('() ')[2]}; plan again") from error
             if codecs:
                 policies = [replace(p, codec=c) for p, c in zip(policies, codecs, strict=True)]
             placement = Placement(
                 tuple(tuple(map(int, ranks)) for ranks in data["mesh"]), arrays["part_of"], arrays.get("chunk_of"),
                 tuple(range(*ends) for ends in data["layers_of"]),
             )  # fmt: skip
-            told = (data[name] for name in ("strategy", "hashes", "statistics", "predicted"))
-            return Plan(placement, tuple(policies), *told)
+            quality = data.get("quality")
+            return Plan(
+                placement, tuple(policies), data["strategy"], data["hashes"], data["statistics"], data["predicted"],
+                quality if quality is None else tuple(quality), tuple(data.get("devices", ())), data.get("setup", {}),
+            )  # fmt: skip
 
     @staticmethod
     def data(file: Path) -> dict[str, Any]:
-        """What stands in plan.json; ValueError where it is no plan."""
+        """What stands in plan.json, its keys and their kinds checked; ValueError where it is no plan."""
         with clear(file):
-            data = json.loads(file.read_text(encoding="utf-8"))
+            data = _read(file)
             shapes = {
                 "mesh": list, "layers_of": list, "arrays": dict, "layers": list, "strategy": dict, "hashes": dict,
                 "statistics": dict, "predicted": (dict, type(None)),
@@ -152,13 +261,41 @@ def clear(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, RecursionError) as error:
-        if str(error).startswith(str(file)):
+        if type(error) is ValueError and str(file.parent) in str(error):
             raise
         what = " ".join(str(error).split())[:200] or type(error).__name__
         what = f"{what} is missing" if isinstance(error, KeyError) else what
         raise ValueError(
-            f"{file} is no plan: {what}; give the plan.json of a run, with its arrays beside it"
+            f"plan={file} is no plan: {what}; give the plan.json of a run, with its arrays beside it"
         ) from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The text of a plan, its keys checked."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"plan={file} cannot be read ({type(error).__name__}); give a plan.json") from error
+    if not isinstance(data, dict) or data.get("schema") != 1:
+        raise ValueError(f"plan={file} is no plan of schema 1; plan again")
+    if unknown := sorted(data.keys() - _KEYS):
+        raise ValueError(f"plan={file} has the unknown field {unknown[0]}; remove it, or plan again")
+    if missing := sorted(_KEYS - {"quality", "devices", "setup"} - data.keys()):
+        raise ValueError(f"plan={file} lacks the field {missing[0]}; plan again")
+    return data
+
+
+def _load_array(file: Path) -> Tensor:
+    """[N] int64. Its name is the hash of its contents."""
+    try:
+        array = torch.from_numpy(np.load(file, allow_pickle=False)).long()
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{file} of the plan cannot be read ({type(error).__name__}); it lies beside plan.json"
+        ) from error
+    if array.ndim != 1 or array_hash(array)[:16] != file.stem:
+        raise ValueError(f"{file} of the plan was changed: its contents are not what its name says; plan again")
+    return array
 
 
 def array_hash(array: Tensor) -> str:
@@ -169,14 +306,6 @@ def _save_array(folder: Path, array: Tensor) -> str:
     name = f"{array_hash(array)[:16]}.npy"
     np.save(folder / name, array.to(torch.int32).numpy())
     return name
-
-
-def _load_array(file: Path) -> Tensor:
-    """An array whose content is what its name says."""
-    array = torch.from_numpy(np.load(file, allow_pickle=False)).long()
-    if array.ndim != 1 or array_hash(array)[:16] != file.stem:
-        raise ValueError(f"{file.name} has another content than its name says")
-    return array
 
 
 def _policy(policy: LayerPolicy) -> dict:

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import importlib
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import annotated_types as at
+
+from gnnpar.planning.topology import Machines
 
 Positive = Annotated[int, at.Ge(1)]
 Count = Annotated[int, at.Ge(0)]
@@ -52,6 +55,14 @@ class Host:
     """What one host offers. `cores`: physical cores that ranks may use; auto reads the machine."""
 
     cores: Positive | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Host):
+    """The machine at hand, its cores, memory, kernels and links measured for the planner. `refresh`: measure again,
+    whatever the cache holds."""
+
+    refresh: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +155,7 @@ class Settings:
     tracker: TrackerConfig
     comm: Comm
     launch: Launch
-    topology: Host
+    topology: Host | Machines
     world_size: Positive
     epochs: Positive
     eval_every: Positive
@@ -181,18 +192,29 @@ def build_settings(config: Mapping[str, Any], names: Mapping[str, str], study: s
 
 
 def with_plan(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> tuple[dict, dict]:
-    """Configuration and names after plan=FILE, which sets the strategy; a strategy asked for beside it is an error."""
+    """Configuration and names after plan=FILE, which sets the strategy; a strategy asked for beside it is an error.
+
+    A plan of `gnnpar plan` also brings what it was made for: the groups that no override names.
+    """
     config, names = dict(config), dict(names)
     if (path := config.get("plan")) is None:
         return config, names
-    asked = [o for o in overrides if o.lstrip("+~").startswith(("strategy=", "strategy."))]
+    given = [o.lstrip("+~") for o in overrides]
+    asked = [o for o in given if o.startswith(("strategy=", "strategy."))]
     if asked:
         raise ConfigError(f"{asked[0]} and plan={path}: the plan sets the strategy; leave one of them out")
     try:
-        strategy = dict(json.loads(Path(path).read_text(encoding="utf-8"))["strategy"])
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        strategy = dict(data["strategy"])
         names["strategy"] = strategy.pop("name")
+        setup = dict(data.get("setup") or {})
+        made_for = dict(setup.pop("names", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"plan={path} cannot be read: {type(error).__name__} {error}; give a plan.json") from error
+    for group, value in setup.items():
+        if group in config and not any(re.match(rf"{group}(=|\.|/)", o) for o in given):
+            config[group] = value
+            names |= {group: made_for[group]} if group in made_for else {}
     return config | {"strategy": strategy}, names
 
 

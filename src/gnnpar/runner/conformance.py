@@ -109,7 +109,7 @@ def make_job(
     """Build the model once (threads share torch's random state) and plan."""
     task = make_task(dataset.task, dataset.num_classes)
     model = config.build(dataset.num_features, task.out_dim, seed=seed, cached_first_layer=first_layer == "cached")
-    plan = strategy.plan(Workload(dataset, partition or Random(), model.num_layers), Topology(world))
+    plan = strategy.plan(Workload(dataset, partition or Random(), model.num_layers, model=model), Topology(world))
     return Job(strategy, model, dataset, plan, epochs, seed, first_layer, dtype)
 
 

@@ -85,6 +85,7 @@ def build_result(
         "time_to_target": time_to_target(rows, header["target"]),
         "fidelity": fidelity(rows),
         "assignment": assignment(rows),
+        "predicted": predicted(plan, timed, rows),
         "hashes": {
             "graph": hashes.get("graph", ""),
             "split": hashes.get("split", ""),
@@ -97,6 +98,22 @@ def build_result(
         "versions": header["versions"],
         "hardware": header["hardware"],
         "commit": header["commit"],
+    }
+
+
+def predicted(plan: Row | None, timed: Sequence[Row], rows: Sequence[Row]) -> dict[str, Any] | None:
+    """What a planner said of the plan, and by how much the epoch and the peak were above it (-0.1: 10 % below)."""
+    said = (plan or {}).get("predicted")
+    if not said:
+        return None
+    median, peaks = epoch_seconds(timed, 0)["median"], memory(rows)["peak"]
+    bytes_said = max(said["peak_bytes"])
+    return {
+        "label": said["label"],
+        "epoch_seconds": said["epoch_seconds"],
+        "peak_bytes": bytes_said,
+        "epoch_error": median / said["epoch_seconds"] - 1.0 if median is not None else None,
+        "peak_error": max(peaks) / bytes_said - 1.0 if peaks else None,
     }
 
 

@@ -28,6 +28,7 @@ from gnnpar.runner.evaluate import evaluate, fidelity
 from gnnpar.runner.facts import WARMUP_EPOCHS, World
 from gnnpar.runner.keeping import Keeper
 from gnnpar.runner.layer_costs import layer_seconds
+from gnnpar.runner.machines import setting_of
 from gnnpar.runner.measure import EpochMeter, merge
 from gnnpar.runner.resume import Start
 from gnnpar.runner.stopping import Interrupted, Stop
@@ -217,7 +218,9 @@ def make_plan(settings: Settings, world: World, dataset: Any, model: GNN, device
     if settings.plan is not None:
         codecs = [layer["codec"] for layer in Plan.data(settings.plan)["layers"]]
         plan = Plan.load(settings.plan, codecs=tuple(codec and instantiate(codec) for codec in codecs))
-        plan.verify(graph=dataset.graph_hash, split=dataset.split_hash)
+        plan.verify(
+            num_layers=model.num_layers, num_nodes=dataset.num_nodes, graph=dataset.graph_hash, split=dataset.split_hash
+        )
         if plan.num_ranks != world.size:
             raise ValueError(
                 f"plan={settings.plan} is for {plan.num_ranks} ranks, but there are {world.size}: "
@@ -225,13 +228,10 @@ def make_plan(settings: Settings, world: World, dataset: Any, model: GNN, device
             )
         return plan
     workload = Workload(
-        dataset=dataset,
-        partition=settings.partition,
-        cache=partition_cache(settings),
-        num_layers=model.num_layers,
-        say=heed,
+        dataset=dataset, partition=settings.partition, cache=partition_cache(settings), num_layers=model.num_layers,
+        say=heed, model=model, setting=lambda: setting_of(settings, world.size, say)[0],
         layer_seconds=lambda: layer_seconds(model, dataset, device=device, dtype=DTYPES[settings.precision]),
-    )
+    )  # fmt: skip
     plan = settings.strategy.plan(workload, Topology(world.size))
     return replace(plan, strategy={"name": settings.names.get("strategy"), **settings.resolved["strategy"]})
 

@@ -17,6 +17,7 @@ from gnnpar.data.tasks import Task
 from gnnpar.engines.engine import Engine
 from gnnpar.models.gnn import GNN
 from gnnpar.plan import LayerPolicy, Placement, Plan, Topology, array_hash
+from gnnpar.planning.closed import Setting
 from gnnpar.shard.partition import Partitioner, partition
 from gnnpar.shard.shard import Shard, partition_statistics
 
@@ -28,6 +29,7 @@ class Workload:
     """What there is to run, on rank 0. `cache`: folder of finished partitions, None for none.
 
     `layer_seconds()`: of each layer, measured when asked.
+    For a strategy that plans: the model, and where ranks run with what their devices need (None: nominal figures).
     """
 
     dataset: Dataset
@@ -36,6 +38,8 @@ class Workload:
     cache: Path | None = None
     say: Callable[[str], None] = lambda _: None
     layer_seconds: Callable[[], Sequence[float]] | None = None
+    model: GNN | None = None
+    setting: Callable[[], Setting] | None = None
 
     def part_of(self, parts: int) -> Tensor:
         return partition(self.dataset, parts, by=self.partition, cache=self.cache, say=self.say)

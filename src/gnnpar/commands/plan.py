@@ -1,0 +1,114 @@
+"""`gnnpar plan`: which strategy to use for a model, a dataset and a topology; leaves plan.json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from rich.markup import escape
+from rich.table import Table
+
+from gnnpar.planning.candidate import QUALITIES, Quality
+from gnnpar.settings import ConfigError, Settings, closest
+from gnnpar.track.console import say, stdout
+
+Compose = Callable[[Sequence[str]], Settings]
+HELP = """Which strategy, with which parameters, for this model, dataset and topology: predicted time and memory of
+every candidate, the choice and why. Overrides are those of `gnnpar train`. Writes plan.json, which `gnnpar train
+plan=plan.json` runs as it is."""
+
+
+def run(argv: list[str], compose: Compose) -> int:
+    """0: a plan was found and written."""
+    parser = argparse.ArgumentParser("gnnpar plan", description=HELP)
+    parser.add_argument("--quality", default="exact", help=f"what is allowed: of {', '.join(QUALITIES)} (exact)")
+    parser.add_argument("--factor", default="", help="epochs a class costs: stale=1.2,quantized=1.05 (1 each)")
+    parser.add_argument("--out", default=".", help="folder for plan.json (.)")
+    parser.add_argument("--top", type=int, default=8, help="rows of the table (8), and the best of every family")
+    parser.add_argument("--trace", help="file for the chosen plan's simulated epoch, as a Chrome trace (Perfetto)")
+    parser.add_argument("--json", action="store_true", help="the table as JSON")
+    parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME topology=NAME world_size=N key=value ...")
+    options = parser.parse_args(argv)
+    allowed, factors = qualities(options.quality), factors_of(options.factor)
+    refuse_strategy(options.overrides)
+    settings = compose(options.overrides)
+    from gnnpar.runner import planned as planner
+
+    asked = any(o.startswith("world_size=") for o in options.overrides)
+    talk = (lambda _: None) if options.json else say
+    try:
+        found = planner.planned(
+            settings, ranks=settings.world_size if asked else None, allowed=allowed, factors=factors, say=talk
+        )
+    except ValueError as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    plan = planner.plan_of(found, lambda name: strategy_yaml(compose, options.overrides, name), settings)
+    file = plan.save(Path(options.out))
+    if options.trace:
+        Path(options.trace).write_text(json.dumps(planner.timeline(found).chrome_trace()), encoding="utf-8")
+    if options.json:
+        data = [p.as_predicted() | {"refused": p.refused, "objective": p.objective} for p in found.priced]
+        sys.stdout.write(json.dumps({"plan": str(file), "candidates": data}, indent=1) + "\n")
+        return 0
+    say(f"model: {settings.names.get('model')}, {found.request.ir.describe()}")
+    say(f"graph: {found.dataset.name}, {found.request.graph.nodes} nodes, {found.request.graph.edges} edges")
+    say(f"topology: {settings.names.get('topology')}, {found.setting.fabric.describe()}")
+    show(planner.COLUMNS, planner.table_rows(found.priced, options.top))
+    for line in planner.why(found, planner.timeline(found).seconds):
+        say(f"- {line}")
+    say(f"chosen: {found.chosen.candidate.label}  ->  {file}  (gnnpar train plan={file} world_size={plan.num_ranks})")
+    return 0
+
+
+def qualities(text: str) -> frozenset[Quality]:
+    """'exact,stale' as a set; exact is always allowed."""
+    chosen = [word for word in text.split(",") if word]
+    for word in chosen:
+        if word not in QUALITIES:
+            raise ConfigError(
+                f"--quality={word} is no class{closest(word, QUALITIES)}; there are {', '.join(QUALITIES)}"
+            )
+    return frozenset(cast("Quality", word) for word in (*chosen, "exact"))
+
+
+def factors_of(text: str) -> dict[Quality, float]:
+    """'stale=1.2' as a number a class, at least 1."""
+    factors: dict[Quality, float] = {}
+    for word in filter(None, text.split(",")):
+        name, _, value = word.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = 0.0
+        if name not in QUALITIES or not 1.0 <= number < float("inf"):
+            raise ConfigError(f"--factor={word} must be a class ({', '.join(QUALITIES)}) = a number >= 1")
+        factors[cast("Quality", name)] = number
+    return factors
+
+
+def refuse_strategy(overrides: Sequence[str]) -> None:
+    """The planner chooses it."""
+    for asked in overrides:
+        if asked.startswith(("strategy=", "strategy.", "plan=")):
+            raise ConfigError(f"{asked}: gnnpar plan chooses the strategy; leave it out, or use gnnpar train")
+
+
+def strategy_yaml(compose: Compose, overrides: Sequence[str], name: str) -> Mapping[str, Any]:
+    """The resolved YAML of a strategy beside these overrides."""
+    return compose([*overrides, f"strategy={name}"]).resolved["strategy"]
+
+
+def show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=None)
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i in (0, len(columns) - 1) else "right")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console = stdout()
+    if not console.is_terminal:
+        console.width = 160
+    console.print(table)

@@ -1,0 +1,240 @@
+"""Closed forms of an epoch's time, by phase: the level-0 estimator that prunes and explains.
+
+Source: specs/tag.md 8.4. Ranks wait for each other at every exchange, so a layer costs the slowest rank of each piece;
+an exchange costs the most loaded link. Where messages and computing overlap, `interference` of the shorter is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gnnpar.planning.candidate import Candidate, layers_of
+from gnnpar.planning.fabric import Fabric
+from gnnpar.planning.rates import Rates
+from gnnpar.planning.work import Direction, Piece, Work, wire_bytes
+
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Seconds of an epoch on its critical way. `wire`: communication that nothing hides; `bubble`: stages that wait."""
+
+    compute: float = 0.0
+    encode: float = 0.0
+    wire: float = 0.0
+    bubble: float = 0.0
+    reduce: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.encode + self.wire + self.bubble + self.reduce
+
+    def __add__(self, other: Phases) -> Phases:
+        return Phases(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a candidate would run: `fabric.devices[r]` is rank r's, with its rates. ranks[s][p] of the grid."""
+
+    fabric: Fabric
+    rates: tuple[Rates, ...]
+
+    def stage(self, work: Work, s: int) -> Work:
+        """The work with the rates of a stage's ranks."""
+        return replace(work, rates=self.rates[s * work.parts.parts : (s + 1) * work.parts.parts])
+
+    def exchange(self, flows: Sequence[tuple[int, int, float]], *, first: int = 0) -> float:
+        """Seconds of one exchange; ranks are counted from `first`."""
+        if not flows:
+            return 0.0
+        load: dict[int, float] = {}
+        posts: dict[int, int] = {}
+        latency = 0.0
+        for source, target, nbytes in flows:
+            a, b = source + first, target + first
+            latency = max(latency, self.fabric.latency(a, b))
+            for link in self.fabric.routes[a][b]:
+                load[link] = load.get(link, 0.0) + nbytes
+            for end in (a, b):
+                posts[end] = posts.get(end, 0) + 1
+        wire = max((nbytes / self.fabric.links[link].rate for link, nbytes in load.items()), default=0.0)
+        return wire + latency + max(count * self.rates[end].message for end, count in posts.items())
+
+    def reduce(self, ranks: Sequence[int], nbytes: float) -> float:
+        """Seconds of a ring sum over ranks."""
+        size = len(ranks)
+        if size < 2:
+            return 0.0
+        ring = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
+        rate = min(self.fabric.rate(a, b) for a, b in ring)
+        latency = max(self.fabric.latency(a, b) for a, b in ring)
+        const, byte = self.rates[ranks[0]].reduce
+        wire = 2 * (size - 1) / size * nbytes / rate
+        return const + max(wire, byte * nbytes) + 2 * (size - 1) * latency
+
+
+def closed(candidate: Candidate, work: Work, setting: Setting) -> Phases:
+    """An epoch's phases. The work is cut into candidate.parts parts."""
+    assert work.parts.parts == candidate.parts
+    if candidate.stages > 1 or candidate.chunks > 1:
+        return pipeline(candidate, work, setting)
+    if candidate.family == "sar":
+        layers = sequential(candidate, work, setting)
+    else:
+        layers = halo_exchange(candidate, work, setting)
+    return layers + _end(work, setting, range(work.ir.num_layers), 0)
+
+
+def halo_exchange(candidate: Candidate, work: Work, setting: Setting) -> Phases:
+    """Graph parallelism and AdaQP: sum over layers of max(X, inner) + the rest, or X + all of it without overlap."""
+    total = Phases()
+    for layer in range(work.ir.num_layers):
+        for direction in DIRECTIONS:
+            pieces = _pieces(work, layer, direction, bits=candidate.bits)
+            wire = setting.exchange(work.flows(layer, direction, candidate.bits))
+            inner = max(p.inner for p in pieces)
+            rest = max(p.compute - p.inner for p in pieces)
+            hidden = min(wire, inner) if candidate.overlap == "edges" else 0.0
+            shown = wire - hidden * (1 - _lost(work))
+            total += Phases(compute=inner + rest, encode=max(p.pack + p.unpack for p in pieces), wire=shown)
+    return total
+
+
+def sequential(candidate: Candidate, work: Work, setting: Setting) -> Phases:
+    """SAR: a round a distance, `prefetch` rounds ahead of the fold; backward sends gradients, or more (pull)."""
+    total = Phases()
+    distances = range(1, work.parts.parts)
+    for layer in range(work.ir.num_layers):
+        for direction in DIRECTIONS:
+            pieces = _pieces(work, layer, direction)
+            factors = transfers(candidate, work, layer, direction)
+            flows = [(a, b, nbytes * factors) for a, b, nbytes in work.flows(layer, direction)]
+            rounds = [setting.exchange([f for f in flows if _distance(f, direction, work) == d]) for d in distances]
+            folds = [max(p.halo[(i - d) % len(pieces)] for i, p in enumerate(pieces)) for d in distances]
+            inner = max(p.inner for p in pieces)
+            end = in_rounds(rounds, folds, inner, prefetch=candidate.prefetch, lost=_lost(work))
+            compute = inner + sum(folds)
+            rest = max(p.before + p.after for p in pieces)
+            total += Phases(
+                compute=compute + rest, encode=max(p.pack + p.unpack for p in pieces) * max(1.0, factors),
+                wire=end - compute,
+            )  # fmt: skip
+    return total
+
+
+def in_rounds(rounds: Sequence[float], folds: Sequence[float], inner: float, *, prefetch: int, lost: float) -> float:
+    """Seconds until all is folded. Round r is asked for when r - prefetch - 1 is folded; the first ones at once."""
+    arrived, folded = 0.0, [inner]
+    hidden = 0.0
+    for r, seconds in enumerate(rounds):
+        before = r - prefetch
+        posted = 0.0 if before < 0 or (before == 0 and prefetch > 0) else folded[before]
+        start = max(arrived, posted)
+        arrived = start + seconds
+        hidden += max(0.0, min(arrived, folded[-1]) - start)
+        folded.append(max(folded[-1], arrived) + folds[r])
+    return folded[-1] + lost * hidden
+
+
+def transfers(candidate: Candidate, work: Work, layer: int, direction: Direction) -> float:
+    """How many times the bytes of a plain exchange travel in this direction."""
+    if direction == "forward":
+        return 1.0
+    folds = work.ir.folds(layer)
+    plain = sum(f.width for f in folds if f.learned)
+    needed = 0.0
+    for fold in folds:
+        if fold.linear or not fold.needs_src or not candidate.remat:
+            needed += fold.width * fold.learned
+        elif candidate.backward == "push" and fold.pushed:
+            needed += fold.pushed
+        else:
+            needed += fold.width * (1 + fold.learned)
+    return needed / plain if plain else 0.0
+
+
+def _distance(flow: tuple[int, int, float], direction: Direction, work: Work) -> int:
+    source, target, _ = flow
+    if direction == "backward":
+        source, target = target, source
+    return (target - source) % work.parts.parts
+
+
+def pipeline(candidate: Candidate, work: Work, setting: Setting) -> Phases:
+    """All chunks forward, then all backward: sum t + sum c + (K - 1) max(t, boundary), per direction.
+
+    t_s is a stage's time for a chunk with the exchange among its parts, c_s that of its boundary.
+    """
+    total = Phases()
+    spans = layers_of(candidate.cuts, work.ir.num_layers)
+    for direction in DIRECTIONS:
+        stages = [stage_seconds(candidate, work, setting, s, span, direction) for s, span in enumerate(spans)]
+        ways = [boundary_seconds(candidate, work, setting, s) for s in range(candidate.stages - 1)]
+        seconds = chain([t.seconds for t in stages], [c for c, _ in ways], [b for _, b in ways], candidate.chunks)
+        slowest = max(stages, key=lambda t: t.seconds)
+        share = Phases(*(candidate.chunks * value for value in vars(slowest).values()))
+        total += replace(share, bubble=seconds - share.seconds)
+    ends = [_end(setting.stage(work, s), setting, span, s) for s, span in enumerate(spans)]
+    return total + max(ends, key=lambda end: end.seconds)
+
+
+def chain(stages: Sequence[float], latencies: Sequence[float], rates: Sequence[float], chunks: int) -> float:
+    """Seconds of `chunks` passing stages in order. latencies: of a whole message; rates: of the link for it alone."""
+    return sum(stages) + sum(latencies) + (chunks - 1) * max([*stages, *rates])
+
+
+def stage_seconds(
+    candidate: Candidate, work: Work, setting: Setting, s: int, layers: range, direction: Direction
+) -> Phases:
+    """One chunk on one stage. A chunk's sources are also written to the table that later chunks read."""
+    here = setting.stage(work, s)
+    share = 1.0 / candidate.chunks
+    total = Phases()
+    for layer in layers:
+        pieces = _pieces(here, layer, direction, share=share)
+        flows = [(a, b, nbytes * share) for a, b, nbytes in here.flows(layer, direction)]
+        wire = setting.exchange(flows, first=s * candidate.parts)
+        width = here.travelling(layer, direction)
+        rows = max(here.parts.nodes) * share
+        table = max(r.gather_seconds(rows * width) for r in here.rates)
+        total += Phases(
+            compute=max(p.compute for p in pieces), encode=max(p.pack + p.unpack for p in pieces) + table, wire=wire
+        )
+    return total
+
+
+def boundary_bytes(candidate: Candidate, work: Work, s: int) -> float:
+    """Of one chunk of the largest part, over the cut behind stage s."""
+    cut = work.ir.cuts[layers_of(candidate.cuts, work.ir.num_layers)[s].stop - 1]
+    rows = max(work.parts.nodes) / candidate.chunks
+    return rows * sum(wire_bytes((width,), candidate.bits) for width in cut)
+
+
+def boundary_seconds(candidate: Candidate, work: Work, setting: Setting, s: int) -> tuple[float, float]:
+    """(latency and bytes, bytes alone) of a chunk's message from stage s to the next, all parts at once."""
+    nbytes = boundary_bytes(candidate, work, s)
+    parts, first = candidate.parts, s * candidate.parts
+    whole = setting.exchange([(p, p + parts, nbytes) for p in range(parts)], first=first)
+    fixed = setting.exchange([(p, p + parts, 0.0) for p in range(parts)], first=first)
+    return whole, whole - fixed
+
+
+def _end(work: Work, setting: Setting, layers: range, s: int) -> Phases:
+    """Loss, gradient sum over the parts, and the optimizer's step."""
+    params = sum(work.ir.params_of[i] for i in layers)
+    parts = work.parts.parts
+    ranks = range(s * parts, (s + 1) * parts)
+    loss = max(work.loss_seconds) if layers.stop == work.ir.num_layers else 0.0
+    step = max(work.step_seconds(p, params) for p in range(parts))
+    return Phases(compute=loss + step, reduce=setting.reduce(ranks, 4.0 * params))
+
+
+def _pieces(work: Work, layer: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> list[Piece]:
+    return [work.piece(layer, p, direction, share=share, bits=bits) for p in range(work.parts.parts)]
+
+
+def _lost(work: Work) -> float:
+    return max(r.interference for r in work.rates)

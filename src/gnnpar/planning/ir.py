@@ -1,0 +1,177 @@
+"""A model as the planner sees it: groups of operations a layer, what each costs by rows and edges, and what is live.
+
+Source: specs/tag.md 8.2. A group is (layer, begin | transform | aggregate | post | end); the layers' groups form a
+chain, `cuts` says what crosses between two layers (GCNII: two tensors). Costs are of one pass in one direction, in
+numbers (not bytes); a number is 4 bytes in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+Phase = Literal["begin", "transform", "aggregate", "post", "end"]
+Coupling = Literal["none", "neighbour"]
+
+
+class Poly(NamedTuple):
+    """const + rows n + edges e."""
+
+    const: float = 0.0
+    rows: float = 0.0
+    edges: float = 0.0
+
+    def __call__(self, n: float, e: float) -> float:
+        return self.const + self.rows * n + self.edges * e
+
+    def __add__(self, other: object) -> Poly:  # type: ignore[override]
+        assert isinstance(other, Poly)
+        return Poly(self.const + other.const, self.rows + other.rows, self.edges + other.edges)
+
+    def times(self, factor: float) -> Poly:
+        return Poly(self.const * factor, self.rows * factor, self.edges * factor)
+
+
+def total(polys: Iterable[Poly]) -> Poly:
+    return sum(polys, start=Poly())
+
+
+@dataclass(frozen=True, order=True)
+class Gemm:
+    """[n, width_in] x [width_in, width_out]. `learned`: does the input have a gradient, so that backward makes dX?"""
+
+    width_in: int
+    width_out: int
+    learned: bool
+
+    @property
+    def flops(self) -> Poly:
+        return Poly(rows=2.0 * self.width_in * self.width_out)
+
+    @property
+    def numbers(self) -> Poly:
+        return Poly(const=self.width_in * self.width_out, rows=self.width_in + self.width_out)
+
+
+@dataclass(frozen=True, order=True)
+class Fold:
+    """One aggregation. Widths are numbers a row: `src` of what travels, `dst` of what stays, `edge` of an edge's rows.
+
+    `linear`: backward needs no source row. `learned`: do the sources have a gradient, which travels back? `pushed`:
+    numbers of the row that a destination would push instead of pulling sources twice (attention), 0 where it cannot.
+    """
+
+    kind: str
+    src: tuple[int, ...]
+    dst: tuple[int, ...]
+    edge: tuple[int, ...]
+    out: int
+    linear: bool
+    needs_src: bool
+    learned: bool
+    pushed: int = 0
+
+    @property
+    def width(self) -> int:
+        """Numbers a source row has, all operands together."""
+        return sum(self.src)
+
+    @property
+    def flops(self) -> Poly:
+        """An addition a number for sums and maxima; attention also scores, exponentiates and rescales."""
+        each = self.width * (1.0 if self.kind in ("Sum", "Max") else 4.0)
+        return Poly(edges=each + 4.0 * sum(self.dst) + 2.0 * sum(self.edge), rows=self.out)
+
+    @property
+    def numbers(self) -> Poly:
+        """Every edge reads its source; an index counts as one number."""
+        return Poly(edges=self.width + sum(self.edge) + 1.0, rows=self.out + sum(self.dst) + 1.0)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Operations that are always planned together. `elementwise`: (kernels, numbers a row read and written);
+    `dropout`: numbers a row with a mask; `saved`: numbers a row kept for backward; `params`: numbers."""
+
+    layer: int
+    phase: Phase
+    gemms: tuple[Gemm, ...] = ()
+    folds: tuple[Fold, ...] = ()
+    elementwise: tuple[int, int] = (0, 0)
+    dropout: int = 0
+    saved: int = 0
+    params: int = 0
+
+    @property
+    def coupling(self) -> Coupling:
+        return "neighbour" if self.folds else "none"
+
+    @property
+    def kernels(self) -> int:
+        return len(self.gemms) + len(self.folds) + self.elementwise[0]
+
+    @property
+    def flops(self) -> Poly:
+        pieces = [op.flops for op in (*self.gemms, *self.folds)]
+        return total([*pieces, Poly(rows=self.elementwise[1] / 3.0)])
+
+    @property
+    def numbers(self) -> Poly:
+        """Read and written."""
+        pieces = [op.numbers for op in (*self.gemms, *self.folds)]
+        return total([*pieces, Poly(rows=self.elementwise[1])])
+
+    @property
+    def backward_flops(self) -> Poly:
+        """dW, and dX where somebody asks for it; the transposed fold (attention: twice); elementwise as forward."""
+        gemms = [g.flops.times(1 + g.learned) for g in self.gemms]
+        folds = [f.flops.times(1.0 if f.linear else 2.0) for f in self.folds if f.learned or not f.linear]
+        return total([*gemms, *folds, Poly(rows=self.elementwise[1] / 3.0)])
+
+
+@dataclass(frozen=True)
+class ModelIR:
+    """`cuts[i]`: widths of the row tensors alive between layer i and i + 1. `final`: width of the logits."""
+
+    num_layers: int
+    in_dim: int
+    final: int
+    groups: tuple[Group, ...]
+    cuts: tuple[tuple[int, ...], ...]
+
+    def layer(self, index: int) -> tuple[Group, ...]:
+        return tuple(g for g in self.groups if g.layer == index)
+
+    def folds(self, index: int) -> tuple[Fold, ...]:
+        return tuple(f for g in self.layer(index) for f in g.folds)
+
+    @cached_property
+    def params(self) -> int:
+        return sum(g.params for g in self.groups)
+
+    @cached_property
+    def params_of(self) -> tuple[int, ...]:
+        return tuple(sum(g.params for g in self.layer(i)) for i in range(self.num_layers))
+
+    @cached_property
+    def saved_of(self) -> tuple[int, ...]:
+        return tuple(sum(g.saved for g in self.layer(i)) for i in range(self.num_layers))
+
+    @property
+    def widest(self) -> int:
+        """Numbers of the widest row there is."""
+        widths = [w for g in self.groups for op in g.gemms for w in (op.width_in, op.width_out)]
+        return max([self.in_dim, self.final, *widths, *(f.width for g in self.groups for f in g.folds)])
+
+    def flops(self, n: float, e: float) -> float:
+        """Of one epoch over n rows and e edges, forward and backward."""
+        return sum(g.flops(n, e) + g.backward_flops(n, e) for g in self.groups)
+
+    def describe(self) -> str:
+        cut = max((sum(c) for c in self.cuts), default=0)
+        kinds = sorted({f.kind for g in self.groups for f in g.folds})
+        return (
+            f"{self.num_layers} layers, {self.params} parameters, folds {', '.join(kinds)}, at most {cut} live at a cut"
+        )

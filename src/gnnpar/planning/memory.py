@@ -1,0 +1,70 @@
+"""Most bytes a rank holds in an epoch, as a closed form. Source: specs/tag.md 8.8; units: bytes, numbers of 4 bytes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from gnnpar.planning.candidate import Candidate, layers_of
+from gnnpar.planning.work import Work
+
+_NUMBER = 4.0
+_SAFETY = 1.08  # what allocators round up and small tensors add
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of one rank, by what it is for."""
+
+    parameters: float  # weights, gradients, two moments, and the vector that is summed
+    structure: float
+    features: float
+    saved: float
+    halo: float
+    history: float
+    transient: float
+
+    @property
+    def total(self) -> float:
+        return _SAFETY * sum(asdict(self).values())
+
+
+def memory(candidate: Candidate, work: Work) -> tuple[Memory, ...]:
+    """By rank: stages of the grid, then parts."""
+    spans = layers_of(candidate.cuts, work.ir.num_layers)
+    return tuple(_rank(candidate, work, span, p) for span in spans for p in range(candidate.parts))
+
+
+def _rank(candidate: Candidate, work: Work, layers: range, p: int) -> Memory:
+    ir, parts = work.ir, work.parts
+    n, e, halo = parts.nodes[p], parts.edges(p), sum(parts.halo[p])
+    params = sum(ir.params_of[i] for i in layers)
+    first, last = layers.start == 0, layers.stop == ir.num_layers
+    folds = [f for i in layers for f in ir.folds(i)]
+    widest = max([f.width for f in folds], default=0)
+    kept = 0.0
+    if not (candidate.family == "sar" and candidate.remat):
+        kept = sum(halo * f.width for f in folds if f.needs_src)
+    history = 2 * sum((n + halo) * f.width for f in folds) if candidate.chunks > 1 else 0.0
+    if candidate.family == "sar":
+        at_once = (1 + candidate.prefetch) * max(parts.nodes)
+        moving = 2 * min(halo, at_once) * widest
+    else:
+        moving = (halo + parts.sent(p)) * widest / candidate.chunks
+    dense = 2 * n * ir.widest / candidate.chunks
+    attention = n * max([f.width + f.out for f in folds if f.needs_src], default=0) / candidate.chunks
+    carried = 2 * n * sum(ir.cuts[layers.stop - 1]) if not last else n * ir.final * 3
+    return Memory(
+        parameters=5 * _NUMBER * params, structure=_structure(n, e, halo),
+        features=n * ir.in_dim * _NUMBER * first + n * 20.0, saved=_saved(work, layers, n, e) * _NUMBER,
+        halo=kept * _NUMBER, history=history * _NUMBER, transient=(max(moving, dense) + attention + carried) * _NUMBER,
+    )  # fmt: skip
+
+
+def _structure(n: float, e: float, halo: float) -> float:
+    """CSR by destination and by source of 32 bits; destinations of edges and lists of rows of 64."""
+    return 2 * 4.0 * (e + n + halo) + 8.0 * e + 2 * 8.0 * halo
+
+
+def _saved(work: Work, layers: range, n: float, e: float) -> float:
+    """Numbers kept between forward and backward."""
+    return n * sum(work.ir.saved_of[i] for i in layers)

@@ -1,0 +1,127 @@
+"""What a device needs for each kind of work: affine costs, measured (`calibrate`) or derived from two speeds.
+
+Seconds of a call = const + flops f + numbers b for products; const + edges (e + width w) + rows width r for folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gnnpar.planning.ir import Fold, Gemm, Group
+
+
+@dataclass(frozen=True)
+class DenseCost:
+    """Of products and of elementwise kernels."""
+
+    const: float
+    flop: float
+    number: float
+
+    def seconds(self, flops: float, numbers: float, *, calls: float = 1.0) -> float:
+        return calls * self.const + flops * self.flop + numbers * self.number
+
+
+@dataclass(frozen=True)
+class FoldCost:
+    """Of one direction of a fold."""
+
+    const: float
+    edge: float
+    edge_number: float
+    row_number: float
+
+    def seconds(self, edges: float, rows: float, width: float) -> float:
+        return self.const + edges * (self.edge + width * self.edge_number) + rows * width * self.row_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Seconds of everything a rank does.
+
+    folds: kind -> (forward, backward); kinds that are missing cost what Softmax does. `dropout`: a number masked.
+    `gather`: a number packed, received or added back. `coded`: bits -> a number encoded or decoded. `message`: of
+    posting and taking one message. `interference`: share of the shorter of computing and receiving that is lost when
+    they overlap (0 on a GPU with copy engines, up to 1 on a CPU whose cores move the bytes). `reduce`: (const, a byte)
+    of the sum over ranks besides the wire. `epoch`: what an epoch costs besides. `step`: of the optimizer, a parameter.
+    `scale`: all of computing."""
+
+    gemm: DenseCost
+    elementwise: DenseCost
+    folds: Mapping[str, tuple[FoldCost, FoldCost]]
+    dropout: float
+    gather: float
+    coded: Mapping[int, float]
+    message: float
+    interference: float
+    reduce: tuple[float, float]
+    epoch: float
+    step: float
+    scale: float = 1.0
+    source: str = "nominal"
+    residuals: Mapping[str, float] = field(default_factory=dict)
+
+    def gemm_seconds(self, op: Gemm, rows: float, *, backward: bool = False) -> float:
+        flops, numbers = op.flops(rows, 0), op.numbers(rows, 0)
+        times = (1.0 + op.learned) if backward else 1.0
+        return self.scale * times * self.gemm.seconds(flops, numbers)
+
+    def elementwise_seconds(self, group: Group, rows: float) -> float:
+        kernels, numbers = group.elementwise
+        return self.scale * self.elementwise.seconds(0.0, numbers * rows, calls=kernels)
+
+    def dense_seconds(self, group: Group, rows: float, *, backward: bool = False) -> float:
+        """A group without its folds."""
+        gemms = sum(self.gemm_seconds(op, rows, backward=backward) for op in group.gemms)
+        return gemms + self.elementwise_seconds(group, rows) + self.scale * self.dropout * group.dropout * rows
+
+    def fold_seconds(self, op: Fold, edges: float, rows: float, *, backward: bool = False) -> float:
+        if edges == 0:
+            return 0.0
+        if backward and op.linear and not op.learned:
+            return 0.0
+        costs = self.folds.get(op.kind) or self.folds["Softmax"]
+        return self.scale * costs[backward].seconds(edges, rows, op.width)
+
+    def gather_seconds(self, numbers: float) -> float:
+        return self.scale * self.gather * numbers
+
+    def code_seconds(self, bits: int, numbers: float) -> float:
+        """Of one side; 32 bits are copied as they are."""
+        return self.scale * (self.coded.get(bits, self.gather)) * numbers
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def of_json(data: Mapping[str, Any]) -> Rates:
+        changed = dict(data)
+        changed["gemm"], changed["elementwise"] = DenseCost(**data["gemm"]), DenseCost(**data["elementwise"])
+        changed["folds"] = {k: (FoldCost(**f), FoldCost(**b)) for k, (f, b) in data["folds"].items()}
+        changed["coded"] = {int(bits): seconds for bits, seconds in data["coded"].items()}
+        changed["reduce"] = tuple(data["reduce"])
+        return Rates(**changed)
+
+
+def derived(speed: float, memory_rate: float, *, launch: float = 8e-6) -> Rates:
+    """From a device's flop/s and bytes/s: 60 % of the speed in products, 70 % of the rate in streams, 35 % in gathers.
+
+    The shares are what dense and sparse kernels commonly reach; an uncalibrated device is a what-if, and says so.
+    """
+    number = 4 / (0.7 * memory_rate)
+    gathered = 4 / (0.35 * memory_rate)
+    plain = FoldCost(launch, gathered, gathered, number)
+    attention = FoldCost(2 * launch, 6 * gathered, 1.5 * gathered, 3 * number)
+    back = FoldCost(3 * launch, 12 * gathered, 3 * gathered, 4 * number)
+    return Rates(
+        gemm=DenseCost(launch, 1 / (0.6 * speed), number), elementwise=DenseCost(launch, 0.0, number),
+        folds={"Sum": (plain, plain), "Max": (plain, plain), "Softmax": (attention, back)},
+        dropout=4 * number, gather=number + gathered, coded=dict.fromkeys((2, 4, 8), 2 * number), message=2 * launch,
+        interference=0.1, reduce=(4 * launch, 0.0), epoch=20 * launch, step=8 * number, source="derived",
+    )  # fmt: skip
+
+
+NOMINAL = derived(20e9, 8e9, launch=10e-6)
+"""One core of a server processor: for tests and for plans made without calibration."""

@@ -1,0 +1,88 @@
+"""What the graph and its partitions are to a cost model: counts by part, and nothing else.
+
+A graph may also be described by numbers alone (`even`), for clusters and graphs that are not at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnnpar.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class GraphStats:
+    """Of the whole graph. `train`: labelled nodes."""
+
+    nodes: int
+    edges: int
+    features: int
+    classes: int
+    train: int
+
+    @staticmethod
+    def of(dataset: Dataset) -> GraphStats:
+        train = int(dataset.train_mask.sum())
+        return GraphStats(dataset.num_nodes, dataset.num_edges, dataset.num_features, dataset.num_classes, train)
+
+
+@dataclass(frozen=True)
+class PartStats:
+    """By part: nodes, in-edges from inside, [p][q] in-edges of p from q, [p][q] halo rows that p reads from q."""
+
+    nodes: tuple[float, ...]
+    inner: tuple[float, ...]
+    cut: tuple[tuple[float, ...], ...]
+    halo: tuple[tuple[float, ...], ...]
+
+    @property
+    def parts(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def alpha(self) -> float:
+        """Halo rows of all parts over all nodes."""
+        return sum(map(sum, self.halo)) / max(1.0, sum(self.nodes))
+
+    def edges(self, p: int) -> float:
+        return self.inner[p] + sum(self.cut[p])
+
+    def sent(self, q: int) -> float:
+        """Rows that part q sends in an exchange, a row counted once a reader."""
+        return sum(row[q] for row in self.halo)
+
+    @staticmethod
+    def of(edge_index: Tensor, part_of: Tensor, parts: int) -> PartStats:
+        """Shapes: edge_index [2, E], part_of [N]."""
+        src, dst = edge_index
+        count = len(part_of)
+        pair = part_of[dst] * parts + part_of[src]
+        edges = torch.bincount(pair, minlength=parts * parts).view(parts, parts)
+        crossing = part_of[dst] != part_of[src]
+        copies = torch.unique(part_of[dst[crossing]] * count + src[crossing])
+        owner = part_of[copies % max(1, count)]
+        halo = torch.bincount(copies // max(1, count) * parts + owner, minlength=parts * parts).view(parts, parts)
+        nodes = torch.bincount(part_of, minlength=parts)
+        inner = edges.diagonal().tolist()
+        cut = (edges - torch.diag(edges.diagonal())).tolist()
+        return PartStats(tuple(nodes.tolist()), tuple(inner), _rows(cut), _rows(halo.tolist()))
+
+    @staticmethod
+    def even(nodes: float, edges: float, parts: int, *, alpha: float, cut_share: float) -> PartStats:
+        """A partition into equal parts, all pairs alike. `cut_share`: of the edges."""
+        others = max(1, parts - 1)
+        cut = edges * cut_share / parts / others if parts > 1 else 0.0
+        halo = alpha * nodes / parts / others if parts > 1 else 0.0
+        inner = edges * (1 - cut_share if parts > 1 else 1.0) / parts
+
+        def matrix(value: float) -> tuple[tuple[float, ...], ...]:
+            return tuple(tuple(0.0 if p == q else value for q in range(parts)) for p in range(parts))
+
+        return PartStats((nodes / parts,) * parts, (inner,) * parts, matrix(cut), matrix(halo))
+
+
+def _rows(table: list[list[int]]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(map(float, row)) for row in table)

@@ -1,0 +1,144 @@
+"""From settings to a chosen plan: the planner's request, its answer as a Plan that `train` runs, and the table."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.tasks import make_task
+from gnnpar.plan import Plan
+from gnnpar.planning.candidate import Family, Quality, layers_of
+from gnnpar.planning.closed import Setting
+from gnnpar.planning.extract import record
+from gnnpar.planning.lower import simulated
+from gnnpar.planning.planner import Priced, Request, reasons, search
+from gnnpar.planning.quantity import bytes_text, seconds_text
+from gnnpar.planning.simulate import Timeline
+from gnnpar.planning.statistics import GraphStats, PartStats
+from gnnpar.planning.work import Work
+from gnnpar.runner.machines import setting_of
+from gnnpar.runner.train import partition_cache
+from gnnpar.settings import Settings, instantiate
+from gnnpar.strategies.strategy import Workload
+
+_FAMILIES: tuple[Family, ...] = ("graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid")
+
+
+def families() -> tuple[Family, ...]:
+    """Those whose strategy is there."""
+    return tuple(f for f in _FAMILIES if find_spec(f"gnnpar.strategies.{f}") is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A planner's answer. `chosen` is priced[0]."""
+
+    priced: tuple[Priced, ...]
+    setting: Setting
+    workload: Workload
+    request: Request
+    dataset: Dataset
+    model_hash: str
+
+    @property
+    def chosen(self) -> Priced:
+        return self.priced[0]
+
+
+def planned(
+    settings: Settings, *, ranks: int | None, allowed: frozenset[Quality], factors: Mapping[Quality, float] = {},
+    say: Callable[[str], None] = lambda _: None,
+) -> Planned:  # fmt: skip
+    """Price everything for these settings. ValueError says what cannot be, in one line."""
+    setting, count = setting_of(settings, ranks, say)
+    dataset = settings.dataset.load(settings.data_dir, settings.seed)
+    task = make_task(dataset.task, dataset.num_classes)
+    cached = settings.first_layer == "cached"
+    model = settings.model.build(dataset.num_features, task.out_dim, seed=settings.seed, cached_first_layer=cached)
+    ir = record(model, dataset.num_features)
+    workload = Workload(
+        dataset=dataset,
+        partition=settings.partition,
+        num_layers=ir.num_layers,
+        cache=partition_cache(settings),
+        say=say,
+    )
+    request = Request(
+        ir, GraphStats.of(dataset), lambda parts: PartStats.of(dataset.edge_index, workload.part_of(parts), parts),
+        setting, count, families(), allowed, factors,
+    )  # fmt: skip
+    model_hash = hashlib.sha256(repr(ir).encode()).hexdigest()
+    return Planned(search(request), setting, workload, request, dataset, model_hash)
+
+
+_SETUP = ("model", "dataset", "partition", "first_layer", "seed")
+
+
+def plan_of(found: Planned, yaml_of: Callable[[str], Mapping[str, Any]], settings: Settings) -> Plan:
+    """The plan of the chosen candidate: its strategy's own, with cuts, devices, prediction and what it is for.
+
+    yaml_of: name of a strategy -> its resolved YAML.
+    """
+    priced = found.chosen
+    candidate = priced.candidate
+    resolved = dict(yaml_of(candidate.family)) | candidate.fields
+    strategy = instantiate(resolved, "strategy")
+    plan: Plan = strategy.plan(found.workload, found.setting.fabric.topology(candidate.ranks))
+    placement = plan.placement
+    if candidate.stages > 1:
+        placement = replace(placement, layers_of=layers_of(candidate.cuts, found.request.ir.num_layers))
+    alternatives = [
+        {"label": p.candidate.label, "epoch_seconds": p.phases.seconds, "refused": p.refused} for p in found.priced[1:6]
+    ]
+    return replace(
+        plan, placement=placement, strategy={"name": candidate.family, **resolved},
+        hashes=plan.hashes | {"model": found.model_hash},
+        predicted=priced.as_predicted() | {"alternatives": alternatives},
+        quality=tuple(sorted(found.request.allowed)),
+        devices=tuple(d.name for d in found.setting.fabric.devices[: candidate.ranks]),
+        setup={
+            "names": {group: settings.names[group] for group in _SETUP if group in settings.names},
+            **{key: settings.resolved[key] for key in _SETUP},
+        },
+    )  # fmt: skip
+
+
+COLUMNS = ("strategy", "epoch", "compute", "encode", "wire", "bubble", "reduce", "peak memory", "")
+
+
+def table_rows(priced: tuple[Priced, ...], limit: int) -> list[tuple[str, ...]]:
+    """A row a candidate: the best of all, and of every family at least one."""
+    shown: list[Priced] = []
+    seen: set[str] = set()
+    for i, p in enumerate(priced):
+        if i < limit or p.candidate.family not in seen:
+            shown.append(p)
+        seen.add(p.candidate.family)
+    return [_row(p, i == 0) for i, p in enumerate(shown)]
+
+
+def _row(p: Priced, first: bool) -> tuple[str, ...]:
+    phases = tuple(seconds_text(v) if v else "-" for v in vars(p.phases).values())
+    note = "chosen" if first else p.refused
+    return (p.candidate.label, seconds_text(p.phases.seconds), *phases, bytes_text(p.peak_bytes), note)
+
+
+def timeline(found: Planned) -> Timeline:
+    """An epoch of the chosen candidate in the event simulator."""
+    candidate = found.chosen.candidate
+    parts = found.request.partition(candidate.parts)
+    work = Work(found.request.ir, found.request.graph, parts, found.setting.rates[: candidate.parts])
+    return simulated(candidate, work, found.setting)
+
+
+def why(found: Planned, simulated_seconds: float) -> list[str]:
+    """The sentences below the table."""
+    rates = found.setting.rates[0]
+    worst = max(rates.residuals.values(), default=None)
+    doubt = f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)" if worst is not None else ""
+    event = f"event by event the chosen plan takes {seconds_text(simulated_seconds)}"
+    return [*reasons(found.priced), event, f"times are predicted from {rates.source} rates{doubt}"]
