@@ -97,7 +97,13 @@ def class_name(name: str) -> str:
 
 def rendered(kind: str, part: str, words: dict[str, str]) -> str:
     template = Path(__file__).parents[1] / "templates" / kind / f"{part}.txt"
-    return Template(template.read_text(encoding="utf-8")).substitute(words)
+    text = Template(template.read_text(encoding="utf-8")).substitute(words)
+    return re.sub(r"(?:^from \S+ import .*\n)+", lambda block: in_order(block[0]), text, flags=re.MULTILINE)
+
+
+def in_order(imports: str) -> str:
+    """Imports in the order of their modules, whatever the new one is called."""
+    return "".join(sorted(imports.splitlines(keepends=True), key=lambda line: line.split()[1]))
 
 
 def next_steps(kind: str, name: str, folder: Path) -> list[str]:
@@ -107,6 +113,6 @@ def next_steps(kind: str, name: str, folder: Path) -> list[str]:
     steps.append(f"gnnpar check {kind}={name}")
     steps.append(f"python -m pytest {places.test.relative_to(folder)}")
     if places.imported != name and kind != "codec":
-        steps.append("python tests/golden/test_golden.py     # records its losses beside the others'")
+        steps.append("PYTHONPATH=tests python tests/golden/test_golden.py  # records its losses beside the others'")
     steps.append(f"gnnpar train {kind}={name} debug=tiny")
     return ["next:", *(f"  {step}" for step in steps)]
