@@ -24,6 +24,9 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
   gnnpar compare FOLDER ...                                                   a table of runs, sweeps included
   gnnpar dashboard FOLDER ...                                                 a wandb workspace and report of a sweep
   gnnpar check strategy=graph_parallel                                        is the strategy what it claims to be?
+  gnnpar check codec=uniform                                                  does the codec keep the laws of one?
+  gnnpar new strategy|model|codec NAME                                        a small working one of your own
+  gnnpar cite strategy=sar                                                    BibTeX of gnnpar and of its papers
   gnnpar doctor                                                               what this machine can run
 
   --version, --help; GNNPAR_TRACEBACK=1 shows the traceback behind a one-line error

@@ -19,7 +19,7 @@ from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError, Settings, build_settings, closest, show, unknown_key, with_plan
 from gnnpar.track.console import complain_once
 
-COMMANDS = ("train", "plan", "compare", "ablate", "status", "dashboard", "doctor", "check")
+COMMANDS = ("train", "plan", "compare", "ablate", "status", "dashboard", "doctor", "check", "new", "cite")
 CONFIG = "config"
 PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
 
@@ -33,7 +33,7 @@ def run(command: str, argv: list[str]) -> int:
             return train(argv)
         module: Any = import_module(f"gnnpar.commands.{command}")
         given: dict[str, tuple[Callable[..., Any], ...]] = {
-            "check": (compose,), "plan": (composed,), "ablate": (composed, sweep),
+            "check": (compose,), "plan": (composed,), "cite": (composed,), "ablate": (composed, sweep),
         }  # fmt: skip
         return module.run(argv, *given.get(command, ()))
     except ValueError as error:

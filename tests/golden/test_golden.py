@@ -1,6 +1,7 @@
 """20 epochs of every strategy and model in fp64: a refactor may not change the losses.
 
-After a change that must: `python tests/golden/test_golden.py` writes them anew, and the changelog says why (Numerics).
+After a change that must: `PYTHONPATH=tests python tests/golden/test_golden.py` writes them anew; the changelog
+says why (Numerics).
 Compared to 1e-11 rather than bitwise, because matrix products differ in the last bits between processors.
 """
 

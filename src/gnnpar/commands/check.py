@@ -17,7 +17,8 @@ from gnnpar.track.console import say, stdout
 
 Compose = Callable[[Sequence[str]], Settings]
 HELP = """Every strategy must equal the single device in fp64, in its exact limit, for every model and world: the loss
-and each gradient. `gnnpar check strategy=mine` looks for strategy/mine.yaml and model/*.yaml in this folder too."""
+and each gradient. `gnnpar check strategy=mine` looks for strategy/mine.yaml and model/*.yaml in this folder too.
+`gnnpar check codec=mine`, without a strategy: the laws that every codec keeps."""
 
 
 def run(argv: list[str], compose: Compose) -> int:
@@ -27,6 +28,9 @@ def run(argv: list[str], compose: Compose) -> int:
     parser.add_argument("overrides", nargs="*", help="strategy=NAME, model=NAME[,NAME], key=value ...")
     options = parser.parse_args(argv)
     worlds = parse_worlds(options.worlds)
+    asked = {o.partition("=")[0]: o for o in options.overrides}
+    if "codec" in asked and "strategy" not in asked:
+        return run_codec(compose(options.overrides).codec, asked["codec"])
     chosen = [o.partition("=")[2] for o in options.overrides if o.startswith("model=")]
     rest = [o for o in options.overrides if not o.startswith("model=")]
     models = chosen[-1].split(",") if chosen else model_names()
@@ -41,6 +45,22 @@ def run(argv: list[str], compose: Compose) -> int:
     failed = sum(not case.passed for case in cases)
     say(f"{len(cases) - failed} of {len(cases)} cases pass")
     return 1 if failed or not cases else 0
+
+
+def run_codec(codec: Any, title: str) -> int:
+    """0: the codec keeps all laws. 1: it breaks one."""
+    from gnnpar.runner.codec_laws import check_codec
+
+    laws = check_codec(codec)
+    table = Table(title=f"{title}, on three parts of a small graph", title_justify="left", box=None)
+    for name in ("law", "", "seen"):
+        table.add_column(name)
+    for law in laws:
+        table.add_row(law.name, "ok" if law.passed else "[red]FAILED[/red]", escape(law.seen))
+    _print(table)
+    kept = sum(law.passed for law in laws)
+    say(f"{kept} of {len(laws)} laws hold")
+    return 0 if kept == len(laws) else 1
 
 
 def parse_worlds(text: str) -> tuple[int, ...]:
@@ -64,6 +84,10 @@ def show(cases: Sequence[Any], strategy: str) -> None:
     for case in cases:
         verdict = "ok" if case.passed else f"[red]FAILED[/red] {escape(case.error or '')}"
         table.add_row(case.model, str(case.world), _error(case.loss_error), _error(case.worst_gradient_error), verdict)
+    _print(table)
+
+
+def _print(table: Table) -> None:
     console = stdout()
     if not console.is_terminal:
         console.width = 160

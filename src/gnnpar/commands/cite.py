@@ -1,0 +1,59 @@
+"""`gnnpar cite [strategy=NAME]`: BibTeX of gnnpar, and of the papers that a strategy's docstrings name."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gnnpar.settings import ConfigError, Settings
+
+PAPERS = Path(__file__).parents[1] / "papers.bib"
+ARXIV = re.compile(r"arXiv[ :]*(\d{4}\.\d{4,5})", re.IGNORECASE)
+HELP = """BibTeX of gnnpar, and with strategy=NAME of the papers it comes from: those whose arXiv number stands in the
+docstring of its module. A paper that gnnpar does not know is an entry with its number alone."""
+
+
+def run(argv: list[str], composed: Callable[[Sequence[str]], Settings]) -> int:
+    parser = argparse.ArgumentParser("gnnpar cite", description=HELP)
+    parser.add_argument("overrides", nargs="*", metavar="strategy=NAME", help="whose papers, beside gnnpar itself")
+    options = parser.parse_args(argv)
+    if wrong := [o for o in options.overrides if not o.startswith(("strategy=", "strategy."))]:
+        raise ConfigError(f"cite does not know {wrong[0]}; write gnnpar cite strategy=NAME")
+    found = entries()
+    cited = [found["gnnpar"]]
+    if options.overrides:
+        by_number = {field(entry, "eprint"): entry for entry in found.values()}
+        numbers = papers_of(composed(options.overrides).strategy)
+        cited += [by_number.get(number) or unknown(number) for number in numbers]
+    sys.stdout.write("\n\n".join(cited) + "\n")
+    return 0
+
+
+def entries() -> dict[str, str]:
+    """key -> entry of papers.bib."""
+    parts = re.split(r"\n(?=@)", PAPERS.read_text(encoding="utf-8").strip())
+    return {part.partition("{")[2].partition(",")[0]: part.strip() for part in parts}
+
+
+def field(entry: str, name: str) -> str | None:
+    """The text of one field."""
+    found = re.search(rf"^\s*{name}\s*=\s*\{{(.*)\}},?$", entry, re.MULTILINE)
+    return found[1] if found else None
+
+
+def papers_of(strategy: Any) -> list[str]:
+    """arXiv numbers in the docstrings of the strategy's class, its bases, and their modules, in this order."""
+    texts = []
+    for cls in type(strategy).__mro__:
+        texts += [cls.__dict__.get("__doc__") or "", getattr(sys.modules.get(cls.__module__), "__doc__", None) or ""]
+    return list(dict.fromkeys(number for text in texts for number in ARXIV.findall(text)))
+
+
+def unknown(number: str) -> str:
+    """An entry for a paper of which nothing else is known."""
+    fields = f"  eprint = {{{number}}},\n  archivePrefix = {{arXiv}},\n  url = {{https://arxiv.org/abs/{number}}},\n"
+    return f"@misc{{arxiv:{number},\n{fields}}}"

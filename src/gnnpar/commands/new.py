@@ -1,0 +1,118 @@
+"""`gnnpar new strategy|model|codec NAME`: a small working one of your own, with YAML and test."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import keyword
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from gnnpar.paths import checkout_dir, conf_dir
+from gnnpar.settings import ConfigError
+from gnnpar.track.console import say
+
+KINDS = {"strategy": "strategies", "model": "models", "codec": "codecs"}
+"""Configuration group -> the package it lives in."""
+TESTS = {"strategy": "conformance", "model": "models", "codec": "codecs"}
+HELP = """Writes a small working strategy, model or codec, its YAML and its test. In the repository of gnnpar they go
+where the others are; in any other folder they are yours: gnnpar finds them when it is called from there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where the three files go, and the module's name for imports."""
+
+    module: Path
+    config: Path
+    test: Path
+    imported: str
+
+
+def run(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("gnnpar new", description=HELP)
+    parser.add_argument("kind", choices=list(KINDS), help="what it is")
+    parser.add_argument("name", help="its name: strategy=NAME chooses it")
+    parser.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="where; this folder")
+    options = parser.parse_args(argv)
+    folder = options.into.expanduser().absolute()
+    for file in write(options.kind, options.name, folder):
+        say(f"wrote {file.relative_to(folder)}")
+    say("")
+    for line in next_steps(options.kind, options.name, folder):
+        say(line)
+    return 0
+
+
+def write(kind: str, name: str, folder: Path) -> list[Path]:
+    """Write the three files; nothing is written where one of them is there already or the name is bad."""
+    check_name(kind, name)
+    places = places_of(kind, name, folder)
+    files = [places.module, places.config, places.test]
+    if there := [file for file in files if file.exists()]:
+        raise ConfigError(f"{there[0]} is there already; choose another name, or remove it")
+    if (conf_dir() / kind / f"{name}.yaml").exists():
+        raise ConfigError(f"{kind}={name} is in gnnpar already; choose another name")
+    if places.imported == name and importlib.util.find_spec(name) is not None:
+        raise ConfigError(f"{name}.py would hide the Python module {name}; choose another name")
+    words = {"name": name, "Class": class_name(name), "module": places.imported}
+    words["target"] = f"{places.imported}.{words['Class']}"
+    for part, file in zip(("module", "config", "test"), files, strict=True):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(rendered(kind, part, words), encoding="utf-8")
+    return files
+
+
+def check_name(kind: str, name: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ConfigError(f"{name} is no name of a {kind}; use a small letter, then small letters, digits and _")
+    if keyword.iskeyword(name):
+        raise ConfigError(f"{name} is a word of Python; choose another name")
+
+
+def places_of(kind: str, name: str, folder: Path) -> Places:
+    """In the repository: where the project's own are. Elsewhere: all in the folder, where Hydra and Python look."""
+    root = checkout_dir()
+    if root is not None and folder.resolve() == root.resolve():
+        return Places(
+            module=folder / "src" / "gnnpar" / KINDS[kind] / f"{name}.py",
+            config=folder / "conf" / kind / f"{name}.yaml",
+            test=folder / "tests" / TESTS[kind] / f"test_{name}.py",
+            imported=f"gnnpar.{KINDS[kind]}.{name}",
+        )
+    return Places(
+        module=folder / f"{name}.py",
+        config=folder / kind / f"{name}.yaml",
+        test=folder / f"test_{name}.py",
+        imported=name,
+    )
+
+
+def class_name(name: str) -> str:
+    """my_strategy -> MyStrategy."""
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def rendered(kind: str, part: str, words: dict[str, str]) -> str:
+    template = Path(__file__).parents[1] / "templates" / kind / f"{part}.txt"
+    text = Template(template.read_text(encoding="utf-8")).substitute(words)
+    return re.sub(r"(?:^from \S+ import .*\n)+", lambda block: in_order(block[0]), text, flags=re.MULTILINE)
+
+
+def in_order(imports: str) -> str:
+    """Imports in the order of their modules, whatever the new one is called."""
+    return "".join(sorted(imports.splitlines(keepends=True), key=lambda line: line.split()[1]))
+
+
+def next_steps(kind: str, name: str, folder: Path) -> list[str]:
+    """Commands that prove and use what was written."""
+    places = places_of(kind, name, folder)
+    steps = [] if folder == Path.cwd() else [f"cd {folder}"]
+    steps.append(f"gnnpar check {kind}={name}")
+    steps.append(f"python -m pytest {places.test.relative_to(folder)}")
+    if places.imported != name and kind != "codec":
+        steps.append("PYTHONPATH=tests python tests/golden/test_golden.py  # records its losses beside the others'")
+    steps.append(f"gnnpar train {kind}={name} debug=tiny")
+    return ["next:", *(f"  {step}" for step in steps)]

@@ -1,0 +1,85 @@
+"""`gnnpar new`: what it writes works at once, where it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, Run, environment
+from gnnpar.commands import new
+from gnnpar.settings import ConfigError
+
+
+def test_what_is_written_passes_its_tests_and_lint(tmp_path: Path) -> None:
+    """The tests hold conformance, bytes, the model's formula and the codec's laws."""
+    for kind in new.KINDS:
+        files = new.write(kind, f"my_{kind}", tmp_path)
+        assert [file.relative_to(tmp_path).as_posix() for file in files] == [
+            f"my_{kind}.py", f"{kind}/my_{kind}.yaml", f"test_my_{kind}.py"
+        ]  # fmt: skip
+        assert sum(len(file.read_text().splitlines()) for file in files[:2]) < 150
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."], cwd=tmp_path, env=environment(),
+        capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "6 passed" in done.stdout
+    ruff = Path(sys.executable).with_name("ruff")
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
+    for check in (["check", "--ignore", "I001"], ["format", "--check"]):  # what is first party differs out there
+        done = subprocess.run([ruff, *check, *config, "."], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_in_the_repository_it_goes_where_the_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(new, "checkout_dir", lambda: tmp_path)
+    for kind, package in new.KINDS.items():
+        module, config, test = new.write(kind, "mine", tmp_path)
+        assert module == tmp_path / "src" / "gnnpar" / package / "mine.py"
+        assert config.read_text().startswith(f"_target_: gnnpar.{package}.mine.Mine\n")
+        assert config.parent == tmp_path / "conf" / kind
+        assert test.parent.parent == tmp_path / "tests"
+        assert (ROOT / test.parent.relative_to(tmp_path)).is_dir()
+        if kind != "strategy":
+            assert f"from gnnpar.{package}.mine import" in test.read_text()
+    assert any("test_golden.py" in step for step in new.next_steps("strategy", "mine", tmp_path))
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("mine\n")
+    with pytest.raises(ConfigError, match=r"model/mine\.yaml is there already"):
+        new.write("model", "mine", tmp_path)
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["mine.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("My-Own", "My-Own is no name of a strategy; use a small letter, then small letters, digits and _"),
+        ("class", "class is a word of Python; choose another name"),
+        ("json", "json.py would hide the Python module json; choose another name"),
+        ("sar", "strategy=sar is in gnnpar already; choose another name"),
+    ],
+)
+def test_a_bad_name_is_one_line(tmp_path: Path, name: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        new.write("strategy", name, tmp_path)
+    assert str(caught.value) == line
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command(run_cli: Run, tmp_path: Path) -> None:
+    done = run_cli("new", "codec", "mine", "--into", str(tmp_path / "own"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "wrote codec/mine.yaml" in done.stdout
+    assert f"cd {tmp_path / 'own'}\n  gnnpar check codec=mine" in done.stdout
+    done = run_cli("new", "codec", "mine", "--into", str(tmp_path / "own"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    done = run_cli("new", "layer", "mine")
+    assert done.returncode == 2
+    assert "choose from" in done.stderr
