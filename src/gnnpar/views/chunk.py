@@ -15,7 +15,7 @@ where they wait for their sources' turn; last epoch's gradients cannot be mixed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -34,6 +34,8 @@ from gnnpar.views.history import Call, History, weighted
 from gnnpar.views.local import LocalRows, Pass, Source
 from gnnpar.views.whole import split_operands, wanted_gradients
 from gnnpar_kernels import spmm
+
+Arriving = Mapping[int, Pending[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -118,49 +120,59 @@ class ChunkGraph:
         assert isinstance(out, Tensor)
         return out
 
-    def publish(self, call: Call, src: Rows) -> Rows:
-        """Write the chunk's source rows, get those of the other ways' chunks in this slot; the tables, both halves."""
+    def publish(self, call: Call, src: Rows) -> tuple[Rows, Arriving]:
+        """Write the chunk's source rows and send those that other ways read: (tables, both halves; what will come)."""
         way, like = self.way, RowLike.of(src)
         tables = way.history.sources(call, like)
-        fresh = way.history.fresh
         for table, rows in zip(tables, src, strict=True):
-            table[fresh + self.span.first : fresh + self.span.last] = rows
-        if way.comm.size > 1:
-            spans = self.spans_of_peers()
-            site = self.site(call, "forward")
-            outgoing = {p: way.codec.encode(src, way.chunks.sent[p, self.chunk], site, p) for p in way.chunks.readers}
-            incoming = {p: way.codec.nbytes(len(span), like, site, p) for p, span in spans.items()}
-            pending = way.comm.exchange(outgoing, incoming, site)
-            for p, span in spans.items():
-                self._write(tables, span, self._received(pending[p], len(span), like, site, p))
+            self._write(table, self.span, rows)
+        if way.comm.size == 1:
+            return tables, {}
+        site, sent = self.site(call, "forward"), way.chunks.sent
+        with way.comm.clock("encode"):
+            outgoing = {p: way.codec.encode(src, sent[p, self.chunk], site, p) for p in way.chunks.readers}
+        incoming = {p: way.codec.nbytes(len(span), like, site, p) for p, span in self.spans_of_peers().items()}
+        return tables, way.comm.exchange(outgoing, incoming, site)
+
+    def complete(self, call: Call, tables: Rows, arriving: Arriving) -> Rows:
+        """Write what the other ways sent of their chunks in this slot; the tables."""
+        site, like = self.site(call, "forward"), RowLike.of(tables)
+        for p, pending in arriving.items():
+            span = self.way.chunks.spans[p, self.chunk]
+            for table, rows in zip(tables, self._received(pending, len(span), like, site, p), strict=True):
+                self._write(table, span, rows)
         return tables
 
     def spans_of_peers(self) -> dict[int, Span]:
         """Way -> the rows here of its chunk in this slot."""
         return {p: self.way.chunks.spans[p, self.chunk] for p in self.way.chunks.peers}
 
-    def _write(self, tables: Rows, span: Span, rows: Rows) -> None:
+    def _write(self, table: Tensor, span: Span, rows: Tensor) -> None:
         fresh = self.way.history.fresh
-        for table, part in zip(tables, rows, strict=True):
-            table[fresh + span.first : fresh + span.last] = part
+        table[fresh + span.first : fresh + span.last] = rows
 
     def _received(self, pending: Pending[Tensor], num_rows: int, like: Sequence[RowLike], site: Site, p: int) -> Rows:
         buffer = pending.wait()
         with self.way.comm.clock("encode"):
             return self.way.codec.decode(buffer, num_rows, like, site, p)
 
-    def returned(self, call: Call, mine: Rows, theirs: dict[int, Rows], like: Sequence[RowLike]) -> Rows:
-        """Send the gradients of halo rows to their ways, add what other ways have for this chunk's rows."""
+    def send_back(self, call: Call, theirs: Mapping[int, Rows], like: Sequence[RowLike]) -> Arriving:
+        """Gradients of halo rows to their ways; what will come for this chunk's rows."""
         way = self.way
         if way.comm.size == 1:
-            return mine
+            return {}
         site, sent = self.site(call, "backward"), way.chunks.sent
-        outgoing = {p: way.codec.encode(grads, None, site, p) for p, grads in theirs.items()}
-        index = {p: sent[p, self.chunk] for p in way.chunks.readers}
-        incoming = {p: way.codec.nbytes(len(i), like, site, p) for p, i in index.items()}
-        pending = way.comm.exchange(outgoing, incoming, site)
-        for p, rows in index.items():
-            for into, grads in zip(mine, self._received(pending[p], len(rows), like, site, p), strict=True):
+        with way.comm.clock("encode"):
+            outgoing = {p: way.codec.encode(grads, None, site, p) for p, grads in theirs.items()}
+        incoming = {p: way.codec.nbytes(len(sent[p, self.chunk]), like, site, p) for p in way.chunks.readers}
+        return way.comm.exchange(outgoing, incoming, site)
+
+    def add_returned(self, call: Call, mine: Rows, arriving: Arriving, like: Sequence[RowLike]) -> Rows:
+        """This way's gradients of the chunk's rows, and those of the others."""
+        site = self.site(call, "backward")
+        for p, pending in arriving.items():
+            rows = self.way.chunks.sent[p, self.chunk]
+            for into, grads in zip(mine, self._received(pending, len(rows), like, site, p), strict=True):
                 into.index_add_(0, rows, grads)
         return mine
 
@@ -177,9 +189,12 @@ class _PulledFold(torch.autograd.Function):
         ctx, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
     ) -> Tensor:
         x = split_operands(counts, flat)
-        tables = view.publish(call, x.src)
-        block = view.ages.block(view.chunk)
-        state = agg.update(agg.init(block.num_dst, x), block, x._replace(src=tables))
+        tables, arriving = view.publish(call, x.src)
+        own, halo = view.ages.split(view.chunk)  # own columns are summed while rows of other ways travel
+        state = agg.update(agg.init(own.num_dst, x), own, x._replace(src=tables))
+        view.complete(call, tables, arriving)
+        if halo is not None:
+            state = agg.update(state, halo, x._replace(src=tables))
         ctx.view, ctx.call = view, call
         return agg.finish(state)[0]
 
@@ -191,8 +206,9 @@ class _PulledFold(torch.autograd.Function):
         like = RowLike.of((grad_out,))
         view.way.history.gradients(call, like[0])[view.span.rows] = grad_out
         theirs = {p: (_pull(view, call, span, like[0]),) for p, span in view.spans_of_peers().items()}
-        mine = (_pull(view, call, view.span, like[0]),)
-        grads = view.returned(call, mine, theirs, like)
+        arriving = view.send_back(call, theirs, like)
+        mine = (_pull(view, call, view.span, like[0]),)  # while those of halo rows travel
+        grads = view.add_returned(call, mine, arriving, like)
         return (None, None, None, None, *wanted_gradients(Operands(grads), ctx.needs_input_grad[4:]))
 
 
@@ -222,7 +238,7 @@ class _PushedFold(torch.autograd.Function):
         ctx, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
     ) -> Tensor:
         x = split_operands(counts, flat)
-        tables = view.publish(call, x.src)
+        tables = view.complete(call, *view.publish(call, x.src))
         block, rows, _, _ = view.ages.compact(view.chunk)
         x = _on_block(view, x, tables, rows)
         out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))
@@ -259,7 +275,8 @@ def _push(ctx, grads: Rows, columns: Tensor, ahead: Tensor, asked: tuple[bool, .
         shape = (-1, *[1] * (table.dim() - 1))
         table.index_add_(0, columns, grads[i] * weight.to(table.dtype).view(shape))
     theirs = {p: _taken(tables, span) for p, span in view.spans_of_peers().items()}
-    mine = view.returned(ctx.call, _taken(tables, view.span), theirs, like)
+    arriving = view.send_back(ctx.call, theirs, like)
+    mine = view.add_returned(ctx.call, _taken(tables, view.span), arriving, like)
     out: list[Tensor | None] = [None] * ctx.counts[0]
     for i, g in zip(wanted, mine, strict=True):
         out[i] = g

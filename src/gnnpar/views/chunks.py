@@ -227,6 +227,7 @@ class Ages:
         self.slot_of = slots.to(chunks.chunk_of.device)[chunks.chunk_of]
         self.masks: dict[tuple, Tensor] = {}  # of dropout in this epoch, all own rows
         self._blocks: dict[int, Block] = {}
+        self._split: dict[int, tuple[Block, Block]] = {}
         self._sources: dict[Age, tuple[Tensor, list[int], Tensor]] = {}
         self._readers: dict[tuple[Age, int], Csr | None] = {}
 
@@ -246,6 +247,15 @@ class Ages:
             columns = self._columns[chunks.edges(chunk)]
             self._blocks[chunk] = Block(chunks.indptr(chunk), columns, len(chunks.own(chunk)), self._height)
         return self._blocks[chunk]
+
+    def split(self, chunk: int) -> tuple[Block, Block | None]:
+        """The same edges in two blocks: columns of this way, and columns that other ways send; None: no such ways."""
+        if not self.chunks.peers:
+            return self.block(chunk), None
+        if chunk not in self._split:
+            block, own = self.block(chunk), self.chunks.src[self.chunks.edges(chunk)] < self.chunks.num_own
+            self._split[chunk] = block.restrict(own), block.restrict(~own)
+        return self._split[chunk]
 
     @property
     def _height(self) -> int:
