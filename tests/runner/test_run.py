@@ -17,6 +17,10 @@ from conftest import Run, environment
 from gnnpar.main import compose
 from gnnpar.runner.launch import launch
 from gnnpar.runner.result import schema_path
+from gnnpar.schedule.action import Schedule
+from gnnpar.schedule.generate import fill_drain
+from gnnpar.schedule.grid import grid
+from gnnpar.schedule.lower import lower
 
 # one thread a rank: two of them that wait for each other in OpenMP are slow on cores that others use too
 SMALL = ("dataset.num_nodes=600", "dataset.avg_degree=8", "tracker=jsonl", "threads_per_rank=1")
@@ -247,6 +251,24 @@ def test_trace_leaves_a_chrome_trace_of_one_epoch(tmp_path: Path, strategy: str,
     computed = sum(event["dur"] for event in slowest if event["name"] == "compute") / 1e6
     assert computed == pytest.approx(last["time/compute_seconds"], rel=1e-3)
     assert not (tmp_path / "schedule.svg").exists(), "only pipelines have a schedule"
+
+
+@pytest.mark.parametrize("asked", [("strategy=gnnpipe",), ("strategy=hybrid", "world_size=4", "strategy.stages=2")])
+def test_trace_of_a_pipeline_leaves_its_schedule_planned_and_measured(tmp_path: Path, asked: tuple[str, ...]) -> None:
+    depth = ("model.num_layers=3", "strategy.chunks=8")
+    assert launch(compose([*SMALL, "comm=threads", "epochs=2", "trace=true", *depth, *asked]), tmp_path).exit_code == 0
+    ways = 2 if "strategy=hybrid" in asked else 1
+    schedule = lower(fill_drain(2, 8 // ways))
+    shown, said = (tmp_path / "schedule.txt").read_text().split("\n\n")
+    assert shown == grid(schedule)
+    assert Schedule.parse(said) == schedule
+    spans = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    done = [[e["name"] for e in spans if e["pid"] == rank and "@" in e["name"]] for rank in range(2 * ways)]
+    assert [sorted(names) for names in done] == [
+        sorted(map(str, actions)) for actions in schedule.actions for _ in range(ways)
+    ]
+    picture = (tmp_path / "schedule.svg").read_text()
+    assert picture.count(">rank 0<") == 2 and "planned: " in picture and "measured: epoch 1" in picture
 
 
 def test_a_pipeline_says_what_its_stages_cost(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from gnnpar.runner.trace import costs_of, plan_of
+from gnnpar.runner.trace import costs_of, plan_of, schedules_of
 from gnnpar.schedule.action import Action
 from gnnpar.schedule.generate import fill_drain
+from gnnpar.schedule.lower import lower
 from gnnpar.schedule.simulate import Link, simulate
 from gnnpar.track.chrome_trace import ROWS, chrome_trace, save_trace
 from gnnpar.track.schedule_picture import Panel, schedule_picture
@@ -82,8 +83,17 @@ def test_costs_are_what_is_left_of_an_action_when_waiting_is_taken_out():
 def test_the_plan_of_a_measured_pipeline_is_its_simulation():
     """Planned from what was measured with free links: the same timeline, message times aside, for each way."""
     free = simulate(fill_drain(2, 4), took).rows()
-    planned = plan_of([(2 * rank, text, a, b) for rank, text, a, b in free], ((0,), (2,)))
+    done = [(2 * rank, text, a, b) for rank, text, a, b in free]
+    schedules = schedules_of(in_order(done), ((0,), (2,)))
+    assert schedules == {(0, 2): lower(fill_drain(2, 4))}
+    planned = plan_of(done, schedules)
     assert [row for row in planned if row[1][0] in "FB"] == [
         (2 * rank, text, pytest.approx(a), pytest.approx(b)) for rank, text, a, b in free if text[0] in "FB"
     ]
-    assert plan_of([(0, "compute", 0.0, 1.0)], ((0, 1),)) == []
+    assert schedules_of([(0, "compute", 0.0, 1.0)], ((0, 1),)) == {}
+
+
+def in_order(rows):
+    """As ranks do them: a simulated send is on the wire at the time at which the next action starts."""
+    order = {(2 * r, str(a)): i for r, mine in enumerate(lower(fill_drain(2, 4)).actions) for i, a in enumerate(mine)}
+    return sorted(rows, key=lambda row: order[row[0], row[1]])

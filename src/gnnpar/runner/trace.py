@@ -1,4 +1,4 @@
-"""trace=true: what every rank did when in one epoch: trace.json, and of a pipeline schedule.svg.
+"""trace=true: what every rank did when in one epoch: trace.json, and of a pipeline schedule.svg and schedule.txt.
 
 Any engine gives the phases of its clock. An engine with a `timeline` (None; a list asks for one) gives its actions too:
 (text, start, end) on the host's monotonic clock. Times are seconds from the start of the epoch, which ranks enter
@@ -15,11 +15,12 @@ from typing import Any, Self
 from gnnpar.comm import Communicator
 from gnnpar.runner.facts import WARMUP_EPOCHS
 from gnnpar.schedule.action import Action, Schedule
-from gnnpar.schedule.simulate import Timeline, simulate
+from gnnpar.schedule.grid import grid
+from gnnpar.schedule.simulate import simulate
 from gnnpar.track.chrome_trace import Row, save_trace
 from gnnpar.track.schedule_picture import Panel, save_picture
 
-TRACE, PICTURE = "trace.json", "schedule.svg"
+TRACE, PICTURE, TEXT = "trace.json", "schedule.svg", "schedule.txt"
 _WAITS = ("bubble", "exposed")
 
 
@@ -59,28 +60,40 @@ class Recorder:
             return
         rows = [row for rank in everyone for row in rank]
         save_trace(folder / TRACE, rows, facts)
-        if planned := plan_of(rows, mesh):
+        schedules = schedules_of(rows, mesh)
+        if schedules:
             measured = [row for row in rows if "@" in row[1] or row[1] in _WAITS]
             told = "planned: median seconds of a stage's forward and backward, messages free"
             said = f"measured: epoch {facts.get('epoch', '')}, {max(row[3] for row in measured) * 1e3:.1f} ms"
-            save_picture(folder / PICTURE, [Panel(told, planned), Panel(said, measured)])
+            save_picture(folder / PICTURE, [Panel(told, plan_of(rows, schedules)), Panel(said, measured)])
+            schedule = next(iter(schedules.values()))
+            (folder / TEXT).write_text(f"{grid(schedule)}\n\n{schedule}\n", encoding="utf-8")
 
 
-def plan_of(rows: list[Row], mesh: tuple[tuple[int, ...], ...]) -> list[Row]:
-    """The simulated timeline of measured actions, with the median cost of each stage; nothing without actions."""
+def schedules_of(rows: list[Row], mesh: tuple[tuple[int, ...], ...]) -> dict[tuple[int, ...], Schedule]:
+    """Ranks of a way -> what they did; nothing where ranks have no actions."""
+    done: dict[int, list[str]] = defaultdict(list)
+    for rank, text, _, _ in rows:
+        if "@" in text:
+            done[rank].append(text)
+    ways = [tuple(stage[way] for stage in mesh) for way in range(min(map(len, mesh)))]
+    return {
+        ranks: Schedule.parse("\n".join(" ".join(done[rank]) for rank in ranks))
+        for ranks in ways
+        if all(done[rank] for rank in ranks)
+    }
+
+
+def plan_of(rows: list[Row], schedules: dict[tuple[int, ...], Schedule]) -> list[Row]:
+    """The simulated timeline of what was done, with the median cost of each stage."""
     costs, planned = costs_of(rows), []
-    for way in range(min(map(len, mesh))):
-        ranks = [stage[way] for stage in mesh]
-        lines = [[text for rank, text, _, _ in rows if rank == r and "@" in text] for r in ranks]
-        if not all(lines):
-            return []
-        schedule = Schedule.parse("\n".join(" ".join(line) for line in lines))
+    for ranks, schedule in schedules.items():
         by_kind: dict[tuple[str, int], list[float]] = defaultdict(list)
         for (rank, action), seconds in costs.items():
             if rank in ranks and action.computes:
                 by_kind[action.kind, action.stage].append(seconds)
         typical = {key: median(values) for key, values in by_kind.items()}
-        timeline: Timeline = simulate(schedule, lambda kind, stage, _, m=typical: m.get((kind, stage), 0.0))
+        timeline = simulate(schedule, lambda kind, stage, _, m=typical: m.get((kind, stage), 0.0))
         planned += [(ranks[rank], text, start, end) for rank, text, start, end in timeline.rows()]
     return planned
 
