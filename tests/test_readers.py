@@ -25,7 +25,7 @@ from gnnpar.track.jsonl import read_rows
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 FUZZ = settings(
-    max_examples=1000 if NIGHTLY else 40, deadline=None, derandomize=not NIGHTLY, database=None,
+    max_examples=1000 if NIGHTLY else 25, deadline=None, derandomize=not NIGHTLY, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 

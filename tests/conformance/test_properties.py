@@ -76,7 +76,7 @@ def runs(draw: st.DrawFn) -> tuple[Dataset, str, Any, int, Given, str]:
 
 @pytest.mark.timeout(3000 if NIGHTLY else 300)
 @settings(
-    max_examples=1000 if NIGHTLY else 60, deadline=None, derandomize=not NIGHTLY, database=None,
+    max_examples=1000 if NIGHTLY else 40, deadline=None, derandomize=not NIGHTLY, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 @given(runs())

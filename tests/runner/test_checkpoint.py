@@ -223,6 +223,14 @@ def test_a_new_run_in_an_old_folder_moves_the_checkpoints_away(run: Path, capsys
     assert (run / "checkpoint-before" / "epoch-000006").is_dir()
 
 
+def test_going_on_from_elsewhere_in_an_old_folder_leaves_no_stale_checkpoints(run: Path, tmp_path: Path) -> None:
+    common = ("strategy=graph_parallel", "checkpoint.every=1", "checkpoint.keep=9")
+    assert train(tmp_path / "old", *common, "epochs=8", "seed=3").exit_code == 0
+    assert train(tmp_path / "old", f"resume={run}/checkpoint/epoch-000002", *common, "epochs=4").exit_code == 0
+    assert [p.name for p in checkpoint.folders(tmp_path / "old")] == ["epoch-000004", "epoch-000003"]
+    assert hashes(tmp_path / "old") == dict(checkpoint.read(run / "checkpoint" / "epoch-000004").manifest["hashes"])
+
+
 def test_trees_come_back_bit_for_bit_and_tell_their_bits_apart(tmp_path: Path) -> None:
     base = torch.arange(6.0)
     tree = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +13,11 @@ import pytest
 
 from checkpoints import SMALL, hashes, result, rows, strategy_of, train
 from composing import names
+from gnnpar.comm import Site
+from gnnpar.comm.whereabouts import RECORD, WORKING, Whereabouts, sighting
 from gnnpar.main import compose
 from gnnpar.runner.launch import Outcome, launch
+from gnnpar.runner.watch import Watch
 from saboteurs import Saboteur
 
 PROCESSES = ("comm=gloo", "launch.max_restarts=2", "checkpoint.every=2", "epochs=8")
@@ -56,12 +61,41 @@ def test_a_killed_rank_changes_nothing_ten_times_over(tmp_path: Path, capsys, st
     check_survives(tmp_path, capsys, strategy, random.Random(f"{strategy} {attempt}"))
 
 
+@pytest.mark.slow  # the time-out must be long beside any pause of a busy machine
 def test_a_rank_that_hangs_is_named_with_its_site_and_replaced(tmp_path: Path, capsys) -> None:
     plan = Saboteur(epoch=4, rank=1, marker=tmp_path / "done", number=signal.SIGSTOP)
-    outcome = sabotaged(tmp_path / "hung", plan, "strategy=graph_parallel", "comm.timeout_seconds=5")
+    outcome = sabotaged(tmp_path / "hung", plan, "strategy=graph_parallel", "comm.timeout_seconds=20")
     said = capsys.readouterr().out
     assert outcome.exit_code == 0, (outcome, said)
-    assert "rank 1: hangs: nothing heard of it for comm.timeout_seconds=5; last seen in epoch 4" in said
+    assert "rank 1: hangs: nothing heard of it for comm.timeout_seconds=20; last seen in epoch 4" in said
     assert "; the process is stopped: starting all ranks again from" in said
     assert said.count("starting all ranks again from") == 1
     assert hashes(tmp_path / "hung") == hashes(undisturbed(tmp_path / "whole", tmp_path, "strategy=graph_parallel"))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_watch_ends_the_rank_that_holds_the_others_up(tmp_path: Path, stopped: bool) -> None:
+    """Rank 0 waits for rank 1, which works for ever, or was stopped while it waited itself."""
+    code = "import sys; sys.stdout.write('up'); sys.stdout.flush(); import time; time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.read(2) == b"up"
+        waiting = Whereabouts(tmp_path / "0.at")
+        waiting.at(Site(3, 1, 0, "backward"))
+        with waiting.waiting(1):
+            seen = sighting(tmp_path / "0.at")
+            assert (seen.place, seen.waits_for) == ("epoch 3, layer 1, backward", 1)
+            state = 0 if stopped else WORKING
+            record = (seen.seconds + 0.1, victim.pid, state, 3, 1, 0, 0, 2)
+            (tmp_path / "1.at").write_bytes(RECORD.pack(*record))
+            if stopped:
+                victim.send_signal(signal.SIGSTOP)
+            with Watch(tmp_path, 2, timeout_seconds=0.4) as watch:
+                assert victim.wait(timeout=30) < 0
+    assert watch.verdict is not None
+    how = "; the process is stopped" if stopped else ""
+    place = f"epoch 3, layer 1, forward, chunk 2{how}"
+    assert (
+        watch.verdict.line == f"rank 1: hangs: nothing heard of it for comm.timeout_seconds=0.4; last seen in {place}"
+    )
+    assert watch.verdict.lost

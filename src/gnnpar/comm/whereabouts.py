@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gnnpar.comm.communicator import Site
 
-_RECORD = struct.Struct("<dqqqqqqq")  # seconds (monotonic), pid, state or peer, epoch, layer, call, phase, chunk
+RECORD = struct.Struct("<dqqqqqqq")  # seconds (monotonic), pid, state or peer, epoch, layer, call, phase, chunk
 _PHASES = ("forward", "backward", "remat", "push", "stage", "reduce", "assign", "evaluate", "setup")
 WORKING, WAITING_FOR_ALL = -1, -2
 _NOWHERE = (-1, -1, -1, -1, -1)
@@ -56,9 +56,9 @@ class Whereabouts:
         if file is not None:
             partial = file.with_suffix(".new")
             with partial.open("wb+") as empty:
-                empty.write(bytes(_RECORD.size))
+                empty.write(bytes(RECORD.size))
                 empty.flush()
-                self._map = mmap.mmap(empty.fileno(), _RECORD.size)
+                self._map = mmap.mmap(empty.fileno(), RECORD.size)
             self._write(WORKING)
             partial.replace(file)
 
@@ -82,10 +82,10 @@ class Whereabouts:
 
     def _write(self, state: int) -> None:
         assert self._map is not None
-        _RECORD.pack_into(self._map, 0, time.monotonic(), os.getpid(), state, *self._site)
+        RECORD.pack_into(self._map, 0, time.monotonic(), os.getpid(), state, *self._site)
 
 
 def sighting(file: Path) -> Sighting:
     """What a rank's file says now."""
-    seconds, pid, state, epoch, layer, call, phase, chunk = _RECORD.unpack(file.read_bytes()[: _RECORD.size])
+    seconds, pid, state, epoch, layer, call, phase, chunk = RECORD.unpack(file.read_bytes()[: RECORD.size])
     return Sighting(seconds, pid, state, epoch, layer, call, _PHASES[phase] if phase >= 0 else "", chunk)

@@ -50,6 +50,8 @@ def launch(settings: Settings, run_dir: Path) -> Outcome:
     if writes:
         say_what_is_special(settings, world)
         forget(run_dir)
+        if not facts["restarts"]:
+            resume.clean(settings, run_dir, say)
         if world.how == "joined":  # a rank that is killed cannot write: this stands until a better result does
             write_result(run_dir, facts, "failed", "ended without saying why")
     stop = Stop()

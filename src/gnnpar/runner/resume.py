@@ -8,6 +8,7 @@ is refused.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -61,7 +62,6 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
         if found is None:
             raise ValueError(f"resume={path} has no good checkpoint left; give another run's folder, or leave it out")
     if found is None:
-        set_aside(run_dir, say)
         return Start(None, profile_in(run_dir) if restarted else None)
     if found.run_dir.resolve() == run_dir.resolve():
         checkpoint.forget_after(run_dir, found.epoch)
@@ -73,16 +73,26 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
     return Start(found, profile_in(found.run_dir), alike)
 
 
-def set_aside(run_dir: Path, say: Say) -> None:
-    """Checkpoints of an earlier run in the same folder are not this run's."""
+def clean(settings: Settings, run_dir: Path, say: Say) -> None:
+    """Before the first start: checkpoints and a profile of an earlier run in the same folder are not this run's, unless
+    it is told to go on from them."""
+    if _goes_on_in(settings, run_dir):
+        return
     folder = run_dir / checkpoint.FOLDER
     if checkpoint.folders(run_dir):
-        import shutil
-
         aside = folder.with_name(folder.name + "-before")
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
         say(f"{folder} is of an earlier run: moved to {aside.name}; resume=auto would have gone on from it")
+    profile = run_dir / "profile.json"
+    if settings.profile is None or settings.profile.resolve() != profile.resolve():
+        profile.unlink(missing_ok=True)
+
+
+def _goes_on_in(settings: Settings, run_dir: Path) -> bool:
+    if isinstance(settings.resume, Path):
+        return settings.resume.resolve().is_relative_to(run_dir.resolve())
+    return settings.resume == "auto" and bool(checkpoint.folders(run_dir))
 
 
 def profile_in(folder: Path) -> Path | None:

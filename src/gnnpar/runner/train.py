@@ -105,8 +105,9 @@ def train(
 ) -> None:  # fmt: skip
     """Train to the end, or to the end of the epoch in which `stop` is asked (Interrupted). Collective.
 
-    `tracker`, `start` and what `run_dir` holds are rank 0's; all ranks write their checkpoints under `run_dir`.
+    `tracker`, `start` and `run_dir` are rank 0's; all ranks write their checkpoints under its `run_dir`.
     """
+    run_dir = comm.broadcast(run_dir.absolute())  # pyright: ignore[reportAssignmentType]
     try:
         run = prepare(settings, world, comm, tracker, run_dir, start or Start())
         epochs(run, tracker, Keeper(settings, run_dir, stop or Stop(), say))
