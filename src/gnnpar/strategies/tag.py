@@ -48,7 +48,8 @@ def families() -> tuple[Family, ...]:
 def strategy_of(candidate: Candidate) -> Strategy:
     """The strategy of a candidate, its codec in place of the data that names it."""
     found: Any = getattr(import_module(f"gnnpar.strategies.{candidate.family}"), _CLASSES[candidate.family])
-    codec = Identity() if candidate.bits == 32 else BFloat16() if candidate.bits == 16 else Uniform(bits=candidate.bits)
+    bits: Any = candidate.bits
+    codec = Identity() if bits == 32 else BFloat16() if bits == 16 else Uniform(bits=bits)
     fields = {k: codec if k in ("codec", "boundary") else v for k, v in candidate.fields.items()}
     return found(**fields)
 
