@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -29,6 +29,7 @@ class Workload:
     """What there is to run, on rank 0. `cache`: folder of finished partitions, None for none.
 
     For a strategy that plans: the model, and where ranks run with what their devices need (None: nominal figures).
+    `layer_seconds()`: of each layer, measured when asked.
     """
 
     dataset: Dataset
@@ -38,6 +39,7 @@ class Workload:
     say: Callable[[str], None] = lambda _: None
     model: GNN | None = None
     setting: Callable[[], Setting] | None = None
+    layer_seconds: Callable[[], Sequence[float]] | None = None
 
     def part_of(self, parts: int) -> Tensor:
         return partition(self.dataset, parts, by=self.partition, cache=self.cache, say=self.say)
