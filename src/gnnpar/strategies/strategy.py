@@ -39,6 +39,7 @@ class Workload:
     say: Callable[[str], None] = lambda _: None
     model: GNN | None = None
     setting: Callable[[], Setting] | None = None
+    first_layer: FirstLayer = "live"
     layer_seconds: Callable[[], Sequence[float]] | None = None
 
     def part_of(self, parts: int) -> Tensor:

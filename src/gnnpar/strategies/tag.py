@@ -40,9 +40,10 @@ _CLASSES: Mapping[Family, str] = {
 }  # fmt: skip
 
 
-def families() -> tuple[Family, ...]:
-    """Those whose strategy is there."""
-    return tuple(f for f in _CLASSES if f != "single" and find_spec(f"gnnpar.strategies.{f}") is not None)
+def families(first_layer: FirstLayer) -> tuple[Family, ...]:
+    """Those whose strategy is there and runs so."""
+    there = tuple(f for f in _CLASSES if f != "single" and find_spec(f"gnnpar.strategies.{f}") is not None)
+    return there if first_layer == "live" else tuple(f for f in there if f not in ("gnnpipe", "hybrid"))
 
 
 def strategy_of(candidate: Candidate) -> Strategy:
@@ -94,7 +95,7 @@ class TAG:
 
         return search(Request(
             record(workload.model, dataset.num_features), GraphStats.of(dataset), statistics, setting, ranks,
-            families(), frozenset(self.quality),
+            families(workload.first_layer), frozenset(self.quality),
         ))  # fmt: skip
 
     def _setting(self, workload: Workload, ranks: int) -> Setting:
