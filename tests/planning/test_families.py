@@ -7,11 +7,14 @@ import math
 import pytest
 
 from composing import configured
+from gnnpar.plan import Topology
 from gnnpar.planning.candidate import Candidate, even_cuts
 from gnnpar.planning.extract import record
 from gnnpar.planning.search.grid import candidates
 from gnnpar.runner.conformance import small_graph, train_in_threads
+from gnnpar.shard.partition import Random
 from gnnpar.strategies.single import Single
+from gnnpar.strategies.strategy import Workload
 from gnnpar.strategies.tag import TAG, families, strategy_of
 
 MODEL = configured("model", "resgcn", "model.num_layers=4", "model.hidden=8")
@@ -53,9 +56,6 @@ def test_all_candidates_name_fields_that_their_strategies_have() -> None:
 
 def test_tag_is_exact_in_its_limit() -> None:
     assert TAG(quality=("exact", "stale")).exact_limit().quality == ("exact",)
+    without_a_model = Workload(small_graph(), Random(), 4)
     with pytest.raises(ValueError, match="strategy=tag reads the model"):
-        from gnnpar.plan import Topology
-        from gnnpar.shard.partition import Random
-        from gnnpar.strategies.strategy import Workload
-
-        TAG().plan(Workload(small_graph(), Random(), 4), Topology(2))
+        TAG().plan(without_a_model, Topology(2))

@@ -42,7 +42,9 @@ _CLASSES: Mapping[Family, str] = {
 
 def families(first_layer: FirstLayer) -> tuple[Family, ...]:
     """Those whose strategy is there and runs so."""
-    there = tuple(f for f in _CLASSES if f != "single" and find_spec(f"gnnpar.strategies.{f}") is not None)
+    there: tuple[Family, ...] = tuple(
+        f for f in _CLASSES if f != "single" and find_spec(f"gnnpar.strategies.{f}") is not None
+    )
     return there if first_layer == "live" else tuple(f for f in there if f not in ("gnnpipe", "hybrid"))
 
 
