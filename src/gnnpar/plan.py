@@ -150,7 +150,7 @@ class Plan:
             yield f"mesh has the ranks {sorted(ranks)}, not 0 to {len(ranks) - 1}"
         if len(widths := {len(stage) for stage in mesh}) > 1:
             yield f"stages have {sorted(widths)} parts, but one partition serves all of them"
-        if len(layers_of) != len(mesh):
+        if not layers_of or len(layers_of) % max(1, len(mesh)):  # a stage may have several groups of layers
             yield f"layers_of has {len(layers_of)} stages, mesh {len(mesh)}"
         expected = 0
         for stage, layers in enumerate(layers_of):

@@ -97,20 +97,23 @@ def summary(run_dir: Path) -> str:
     figures = ", ".join(
         [*parts, f"{seconds(median)}/epoch", f"{num_bytes(result['bytes_per_epoch']['total'])}/epoch sent"]
     )
-    return f"completed: {figures}  ->  {os.path.relpath(run_dir)}" + prediction(result["predicted"])
+    return f"completed: {figures}  ->  {os.path.relpath(run_dir)}" + prediction(result)
 
 
 REPLAN_ABOVE = 0.2
 """Share by which an epoch may differ from its prediction before a run says how to plan again."""
 
 
-def prediction(said: Mapping[str, Any] | None) -> str:
+def prediction(result: Mapping[str, Any]) -> str:
     """Predicted against measured, on a line of its own; nothing where no planner made the plan."""
     from gnnpar.track.console import seconds
 
+    said = result["predicted"]
     if said is None or said["epoch_error"] is None:
         return ""
     line = f"\nplanned: {said['label']}, predicted {seconds(said['epoch_seconds'])}/epoch"
+    if result["provenance"] == "emulated" or result["oversubscribed"]:
+        return f"{line}; times of ranks that share cores or a process are not compared with it"
     line += f", measured {said['epoch_error']:+.0%}"
     if said["peak_error"] is not None:
         line += f", peak memory {said['peak_error']:+.0%}"

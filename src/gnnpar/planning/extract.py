@@ -228,7 +228,7 @@ def export(model: nn.Module, in_dim: int) -> ModelIR:
     events, out = [], ""
     for node in program.graph.nodes:
         if node.op == "output":
-            out = names.get(node.args[0][0].name, node.args[0][0].name)
+            out = str(names.get(node.args[0][0].name, node.args[0][0].name))
         if node.op != "call_function" or str(node.target).startswith("<built-in function getitem"):
             continue
         arguments, outputs = _scalars(node.target, node.args), (Seen(node.name, _shape(node)),)

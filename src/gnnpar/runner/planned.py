@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
 from gnnpar.plan import Plan
-from gnnpar.planning.candidate import Family, Quality, layers_of
+from gnnpar.planning.candidate import Quality, layers_of
 from gnnpar.planning.closed import Setting
 from gnnpar.planning.extract import record
 from gnnpar.planning.lower import simulated
@@ -24,13 +23,7 @@ from gnnpar.runner.machines import setting_of
 from gnnpar.runner.train import partition_cache
 from gnnpar.settings import Settings, instantiate
 from gnnpar.strategies.strategy import Workload
-
-_FAMILIES: tuple[Family, ...] = ("graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid")
-
-
-def families() -> tuple[Family, ...]:
-    """Those whose strategy is there."""
-    return tuple(f for f in _FAMILIES if find_spec(f"gnnpar.strategies.{f}") is not None)
+from gnnpar.strategies.tag import families
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +62,7 @@ def planned(
     )
     request = Request(
         ir, GraphStats.of(dataset), lambda parts: PartStats.of(dataset.edge_index, workload.part_of(parts), parts),
-        setting, count, families(), allowed, factors,
+        setting, count, families(settings.first_layer), allowed, factors,
     )  # fmt: skip
     model_hash = hashlib.sha256(repr(ir).encode()).hexdigest()
     return Planned(search(request), setting, workload, request, dataset, model_hash)

@@ -230,7 +230,8 @@ def make_plan(settings: Settings, world: World, dataset: Any, model: GNN, device
         return plan
     workload = Workload(
         dataset=dataset, partition=settings.partition, cache=partition_cache(settings), num_layers=model.num_layers,
-        say=heed, model=model, setting=lambda: setting_of(settings, world.size, say)[0],
+        say=heed, model=model, first_layer=settings.first_layer,
+        setting=lambda: setting_of(settings, world.size, say)[0],
         layer_seconds=lambda: layer_seconds(model, dataset, device=device, dtype=DTYPES[settings.precision]),
     )  # fmt: skip
     plan = settings.strategy.plan(workload, Topology(world.size))

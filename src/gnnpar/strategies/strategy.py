@@ -28,8 +28,8 @@ FirstLayer = Literal["live", "cached"]
 class Workload:
     """What there is to run, on rank 0. `cache`: folder of finished partitions, None for none.
 
-    `layer_seconds()`: of each layer, measured when asked.
     For a strategy that plans: the model, and where ranks run with what their devices need (None: nominal figures).
+    `layer_seconds()`: of each layer, measured when asked.
     """
 
     dataset: Dataset
@@ -37,9 +37,10 @@ class Workload:
     num_layers: int
     cache: Path | None = None
     say: Callable[[str], None] = lambda _: None
-    layer_seconds: Callable[[], Sequence[float]] | None = None
     model: GNN | None = None
     setting: Callable[[], Setting] | None = None
+    first_layer: FirstLayer = "live"
+    layer_seconds: Callable[[], Sequence[float]] | None = None
 
     def part_of(self, parts: int) -> Tensor:
         return partition(self.dataset, parts, by=self.partition, cache=self.cache, say=self.say)

@@ -40,15 +40,19 @@ _CLASSES: Mapping[Family, str] = {
 }  # fmt: skip
 
 
-def families() -> tuple[Family, ...]:
-    """Those whose strategy is there."""
-    return tuple(f for f in _CLASSES if f != "single" and find_spec(f"gnnpar.strategies.{f}") is not None)
+def families(first_layer: FirstLayer) -> tuple[Family, ...]:
+    """Those whose strategy is there and runs so."""
+    there: tuple[Family, ...] = tuple(
+        f for f in _CLASSES if f != "single" and find_spec(f"gnnpar.strategies.{f}") is not None
+    )
+    return there if first_layer == "live" else tuple(f for f in there if f not in ("gnnpipe", "hybrid"))
 
 
 def strategy_of(candidate: Candidate) -> Strategy:
     """The strategy of a candidate, its codec in place of the data that names it."""
     found: Any = getattr(import_module(f"gnnpar.strategies.{candidate.family}"), _CLASSES[candidate.family])
-    codec = Identity() if candidate.bits == 32 else BFloat16() if candidate.bits == 16 else Uniform(bits=candidate.bits)
+    bits: Any = candidate.bits
+    codec = Identity() if bits == 32 else BFloat16() if bits == 16 else Uniform(bits=bits)
     fields = {k: codec if k in ("codec", "boundary") else v for k, v in candidate.fields.items()}
     return found(**fields)
 
@@ -93,7 +97,7 @@ class TAG:
 
         return search(Request(
             record(workload.model, dataset.num_features), GraphStats.of(dataset), statistics, setting, ranks,
-            families(), frozenset(self.quality),
+            families(workload.first_layer), frozenset(self.quality),
         ))  # fmt: skip
 
     def _setting(self, workload: Workload, ranks: int) -> Setting:
