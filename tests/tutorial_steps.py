@@ -1,7 +1,8 @@
 """The code blocks of a tutorial, run in order in the current folder: `python tutorial_steps.py PAGE`.
 
-A block with a title is a file; ```python is a program; in ```console every line after `$` is a command, and the lines below it are
-what it must say, numbers aside; `exit 1` is its exit code, 0 unless told. `gnnpar` runs in this process: importing torch costs seconds.
+A block with a title is a file; ```python is a program; in ```console every line after `$` is a command, and the lines
+below it are what it must say, numbers aside; `exit 1` is its exit code, 0 unless told. `gnnpar` runs in this process:
+importing torch costs seconds.
 """
 
 from __future__ import annotations
