@@ -1,0 +1,99 @@
+"""mkdocs: pages that live outside docs/, tables that are measured, and the navigation."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+ASIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "kernels/README.md", "experiments/README.md")
+FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(\]\()([^)#\s]+)")
+
+
+def outside() -> list[str]:
+    """Pages and figures of the repository that are not in docs/, by their place in it."""
+    studies = [p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "experiments").glob("*/README.md"))]
+    figures = [p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "experiments").glob("*/*.svg"))]
+    return [*ASIDE, *studies, *figures]
+
+
+def in_site(place: str) -> str:
+    """A place in the repository -> the place in the site: docs/ is its root."""
+    return place.removeprefix("docs/")
+
+
+def moved(text: str, place: str) -> str:
+    """The text of a page with links that hold where the site puts it."""
+
+    def link(found: re.Match[str]) -> str:
+        target = found[2]
+        if "://" in target or target.startswith("mailto:"):
+            return found[0]
+        meant = posixpath.normpath(posixpath.join(posixpath.dirname(place), target))
+        return found[1] + posixpath.relpath(in_site(meant), posixpath.dirname(in_site(place)) or ".")
+
+    return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in FENCE.split(text))
+
+
+def title_of(text: str) -> str:
+    return next((line[2:].strip() for line in text.splitlines() if line.startswith("# ")), "")
+
+
+def on_config(config: Any) -> Any:
+    config["nav"] = navigation()
+    return config
+
+
+def navigation() -> list[Any]:
+    docs = ROOT / "docs"
+
+    def pages(folder: Path, pattern: str) -> list[dict[str, str]]:
+        found = sorted(p for p in folder.glob(pattern) if p.parent != folder or p.name != "README.md")
+        return [{title_of(p.read_text(encoding="utf-8")): in_site(p.relative_to(ROOT).as_posix())} for p in found]
+
+    listed = re.findall(r"\]\(([\w.]+\.md)\)", (docs / "tutorials" / "README.md").read_text(encoding="utf-8"))
+    lessons = [f"tutorials/{name}" for name in listed]
+    interfaces = re.findall(r"\]\(([\w.]+\.md)\)", (docs / "api" / "README.md").read_text(encoding="utf-8"))
+    return [
+        {"gnnpar": "README.md"},
+        {"Tutorials": ["tutorials/README.md", *lessons]},
+        {"Comparison": ["protocol.md", {"What combines": "composability.md"}, {"Losses": "convergence.md"}]},
+        {"Experiments": ["experiments/README.md", *pages(ROOT / "experiments", "*/README.md")]},
+        {"Interfaces": ["api/README.md", *(f"api/{name}" for name in interfaces)]},
+        {"Kernels": "kernels/README.md"},
+        {"Decisions": ["adr/README.md", *pages(docs / "adr", "*.md")]},
+        {"Contributing": "CONTRIBUTING.md"},
+        {"Changelog": "CHANGELOG.md"},
+    ]
+
+
+def on_files(files: Any, config: Any) -> Any:
+    from mkdocs.structure.files import File
+
+    for place in outside():
+        source = ROOT / place
+        content = source.read_bytes() if source.suffix == ".svg" else moved(source.read_text(encoding="utf-8"), place)
+        files.append(File.generated(config, in_site(place), content=content))
+    for page in ("composability", "convergence"):
+        files.append(File.generated(config, f"{page}.md", content=made(page)))
+    return files
+
+
+def made(page: str) -> str:
+    """A page of tables. GNNPAR_SITE_TABLES=no leaves them out: they take a minute."""
+    if os.environ.get("GNNPAR_SITE_TABLES") == "no":
+        return f"# {page}\n"
+    sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "src"), str(ROOT / "kernels")]
+    import measured
+
+    return getattr(measured, page)()
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Pages of docs/ may point at other places of the repository."""
+    return moved(markdown, f"docs/{page.file.src_uri}") if page.file.generated_by is None else markdown

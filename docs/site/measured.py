@@ -1,0 +1,167 @@
+"""What combines with what, and how losses run: measured by the functions of the conformance suite for all of conf/."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from gnnpar.data.dataset import Dataset
+from gnnpar.main import compose
+from gnnpar.paths import conf_dir
+from gnnpar.runner.conformance import TOLERANCE, check, relative_error, small_graph, train_in_threads
+from gnnpar.strategies.single import Single
+
+WORLD = 3
+WORLDS = (1, 3)
+PROBE = "gcn"  # the model of the tables that have another axis
+EPOCHS = 21
+
+
+def names(group: str) -> list[str]:
+    """Every YAML of a group."""
+    return sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
+
+
+def chosen(group: str, name: str, *overrides: str) -> Any:
+    return getattr(compose([f"{group}={name}", *overrides]), group)
+
+
+def model_of(name: str) -> Any:
+    return chosen("model", name, "model.hidden=8", "model.num_layers=3")
+
+
+def table(corner: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [[corner, *columns], ["---"] * (len(columns) + 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def world_of(strategy: Any) -> int:
+    return min(WORLD, strategy.max_ranks or WORLD)
+
+
+def attempt(run: Callable[[], float]) -> str:
+    """An error in words, or why it does not run."""
+    try:
+        error = run()
+    except Exception as refused:  # a combination that is refused says so in one line
+        text = " ".join(str(refused).split()).replace("|", "/")
+        return f"no: {text.removeprefix('rank 0: ')[:90]}"
+    return "exact" if error <= TOLERANCE else f"{error:.0e}"
+
+
+def gradient_error(strategy: Any, model: Any, *, data: Dataset | None = None, **options: Any) -> float:
+    """Worst relative error of a gradient in the first epoch, against the single device."""
+    data = data or small_graph()
+    runs = [
+        train_in_threads(each, model, data, world=world, epochs=1, **how)
+        for each, world, how in ((strategy, world_of(strategy), options), (Single(), 1, {}))
+    ]
+    mine, exact = (run.gradients[0] for run in runs)
+    return max(relative_error(mine.get(key), expected) for key, expected in exact.items())
+
+
+def models_table(strategies: Sequence[str], models: Sequence[str]) -> str:
+    """The suite's verdict on every strategy in its exact limit with every model."""
+    configs = {name: model_of(name) for name in models}
+    rows = []
+    for name in strategies:
+        cells = {model: [] for model in models}
+        for case in check(chosen("strategy", name), configs, worlds=WORLDS):
+            cells[case.model].append(case)
+        rows.append([f"`{name}`", *(_verdict(cells[model]) for model in models)])
+    return table("strategy", [f"`{model}`" for model in models], rows)
+
+
+def _verdict(cases: Sequence[Any]) -> str:
+    if not all(case.passed for case in cases):
+        return "**fails**"
+    worst = max(max(case.loss_error, case.worst_gradient_error, case.logits_error) for case in cases)
+    return f"{worst:.0e}"
+
+
+def codecs_table(strategies: Sequence[str], codecs: Sequence[str]) -> str:
+    """Strategies that have a codec, with every codec."""
+    model, rows = model_of(PROBE), []
+    for name in strategies:
+        strategy = chosen("strategy", name)
+        has = any(f.name == "codec" for f in dataclasses.fields(strategy))
+        cells = ["-"] * len(codecs)
+        if has:
+            cells = [_with(strategy, model, codec=chosen("codec", codec)) for codec in codecs]
+        rows.append([f"`{name}`", *cells])
+    return table("strategy", [f"`{codec}`" for codec in codecs], rows)
+
+
+def _with(strategy: Any, model: Any, **fields: Any) -> str:
+    return attempt(lambda: gradient_error(dataclasses.replace(strategy, **fields), model))
+
+
+def overlaps_table(strategies: Sequence[str]) -> str:
+    """What overlaps a strategy has, in its exact limit, and whether a first layer can be cached."""
+    model, rows = model_of(PROBE), []
+    for name in strategies:
+        strategy = chosen("strategy", name).exact_limit()
+        hint = typing.get_type_hints(type(strategy)).get("overlap")
+        found = [f"`{o}`: {_with(strategy, model, overlap=o)}" for o in typing.get_args(hint)]
+        cached = attempt(lambda s=strategy: gradient_error(s, model, first_layer="cached"))
+        ranks = str(strategy.max_ranks or "any")
+        exactness = ", ".join(sorted(chosen("strategy", name).exactness))
+        rows.append([f"`{name}`", exactness, ranks, "; ".join(found) or "-", cached])
+    return table("strategy", ["as it comes", "ranks", "`overlap`", "`first_layer=cached`"], rows)
+
+
+def composability() -> str:
+    """The page."""
+    strategies = names("strategy")
+    return f"""# What combines with what
+
+Made when this site was built: every cell is a run of the conformance suite's own functions on its small graph (60
+nodes, loops, repeated edges, isolated nodes), in fp64, dropout on, ranks as threads. Nothing here is typed by hand; a
+YAML of yours in `conf/` gets its row.
+
+## Strategies and models
+
+Each strategy in its exact limit against the single device, on {" and ".join(map(str, WORLDS))} ranks, two epochs: the
+worst relative difference in loss, any gradient and logits. The suite allows {TOLERANCE:.0e}, and runs 1 to 4 ranks.
+
+{models_table(strategies, names("model"))}
+
+## Strategies and codecs
+
+Relative error of the worst gradient in the first epoch, `model={PROBE}`, {WORLD} ranks; `exact` is below
+{TOLERANCE:.0e}, a dash is a strategy without a codec.
+
+{codecs_table(strategies, names("codec"))}
+
+## Strategies, overlaps, ranks
+
+Overlaps and the cached first layer in the exact limit, the same measure. What a strategy is as it comes follows from
+its codec and its schedule.
+
+{overlaps_table(strategies)}
+"""
+
+
+def convergence() -> str:
+    """The page: losses of every strategy as it comes, and on how many ranks, beside the single device's."""
+    data = chosen("dataset", "sbm", "dataset.num_nodes=400").load(None, 0)
+    parts = [
+        f"""# Losses against the single device
+
+Made when this site was built: `sbm` with 400 nodes, plain gradient descent in fp64 ({EPOCHS} epochs, rate 0.1), equal
+weights and masks, each strategy as it comes (not in its exact limit) on {WORLD} ranks, as threads. Exact strategies
+agree in every digit; what others do beyond that is theirs. This shows whether training follows the same path, and
+nothing of accuracy: see [the experiments](experiments/README.md).
+"""
+    ]
+    shown = [0, 1, 2, 5, 10, EPOCHS - 1]
+    for model in (PROBE, "gat"):
+        rows = []
+        for name in names("strategy"):
+            strategy = chosen("strategy", name)
+            run = train_in_threads(strategy, model_of(model), data, world=world_of(strategy), epochs=EPOCHS)
+            rows.append([f"`{name}`", *(f"{run.losses[epoch]:.6f}" for epoch in shown)])
+        parts.append(f"## {model}\n\n" + table("strategy", [f"epoch {epoch}" for epoch in shown], rows))
+    return "\n".join(parts)

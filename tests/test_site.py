@@ -1,0 +1,93 @@
+"""The documentation site: links move with their pages, every page is in the navigation, tables are measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import ROOT, environment
+
+DOCS = ROOT / "docs"
+
+
+def loaded(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"site_{name}", DOCS / "site" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hooks = loaded("hooks")
+
+
+def test_links_hold_where_the_site_puts_a_page() -> None:
+    assert hooks.moved("![x](docs/images/a.png) [p](docs/protocol.md#time)", "README.md") == (
+        "![x](images/a.png) [p](protocol.md#time)"
+    )
+    assert hooks.moved("[s](sar_speed/README.md)", "experiments/README.md") == "[s](sar_speed/README.md)"
+    assert hooks.moved("[e](../../experiments/README.md)", "docs/adr/0001.md") == "[e](../experiments/README.md)"
+    fenced = "```python\na[b](../c)\n```\n"
+    assert hooks.moved(fenced, "docs/adr/0001.md") == fenced
+    assert hooks.moved("[w](https://x.org/a)", "README.md") == "[w](https://x.org/a)"
+
+
+def pages(node: Any) -> list[str]:
+    if isinstance(node, str):
+        return [node]
+    return [page for each in (node.values() if isinstance(node, dict) else node) for page in pages(each)]
+
+
+def test_every_page_is_in_the_navigation_and_every_link_leads_somewhere() -> None:
+    listed = pages(hooks.navigation())
+    assert len(listed) == len(set(listed))
+    written = {p.relative_to(DOCS).as_posix(): p for p in DOCS.rglob("*.md")}
+    brought = {hooks.in_site(place): ROOT / place for place in hooks.outside()}
+    assert {place for place in (*written, *brought) if place.endswith(".md")} <= set(listed)
+    assert set(listed) - {*written, *brought} == {"composability.md", "convergence.md"}
+    for page in (*written.values(), *(p for p in brought.values() if p.suffix == ".md")):
+        for target in re.findall(r"\]\(([^)#\s]+)", hooks.FENCE.sub("", page.read_text(encoding="utf-8"))):
+            if "://" not in target and target not in ("composability.md", "convergence.md"):
+                assert (page.parent / target).exists(), f"{page} points at {target}"
+
+
+def test_nothing_is_fetched_from_elsewhere() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "font: false" in text
+    assert "://" not in text
+
+
+def test_tables_say_what_runs_and_what_does_not() -> None:
+    measured = loaded("measured")
+    cells = {
+        row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:-1]]
+        for row in measured.codecs_table(["single", "graph_parallel"], ["bf16", "identity"]).splitlines()
+    }
+    assert cells["`single`"] == ["-", "-"]
+    assert cells["`graph_parallel`"][1] == "exact"
+    assert 1e-4 < float(cells["`graph_parallel`"][0]) < 1
+    assert "| `sar` | " in measured.models_table(["sar"], ["gcn"])
+    assert "`central_marginal`: exact" in measured.overlaps_table(["graph_parallel"])
+
+    def refused() -> float:
+        raise ValueError("rank 0: not with | this")
+
+    assert measured.attempt(refused) == "no: not with / this"
+
+
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="extra [docs] is not installed; make docs builds the site")
+    pytest.importorskip("mkdocstrings", reason="extra [docs] is not installed; make docs builds the site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")], cwd=ROOT,
+        env=environment() | {"NO_MKDOCS_2_WARNING": "1", "GNNPAR_SITE_TABLES": "no"}, capture_output=True, text=True,
+        check=False, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
