@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# experiments/reproduce.sh                    every experiment, with the time its README expects
+# experiments/reproduce.sh NAME [arguments]   run it (arguments go to run.py), then print its report and what changed in it
+# PYTHON: the interpreter, python by default; in a checkout PYTHON=.venv/bin/python
+set -euo pipefail
+cd "$(dirname "$0")"
+python=${PYTHON:-python}
+case $python in */*) python=$(cd "${OLDPWD:-.}" && realpath -s "$python") ;; esac
+
+command_of() { # the Command paragraph of a README: needs and minutes are in its first line
+  sed -n '/^\*\*Command/,/^\*\*Result/p' "$1/README.md" | sed '/^\*\*Result/d'
+}
+
+minutes_of() {
+  command_of "$1" | tr '\n' ' ' | grep -oE '(about )?[0-9]+ minutes?' | head -n 1 || true
+}
+
+if [ $# -eq 0 ]; then
+  for folder in */; do
+    name=${folder%/}
+    [ -f "$name/README.md" ] || continue
+    minutes=$(minutes_of "$name")
+    printf '%-18s %-18s %s\n' "$name" "${minutes:-see its README}" "$(sed -n '1s/^# //p' "$name/README.md")"
+  done
+  exit 0
+fi
+
+name=$1
+shift
+if [ ! -f "$name/README.md" ]; then
+  echo "there is no experiment $name; experiments/reproduce.sh lists them" >&2
+  exit 2
+fi
+command_of "$name"
+if [ ! -f "$name/run.py" ]; then
+  echo "$name has no run.py: its commands stand above" >&2
+  exit 2
+fi
+"$python" "$name/run.py" "$@"
+report=$("$python" "$name/report.py")
+echo "$report"
+changed=$(grep '^|' <<<"$report" | grep -cvxFf "$name/README.md" || true)
+echo "$changed lines of these tables differ from the README's"
