@@ -32,7 +32,7 @@ def test_every_row_says_when_and_names_where_it_was_measured() -> None:
     for name, cells in table().items():
         assert len(cells) == 4, name
         assert all(cells), name
-        named = re.findall(r"\(`(\w+)`\)", cells[3])
+        named = re.findall(r"`(\w+)`\)", cells[3])
         assert named or cells[3].startswith("not measured"), name
         assert all((ROOT / "experiments" / folder / "README.md").is_file() for folder in named), name
 
