@@ -146,6 +146,7 @@ class Settings:
     threads_per_rank: Threads
     data_dir: Path
     cache_dir: Path
+    trace: bool
     plan: Path | None
     profile: Path | None
     target: float | None

@@ -17,7 +17,7 @@ from gnnpar.strategies.single import Single
 from worlds import Several, run_world
 
 MODELS = names("model")
-SMALL = ("model.hidden=8", "model.num_layers=3")
+SMALL = ("model.hidden=8", "model.num_layers=4")  # a pipeline of 4 ranks needs 4 layers
 
 
 def model_of(name: str, *overrides: str):

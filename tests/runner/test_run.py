@@ -17,6 +17,10 @@ from conftest import Run, environment
 from gnnpar.main import compose
 from gnnpar.runner.launch import launch
 from gnnpar.runner.result import schema_path
+from gnnpar.schedule.action import Schedule
+from gnnpar.schedule.generate import fill_drain
+from gnnpar.schedule.grid import grid
+from gnnpar.schedule.lower import lower
 
 # one thread a rank: two of them that wait for each other in OpenMP are slow on cores that others use too
 SMALL = ("dataset.num_nodes=600", "dataset.avg_degree=8", "tracker=jsonl", "threads_per_rank=1")
@@ -147,6 +151,7 @@ def test_early_stopping_and_a_plan_given_back(run_cli: Run, tmp_path: Path) -> N
         (("world_size=0",), "gnnpar: world_size=0 must be a whole number >= 1\n"),
         (("strategy=singel",), "gnnpar: strategy=singel does not exist, did you mean single?; strategy can be"),
         (("model.hiden=3",), "gnnpar: unknown key model.hiden=3, did you mean hidden?; model has"),
+        (("strategy=gnnpipe", "world_size=4"), "gnnpar: 2 layers cannot fill 4 stages: use model.num_layers=4 or more"),
         (
             ("-m", "strategy=single,grap_parallel"),
             "gnnpar: strategy=grap_parallel does not exist, did you mean graph_parallel?",
@@ -230,3 +235,68 @@ def test_adaqp_says_what_it_chose_and_a_profile_gives_it_back(run_cli: Run, tmp_
     assert again["hashes"]["profile"] == found["hashes"]["profile"]
     assert again["assignment"]["bits"] == chosen["bits"]
     assert again["loss"] == found["loss"]
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("graph_parallel", 2)])
+def test_trace_leaves_a_chrome_trace_of_one_epoch(tmp_path: Path, strategy: str, world_size: int) -> None:
+    asked = (f"strategy={strategy}", f"world_size={world_size}", "comm=threads", "epochs=3", "trace=true")
+    assert launch(compose([*asked, *SMALL]), tmp_path).exit_code == 0
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert trace["otherData"]["epoch"] == 2
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {event["pid"] for event in spans} == set(range(world_size))
+    last = rows(tmp_path)[-1]
+    slowest = [event for event in spans if event["pid"] == last["time/slowest_rank"]]
+    assert sum(event["dur"] for event in slowest) / 1e6 == pytest.approx(last["time/epoch_seconds"], rel=0.1)
+    computed = sum(event["dur"] for event in slowest if event["name"] == "compute") / 1e6
+    assert computed == pytest.approx(last["time/compute_seconds"], rel=1e-3)
+    assert not (tmp_path / "schedule.svg").exists(), "only pipelines have a schedule"
+
+
+@pytest.mark.parametrize("asked", [("strategy=gnnpipe",), ("strategy=hybrid", "world_size=4", "strategy.stages=2")])
+def test_trace_of_a_pipeline_leaves_its_schedule_planned_and_measured(tmp_path: Path, asked: tuple[str, ...]) -> None:
+    depth = ("model.num_layers=3", "strategy.chunks=8")
+    assert launch(compose([*SMALL, "comm=threads", "epochs=2", "trace=true", *depth, *asked]), tmp_path).exit_code == 0
+    ways = 2 if "strategy=hybrid" in asked else 1
+    schedule = lower(fill_drain(2, 8 // ways))
+    shown, said = (tmp_path / "schedule.txt").read_text().split("\n\n")
+    assert shown == grid(schedule)
+    assert Schedule.parse(said) == schedule
+    spans = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    done = [[e["name"] for e in spans if e["pid"] == rank and "@" in e["name"]] for rank in range(2 * ways)]
+    assert [sorted(names) for names in done] == [
+        sorted(map(str, actions)) for actions in schedule.actions for _ in range(ways)
+    ]
+    picture = (tmp_path / "schedule.svg").read_text()
+    assert picture.count(">rank 0<") == 2 and "planned: " in picture and "measured: epoch 1" in picture
+
+
+def test_a_pipeline_says_what_its_stages_cost(tmp_path: Path) -> None:
+    """Stage bytes to the byte, bubbles, histories, a probe, the picture; and its plan gives the same run again."""
+    asked = ["strategy=hybrid", "strategy.stages=2", "strategy.parts=2", "strategy.boundary.bits=8", "model=gcnii"]
+    asked += ["codec@strategy.boundary=uniform", "world_size=4", "comm=threads", "epochs=7", "trace=true"]
+    asked += ["fidelity_every=3", "optim.clip=1.0", *SMALL]
+    first, second = tmp_path / "first", tmp_path / "again"
+    for folder in (first, second):
+        folder.mkdir()
+    assert launch(compose(asked), first).exit_code == 0
+    found = result(first)
+    assert found["exactness"] == ["quantized", "stale"]
+    sent, width = found["bytes_per_epoch"], 64 + 4  # 8 bits a number; a step and a zero point a row, in 16 bits each
+    assert sent["stage"] == 2 * 2 * 600 * width
+    assert sent["metadata"] == 2 * 2 * 600 * 4
+    assert sent["forward"] == sent["backward"] > 0
+    assert found["breakdown_seconds"]["bubble"] > 0
+    total = sum(seconds for name, seconds in found["breakdown_seconds"].items() if name != "comm_total")
+    assert total == pytest.approx(found["epoch_seconds"]["mean"], rel=0.02)
+    assert 0 < found["fidelity"]["cosine"]["min"] < 1
+    drawn = (first / "schedule.svg").read_text()
+    assert "planned" in drawn
+    assert "measured" in drawn
+    plan = json.loads((first / "plan.json").read_text())
+    assert plan["layers_of"] == [[0, 2], [2, 4]]
+    assert plan["statistics"]["chunks"] == 16
+    assert 0.5 < plan["statistics"]["gradient_coverage"] < 1
+    again = [*asked, f"plan={first / 'plan.json'}", "partition=range", "strategy.chunking=range"]
+    assert launch(compose(again), second).exit_code == 0
+    assert result(second)["loss"] == found["loss"]

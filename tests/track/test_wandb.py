@@ -45,7 +45,7 @@ def load(folder: Path, name: str = "result.json") -> dict[str, Any]:
 def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
     done = gnnpar(
         "train", "model=gat", "world_size=2", "epochs=9", "eval_every=4", "fidelity_every=4", *OFFLINE, *TINY,
-        "tracker.tags=[mine]", "tracker.group=study", "hydra.run.dir=run",
+        "tracker.tags=[mine]", "tracker.group=study", "hydra.run.dir=run", "trace=true",
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     kept, result, plan = read_run(tmp_path / "run"), load(tmp_path / "run"), load(tmp_path / "run", "plan.json")
@@ -78,6 +78,7 @@ def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
     assert (tmp_path / "run" / link["path"] / f"run-{link['id']}.wandb").exists()
     assert kept.artifact("plan") == (tmp_path / "run" / "plan.json").read_bytes()
     assert kept.artifact("result") == (tmp_path / "run" / "result.json").read_bytes()
+    assert kept.artifact("trace") == (tmp_path / "run" / "trace.json").read_bytes()
     tables = kept.tables()
     assert [row[1] for row in tables["tables/partition"]["data"]] == plan["statistics"]["nodes"]
     assert {row[0]: row[1] for row in tables["tables/units"]["data"]}.items() >= {

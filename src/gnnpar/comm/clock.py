@@ -24,9 +24,11 @@ class PhaseClock:
         self._stack: list[ClockPhase] = ["other"]
         self._marks: list[tuple[ClockPhase, object]] = []
         self._running = False
+        self.began = 0.0  # start of the window on the host's monotonic clock, seconds
 
     def start(self) -> None:
         """Begin a timed window (an epoch)."""
+        self.began = time.monotonic()
         self._marks = [("other", self._mark())]
         self._running = True
 
@@ -53,6 +55,16 @@ class PhaseClock:
             seconds[phase] += self._between(begin, end)
         self._marks = []
         return seconds
+
+    def spans(self) -> list[tuple[ClockPhase, float, float]]:
+        """(phase, start, end) of the last window so far, seconds from its start; before it is drained."""
+        if not self._marks:
+            return []
+        first = self._marks[0][1]
+        return [
+            (phase, self._between(first, begin), self._between(first, end))
+            for (phase, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False)
+        ]
 
     def _switch(self, phase: ClockPhase) -> None:
         if self._running:

@@ -12,13 +12,17 @@ from gnnpar.comm.clock import union_seconds
 
 
 class Receipt(NamedTuple):
-    """One received message on the receiver's clock: posted, waited for from, there, wait over."""
+    """One received message on the receiver's clock: posted, waited for from, there, wait over.
+
+    `staged`: it crossed a boundary between pipeline stages, where waiting for the sender is a bubble.
+    """
 
     peer: int
     posted: float
     wait_began: float
     arrived: float
     wait_ended: float
+    staged: bool = False
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,8 @@ class EpochTraffic:
     """What one rank sent and waited for since the last drain.
 
     Units: bytes are payload plus metadata (`metadata` counts the latter again); seconds are wall time. `exposed_skew`
-    is the part of waiting before the sender had posted, `exposed_wire` the rest; `comm_total` is the time with a
+    is the part of waiting before the sender had posted, `bubble` the same of messages between pipeline stages,
+    `exposed_wire` the rest; `comm_total` is the time with a
     transfer in flight towards this rank, overlapped or not.
     """
 
@@ -36,6 +41,7 @@ class EpochTraffic:
     exposed_wire: float
     exposed_skew: float
     comm_total: float
+    bubble: float = 0.0
     layer_bytes: dict[int, int] = field(default_factory=dict)  # of `bytes`, what aggregations sent, by layer
 
 
@@ -83,7 +89,7 @@ class Ledger:
 
     def drain(self) -> EpochTraffic:
         """Everything since the last drain; starts afresh."""
-        wire = skew = 0.0
+        wire = skew = bubble = 0.0
         in_flight: list[tuple[float, float]] = []
         taken: dict[int, int] = defaultdict(int)
         for r in self._receipts:
@@ -91,12 +97,15 @@ class Ledger:
             posted = theirs[taken[r.peer]] if self.shared_clock and taken[r.peer] < len(theirs) else r.posted
             taken[r.peer] += 1
             late = min(max(posted - r.wait_began, 0.0), r.wait_ended - r.wait_began)
-            skew += late
+            if r.staged:
+                bubble += late
+            else:
+                skew += late
             wire += r.wait_ended - r.wait_began - late
             in_flight.append((posted, max(posted, r.arrived)))
         traffic = EpochTraffic(
             dict(self._bytes), self._metadata, self._messages, wire, skew, union_seconds(in_flight),
-            dict(self._layer_bytes),
+            bubble, dict(self._layer_bytes),
         )  # fmt: skip
         self._bytes, self._layer_bytes = defaultdict(int), defaultdict(int)
         self._posts, self._their_posts = defaultdict(list), {}

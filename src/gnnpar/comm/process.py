@@ -47,7 +47,7 @@ def connect(
     comm = ProcessCommunicator(
         ranks=tuple(range(size)), me=rank, device=device, transport=backend, group=None, control=control,
         upward=upward, downward=downward, clock=PhaseClock(device), ledger=Ledger(), watcher=_Watcher(),
-        outbox=_Outbox(),
+        stage_watcher=_Watcher(), outbox=_Outbox(),
     )  # fmt: skip
     hosts = comm.broadcast(comm.gather(socket.gethostname()))
     assert isinstance(hosts, list)
@@ -136,6 +136,7 @@ class _Arrival:
     work: dist.Work
     watched: _Watched
     posted: float
+    staged: bool
 
     def wait(self) -> Tensor:
         with self.comm.clock("exposed"):
@@ -143,7 +144,8 @@ class _Arrival:
             self.watched.done.wait()
             if self.watched.error is not None:
                 raise ConnectionError(f"rank {self.peer} is gone: {self.watched.error}") from self.watched.error
-            self.comm.ledger.received(Receipt(self.peer, self.posted, began, self.watched.arrived, now()))
+            arrived = self.watched.arrived
+            self.comm.ledger.received(Receipt(self.peer, self.posted, began, arrived, now(), self.staged))
             return self.buffer.to(self.comm.device, non_blocking=True)
 
 
@@ -177,6 +179,7 @@ class ProcessCommunicator:
     clock: PhaseClock
     ledger: Ledger
     watcher: _Watcher
+    stage_watcher: _Watcher  # a message between stages is posted ahead: others must not wait in line behind it
     outbox: _Outbox
 
     @property
@@ -197,21 +200,25 @@ class ProcessCommunicator:
         nothing = torch.empty(0, dtype=torch.uint8, device=self.device)
         ready: dict[int, Pending[Tensor]] = {peer: Ready(nothing) for peer, n in incoming_nbytes.items() if not n}
         receives = {peer: n for peer, n in incoming_nbytes.items() if n}
-        post = self._post_nccl if self.transport == "nccl" else self._post_gloo
-        return {**ready, **post(sends, receives)}
+        if self.transport == "nccl":
+            return {**ready, **self._post_nccl(sends, receives)}
+        return {**ready, **self._post_gloo(sends, receives, staged=site.phase == "stage")}
 
     def flush(self, *, keep: int) -> None:
         with self.clock("exposed"):
             self.outbox.flush(keep)  # NCCL sends nothing through it: its buffers live by the stream
 
-    def _post_gloo(self, sends: dict[int, Tensor], receives: dict[int, int]) -> dict[int, Pending[Tensor]]:
+    def _post_gloo(
+        self, sends: dict[int, Tensor], receives: dict[int, int], *, staged: bool
+    ) -> dict[int, Pending[Tensor]]:
         pending: dict[int, Pending[Tensor]] = {}
         for peer, nbytes in receives.items():
             source = self.ranks[peer]
             buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
             work = dist.irecv(buffer, source, group=self._towards(source, self.me))
             assert work is not None
-            pending[peer] = _Arrival(self, source, buffer, work, self.watcher.watch(work), now())
+            watched = (self.stage_watcher if staged else self.watcher).watch(work)
+            pending[peer] = _Arrival(self, source, buffer, work, watched, now(), staged)
         posted = []
         for peer, buffer in sends.items():
             target, staged = self.ranks[peer], buffer.cpu()
@@ -286,7 +293,7 @@ class ProcessCommunicator:
         return ProcessCommunicator(
             ranks=mine, me=self.me, device=self.device, transport=self.transport, group=group, control=control,
             upward=self.upward, downward=self.downward, clock=self.clock, ledger=self.ledger, watcher=self.watcher,
-            outbox=self.outbox,
+            stage_watcher=self.stage_watcher, outbox=self.outbox,
         )  # fmt: skip
 
     def settle_accounts(self) -> None:
@@ -299,6 +306,7 @@ class ProcessCommunicator:
     def close(self) -> None:
         self.outbox.close()
         self.watcher.close()
+        self.stage_watcher.close()
         dist.destroy_process_group()
 
 

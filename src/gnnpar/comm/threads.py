@@ -104,12 +104,13 @@ class _Arrival:
     key: tuple
     peer: int
     posted: float
+    staged: bool = False
 
     def wait(self) -> Tensor:
         with self.comm.clock("exposed"):
             began = now()
             buffer, arrived = self.comm.world.take(self.key)
-            self.comm.ledger.received(Receipt(self.peer, self.posted, began, arrived, now()))
+            self.comm.ledger.received(Receipt(self.peer, self.posted, began, arrived, now(), self.staged))
         return buffer
 
 
@@ -153,7 +154,9 @@ class ThreadCommunicator:
                 self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer], layer=site.layer)
                 self.world.put(self._channel("x", self.me, self.ranks[peer]), (buffer, now()))
         return {
-            peer: _Arrival(self, self._channel("x", self.ranks[peer], self.me), self.ranks[peer], now())
+            peer: _Arrival(
+                self, self._channel("x", self.ranks[peer], self.me), self.ranks[peer], now(), site.phase == "stage"
+            )
             if nbytes
             else Ready(torch.empty(0, dtype=torch.uint8, device=self.device))
             for peer, nbytes in incoming_nbytes.items()

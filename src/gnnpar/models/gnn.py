@@ -149,6 +149,10 @@ class GNN(nn.Module):
             h = type(self.config).activation(h if self.final_norm is None else self.final_norm(h))
         return self.decoder(g.at(self.num_layers - 1).dropout(h, self.config.dropout, tag=_DECODER_MASK))
 
+    def carry_widths(self, layer: int) -> tuple[int, ...]:
+        """Widths of the carry that enters a layer: what a stage boundary in front of it carries."""
+        return (self.widths[layer], self.widths[0]) if self.config.carries_first else (self.widths[layer],)
+
     @property
     def num_layers(self) -> int:
         return len(self.layers)

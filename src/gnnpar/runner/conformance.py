@@ -85,7 +85,9 @@ class Job:
         task = make_task(self.dataset.task, self.dataset.num_classes)
         model = copy.deepcopy(self.model).to(self.dtype)
         given = self.dataset if comm.rank == 0 else None
-        shard = Shard.open(given, self.plan.part_of, comm, edge_ids=model.needs_edge_ids).to(comm.device, self.dtype)
+        shard = Shard.open(
+            given, self.plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=self.plan.placement
+        ).to(comm.device, self.dtype)
         engine = self.strategy.build(self.plan, shard, model, task, comm, seed=self.seed, first_layer=self.first_layer)
         optimizer = torch.optim.SGD([p for _, p in engine.named_parameters()], lr=0.1)
         losses, gradients, traffic = [], [], []
@@ -143,9 +145,20 @@ def check(
     cases = []
     for name, config in models.items():
         reference = train_in_threads(Single(), config, dataset, world=1)
-        for world in (w for w in worlds if w <= most):
+        for world in (w for w in worlds if w <= most and runs_on(limit, w, config)):
             cases.append(_case(limit, name, config, dataset, world, reference, first_layer))
     return cases
+
+
+def runs_on(strategy: Strategy, world: int, config: ModelConfig) -> bool:
+    """Can it use so many ranks? A pipeline has no more stages than the model layers."""
+    check_world = getattr(strategy, "check_world", None)
+    try:
+        if check_world is not None:
+            check_world(world, config.num_layers)
+    except ValueError:
+        return False
+    return True
 
 
 def _case(

@@ -76,6 +76,9 @@ def world_of(settings: Settings) -> World:
 def _check(settings: Settings, device: str, how: How, size: int, local_size: int) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda, but torch sees no GPU; set device=cpu or install a CUDA build of torch")
+    check_world = getattr(settings.strategy, "check_world", None)
+    if check_world is not None and settings.plan is None and hasattr(settings.model, "num_layers"):
+        check_world(size, settings.model.num_layers)
     check_run = getattr(getattr(settings.strategy, "codec", None), "check_run", None)
     if check_run is not None:
         check_run(settings.epochs)

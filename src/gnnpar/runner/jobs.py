@@ -31,7 +31,7 @@ from gnnpar.track.progress import Snapshot
 State = Literal["done", "failed", "interrupted", "killed", "running", "missing"]
 STATES: tuple[State, ...] = ("done", "failed", "interrupted", "killed", "running", "missing")
 MANIFEST, RECORD = "sweep.json", "job.json"
-_NOT_HASHED = ("data_dir", "cache_dir", "tracker")  # where a run reads, keeps and tells, not what it computes
+_NOT_HASHED = ("data_dir", "cache_dir", "tracker", "trace")  # where a run reads, keeps and tells: it computes the same
 _SILENT_SECONDS = 600.0  # a job of another host that has written nothing for so long is taken for dead
 
 

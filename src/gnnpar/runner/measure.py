@@ -46,9 +46,11 @@ class EpochMeter:
         traffic, phases = self.comm.ledger.drain(), self.comm.clock.drain()
         exposed = phases.pop("exposed")
         skew = min(traffic.exposed_skew, exposed)
+        bubble = min(traffic.bubble, exposed - skew)
+        phases["bubble"] += bubble
         return {
             "seconds": self.seconds,
-            "phases": {**phases, "exposed_skew": skew, "exposed_wire": exposed - skew},
+            "phases": {**phases, "exposed_skew": skew, "exposed_wire": exposed - skew - bubble},
             "comm_total": traffic.comm_total,
             "bytes": traffic.bytes,
             "layer_bytes": traffic.layer_bytes,

@@ -138,10 +138,17 @@ class Stepper:
     def zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
-    def step(self) -> None:
-        """Clip by the global norm when asked, then update."""
-        if self.config.clip is not None:
+    @property
+    def clips(self) -> bool:
+        return self.config.clip is not None
+
+    def step(self, norm: float | None = None) -> None:
+        """Clip by the global norm when asked, then update. `norm`: the gradient's over all stages."""
+        if self.config.clip is not None and norm is None:
             nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
+        elif self.config.clip is not None:
+            total = torch.tensor(norm, device=self.parameters[0].device)
+            nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, total)
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:

@@ -42,8 +42,9 @@ def write_result(run_dir: Path, header: Row, status: Status, error: str | None) 
 
 
 def forget(run_dir: Path) -> None:
-    """Remove the result of an earlier run in the same folder."""
-    (run_dir / FILE).unlink(missing_ok=True)
+    """Remove what an earlier run in the same folder found out."""
+    for name in (FILE, "trace.json", "schedule.svg", "schedule.txt"):
+        (run_dir / name).unlink(missing_ok=True)
 
 
 def read_result(run_dir: Path) -> dict[str, Any] | None:

@@ -20,11 +20,14 @@ import torch
 from gnnpar.comm import Communicator
 from gnnpar.comm.namespaces import interface_sent_bytes
 from gnnpar.data.tasks import make_task
+from gnnpar.models.gnn import GNN
 from gnnpar.plan import LayerPolicy, Plan, Topology
 from gnnpar.runner import memory, paced
 from gnnpar.runner.evaluate import evaluate, fidelity
 from gnnpar.runner.facts import WARMUP_EPOCHS, World
+from gnnpar.runner.layer_costs import layer_seconds
 from gnnpar.runner.measure import EpochMeter, merge
+from gnnpar.runner.trace import Recorder, traced_epoch
 from gnnpar.settings import Settings, instantiate
 from gnnpar.shard.shard import Shard
 from gnnpar.strategies.strategy import Workload
@@ -45,6 +48,8 @@ class Run:
     optimizer: Any
     task: Any
     cold: dict[str, float]
+    mesh: tuple[tuple[int, ...], ...]  # stage -> ranks of its parts
+    run_dir: Path
     profile_hash: str = ""  # of what was measured beforehand and decides on numbers
 
 
@@ -109,21 +114,29 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
     plan = None
     if dataset is not None:
         with stopwatch(cold, "partition"):
-            plan = make_plan(settings, world, dataset, model.num_layers)
+            plan = make_plan(settings, world, dataset, model, device)
         plan.save(run_dir)
         tracker.start(start_facts(settings, world, dataset, plan, model.widths))
     with stopwatch(cold, "shard"):
         shared: Any = comm.broadcast(plan and plan.without_nodes())
         assert isinstance(shared, Plan)
         part_of = plan.part_of if plan else None
-        shard = Shard.open(dataset, part_of, comm, edge_ids=model.needs_edge_ids).to(device, dtype)
+        shard = Shard.open(
+            dataset,
+            part_of,
+            comm,
+            edge_ids=model.needs_edge_ids,
+            placement=shared.placement if plan is None else plan.placement,
+        ).to(device, dtype)
         del dataset
         engine = settings.strategy.build(
             plan or shared, shard, model.to(device, dtype), task, comm,
             seed=settings.seed, first_layer=settings.first_layer,
         )  # fmt: skip
     optimizer = settings.optim.build(engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of)
-    return Run(settings, world, comm, shard, engine, optimizer, task, cold, save_profile(engine, comm, run_dir))
+    profile_hash = save_profile(engine, comm, run_dir)
+    mesh = shared.placement.mesh
+    return Run(settings, world, comm, shard, engine, optimizer, task, cold, mesh, run_dir, profile_hash)
 
 
 def save_profile(engine: Any, comm: Communicator, run_dir: Path) -> str:
@@ -136,7 +149,7 @@ def save_profile(engine: Any, comm: Communicator, run_dir: Path) -> str:
     return profile.hash
 
 
-def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -> Plan:
+def make_plan(settings: Settings, world: World, dataset: Any, model: GNN, device: torch.device) -> Plan:
     """The given plan, verified, or the strategy's own."""
     if settings.plan is not None:
         codecs = [layer["codec"] for layer in json.loads(settings.plan.read_text(encoding="utf-8"))["layers"]]
@@ -149,7 +162,11 @@ def make_plan(settings: Settings, world: World, dataset: Any, num_layers: int) -
             )
         return plan
     workload = Workload(
-        dataset=dataset, partition=settings.partition, cache=partition_cache(settings), num_layers=num_layers
+        dataset=dataset,
+        partition=settings.partition,
+        cache=partition_cache(settings),
+        num_layers=model.num_layers,
+        layer_seconds=lambda: layer_seconds(model, dataset, device=device, dtype=DTYPES[settings.precision]),
     )
     plan = settings.strategy.plan(workload, Topology(world.size))
     return replace(plan, strategy={"name": settings.names.get("strategy"), **settings.resolved["strategy"]})
@@ -174,7 +191,8 @@ def start_facts(settings: Settings, world: World, dataset: Any, plan: Plan, widt
     facts |= {"links": paced.describe(world.network)} if world.network else {}
     facts |= {k: v for k, v in plan.statistics.items() if not isinstance(v, (list, dict)) and k not in facts}
     lists = {k: v for k, v in plan.statistics.items() if isinstance(v, list) and k != "halo_from"}
-    stages = zip(plan.placement.mesh, plan.placement.layers_of, strict=True)
+    mesh, layers_of = plan.placement.mesh, plan.placement.layers_of  # virtual stages go round the mesh
+    stages = [(mesh[i % len(mesh)], layers) for i, layers in enumerate(layers_of)]
     facts["mesh"] = [{"ranks": list(ranks), "layers": [layers.start, layers.stop]} for ranks, layers in stages]
     facts["layers"] = [
         {"in": widths[i], "out": widths[i + 1], "mode": policy.mode, "how": how_of(policy)}
@@ -189,6 +207,8 @@ def how_of(policy: LayerPolicy) -> str:
     """'bfloat16, overlap edges': what a layer sends and when; nothing where it sends nothing."""
     if policy.mode == "whole":
         return ""
+    if policy.mode == "chunk":
+        return f"chunks, boundary {type(policy.codec).__name__.lower()}"
     codec = type(policy.codec).__name__.lower() if policy.codec is not None else "identity"
     return f"{codec}, overlap {policy.overlap}"
 
@@ -205,8 +225,10 @@ def train_epoch(run: Run, epoch: int, progress: Progress) -> tuple[dict[str, Any
     ):  # the release of what was allocated before cannot be seen: let the epoch allocate its gradients itself
         optimizer.zero_grad()
     meter = EpochMeter(comm, interface_of(run.world, comm.rank))
-    with memory.measure_epoch(comm.device) if profiling else nullcontext() as allocations, meter:
+    recorder = Recorder(engine, comm, on=settings.trace and epoch == traced_epoch(settings.epochs))
+    with memory.measure_epoch(comm.device) if profiling else nullcontext() as allocations, recorder, meter:
         report = engine.train_epoch(epoch, optimizer, keep_gradient=probing)
+    recorder.save(run.mesh, run.run_dir, {"epoch": epoch, "ranks": comm.size, "times": run.world.how})
     mine = meter.read() | {"peak_rss": memory.peak_rss()}
     if allocations is not None:
         mine |= {

@@ -46,7 +46,7 @@ class Metis:
             return torch.zeros(dataset.num_nodes, dtype=torch.int64)
         import pymetis
 
-        offsets, neighbours = symmetric_csr(dataset)
+        offsets, neighbours = symmetric_csr(dataset.edge_index, dataset.num_nodes)
         options = pymetis.Options(seed=self.seed, objtype=_OBJECTIVES[self.objective])
         _, membership = pymetis.part_graph(
             parts,
@@ -84,15 +84,15 @@ class Range:
         return torch.arange(dataset.num_nodes) * parts // max(1, dataset.num_nodes)
 
 
-def symmetric_csr(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+def symmetric_csr(edge_index: Tensor, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     """(offsets [N + 1], neighbours) of the undirected graph without self loops and repeated edges."""
     from scipy.sparse import csr_matrix
 
-    src, dst = (row.numpy() for row in dataset.edge_index)
+    src, dst = (row.numpy() for row in edge_index)
     keep = src != dst
     ones = np.ones(2 * int(keep.sum()), dtype=np.int8)
     ends = np.concatenate([src[keep], dst[keep]]), np.concatenate([dst[keep], src[keep]])
-    adjacency = csr_matrix((ones, ends), shape=(dataset.num_nodes, dataset.num_nodes))
+    adjacency = csr_matrix((ones, ends), shape=(num_nodes, num_nodes))
     adjacency.sum_duplicates()
     return adjacency.indptr.astype(np.int64), adjacency.indices.astype(np.int64)
 

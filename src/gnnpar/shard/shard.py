@@ -12,6 +12,7 @@ from torch import Tensor
 from gnnpar.comm import Communicator
 from gnnpar.data.dataset import Dataset
 from gnnpar.ops.block import Block
+from gnnpar.plan import Placement
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +21,8 @@ class Shard:
 
     Shapes: node_ids [N] ascending global ids; x [N, F]; y [N] or [N, C]; masks [N]; in_degree [N] global, in the
     dtype of x.
+    `chunk_of` [N], `halo_chunk_of`: the chunk of a row within its part, where parts are cut into `num_chunks`. A stage
+    of a pipeline that is not the first holds features of no width, one that is not the last no labels and masks.
     `halo[p]` are the in-edges from part p, its columns the halo nodes of p by ascending global id; `boundary[p]` [b]
     are the inner rows that p needs, in the order in which p's block numbers them.
     """
@@ -41,6 +44,9 @@ class Shard:
     num_train: int
     num_classes: int
     num_edges: int
+    chunk_of: Tensor | None = None
+    halo_chunk_of: Tensor | None = None  # of the halo nodes, parts in ascending order
+    num_chunks: int = 1
 
     @property
     def num_inner(self) -> int:
@@ -86,20 +92,49 @@ class Shard:
         return sum(t.numel() * t.element_size() for t in (*rows, self.node_ids))
 
     @staticmethod
-    def open(dataset: Dataset | None, part_of: Tensor | None, comm: Communicator, *, edge_ids: bool = False) -> Shard:
+    def open(
+        dataset: Dataset | None, part_of: Tensor | None, comm: Communicator, *, edge_ids: bool = False,
+        placement: Placement | None = None,
+    ) -> Shard:  # fmt: skip
         """Cut on rank 0, which alone holds the dataset, and hand every rank its own. Collective.
 
-        `comm` is the group of the parts, in order. `edge_ids`: keep global edge ids (attention dropout reads them).
+        `comm` is the group of the parts, in order; with a `placement`, of all its stages, each of which holds every
+        part. `edge_ids`: keep global edge ids (attention dropout reads them).
         """
         shards = None
+        mesh = (tuple(range(comm.size)),) if placement is None else placement.mesh
         if comm.rank == 0:
             assert dataset is not None
             assert part_of is not None
-            shards = cut(dataset, part_of, comm.size, edge_ids=edge_ids)
+            parts = cut(dataset, part_of, len(mesh[0]), edge_ids=edge_ids)
+            if placement is not None and placement.chunk_of is not None:
+                parts = with_chunks(parts, placement.chunk_of)
+            stages = len(mesh)
+            shards = [_of_stage(shard, s, stages) for s in range(stages) for shard in parts]
         shard = comm.scatter(shards)
         assert isinstance(shard, Shard)
-        comm_check(comm, shard)
+        if len(mesh) == 1:
+            comm_check(comm, shard)
         return shard
+
+
+def _of_stage(shard: Shard, stage: int, stages: int) -> Shard:
+    """What a stage needs: features in the first, labels in the last, structure everywhere."""
+    if stage > 0:
+        shard = replace(shard, x=shard.x[:, :0])
+    if stage < stages - 1:
+        masks = {name: getattr(shard, name)[:0] for name in ("y", "train_mask", "val_mask", "test_mask")}
+        shard = replace(shard, **masks)
+    return shard
+
+
+def with_chunks(shards: list[Shard], chunk_of: Tensor) -> list[Shard]:
+    """All shards, told the chunk of every row they hold. Shapes: chunk_of [num_nodes]."""
+    num_chunks = int(chunk_of.max()) + 1
+    return [
+        replace(s, chunk_of=chunk_of[s.node_ids], halo_chunk_of=chunk_of[s.halo_ids], num_chunks=num_chunks)
+        for s in shards
+    ]
 
 
 def comm_check(comm: Communicator, shard: Shard) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -25,13 +25,17 @@ FirstLayer = Literal["live", "cached"]
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What there is to run, on rank 0. `cache`: folder of finished partitions, None for none."""
+    """What there is to run, on rank 0. `cache`: folder of finished partitions, None for none.
+
+    `layer_seconds()`: of each layer, measured when asked.
+    """
 
     dataset: Dataset
     partition: Partitioner
     num_layers: int
     cache: Path | None = None
     say: Callable[[str], None] = lambda _: None
+    layer_seconds: Callable[[], Sequence[float]] | None = None
 
     def part_of(self, parts: int) -> Tensor:
         return partition(self.dataset, parts, by=self.partition, cache=self.cache, say=self.say)

@@ -2,8 +2,9 @@
 
 The history is metrics.jsonl under the same names (`flat`), and the curves once more against training seconds and
 gigabytes sent; config is the resolved settings, the plan and the commit; tables hold the partition and the breakdown;
-result.json and plan.json are artifacts. metrics.jsonl stays the record: whatever goes wrong here is one line on stderr,
-and training goes on. wandb is imported when a run is opened, by the rank that opens it.
+result.json and plan.json are artifacts, and so are trace.json and schedule.svg where they are. metrics.jsonl stays the
+record: whatever goes wrong here is one line on stderr, and training goes on. wandb is imported when a run is opened,
+by the rank that opens it.
 """
 
 from __future__ import annotations
@@ -218,6 +219,9 @@ def sum_up(run: Any, run_dir: Path, result: Mapping[str, Any]) -> None:
         charts = {"charts/seconds_per_epoch": bars("seconds", seconds), "charts/bytes_per_epoch": bars("bytes", sent)}
         run.log(charts)
     add_artifact(run, "result", run_dir / "result.json")
+    for kind, name in (("trace", "trace.json"), ("schedule", "schedule.svg")):  # of trace=true
+        if (run_dir / name).exists():
+            add_artifact(run, kind, run_dir / name)
 
 
 def bars(unit: str, values: Mapping[str, float]) -> Any:

@@ -57,9 +57,17 @@ class LocalRows:
         if p == 0 or not self.run.training:
             return x
         self.random = True
-        out = _Dropout.apply(x, self._node_ids, p, self.run.key(_FEATURE_MASK, self.layer, tag))
+        return self.drop(x, p, tag=tag)
+
+    def drop(self, x: Tensor, p: float, *, tag: int, keep: Tensor | None = None) -> Tensor:
+        """Dropout. `keep`: the mask, where it is drawn already (`mask`)."""
+        out = _Dropout.apply(x, self._node_ids, p, self.run.key(_FEATURE_MASK, self.layer, tag), keep)
         assert isinstance(out, Tensor)
         return out
+
+    def mask(self, ids: Tensor, width: int, p: float, *, tag: int) -> Tensor:
+        """What `dropout` would keep of these nodes' rows here, [n, width]. On a CPU."""
+        return kernels.keep_mask(ids, width, p=p, key=self.run.key(_FEATURE_MASK, self.layer, tag))
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         if p == 0 or not self.run.training:
@@ -88,20 +96,22 @@ class _Dropout(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, ids: Tensor, p: float, key: int) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx, x: Tensor, ids: Tensor, p: float, key: int, keep: Tensor | None
+    ) -> Tensor:
         ctx.p, ctx.key = p, key
         flat = x.reshape(len(x), -1)  # the mask's column is the position in the flattened row
         if x.is_cuda:
             ctx.save_for_backward(ids)
             return kernels.dropout(flat, ids, p=p, key=key).view_as(x)
-        keep = kernels.keep_mask(ids, flat.shape[1], p=p, key=key)
+        keep = kernels.keep_mask(ids, flat.shape[1], p=p, key=key) if keep is None else keep
         ctx.save_for_backward(keep)
         return kernels.apply_mask(flat, keep, p=p).view_as(x)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, None, None, None]:  # type: ignore[override]
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:  # type: ignore[override]
         (saved,) = ctx.saved_tensors
         flat = grad.reshape(len(grad), -1)
         if grad.is_cuda:
-            return kernels.dropout(flat, saved, p=ctx.p, key=ctx.key).view_as(grad), None, None, None
-        return kernels.apply_mask(flat, saved, p=ctx.p).view_as(grad), None, None, None
+            return kernels.dropout(flat, saved, p=ctx.p, key=ctx.key).view_as(grad), None, None, None, None
+        return kernels.apply_mask(flat, saved, p=ctx.p).view_as(grad), None, None, None, None

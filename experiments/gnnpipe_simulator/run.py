@@ -1,0 +1,151 @@
+"""The event simulator against measured epochs of a pipeline of two ranks.
+
+Costs come from a *profile*: one rank that holds both stages (strategy.stages=1 strategy.virtual=2) and computes every
+chunk of every stage, beside a second copy of itself, as the two ranks of a pipeline compete for memory. Nothing of the
+measured runs enters a prediction: links are taken at their set rate, with a latency fixed here beforehand.
+
+    python experiments/gnnpipe_simulator/run.py            # appends to results.jsonl, about 25 minutes on 2 quiet cores
+    python experiments/gnnpipe_simulator/run.py --smoke    # a minute, over loopback alone; writes smoke.jsonl
+    python experiments/gnnpipe_simulator/report.py         # the table of results.jsonl
+
+Needs root and iproute2. A study that was stopped goes on where it was.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import blocks  # noqa: E402
+
+from gnnpar.runner.trace import costs_of  # noqa: E402
+from gnnpar.schedule.generate import fill_drain  # noqa: E402
+from gnnpar.schedule.simulate import Link, simulate  # noqa: E402
+
+STAGES, HIDDEN, REPEATS = 2, 100, 3
+LATENCY_SECONDS = 2e-4  # of a message between two processes of this machine, posting included
+LOOPBACK_BYTES_PER_SECOND = 1e9
+DEPTHS, CHUNKS, RATES = (8, 32), (8, 32), (0.05, 0.5, None)  # layers, K, Gbit/s (None: loopback)
+
+
+def common(layers: int, chunks: int, nodes: int) -> list[str]:
+    """The order of chunks is fixed, so that a slot is the same chunk in every epoch."""
+    return [
+        "dataset=sbm", f"dataset.num_nodes={nodes}", "dataset.num_features=100", "model=gcn", f"model.hidden={HIDDEN}",
+        f"model.num_layers={layers}", "model.encoder=linear", "model.decoder=linear", "threads_per_rank=1", "seed=0",
+        "strategy=gnnpipe", f"strategy.chunks={chunks}", "strategy.order=fixed", "epochs=15", "eval_every=15",
+        "tracker=jsonl",
+    ]  # fmt: skip
+
+
+def start(overrides: list[str], folder: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "gnnpar", "train", *overrides, f"hydra.run.dir={folder}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    said, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(map(str, process.args))}\n{said[-2000:]}")  # type: ignore[arg-type]
+
+
+def read(folder: str) -> tuple[dict[str, Any], list[tuple[int, str, float, float]], list[int]]:
+    """The result, what the trace shows, nodes of each chunk."""
+    here = Path(folder)
+    result = json.loads((here / "result.json").read_text(encoding="utf-8"))
+    events = json.loads((here / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    rows = [
+        (e["pid"], e["name"], e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6) for e in events if e["ph"] == "X"
+    ]  # fmt: skip
+    chunk_of = np.load(here / json.loads((here / "plan.json").read_text(encoding="utf-8"))["arrays"]["chunk_of"])
+    return result, rows, np.bincount(chunk_of).tolist()
+
+
+def profile(layers: int, chunks: int, nodes: int) -> dict[str, Any]:
+    """Seconds of every action by its text (medians over launches), the rest of an epoch, rows of every slot."""
+    asked = [*common(layers, chunks, nodes), "world_size=1", "strategy.stages=1", "strategy.virtual=2", "trace=true"]
+    costs: dict[str, list[float]] = {}
+    rest, sizes = [], []
+    for _ in range(REPEATS):
+        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+            both = [start(asked, one), start(asked, other)]
+            for process in both:
+                finish(process)
+            result, rows, sizes = read(one)
+        mine = {str(action): seconds for (_, action), seconds in costs_of(rows).items() if action.computes}
+        for text, seconds in mine.items():
+            costs.setdefault(text, []).append(seconds)
+        window = max(end for *_, end in rows)
+        rest.append(window - sum(mine.values()))
+        del result
+    medians = {text: statistics.median(values) for text, values in costs.items()}
+    return {"costs": medians, "rest": statistics.median(rest), "sizes": sizes}
+
+
+def predict(found: dict[str, Any], chunks: int, rate: float | None) -> float:
+    """Seconds of an epoch: the simulated schedule, and what an epoch does beside it."""
+    bandwidth = LOOPBACK_BYTES_PER_SECOND if rate is None else rate * 1e9 / 8
+    letter = {"forward": "F", "backward": "B"}
+    timeline = simulate(
+        fill_drain(STAGES, chunks),
+        lambda kind, stage, slot: found["costs"][f"{letter[kind]}{slot}@{stage}"] if kind in letter else 0.0,
+        link=Link(latency_seconds=LATENCY_SECONDS, bytes_per_second=bandwidth),
+        nbytes=lambda _, __, slot: 4.0 * HIDDEN * found["sizes"][slot],
+    )
+    return timeline.makespan + found["rest"]
+
+
+def measure(layers: int, chunks: int, nodes: int, rate: float | None) -> dict[str, Any]:
+    links = [] if rate is None else ["launch=paced", "launch.hosts=2", f"launch.rate_gbps={rate}"]
+    result = blocks.train([*common(layers, chunks, nodes), "world_size=2", *links])["result"]
+    return {key: result[key] for key in ("epoch_seconds", "breakdown_seconds", "oversubscribed", "load", "hardware")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="one cell over loopback")
+    parser.add_argument("--nodes", type=int, default=6000)
+    options = parser.parse_args()
+    out = HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
+    depths, chunk_counts, rates = ((4,), (4,), (None,)) if options.smoke else (DEPTHS, CHUNKS, RATES)
+    nodes = 600 if options.smoke else options.nodes
+    done = blocks.read(out)
+    profiles = {(row["layers"], row["chunks"]): row for row in done if row["kind"] == "profile"}
+    for layers, chunks in itertools.product(depths, chunk_counts):
+        if (layers, chunks) not in profiles:
+            found = {"kind": "profile", "layers": layers, "chunks": chunks, **profile(layers, chunks, nodes)}
+            profiles[layers, chunks] = found
+            append(out, found)
+            print(f"profile of {layers} layers, {chunks} chunks", flush=True)
+    cells = list(itertools.product(depths, chunk_counts, rates, range(REPEATS)))
+    random.Random(0).shuffle(cells)
+    seen = {(row["layers"], row["chunks"], row["rate"], row["repeat"]) for row in done if row["kind"] == "cell"}
+    for number, (layers, chunks, rate, repeat) in enumerate(cells, 1):
+        if (layers, chunks, rate, repeat) in seen:
+            continue
+        row = {"kind": "cell", "layers": layers, "chunks": chunks, "rate": rate, "repeat": repeat}
+        row["predicted"] = predict(profiles[layers, chunks], chunks, rate)
+        row |= measure(layers, chunks, nodes, rate)
+        append(out, row)
+        measured = row["epoch_seconds"]["median"]
+        print(f"{number}/{len(cells)}: {row['predicted']:.4f} s predicted, {measured:.4f} s measured", flush=True)
+
+
+def append(out: Path, row: dict[str, Any]) -> None:
+    with out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Tables and figure of results.jsonl: `python experiments/gnnpipe_speed/report.py [FILE] [--figure FILE]`.
+
+Ratios form inside a block (median epoch of the base over that of the strategy); geometric means and bootstrap intervals
+over blocks, and over all cells, losses included.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import blocks  # noqa: E402
+
+from gnnpar.results.statistics import geometric_mean  # noqa: E402
+
+BASE = "vanilla"
+COLOURS = ("#444444", "#1b9e77", "#7570b3", "#d95f02", "#e7298a")
+Rows = Sequence[dict[str, Any]]
+
+
+def named(job: str) -> tuple[str, str, str]:
+    """Links, model, strategy."""
+    links, model, strategy = job.split("; ")
+    return links, model, strategy
+
+
+def results(rows: Rows, job: str) -> list[dict[str, Any]]:
+    return [row["result"] for row in rows if row["job"] == job]
+
+
+def mean_ms(found: Sequence[dict[str, Any]], *names: str) -> float:
+    """Milliseconds of an epoch in some phases of the breakdown."""
+    return 1e3 * statistics.fmean(sum(r["breakdown_seconds"][name] for name in names) for r in found)
+
+
+def faster(rows: Rows, job: str) -> list[float]:
+    """How many times faster than the base, one a block."""
+    links, model, _ = named(job)
+    return [1 / ratio for ratio in blocks.ratios(rows, job, f"{links}; {model}; {BASE}")]
+
+
+def table(rows: Rows, links: str) -> Iterable[str]:
+    """One line a cell; compute inflation is compute over the base's."""
+    yield (
+        "| links | model | strategy | ms an epoch | times faster than vanilla (95 %) | compute | inflation | exposed "
+        "| bubble | reduce | MiB sent | test |"
+    )
+    yield "|" + "---|" * 12
+    jobs = list(dict.fromkeys(row["job"] for row in sorted(rows, key=lambda row: row["job"])))
+    for job in (job for job in jobs if named(job)[0] == links):
+        _, model, strategy = named(job)
+        mine = results(rows, job)
+        compute = mean_ms(mine, "compute", "encode", "other")
+        base = mean_ms(results(rows, f"{links}; {model}; {BASE}"), "compute", "encode", "other")
+        cell = [
+            f"{1e3 * geometric_mean([r['epoch_seconds']['median'] for r in mine]).value:.0f}", speed(rows, job, mine),
+            f"{compute:.0f}", f"{compute / base:.2f}", f"{mean_ms(mine, 'exposed_wire', 'exposed_skew'):.0f}",
+            f"{mean_ms(mine, 'bubble'):.0f}", f"{mean_ms(mine, 'reduce'):.0f}",
+            f"{mine[0]['bytes_per_epoch']['total'] / 2**20:.2f}", f"{100 * mine[0]['metric']['test']:.1f}",
+        ]  # fmt: skip
+        yield f"| {links} | {model} | {strategy} | " + " | ".join(cell) + " |"
+
+
+def speed(rows: Rows, job: str, mine: Sequence[dict[str, Any]]) -> str:
+    """Nothing where ranks share cores."""
+    if any(r["oversubscribed"] for r in mine):
+        return "ranks share cores"
+    over = geometric_mean(faster(rows, job))
+    return f"{over.value:.2f} ({over.low:.2f} to {over.high:.2f})" if over.n > 1 else f"{over.value:.2f}"
+
+
+def summary(rows: Rows) -> Iterable[str]:
+    """Geometric means over all models of a kind of link: the paper's 2.03 is such a mean."""
+    yield "| links | strategy | cells | times faster than vanilla, geometric mean | worst | best |"
+    yield "|---|---|---|---|---|---|"
+    kinds = sorted({(named(row["job"])[0], named(row["job"])[2]) for row in rows})
+    for links, strategy in kinds:
+        jobs = sorted({row["job"] for row in rows if named(row["job"])[::2] == (links, strategy)})
+        if strategy == BASE or any(r["oversubscribed"] for job in jobs for r in results(rows, job)):
+            continue
+        cells = [geometric_mean(faster(rows, job)).value for job in jobs]
+        mean = geometric_mean(cells).value
+        yield f"| {links} | {strategy} | {len(cells)} | {mean:.2f} | {min(cells):.2f} | {max(cells):.2f} |"
+
+
+def draw(rows: Rows, file: Path) -> None:
+    """Where an epoch goes, a bar a strategy, over the shaped link."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(
+        {"svg.hashsalt": "gnnpar", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+    )
+    jobs = sorted({row["job"] for row in rows if row["job"].startswith("paced")})
+    models = list(dict.fromkeys(named(job)[1] for job in jobs))
+    figure, axes = plt.subplots(1, len(models), figsize=(2.6 * len(models), 3.4), squeeze=False, layout="constrained")
+    phases = {
+        "compute": ("compute", "encode", "other"), "bubble": ("bubble",), "exposed": ("exposed_wire", "exposed_skew"),
+        "reduce": ("reduce",),
+    }  # fmt: skip
+    for axis, model in zip(axes[0], models, strict=True):
+        mine = [job for job in jobs if named(job)[1] == model]
+        below = [0.0] * len(mine)
+        for (phase, names), colour in zip(phases.items(), COLOURS, strict=False):
+            values = [mean_ms(results(rows, job), *names) for job in mine]
+            axis.bar(range(len(mine)), values, bottom=below, color=colour, label=phase)
+            below = [a + b for a, b in zip(below, values, strict=True)]
+        axis.set_xticks(range(len(mine)), [named(job)[2] for job in mine], rotation=60, ha="right", fontsize=7)
+        axis.set_title(model)
+    axes[0, 0].set_ylabel("ms an epoch")
+    axes[0, 0].legend(frameon=False, fontsize=7)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file", nargs="?", type=Path, default=HERE / "results.jsonl")
+    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
+    options = parser.parse_args()
+    rows = blocks.read(options.file)
+    shares = {}
+    for job in sorted({row["job"] for row in rows if row["job"].endswith(f"; {BASE}")}):
+        mine = results(rows, job)
+        exposed, total = mean_ms(mine, "exposed_wire", "exposed_skew"), 1e3 * mine[0]["epoch_seconds"]["mean"]
+        shares[job] = f"{exposed / total:.0%}"
+    print(
+        "vanilla's share of communication: "
+        + ", ".join(f"{job.removesuffix(f'; {BASE}')} {s}" for job, s in shares.items())
+    )
+    print()
+    print("\n".join(summary(rows)))
+    for links in sorted({named(row["job"])[0] for row in rows}):
+        print()
+        print("\n".join(table(rows, links)))
+    draw(rows, options.figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Tables and figure of README.md: `python experiments/gnnpipe_volume/report.py [FILE] [--figure FILE]`."""
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from paper import BYTES, GRAPHS, MODELS, geometric_mean, volumes
+
+HERE = Path(__file__).parent
+Rows = dict[tuple[str, int, str], dict[str, Any]]
+NAMES = ("graph", "pipeline", "hybrid")
+COLOURS = ("#444444", "#d95f02", "#1b9e77")
+
+
+def paper_table() -> Iterable[str]:
+    """GiB an epoch at 8 GPUs, 32 layers: by formula, and as logged."""
+    yield "| graph | model | graph, pipeline, hybrid by formula, GiB | as logged | graph / pipeline | as logged |"
+    yield "|---|---|---|---|---|---|"
+    ratios, logged_ratios = [], []
+    for name, graph in GRAPHS.items():
+        for model, logged in zip(MODELS, graph.log, strict=True):
+            found = volumes(model, graph)
+            ratios.append(found[0] / found[1])
+            logged_ratios.append(logged[0] / logged[1])
+            cells = [" / ".join(f"{value:.2f}" for value in each) for each in (found, logged)]
+            yield f"| {name} | {model} | {cells[0]} | {cells[1]} | {ratios[-1]:.2f} | {logged_ratios[-1]:.2f} |"
+    means = [geometric_mean(each) for each in (ratios, logged_ratios)]
+    yield f"| geometric mean | 16 cells | | | {means[0]:.2f} | {means[1]:.2f} |"
+    yield f"| largest | | | | {max(ratios):.2f} | {max(logged_ratios):.2f} |"
+
+
+def deviations() -> list[float]:
+    """Formula over log less 1, of all 48 volumes; logs have two decimals, so half a unit of the last is taken off."""
+    found = []
+    for graph in GRAPHS.values():
+        for model, logged in zip(MODELS, graph.log, strict=True):
+            for ours, theirs in zip(volumes(model, graph), logged, strict=True):
+                found.append(max(0.0, abs(ours - theirs) - 0.005) / theirs)
+    return found
+
+
+def expected(row: dict[str, Any], alpha: float) -> dict[str, float]:
+    """Bytes an epoch by formula: halos over the ways, boundaries. `alpha`: of as many parts as there are ways."""
+    each = 2 * BYTES * row["nodes"] * row["hidden"]
+    carried = 2 if row["model"] == "gcnii" else 1
+    rows = round(alpha * row["nodes"])  # alpha is kept in single precision
+    return {"halo": each * row["layers"] * rows / row["nodes"], "stage": each * (row["stages"] - 1) * carried}
+
+
+def sent(row: dict[str, Any]) -> dict[str, int]:
+    counted = row["bytes_per_epoch"]
+    return {"halo": counted["forward"] + counted["backward"], "stage": counted["stage"]}
+
+
+def measured_table(rows: Rows) -> Iterable[str]:
+    """sbm: bytes that were sent against the formulas, and ratios of volumes against alpha L / ((S - 1)(1 + delta))."""
+    yield (
+        "| model | layers | strategy | S x W | alpha(W) | halo bytes | by formula | stage bytes | by formula "
+        "| graph_parallel / this | alpha L / ((S - 1)(1 + delta)) |"
+    )
+    yield "|" + "---|" * 11
+    for (model, depth, strategy), row in rows.items():
+        wanted, found = expected(row, row["alpha"]), sent(row)
+        base = rows[model, depth, "graph_parallel"]
+        ratio = sum(sent(base).values()) / max(1, sum(found.values()))
+        law = ""
+        if strategy == "gnnpipe":
+            carried = 2 if model == "gcnii" else 1
+            law = f"{base['alpha'] * depth / ((row['stages'] - 1) * carried):.2f}"
+        shape = f"{row['stages']} x {row['ways']} | {row['alpha']:.3f}"
+        counts = f"{found['halo']} | {wanted['halo']:.0f} | {found['stage']} | {wanted['stage']:.0f}"
+        yield f"| {model} | {depth} | {strategy} | {shape} | {counts} | {ratio:.2f} | {law} |"
+
+
+def draw(rows: Rows, file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(
+        {"svg.hashsalt": "gnnpar", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+    )
+    figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.6), layout="constrained")
+    for number, (name, colour) in enumerate(zip(NAMES, COLOURS, strict=True)):
+        pairs = [
+            (logged[number], volumes(model, graph)[number])
+            for graph in GRAPHS.values()
+            for model, logged in zip(MODELS, graph.log, strict=True)
+        ]
+        axes[0].plot(*zip(*pairs, strict=True), "o", color=colour, ms=4, label=name)
+    axes[0].plot([0.15, 16], [0.15, 16], "-", color="0.8", lw=1, zorder=0)
+    axes[0].set(xscale="log", yscale="log", xlabel="logged by the authors, GiB", ylabel="by formula, GiB")
+    axes[0].set_title("8 GPUs, 32 layers")
+    axes[0].legend(frameon=False)
+    for strategy, colour in zip(("graph_parallel", "gnnpipe", "hybrid"), COLOURS, strict=True):
+        mine = [row for (_, _, name), row in rows.items() if name == strategy]
+        pairs = [(sum(expected(r, r["alpha"]).values()) / 2**20, sum(sent(r).values()) / 2**20) for r in mine]
+        axes[1].plot(*zip(*pairs, strict=True), "o", color=colour, ms=4, label=strategy)
+    ends = axes[1].get_xlim()
+    axes[1].plot(ends, ends, "-", color="0.8", lw=1, zorder=0)
+    axes[1].set(xscale="log", yscale="log", xlabel="by formula, MiB", ylabel="sent, MiB", title="sbm, 4 ranks")
+    axes[1].legend(frameon=False)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file", nargs="?", type=Path, default=HERE / "results.jsonl")
+    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
+    options = parser.parse_args()
+    print("\n".join(paper_table()))
+    print(f"\n48 volumes: the largest deviation beyond rounding is {max(deviations()):.2%}\n")
+    if not options.file.exists():
+        print(f"{options.file.name} is not there: run.py measures sbm")
+        return
+    lines = options.file.read_text(encoding="utf-8").splitlines()
+    rows = {(row["model"], row["layers"], row["strategy"]): row for row in map(json.loads, lines)}
+    print("\n".join(measured_table(rows)))
+    draw(rows, options.figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""A schedule, interpreted: chunks of a way through the stages, all forwards, then all backwards, one optimiser step.
+
+Source: Chen, Chen and Qian, GNNPipe (arXiv 2308.10087). The numbers depend on the chunks, their order, the history and
+the weights of gradients, never on how many stages there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gnnpar.codecs.codec import Codec, RowLike
+from gnnpar.comm import Communicator, Site
+from gnnpar.comm.ledger import now
+from gnnpar.data.tasks import Task
+from gnnpar.engines.boundary import Boundary, Form, Lanes, Message
+from gnnpar.engines.engine import EpochReport, Stepper
+from gnnpar.engines.relay import Relay, backward_through, gradients_of
+from gnnpar.models.gnn import GNN
+from gnnpar.ops.block import Rows
+from gnnpar.schedule.action import Action, Schedule
+from gnnpar.shard.shard import Shard
+from gnnpar.views.chunk import ChunkGraph, Way
+from gnnpar.views.chunks import Ages, epoch_order
+from gnnpar.views.local import Pass
+from gnnpar.views.snapshot import Snapshot, take_snapshot
+
+
+class View(Protocol):
+    """A Graph that can be told which pass it serves."""
+
+    def during(self, run: Pass) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rhythm:
+    """`shuffled`: a new order every epoch. `exact_start`, `exact_refresh`: snapshots by an exact pass, the first one
+    and all later ones."""
+
+    shuffled: bool = True
+    exact_start: bool = False
+    exact_refresh: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ranks:
+    """Who a rank talks to: everybody, the ways of its stage, the stages of its way."""
+
+    world: Communicator
+    ways: Communicator
+    stages: Communicator
+
+
+@dataclass(eq=False)
+class _Epoch:
+    """What lives from a chunk's forward to its backward."""
+
+    run: Pass
+    ages: Ages
+    boundary: Boundary
+    loss: Tensor
+    ends: dict[tuple[int, int], tuple[Rows, Rows]] = field(default_factory=dict)  # (stage, slot) -> leaves, results
+    ready: dict[Message, Rows] = field(default_factory=dict)  # to be sent, or to be read on this rank
+
+
+class PipelineEngine:
+    """`layers_of`: of virtual stages; stage s runs on rank s % stages. `schedule` is lowered."""
+
+    def __init__(
+        self, *, way: Way, exact: View, shard: Shard, model: GNN, task: Task, ranks: Ranks,
+        layers_of: tuple[range, ...], schedule: Schedule, boundary: Codec, seed: int, rhythm: Rhythm,
+    ) -> None:  # fmt: skip
+        self._way, self._exact, self._shard, self._model, self._task = way, exact, shard, model, task
+        self._ranks, self._layers_of, self._schedule, self._codec = ranks, layers_of, schedule, boundary
+        self._seed, self._rhythm = seed, rhythm
+        stages = ranks.stages
+        self._lanes = Lanes.of(schedule, stages.rank)
+        self._mine = [s for s in range(len(layers_of)) if s % stages.size == stages.rank]
+        self._is_last = self._mine[-1] == len(layers_of) - 1
+        self._relay = Relay(model, layers_of, stages, shard.x, shard.num_inner)
+        self._parameters = {n: p for n, p in model.named_parameters() if self._stage_of(n) in self._mine}
+        self._targets = self._targets_of_chunks() if self._is_last else {}
+        self.timeline: list[tuple[str, float, float]] | None = None  # (action, start, end) of the last epoch; None: off
+
+    @property
+    def node_ids(self) -> Tensor:
+        return self._shard.node_ids if self._is_last else self._shard.node_ids[:0]
+
+    def train_epoch(self, epoch: int, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
+        comm = self._ranks.world
+        with comm.clock("compute"):
+            optimizer.zero_grad()
+            loss = self._run(epoch)
+        if self._ranks.stages.size > 1:
+            with comm.clock("bubble"):  # the drain: whoever is through waits for the first stage
+                comm.barrier()
+        gradients = self._reduced(epoch)
+        total = self._totals(epoch, loss, gradients)
+        with comm.clock("compute"):
+            kept = {name: g.clone() for name, g in gradients.items()} if keep_gradient else None
+            for name, parameter in self._parameters.items():
+                parameter.grad = gradients[name]
+            if getattr(optimizer, "clips", False):
+                optimizer.step(norm=float(total[1]) ** 0.5)  # type: ignore[call-arg]
+            else:
+                optimizer.step()
+        comm.flush(keep=0)
+        return EpochReport(float(total[0]), kept)
+
+    def _run(self, epoch: int) -> Tensor:
+        """All actions of this rank; its share of the loss. Gradients are left in the parameters."""
+        history, chunks = self._way.history, self._way.chunks
+        self._codec.begin_epoch(epoch)
+        self._refresh(epoch)
+        order = epoch_order(chunks.num, seed=self._seed, epoch=epoch, shuffled=self._rhythm.shuffled)
+        ages = Ages(chunks, order, fresh=history.fresh, stale=history.stale)
+        boundary = Boundary(
+            self._ranks.stages, self._codec, self._lanes, epoch=epoch, form=lambda m: self._form(m, ages)
+        )
+        run = Pass(self._seed, epoch, training=True)
+        now_running = _Epoch(
+            run, ages, boundary, torch.zeros((), dtype=self._shard.x.dtype, device=self._shard.x.device)
+        )
+        if self.timeline is not None:
+            self.timeline = []
+        for action in self._schedule.actions[self._ranks.stages.rank]:
+            began = now()
+            self._do(action, now_running)
+            if self.timeline is not None:
+                self.timeline.append((str(action), began, now()))
+        assert not now_running.ends, "the schedule left a forward without its backward"
+        history.end_epoch(epoch, take=not self._rhythm.exact_refresh)
+        return now_running.loss
+
+    def _do(self, action: Action, at: _Epoch) -> None:
+        stage, slot = action.stage, action.slot
+        if action.kind == "forward":
+            self._forward(stage, slot, at)
+        elif action.kind == "backward":
+            self._backward(stage, slot, at)
+        elif action.kind == "receive_forward":
+            at.boundary.post(Message("forward", stage, slot))
+        elif action.kind == "receive_backward":
+            at.boundary.post(Message("backward", stage + 1, slot))
+        elif action.kind == "send_forward":
+            message = Message("forward", stage + 1, slot)
+            at.boundary.send(message, at.ready.pop(message), (stage + 1) % self._ranks.stages.size)
+        else:
+            message = Message("backward", stage, slot)
+            at.boundary.send(message, at.ready.pop(message), (stage - 1) % self._ranks.stages.size)
+
+    def _forward(self, stage: int, slot: int, at: _Epoch) -> None:
+        graph = ChunkGraph(self._way, at.ages, at.run, slot)
+        leaves: Rows = ()
+        if stage == 0:
+            rows = self._way.chunks.order[graph.span.rows]
+            carry = self._model.begin(graph, self._shard.x[rows])
+        else:
+            leaves = carry = tuple(
+                t.requires_grad_() for t in self._arrived(Message("forward", stage, slot), stage - 1, at)
+            )
+        for i in self._layers_of[stage]:
+            carry = self._model.layers[i](graph.at(i), carry)
+        if stage + 1 == len(self._layers_of):
+            rows, labels = self._targets[graph.chunk]
+            logits = self._model.end(graph, carry)
+            loss = self._task.loss_sum(logits[rows], labels) / self._shard.num_train
+            at.loss += loss.detach()
+            carry = (loss,)
+        else:
+            at.ready[Message("forward", stage + 1, slot)] = tuple(t.detach() for t in carry)
+        at.ends[stage, slot] = leaves, carry
+
+    def _backward(self, stage: int, slot: int, at: _Epoch) -> None:
+        leaves, carry = at.ends.pop((stage, slot))
+        if stage + 1 == len(self._layers_of):
+            carry[0].backward()
+        else:
+            backward_through(carry, self._arrived(Message("backward", stage + 1, slot), stage + 1, at))
+        if leaves:
+            at.ready[Message("backward", stage, slot)] = gradients_of(leaves)
+
+    def _arrived(self, message: Message, sender: int, at: _Epoch) -> Rows:
+        """What another virtual stage made, here or on its way."""
+        stages = self._ranks.stages
+        if sender % stages.size == stages.rank:
+            return at.ready.pop(message)
+        return at.boundary.take(message)
+
+    def _form(self, message: Message, ages: Ages) -> Form:
+        layer = self._layers_of[message.stage].start
+        like = RowLike((), self._shard.x.dtype, self._shard.x.device)
+        widths = self._model.carry_widths(layer)
+        span = self._way.chunks.own(ages.order[message.slot])
+        return Form(layer, tuple(like._replace(shape=(width,)) for width in widths), span)
+
+    def _refresh(self, epoch: int) -> None:
+        """The snapshot of an exact pass at the present weights, where one is due."""
+        history, rhythm = self._way.history, self._rhythm
+        due = rhythm.exact_start if epoch == 0 else rhythm.exact_refresh and epoch % history.refresh == 0
+        if due and history.halves == 2:
+            run = Pass(self._seed, epoch, training=True)
+            snapshot = Snapshot(self._exact.during(run), self._way)
+            take_snapshot(snapshot, lambda graph: self._relay.forward(graph, run), epoch)
+
+    def _reduced(self, epoch: int) -> dict[str, Tensor]:
+        """Gradients by name, summed over the ways: stages hold different layers."""
+        ways = self._ranks.ways
+        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._parameters.items()}
+        if ways.size == 1:
+            return grads
+        with ways.clock("compute"):
+            bucket = torch.cat([g.reshape(-1) for g in grads.values()])
+        bucket = ways.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
+        pieces = bucket.split([g.numel() for g in grads.values()])
+        return {n: piece.view_as(g) for (n, g), piece in zip(grads.items(), pieces, strict=True)}
+
+    def _totals(self, epoch: int, loss: Tensor, gradients: dict[str, Tensor]) -> Tensor:
+        """The loss, and the square of the gradient's norm over all stages."""
+        squares = torch.stack([g.square().sum() for g in gradients.values()] or [loss.new_zeros(())]).sum()
+        mine = torch.stack([loss, squares / self._ranks.ways.size])
+        return self._ranks.world.all_reduce(mine, Site(epoch, -1, 1, "reduce"))
+
+    @torch.no_grad()
+    def predict(self) -> Tensor:
+        run = Pass(self._seed)
+        logits = self._relay.forward(self._exact.during(run), run).logits
+        self._ranks.world.flush(keep=0)
+        return self._shard.x.new_zeros(0, self._model.out_dim) if logits is None else logits
+
+    def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
+        run = Pass(self._seed, epoch, training=True, probe=True)
+        before = {name: p.grad for name, p in self._parameters.items()}
+        for p in self._parameters.values():
+            p.grad = None
+        lap = self._relay.forward(self._exact.during(run), run)
+        loss = None
+        if lap.logits is not None:
+            train = self._shard.train_mask
+            loss = self._task.loss_sum(lap.logits[train], self._shard.y[train]) / self._shard.num_train
+        lap.backward(loss)
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters.values()]
+        bucket = self._ranks.ways.all_reduce(torch.cat([g.reshape(-1) for g in parts]))
+        for name, p in self._parameters.items():
+            p.grad = before[name]
+        self._ranks.world.flush(keep=0)
+        pieces = bucket.split([g.numel() for g in parts])
+        return {n: piece.view_as(p) for (n, p), piece in zip(self._parameters.items(), pieces, strict=True)}
+
+    def drain(self) -> None:
+        """Nothing is in flight between epochs."""
+
+    def live_bytes(self) -> dict[str, int]:
+        return {
+            "features": self._shard.features_nbytes,
+            "structure": self._shard.structure_nbytes + self._way.chunks.nbytes,
+            "halo": 0,
+            "history": self._way.history.nbytes,
+            "host": 0,
+        }
+
+    def peak_elsewhere(self) -> int:
+        return 0
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return iter(self._parameters.items())
+
+    def state_dict(self) -> dict:
+        return {
+            "model": {name: p.detach() for name, p in self._parameters.items()},
+            "history": self._way.history.state_dict(), "codec": self._codec.state_dict(),
+        }  # fmt: skip
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict) -> None:
+        for name, p in self._parameters.items():
+            p.copy_(state["model"][name])
+        self._way.history.load_state_dict(state["history"])
+        self._codec.load_state_dict(state["codec"])
+
+    def _stage_of(self, parameter: str) -> int:
+        """The virtual stage of a parameter: the encoder's is the first, the decoder's the last."""
+        layer = self._model.layer_of(parameter)
+        if layer is None:
+            return len(self._layers_of) - 1
+        return next(s for s, layers in enumerate(self._layers_of) if layer in layers)
+
+    def _targets_of_chunks(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Chunk -> (its training rows, their labels)."""
+        chunks, targets = self._way.chunks, {}
+        for k in range(chunks.num):
+            rows = chunks.order[chunks.own(k).rows]
+            train = self._shard.train_mask[rows].nonzero().flatten()
+            targets[k] = train, self._shard.y[rows[train]]
+        return targets

@@ -1,0 +1,305 @@
+"""One chunk of a way in its turn: Y[c] = A[c, fresh] X[fresh] + A[c, stale] H[stale].
+
+Source: Chen, Chen and Qian, GNNPipe (arXiv 2308.10087). Forward, a chunk's source rows are written to the table, and
+the fold reads this epoch's rows of all chunks up to its slot, of the others the history. Backward, in the reverse
+order, rows of the history are constants: a source gets 1 x the gradients of destinations in its own slot, `fresh` x
+those of later slots, and `stale` x last epoch's gradients of earlier ones. The paper: fresh 2, stale 0.
+
+Ways exchange slot by slot: halo rows of the chunks in the same slot travel before the fold, their gradients, by then
+complete, after it. Each row travels once a direction, as in graph parallelism.
+
+A sum is differentiated by pulling: the gradient rows of destinations lie in a table, and the sources of a slot read
+them over the out-edges (specification 2.3). Other folds push: the gradients of a chunk's columns are added to a table,
+where they wait for their sources' turn; last epoch's gradients cannot be mixed in there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from gnnpar.codecs.codec import Codec, RowLike
+from gnnpar.comm import Communicator, Pending, Site
+from gnnpar.comm.communicator import Phase
+from gnnpar.graph import Message
+from gnnpar.ops.aggregator import Aggregator, EdgeDropout
+from gnnpar.ops.block import Operands, Rows
+from gnnpar.ops.sum import Sum
+from gnnpar.views.chunks import Age, Ages, Chunks, Span
+from gnnpar.views.history import Call, History, weighted
+from gnnpar.views.local import LocalRows, Pass, Source
+from gnnpar.views.whole import split_operands, wanted_gradients
+from gnnpar_kernels import spmm
+
+Arriving = Mapping[int, Pending[Tensor]]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of gradients by the destination's turn: `fresh` of later slots, `stale` of last epoch's in earlier slots."""
+
+    fresh: float = 2.0
+    stale: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """What all chunks of a way on a rank share. `comm`: the ways of this stage; `in_degree` [N] in table order."""
+
+    chunks: Chunks
+    in_degree: Tensor
+    comm: Communicator
+    codec: Codec
+    history: History
+    weights: Weights
+
+
+@dataclass(eq=False)
+class ChunkGraph:
+    """The Graph of the chunk in a slot, in one layer of one epoch."""
+
+    way: Way
+    ages: Ages
+    run: Pass
+    slot: int
+    layer: int = 0
+    _calls: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.chunk = self.ages.order[self.slot]
+        self.span = self.way.chunks.own(self.chunk)
+        rows = self.span.rows
+        self.local = LocalRows(self.way.chunks.ids[rows], self.way.in_degree[rows], run=self.run, layer=self.layer)
+
+    @property
+    def node_ids(self) -> Tensor:
+        return self.local.node_ids
+
+    @property
+    def in_degree(self) -> Tensor:
+        return self.local.in_degree
+
+    @property
+    def edge_ids(self) -> Tensor:
+        return self._edge_ids().sort().values
+
+    def _edge_ids(self) -> Tensor:
+        chunks = self.way.chunks
+        if chunks.edge_ids is None:
+            raise ValueError("edge operands need edge ids on the shard: give the model needs_edge_ids = True.")
+        return chunks.edge_ids[chunks.edges(self.chunk)]
+
+    def at(self, layer: int) -> Self:
+        return replace(self, layer=layer)
+
+    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
+        """As everywhere; on a CPU a mask is drawn for all chunks at once, a third of the time for small ones."""
+        if p == 0 or not self.run.training or x.is_cuda:
+            return self.local.dropout(x, p, tag=tag)
+        width, masks, chunks = x[0].numel() if len(x) else 0, self.ages.masks, self.way.chunks
+        key = self.layer, tag, width, p
+        if key not in masks:
+            masks[key] = self.local.mask(chunks.ids[: chunks.num_own], width, p, tag=tag)
+        return self.local.drop(x, p, tag=tag, keep=masks[key][self.span.rows])
+
+    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
+        return self.local.edge_dropout(p, tag=tag)
+
+    def source(self, message: Message, *rows: Tensor) -> Rows:
+        return Source(message(self, *rows))
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        call, self._calls = self._calls, self._calls + 1
+        counts = len(src), len(dst), len(edge)
+        fold = _PulledFold if isinstance(agg, Sum) else _PushedFold
+        out = fold.apply(self, agg, (self.layer, call), counts, *src, *dst, *edge, *shared)
+        assert isinstance(out, Tensor)
+        return out
+
+    def publish(self, call: Call, src: Rows) -> tuple[Rows, Arriving]:
+        """Write the chunk's source rows and send those that other ways read: (tables, both halves; what will come)."""
+        way, like = self.way, RowLike.of(src)
+        tables = way.history.sources(call, like)
+        for table, rows in zip(tables, src, strict=True):
+            self._write(table, self.span, rows)
+        if way.comm.size == 1:
+            return tables, {}
+        site, sent = self.site(call, "forward"), way.chunks.sent
+        with way.comm.clock("encode"):
+            outgoing = {p: way.codec.encode(src, sent[p, self.chunk], site, p) for p in way.chunks.readers}
+        incoming = {p: way.codec.nbytes(len(span), like, site, p) for p, span in self.spans_of_peers().items()}
+        return tables, way.comm.exchange(outgoing, incoming, site)
+
+    def complete(self, call: Call, tables: Rows, arriving: Arriving) -> Rows:
+        """Write what the other ways sent of their chunks in this slot; the tables."""
+        site, like = self.site(call, "forward"), RowLike.of(tables)
+        for p, pending in arriving.items():
+            span = self.way.chunks.spans[p, self.chunk]
+            for table, rows in zip(tables, self._received(pending, len(span), like, site, p), strict=True):
+                self._write(table, span, rows)
+        return tables
+
+    def spans_of_peers(self) -> dict[int, Span]:
+        """Way -> the rows here of its chunk in this slot."""
+        return {p: self.way.chunks.spans[p, self.chunk] for p in self.way.chunks.peers}
+
+    def _write(self, table: Tensor, span: Span, rows: Tensor) -> None:
+        fresh = self.way.history.fresh
+        table[fresh + span.first : fresh + span.last] = rows
+
+    def _received(self, pending: Pending[Tensor], num_rows: int, like: Sequence[RowLike], site: Site, p: int) -> Rows:
+        buffer = pending.wait()
+        with self.way.comm.clock("encode"):
+            return self.way.codec.decode(buffer, num_rows, like, site, p)
+
+    def send_back(self, call: Call, theirs: Mapping[int, Rows], like: Sequence[RowLike]) -> Arriving:
+        """Gradients of halo rows to their ways; what will come for this chunk's rows."""
+        way = self.way
+        if way.comm.size == 1:
+            return {}
+        site, sent = self.site(call, "backward"), way.chunks.sent
+        with way.comm.clock("encode"):
+            outgoing = {p: way.codec.encode(grads, None, site, p) for p, grads in theirs.items()}
+        incoming = {p: way.codec.nbytes(len(sent[p, self.chunk]), like, site, p) for p in way.chunks.readers}
+        return way.comm.exchange(outgoing, incoming, site)
+
+    def add_returned(self, call: Call, mine: Rows, arriving: Arriving, like: Sequence[RowLike]) -> Rows:
+        """This way's gradients of the chunk's rows, and those of the others."""
+        site = self.site(call, "backward")
+        for p, pending in arriving.items():
+            rows = self.way.chunks.sent[p, self.chunk]
+            for into, grads in zip(mine, self._received(pending, len(rows), like, site, p), strict=True):
+                into.index_add_(0, rows, grads)
+        return mine
+
+    def site(self, call: Call, phase: Phase) -> Site:
+        counted = phase if self.run.counted else "evaluate"
+        return Site(self.run.epoch, call[0], call[1], counted, chunk=self.slot)
+
+
+class _PulledFold(torch.autograd.Function):
+    """The sum. Nothing is saved: the gradient needs the structure and the table of gradient rows alone."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
+    ) -> Tensor:
+        x = split_operands(counts, flat)
+        tables, arriving = view.publish(call, x.src)
+        own, halo = view.ages.split(view.chunk)  # own columns are summed while rows of other ways travel
+        state = agg.update(agg.init(own.num_dst, x), own, x._replace(src=tables))
+        view.complete(call, tables, arriving)
+        if halo is not None:
+            state = agg.update(state, halo, x._replace(src=tables))
+        ctx.view, ctx.call = view, call
+        return agg.finish(state)[0]
+
+    @staticmethod
+    def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
+        view, call = ctx.view, ctx.call
+        if not any(ctx.needs_input_grad[4:]):
+            return (None,) * len(ctx.needs_input_grad)
+        like = RowLike.of((grad_out,))
+        view.way.history.gradients(call, like[0])[view.span.rows] = grad_out
+        theirs = {p: (_pull(view, call, span, like[0]),) for p, span in view.spans_of_peers().items()}
+        arriving = view.send_back(call, theirs, like)
+        mine = (_pull(view, call, view.span, like[0]),)  # while those of halo rows travel
+        grads = view.add_returned(call, mine, arriving, like)
+        return (None, None, None, None, *wanted_gradients(Operands(grads), ctx.needs_input_grad[4:]))
+
+
+def _pull(view: ChunkGraph, call: Call, span: Span, like: RowLike) -> Tensor:
+    """The gradient of table rows whose turn is now, from this way's destinations."""
+    way, total = view.way, None
+    now, before = way.history.gradients(call, like), None
+    if way.weights.stale:
+        before = way.history.last_gradients(call, like)
+    parts: tuple[tuple[Age, float, Tensor | None], ...] = (
+        ("same", 1.0, now), ("later", way.weights.fresh, now), ("earlier", way.weights.stale, before),
+    )  # fmt: skip
+    for age, weight, table in parts:
+        if table is None or not weight:
+            continue
+        csr = view.ages.readers(age, span)
+        if csr is not None:
+            total = weighted(total, spmm(csr.indptr, csr.indices, table, num_rows=len(span)), weight)
+    return total if total is not None else like.empty(len(span)).zero_()
+
+
+class _PushedFold(torch.autograd.Function):
+    """Any other fold, over columns gathered from both halves; they are gathered again for the gradient."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
+    ) -> Tensor:
+        x = split_operands(counts, flat)
+        tables = view.complete(call, *view.publish(call, x.src))
+        block, rows, _, _ = view.ages.compact(view.chunk)
+        x = _on_block(view, x, tables, rows)
+        out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))
+        ctx.view, ctx.agg, ctx.call, ctx.counts, ctx.like = view, agg, call, counts, RowLike.of(flat[: counts[0]])
+        ctx.num_kept = len(flat) - counts[0]
+        ctx.save_for_backward(*flat[counts[0] :], *saved)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
+        view, agg, tensors = ctx.view, ctx.agg, ctx.saved_tensors
+        kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
+        asked, grad_out = ctx.needs_input_grad[4:], grad_out.contiguous()
+        block, rows, columns, ahead = view.ages.compact(view.chunk)
+        own = split_operands((0, *ctx.counts[1:]), kept)
+        x = _on_block(view, own, view.way.history.sources(ctx.call, ctx.like), rows)
+        prepared = agg.prepare(saved, grad_out)
+        grads = agg.grad(block, x, prepared, grad_out)
+        grads = grads._replace(dst=grads.dst or agg.grad_dst(prepared, grad_out), src=tuple(grads.src))
+        if grads.edge:
+            grads = grads._replace(edge=_in_model_order(view, grads.edge))
+        src = _push(ctx, grads.src, columns, ahead, asked) if any(asked[: ctx.counts[0]]) else (None,) * ctx.counts[0]
+        return (None, None, None, None, *wanted_gradients(grads._replace(src=src), asked))
+
+
+def _push(ctx, grads: Rows, columns: Tensor, ahead: Tensor, asked: tuple[bool, ...]) -> list[Tensor | None]:
+    """Add the gradients of a chunk's columns to the table; take out those of the sources whose turn is now."""
+    view: ChunkGraph = ctx.view
+    wanted = [i for i in range(ctx.counts[0]) if asked[i]]
+    like = [ctx.like[i] for i in wanted]
+    tables = view.way.history.pushed(ctx.call, like)
+    weight = torch.where(ahead > 0, view.way.weights.fresh, torch.where(ahead < 0, 0.0, 1.0))
+    for table, i in zip(tables, wanted, strict=True):
+        shape = (-1, *[1] * (table.dim() - 1))
+        table.index_add_(0, columns, grads[i] * weight.to(table.dtype).view(shape))
+    theirs = {p: _taken(tables, span) for p, span in view.spans_of_peers().items()}
+    arriving = view.send_back(ctx.call, theirs, like)
+    mine = view.add_returned(ctx.call, _taken(tables, view.span), arriving, like)
+    out: list[Tensor | None] = [None] * ctx.counts[0]
+    for i, g in zip(wanted, mine, strict=True):
+        out[i] = g
+    return out
+
+
+def _taken(tables: Rows, span: Span) -> Rows:
+    """Rows of the tables, which are zeros for the next epoch afterwards."""
+    taken = tuple(table[span.rows].clone() for table in tables)
+    for table in tables:
+        table[span.rows] = 0
+    return taken
+
+
+def _on_block(view: ChunkGraph, x: Operands, tables: Rows, rows: Tensor) -> Operands:
+    """Operands of the chunk's compact block: columns gathered, edge rows in the block's order."""
+    x = x._replace(src=tuple(table[rows] for table in tables))
+    if not x.edge:
+        return x
+    order = torch.searchsorted(view.edge_ids, view._edge_ids())
+    return x._replace(edge=tuple(t[order] for t in x.edge))
+
+
+def _in_model_order(view: ChunkGraph, edge: Rows) -> Rows:
+    order = torch.searchsorted(view.edge_ids, view._edge_ids())
+    return tuple(torch.empty_like(t).index_copy_(0, order, t) for t in edge)

@@ -1,0 +1,246 @@
+"""GNNPipe and hybrid: the invariants of their specification (8.4), in fp64, ranks as threads."""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from chunked import ByAutograd, Chain
+from composing import configured, names
+from gnnpar.models.gcnii import GCNII
+from gnnpar.models.resgcn import ResGCN
+from gnnpar.runner.conformance import Job, make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from gnnpar.shard.partition import Range
+from gnnpar.strategies.gnnpipe import GNNPipe
+from gnnpar.strategies.graph_parallel import GraphParallel
+from gnnpar.strategies.hybrid import Hybrid
+from gnnpar.strategies.single import Single
+from gnnpar.views.chunk import Weights
+from graphs import both, dataset_of
+from worlds import run_world
+
+MODELS = names("model")
+EXACT_RULES: dict[str, Any] = {"gradient": "fresh", "order": "fixed", "refresh": 1}
+
+
+def model_of(name: str, *overrides: str):
+    return configured("model", name, "model.hidden=8", "model.num_layers=4", *overrides)
+
+
+def close(got, losses, gradients, tolerance=1e-9):
+    assert got.losses == pytest.approx(losses, rel=1e-10)
+    for mine, theirs in zip(got.gradients, gradients, strict=True):
+        assert max(relative_error(mine[k], g) for k, g in theirs.items()) < tolerance
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("stages", "parts", "chunks"), [(2, 1, 4), (2, 2, 6), (1, 3, 12)])
+def test_equals_autograd_with_stale_constants(model, stages, parts, chunks):
+    """Invariant 3: with the paper's techniques on (shuffled, R = 2, fresh gradients twice), and with all off."""
+    config, data = model_of(model), small_graph()
+    cases: list[tuple[dict[str, Any], float]] = [({"refresh": 2}, 2.0)]
+    if stages > parts:
+        cases.append((EXACT_RULES, 1.0))
+    for rules, fresh in cases:
+        strategy = Hybrid(stages=stages, parts=parts, chunks=chunks, **rules)
+        job = make_job(strategy, config, data, world=stages * parts, epochs=3)
+        got = merge_ranks(job, run_world("threads", stages * parts, job))
+        reference = ByAutograd(job, refresh=strategy.refresh, fresh=fresh, shuffled=strategy.order == "shuffled")
+        close(got, *reference.train())
+
+
+@pytest.mark.parametrize("model", ["gcn", "gcnii", "resgcn"])
+@pytest.mark.parametrize(("stages", "parts"), [(2, 1), (2, 2)])
+def test_mixing_adds_last_epochs_gradients(model, stages, parts):
+    strategy = Hybrid(stages=stages, parts=parts, chunks=8, gradient="mix", mixing=0.3, refresh=2)
+    job = make_job(strategy, model_of(model), small_graph(), world=stages * parts, epochs=4)
+    got = merge_ranks(job, run_world("threads", stages * parts, job))
+    close(got, *ByAutograd(job, refresh=2, fresh=1.7, stale=0.3).train())
+
+
+@pytest.mark.parametrize("model", ["gcnii", "gat", "sage_max"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_stages_do_not_change_a_bit(model, parts):
+    """Invariant 4: dropout on, shuffled, history and doubling on at one stage too; virtual stages as well."""
+    config, data = model_of(model, "model.dropout=0.4"), small_graph()
+    runs = []
+    for stages, virtual in ((1, 1), (2, 1), (4, 1), (2, 2)):
+        if stages * parts > 4:
+            continue
+        strategy = Hybrid(stages=stages, parts=parts, chunks=8, refresh=2, virtual=virtual)
+        runs.append(train_in_threads(strategy, config, data, world=stages * parts, epochs=4))
+    for other in runs[1:]:
+        assert other.losses == runs[0].losses
+        assert torch.equal(other.logits, runs[0].logits)
+        for mine, theirs in zip(other.gradients, runs[0].gradients, strict=True):
+            assert all(torch.equal(mine[k], g) for k, g in theirs.items())
+
+
+@pytest.mark.parametrize("rules", [{}, {"gradient": "fresh", "refresh": 1}, {"gradient": "mix", "mixing": 1.0}])
+@pytest.mark.parametrize("model", ["gcn", "gcnii", "resgcn"])
+def test_chunks_without_edges_between_them_are_exact(model, rules):
+    """Invariant 2: a block-diagonal graph, whatever the techniques."""
+    pairs = [(8 * b + i, 8 * b + j) for b in range(4) for i, j in [(0, 1), (1, 2), (2, 5), (3, 4), (4, 7), (0, 6)]]
+    data = dataset_of(*both(pairs), num_nodes=32)
+    config = model_of(model)
+    reference = train_in_threads(Single(), config, data, world=1, epochs=3)
+    strategy = GNNPipe(chunks=4, chunking="range", **rules)
+    close(train_in_threads(strategy, config, data, world=2, epochs=3), reference.losses, reference.gradients)
+
+
+def test_one_hop_is_unbiased_over_all_orders():
+    """Invariant 5: with factor 2, the mean over all K! orders is A^T G."""
+    data = small_graph(num_nodes=24, num_edges=90)
+    chunk_of = torch.arange(24) % 4
+    gen = torch.Generator().manual_seed(1)
+    x, grad = (torch.randn(24, 3, generator=gen, dtype=torch.float64) for _ in range(2))
+    src, dst = data.edge_index
+    exact = torch.zeros_like(grad).index_add_(0, src, grad[dst])
+    found = {}
+    for fresh in (1.0, 2.0):
+        chain = Chain(data, chunk_of, 1, Weights(fresh, 0.0))
+        total = torch.zeros_like(x)
+        for order in itertools.permutations(range(4)):
+            total += chain.run(x, grad, order)[1]
+        found[fresh] = relative_error(total / 24, exact)
+    assert found[2.0] < 1e-12
+    assert found[1.0] > 0.1
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_many_hops_lose_their_gradient(hops):
+    """Specification 3.3: over m chunk-crossing hops the expected weight is 2^m / (m + 1)!; mixing restores it."""
+    data = dataset_of(list(range(hops)), list(range(1, hops + 1)), num_nodes=hops + 1)
+    chunk_of, x = torch.arange(hops + 1), torch.ones(hops + 1, 1, dtype=torch.float64)
+    grad = torch.zeros_like(x)
+    grad[-1] = 1
+    orders = list(itertools.permutations(range(hops + 1)))
+    doubled = Chain(data, chunk_of, hops, Weights(2.0, 0.0))
+    weight = sum(float(doubled.run(x, grad, order)[1][0]) for order in orders) / len(orders)
+    assert weight == pytest.approx(2**hops / math.factorial(hops + 1), rel=1e-12)
+    mixed = Chain(data, chunk_of, hops, Weights(1.0, 1.0))
+    weights = [float(mixed.run(x, grad, order)[1][0]) for order in orders[-1:] * (hops + 1) + orders]
+    assert weights[hops + 1 :] == pytest.approx([1.0] * len(orders), rel=1e-12)
+    half = 0.0  # one order, repeated until last epoch's gradients have arrived: 1.5 a fresh hop, 0.5 a stale one
+    for order in orders:
+        chain = Chain(data, chunk_of, hops, Weights(1.5, 0.5))
+        found = [float(chain.run(x, grad, order)[1][0]) for _ in range(hops + 1)][-1]
+        assert found == pytest.approx(
+            math.prod(1.5 if order.index(i) < order.index(i + 1) else 0.5 for i in range(hops))
+        )
+        half += found / len(orders)
+    assert half == pytest.approx(1.0) if hops == 1 else half > 1.3 * weight
+
+
+def test_history_is_zero_then_frozen():
+    """Invariant 8: epochs 0 to R - 1 read zeros, R to 2R - 1 the rows of epoch R - 1."""
+    data = dataset_of([0, 1], [1, 0], num_nodes=2)
+    chain = Chain(data, torch.tensor([0, 1]), 1, Weights(), refresh=3)
+    read = []
+    for epoch in range(9):
+        x = torch.full((2, 1), 10.0 + epoch, dtype=torch.float64)
+        out, _ = chain.run(x, torch.zeros_like(x), (0, 1))
+        read.append(float(out[0]))  # the first chunk reads the history of the second
+        assert float(out[1]) == 10.0 + epoch
+    assert read == [0, 0, 0, 12, 12, 12, 15, 15, 15]
+
+
+def test_orders_are_one_for_all_ranks_and_new_every_epoch():
+    """Invariant 10: an order is a function of seed and epoch, not of what a rank has drawn before."""
+    from gnnpar.views.chunks import epoch_order
+
+    orders = [epoch_order(16, seed=1, epoch=e, shuffled=True) for e in range(8)]
+    assert len(set(orders)) == 8
+    assert all(sorted(order) == list(range(16)) for order in orders)
+    assert (
+        orders[2] == epoch_order(16, seed=1, epoch=2, shuffled=True) != epoch_order(16, seed=2, epoch=2, shuffled=True)
+    )
+    assert epoch_order(4, seed=1, epoch=7, shuffled=False) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("model", ["gcn", "gcnii", "gat", "sage_max"])
+def test_hybrid_of_one_stage_and_one_chunk_is_graph_parallelism(model):
+    """Invariant 7, bytes included; with one way it is the pipeline."""
+    config, data = model_of(model), small_graph()
+    strategy = Hybrid(stages=1, parts=3, chunks="one")
+    ours = train_in_threads(strategy, config, data, world=3)
+    theirs = train_in_threads(GraphParallel(), config, data, world=3)
+    close(ours, theirs.losses, theirs.gradients)
+    for mine, other in zip(ours.traffic, theirs.traffic, strict=True):
+        assert mine["forward"] == other["forward"]
+        assert mine.get("backward") == other.get("backward")
+    pipe = train_in_threads(GNNPipe(chunks=8), config, data, world=2)
+    hybrid = train_in_threads(Hybrid(stages=2, parts=1, chunks=8), config, data, world=2)
+    assert pipe.losses == hybrid.losses
+
+
+@pytest.mark.parametrize("config", [ResGCN, GCNII])
+@pytest.mark.parametrize(("stages", "parts"), [(1, 4), (2, 2), (4, 1)])
+def test_bytes_are_the_formula(config, stages, parts):
+    """Invariant 6, specification 1.3: V_hybrid = 2 b N H (S - 1)(1 + delta) + 2 b N H L alpha(W) + V_w(W)."""
+    data, hidden, layers, b = small_graph(num_nodes=80), 8, 4, 8
+    model = config(hidden=hidden, num_layers=layers, encoder="linear", decoder="linear")
+    strategy = Hybrid(stages=stages, parts=parts, chunks=stages * parts * 2)
+    job = make_job(strategy, model, data, world=stages * parts, partition=Range())
+    got = merge_ranks(job, run_world("threads", stages * parts, job))
+    alpha = job.plan.statistics["alpha"]
+    for sent in got.traffic:
+        delta = 1 if config is GCNII else 0
+        assert sent.get("stage", 0) == 2 * b * data.num_nodes * hidden * (stages - 1) * (1 + delta)
+        halo = sent.get("forward", 0) + sent.get("backward", 0)
+        assert halo == pytest.approx(2 * b * data.num_nodes * hidden * layers * alpha, abs=0.5)
+        weights = 2 * b * sum(p.numel() for p in job.model.parameters()) * (parts - 1)
+        assert sent.get("reduce", 0) == weights + 2 * b * 2 * (stages * parts - 1), "and two numbers: loss, norm"
+
+
+@pytest.mark.parametrize(("stages", "parts"), [pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)])
+def test_gloo_processes_equal_threads(stages, parts):
+    strategy = Hybrid(stages=stages, parts=parts, chunks=8, refresh=2)
+    job = make_job(strategy, model_of("gcnii", "model.dropout=0.4"), small_graph(), world=stages * parts, epochs=3)
+    threads, processes = (merge_ranks(job, run_world(kind, stages * parts, job)) for kind in ("threads", "gloo"))
+    assert processes.losses == threads.losses
+    assert processes.traffic == threads.traffic
+    assert torch.equal(processes.logits, threads.logits)
+
+
+def test_evaluation_is_exact():
+    config, data = model_of("resgcn"), small_graph()
+    reference = train_in_threads(Single(), config, data, world=1, epochs=0)
+    for strategy in (GNNPipe(chunks=8), Hybrid(stages=2, parts=2, chunks=8)):
+        world = 4 if strategy.parts == 2 else 2
+        got = train_in_threads(strategy, config, data, world=world, epochs=0)
+        assert relative_error(got.logits, reference.logits) < 1e-12
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """The gradient of the fidelity probe after two epochs, and that it leaves training alone."""
+
+    job: Job
+
+    def __call__(self, comm):
+        import copy
+
+        from gnnpar.data.tasks import make_task
+        from gnnpar.shard.shard import Shard
+
+        job = self.job
+        model = copy.deepcopy(job.model).double()
+        given = job.dataset if comm.rank == 0 else None
+        shard = Shard.open(given, job.plan.part_of, comm, placement=job.plan.placement).to(comm.device, torch.float64)
+        engine = job.strategy.build(job.plan, shard, model, make_task("single_label", 3), comm, seed=3)
+        return engine.exact_gradient(0)
+
+
+def test_the_probe_is_the_exact_gradient():
+    config, data = model_of("gcnii", "model.dropout=0.4"), small_graph()
+    exact = train_in_threads(Single(), config, data, world=1, epochs=1).gradients[0]
+    for stages, parts in ((2, 1), (2, 2), (4, 1)):
+        job = make_job(Hybrid(stages=stages, parts=parts, chunks=8), config, data, world=stages * parts)
+        found = {}
+        for gradient in run_world("threads", stages * parts, Probe(job)):
+            found |= gradient
+        assert max(relative_error(found[k], g) for k, g in exact.items()) < 1e-9

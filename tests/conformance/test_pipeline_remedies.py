@@ -1,0 +1,186 @@
+"""What GNNPipe leaves open, as switches; codecs of boundaries; a resumed run; and what cannot be run."""
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from composing import configured
+from gnnpar.codecs.adaptive import Adaptive
+from gnnpar.codecs.codec import BFloat16
+from gnnpar.codecs.uniform import Uniform
+from gnnpar.data.tasks import make_task
+from gnnpar.models.gat import GAT
+from gnnpar.models.gcnii import GCNII
+from gnnpar.models.resgcn import ResGCN
+from gnnpar.plan import Topology
+from gnnpar.runner.conformance import Job, make_job, relative_error, small_graph, train_in_threads
+from gnnpar.runner.layer_costs import layer_seconds
+from gnnpar.runner.optim import SGD
+from gnnpar.shard.partition import Random
+from gnnpar.shard.shard import Shard
+from gnnpar.strategies.gnnpipe import GNNPipe
+from gnnpar.strategies.hybrid import Hybrid
+from gnnpar.strategies.single import Single
+from gnnpar.strategies.strategy import Workload
+from worlds import run_world
+
+DEEP = {"hidden": 8, "num_layers": 4, "encoder": "linear", "decoder": "linear"}
+
+
+@pytest.mark.parametrize(("stages", "parts"), [(2, 1), (2, 2)])
+def test_exact_histories_every_epoch_make_the_forward_exact(stages, parts):
+    """With R = 1 every stale row is this epoch's: the loss is that of the single device, dropped gradients aside."""
+    data, config = small_graph(), GCNII(**DEEP, dropout=0.4)
+    reference = train_in_threads(Single(), config, data, world=1, epochs=1)
+    rules: dict[str, Any] = {"history_init": "exact", "refresh_exact": True, "refresh": 1}
+    strategy = Hybrid(stages=stages, parts=parts, chunks=8, **rules)
+    got = train_in_threads(strategy, config, data, world=stages * parts, epochs=1)
+    assert got.losses == pytest.approx(reference.losses, rel=1e-12)
+    zeros = train_in_threads(dataclasses.replace(strategy, history_init="zeros"), config, data, world=stages * parts)
+    assert abs(zeros.losses[0] / reference.losses[0] - 1) > 1e-3
+    gaps = [relative_error(got.gradients[0][k], g) for k, g in reference.gradients[0].items()]
+    assert max(gaps) > 1e-2, "gradients of stale edges are still dropped"
+
+
+def test_exact_refreshes_do_not_depend_on_the_stages():
+    data, config = small_graph(), ResGCN(**DEEP, dropout=0.4, norm="layer")
+    rules: dict[str, Any] = {"chunks": 8, "history_init": "exact", "refresh_exact": True, "refresh": 2}
+    one, two = (train_in_threads(GNNPipe(**rules), config, data, world=w, epochs=5) for w in (1, 2))
+    assert one.losses == two.losses
+    rules["refresh_exact"] = False
+    frozen = train_in_threads(GNNPipe(**rules), config, data, world=2, epochs=5)
+    assert frozen.losses[:2] == two.losses[:2]
+    assert frozen.losses[2] != two.losses[2]
+
+
+@pytest.mark.parametrize(("codec", "low", "high"), [(BFloat16(), 1e-6, 3e-2), (Uniform(bits=8), 1e-6, 3e-2)])
+@pytest.mark.parametrize("virtual", [1, 2])
+def test_a_boundary_has_a_codec(codec, low, high, virtual):
+    """Few bits, small errors, exact evaluation; the same bits whatever runs them."""
+    data, config = small_graph(), GCNII(**DEEP)
+    plain = GNNPipe(chunks=8, virtual=virtual)
+    coded = dataclasses.replace(plain, boundary=codec)
+    exact, got = (train_in_threads(s, config, data, world=2, dtype=torch.float32) for s in (plain, coded))
+    assert low < abs(got.losses[0] / exact.losses[0] - 1) < high
+    assert got.traffic[0]["stage"] < 0.6 * exact.traffic[0]["stage"]
+    again = train_in_threads(coded, config, data, world=2, dtype=torch.float32)
+    assert again.losses == got.losses
+    assert coded.exactness == {"stale", *codec.exactness}
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumed:
+    """Losses of a run, and of one that is stopped after `stop` epochs and goes on from its state."""
+
+    job: Job
+    stop: int
+
+    def __call__(self, comm):
+        engine, optimizer = self.engine(comm)
+        losses, kept = [], None
+        for epoch in range(self.job.epochs):
+            if epoch == self.stop:
+                kept = copy.deepcopy(engine.state_dict())
+            losses.append(engine.train_epoch(epoch, optimizer).loss)
+        engine, optimizer = self.engine(comm)
+        assert kept is not None
+        engine.load_state_dict(kept)
+        return losses, [engine.train_epoch(epoch, optimizer).loss for epoch in range(self.stop, self.job.epochs)]
+
+    def engine(self, comm):
+        job = self.job
+        model = copy.deepcopy(job.model).double()
+        given = job.dataset if comm.rank == 0 else None
+        shard = Shard.open(given, job.plan.part_of, comm, placement=job.plan.placement).to(comm.device, torch.float64)
+        engine = job.strategy.build(job.plan, shard, model, make_task("single_label", 3), comm, seed=3)
+        optimizer = SGD(lr=0.3, clip=0.05).build(engine.named_parameters(), epochs=9, layer_of=model.layer_of)
+        return engine, optimizer
+
+
+@pytest.mark.parametrize("gradient", ["double", "mix"])
+def test_a_resumed_run_goes_on_with_the_same_bits(gradient):
+    strategy = GNNPipe(chunks=8, refresh=2, gradient=gradient)
+    job = make_job(strategy, GCNII(**DEEP), small_graph(), world=2, epochs=6)
+    for losses, resumed in run_world("threads", 2, Resumed(job, 3)):
+        assert resumed == losses[3:]
+
+
+def test_the_clipped_norm_is_that_of_all_stages():
+    """Resumed clips to 0.05, far below the gradient: stages that clipped their own share would step further."""
+    curves = []
+    for world in (1, 2, 4):
+        job = make_job(GNNPipe(chunks=16), GCNII(**DEEP), small_graph(), world=world, epochs=4)
+        curves.append(run_world("threads", world, Resumed(job, 1))[0][0])
+    assert curves[1] == pytest.approx(curves[0], rel=1e-12)
+    assert curves[2] == pytest.approx(curves[0], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rules", "world", "layers", "line"),
+    [
+        ({}, 4, 3, "3 layers cannot fill 4 stages: use model.num_layers=4"),
+        ({"virtual": 2}, 2, 3, "3 layers cannot fill 2 stages x 2 virtual ones"),
+        ({"chunks": 3}, 4, 8, "strategy.chunks=3 gives each of 1 parts 3 chunks, fewer than its 4 stages"),
+        ({"stages": 2, "parts": 2}, 3, 8, "3 ranks cannot form stages=2 x parts=2"),
+        ({"parts": 2, "chunks": 9}, 4, 8, "strategy.chunks=9 does not divide by strategy.parts=2: use 10 chunks"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(rules, world, layers, line):
+    with pytest.raises(ValueError, match=line.replace(".", r"\.")) as refused:
+        Hybrid(**{"parts": 1, **rules}).check_world(world, layers)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_chunk_without_nodes_is_refused():
+    with pytest.raises(ValueError, match="60 nodes and cannot fill 64 chunks"):
+        make_job(GNNPipe(chunks=64), ResGCN(**DEEP), small_graph(), world=2)
+
+
+def test_mixing_needs_sums_and_boundaries_no_traces():
+    job = make_job(GNNPipe(gradient="mix"), GAT(hidden=8), small_graph(), world=1)
+    with pytest.raises(ValueError, match="gradient=mix needs sums, but layer 0 folds by Softmax"):
+        run_world("threads", 1, job)
+    with pytest.raises(ValueError, match="boundary=adaptive needs traces"):
+        GNNPipe(boundary=Adaptive())
+
+
+def test_the_preset_is_the_papers_setting():
+    strategy = configured("strategy", "gnnpipe")
+    assert strategy == GNNPipe()
+    assert (strategy.order, strategy.refresh, strategy.history_init) == ("shuffled", 23, "zeros")
+    assert (strategy.weights.fresh, strategy.weights.stale, strategy.chunking) == (2.0, 0.0, "balanced")
+    assert strategy.chunks_per_part(8) == 32
+    hybrid = configured("strategy", "hybrid", "strategy.parts=2")
+    assert len(hybrid.mesh(8).ranks) == 4
+    assert hybrid.chunks_per_part(8) == 16
+    assert strategy.exactness == {"stale"}
+    assert strategy.exact_limit().exactness == {"exact"}
+
+
+def test_stages_are_cut_where_measured_seconds_balance():
+    """The first layer costs as much as the other three together: it gets a stage of its own, and no number changes."""
+    data, config = small_graph(), ResGCN(**DEEP)
+    model = config.build(6, 3, seed=3)
+    workload = Workload(data, Random(), model.num_layers, layer_seconds=lambda: [3.0, 1.0, 1.0, 1.0])
+    even, balanced = (GNNPipe(chunks=8, cut=cut).plan(workload, Topology(2)) for cut in ("even", "balanced"))
+    assert even.placement.layers_of == (range(2), range(2, 4))
+    assert balanced.placement.layers_of == (range(1), range(1, 4))
+    job = make_job(GNNPipe(chunks=8), config, data, world=2)
+    cut_otherwise = dataclasses.replace(job, plan=balanced)
+    first, second = (run_world("threads", 2, each)[0][0] for each in (job, cut_otherwise))
+    assert first == second
+    with pytest.raises(ValueError, match=r"cut=balanced needs measured layers"):
+        make_job(GNNPipe(cut="balanced"), config, data, world=2)
+
+
+def test_layers_are_measured_with_their_encoder_and_decoder():
+    data = small_graph(num_nodes=400, num_edges=4000)
+    wide = dataclasses.replace(data, x=torch.randn(400, 3000))
+    model = ResGCN(**DEEP).build(3000, 3, seed=0)
+    seconds = layer_seconds(model, wide, device=torch.device("cpu"))
+    assert len(seconds) == 4
+    assert seconds[0] > 2 * min(seconds[1:3]), "3000 features wide: the encoder outweighs any layer"
+    assert all(p.grad is None for p in model.parameters()), "measuring leaves the model alone"
