@@ -56,6 +56,12 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["mine.yaml"]
 
 
+def test_a_folder_of_the_same_name_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert new.write("codec", "runs", tmp_path)[0] == tmp_path / "runs.py"
+
+
 @pytest.mark.parametrize(
     ("name", "line"),
     [
