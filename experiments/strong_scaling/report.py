@@ -13,7 +13,6 @@ import blocks  # noqa: E402
 
 from gnnpar.results.statistics import geometric_mean  # noqa: E402
 
-
 COLOURS = {"graph_parallel": "#2b7bba", "graph_parallel bf16": "#7a8794", "sar": "#1a9e77", "adaqp": "#e09f1f"}
 
 
