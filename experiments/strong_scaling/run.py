@@ -26,5 +26,5 @@ if __name__ == "__main__":
     out = HERE / "results.jsonl"
     timed = {"1 single": ["strategy=single"]} | {f"2 {k}": [*v, "world_size=2"] for k, v in STRATEGIES.items()}
     blocks.run(timed, blocks=range(5), common=COMMON, out=out)
-    large = {f"{n} {k}": [*v, f"world_size={n}", "epochs=5"] for n in (4, 8) for k, v in STRATEGIES.items()}
+    large = {f"{n} {k}": [*v, f"world_size={n}"] for n in (4, 8) for k, v in STRATEGIES.items()}
     blocks.run(large, blocks=range(1), common=COMMON, out=out)
