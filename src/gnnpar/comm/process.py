@@ -229,10 +229,10 @@ class ProcessCommunicator:
             pending[peer] = _Arrival(self, source, buffer, work, watcher.watch(work), now(), site)
         posted = []
         for peer, buffer in sends.items():
-            target, staged = self.ranks[peer], buffer.cpu()
-            work = dist.isend(staged, target, group=self._towards(self.me, target))
+            target, hosted = self.ranks[peer], buffer.cpu()
+            work = dist.isend(hosted, target, group=self._towards(self.me, target))
             assert work is not None
-            posted.append((work, staged))
+            posted.append((work, hosted))
         self.outbox.hold(posted)
         return pending
 
