@@ -8,7 +8,7 @@ import pytest
 
 from gnnpar.comm import namespaces
 from gnnpar.main import compose, run
-from gnnpar.runner import paced
+from gnnpar.runner import launch, paced
 from gnnpar.runner.facts import header, world_of
 from gnnpar.settings import ConfigError
 
@@ -90,7 +90,7 @@ def test_what_the_machine_lacks_is_one_line_and_two_before_any_rank(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(paced, "missing", lambda: lack)
-    monkeypatch.setattr("gnnpar.runner.launch._processes", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.setitem(launch._START, "processes", lambda *_: pytest.fail("ranks were started"))
     assert run("train", ["launch=paced", "hydra.run.dir=run"]) == 2
     assert capsys.readouterr().err == f"gnnpar: launch=paced {lack}, or set launch=local\n"
     assert not list(tmp_path.rglob("result.json"))

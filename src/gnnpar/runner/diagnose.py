@@ -23,18 +23,20 @@ def first_not_finite(engine: Any, model: nn.Module, shard: Any, comm: Communicat
 
     The pass is made again, exactly (no codec, no history), at the weights the epoch began with.
     """
-    mine = _first_of([("the features", shard.x), *engine.named_parameters()])
-    if mine is None:
+    held = _first_of([("the features", shard.x), *engine.named_parameters()])
+    if any(comm.broadcast(comm.gather(held))):  # type: ignore[arg-type]
+        mine = (held, None, None)
+    else:
         with _watched(model) as found:
             gradient = engine.exact_gradient(epoch)
-        outputs = sorted(found)
-        mine = f"the output of {outputs[0][1]}" if outputs else None
+        output = next((f"the output of {name}" for _, name in sorted(found)), None)
         back = [(f"the gradient of {name}", g) for name, g in reversed(list(gradient.items()))]
-        mine = mine or _first_of(back)
+        mine = (None, output, _first_of(back))
     everyone: Any = comm.broadcast(comm.gather(mine))
-    rank, what = next(((i, each) for i, each in enumerate(everyone) if each), (0, None))
-    if what is None:
+    named = [(rank, what) for kind in zip(*everyone, strict=True) for rank, what in enumerate(kind) if what]
+    if not named:  # outputs come before gradients, whichever stage they are of
         return "every tensor of an exact pass is finite: what the strategy does otherwise (codec, history) is not"
+    rank, what = named[0]
     return f"the first tensor that is not finite is {what}{_layer(what)}, on rank {rank}"
 
 
