@@ -109,7 +109,8 @@ def make_job(
     """Build the model once (threads share torch's random state) and plan."""
     task = make_task(dataset.task, dataset.num_classes)
     model = config.build(dataset.num_features, task.out_dim, seed=seed, cached_first_layer=first_layer == "cached")
-    plan = strategy.plan(Workload(dataset, partition or Random(), model.num_layers, model=model), Topology(world))
+    work = Workload(dataset, partition or Random(), model.num_layers, model=model, first_layer=first_layer)
+    plan = strategy.plan(work, Topology(world))
     return Job(strategy, model, dataset, plan, epochs, seed, first_layer, dtype)
 
 
