@@ -51,11 +51,11 @@ def to_target(runs: Runs, target: float) -> str:
     return f"{epochs:.0f} | {nbytes / 1e6:.1f}"
 
 
-def table(dataset: str, model: str, codecs: dict[str, Runs]) -> None:
+def table(title: str, codecs: dict[str, Runs]) -> None:
     exact = codecs["exact"]
     best = [run["best_val"] for run in exact.values()]
     target = statistics.fmean(best) - (statistics.stdev(best) if len(best) > 1 else 0.0)
-    print(f"\n### {dataset}, {model}, {len(exact)} seeds, {next(iter(exact.values()))['epochs']} epochs")
+    print(f"\n### {title}, {len(exact)} seeds, {next(iter(exact.values()))['epochs']} epochs")
     print(f"\nTarget of validation: {100 * target:.2f} %")
     columns = ["codec", "test", "over exact, points (95 %)", "verdict", "gradient error", "by layer", "MB"]
     columns += ["epochs to target", "MB to target"]
@@ -90,13 +90,13 @@ def late_error(run: dict[str, Any]) -> float:
 
 
 def main(path: Path) -> None:
-    cells: dict[tuple[str, str], dict[str, Runs]] = defaultdict(lambda: defaultdict(dict))
+    cells: dict[tuple[str, str, int], dict[str, Runs]] = defaultdict(lambda: defaultdict(dict))
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for row in rows:  # a later run of the same cell replaces an earlier one
-        cells[row["dataset"], row["model"]][row["codec"]][row["seed"]] = row
+        cells[row["dataset"], row["model"], row["ranks"]][row["codec"]][row["seed"]] = row
     print(f"{rows[-1]['processor']}, {rows[-1]['cores']} cores, torch {rows[-1]['torch']}, {rows[-1]['session'][:10]}")
-    for (dataset, model), codecs in cells.items():
-        table(dataset, model, codecs)
+    for (dataset, model, ranks), codecs in cells.items():
+        table(f"{dataset}, {model}, {ranks} ranks", codecs)
 
 
 if __name__ == "__main__":
