@@ -25,26 +25,26 @@ import torch
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1] / "tests")]
 
-from gnnpar.codecs.adaptive import Adaptive  # noqa: E402
-from gnnpar.codecs.codec import BFloat16  # noqa: E402
-from gnnpar.codecs.uniform import Uniform  # noqa: E402
-from gnnpar.comm import Communicator  # noqa: E402
-from gnnpar.comm.namespaces import Network, own_prefix  # noqa: E402
-from gnnpar.data.tasks import make_task  # noqa: E402
-from gnnpar.main import compose  # noqa: E402
-from gnnpar.models.gcn import GCN  # noqa: E402
-from gnnpar.models.sage import SAGE  # noqa: E402
-from gnnpar.plan import Plan, Topology  # noqa: E402
-from gnnpar.runner.evaluate import evaluate  # noqa: E402
-from gnnpar.runner.facts import commit, processor  # noqa: E402
-from gnnpar.runner.measure import EpochMeter, merge  # noqa: E402
-from gnnpar.runner.paced import burst_kib, reached_gbps  # noqa: E402
-from gnnpar.shard.partition import Metis  # noqa: E402
-from gnnpar.shard.shard import Shard  # noqa: E402
-from gnnpar.strategies.adaqp import AdaQP  # noqa: E402
-from gnnpar.strategies.graph_parallel import GraphParallel  # noqa: E402
-from gnnpar.strategies.strategy import Strategy, Workload  # noqa: E402
-from worlds import run_world  # noqa: E402
+from gnnpar.codecs.adaptive import Adaptive
+from gnnpar.codecs.codec import BFloat16
+from gnnpar.codecs.uniform import Uniform
+from gnnpar.comm import Communicator
+from gnnpar.comm.namespaces import Network, own_prefix
+from gnnpar.data.tasks import make_task
+from gnnpar.main import compose
+from gnnpar.models.gcn import GCN
+from gnnpar.models.sage import SAGE
+from gnnpar.plan import Plan, Topology
+from gnnpar.runner.evaluate import evaluate
+from gnnpar.runner.facts import commit, processor
+from gnnpar.runner.measure import EpochMeter, merge
+from gnnpar.runner.paced import burst_kib, reached_gbps
+from gnnpar.shard.partition import Metis
+from gnnpar.shard.shard import Shard
+from gnnpar.strategies.adaqp import AdaQP
+from gnnpar.strategies.graph_parallel import GraphParallel
+from gnnpar.strategies.strategy import Strategy, Workload
+from worlds import run_world
 
 TARGET, TOLERANCE = 0.72, 0.03
 PERIOD, WARMUP = 20, 5

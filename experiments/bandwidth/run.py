@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import blocks  # noqa: E402
+import blocks
 
 RATES = (0.1, 0.3, 1, 3)  # Gbit/s
 STRATEGIES = {

@@ -9,10 +9,10 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import blocks  # noqa: E402
-import tables  # noqa: E402
+import blocks
+import tables
 
-from gnnpar.results.statistics import geometric_mean, mean  # noqa: E402
+from gnnpar.results.statistics import geometric_mean, mean
 
 STUDIES = {"speed": "single", "paced": "graph_parallel", "accuracy": "single"}
 COLOURS = {"speed": "#7a8794", "paced": "#2b7bba", "gcn": "#2b7bba", "sage": "#1a9e77", "gat": "#e09f1f"}

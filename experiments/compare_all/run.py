@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import blocks  # noqa: E402
+import blocks
 
 BASELINES = {
     "single": ["strategy=single"],

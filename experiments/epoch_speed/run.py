@@ -22,24 +22,24 @@ import torch.nn.functional as F
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 
-from pyg_models import PyGModel, adjacency  # noqa: E402
+from pyg_models import PyGModel, adjacency
 
-from gnnpar.comm import Communicator, ThreadWorld  # noqa: E402
-from gnnpar.data.dataset import Dataset  # noqa: E402
-from gnnpar.data.synthetic import SBM  # noqa: E402
-from gnnpar.data.tasks import make_task  # noqa: E402
-from gnnpar.models.gat import GAT  # noqa: E402
-from gnnpar.models.gcn import GCN  # noqa: E402
-from gnnpar.models.gnn import ModelConfig  # noqa: E402
-from gnnpar.models.sage import SAGE  # noqa: E402
-from gnnpar.plan import Topology  # noqa: E402
-from gnnpar.runner.memory import measure_epoch  # noqa: E402
-from gnnpar.shard.partition import Metis  # noqa: E402
-from gnnpar.shard.shard import Shard  # noqa: E402
-from gnnpar.strategies.graph_parallel import GraphParallel  # noqa: E402
-from gnnpar.strategies.single import Single  # noqa: E402
-from gnnpar.strategies.strategy import Strategy, Workload  # noqa: E402
-from worlds import run_world  # noqa: E402
+from gnnpar.comm import Communicator, ThreadWorld
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.synthetic import SBM
+from gnnpar.data.tasks import make_task
+from gnnpar.models.gat import GAT
+from gnnpar.models.gcn import GCN
+from gnnpar.models.gnn import ModelConfig
+from gnnpar.models.sage import SAGE
+from gnnpar.plan import Topology
+from gnnpar.runner.memory import measure_epoch
+from gnnpar.shard.partition import Metis
+from gnnpar.shard.shard import Shard
+from gnnpar.strategies.graph_parallel import GraphParallel
+from gnnpar.strategies.single import Single
+from gnnpar.strategies.strategy import Strategy, Workload
+from worlds import run_world
 
 SHAPE = {"num_layers": 3, "hidden": 128, "dropout": 0.5}
 MODELS: dict[str, ModelConfig] = {"gcn": GCN(**SHAPE), "sage": SAGE(**SHAPE), "gat": GAT(**SHAPE, heads=4)}

@@ -16,9 +16,9 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import blocks  # noqa: E402
+import blocks
 
-from gnnpar.results.statistics import mean, non_inferiority  # noqa: E402
+from gnnpar.results.statistics import mean, non_inferiority
 
 MARGIN = 1.0
 DRAWN = ("exact", "gnnpipe", "no shuffle", "R = 1", "stale gradients", "mix 0.5", "exact refresh")

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 SHARED = HERE.parents[2] / "shared" / "data"
 sys.path.insert(0, str(HERE.parent))
 
-import blocks  # noqa: E402
+import blocks
 
 STALE = ["strategy.gradient=mix", "strategy.mixing=1.0"]  # last epoch's gradients, factor 1: technique 3 off
 TECHNIQUES = {

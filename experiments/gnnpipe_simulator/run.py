@@ -27,11 +27,11 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import blocks  # noqa: E402
+import blocks
 
-from gnnpar.runner.trace import costs_of  # noqa: E402
-from gnnpar.schedule.generate import fill_drain  # noqa: E402
-from gnnpar.schedule.simulate import Link, simulate  # noqa: E402
+from gnnpar.runner.trace import costs_of
+from gnnpar.schedule.generate import fill_drain
+from gnnpar.schedule.simulate import Link, simulate
 
 STAGES, HIDDEN, REPEATS = 2, 100, 3
 LATENCY_SECONDS = 2e-4  # of a message between two processes of this machine, posting included

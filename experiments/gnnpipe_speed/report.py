@@ -14,9 +14,9 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import blocks  # noqa: E402
+import blocks
 
-from gnnpar.results.statistics import geometric_mean  # noqa: E402
+from gnnpar.results.statistics import geometric_mean
 
 BASE = "vanilla"
 COLOURS = ("#444444", "#1b9e77", "#7570b3", "#d95f02", "#e7298a")

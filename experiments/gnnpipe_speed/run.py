@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import blocks  # noqa: E402
+import blocks
 
 TARGET, TOLERANCE = 0.65, 0.05
 MODELS = ("gcn", "sage", "gcnii", "resgcn")

@@ -6,9 +6,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import blocks  # noqa: E402
+import blocks
 
-from gnnpar.results.statistics import geometric_mean  # noqa: E402
+from gnnpar.results.statistics import geometric_mean
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import blocks  # noqa: E402
+import blocks
 
 MODELS = {
     "gcn": ["model=gcn", "model.hidden=128", "model.num_layers=3"],

@@ -9,9 +9,9 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import blocks  # noqa: E402
+import blocks
 
-from gnnpar.results.statistics import geometric_mean  # noqa: E402
+from gnnpar.results.statistics import geometric_mean
 
 COLOURS = {"graph_parallel": "#2b7bba", "graph_parallel bf16": "#7a8794", "sar": "#1a9e77", "adaqp": "#e09f1f"}
 

@@ -92,3 +92,18 @@ def test_contradictions_are_refused() -> None:
         SGD(nesterov=True)
     with pytest.raises(ValueError, match="warms up never"):
         Adam(schedule="warmup")
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_on_another_stage_moves_nothing_here(norm: float) -> None:
+    module = model()
+    stepper = build(SGD(lr=0.1), module)
+    before = [p.detach().clone() for p in module.parameters()]
+    for p in module.parameters():
+        p.grad = torch.ones_like(p)
+    stepper.step(norm=norm)
+    assert stepper.refused
+    assert all(torch.equal(p, kept) for p, kept in zip(module.parameters(), before, strict=True))
+    stepper.step(norm=1.0)
+    assert not stepper.refused
+    assert not any(torch.equal(p, kept) for p, kept in zip(module.parameters(), before, strict=True))

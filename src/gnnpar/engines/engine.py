@@ -13,7 +13,9 @@ class Stepper(Protocol):
     """An optimizer with its schedule and clipping."""
 
     def zero_grad(self) -> None: ...
-    def step(self) -> None: ...
+    def step(self, norm: float | None = None) -> None:
+        """`norm`: the whole gradient's, given by an engine whose ranks hold parts of it."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

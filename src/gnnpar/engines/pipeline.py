@@ -104,10 +104,7 @@ class PipelineEngine:
             kept = {name: g.clone() for name, g in gradients.items()} if keep_gradient else None
             for name, parameter in self._parameters.items():
                 parameter.grad = gradients[name]
-            if getattr(optimizer, "clips", False):
-                optimizer.step(norm=float(total[1]) ** 0.5)  # type: ignore[call-arg]
-            else:
-                optimizer.step()
+            optimizer.step(norm=float(total[1]) ** 0.5)
         comm.flush(keep=0)
         return EpochReport(float(total[0]), kept)
 

@@ -14,6 +14,7 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gnn import GNN, ModelConfig
 from gnnpar.plan import Plan, Topology
+from gnnpar.runner.optim import SGD
 from gnnpar.shard.partition import Partitioner, Random
 from gnnpar.shard.shard import Shard
 from gnnpar.strategies.single import Single
@@ -89,7 +90,7 @@ class Job:
             given, self.plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=self.plan.placement
         ).to(comm.device, self.dtype)
         engine = self.strategy.build(self.plan, shard, model, task, comm, seed=self.seed, first_layer=self.first_layer)
-        optimizer = torch.optim.SGD([p for _, p in engine.named_parameters()], lr=0.1)
+        optimizer = SGD(lr=0.1).build(engine.named_parameters(), epochs=self.epochs, layer_of=model.layer_of)
         losses, gradients, traffic = [], [], []
         for epoch in range(self.epochs):
             report = engine.train_epoch(epoch, optimizer, keep_gradient=True)

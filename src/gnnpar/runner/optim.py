@@ -144,14 +144,11 @@ class Stepper:
     def zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
-    @property
-    def clips(self) -> bool:
-        return self.config.clip is not None
-
     def step(self, norm: float | None = None) -> None:
-        """Clip by the global norm when asked, then update. `norm`: the gradient's over all stages."""
+        """Clip by the global norm when asked, then update. `norm`: the gradient's over all stages, which act as one."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        self.refused = not bool(torch.stack([torch.isfinite(g).all() for g in gradients]).all()) if gradients else False
+        finite = torch.stack([torch.isfinite(g).all() for g in gradients]).all() if gradients else True
+        self.refused = not (bool(finite) and (norm is None or math.isfinite(norm)))
         if self.refused:
             return
         if self.config.clip is not None and norm is None:

@@ -26,12 +26,12 @@ from gnnpar.codecs.codec import Codec, RowLike
 from gnnpar.comm import Communicator, Pending, Site
 from gnnpar.comm.communicator import Phase
 from gnnpar.graph import Message
-from gnnpar.ops.aggregator import Aggregator, EdgeDropout
+from gnnpar.ops.aggregator import Aggregator
 from gnnpar.ops.block import Operands, Rows
 from gnnpar.ops.sum import Sum
 from gnnpar.views.chunks import Age, Ages, Chunks, Span
 from gnnpar.views.history import Call, History, weighted
-from gnnpar.views.local import LocalRows, Pass, Source
+from gnnpar.views.local import LocalRows, OwnRows, Pass, Source
 from gnnpar.views.whole import split_operands, wanted_gradients
 from gnnpar_kernels import spmm
 
@@ -59,7 +59,7 @@ class Way:
 
 
 @dataclass(eq=False)
-class ChunkGraph:
+class ChunkGraph(OwnRows):
     """The Graph of the chunk in a slot, in one layer of one epoch."""
 
     way: Way
@@ -74,14 +74,6 @@ class ChunkGraph:
         self.span = self.way.chunks.own(self.chunk)
         rows = self.span.rows
         self.local = LocalRows(self.way.chunks.ids[rows], self.way.in_degree[rows], run=self.run, layer=self.layer)
-
-    @property
-    def node_ids(self) -> Tensor:
-        return self.local.node_ids
-
-    @property
-    def in_degree(self) -> Tensor:
-        return self.local.in_degree
 
     @property
     def edge_ids(self) -> Tensor:
@@ -105,9 +97,6 @@ class ChunkGraph:
         if key not in masks:
             masks[key] = self.local.mask(chunks.ids[: chunks.num_own], width, p, tag=tag)
         return self.local.drop(x, p, tag=tag, keep=masks[key][self.span.rows])
-
-    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
-        return self.local.edge_dropout(p, tag=tag)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
         return Source(message(self, *rows))

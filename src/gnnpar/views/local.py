@@ -75,6 +75,23 @@ class LocalRows:
         return EdgeDropout(p, self.run.key(_EDGE_MASK, self.layer, tag))
 
 
+class OwnRows:
+    """The half of a view that its own rows answer."""
+
+    local: LocalRows
+
+    @property
+    def node_ids(self) -> Tensor:
+        return self.local.node_ids
+
+    @property
+    def in_degree(self) -> Tensor:
+        return self.local.in_degree
+
+    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
+        return self.local.edge_dropout(p, tag=tag)
+
+
 class Source(tuple[Tensor, ...]):
     """Source rows with what the view knows of them; to a model just rows.
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from gnnpar.graph import Message
-from gnnpar.ops.aggregator import Aggregator, EdgeDropout
+from gnnpar.ops.aggregator import Aggregator
 from gnnpar.ops.block import Rows
 from gnnpar.shard.shard import Shard
-from gnnpar.views.local import LocalRows, Pass, Source
+from gnnpar.views.local import LocalRows, OwnRows, Pass, Source
 
 
 @dataclass(eq=False)
-class View:
+class View(OwnRows):
     """A shard in one layer of one pass. Views add `aggregate`.
 
     `cache`: results of linear folds of constant rows in layer 0, kept over epochs (first_layer=cached); None: nothing.
@@ -32,14 +32,6 @@ class View:
         self.local = LocalRows(self.shard.node_ids, self.shard.in_degree, run=self.run, layer=self.layer)
 
     @property
-    def node_ids(self) -> Tensor:
-        return self.local.node_ids
-
-    @property
-    def in_degree(self) -> Tensor:
-        return self.local.in_degree
-
-    @property
     def edge_ids(self) -> Tensor:
         return edge_order(self.shard)
 
@@ -52,9 +44,6 @@ class View:
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         return self.local.dropout(x, p, tag=tag)
-
-    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
-        return self.local.edge_dropout(p, tag=tag)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
         """message(self, *rows), marked constant where it reads the features alone and nothing learned or random."""
