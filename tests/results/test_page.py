@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,19 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(browser: Any, sweep: Path) -> Any:
-    file = write_page(compare(collect([sweep])), sweep / "out" / "report.html")
-    browser.get(file.as_uri())
-    assert browser.execute_script("return document.documentElement.dataset.ready") == "true"
+    opened(browser, write_page(compare(collect([sweep])), sweep / "out" / "report.html"))
     return browser
+
+
+def opened(browser: Any, file: Path) -> None:
+    """Open a page and wait for its script to end: `get` alone now and then returns while the page is still loading."""
+    browser.get(file.as_uri())
+    state = "return [location.href, document.readyState, document.documentElement.dataset.ready]"
+    wanted = [file.as_uri(), "complete", "true"]
+    deadline = time.monotonic() + 60
+    while (found := browser.execute_script(state)) != wanted:
+        assert time.monotonic() < deadline, f"not ready after 60 s: {found}"
+        time.sleep(0.05)
 
 
 def rows(page: Any) -> list[dict[str, str]]:
@@ -197,7 +207,7 @@ def test_speed_ups_are_over_the_baseline_that_is_chosen(browser: Any, template: 
         plant(template, tmp_path / f"b{seed}", seed=seed, median=1.0 + seed, **OURS, **accurate(70 + seed))
         plant(template, tmp_path / f"c{seed}", seed=seed, median=1.0, **OURS | DROP, **accurate(70 + seed))
     found = compare(collect([tmp_path]))
-    browser.get(write_page(found, tmp_path / "report.html").as_uri())
+    opened(browser, write_page(found, tmp_path / "report.html"))
     assert browser.find_elements("id", "unfair") == []
     assert "dataset unfit for the claim" in browser.find_element("id", "notes").text
     diamonds = (
@@ -223,8 +233,7 @@ def test_a_run_that_lacks_everything_does_not_break_the_page(browser: Any, plant
         median=None, status="failed", error="</script><b>odd</b>", metric=nothing, fidelity=None,
         memory_bytes__peak=None, breakdown_seconds={}, bytes_per_epoch__total=0, strategy="</script>",
     )  # fmt: skip
-    browser.get(write_page(compare(collect([tmp_path])), tmp_path / "report.html").as_uri())
-    assert browser.execute_script("return document.documentElement.dataset.ready") == "true"
+    opened(browser, write_page(compare(collect([tmp_path])), tmp_path / "report.html"))
     (row,) = rows(browser)
     assert (row["strategy"], row["error"]) == ("</script>", "</script><b>odd</b>")
     assert complaints(browser) == []
