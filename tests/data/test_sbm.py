@@ -93,7 +93,11 @@ def test_alpha_of_the_presets():
 
 @pytest.mark.parametrize(
     ("name", "models", "seeds"),
-    [("sbm", ("gcn", "sage", "gat"), 2), ("sbm_products", ("gcn", "sage"), 2), ("sbm_reddit", ("gcn", "sage"), 1)],
+    [
+        ("sbm", ("gcn", "sage", "gat"), 2),
+        pytest.param("sbm_products", ("gcn", "sage"), 2, marks=pytest.mark.slow),
+        pytest.param("sbm_reddit", ("gcn", "sage"), 1, marks=pytest.mark.slow),
+    ],
 )
 def test_rule_17(name, models, seeds):
     """Single device below 95 %; an MLP at least 10 points lower, silenced cut edges in training at least 3."""
