@@ -55,7 +55,7 @@ class History:
         return self._pushed[call]
 
     def gradients(self, call: Call, like: RowLike) -> Tensor:
-        """Gradient rows of an aggregation's result, this epoch's. Shapes: [N, ...]."""
+        """Gradient rows of an aggregation's result, this epoch's, weighted once a slot is over. Shapes: [N, ...]."""
         return self._gradient_halves(call, like)[self._turned if self.remembers else 0]
 
     def last_gradients(self, call: Call, like: RowLike) -> Tensor | None:
@@ -100,10 +100,3 @@ def _copied(value: object) -> object:
     if isinstance(value, dict):
         return {k: _copied(v) for k, v in value.items()}
     return tuple(map(_copied, value)) if isinstance(value, tuple) else value
-
-
-def weighted(total: Tensor | None, part: Tensor, weight: float) -> Tensor:
-    """total + weight part, in place where there is a total."""
-    if total is None:
-        return part if weight == 1 else part.mul_(weight)
-    return total.add_(part, alpha=weight)

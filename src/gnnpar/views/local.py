@@ -61,7 +61,8 @@ class LocalRows:
 
     def drop(self, x: Tensor, p: float, *, tag: int, keep: Tensor | None = None) -> Tensor:
         """Dropout. `keep`: the mask, where it is drawn already (`mask`)."""
-        out = _Dropout.apply(x, self._node_ids, p, self.run.key(_FEATURE_MASK, self.layer, tag), keep)
+        key = self.run.key(_FEATURE_MASK, self.layer, tag) if keep is None else 0
+        out = _Dropout.apply(x, self._node_ids, p, key, keep)
         assert isinstance(out, Tensor)
         return out
 
