@@ -107,10 +107,6 @@ def apply_mask(x: Tensor, keep: Tensor, *, p: float) -> Tensor:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     scale = 1.0 / (1.0 - p)
     step = max(1, BLOCK // max(1, x.shape[1]))
-    if x.shape[0] <= step and x.dtype == torch.float32:  # one block, as a chunk of a pipeline is: half of the calls
-        torch.mul(x, scale, out=y)
-        y.view(torch.int32).bitwise_and_(keep.to(torch.int32).neg_())
-        return y
     bits = torch.empty((min(step, x.shape[0]), x.shape[1]), dtype=torch.int32)
     for begin in range(0, x.shape[0], step):
         part = slice(begin, min(begin + step, x.shape[0]))

@@ -32,7 +32,7 @@ from gnnpar.ops.block import Operands, Rows
 from gnnpar.ops.sum import Sum
 from gnnpar.views.chunks import Ages, Chunks, Span, Turn
 from gnnpar.views.history import Call, History
-from gnnpar.views.local import LocalRows, OwnRows, Pass, Source
+from gnnpar.views.local import LocalRows, OwnRows, Pass, Source, masked
 from gnnpar.views.shares import add_returned
 from gnnpar.views.slots import Arriving, Slots
 from gnnpar.views.whole import split_operands, wanted_gradients
@@ -104,13 +104,15 @@ class ChunkGraph(OwnRows):
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         """As everywhere; on a CPU a mask is drawn for all chunks at once, a third of the time for small ones."""
-        if p == 0 or not self.run.training or x.is_cuda or not self.keeps_masks:
+        if p == 0 or not self.run.training or x.is_cuda:
             return self.local.dropout(x, p, tag=tag)
         width, masks, chunks = x.shape[1:].numel(), self.ages.masks, self.way.chunks
+        if not self.keeps_masks:
+            return masked(x, self.local.mask(self.node_ids, width, p, tag=tag), p)
         key = self.layer, tag, width, p
         if key not in masks:
             masks[key] = self.local.mask(chunks.ids[: chunks.num_own], width, p, tag=tag)
-        return self.local.drop(x, p, tag=tag, keep=masks[key][self.span.rows])
+        return masked(x, masks[key][self.span.rows], p)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
         return Source(message(self, *rows))
@@ -127,7 +129,7 @@ class ChunkGraph(OwnRows):
         """Write the chunk's source rows and send those that other ways read: (tables, both halves; what will come)."""
         way = self.way
         history = way.history
-        tables = history.sources(call, RowLike.of(src))
+        tables = history.sources(call, src)
         if self.published:
             return tables, {}
         first = history.fresh + self.span.first

@@ -42,11 +42,13 @@ class History:
         """First row of the snapshot."""
         return (1 - self._flipped) * self.rows * (self.halves - 1)
 
-    def sources(self, call: Call, like: Sequence[RowLike]) -> Rows:
-        """Both halves of every operand's rows, zeros at first. Shapes: [halves * T, ...]."""
-        if call not in self._sources:
-            self._sources[call] = tuple(each.empty(self.halves * self.rows).zero_() for each in like)
-        return self._sources[call]
+    def sources(self, call: Call, like: Sequence[RowLike] | Rows) -> Rows:
+        """Both halves of every operand's rows, zeros at first. Shapes: [halves * T, ...]. `like`: or such rows."""
+        found = self._sources.get(call)
+        if found is None:
+            forms = [each if isinstance(each, RowLike) else RowLike.of((each,))[0] for each in like]
+            found = self._sources[call] = tuple(form.empty(self.halves * self.rows).zero_() for form in forms)
+        return found
 
     def pushed(self, call: Call, like: Sequence[RowLike]) -> Rows:
         """Gradients on their way to sources whose turn comes later, of folds that are differentiated by block."""
