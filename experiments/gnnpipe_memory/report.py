@@ -7,9 +7,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 DEPTHS = (8, 16, 32)
-COLOURS = {
-    "graph_parallel": "#444444", "gnnpipe, none": "#d95f02", "gnnpipe, layer": "#7570b3", "gnnpipe, chunk": "#1b9e77",
-}  # fmt: skip
+COLOURS = {"single": "#444444", "none": "#d95f02", "layer": "#7570b3", "chunk": "#1b9e77"}
 Rows = dict[tuple[str, str], dict[int, dict]]
 
 
@@ -17,12 +15,12 @@ def load() -> Rows:
     rows: Rows = {}
     for line in (HERE / "results.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        rows.setdefault((row["model"], row["variant"]), {})[row["layers"]] = row
+        rows.setdefault((row["model"], row["remat"] or row["strategy"]), {})[row["layers"]] = row
     return rows
 
 
 def own(row: dict) -> float:
-    """MiB at the peak of the fullest rank, less parameters, optimizer and features."""
+    """MiB at the peak, less parameters, optimizer and features."""
     memory = row["memory_bytes"]
     live = memory["live"]
     return (max(memory["peak"]) - live["parameters"] - live["optimizer"] - live["features"]) / 2**20
@@ -32,20 +30,20 @@ def mib(row: dict, category: str) -> float:
     return row["memory_bytes"]["live"][category] / 2**20
 
 
+def named(variant: str) -> str:
+    return variant if variant == "single" else f"gnnpipe, remat={variant}"
+
+
 def table(rows: Rows) -> Iterable[str]:
-    yield (
-        "| model | strategy, remat | 8 layers | 16 | 32 | kept for the backward, 32 | tables, 32 | a layer more "
-        "| of `none` | loss after 4 epochs, 32 |"
-    )
-    yield "|" + "---|" * 10
+    yield "| model | strategy | 8 layers | 16 | 32 | of these kept for the backward | tables | of remat=none | last loss |"
+    yield "|" + "---|" * 9
     for (model, variant), by_depth in rows.items():
         peaks = [own(by_depth[depth]) for depth in DEPTHS]
-        slope = (peaks[-1] - peaks[0]) / (DEPTHS[-1] - DEPTHS[0])
         deep = by_depth[DEPTHS[-1]]
-        share = f"{peaks[-1] / own(rows[model, 'gnnpipe, none'][DEPTHS[-1]]):.2f}"
+        share = f"{peaks[-1] / own(rows[model, 'none'][DEPTHS[-1]]):.2f}"
         cells = " | ".join(f"{peak:.1f}" for peak in peaks)
         kept = f"{mib(deep, 'activations'):.1f} | {mib(deep, 'history'):.1f}"
-        yield f"| {model} | {variant} | {cells} | {kept} | {slope:.2f} | {share} | {deep['loss']['last']!r} |"
+        yield f"| {model} | {named(variant)} | {cells} | {kept} | {share} | {deep['loss']['last']!r} |"
 
 
 def draw(rows: Rows, file: Path) -> None:
@@ -62,10 +60,10 @@ def draw(rows: Rows, file: Path) -> None:
     for axis, model in zip(axes, models, strict=True):
         for variant, colour in COLOURS.items():
             values = [own(rows[model, variant][depth]) for depth in DEPTHS]
-            axis.plot(DEPTHS, values, "o-", color=colour, ms=4, label=variant)
-        axis.set(title=model, xlabel="layers", ylim=(0, None))
+            axis.plot(DEPTHS, values, "o-", color=colour, ms=4, label=named(variant))
+        axis.set(title=model, xlabel="layers on the rank", ylim=(0, None))
         axis.set_xticks(DEPTHS, list(map(str, DEPTHS)))
-    axes[0].set_ylabel("MiB of a rank at its peak")
+    axes[0].set_ylabel("MiB at the peak")
     axes[0].legend(frameon=False, fontsize=7)
     figure.savefig(file, metadata={"Date": None})
 
