@@ -35,7 +35,7 @@ def named(variant: str) -> str:
 
 
 def table(rows: Rows) -> Iterable[str]:
-    yield "| model | strategy | 8 layers | 16 | 32 | of these kept for the backward | tables | of remat=none | last loss |"
+    yield "| model | strategy | 8 layers | 16 | 32 | kept for the backward | tables | of remat=none | last loss |"
     yield "|" + "---|" * 9
     for (model, variant), by_depth in rows.items():
         peaks = [own(by_depth[depth]) for depth in DEPTHS]
