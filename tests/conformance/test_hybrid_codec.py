@@ -21,7 +21,7 @@ from gnnpar.strategies.hybrid import Hybrid
 from gnnpar_kernels.wire import row_nbytes
 from worlds import run_world
 
-DEEP = {"hidden": 8, "num_layers": 4, "encoder": "linear", "decoder": "linear"}
+DEEP: dict[str, Any] = {"hidden": 8, "num_layers": 4, "encoder": "linear", "decoder": "linear"}
 LOSSY = (Uniform(bits=8), Uniform(bits=4, gradient_bits=8), Uniform(bits=2), Random(period=1), BFloat16(), Drop())
 
 

@@ -46,13 +46,14 @@ def same_bits(mine: Outcome, theirs: Outcome) -> None:
 def test_every_layout_gives_the_same_bits(model: str) -> None:
     config = configured("model", model, "model.hidden=8", "model.num_layers=4", "model.dropout=0.4")
     for parts, cases in CASES.items():
-        runs = [
-            train_in_threads(
-                Hybrid(**{"parts": parts, "chunks": 4 * parts, "refresh": 1} | case),
-                config, small_graph(), world=case["stages"] * parts, epochs=2,
-            )
+        given: list[dict[str, Any]] = [
+            {"parts": parts, "chunks": 4 * parts, "refresh": 1} | case
             for case in ({"stages": cases[-1]["stages"]}, *cases)
-        ]  # fmt: skip
+        ]
+        runs = [
+            train_in_threads(Hybrid(**rules), config, small_graph(), world=rules["stages"] * parts, epochs=2)
+            for rules in given
+        ]
         for other in runs[1:]:
             same_bits(other, runs[0])
 
@@ -67,7 +68,7 @@ def test_every_layout_gives_the_same_bits(model: str) -> None:
 )
 def test_every_technique_gives_the_same_bits(rules: dict[str, Any]) -> None:
     config = configured("model", "resgcn", "model.hidden=8", "model.num_layers=4", "model.dropout=0.4")
-    given = {"chunks": 8, "stages": 2, "parts": 2} | rules
+    given: dict[str, Any] = {"chunks": 8, "stages": 2, "parts": 2} | rules
     runs = [
         train_in_threads(Hybrid(**given, remat=remat), config, small_graph(), world=4, epochs=4, dtype=torch.float32)
         for remat in ("none", *REMATS)

@@ -89,7 +89,8 @@ class _Masked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return grad * _factors(*ctx.saved_tensors, ctx.scale, grad.dtype), None, None
+        (keep,) = ctx.saved_tensors
+        return grad * _factors(keep, ctx.scale, grad.dtype), None, None
 
 
 def _factors(keep: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
