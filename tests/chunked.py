@@ -21,6 +21,7 @@ from gnnpar.views.chunk import ChunkGraph, Way, Weights
 from gnnpar.views.chunks import Ages, Chunks, epoch_order
 from gnnpar.views.history import History
 from gnnpar.views.local import LocalRows, Pass
+from gnnpar.views.slots import Slots
 from gnnpar.views.whole import fold_block
 
 
@@ -176,8 +177,8 @@ class Chain:
         self.history = History(
             chunks.num_rows, chunks.num_own, refresh=self.refresh, remembers=bool(self.weights.stale)
         )
-        codec = Identity().build(shard, comm, 0)
-        self.way = Way(chunks, shard.in_degree[chunks.order], comm, codec, self.history, self.weights)
+        slots = Slots(chunks, comm, Identity().build(shard, comm, 0))
+        self.way = Way(chunks, shard.in_degree[chunks.order], slots, self.history, self.weights)
         self.epoch = 0
 
     def run(self, x: Tensor, grad: Tensor, order: Sequence[int]) -> tuple[Tensor, Tensor]:

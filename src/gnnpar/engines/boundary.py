@@ -19,6 +19,7 @@ from gnnpar.comm import Communicator, Pending, Site
 from gnnpar.ops.block import Rows
 from gnnpar.schedule.action import Schedule
 from gnnpar.views.chunks import Span
+from gnnpar_kernels import fold_key
 
 Direction = Literal["forward", "backward"]
 
@@ -118,4 +119,7 @@ def boundary_codec(config: CodecConfig, ids: Tensor, comm: Communicator, seed: i
         part=comm.rank, parts=comm.size, node_ids=ids, halo={p: SimpleNamespace(src_ids=ids) for p in others},
         boundary=dict.fromkeys(others, everything), num_halo=dict.fromkeys(others, len(ids)),
     )  # fmt: skip
-    return config.build(shard, comm, seed)
+    return config.build(shard, comm, fold_key(seed, _BOUNDARY))
+
+
+_BOUNDARY = 0xB0DA  # keeps this noise apart from that of halo rows

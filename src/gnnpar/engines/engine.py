@@ -55,7 +55,9 @@ class Engine(Protocol):
         ...
 
     def live_bytes(self) -> dict[str, int]:
-        """Bytes held for this rank: features, structure, halo, history on the device, and what lies on the host."""
+        """Bytes held for this rank: features, structure, halo, history on the device, and what lies on the host.
+        `activations`, where it is there: rows that the engine itself keeps from forward to backward, at most at a time.
+        """
         ...
 
     def peak_elsewhere(self) -> int:

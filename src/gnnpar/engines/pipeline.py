@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +21,8 @@ from gnnpar.comm.ledger import now
 from gnnpar.data.tasks import Task
 from gnnpar.engines.boundary import Boundary, Form, Lanes, Message
 from gnnpar.engines.engine import EpochReport, Stepper
-from gnnpar.engines.relay import Relay, backward_through, gradients_of
+from gnnpar.engines.relay import Relay
+from gnnpar.engines.stage import Kept, Remat, Stage
 from gnnpar.models.gnn import GNN
 from gnnpar.ops.block import Rows
 from gnnpar.schedule.action import Action, Schedule
@@ -63,7 +66,8 @@ class _Epoch:
     ages: Ages
     boundary: Boundary
     loss: Tensor
-    ends: dict[tuple[int, int], tuple[Rows, Rows]] = field(default_factory=dict)  # (stage, slot) -> leaves, results
+    kept: dict[tuple[int, int], Kept] = field(default_factory=dict)  # by (stage, slot)
+    kept_bytes: int = 0
     ready: dict[Message, Rows] = field(default_factory=dict)  # to be sent, or to be read on this rank
 
 
@@ -73,9 +77,11 @@ class PipelineEngine:
     def __init__(
         self, *, way: Way, exact: View, shard: Shard, model: GNN, task: Task, ranks: Ranks,
         layers_of: tuple[range, ...], schedule: Schedule, boundary: Codec, seed: int, rhythm: Rhythm,
+        remat: Remat = "none",
     ) -> None:  # fmt: skip
         self._way, self._exact, self._shard, self._model, self._task = way, exact, shard, model, task
         self._ranks, self._layers_of, self._schedule, self._codec = ranks, layers_of, schedule, boundary
+        self._codecs = boundary, way.slots.codec
         self._seed, self._rhythm = seed, rhythm
         stages = ranks.stages
         self._lanes = Lanes.of(schedule, stages.rank)
@@ -84,6 +90,10 @@ class PipelineEngine:
         self._relay = Relay(model, layers_of, stages, shard.x, shard.num_inner)
         self._parameters = {n: p for n, p in model.named_parameters() if self._stage_of(n) in self._mine}
         self._targets = self._targets_of_chunks() if self._is_last else {}
+        self._remat: Remat = remat
+        self._stages = {s: Stage(layers_of[s], self._piece, remat=remat) for s in self._mine}
+        self._turning = _turning_back(schedule.actions[stages.rank])
+        self._most_kept = 0  # bytes of rows kept to compute chunks again, at most in the last epoch
         self.timeline: list[tuple[str, float, float]] | None = None  # (action, start, end) of the last epoch; None: off
 
     @property
@@ -111,7 +121,8 @@ class PipelineEngine:
     def _run(self, epoch: int) -> Tensor:
         """All actions of this rank; its share of the loss. Gradients are left in the parameters."""
         history, chunks = self._way.history, self._way.chunks
-        self._codec.begin_epoch(epoch)
+        for codec in self._codecs:
+            codec.begin_epoch(epoch)
         self._refresh(epoch)
         order = epoch_order(chunks.num, seed=self._seed, epoch=epoch, shuffled=self._rhythm.shuffled)
         ages = Ages(chunks, order, fresh=history.fresh, stale=history.stale)
@@ -122,6 +133,7 @@ class PipelineEngine:
         now_running = _Epoch(
             run, ages, boundary, torch.zeros((), dtype=self._shard.x.dtype, device=self._shard.x.device)
         )
+        self._most_kept = 0
         if self.timeline is not None:
             self.timeline = []
         for action in self._schedule.actions[self._ranks.stages.rank]:
@@ -129,7 +141,7 @@ class PipelineEngine:
             self._do(action, now_running)
             if self.timeline is not None:
                 self.timeline.append((str(action), began, now()))
-        assert not now_running.ends, "the schedule left a forward without its backward"
+        assert not now_running.kept, "the schedule left a forward without its backward"
         history.end_epoch(epoch, take=not self._rhythm.exact_refresh)
         return now_running.loss
 
@@ -151,35 +163,38 @@ class PipelineEngine:
             at.boundary.send(message, at.ready.pop(message), (stage - 1) % self._ranks.stages.size)
 
     def _forward(self, stage: int, slot: int, at: _Epoch) -> None:
-        graph = ChunkGraph(self._way, at.ages, at.run, slot)
-        leaves: Rows = ()
-        if stage == 0:
-            rows = self._way.chunks.order[graph.span.rows]
-            carry = self._model.begin(graph, self._shard.x[rows])
-        else:
-            leaves = carry = tuple(
-                t.requires_grad_() for t in self._arrived(Message("forward", stage, slot), stage - 1, at)
-            )
-        for i in self._layers_of[stage]:
-            carry = self._model.layers[i](graph.at(i), carry)
+        graph = ChunkGraph(self._way, at.ages, at.run, slot, keeps_masks=self._remat == "none")
+        given = self._arrived(Message("forward", stage, slot), stage - 1, at) if stage else ()
+        keep = self._remat == "none" or (self._remat == "chunk" and (stage, slot) in self._turning)
+        made, at.kept[stage, slot] = self._stages[stage].forward(graph, given, keep=keep)
         if stage + 1 == len(self._layers_of):
-            rows, labels = self._targets[graph.chunk]
-            logits = self._model.end(graph, carry)
-            loss = self._task.loss_sum(logits[rows], labels) / self._shard.num_train
-            at.loss += loss.detach()
-            carry = (loss,)
+            at.loss += made[0]
         else:
-            at.ready[Message("forward", stage + 1, slot)] = tuple(t.detach() for t in carry)
-        at.ends[stage, slot] = leaves, carry
+            at.ready[Message("forward", stage + 1, slot)] = made
+        at.kept_bytes += at.kept[stage, slot].nbytes
+        self._most_kept = max(self._most_kept, at.kept_bytes)
+
+    def _piece(self, graph: ChunkGraph, layers: range, carry: Rows) -> Rows:
+        """Some layers of a chunk; the encoder in front of the first, the loss behind the last."""
+        if layers.start == 0:
+            carry = self._model.begin(graph, self._shard.x[self._way.chunks.order[graph.span.rows]])
+        for i in layers:
+            carry = self._model.layers[i](graph.at(i), carry)
+        if layers.stop < self._model.num_layers:
+            return carry
+        rows, labels = self._targets[graph.chunk]
+        logits = self._model.end(graph, carry)
+        return (self._task.loss_sum(logits[rows], labels) / self._shard.num_train,)
 
     def _backward(self, stage: int, slot: int, at: _Epoch) -> None:
-        leaves, carry = at.ends.pop((stage, slot))
-        if stage + 1 == len(self._layers_of):
-            carry[0].backward()
-        else:
-            backward_through(carry, self._arrived(Message("backward", stage + 1, slot), stage + 1, at))
-        if leaves:
-            at.ready[Message("backward", stage, slot)] = gradients_of(leaves)
+        kept, arrived = at.kept.pop((stage, slot)), None
+        at.kept_bytes -= kept.nbytes
+        if stage + 1 < len(self._layers_of):
+            message = Message("backward", stage + 1, slot)
+            arrived = partial(self._arrived, message, stage + 1, at)
+        grads = self._stages[stage].backward(kept, arrived)
+        if grads:
+            at.ready[Message("backward", stage, slot)] = grads
 
     def _arrived(self, message: Message, sender: int, at: _Epoch) -> Rows:
         """What another virtual stage made, here or on its way."""
@@ -258,6 +273,7 @@ class PipelineEngine:
             "halo": 0,
             "history": self._way.history.nbytes,
             "host": 0,
+            "activations": self._most_kept,
         }
 
     def peak_elsewhere(self) -> int:
@@ -269,7 +285,7 @@ class PipelineEngine:
     def state_dict(self) -> dict:
         return {
             "model": {name: p.detach() for name, p in self._parameters.items()},
-            "history": self._way.history.state_dict(), "codec": self._codec.state_dict(),
+            "history": self._way.history.state_dict(), "codecs": [c.state_dict() for c in self._codecs],
         }  # fmt: skip
 
     @torch.no_grad()
@@ -277,7 +293,8 @@ class PipelineEngine:
         for name, p in self._parameters.items():
             p.copy_(state["model"][name])
         self._way.history.load_state_dict(state["history"])
-        self._codec.load_state_dict(state["codec"])
+        for codec, saved in zip(self._codecs, state["codecs"], strict=True):
+            codec.load_state_dict(saved)
 
     def _stage_of(self, parameter: str) -> int:
         """The virtual stage of a parameter: the encoder's is the first, the decoder's the last."""
@@ -294,3 +311,13 @@ class PipelineEngine:
             train = self._shard.train_mask[rows].nonzero().flatten()
             targets[k] = train, self._shard.y[rows[train]]
         return targets
+
+
+def _turning_back(actions: tuple[Action, ...]) -> set[tuple[int, int]]:
+    """(stage, slot) whose backward is the next thing that a rank computes after its forward."""
+    computing = [a for a in actions if a.computes]
+    return {
+        (a.stage, a.slot)
+        for a, b in pairwise(computing)
+        if a.kind == "forward" and b == Action("backward", a.stage, a.slot)
+    }

@@ -19,28 +19,56 @@ from torch import Tensor
 
 @dataclass
 class MemoryReport:
-    """Bytes of one epoch: the allocator's peak, and what autograd saved between forward and backward."""
+    """Bytes of one epoch: the allocator's peak, and the most that autograd kept at a time from forward to backward."""
 
     peak: int | None = None
     activations: int = 0
-    _seen: set[int] = field(default_factory=set)
+    _there: frozenset[int] = frozenset()  # storages that were held before
+    _holders: dict[int, int] = field(default_factory=dict)  # storage -> saved tensors that need it
+    _level: int = 0
 
-    def saved(self, tensor: Tensor) -> Tensor:
+    def saved(self, tensor: Tensor) -> Tensor | _Saved:
         if tensor.layout is not torch.strided:
             return tensor
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
-            self.activations += storage.nbytes()
-        return tensor.detach()  # the tensor itself would keep its own graph alive
+        alone = tensor.detach()  # the tensor itself would keep its own graph alive
+        return alone if storage.data_ptr() in self._there else _Saved(alone, self)
+
+    def hold(self, storage: torch.UntypedStorage) -> None:
+        address = storage.data_ptr()
+        self._holders[address] = self._holders.get(address, 0) + 1
+        if self._holders[address] == 1:
+            self._level += storage.nbytes()
+            self.activations = max(self.activations, self._level)
+
+    def release(self, storage: torch.UntypedStorage) -> None:
+        address = storage.data_ptr()
+        self._holders[address] -= 1
+        if not self._holders[address]:
+            self._level -= storage.nbytes()
+
+
+class _Saved:
+    """A tensor that autograd saved; it counts until autograd lets go of it."""
+
+    def __init__(self, tensor: Tensor, report: MemoryReport) -> None:
+        self.tensor, self._report, self._storage = tensor, report, tensor.untyped_storage()
+        report.hold(self._storage)
+
+    def __del__(self) -> None:
+        self._report.release(self._storage)
+
+
+def _given_back(saved: Tensor | _Saved) -> Tensor:
+    return saved.tensor if isinstance(saved, _Saved) else saved
 
 
 @contextmanager
 def measure_epoch(device: torch.device) -> Iterator[MemoryReport]:
     """Measure what runs inside; the report is filled at the end."""
     held = live_storages()
-    report = MemoryReport(_seen=set(held))
-    with torch.autograd.graph.saved_tensors_hooks(report.saved, lambda tensor: tensor):
+    report = MemoryReport(_there=frozenset(held))
+    with torch.autograd.graph.saved_tensors_hooks(report.saved, _given_back):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             yield report

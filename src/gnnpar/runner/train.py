@@ -343,7 +343,8 @@ def live_bytes(run: Run, activations: int) -> dict[str, int]:
     parameters = memory.nbytes(p for _, p in run.engine.named_parameters())
     optimizer = memory.optimizer_nbytes(run.optimizer.state_dict())
     held = run.engine.live_bytes()
-    return {"parameters": parameters, "optimizer": optimizer, "activations": activations} | held
+    kept = activations + held.pop("activations", 0)
+    return {"parameters": parameters, "optimizer": optimizer, "activations": kept} | held
 
 
 @contextmanager

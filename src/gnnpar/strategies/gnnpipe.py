@@ -9,8 +9,8 @@ those of fresh ones doubled (`gradient`). Evaluation is exact.
 
 Deviations. A rank holds the rows and edges of its ways, not of the graph. Messages are posted ahead and never wait for
 a slot to end. Remedies: `gradient=mix` weighs fresh gradients 2 - lambda and last epoch's of stale edges lambda;
-`history_init=exact` and `refresh_exact` take snapshots by an exact pass; `virtual` interleaves stages; `boundary` is
-a codec.
+`history_init=exact` and `refresh_exact` take snapshots by an exact pass; `virtual` interleaves stages; `boundary` and
+`codec` are codecs of rows between stages and between ways. `remat` computes a chunk again instead of keeping it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from gnnpar.data.tasks import Task
 from gnnpar.engines.boundary import boundary_codec
 from gnnpar.engines.engine import Engine
 from gnnpar.engines.pipeline import PipelineEngine, Ranks, Rhythm
+from gnnpar.engines.stage import Remat
 from gnnpar.models.gnn import GNN
 from gnnpar.ops.sum import Sum
 from gnnpar.plan import LayerPolicy, Placement, Plan, Topology, array_hash
@@ -45,6 +46,7 @@ from gnnpar.views.halo import HaloGraph, Walk
 from gnnpar.views.history import History
 from gnnpar.views.local import Pass
 from gnnpar.views.sketch import sketch
+from gnnpar.views.slots import Slots, slot_codec
 from gnnpar.views.whole import WholeGraph
 
 CHUNKS_PER_RANK = 4
@@ -60,6 +62,8 @@ class GNNPipe:
     `refresh`: epochs a history is kept. `history_init`: zeros, or one exact pass. `refresh_exact`: later ones too.
     `gradient`: double (fresh gradients count twice, stale ones nothing), fresh (once), mix (`mixing` = lambda).
     `cut`: of layers into stages, even in number or balanced in measured time. `boundary`: codec between stages.
+    `codec`: of halo rows between the parts of a stage. `remat`: what a chunk keeps for its backward, all (none), the
+    rows that enter the stage (chunk) or each layer (layer); the rest is computed again, to the same bits.
     """
 
     stages: Annotated[int, Ge(1)] | None = None
@@ -75,20 +79,27 @@ class GNNPipe:
     mixing: Annotated[float, Gt(0.0), Le(1.0)] = 0.5
     cut: Literal["even", "balanced"] = "even"
     boundary: CodecConfig = Identity()
+    codec: CodecConfig = Identity()
+    remat: Remat = "none"
     max_ranks = None
 
     def __post_init__(self) -> None:
         if isinstance(self.boundary, Adaptive):
             raise ValueError("boundary=adaptive needs traces of halo rows; use uniform, bf16 or identity")
+        if isinstance(self.codec, Adaptive):
+            raise ValueError(
+                "codec=adaptive chooses bits by the links of all ranks and for all layers at once, but a stage knows "
+                "only its own: use codec=uniform, random, bf16, drop or identity"
+            )
 
     @property
     def exactness(self) -> frozenset[Exactness]:
         stale = frozenset[Exactness]() if self.chunks == "one" else frozenset[Exactness]({"stale"})
-        lossy = self.boundary.exactness - {"exact"}
+        lossy = (self.boundary.exactness | self.codec.exactness) - {"exact"}
         return (stale | lossy) or frozenset({"exact"})
 
     def exact_limit(self) -> GNNPipe:
-        return replace(self, chunks="one", boundary=Identity())
+        return replace(self, chunks="one", boundary=Identity(), codec=Identity())
 
     def mesh(self, num_ranks: int) -> Mesh:
         stages, parts = self.stages, self.parts
@@ -126,6 +137,12 @@ class GNNPipe:
                 f"or at most {num_layers} stages (strategy=hybrid with strategy.stages)."
             )
         self.chunks_per_part(num_ranks)
+        if len(self.mesh(num_ranks).ranks[0]) == 1 and self.codec.exactness != {"exact"}:
+            raise ValueError(
+                f"strategy.codec={type(self.codec).__name__.lower()} is for rows between the parts of a stage, but "
+                "strategy.parts=1: use two parts or more (strategy=hybrid), codec=identity, or codec@strategy.boundary "
+                "for rows between stages."
+            )
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         self.check_world(topology.num_ranks, workload.num_layers)
@@ -177,10 +194,11 @@ class GNNPipe:
             chunks.num_rows, chunks.num_own, refresh=self.refresh, halves=1 if chunks.num == 1 else 2,
             remembers=self.gradient == "mix",
         )  # fmt: skip
-        halo_codec = Identity().build(shard, ranks.ways, seed)
-        way = Way(chunks, shard.in_degree[chunks.order], ranks.ways, halo_codec, history, self.weights)
+        slots = Slots(chunks, ranks.ways, slot_codec(self.codec, chunks, ranks.ways, seed))
+        way = Way(chunks, shard.in_degree[chunks.order], slots, history, self.weights)
+        exact_codec = Identity().build(shard, ranks.ways, seed)
         whole = WholeGraph(shard, Pass(seed))
-        halo = HaloGraph(shard, Pass(seed), comm=ranks.ways, codec=halo_codec, walk=Walk(shard, "edges"))
+        halo = HaloGraph(shard, Pass(seed), comm=ranks.ways, codec=exact_codec, walk=Walk(shard, "edges"))
         keep_stages(model, layers_of, ranks.stages)
         return PipelineEngine(
             way=way, exact=whole if shard.parts == 1 else halo, shard=shard, model=model, task=task, ranks=ranks,
@@ -190,6 +208,7 @@ class GNNPipe:
                 shuffled=self.order == "shuffled", exact_start=self.history_init == "exact",
                 exact_refresh=self.refresh_exact,
             ),
+            remat=self.remat,
         )  # fmt: skip
 
     @property

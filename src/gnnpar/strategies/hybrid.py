@@ -5,7 +5,7 @@ layers and different nodes; slot i of every way runs at the same time, and the r
 travel before each aggregation. One stage with one chunk a part is graph parallelism, one part is the pipeline.
 
 Deviations: nodes are cut into ways first and into chunks inside each, so that a way is a good partition; a rank holds
-its own rows and those it reads of others, not N; every way draws an order of its own.
+its own rows and those it reads of others, not N; `codec` is what these rows look like on the wire.
 """
 
 from __future__ import annotations

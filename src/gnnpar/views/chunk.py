@@ -8,9 +8,10 @@ those of later slots, and `stale` x last epoch's gradients of earlier ones. The 
 Ways exchange slot by slot: halo rows of the chunks in the same slot travel before the fold, their gradients, by then
 complete, after it. Each row travels once a direction, as in graph parallelism.
 
-A sum is differentiated by pulling: the gradient rows of destinations lie in a table, and the sources of a slot read
-them over the out-edges (specification 2.3). Other folds push: the gradients of a chunk's columns are added to a table,
-where they wait for their sources' turn; last epoch's gradients cannot be mixed in there.
+A sum is differentiated by pulling: the gradient rows of destinations lie in a table, times `fresh` once their slot is
+over, and the sources of a slot read them over the out-edges (specification 2.3). Other folds push: the gradients of a
+chunk's columns are added to a table, where they wait for their sources' turn; last epoch's gradients cannot be mixed in
+there.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Codec, RowLike
-from gnnpar.comm import Communicator, Pending, Site
+from gnnpar.codecs.codec import RowLike
+from gnnpar.comm import Site
 from gnnpar.comm.communicator import Phase
 from gnnpar.graph import Message
 from gnnpar.ops.aggregator import Aggregator
 from gnnpar.ops.block import Operands, Rows
 from gnnpar.ops.sum import Sum
-from gnnpar.views.chunks import Age, Ages, Chunks, Span
-from gnnpar.views.history import Call, History, weighted
-from gnnpar.views.local import LocalRows, OwnRows, Pass, Source
+from gnnpar.views.chunks import Ages, Chunks, Span, Turn
+from gnnpar.views.history import Call, History
+from gnnpar.views.local import LocalRows, OwnRows, Pass, Source, masked
+from gnnpar.views.shares import add_returned
+from gnnpar.views.slots import Arriving, Slots
 from gnnpar.views.whole import split_operands, wanted_gradients
 from gnnpar_kernels import spmm
-
-Arriving = Mapping[int, Pending[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -48,32 +49,37 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """What all chunks of a way on a rank share. `comm`: the ways of this stage; `in_degree` [N] in table order."""
+    """What all chunks of a way on a rank share. `in_degree` [N] in table order."""
 
     chunks: Chunks
     in_degree: Tensor
-    comm: Communicator
-    codec: Codec
+    slots: Slots
     history: History
     weights: Weights
 
 
 @dataclass(eq=False)
 class ChunkGraph(OwnRows):
-    """The Graph of the chunk in a slot, in one layer of one epoch."""
+    """The Graph of the chunk in a slot, in one layer of one epoch.
+
+    `keeps_masks`: those of all chunks live through the epoch. `published`: the rows that folds read are in the tables
+    already, of this way and of the others, so this is a second forward, for the gradient.
+    """
 
     way: Way
     ages: Ages
     run: Pass
     slot: int
     layer: int = 0
+    keeps_masks: bool = True
+    published: bool = False
     _calls: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.chunk = self.ages.order[self.slot]
         self.span = self.way.chunks.own(self.chunk)
-        rows = self.span.rows
-        self.local = LocalRows(self.way.chunks.ids[rows], self.way.in_degree[rows], run=self.run, layer=self.layer)
+        self._rows = self.way.chunks.ids[self.span.rows], self.way.in_degree[self.span.rows]
+        self.local = LocalRows(*self._rows, run=self.run, layer=self.layer)
 
     @property
     def edge_ids(self) -> Tensor:
@@ -86,17 +92,27 @@ class ChunkGraph(OwnRows):
         return chunks.edge_ids[chunks.edges(self.chunk)]
 
     def at(self, layer: int) -> Self:
-        return replace(self, layer=layer)
+        """As dataclasses.replace, at a tenth of its cost: a chunk names its layer 2 L times an epoch."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, layer=layer, _calls=0)
+        other.local = LocalRows(*self._rows, run=self.run, layer=layer)
+        return other
+
+    def again(self) -> Self:
+        """This chunk in a second forward."""
+        return replace(self, published=True)
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         """As everywhere; on a CPU a mask is drawn for all chunks at once, a third of the time for small ones."""
         if p == 0 or not self.run.training or x.is_cuda:
             return self.local.dropout(x, p, tag=tag)
-        width, masks, chunks = x[0].numel() if len(x) else 0, self.ages.masks, self.way.chunks
+        width, masks, chunks = x.shape[1:].numel(), self.ages.masks, self.way.chunks
+        if not self.keeps_masks:
+            return masked(x, self.local.mask(self.node_ids, width, p, tag=tag), p)
         key = self.layer, tag, width, p
         if key not in masks:
             masks[key] = self.local.mask(chunks.ids[: chunks.num_own], width, p, tag=tag)
-        return self.local.drop(x, p, tag=tag, keep=masks[key][self.span.rows])
+        return masked(x, masks[key][self.span.rows], p)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
         return Source(message(self, *rows))
@@ -111,58 +127,42 @@ class ChunkGraph(OwnRows):
 
     def publish(self, call: Call, src: Rows) -> tuple[Rows, Arriving]:
         """Write the chunk's source rows and send those that other ways read: (tables, both halves; what will come)."""
-        way, like = self.way, RowLike.of(src)
-        tables = way.history.sources(call, like)
-        for table, rows in zip(tables, src, strict=True):
-            self._write(table, self.span, rows)
-        if way.comm.size == 1:
+        way = self.way
+        history = way.history
+        tables = history.sources(call, src)
+        if self.published:
             return tables, {}
-        site, sent = self.site(call, "forward"), way.chunks.sent
-        with way.comm.clock("encode"):
-            outgoing = {p: way.codec.encode(src, sent[p, self.chunk], site, p) for p in way.chunks.readers}
-        incoming = {p: way.codec.nbytes(len(span), like, site, p) for p, span in self.spans_of_peers().items()}
-        return tables, way.comm.exchange(outgoing, incoming, site)
+        first = history.fresh + self.span.first
+        for table, rows in zip(tables, src, strict=True):
+            table[first : first + len(self.span)] = rows
+        if way.slots.comm.size == 1:
+            return tables, {}
+        own = tuple(table[history.fresh : history.fresh + history.own] for table in tables)
+        return tables, way.slots.send(own, self.chunk, self.site(call, "forward"))
 
     def complete(self, call: Call, tables: Rows, arriving: Arriving) -> Rows:
         """Write what the other ways sent of their chunks in this slot; the tables."""
-        site, like = self.site(call, "forward"), RowLike.of(tables)
-        for p, pending in arriving.items():
-            span = self.way.chunks.spans[p, self.chunk]
-            for table, rows in zip(tables, self._received(pending, len(span), like, site, p), strict=True):
-                self._write(table, span, rows)
+        if arriving:
+            fresh, site = self.way.history.fresh, self.site(call, "forward")
+            for span, rows in self.way.slots.received(arriving, self.chunk, RowLike.of(tables), site):
+                for table, each in zip(tables, rows, strict=True):
+                    table[fresh + span.first : fresh + span.last] = each
         return tables
 
     def spans_of_peers(self) -> dict[int, Span]:
         """Way -> the rows here of its chunk in this slot."""
         return {p: self.way.chunks.spans[p, self.chunk] for p in self.way.chunks.peers}
 
-    def _write(self, table: Tensor, span: Span, rows: Tensor) -> None:
-        fresh = self.way.history.fresh
-        table[fresh + span.first : fresh + span.last] = rows
-
-    def _received(self, pending: Pending[Tensor], num_rows: int, like: Sequence[RowLike], site: Site, p: int) -> Rows:
-        buffer = pending.wait()
-        with self.way.comm.clock("encode"):
-            return self.way.codec.decode(buffer, num_rows, like, site, p)
-
     def send_back(self, call: Call, theirs: Mapping[int, Rows], like: Sequence[RowLike]) -> Arriving:
         """Gradients of halo rows to their ways; what will come for this chunk's rows."""
-        way = self.way
-        if way.comm.size == 1:
-            return {}
-        site, sent = self.site(call, "backward"), way.chunks.sent
-        with way.comm.clock("encode"):
-            outgoing = {p: way.codec.encode(grads, None, site, p) for p, grads in theirs.items()}
-        incoming = {p: way.codec.nbytes(len(sent[p, self.chunk]), like, site, p) for p in way.chunks.readers}
-        return way.comm.exchange(outgoing, incoming, site)
+        slots = self.way.slots
+        return {} if slots.comm.size == 1 else slots.send_back(theirs, self.chunk, like, self.site(call, "backward"))
 
     def add_returned(self, call: Call, mine: Rows, arriving: Arriving, like: Sequence[RowLike]) -> Rows:
         """This way's gradients of the chunk's rows, and those of the others."""
-        site = self.site(call, "backward")
-        for p, pending in arriving.items():
-            rows = self.way.chunks.sent[p, self.chunk]
-            for into, grads in zip(mine, self._received(pending, len(rows), like, site, p), strict=True):
-                into.index_add_(0, rows, grads)
+        if arriving:
+            for index, grads in self.way.slots.returned(arriving, self.chunk, like, self.site(call, "backward")):
+                add_returned(mine, index, grads)
         return mine
 
     def site(self, call: Call, phase: Phase) -> Site:
@@ -192,31 +192,34 @@ class _PulledFold(torch.autograd.Function):
         view, call = ctx.view, ctx.call
         if not any(ctx.needs_input_grad[4:]):
             return (None,) * len(ctx.needs_input_grad)
-        like = RowLike.of((grad_out,))
-        view.way.history.gradients(call, like[0])[view.span.rows] = grad_out
+        like, way = RowLike.of((grad_out,)), view.way
+        rows = way.history.gradients(call, like[0])[view.span.rows]
+        rows.copy_(grad_out)
         theirs = {p: (_pull(view, call, span, like[0]),) for p, span in view.spans_of_peers().items()}
         arriving = view.send_back(call, theirs, like)
         mine = (_pull(view, call, view.span, like[0]),)  # while those of halo rows travel
+        if way.weights.fresh != 1 and (view.slot or way.history.remembers):
+            rows.mul_(way.weights.fresh)  # for the chunks of earlier slots, whose turn comes now
         grads = view.add_returned(call, mine, arriving, like)
         return (None, None, None, None, *wanted_gradients(Operands(grads), ctx.needs_input_grad[4:]))
 
 
 def _pull(view: ChunkGraph, call: Call, span: Span, like: RowLike) -> Tensor:
     """The gradient of table rows whose turn is now, from this way's destinations."""
-    way, total = view.way, None
-    now, before = way.history.gradients(call, like), None
-    if way.weights.stale:
-        before = way.history.last_gradients(call, like)
-    parts: tuple[tuple[Age, float, Tensor | None], ...] = (
-        ("same", 1.0, now), ("later", way.weights.fresh, now), ("earlier", way.weights.stale, before),
-    )  # fmt: skip
-    for age, weight, table in parts:
-        if table is None or not weight:
-            continue
-        csr = view.ages.readers(age, span)
-        if csr is not None:
-            total = weighted(total, spmm(csr.indptr, csr.indices, table, num_rows=len(span)), weight)
-    return total if total is not None else like.empty(len(span)).zero_()
+    way = view.way
+    total = _read(view, "now", span, way.history.gradients(call, like))
+    before = way.history.last_gradients(call, like) if way.weights.stale else None
+    more = None if before is None else _read(view, "before", span, before)
+    if more is not None:  # rows of the last epoch are kept times `fresh`, too
+        more.mul_(way.weights.stale / way.weights.fresh)
+        total = more if total is None else total.add_(more)
+    return like.empty(len(span)).zero_() if total is None else total
+
+
+def _read(view: ChunkGraph, turn: Turn, span: Span, table: Tensor) -> Tensor | None:
+    """Sums of the table over the out-edges of a span; None where there are none."""
+    csr = view.ages.readers(turn, span)
+    return None if csr is None else spmm(csr.indptr, csr.indices, table, num_rows=len(span))
 
 
 class _PushedFold(torch.autograd.Function):

@@ -99,12 +99,12 @@ class Chunks:
         """N."""
         return len(self.order)
 
-    @property
+    @cached_property
     def peers(self) -> list[int]:
         """Ways whose rows are read here."""
         return sorted({way for way, _ in self.spans} - {self.way})
 
-    @property
+    @cached_property
     def readers(self) -> list[int]:
         """Ways that read rows of this one."""
         return sorted({way for way, _ in self.sent})
@@ -129,9 +129,15 @@ class Chunks:
         return torch.argsort(self.src, stable=True)
 
     def indptr(self, chunk: int) -> Tensor:
-        span = self.own(chunk)
-        pointers = self.offsets[span.first : span.last + 1]
-        return (pointers - pointers[0]).to(self.index_type)
+        if chunk not in self._indptr:
+            span = self.own(chunk)
+            pointers = self.offsets[span.first : span.last + 1]
+            self._indptr[chunk] = (pointers - pointers[0]).to(self.index_type)
+        return self._indptr[chunk]
+
+    @cached_property
+    def _indptr(self) -> dict[int, Tensor]:
+        return {}
 
     @property
     def index_type(self) -> torch.dtype:
@@ -170,7 +176,7 @@ class Chunks:
             self.edge_ids,
             *self.sent.values(),
         ]
-        held += [self.__dict__.get("offsets"), self.__dict__.get("by_source")]
+        held += [self.__dict__.get("offsets"), self.__dict__.get("by_source"), *self._indptr.values()]
         compact = sum(b.nbytes + rows.nbytes for b, rows in self._compact.values())
         return compact + sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
 
@@ -210,7 +216,8 @@ def epoch_order(num: int, *, seed: int, epoch: int, shuffled: bool) -> tuple[int
 _ORDER = 0x0DE5  # keeps these keys apart from those of masks
 
 
-Age = Literal["same", "later", "earlier"]
+Turn = Literal["now", "before"]
+"""Of the destinations that read a source's rows in an epoch: in its own slot or a later one, or in an earlier one."""
 
 
 class Ages:
@@ -228,8 +235,8 @@ class Ages:
         self.masks: dict[tuple, Tensor] = {}  # of dropout in this epoch, all own rows
         self._blocks: dict[int, Block] = {}
         self._split: dict[int, tuple[Block, Block]] = {}
-        self._sources: dict[Age, tuple[Tensor, list[int], Tensor]] = {}
-        self._readers: dict[tuple[Age, int], Csr | None] = {}
+        self._sources: dict[Turn, tuple[Tensor, list[int], Tensor]] = {}
+        self._readers: dict[tuple[Turn, int], Csr | None] = {}
 
     @cached_property
     def _columns(self) -> Tensor:
@@ -270,22 +277,22 @@ class Ages:
         ahead = self.slot_of[self.chunks.own(chunk).first] - self.slot_of[rows]
         return block, rows + torch.where(ahead < 0, self.stale, self.fresh), rows, ahead
 
-    def readers(self, age: Age, span: Span) -> Csr | None:
-        """The out-edges of table rows to own rows whose turn is in the `same` slot, a `later` or an `earlier` one."""
-        if (age, span.first) not in self._readers:
-            self._readers[age, span.first] = self._cut_readers(age, span)
-        return self._readers[age, span.first]
+    def readers(self, turn: Turn, span: Span) -> Csr | None:
+        """The out-edges of table rows to own rows that read them fresh (`now`), or from the history (`before`)."""
+        if (turn, span.first) not in self._readers:
+            self._readers[turn, span.first] = self._cut_readers(turn, span)
+        return self._readers[turn, span.first]
 
-    def _cut_readers(self, age: Age, span: Span) -> Csr | None:
+    def _cut_readers(self, turn: Turn, span: Span) -> Csr | None:
         chunks = self.chunks
-        if age not in self._sources:
+        if turn not in self._sources:
             by = chunks.by_source
             src, dst = chunks.src[by], chunks.dst[by]
             ahead = self.slot_of[dst] - self.slot_of[src]
-            keep = (ahead == 0 if age == "same" else ahead > 0 if age == "later" else ahead < 0).nonzero().flatten()
+            keep = (ahead >= 0 if turn == "now" else ahead < 0).nonzero().flatten()
             offsets = _offsets(src[keep], chunks.num_rows)
-            self._sources[age] = offsets, offsets.tolist(), dst[keep].to(chunks.index_type)
-        offsets, bounds, readers = self._sources[age]
+            self._sources[turn] = offsets, offsets.tolist(), dst[keep].to(chunks.index_type)
+        offsets, bounds, readers = self._sources[turn]
         first, last = bounds[span.first], bounds[span.last]
         if first == last:
             return None

@@ -42,11 +42,13 @@ class History:
         """First row of the snapshot."""
         return (1 - self._flipped) * self.rows * (self.halves - 1)
 
-    def sources(self, call: Call, like: Sequence[RowLike]) -> Rows:
-        """Both halves of every operand's rows, zeros at first. Shapes: [halves * T, ...]."""
-        if call not in self._sources:
-            self._sources[call] = tuple(each.empty(self.halves * self.rows).zero_() for each in like)
-        return self._sources[call]
+    def sources(self, call: Call, like: Sequence[RowLike] | Rows) -> Rows:
+        """Both halves of every operand's rows, zeros at first. Shapes: [halves * T, ...]. `like`: or such rows."""
+        found = self._sources.get(call)
+        if found is None:
+            forms = [each if isinstance(each, RowLike) else RowLike.of((each,))[0] for each in like]
+            found = self._sources[call] = tuple(form.empty(self.halves * self.rows).zero_() for form in forms)
+        return found
 
     def pushed(self, call: Call, like: Sequence[RowLike]) -> Rows:
         """Gradients on their way to sources whose turn comes later, of folds that are differentiated by block."""
@@ -55,7 +57,7 @@ class History:
         return self._pushed[call]
 
     def gradients(self, call: Call, like: RowLike) -> Tensor:
-        """Gradient rows of an aggregation's result, this epoch's. Shapes: [N, ...]."""
+        """Gradient rows of an aggregation's result, this epoch's, weighted once a slot is over. Shapes: [N, ...]."""
         return self._gradient_halves(call, like)[self._turned if self.remembers else 0]
 
     def last_gradients(self, call: Call, like: RowLike) -> Tensor | None:
@@ -100,10 +102,3 @@ def _copied(value: object) -> object:
     if isinstance(value, dict):
         return {k: _copied(v) for k, v in value.items()}
     return tuple(map(_copied, value)) if isinstance(value, tuple) else value
-
-
-def weighted(total: Tensor | None, part: Tensor, weight: float) -> Tensor:
-    """total + weight part, in place where there is a total."""
-    if total is None:
-        return part if weight == 1 else part.mul_(weight)
-    return total.add_(part, alpha=weight)

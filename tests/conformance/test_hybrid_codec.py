@@ -1,0 +1,99 @@
+"""Codecs of the rows that ways of a stage send each other: graph parallelism's numbers, whatever the stages."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from composing import configured
+from gnnpar.codecs.adaptive import Adaptive
+from gnnpar.codecs.codec import BFloat16, Drop, Identity
+from gnnpar.codecs.uniform import Random, Uniform
+from gnnpar.models.gat import GAT
+from gnnpar.models.gcnii import GCNII
+from gnnpar.models.resgcn import ResGCN
+from gnnpar.runner.conformance import make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from gnnpar.shard.partition import Range
+from gnnpar.strategies.gnnpipe import GNNPipe
+from gnnpar.strategies.graph_parallel import GraphParallel
+from gnnpar.strategies.hybrid import Hybrid
+from gnnpar_kernels.wire import row_nbytes
+from worlds import run_world
+
+DEEP: dict[str, Any] = {"hidden": 8, "num_layers": 4, "encoder": "linear", "decoder": "linear"}
+LOSSY = (Uniform(bits=8), Uniform(bits=4, gradient_bits=8), Uniform(bits=2), Random(period=1), BFloat16(), Drop())
+
+
+@pytest.mark.parametrize("codec", LOSSY, ids=lambda c: f"{type(c).__name__}{getattr(c, 'bits', '')}")
+@pytest.mark.parametrize(
+    "config", [GCNII(**DEEP, dropout=0.4), GAT(hidden=16, num_layers=3, heads=2)], ids=["gcnii", "gat"]
+)
+def test_one_stage_and_one_chunk_is_graph_parallelism(codec, config):
+    """Rows and gradients are rounded to the same numbers, by node and not by where a message has them."""
+    data = small_graph()
+    ours = train_in_threads(Hybrid(stages=1, parts=3, chunks="one", codec=codec), config, data, world=3)
+    theirs = train_in_threads(GraphParallel(codec=codec), config, data, world=3)
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-10)
+    for mine, others in zip(ours.gradients, theirs.gradients, strict=True):
+        assert max(relative_error(mine[k], g) for k, g in others.items()) < 1e-9
+    for mine, others in zip(ours.traffic, theirs.traffic, strict=True):
+        assert mine.get("forward", 0) == others.get("forward", 0)
+        assert mine.get("backward", 0) == others.get("backward", 0)
+
+
+@pytest.mark.parametrize("codec", [Uniform(bits=4), Random(period=2)], ids=["uniform", "random"])
+def test_stages_and_remat_do_not_change_a_bit(codec):
+    data, config = small_graph(), ResGCN(**DEEP, norm="layer", dropout=0.4)
+    exact = train_in_threads(Hybrid(stages=1, parts=2, chunks=8, refresh=2), config, data, world=2, epochs=3)
+    runs = []
+    for stages, rules in ((1, {}), (2, {}), (2, {"remat": "chunk"}), (2, {"virtual": 2, "remat": "layer"})):
+        given: dict[str, Any] = {"parts": 2, "chunks": 8, "refresh": 2, "codec": codec, "stages": stages} | rules
+        runs.append(train_in_threads(Hybrid(**given), config, data, world=2 * stages, epochs=3))
+    for other in runs[1:]:
+        assert other.losses == runs[0].losses
+        assert torch.equal(other.logits, runs[0].logits)
+        for mine, theirs in zip(other.gradients, runs[0].gradients, strict=True):
+            assert all(torch.equal(mine[k], g) for k, g in theirs.items())
+    assert runs[0].losses[0] != exact.losses[0]
+    assert relative_error(runs[0].logits, exact.logits) > 1e-6
+
+
+@pytest.mark.parametrize(("bits", "gradient_bits"), [(8, 8), (4, 4), (2, 8), ("bf16", "bf16")])
+def test_bytes_are_the_formula(bits, gradient_bits):
+    """Every row once a layer and direction, L N alpha of them, in the bytes of a packed row and its metadata."""
+    from gnnpar.codecs.uniform import code_of
+
+    data = small_graph(num_nodes=80)
+    codec = Uniform(bits=bits, gradient_bits=gradient_bits)
+    strategy = Hybrid(stages=2, parts=2, chunks=8, codec=codec)
+    config = ResGCN(**DEEP | {"hidden": 32})
+    job = make_job(strategy, config, data, world=4, partition=Range(), dtype=torch.float32)
+    rows = DEEP["num_layers"] * round(data.num_nodes * job.plan.statistics["alpha"])
+    for sent in merge_ranks(job, run_world("threads", 4, job)).traffic:
+        assert sent["forward"] == rows * row_nbytes(32, code_of(bits))
+        assert sent["backward"] == rows * row_nbytes(32, code_of(gradient_bits))
+
+
+def test_dropped_rows_are_not_sent_and_evaluation_stays_exact():
+    data, config = small_graph(), ResGCN(**DEEP)
+    strategy = Hybrid(stages=2, parts=2, chunks=8, codec=Drop())
+    got = train_in_threads(strategy, config, data, world=4)
+    assert all("forward" not in sent and "backward" not in sent for sent in got.traffic)
+    untrained, exact = (
+        train_in_threads(dataclasses.replace(strategy, codec=c), config, data, world=4, epochs=0).logits
+        for c in (Drop(), Identity())
+    )
+    assert torch.equal(untrained, exact)
+
+
+def test_what_it_says_and_refuses():
+    hybrid = configured("strategy", "hybrid", "strategy.parts=2", "codec=uniform", "codec.bits=4")
+    assert hybrid.codec == Uniform(bits=4)
+    assert hybrid.exactness == {"stale", "quantized"}
+    assert hybrid.exact_limit().exactness == {"exact"}
+    with pytest.raises(ValueError, match=r"^codec=adaptive chooses bits .* use codec=uniform") as refused:
+        Hybrid(codec=Adaptive())
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match=r"^strategy\.codec=drop is for rows between the parts .*strategy\.parts=1"):
+        GNNPipe(codec=Drop()).check_world(2, 4)
