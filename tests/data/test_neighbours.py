@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
 from gnnpar.data import neighbours
-from gnnpar.data.neighbours import InEdges, Sample, distinct, native, sampler_of
+from gnnpar.data.neighbours import Body, InEdges, Sample, distinct, native, sampler_of
 
 NEEDS_NATIVE = pytest.mark.skipif(native() is None, reason="neither pyg-lib nor torch-sparse is installed")
 BODIES = ["own", pytest.param("pyg", marks=NEEDS_NATIVE)]
@@ -67,15 +67,24 @@ def test_a_key_is_a_sample(body) -> None:
     assert not torch.equal(first.edges, other.edges)
 
 
-@pytest.mark.parametrize("body", BODIES)
-def test_every_set_of_neighbours_is_as_likely(body) -> None:
+def test_every_set_of_neighbours_is_as_likely() -> None:
     """Node 0 has six in-edges: 15 pairs, 1500 draws. Chi-square with 14 degrees of freedom: above 42.6 in 1 of 10^4."""
+    pairs = drawn_pairs("auto")
+    assert len(pairs) == 15
+    assert sum((count - 100) ** 2 / 100 for count in pairs.values()) < 42.6
+
+
+@pytest.mark.skipif(native() != "torch_sparse", reason="torch-sparse is not installed, or pyg-lib draws before it")
+def test_torch_sparse_never_draws_the_last_set() -> None:
+    """Why auto takes another body (ADR 0029). Where this fails torch-sparse is repaired, and may draw too."""
+    assert (4, 5) not in drawn_pairs("pyg")
+
+
+def drawn_pairs(body: Body) -> Counter:
+    """How often each pair of node 0's six in-edges comes in 1500 draws."""
     edges = InEdges(torch.tensor([0, 6, 6, 6, 6, 6, 6, 6]), torch.arange(1, 7))
     sampler, _ = sampler_of(edges, (2,), body)
-    pairs = dict.fromkeys(combinations(range(6), 2), 0)
-    for key in range(1500):
-        pairs[tuple(sorted(sampler.draw(torch.tensor([0]), key).edges.tolist()))] += 1
-    assert sum((count - 100) ** 2 / 100 for count in pairs.values()) < 42.6
+    return Counter(tuple(sorted(sampler.draw(torch.tensor([0]), key).edges.tolist())) for key in range(1500))
 
 
 def test_distinct_numbers_of_rows_of_different_length() -> None:
@@ -96,7 +105,7 @@ def test_both_bodies_reach_the_same_nodes_where_all_are_taken() -> None:
 
 
 def test_which_body_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sampler_of(graph(), (2,), "auto")[1] == (native() or "own")
+    assert sampler_of(graph(), (2,), "auto")[1] == ("pyg_lib" if native() == "pyg_lib" else "own")
     monkeypatch.setattr(neighbours, "find_spec", lambda name: None)
     assert sampler_of(graph(), (2,), "auto")[1] == "own"
     with pytest.raises(ValueError, match=r"strategy.sampler=pyg needs pyg-lib or torch-sparse, and neither is"):

@@ -1,8 +1,9 @@
 """Uniform neighbour sampling: of every node up to `fanout` of its in-edges, without replacement, hop after hop.
 
 Source: Hamilton, Ying and Leskovec 2017 (arXiv 1706.02216), section 3.1, as PyG's NeighborLoader does it: a node is
-expanded once, at the hop at which it is first reached. Where pyg-lib or torch-sparse is installed NeighborLoader
-draws; else `Uniform`, which needs numpy alone. Equal keys are equal samples, of the same body.
+expanded once, at the hop at which it is first reached. Where pyg-lib is installed NeighborLoader draws; else `Uniform`,
+which needs numpy alone. NeighborLoader over torch-sparse draws when it is asked for by name: up to 0.6.18 its draw
+without replacement is not uniform (ADR 0029). Equal keys are equal samples, of the same body.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def native() -> str | None:
 def sampler_of(graph: InEdges, fanout: Sequence[int], body: Body) -> tuple[Sampler, str]:
     """A sampler, and what draws in it. `fanout`: in-edges of a node, by hop from the seeds outwards, -1: all."""
     found = native()
-    if body == "own" or (body == "auto" and found is None):
+    if body == "own" or (body == "auto" and found != "pyg_lib"):
         return Uniform(graph, fanout), "own"
     if found is None:
         raise ValueError(

@@ -42,8 +42,8 @@ class Minibatch:
     """`fanout`: in-neighbours of a node, from the seeds outwards; the last number counts for further hops, -1 is all.
 
     `batch_size`: seeds of a step, all ranks together; None: all training nodes. `num_workers`: processes of each rank
-    that draw ahead, 0: none; the same bits with any. `sampler`: pyg (NeighborLoader), own, or auto: pyg where it is
-    installed.
+    that draw ahead, 0: none; the same bits with any. `sampler`: pyg (NeighborLoader), own, or auto: pyg where pyg-lib
+    is installed.
     """
 
     fanout: tuple[Annotated[int, Ge(-1)], ...] = (15, 10)
