@@ -81,7 +81,7 @@ def test_an_epoch_of_many_steps_is_said(plant: Plant, tmp_path: Path) -> None:
     plant(seed=0)
     plant(seed=0, strategy="minibatch", settings__strategy={"batch_size": 64})
     assert compared(tmp_path).notes[0] == (
-        "sbm/gcn: an epoch of minibatch is many steps: compare by time to target, not by epoch"
+        "sbm/gcn: an epoch of minibatch is many steps: compare time to target, not epochs"
     )
 
 

@@ -245,9 +245,7 @@ def notes(groups: Sequence[Group]) -> list[str]:
         task = f"{here[0].first['dataset']}/{here[0].first['model']}"
         batches = dict.fromkeys(group.first["strategy"] for group in here if _takes_many_steps(group))
         if batches and not all(map(_takes_many_steps, here)):
-            lines.append(
-                f"{task}: an epoch of {', '.join(batches)} is many steps: compare by time to target, not by epoch"
-            )
+            lines.append(f"{task}: an epoch of {', '.join(batches)} is many steps: compare time to target, not epochs")
         claims = [group for group in here if not group.control and group.verdict not in ("", "baseline")]
         if not claims:
             continue

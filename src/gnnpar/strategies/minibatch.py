@@ -47,7 +47,7 @@ class Minibatch:
     """
 
     fanout: tuple[Annotated[int, Ge(-1)], ...] = (15, 10)
-    batch_size: Annotated[int, Ge(1)] | None = 1024
+    batch_size: Annotated[int, Ge(1)] | None = 512
     num_workers: Annotated[int, Ge(0)] = 0
     normalize: Normalize = "graph"
     sampler: Body = "auto"
