@@ -89,8 +89,7 @@ class Minibatch:
                 f"strategy.num_workers={self.num_workers} starts processes, which ranks that are threads cannot: "
                 "set comm=gloo, or strategy.num_workers=0."
             )
-        uses = Counter(use.layer for use in sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim))))
-        hops = [uses[i] for i in range(model.num_layers)]  # a layer may aggregate more than once
+        hops = self._hops(model, shard)
         graph = replica_of(shard, comm, edge_ids=model.needs_edge_ids)
         fanout = [self.fanout[min(i, len(self.fanout) - 1)] for i in range(sum(hops))]
         sampler, drawn_by = sampler_of(graph.edges, fanout, self.sampler)
@@ -106,3 +105,16 @@ class Minibatch:
             graph=graph, batches=batches, hops=hops, drawn_by=drawn_by, num_workers=self.num_workers, view=exact,
             exact=exact, shard=shard, model=model, task=task, comm=comm, seed=seed,
         )  # fmt: skip
+
+    @staticmethod
+    def _hops(model: GNN, shard: Shard) -> list[int]:
+        """Of each layer, which may aggregate more than once."""
+        uses = sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim)))
+        for use in uses:
+            if not hasattr(use.agg, "summed"):
+                raise ValueError(
+                    f"the fold {type(use.agg).__name__} of layer {use.layer} does not say whether it is a sum over "
+                    "in-edges, which samples have to know: give it summed = True or False (ops/aggregator.py)."
+                )
+        counts = Counter(use.layer for use in uses)
+        return [counts[i] for i in range(model.num_layers)]
