@@ -162,7 +162,7 @@ def test_with_the_samples_degrees_it_is_pygs_layer(model) -> None:
         else:
             inside = nn.Sequential(conv.inside, nn.ReLU(), conv.outside)
             theirs = GINConv(copy.deepcopy(inside), eps=0.5 + 1)  # the loop counts a node again
-            theirs.nn.load_state_dict(inside.state_dict())
+            theirs.load_state_dict({f"nn.{k}": t for k, t in inside.state_dict().items()} | {"eps": theirs.eps})
             h = theirs(h, drawn_edges)
         h = h if i else h.relu()
     torch.testing.assert_close(carry[0], h[: len(carry[0])], rtol=1e-10, atol=1e-12)

@@ -62,7 +62,8 @@ def test_rows_are_destinations(kind: str) -> None:
 
 
 def test_what_pyg_makes_of_a_graph_comes_back() -> None:
-    data = ToSparseTensor(layout=torch.sparse_csr)(Data(edge_index=EDGES, num_nodes=5))
+    layout: Any = torch.sparse_csr  # PyG's own annotation says int
+    data = ToSparseTensor(layout=layout)(Data(edge_index=EDGES, num_nodes=5))
     assert "edge_index" not in data
     assert as_set(edges_of(data)) == as_set(EDGES)
     with pytest.raises(ValueError, match="Data has neither edge_index nor adj_t"):

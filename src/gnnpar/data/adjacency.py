@@ -47,11 +47,9 @@ def _entries(given: Any) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, ...]
         return _expanded(ends), columns, values, tuple(given.sizes()[:2])
     shape = tuple(given.shape)
     if given.layout in _COMPRESSED and len(shape) == 2:
-        by_row = given.layout == torch.sparse_csr
-        ends, inside = (given.crow_indices(), given.col_indices()) if by_row else (
-            given.ccol_indices(), given.row_indices())  # fmt: skip
-        pair = _expanded(ends), inside
-        return (*(pair if by_row else pair[::-1]), given.values(), shape)
+        if given.layout == torch.sparse_csr:
+            return _expanded(given.crow_indices()), given.col_indices(), given.values(), shape
+        return given.row_indices(), _expanded(given.ccol_indices()), given.values(), shape
     if given.layout == torch.sparse_coo and given.sparse_dim() == 2:
         rows, columns = given._indices()  # not coalesced: repeated edges stay, with their own values
         return rows, columns, given._values(), shape

@@ -37,7 +37,8 @@ class Batches:
     ) -> None:  # fmt: skip
         # rows stay with the engine: a worker that is started afresh would get a copy of them
         self._graph = replace(graph, x=graph.x[:0].cpu(), y=graph.y[:0].cpu())
-        self._sampler, self._normalize = sampler, normalize
+        self._sampler = sampler
+        self._normalize: Normalize = normalize
         self._seed, self._rank, self._ranks = seed, rank, ranks
         self._size = batch_size or len(graph.train)
         self._shuffled: tuple[int, Tensor] | None = None
@@ -145,5 +146,5 @@ class MinibatchEngine(FlatEngine):
         return self._model.end(g, carry)
 
 
-def _as_it_is(item: Subgraph) -> Subgraph:
+def _as_it_is(item: Any) -> Any:
     return item

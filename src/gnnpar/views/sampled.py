@@ -42,7 +42,7 @@ class Subgraph(NamedTuple):
     scale: Tensor | None
 
     def to(self, device: torch.device) -> Subgraph:
-        return Subgraph(*(t.to(device) if isinstance(t, Tensor) else t for t in self))
+        return self._replace(**{k: t.to(device) for k, t in self._asdict().items() if isinstance(t, Tensor)})
 
 
 def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize) -> Subgraph:
@@ -131,7 +131,9 @@ class SampledGraph(OwnRows):
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         assert self.hops > 0, "more aggregations than hops were drawn"
         if edge:
-            place = torch.searchsorted(self.edge_ids, self._block.edge_ids)
+            ids = self._block.edge_ids
+            assert ids is not None
+            place = torch.searchsorted(ids.sort().values, ids)
             edge = tuple(rows[place] for rows in edge)
         out = fold_block(agg, self._block, src, dst, edge, shared)
         if self.sub.scale is None or not agg.summed:
