@@ -16,7 +16,7 @@ from torch_geometric.nn import GCNConv, GINConv
 from checkpoints import result, rows, train
 from composing import configured, names
 from gnnpar.comm import ThreadWorld
-from gnnpar.data.neighbours import sampler_of
+from gnnpar.data.neighbours import native, sampler_of
 from gnnpar.data.tasks import make_task
 from gnnpar.engines.minibatch import Batches
 from gnnpar.models.gcn import GCN
@@ -210,6 +210,18 @@ def test_a_run_says_what_it_cost_and_workers_change_no_bit(tmp_path: Path) -> No
     assert sent == dict.fromkeys(("reduce", "total"), told["sample/steps"] * 2 * 4 * numbers)
     assert told["sample/nodes"] > 32
     assert 0.5 < found["fidelity"]["cosine"]["last"] < 0.9999
+
+
+@pytest.mark.skipif(native() is None, reason="neither pyg-lib nor torch-sparse is installed")
+def test_neighborloader_in_the_place_of_our_own() -> None:
+    """Exact where all is taken, and keyed where not: ranks that are threads share the generator it draws from."""
+    config = configured("model", "gat", "model.hidden=8", "model.attention_dropout=0.3")
+    for case in check(replace(ALL, sampler="pyg"), {"gat": config}, worlds=(1, 3)):
+        assert case.passed, case
+    sampled = Minibatch(fanout=(2, 2), batch_size=8, sampler="pyg")
+    runs = [train_in_threads(sampled, GCN(hidden=8), small_graph(), world=3) for _ in range(2)]
+    assert runs[0].losses == runs[1].losses
+    assert torch.equal(runs[0].logits, runs[1].logits)
 
 
 @pytest.mark.parametrize(
