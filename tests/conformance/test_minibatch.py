@@ -38,6 +38,7 @@ from gnnpar.strategies.minibatch import Minibatch
 from gnnpar.strategies.single import Single
 from gnnpar.views.local import Pass
 from gnnpar.views.sampled import SampledGraph, subgraph_of
+from graphs import ODD
 
 ALL = Minibatch(fanout=(-1,), batch_size=None)
 
@@ -166,6 +167,18 @@ def test_with_the_samples_degrees_it_is_pygs_layer(model) -> None:
             h = theirs(h, drawn_edges)
         h = h if i else h.relu()
     torch.testing.assert_close(carry[0], h[: len(carry[0])], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("graph", ODD)
+def test_odd_graphs_are_sampled(graph) -> None:
+    """No edges, no loops, ranks without a seed, hubs: training goes on, and evaluates as the single device."""
+    data = ODD[graph]()
+    strategy = Minibatch(fanout=(2,), batch_size=3, sampler="own")
+    got = train_in_threads(strategy, GCN(hidden=4), data, world=min(2, data.num_nodes), epochs=1)
+    assert all(torch.isfinite(each) for each in (torch.tensor(got.losses).sum(), got.logits.sum()))
+    still = train_in_threads(strategy, GCN(hidden=4), data, world=min(2, data.num_nodes), epochs=0)
+    exact = train_in_threads(Single(), GCN(hidden=4), data, world=1, epochs=0)
+    assert relative_error(still.logits, exact.logits) < TOLERANCE
 
 
 def test_every_training_node_is_a_seed_once_and_draws_differ_between_ranks_and_epochs() -> None:
