@@ -17,6 +17,8 @@ BASELINES = {
     "vanilla": ["strategy=graph_parallel", "strategy.overlap=none"],
     "graph_parallel": ["strategy=graph_parallel"],
     "graph_parallel bf16": ["strategy=graph_parallel", "codec=bf16"],
+    "minibatch": ["strategy=minibatch"],
+    "minibatch subgraph": ["strategy=minibatch", "strategy.normalize=subgraph"],
     "control": ["strategy=graph_parallel", "codec=drop"],
 }
 STRATEGIES = BASELINES | {

@@ -33,7 +33,7 @@ class Placement:
     layers_of: tuple[range, ...]
 
 
-Mode = Literal["whole", "halo", "sar", "chunk"]
+Mode = Literal["whole", "halo", "sar", "chunk", "sample"]
 Overlap = Literal["none", "edges", "central_marginal"]
 _KEYS = {
     "schema", "mesh", "layers_of", "arrays", "layers", "strategy", "hashes", "statistics", "predicted", "quality",

@@ -79,7 +79,8 @@ def runs(draw: st.DrawFn) -> tuple[Dataset, str, Any, int, Given, str]:
         strategy = replace(strategy, overlap=draw(st.sampled_from(["none", "edges", "central_marginal"])))
     rest = draw(st.lists(st.integers(0, parts - 1), min_size=dataset.num_nodes - parts, max_size=dataset.num_nodes))
     owners = draw(st.permutations([*range(parts), *rest[: dataset.num_nodes - parts]]))
-    first_layer = "live" if hasattr(strategy, "chunks") else draw(st.sampled_from(["live", "cached"]))
+    refuses = hasattr(strategy, "chunks") or hasattr(strategy, "fanout")
+    first_layer = "live" if refuses else draw(st.sampled_from(["live", "cached"]))
     return dataset, draw(st.sampled_from(sorted(MODELS))), strategy, world, Given(tuple(owners)), first_layer
 
 

@@ -20,7 +20,8 @@ PAIRS = [(s, m) for s in STRATEGIES for m in names("model")]
 
 
 def losses(strategy: str, model: str) -> list[float]:
-    method = configured("strategy", strategy)
+    own = ("strategy.sampler=own",) if strategy == "minibatch" else ()  # another sampler draws other neighbours
+    method = configured("strategy", strategy, *own)
     config = configured("model", model, "model.hidden=8")
     most = 2 if hasattr(method, "check_world") else 3  # two layers are two stages
     return train_in_threads(method, config, small_graph(), world=method.max_ranks or most, epochs=20).losses

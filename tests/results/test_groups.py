@@ -77,6 +77,14 @@ def test_a_control_that_shows_nothing_is_said(plant: Plant, tmp_path: Path, loss
     assert said in note and note.startswith("sbm/gcn: ")
 
 
+def test_an_epoch_of_many_steps_is_said(plant: Plant, tmp_path: Path) -> None:
+    plant(seed=0)
+    plant(seed=0, strategy="minibatch", settings__strategy={"batch_size": 64})
+    assert compared(tmp_path).notes[0] == (
+        "sbm/gcn: an epoch of minibatch is many steps: compare time to target, not epochs"
+    )
+
+
 def test_what_did_not_complete_is_counted(plant: Plant, tmp_path: Path) -> None:
     plant(seed=0)
     plant(seed=0, **OURS)

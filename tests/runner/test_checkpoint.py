@@ -29,6 +29,7 @@ VARIANTS = {
     "out of core, adaptive": ("strategy=sar", "strategy.logical_parts=3", "codec=adaptive", "codec.period=2",
                               "codec.warmup=1", "codec.trace_epochs=2"),
     "rounds of peers": ("strategy=sar", "strategy.rounds=peer", "strategy.backward=pull", "model=gat", "world_size=3"),
+    "steps of batches": ("strategy=minibatch", "strategy.batch_size=24", "strategy.fanout=[3,2]", "model=gat"),
     "momentum and warm-up": ("strategy=graph_parallel", "optim=sgd", "optim.momentum=0.9", "optim.schedule=cosine",
                              "optim.warmup_epochs=2"),
 }  # fmt: skip

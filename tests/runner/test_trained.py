@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch_geometric.data import Data
+from torch_geometric.transforms import ToSparseTensor
 
 import gnnpar
 from checkpoints import damage, last, rows, train
 from gnnpar.data.dataset import Dataset
 from gnnpar.main import compose
+
+CSR: Any = torch.sparse_csr  # PyG's own annotation of a layout says int
 
 
 def raw(dataset: Dataset) -> Data:
@@ -38,7 +42,9 @@ def test_the_loaded_module_predicts_what_was_evaluated(tmp_path: Path, model: st
         with torch.no_grad():
             logits = found(raw(dataset))
             again = found(dataset.x, dataset.edge_index, prepared=True)
+            transposed = found(ToSparseTensor(layout=CSR)(raw(dataset)))
         assert torch.equal(logits, again)
+        assert torch.equal(logits, transposed)
         told = evaluated[found.epoch]
         assert found.val == told["metric/val"]
         for split in ("train", "val", "test"):

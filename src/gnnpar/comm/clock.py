@@ -9,8 +9,8 @@ from typing import Literal
 
 import torch
 
-ClockPhase = Literal["compute", "encode", "exposed", "bubble", "reduce", "other"]
-CLOCK_PHASES: tuple[ClockPhase, ...] = ("compute", "encode", "exposed", "bubble", "reduce", "other")
+ClockPhase = Literal["compute", "sample", "encode", "exposed", "bubble", "reduce", "other"]
+CLOCK_PHASES: tuple[ClockPhase, ...] = ("compute", "sample", "encode", "exposed", "bubble", "reduce", "other")
 
 
 class PhaseClock:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from gnnpar.data.adjacency import edges_of
 from gnnpar.data.dataset import Dataset, TaskName
 from gnnpar.data.files import (
     cached_folder,
@@ -147,4 +148,4 @@ def _raw_graph(name: str, source: _Source, data: Any) -> RawGraph:
         masks = (data.train_mask, data.val_mask, data.test_mask)
     x = data.x.to_dense() if data.x.is_sparse else data.x
     assert isinstance(x, torch.Tensor)
-    return RawGraph(name=name, x=x, y=data.y, edge_index=data.edge_index, task=source.task, masks=masks)
+    return RawGraph(name=name, x=x, y=data.y, edge_index=edges_of(data), task=source.task, masks=masks)

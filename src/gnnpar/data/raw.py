@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gnnpar.data.adjacency import edge_index_of
 from gnnpar.data.dataset import TaskName
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -18,7 +19,8 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 class RawGraph:
     """A graph as read, before preprocessing.
 
-    Shapes: x [N, F]; y [N], [N, 1] or [N, C]; edge_index [2, E]; masks None or 3 x [N] or [N, S] (S numbered splits).
+    Shapes: x [N, F]; y [N], [N, 1] or [N, C]; edge_index [2, E], or an adj_t [N, N] (data/adjacency.py);
+    masks None or 3 x [N] or [N, S] (S numbered splits).
     """
 
     name: str
@@ -72,7 +74,10 @@ def _features(raw: RawGraph) -> Tensor:
 
 
 def _edges(raw: RawGraph, num_nodes: int) -> Tensor:
-    edges = raw.edge_index
+    try:
+        edges = edge_index_of(raw.edge_index)
+    except ValueError as error:
+        raise ValueError(f"dataset {raw.name}: {error}.") from None
     if edges.ndim != 2 or edges.shape[0] != 2:
         hint = "transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else "row 0 holds sources, row 1 destinations"
         raise ValueError(f"dataset {raw.name}: edge_index must have shape [2, edges], got {list(edges.shape)}; {hint}.")

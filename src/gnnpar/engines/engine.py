@@ -12,6 +12,11 @@ from torch import Tensor, nn
 class Stepper(Protocol):
     """An optimizer with its schedule and clipping."""
 
+    @property
+    def refused(self) -> bool:
+        """Was the last step none, because a gradient was not finite?"""
+        ...
+
     def zero_grad(self) -> None: ...
     def step(self, norm: float | None = None) -> None:
         """`norm`: the whole gradient's, given by an engine whose ranks hold parts of it."""
@@ -39,7 +44,7 @@ class Engine(Protocol):
         ...
 
     def train_epoch(self, epoch: int, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
-        """Full-graph engines: one optimiser step."""
+        """Full-graph engines: one optimiser step; a sampler: many."""
         ...
 
     def predict(self) -> Tensor:

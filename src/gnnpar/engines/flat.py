@@ -131,9 +131,12 @@ class FlatEngine:
             codec.load_state_dict(saved)
 
     def _differentiate(self, graph: Any) -> Tensor:
-        """Gradients of this rank's share of the loss, and the share; a parameter without a gradient counts as zero."""
+        """Gradients of this rank's share of the loss, and the share."""
         logits = self._model(graph, self._shard.x)
-        loss = self._task.loss_sum(logits[self._train], self._train_y) / self._shard.num_train
+        return self.bucket_of(self._task.loss_sum(logits[self._train], self._train_y) / self._shard.num_train)
+
+    def bucket_of(self, loss: Tensor) -> Tensor:
+        """All gradients of a loss, and the loss, in one vector; a parameter without a gradient counts as zero."""
         parameters = [p for _, p in self.named_parameters()]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         parts = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]

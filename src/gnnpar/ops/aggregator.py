@@ -35,6 +35,11 @@ class Aggregator(Protocol):
         ...
 
     @property
+    def summed(self) -> bool:
+        """Does the result grow with the number of in-edges, so that k of d of them give k / d of it on average?"""
+        ...
+
+    @property
     def needs_edge_ids(self) -> bool:
         """Does this value read Block.edge_ids (attention dropout)?"""
         ...

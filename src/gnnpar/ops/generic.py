@@ -36,6 +36,10 @@ class Generic(ByBlock):
     linear = False
 
     @property
+    def summed(self) -> bool:
+        return self.score is None
+
+    @property
     def needs_edge_ids(self) -> bool:
         return self.dropout is not None
 

@@ -22,6 +22,7 @@ class Max(ByBlock):
 
     needs_src = False  # the winner's id is saved, not its value
     linear = False
+    summed = False
     needs_edge_ids = False
 
     def init(self, num_dst: int, x: Operands) -> Rows:

@@ -29,6 +29,7 @@ class Softmax:
     branch: bool = field(default_factory=torch.is_grad_enabled)
     needs_src = True
     linear = False
+    summed = False
 
     @property
     def needs_edge_ids(self) -> bool:

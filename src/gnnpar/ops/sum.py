@@ -20,6 +20,7 @@ class Sum(ByBlock):
 
     needs_src = False
     linear = True
+    summed = True
     needs_edge_ids = False
 
     def init(self, num_dst: int, x: Operands) -> Rows:

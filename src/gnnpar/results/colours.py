@@ -10,12 +10,13 @@ from gnnpar.track.keys import BYTE_PHASES, PHASES
 _KNOWN = {
     "single": "#7a8794", "graph_parallel": "#2b7bba", "adaqp": "#e09f1f", "sar": "#1a9e77", "gnnpipe": "#c76fa1",
     "hybrid": "#d1602b", "tag": "#58b0dd",
+    "minibatch": "#8c6d5a",
 }  # fmt: skip
 _OTHERS = ("#a08a1c", "#8064b8", "#5f8f4e", "#b8536b", "#4aa3a2", "#9b7653")
 GREY = "#a5adb5"  # of times that are no statement on speed
 
 TIME: Mapping[str, str] = dict(
-    zip(PHASES, ("#5f7fa3", "#a98bc4", "#d9663b", "#f0b48c", "#e3c84f", "#6bab8f", "#b9bfc6"), strict=True)
+    zip(PHASES, ("#5f7fa3", "#8fae5d", "#a98bc4", "#d9663b", "#f0b48c", "#e3c84f", "#6bab8f", "#b9bfc6"), strict=True)
 )
 _SENT = ("#3f7fb5", "#8db8dc", "#a98bc4", "#d9663b", "#e3c84f", "#6bab8f", "#b9bfc6")
 BYTES: Mapping[str, str] = dict(zip(BYTE_PHASES, _SENT, strict=True))

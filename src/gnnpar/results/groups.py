@@ -237,14 +237,18 @@ def _mark(groups: Sequence[Group], column: str, values: Sequence[Mapping[Any, fl
 
 
 def notes(groups: Sequence[Group]) -> list[str]:
-    """What the accuracies do not show by themselves: one line a task where the negative control is absent or passes."""
+    """What the numbers do not show by themselves: one line a task where an epoch is many steps in some rows only, one
+    where the negative control is absent or passes."""
     lines = []
     for arena in dict.fromkeys(group.arena for group in groups):
         here = [group for group in groups if group.arena == arena]
+        task = f"{here[0].first['dataset']}/{here[0].first['model']}"
+        batches = dict.fromkeys(group.first["strategy"] for group in here if _takes_many_steps(group))
+        if batches and not all(map(_takes_many_steps, here)):
+            lines.append(f"{task}: an epoch of {', '.join(batches)} is many steps: compare time to target, not epochs")
         claims = [group for group in here if not group.control and group.verdict not in ("", "baseline")]
         if not claims:
             continue
-        task = f"{claims[0].first['dataset']}/{claims[0].first['model']}"
         controls = {group.control_verdict for group in claims}
         if "not inferior" in controls:
             lines.append(
@@ -255,6 +259,11 @@ def notes(groups: Sequence[Group]) -> list[str]:
         elif controls & {"inconclusive", "unpaired"}:
             lines.append(f"{task}: the negative control is inconclusive; train more seeds")
     return lines
+
+
+def _takes_many_steps(group: Group) -> bool:
+    """Does a step see a batch, and not all training nodes?"""
+    return bool((group.results[0].get("settings", {}).get("strategy") or {}).get("batch_size"))
 
 
 def cells(group: Group) -> dict[str, Any]:

@@ -93,6 +93,8 @@ def out_of_memory(error: BaseException, settings: Settings, world_size: int) -> 
 def what_needs_less(settings: Settings, world_size: int) -> str:
     """The next setting on the way down: rounds of SAR, smaller rounds, out of core, more parts of it."""
     strategy = settings.strategy
+    if hasattr(strategy, "fanout"):
+        return "lower strategy.batch_size or strategy.fanout; a rank also holds the whole graph, strategy=sar a part"
     parts = getattr(strategy, "logical_parts", None)
     if parts is not None:
         return f"set strategy.logical_parts={2 * parts}: the device holds one part of {2 * parts} at a time"

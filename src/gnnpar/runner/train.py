@@ -277,7 +277,7 @@ def start_facts(settings: Settings, world: World, dataset: Any, plan: Plan, widt
 
 def how_of(policy: LayerPolicy) -> str:
     """'bfloat16, overlap edges': what a layer sends and when; nothing where it sends nothing."""
-    if policy.mode == "whole":
+    if policy.mode in ("whole", "sample"):
         return ""
     if policy.mode == "chunk":
         return f"chunks, boundary {type(policy.codec).__name__.lower()}"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.comm import ThreadWorld
+from gnnpar.data.adjacency import edge_index_of, edges_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import Preprocess, canonical_edges, normalized
 from gnnpar.models.gnn import GNN
@@ -24,7 +25,8 @@ DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 class Trained(nn.Module):
-    """Call it with a PyG `Data`, or with x [N, F] and edge_index [2, E]: exact logits [N, classes], no dropout.
+    """Call it with a PyG `Data`, or with x [N, F] and edge_index [2, E]: exact logits [N, classes], no dropout. The
+    graph may also be an adj_t (a SparseTensor, or a tensor in one of torch's sparse layouts) in either's place.
 
     Edges and features are prepared as those of the run were (self loops, reverse edges, repeated edges, row sums);
     `prepared=True` takes them as they are. `settings`: of the run. `epoch`: epochs done. `val`: validation metric.
@@ -35,10 +37,8 @@ class Trained(nn.Module):
         self.model, self.settings, self.epoch, self.val = model, settings, found.epoch, found.val
         self.eval()
 
-    def forward(self, x: Any, edge_index: Tensor | None = None, *, prepared: bool = False) -> Tensor:
-        if edge_index is None:
-            x, edge_index = x.x, x.edge_index
-        assert isinstance(edge_index, Tensor)
+    def forward(self, x: Any, edge_index: Any = None, *, prepared: bool = False) -> Tensor:
+        x, edge_index = (x.x, edges_of(x)) if edge_index is None else (x, edge_index_of(edge_index))
         if x.ndim != 2 or x.shape[1] != self.model.in_dim:
             raise ValueError(f"x is {tuple(x.shape)}, but the model was trained on {self.model.in_dim} features a node")
         if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < len(x):

@@ -10,7 +10,7 @@ class Key(NamedTuple):
     meaning: str
 
 
-PHASES = ("compute", "encode", "exposed_wire", "exposed_skew", "bubble", "reduce", "other")
+PHASES = ("compute", "sample", "encode", "exposed_wire", "exposed_skew", "bubble", "reduce", "other")
 BYTE_PHASES = ("forward", "backward", "remat", "push", "stage", "reduce", "assign")
 
 KEYS: dict[str, Key] = {
@@ -51,6 +51,10 @@ KEYS: dict[str, Key] = {
     "assign/seconds": Key("s", "time of each exchange that the choice predicts, by exchange"),
     "assign/objective": Key("1", "what was minimised, by exchange"),
     "time/assign_seconds": Key("s", "choosing bits, traffic included; part of the epoch"),
+    "sample/steps": Key("1", "steps of the epoch: batches of training nodes"),
+    "sample/nodes": Key("1", "nodes of the subgraphs of the epoch's steps, on rank 0: a node counts once a step"),
+    "sample/edges": Key("1", "edges of these subgraphs"),
+    "sample/sampler": Key("", "what drew neighbours: pyg_lib, torch_sparse or own"),
     "profile/hash": Key("", "sha256 of the profile that decides on numbers, in row 0"),
     "memory/peak_bytes": Key("B", "largest allocation during the profiled epoch, a list by rank"),
     "memory/peak_rss_bytes": Key("B", "largest resident set so far, a list by rank; for information"),

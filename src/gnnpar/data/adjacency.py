@@ -1,0 +1,61 @@
+"""Graphs given as a transposed adjacency matrix: PyG's `adj_t`, of ToSparseTensor or OGB, instead of `edge_index`.
+
+Row i of `adj_t` lists the sources of i's in-edges, so it is read as (row = destination, column = source). It is a
+torch_sparse.SparseTensor, known by its method `csr` (nothing is imported), or a tensor in one of torch's sparse
+layouts. Models read no edge weights (ADR 0003), so values other than one are refused rather than dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
+
+
+def edges_of(data: Any) -> Tensor:
+    """[2, E] of a PyG `Data`: its edge_index, else its adj_t."""
+    for name in ("edge_index", "adj_t"):
+        if (found := getattr(data, name, None)) is not None:
+            return edge_index_of(found)
+    raise ValueError(f"{type(data).__name__} has neither edge_index nor adj_t; give it one of them")
+
+
+def edge_index_of(given: Any) -> Tensor:
+    """[2, E] (sources, destinations) of an edge_index, which stays as it is, or of an adj_t."""
+    if isinstance(given, Tensor) and given.layout == torch.strided:
+        return given
+    rows, columns, values, shape = _entries(given)
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ValueError(f"adj_t is {list(shape)}; it must be [nodes, nodes]")
+    if values is not None and bool((values != 1).any()):
+        raise ValueError(
+            f"adj_t holds edge weights from {float(values.min()):.4g} to {float(values.max()):.4g}, which no model "
+            "reads; take them out (adj_t.set_value(None)), or give the edge_index alone"
+        )
+    return torch.stack([columns.long(), rows.long()])
+
+
+def _entries(given: Any) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, ...]]:
+    """(rows, columns, values, shape) of a sparse matrix."""
+    if not isinstance(given, Tensor):
+        if not callable(getattr(given, "csr", None)):
+            raise ValueError(f"the graph is a {type(given).__name__}; give an edge_index [2, E], or an adj_t")
+        ends, columns, values = given.csr()
+        return _expanded(ends), columns, values, tuple(given.sizes()[:2])
+    shape = tuple(given.shape)
+    if given.layout in _COMPRESSED and len(shape) == 2:
+        if given.layout == torch.sparse_csr:
+            return _expanded(given.crow_indices()), given.col_indices(), given.values(), shape
+        return given.row_indices(), _expanded(given.ccol_indices()), given.values(), shape
+    if given.layout == torch.sparse_coo and given.sparse_dim() == 2:
+        rows, columns = given._indices()  # not coalesced: repeated edges stay, with their own values
+        return rows, columns, given._values(), shape
+    raise ValueError(f"adj_t is {list(shape)} in layout {given.layout}; give a SparseTensor, CSR, CSC or COO matrix")
+
+
+def _expanded(ends: Tensor) -> Tensor:
+    """CSR's row pointers -> the row of every entry."""
+    return torch.arange(len(ends) - 1, device=ends.device).repeat_interleave(ends.diff())

@@ -1,0 +1,160 @@
+"""Uniform neighbour sampling: of every node up to `fanout` of its in-edges, without replacement, hop after hop.
+
+Source: Hamilton, Ying and Leskovec 2017 (arXiv 1706.02216), section 3.1, as PyG's NeighborLoader does it: a node is
+expanded once, at the hop at which it is first reached. Where pyg-lib is installed NeighborLoader draws; else `Uniform`,
+which needs numpy alone. NeighborLoader over torch-sparse draws when it is asked for by name: up to 0.6.18 its draw
+without replacement is not uniform (ADR 0029). Equal keys are equal samples, of the same body.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Body = Literal["auto", "pyg", "own"]
+_ONE_AT_A_TIME = threading.Lock()  # native bodies draw from torch's generator, which ranks that are threads share
+
+
+class InEdges(NamedTuple):
+    """In-edges, CSR by destination, on a CPU. Shapes: indptr [N + 1], sources [E], both int64."""
+
+    indptr: Tensor
+    sources: Tensor
+
+
+class Sample(NamedTuple):
+    """What was drawn around some seeds.
+
+    Shapes: nodes [n] global ids, the seeds first, then hop by hop; ends: how many lie within 0, 1, ... hops;
+    counts [m]: in-edges drawn of each node within all hops but the last; sources [e] places in `nodes`, by destination;
+    edges [e] their places in InEdges.
+    """
+
+    nodes: Tensor
+    ends: tuple[int, ...]
+    counts: Tensor
+    sources: Tensor
+    edges: Tensor
+
+
+class Sampler(Protocol):
+    """Picklable: worker processes draw too."""
+
+    def draw(self, seeds: Tensor, key: int) -> Sample:
+        """Around distinct `seeds` [s]. The key decides all that is random."""
+        ...
+
+
+def native() -> str | None:
+    """The package that NeighborLoader draws with here; None: neither is installed. Imports nothing."""
+    return next((name for name in ("pyg_lib", "torch_sparse") if find_spec(name) is not None), None)
+
+
+def sampler_of(graph: InEdges, fanout: Sequence[int], body: Body) -> tuple[Sampler, str]:
+    """A sampler, and what draws in it. `fanout`: in-edges of a node, by hop from the seeds outwards, -1: all."""
+    found = native()
+    if body == "own" or (body == "auto" and found != "pyg_lib"):
+        return Uniform(graph, fanout), "own"
+    if found is None:
+        raise ValueError(
+            "strategy.sampler=pyg needs pyg-lib or torch-sparse, and neither is installed: "
+            'run pip install "gnnpar[sparse]" (or make sparse), or set strategy.sampler=own.'
+        )
+    return Loader(graph, fanout), found
+
+
+class Uniform:
+    """Every set of `fanout` in-edges of a node is as likely as every other."""
+
+    def __init__(self, graph: InEdges, fanout: Sequence[int]) -> None:
+        self._indptr, self._sources = graph.indptr.numpy(), graph.sources.numpy()
+        self._fanout = tuple(fanout)
+        self._place = np.full(len(self._indptr) - 1, -1, np.int64)  # of a node in the sample at hand
+
+    def draw(self, seeds: Tensor, key: int) -> Sample:
+        rng = np.random.Generator(np.random.Philox(key=key))
+        hops, counts, edges = [seeds.numpy()], [], []
+        ends = [len(seeds)]
+        self._place[hops[0]] = np.arange(ends[0])
+        for fanout in self._fanout:
+            of_node, places = self._expand(hops[-1], fanout, rng)
+            counts.append(of_node)
+            edges.append(places)
+            hops.append(self._fresh(self._sources[places]))
+            self._place[hops[-1]] = np.arange(ends[-1], ends[-1] + len(hops[-1]))
+            ends.append(ends[-1] + len(hops[-1]))
+        nodes, drawn = np.concatenate(hops), np.concatenate([np.empty(0, np.int64), *edges])
+        sources = self._place[self._sources[drawn]]
+        self._place[nodes] = -1
+        of_all = np.concatenate([np.empty(0, np.int64), *counts])
+        arrays = (torch.from_numpy(each) for each in (nodes, of_all, sources, drawn))
+        return Sample(next(arrays), tuple(ends), *arrays)
+
+    def _expand(self, nodes: np.ndarray, fanout: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """How many in-edges of each node, and their places."""
+        first = self._indptr[nodes]
+        degree = self._indptr[nodes + 1] - first
+        counts = degree if fanout < 0 else np.minimum(degree, fanout)
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        more = degree > counts
+        if fanout > 0 and more.any():
+            within[np.repeat(more, counts)] = distinct(degree[more], fanout, rng).ravel()
+        return counts, np.repeat(first, counts) + within
+
+    def _fresh(self, ids: np.ndarray) -> np.ndarray:
+        """Those that are not in the sample yet, each once."""
+        new = ids[self._place[ids] < 0]
+        order = np.arange(len(new))
+        self._place[new] = order  # of equal ids the last one stays
+        return new[self._place[new] == order]
+
+
+def distinct(below: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """`count` distinct numbers under each of `below` [n] > count, ascending; every set is as likely (Floyd 1987).
+
+    Shapes: -> [n, count]. Takes n count^2 comparisons, which suits fan-outs.
+    """
+    chosen = np.empty((len(below), count), np.int64)
+    for i in range(count):
+        last = below - count + i
+        drawn = rng.integers(0, last + 1)
+        taken = (chosen[:, :i] == drawn[:, None]).any(1)
+        chosen[:, i] = np.where(taken, last, drawn)
+    return np.sort(chosen, axis=1)
+
+
+class Loader:
+    """PyG's NeighborLoader, called once a step: its own sampling, our batches and keys."""
+
+    def __init__(self, graph: InEdges, fanout: Sequence[int]) -> None:
+        from torch_geometric.data import Data
+        from torch_geometric.loader import NeighborLoader
+
+        num_nodes = len(graph.indptr) - 1
+        targets = torch.arange(num_nodes).repeat_interleave(graph.indptr.diff())
+        data = Data(edge_index=torch.stack([graph.sources, targets]), num_nodes=num_nodes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that pyg-lib would be faster than torch-sparse
+            self._loader: Any = NeighborLoader(data, num_neighbors=list(fanout), batch_size=1, is_sorted=True)
+        self._hops = len(fanout)
+
+    def draw(self, seeds: Tensor, key: int) -> Sample:
+        with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key >> 1)
+            out = self._loader(seeds)
+        sources, targets = out.edge_index
+        order = torch.argsort(targets, stable=True)
+        sources, targets, edges = sources[order], targets[order], out.e_id[order]
+        ends = [len(seeds)]
+        for _ in range(self._hops):  # nodes come in the order in which they were reached
+            reached = sources[: int(torch.searchsorted(targets, ends[-1]))]
+            ends.append(max(ends[-1], int(reached.max()) + 1 if len(reached) else 0))
+        counts = torch.bincount(targets, minlength=ends[-2])
+        return Sample(out.n_id, tuple(ends), counts, sources, edges)

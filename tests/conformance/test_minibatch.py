@@ -1,0 +1,259 @@
+"""Sampled training: exact where nothing is left out, unbiased where something is, PyG's layers where asked for."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import GCNConv, GINConv
+
+from checkpoints import result, rows, train
+from composing import configured, names
+from gnnpar.comm import ThreadWorld
+from gnnpar.data.neighbours import native, sampler_of
+from gnnpar.data.tasks import make_task
+from gnnpar.engines.minibatch import Batches
+from gnnpar.models.gcn import GCN
+from gnnpar.models.gnn import ModelConfig
+from gnnpar.ops.generic import Generic
+from gnnpar.ops.sum import Sum
+from gnnpar.runner.conformance import (
+    TOLERANCE,
+    check,
+    make_job,
+    relative_error,
+    small_graph,
+    train_in_threads,
+)
+from gnnpar.runner.result import schema_path
+from gnnpar.shard.replica import Replica, replica_of
+from gnnpar.shard.shard import Shard
+from gnnpar.strategies.minibatch import Minibatch
+from gnnpar.strategies.single import Single
+from gnnpar.views.local import Pass
+from gnnpar.views.sampled import SampledGraph, subgraph_of
+from graphs import ODD
+
+ALL = Minibatch(fanout=(-1,), batch_size=None)
+
+
+def shard_of(dataset) -> tuple[Shard, Replica]:
+    (comm,) = ThreadWorld(1).communicators()
+    shard = Shard.open(dataset, torch.zeros(dataset.num_nodes, dtype=torch.int64), comm, edge_ids=True)
+    shard = shard.to(torch.device("cpu"), torch.float64)
+    return shard, replica_of(shard, comm, edge_ids=True)
+
+
+def same(got: dict, expected: dict, tolerance: float) -> None:
+    assert max(relative_error(got[name], gradient) for name, gradient in expected.items()) < tolerance
+
+
+@pytest.mark.parametrize("model", names("model"))
+def test_one_batch_with_all_neighbours_is_the_single_device(model) -> None:
+    """Attention dropout too: masks go by global ids, of edges as of nodes."""
+    more = ("model.attention_dropout=0.3",) if model.startswith("gat") else ()
+    config, data = configured("model", model, "model.hidden=8", *more), small_graph()
+    expected = train_in_threads(Single(), config, data, world=1, epochs=1)
+    for world in (1, 2):
+        got = train_in_threads(ALL, config, data, world=world, epochs=1)
+        assert got.losses == pytest.approx(expected.losses, rel=1e-12)
+        same(got.gradients[0], expected.gradients[0], 1e-12)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_batches_with_all_neighbours_make_up_the_exact_gradient(world) -> None:
+    """35 training nodes in batches of 8 for 3 ranks: the last has a rank without a seed when it holds 2 of them.
+
+    The probe's mean over batches, at the weights the epoch begins with, is the exact gradient.
+    """
+    config, data = GCN(hidden=8), small_graph()
+    batch = next(b for b in range(8, 20) if 0 < int(data.train_mask.sum()) % b < 3)
+    strategy = Minibatch(fanout=(-1,), batch_size=batch)
+    got = train_in_threads(strategy, config, data, world=world, epochs=1)
+    expected = train_in_threads(Single(), config, data, world=1, epochs=1)
+    same(got.gradients[0], expected.gradients[0], 1e-12)
+    assert relative_error(got.logits, expected.logits) > 1e-3, "several steps are not one"
+    one = train_in_threads(strategy, config, data, world=1, epochs=2)
+    many = train_in_threads(strategy, config, data, world=3, epochs=2)
+    assert many.losses == pytest.approx(one.losses, rel=1e-12), "more ranks are the same optimisation"
+    assert relative_error(many.logits, one.logits) < TOLERANCE
+
+
+class TwoHops(nn.Module):
+    """A layer that aggregates twice, with a learned row for every edge."""
+
+    needs_edge_ids = True
+
+    def __init__(self, in_dim: int, out_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Linear(in_dim, out_dim)
+        self.of_edge = nn.Parameter(torch.empty(1, out_dim))
+
+    def forward(self, g, h):
+        edge = torch.sin(g.edge_ids.to(h.dtype) * 0.37)[:, None] * self.of_edge
+        value = Generic(value=lambda src, dst, edge, shared: src[0] * edge[0])
+        return g.aggregate(value, (g.aggregate(Sum(), (self.weight(h),)),), (), (edge,))
+
+
+class Twice(ModelConfig):
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        return TwoHops(in_dim, out_dim)
+
+
+def test_a_layer_of_ones_own_may_aggregate_twice_and_read_edges() -> None:
+    for case in check(ALL, {"twice": Twice(hidden=4)}, worlds=(1, 2)):
+        assert case.passed, case
+
+
+@pytest.mark.parametrize("agg", [Sum(), Generic(value=lambda src, dst, edge, shared: src[0] * edge[0])])
+def test_sums_over_a_sample_are_unbiased_and_loops_certain(agg) -> None:
+    """The mean of 400 sampled sums is the exact one, within 4.5 of its own standard errors in every entry."""
+    shard, graph = shard_of(small_graph())
+    seeds = torch.arange(60)
+    sampler, _ = sampler_of(graph.edges, (3,), "own")
+    whole, _ = sampler_of(graph.edges, (-1,), "own")
+    weight = torch.linspace(0.5, 2.0, shard.num_edges, dtype=torch.float64)[:, None]
+
+    def sums(drawn) -> torch.Tensor:
+        view = SampledGraph(subgraph_of(drawn, graph, "graph"), Pass(0), hops=1)
+        edge = (weight[view.edge_ids],) if isinstance(agg, Generic) else ()
+        return view.aggregate(agg, (shard.x[view.node_ids],), (), edge)[:60]
+
+    exact = sums(whole.draw(seeds, 0))
+    draws = torch.stack([sums(sampler.draw(seeds, key)) for key in range(400)])
+    error = draws.std(0) / 400**0.5
+    sampled = graph.edges.indptr.diff() > 3
+    assert (draws.mean(0) - exact).abs()[sampled].div(error[sampled]).max() < 4.5
+    torch.testing.assert_close(draws[0][~sampled], exact[~sampled])
+
+
+@pytest.mark.parametrize("model", ["gcn", "gin"])
+def test_with_the_samples_degrees_it_is_pygs_layer(model) -> None:
+    """Two layers on the same sample: PyG's see the edges without loops, and add theirs after sampling."""
+    shard, graph = shard_of(small_graph())
+    assert int(graph.loops[:58].min()) >= 1
+    config = configured("model", model, "model.hidden=8", "model.dropout=0", "model.norm=none")
+    net = config.build(6, 3, seed=1).double()
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
+        if parameter.ndim == 0:
+            nn.init.constant_(parameter, 0.5)  # PyG keeps GIN's eps in fp32
+    once = replace(graph, loops=graph.loops.clamp(0, 1))  # PyG's layers add exactly one
+    drawn = sampler_of(graph.edges, (4, 3), "own")[0].draw(torch.arange(0, 58, 5), 3)
+    drawn_edges = torch.stack([drawn.sources, torch.arange(len(drawn.counts)).repeat_interleave(drawn.counts)])
+    view, x = SampledGraph(subgraph_of(drawn, once, "subgraph")._replace(edge_ids=None), Pass(0), hops=2), shard.x
+    carry = net.begin(view, x[view.node_ids])
+    for i, layer in enumerate(net.layers):
+        carry = layer(view.at(i), carry)
+        view = view.inwards(1)
+        carry = tuple(rows[: view.num_rows] for rows in carry)
+    h = x[drawn.nodes]
+    for i, layer in enumerate(net.layers):
+        conv = layer.conv
+        if model == "gcn":
+            theirs = GCNConv(*conv.weight.shape[::-1]).double()
+            theirs.load_state_dict({"lin.weight": conv.weight, "bias": conv.bias})
+            h = theirs(h, drawn_edges)
+        else:
+            inside = nn.Sequential(conv.inside, nn.ReLU(), conv.outside)
+            theirs = GINConv(copy.deepcopy(inside), eps=0.5 + 1)  # the loop counts a node again
+            theirs.load_state_dict({f"nn.{k}": t for k, t in inside.state_dict().items()} | {"eps": theirs.eps})
+            h = theirs(h, drawn_edges)
+        h = h if i else h.relu()
+    torch.testing.assert_close(carry[0], h[: len(carry[0])], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("graph", ODD)
+def test_odd_graphs_are_sampled(graph) -> None:
+    """No edges, no loops, ranks without a seed, hubs: training goes on, and evaluates as the single device."""
+    data = ODD[graph]()
+    strategy = Minibatch(fanout=(2,), batch_size=3, sampler="own")
+    got = train_in_threads(strategy, GCN(hidden=4), data, world=min(2, data.num_nodes), epochs=1)
+    assert all(torch.isfinite(each) for each in (torch.tensor(got.losses).sum(), got.logits.sum()))
+    still = train_in_threads(strategy, GCN(hidden=4), data, world=min(2, data.num_nodes), epochs=0)
+    exact = train_in_threads(Single(), GCN(hidden=4), data, world=1, epochs=0)
+    assert relative_error(still.logits, exact.logits) < TOLERANCE
+
+
+def test_every_training_node_is_a_seed_once_and_draws_differ_between_ranks_and_epochs() -> None:
+    _, graph = shard_of(small_graph())
+    sampler, _ = sampler_of(graph.edges, (2, 2), "own")
+
+    def batches(rank: int, seed: int = 3) -> Batches:
+        return Batches(graph, sampler, batch_size=10, normalize="graph", seed=seed, rank=rank, ranks=3)
+
+    ranks = [batches(rank) for rank in range(3)]
+    for epoch in range(2):
+        dealt = [r.seeds((epoch, step)) for step in range(len(ranks[0])) for r in ranks]
+        assert torch.cat(dealt).sort().values.equal(graph.train)
+        sizes = [[len(r.seeds((epoch, step))) for r in ranks] for step in range(len(ranks[0]))]
+        assert [sum(each) for each in sizes] == [ranks[0].size(step) for step in range(len(sizes))]
+        assert max(max(each) - min(each) for each in sizes) <= 1
+    keys = [(0, 0), (0, 1), (1, 0)]
+    assert not torch.equal(ranks[0].seeds((0, 0)), ranks[0].seeds((1, 0)))
+    assert not torch.equal(ranks[0].seeds((0, 0)), batches(0, seed=4).seeds((0, 0)))
+    drawn = {str(r[at].indices.tolist()) for r in ranks for at in keys}
+    assert len(drawn) == 9
+    assert str(batches(1)[0, 1].indices.tolist()) in drawn
+
+
+def test_a_run_says_what_it_cost_and_workers_change_no_bit(tmp_path: Path) -> None:
+    common = ("strategy=minibatch", "strategy.batch_size=32", "strategy.fanout=[4,3]", "epochs=3", "fidelity_every=2")
+    for name, more in {"alone": (), "worker": ("strategy.num_workers=1",)}.items():
+        done = train(tmp_path / name, *common, "world_size=1", *more)
+        assert done.exit_code == 0, done.error
+    assert rows(tmp_path / "alone") == rows(tmp_path / "worker")
+    assert train(tmp_path / "pair", *common, "world_size=2").exit_code == 0
+    found = result(tmp_path / "pair")
+    jsonschema.validate(found, json.loads(schema_path().read_text()))
+    assert (found["exactness"], found["provenance"]) == (["sampled"], "emulated")
+    spent = found["breakdown_seconds"]
+    assert spent["sample"] > 0
+    assert sum(spent.values()) - spent["comm_total"] == pytest.approx(found["epoch_seconds"]["mean"], rel=0.02)
+    told = rows(tmp_path / "pair")[0]
+    task, data = make_task("single_label", 8), 12
+    numbers = sum(p.numel() for p in GCN(hidden=8).build(data, task.out_dim, seed=0).parameters()) + 1
+    sent = {name: count for name, count in found["bytes_per_epoch"].items() if count}
+    assert sent == dict.fromkeys(("reduce", "total"), told["sample/steps"] * 2 * 4 * numbers)
+    assert told["sample/nodes"] > 32
+    assert 0.5 < found["fidelity"]["cosine"]["last"] < 0.9999
+
+
+@pytest.mark.skipif(native() is None, reason="neither pyg-lib nor torch-sparse is installed")
+def test_neighborloader_in_the_place_of_our_own() -> None:
+    """Exact where all is taken, and keyed where not: ranks that are threads share the generator it draws from."""
+    config = configured("model", "gat", "model.hidden=8", "model.attention_dropout=0.3")
+    for case in check(replace(ALL, sampler="pyg"), {"gat": config}, worlds=(1, 3)):
+        assert case.passed, case
+    sampled = Minibatch(fanout=(2, 2), batch_size=8, sampler="pyg")
+    runs = [train_in_threads(sampled, GCN(hidden=8), small_graph(), world=3) for _ in range(2)]
+    assert runs[0].losses == runs[1].losses
+    assert torch.equal(runs[0].logits, runs[1].logits)
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "line"),
+    [
+        ({"num_workers": 2}, {}, "num_workers=2 starts processes, which ranks that are threads cannot: set comm=gloo"),
+        ({}, {"first_layer": "cached"}, "first_layer=cached keeps sums over all neighbours, not samples"),
+        ({"fanout": (5, 5, 5)}, {}, r"fanout=\[5, 5, 5\] has 3 numbers, but the model 2 layers: give 2 or fewer"),
+    ],
+)
+def test_what_cannot_be_is_one_line(fields, options, line) -> None:
+    with pytest.raises(ValueError, match=line):
+        train_in_threads(Minibatch(**fields), GCN(hidden=4), small_graph(), world=2, **options)
+
+
+def test_a_fanout_of_nothing_is_refused_and_the_whole_is_exact() -> None:
+    for fanout in ((), (5, 0)):
+        with pytest.raises(ValueError, match=r"must be numbers of neighbours, one a layer, or -1 for all"):
+            Minibatch(fanout=fanout)
+    assert ALL.exactness == {"exact"} != Minibatch().exactness == {"sampled"}
+    assert replace(ALL, normalize="subgraph").exactness == {"sampled"}
+    assert make_job(Minibatch(), GCN(), small_graph(), world=3).plan.layers[0].mode == "sample"

@@ -1,0 +1,99 @@
+"""adj_t in the place of edge_index: the same edges, whichever sparse matrix holds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.transforms import ToSparseTensor
+
+from gnnpar.data.adjacency import edge_index_of, edges_of
+from gnnpar.data.preprocess import Preprocess, prepare
+from gnnpar.data.raw import RawGraph
+
+EDGES = torch.tensor([[0, 2, 3, 3, 4], [1, 1, 0, 4, 2]])  # directed: a transposed reading gives other edges
+
+
+class Matrix:
+    """What torch_sparse.SparseTensor offers and we read, without torch_sparse."""
+
+    def __init__(self, edge_index: Tensor, value: Tensor | None, num_nodes: int) -> None:
+        sources, targets = edge_index
+        order = torch.argsort(targets * num_nodes + sources)
+        counts = torch.bincount(targets, minlength=num_nodes)
+        self._csr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]), sources[order], value
+        self._num = num_nodes
+
+    def csr(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self._csr
+
+    def sizes(self) -> list[int]:
+        return [self._num, self._num]
+
+
+def matrix(kind: str, value: Tensor | None = None) -> Any:
+    if kind == "stand-in":
+        return Matrix(EDGES, value, 5)
+    if kind == "SparseTensor":
+        sparse = pytest.importorskip("torch_sparse", reason="the extra [sparse] is not installed")
+        return sparse.SparseTensor(row=EDGES[1], col=EDGES[0], value=value, sparse_sizes=(5, 5))
+    weights = torch.ones(EDGES.shape[1]) if value is None else value
+    coo = torch.sparse_coo_tensor(EDGES.flip(0), weights, (5, 5))
+    return {"coo": coo, "csr": coo.to_sparse_csr(), "csc": coo.to_sparse_csc()}[kind]
+
+
+def as_set(edge_index: Tensor) -> set[tuple[int, ...]]:
+    return set(map(tuple, edge_index.T.tolist()))
+
+
+KINDS = ["stand-in", "SparseTensor", "coo", "csr", "csc"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_destinations(kind: str) -> None:
+    found = edge_index_of(matrix(kind))
+    assert (found.dtype, found.shape) == (torch.int64, EDGES.shape)
+    assert as_set(found) == as_set(EDGES)
+    assert as_set(edge_index_of(matrix(kind, torch.ones(5)))) == as_set(EDGES)
+    assert edge_index_of(EDGES) is EDGES
+
+
+def test_what_pyg_makes_of_a_graph_comes_back() -> None:
+    layout: Any = torch.sparse_csr  # PyG's own annotation says int
+    data = ToSparseTensor(layout=layout)(Data(edge_index=EDGES, num_nodes=5))
+    assert "edge_index" not in data
+    assert as_set(edges_of(data)) == as_set(EDGES)
+    with pytest.raises(ValueError, match="Data has neither edge_index nor adj_t"):
+        edges_of(Data(x=torch.zeros(5, 2)))
+
+
+def test_a_raw_graph_takes_it() -> None:
+    mask = torch.ones(5, dtype=torch.bool)
+    made = [
+        prepare(RawGraph(name="five", x=torch.zeros(5, 2), y=torch.arange(5), edge_index=graph, task="single_label",
+                         masks=(mask, ~mask, ~mask)), Preprocess(), seed=0)
+        for graph in (EDGES, matrix("csr"), matrix("stand-in"))
+    ]  # fmt: skip
+    assert len({dataset.graph_hash for dataset in made}) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_refused_not_dropped(kind: str) -> None:
+    with pytest.raises(ValueError, match=r"adj_t holds edge weights from 0\.5 to 1, which no model reads; take them"):
+        edge_index_of(matrix(kind, torch.tensor([1.0, 0.5, 1.0, 1.0, 1.0])))
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (torch.zeros(3, 4).to_sparse_csr(), r"adj_t is \[3, 4\]; it must be \[nodes, nodes\]"),
+        (torch.zeros(2, 2, 2).to_sparse(), r"adj_t is \[2, 2, 2\] in layout torch.sparse_coo; give a SparseTensor"),
+        ([[0, 1], [1, 0]], r"the graph is a list; give an edge_index \[2, E\], or an adj_t"),
+    ],
+)
+def test_what_is_no_adjacency_is_one_line(given: Any, line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        edge_index_of(given)
