@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from gnnpar.paths import conf_dir
+from gnnpar.runner.sharded import with_shards
 from gnnpar.settings import ConfigError, Settings, build_settings, closest, show, unknown_key, with_plan
 from gnnpar.track.console import complain_once
 
-COMMANDS = ("train", "plan", "compare", "ablate", "status", "dashboard", "doctor", "check", "new", "cite")
+COMMANDS = ("train", "partition", "plan", "compare", "ablate", "status", "dashboard", "doctor", "check", "new", "cite")
 CONFIG = "config"
 PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
 
@@ -33,7 +34,8 @@ def run(command: str, argv: list[str]) -> int:
             return train(argv)
         module: Any = import_module(f"gnnpar.commands.{command}")
         given: dict[str, tuple[Callable[..., Any], ...]] = {
-            "check": (compose,), "plan": (composed,), "cite": (composed,), "ablate": (composed, sweep),
+            "check": (compose,), "partition": (composed,), "plan": (composed,), "cite": (composed,),
+            "ablate": (composed, sweep),
         }  # fmt: skip
         return module.run(argv, *given.get(command, ()))
     except ValueError as error:
@@ -147,7 +149,8 @@ def compose_job(config: Any) -> tuple[Callable[[], Settings], Path, Mapping[str,
     def settings() -> Settings:
         facts["yaml"] = OmegaConf.to_yaml(config, resolve=True)
         resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        return build_settings(*with_plan(resolved, names, job.overrides.task), study)
+        given = with_shards(resolved, names, job.overrides.task)
+        return build_settings(*with_plan(*given, job.overrides.task), study)
 
     return settings, folder, facts
 
@@ -162,7 +165,7 @@ def compose(overrides: Sequence[str]) -> Settings:
     names = {group: str(name) for group, name in config.hydra.runtime.choices.items() if not group.startswith("hydra")}
     keys = [str(key) for key in config if key != "hydra"]
     resolved: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
-    return build_settings(resolved, names)
+    return build_settings(*with_shards(resolved, names, overrides))
 
 
 def composed(overrides: Sequence[str]) -> Settings:

@@ -170,6 +170,8 @@ class Settings:
     cache_dir: Path
     trace: bool
     plan: Path | None
+    shards: Path | None
+    shards_check: Literal["full", "header"]
     profile: Path | None
     target: float | None
     early_stopping: EarlyStopping
