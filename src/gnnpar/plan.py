@@ -207,8 +207,7 @@ class Plan:
             "schema": 1,
             "mesh": self.placement.mesh,
             "layers_of": [[r.start, r.stop] for r in self.placement.layers_of],
-            "arrays": {k: _save_array(folder, v) for k, v in arrays.items() if v is not None and k not in named}
-            | named,
+            "arrays": {k: named.get(k) or _save_array(folder, v) for k, v in arrays.items() if v is not None},
             "layers": [_policy(p) for p in self.layers],
             "strategy": self.strategy,
             "hashes": self.hashes,

@@ -19,8 +19,8 @@ Compose = Callable[[Sequence[str]], Settings]
 USAGE = """usage: gnnpar partition dataset=NAME world_size=N out=FOLDER [partition=NAME] [model=NAME] [key=value ...]
 
 Cuts a dataset into N shards in FOLDER, which `gnnpar train shards=FOLDER` trains from: every rank maps its own files
-and never sees the whole graph. dataset=folder passes by in chunks, with partition=ldg, fennel, random or range in O(nodes)
-memory; partition=metis holds all edges, and any other dataset is loaded whole. Overrides are those of `gnnpar train`;
+and never sees the whole graph. dataset=folder passes by in chunks, with partition=ldg, fennel, random or range in
+O(nodes) memory; partition=metis holds all edges, and any other dataset is loaded whole. Overrides are those of `gnnpar train`;
 model= matters only for attention dropout, for which shards carry edge ids.
 """
 

@@ -46,7 +46,8 @@ class Column:
         self.shape: tuple[int, ...] = tuple(shape)
         self.dtype: np.dtype = dtype
         expected = self._start + int(np.prod(shape, dtype=object)) * dtype.itemsize
-        if not shape or (actual := file.stat().st_size) != expected:
+        actual = file.stat().st_size
+        if not shape or actual != expected:
             size = f"is {actual} bytes, its header says {expected}" if shape else "holds a single number"
             raise ValueError(f"{file} {size}; write it again")
 

@@ -3,7 +3,7 @@
 | file | shape | meaning |
 |---|---|---|
 | `src.npy`, `dst.npy` | [E] integers | edges in any order; dataset.symmetrize=true adds the reverse ones |
-| or `indptr.npy`, `indices.npy` | [N + 1], [E] integers | CSR: the sources of row i are `indices[indptr[i]:indptr[i + 1]]` |
+| or `indptr.npy`, `indices.npy` | [N + 1], [E] integers | CSR: row i has sources `indices[indptr[i]:indptr[i + 1]]` |
 | `x.npy` | [N, F] numbers | features |
 | `y.npy` | [N] class ids, or [N, C] of 0/1 (multi-label) | labels; -1 or NaN = unlabelled |
 | `{train,val,test}_mask.npy` | [N] or [N, S] booleans | optional, else split=random or per_class |

@@ -23,8 +23,8 @@ _BROUGHT = ("dataset", "partition")
 
 
 def with_shards(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> tuple[dict, dict]:
-    """Configuration and names after shards=FOLDER: dataset and partition are those it was made of, and there is a rank a
-    part. Asking for others beside it is an error."""
+    """Configuration and names after shards=FOLDER: its dataset and partition, and a rank a part. Asking for others
+    beside it is an error."""
     config, names = dict(config), dict(names)
     if (path := config.get("shards")) is None:
         return config, names
@@ -82,7 +82,7 @@ class Source:
         told, none = self.manifest, torch.zeros(0, dtype=torch.int64)
         empty = Dataset.of(
             told.name, x=torch.zeros(0, told.num_features), y=none, edge_index=none.expand(2, 0),
-            masks=(none.bool(),) * 3, num_classes=told.num_classes, task=told.task,
+            masks=(none.bool(), none.bool(), none.bool()), num_classes=told.num_classes, task=told.task,
         )  # fmt: skip
         return replace(empty, graph_hash=told.hashes["graph"], split_hash=told.hashes["split"])
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from gnnpar.durable import file_hash, read_checked_json, sync_folder, write_json_through
 
 __all__ = [
-    "file_hash", "plain", "read_checked_json", "read_tree", "sync_folder", "tree_hash", "write_json_through", "write_tree",
+    "file_hash", "plain", "read_checked_json", "read_tree", "sync_folder", "tree_hash", "write_json_through",
+    "write_tree",
 ]  # fmt: skip
 
 _SCALARS = (bool, int, float, str)

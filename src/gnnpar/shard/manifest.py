@@ -32,7 +32,7 @@ class FileFacts:
 class Manifest:
     """Facts of the whole graph, of its partition, and of every file (name relative to the folder).
 
-    `setup`: the configuration that made it: names, dataset, partition. `edge_ids`: whether blocks carry global edge ids.
+    `setup`: the configuration that made it: names, dataset, partition. `edge_ids`: whether blocks have global edge ids.
     """
 
     schema: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,9 @@ class _Part:
         ids = self.array("node_ids", torch.int64)
         count = len(ids)
         labels = (count, manifest.num_classes) if manifest.task == "multi_label" else (count,)
-        masks = {f"{name}_mask": self.array(f"{name}_mask", torch.bool, (count,)) for name in ("train", "val", "test")}
+        masks: Any = {
+            f"{name}_mask": self.array(f"{name}_mask", torch.bool, (count,)) for name in ("train", "val", "test")
+        }
         halo = {q: self.block(f"halo-{q}", count) for q in self.peers("halo", ".indptr")}
         halo_rows = sum(block.num_src for block in halo.values())
         return Shard(

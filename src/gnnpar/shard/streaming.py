@@ -81,7 +81,7 @@ def _capacity(total: int, parts: int, slack: float) -> int:
 
 
 class _Stream:
-    """Nodes placed so far. A block of nodes is counted at once; what its nodes are to each other is added one by one."""
+    """Nodes placed so far. A block of nodes is counted at once, what its nodes are to each other one by one."""
 
     def __init__(self, graph: Stored, parts: int, weight: np.ndarray, capacity: int) -> None:
         self.graph, self.parts, self.weight, self.capacity = graph, parts, weight, capacity
