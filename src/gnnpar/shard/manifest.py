@@ -142,8 +142,8 @@ def verify(folder: Path, name: str, facts: FileFacts, check: Check) -> None:
     try:
         size = file.stat().st_size
     except OSError as error:
-        raise ValueError(f"shards={folder}: {name} is missing ({error.strerror}); {again}") from None
+        raise ValueError(f"shards={file} is missing ({error.strerror}); {again}") from None
     if size != facts.nbytes:
-        raise ValueError(f"shards={folder}: {name} is {size} bytes, not {facts.nbytes}; {again}")
+        raise ValueError(f"shards={file} is {size} bytes, not {facts.nbytes}; {again}")
     if check == "full" and file_hash(file) != facts.sha256:
-        raise ValueError(f"shards={folder}: {name} is corrupt (its sha256 is another one); {again}")
+        raise ValueError(f"shards={file} is corrupt (its sha256 is another one); {again}")

@@ -24,7 +24,7 @@ def open_part(folder: Path, manifest: Manifest, part: int, *, edge_ids: bool = F
     files = manifest.of_part(part)
     for name, facts in files.items():
         verify(folder, f"{folder_of(part)}/{name}", facts, check)
-    with clear(folder):
+    with clear(folder / folder_of(part)):
         return _Part(folder / folder_of(part), files, manifest, part, edge_ids).shard()
 
 

@@ -1,0 +1,181 @@
+"""Training from shards on disk: the same bits as from memory, and no rank ever holds the whole graph."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from checkpoints import SMALL, hashes, rows, strategy_of, train
+from conftest import Run, environment
+from gnnpar.commands.partition import run as partition
+from gnnpar.main import composed
+from gnnpar.runner.launch import launch
+from gnnpar.settings import ConfigError
+
+GRAPH = ("dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12")
+RUN = tuple(o for o in SMALL if o not in GRAPH)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("shards") / "made"
+    ids = ("model=gat", "model.attention_dropout=0.5")
+    assert partition([*GRAPH, *ids, "partition=fennel", "world_size=2", f"out={out}"], composed) == 0
+    return out
+
+
+def from_disk(folder: Path, shards: Path, *overrides: str) -> None:
+    folder.mkdir()
+    outcome = launch(composed([*RUN, f"shards={shards}", *overrides]), folder)
+    assert outcome.exit_code == 0, outcome.error
+
+
+CASES = [
+    ("graph_parallel", ()), ("graph_parallel", ("model=gat", "model.attention_dropout=0.5", "first_layer=cached")),
+    ("adaqp", ()), ("sar", ("model=gat", "precision=fp64")), ("adaqp_p", ("model=sage_max",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("strategy", "overrides"), CASES, ids=lambda value: "-".join(value) if value else "")
+def test_the_same_bits_as_from_memory(tmp_path: Path, shards: Path, strategy: str, overrides: tuple) -> None:
+    given = (*strategy_of(strategy), *overrides, "epochs=4")
+    from_disk(tmp_path / "disk", shards, *given)
+    replayed = (f"profile={tmp_path / 'disk/profile.json'}",) if (tmp_path / "disk/profile.json").exists() else ()
+    given = [o for o in given if not (replayed and o.startswith("profile="))]
+    assert train(tmp_path / "memory", "partition=fennel", *given, *_profile(replayed)).exit_code == 0
+    assert hashes(tmp_path / "disk") == hashes(tmp_path / "memory")
+    assert rows(tmp_path / "disk") == rows(tmp_path / "memory")
+    assert rows(tmp_path / "disk")[-1]["metric/test"] is not None
+    plans = [json.loads((tmp_path / name / "plan.json").read_text()) for name in ("disk", "memory")]
+    assert plans[0] == plans[1]
+    name = plans[0]["arrays"]["part_of"]
+    assert (tmp_path / "disk" / name).read_bytes() == (tmp_path / "memory" / name).read_bytes()
+
+
+def _profile(replayed: tuple[str, ...]) -> tuple[str, ...]:
+    """What was measured decides on numbers: replay it."""
+    return tuple(f"strategy.codec.{o}" for o in replayed)
+
+
+def test_processes_give_these_bits_too(tmp_path: Path, shards: Path) -> None:
+    from_disk(tmp_path / "processes", shards, "epochs=3", "comm=gloo")
+    assert train(tmp_path / "memory", "partition=fennel", "epochs=3").exit_code == 0
+    assert hashes(tmp_path / "processes") == hashes(tmp_path / "memory")
+    assert [row["loss/train"] for row in rows(tmp_path / "processes")] == [
+        row["loss/train"] for row in rows(tmp_path / "memory")
+    ]
+
+
+def test_a_run_from_memory_goes_on_from_one_from_shards(tmp_path: Path, shards: Path) -> None:
+    from_disk(tmp_path / "disk", shards, "epochs=2")
+    assert train(tmp_path / "on", "partition=fennel", "epochs=4", f"resume={tmp_path / 'disk'}").exit_code == 0
+    assert train(tmp_path / "memory", "partition=fennel", "epochs=4").exit_code == 0
+    assert hashes(tmp_path / "on") == hashes(tmp_path / "memory")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("strategy=gnnpipe",), "strategy=gnnpipe cuts the whole graph, which shards=.* hold for no rank"),
+        (("strategy=sar", "strategy.logical_parts=2"), "strategy=sar cuts the whole graph"),
+        (("world_size=3",), "are 2 parts, but there are 3 ranks: set world_size=2, or partition again"),
+        (("dataset=cora",), "dataset=cora and shards=.*: the shards set the dataset; leave one of them out"),
+        (("partition.seed=1",), "the shards set the partition"),
+        (("plan=plan.json",), "the shards set the plan"),
+        (("shards_check=none",), "shards_check=none must be one of full, header"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else "",
+)
+def test_what_shards_cannot_serve_is_one_line(tmp_path: Path, shards: Path, overrides: tuple, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        launch(composed([*RUN, f"shards={shards}", *overrides]), tmp_path)
+
+
+def test_damage_and_missing_ids_end_a_run_in_one_line(tmp_path: Path) -> None:
+    out = tmp_path / "shards"
+    assert partition([*GRAPH, "world_size=2", "partition=range", f"out={out}"], composed) == 0
+    settings = composed([*RUN, f"shards={out}", "epochs=2", "model=gat", "model.attention_dropout=0.5"])
+    assert "hold no edge ids, which this model's attention dropout reads" in (
+        launch(settings, tmp_path / "r").error or ""
+    )
+    file = out / "part-1/x.npy"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    told = launch(composed([*RUN, f"shards={out}", "epochs=2"]), tmp_path / "r").error or ""
+    assert "part-1/x.npy is corrupt" in told
+    assert "\n" not in told
+    assert launch(composed([*RUN, f"shards={out}", "epochs=2", "shards_check=header"]), tmp_path / "r").exit_code == 0
+    file.write_bytes(data[:-9])
+    with pytest.raises(ConfigError, match=r"part-1/x\.npy is \d+ bytes, not \d+"):
+        launch(composed([*RUN, f"shards={out}"]), tmp_path / "r")
+
+
+def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
+    for argv, said in (
+        (["dataset=sbm"], "out=FOLDER is given 0 times"),
+        (["dataset=sbm", f"out={tmp_path}"], "is there already; remove it"),
+        (["shards=x", "out=y"], "shards=x: gnnpar partition takes"),
+        (["dataset=folder", f"out={tmp_path / 'y'}"], r"dataset\.path is not set"),
+        (["dataset=sbm", "world_size=5000", f"out={tmp_path / 'y'}"], "cannot fill 5000 parts"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            partition(argv, composed)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_as_a_user_does_it(run_cli: Run, tmp_path: Path) -> None:
+    done = run_cli("partition", *GRAPH, "world_size=1", "out=shards")
+    assert done.returncode == 0, done.stderr
+    assert "0.0% of the edges are cut, alpha 0.000" in done.stdout
+    done = run_cli("train", "shards=shards", "strategy=single", *RUN, "epochs=2", "hydra.run.dir=run")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert (result["dataset"], result["world_size"], result["status"]) == ("sbm", 1, "completed")
+    done = run_cli("train", "shards=nowhere")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+GENERATE = Path(__file__).parents[2] / "experiments/shards_memory"
+
+
+@pytest.mark.slow
+def test_no_rank_holds_what_would_be_the_whole_graph(tmp_path: Path) -> None:
+    """1 M nodes, 8 M edges, 64 features: 244 MiB of features, 128 MiB of edges as int64. Counted: anonymous memory."""
+    script = f"""
+import json, sys
+sys.path.insert(0, {str(GENERATE)!r})
+from pathlib import Path
+from generate import generate
+import sample
+graph, out = Path({str(tmp_path / "graph")!r}), Path({str(tmp_path / "shards")!r})
+generate(graph, nodes=1_000_000, edges=8_000_000, features=64)
+command = [sys.executable, "-m", "gnnpar"]
+source = ["dataset=folder", f"dataset.path={{graph}}", "dataset.symmetrize=true", "partition=ldg", "world_size=4"]
+run = ["model=gcn", "model.hidden=8", "epochs=2", "eval_every=2", "threads_per_rank=1", "checkpoint.keep=0"]
+told = []
+told.append(sample.run([*command, "partition", *source, f"out={{out}}"], limit_bytes=2**40))
+told.append(sample.run([*command, "train", *run, f"shards={{out}}"], limit_bytes=2**40))
+told.append(sample.run([*command, "train", *run, *source], limit_bytes=2**40))
+idle = sample.run([sys.executable, "-c", "import torch, numpy, time; time.sleep(2)"], limit_bytes=2**40)
+print(json.dumps([[each["ended"], each["peaks"], each["output"]] for each in (*told, idle)]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=280,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [each[0] for each in told] == [0, 0, 0, 0], told
+    cut, disk, memory, idle = (each[1] for each in told)
+    anonymous = 1
+    floor = idle["parent"][anonymous]
+    features, edges = 64 * 4 * 10**6, 16 * 9 * 10**6
+    assert cut["parent"][anonymous] - floor < features + edges, "partitioning holds a few integers a node and a chunk"
+    assert memory["rank 0"][anonymous] - floor > features + edges, "the whole graph is on rank 0"
+    for rank in range(4):
+        assert disk[f"rank {rank}"][anonymous] - floor < 0.6 * (features + edges), rank
