@@ -27,12 +27,12 @@ def loading(row: dict, role: str) -> float:
     """Largest anonymous GiB of a rank before its first epoch."""
     if "trains_after" not in row:
         return float("nan")
-    before = [told[role][ANONYMOUS] for second, told in row["samples"] if role in told and second < row["trains_after"]]
-    return max(before) / GIB
+    early = [told for second, told in row["samples"] if role in told and second < row["trains_after"]]
+    return max(told[role][ANONYMOUS] for told in early) / GIB
 
 
 def table(rows: dict[str, dict]) -> Iterable[str]:
-    yield "| step | process | anonymous, GiB | of it before epoch 0 | resident, files included | proportional (PSS) | step, s |"
+    yield "| step | process | anonymous, GiB | before epoch 0 | resident, files too | proportional (PSS) | step, s |"
     yield "|---|---|---|---|---|---|---|"
     for step in STEPS:
         row = rows[step]

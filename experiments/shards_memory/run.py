@@ -41,12 +41,13 @@ def steps(graph: Path, shards: Path, runs: Path) -> dict[str, list[str]]:
         [sys.executable, "-m", "gnnpar"],
         ["dataset=folder", f"dataset.path={graph}", "dataset.symmetrize=true"],
     )
-    train = [*gnnpar, "train", *MODEL, *COMMON]
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "-m"]
+    train = [*ranks, "gnnpar", "train", *MODEL, *COMMON]  # a rank's number stands in its environment: it can be sampled
     return {
         "partition": [*gnnpar, "partition", *source, "partition=ldg", f"world_size={RANKS}", f"out={shards}"],
         "from shards": [*train, f"shards={shards}", f"hydra.run.dir={runs / 'shards'}"],
         "from memory": [
-            *train, *source, "partition=ldg", f"world_size={RANKS}", f"hydra.run.dir={runs / 'memory'}"
+            *train, *source, "partition=ldg", f"hydra.run.dir={runs / 'memory'}"
         ],
     }  # fmt: skip
 

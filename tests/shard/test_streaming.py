@@ -32,12 +32,14 @@ def one_by_one(dataset: Dataset, parts: int, by: LDG | Fennel, score: Score, cap
     part: dict[int, int] = {}
     for _ in range(by.passes):
         for v in range(num_nodes):
-            part.pop(v, None)
+            was = part.pop(v, None)
             load = [sum(weight[u] for u, q in part.items() if q == p) for p in range(parts)]
             empty = [p for p in range(parts) if p not in part.values()]
             there = [sum(part.get(u) == p for u in neighbours[v]) for p in range(parts)]
             room = [p for p in range(parts) if load[p] + weight[v] <= capacity]
-            if num_nodes - v <= len(empty):
+            if was in empty:
+                part[v] = was
+            elif num_nodes - v <= len(empty):
                 part[v] = empty[0]
             elif room:
                 part[v] = min(room, key=lambda p: (-score(there[p], load[p]), load[p], p))
@@ -86,16 +88,16 @@ def test_the_greedy_of_the_papers(monkeypatch: pytest.MonkeyPatch, by, parts: in
 
 @pytest.mark.parametrize("name", ["ldg", "fennel"])
 def test_cuts_less_than_random_and_keeps_its_balance(name: str) -> None:
-    dataset = SBM(num_nodes=1500, num_communities=4).load(None, 0)
+    dataset = SBM(num_nodes=800, num_communities=4).load(None, 0)
     by = configured("partition", name)
     random = partition_statistics(dataset, partition(dataset, 4, by=Random()), 4)["cut_share"]
     once = partition_statistics(dataset, partition(dataset, 4, by=by), 4)
-    more = configured("partition", name, "partition.passes=5")
+    more = configured("partition", name, "partition.passes=3")
     again = partition_statistics(dataset, partition(dataset, 4, by=more), 4)
     assert once["cut_share"] < 0.9 * random
     assert again["cut_share"] < 0.8 * once["cut_share"]
     for statistics in (once, again):
-        assert max(statistics["nodes"]) <= (1 + by.slack) * 375
+        assert max(statistics["nodes"]) <= (1 + by.slack) * 200
     assert torch.equal(by.part_of(dataset, 4), by.part_of(dataset, 4))
 
 

@@ -105,7 +105,9 @@ class _Stream:
             was = old[i]
             if was >= 0:
                 self._move(was, -weight[i], factors, costs)
-            chosen = self._choose(mine, weight[i], self.graph.num_nodes - first - i, factors, costs)
+            left = self.graph.num_nodes - first - i
+            alone = was >= 0 and not self.size[was]  # nobody else keeps its part from being empty
+            chosen = was if alone else self._choose(mine, weight[i], left, factors, costs)
             self._move(chosen, weight[i], factors, costs)
             placed.append(chosen)
             if chosen != was:
