@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnpar.paths import conf_dir
-from gnnpar.runner.sharded import with_shards
+from gnnpar.runner.sharded import spelled, with_shards
 from gnnpar.settings import ConfigError, Settings, build_settings, closest, show, unknown_key, with_plan
 from gnnpar.track.console import complain_once
 
@@ -92,6 +92,7 @@ def sweep(argv: list[str], jobs: list[Sequence[str]] | None = None, keys: list[s
     task = job if multirun else one  # what launchers send to other processes must be found there by its name
     main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)
     application: Callable[[], None] = main(task)
+    argv, jobs = spelled(argv), None if jobs is None else [spelled(one) for one in jobs]
     run = Sweep(argv, jobs)
     before = sys.argv
     sys.argv = ["gnnpar train", *argv, "hydra/job_logging=none", "hydra/hydra_logging=none"]
@@ -161,7 +162,7 @@ def compose(overrides: Sequence[str]) -> Settings:
     from omegaconf import OmegaConf
 
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-        config = hydra.compose(CONFIG, overrides=list(overrides), return_hydra_config=True)
+        config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
     names = {group: str(name) for group, name in config.hydra.runtime.choices.items() if not group.startswith("hydra")}
     keys = [str(key) for key in config if key != "hydra"]
     resolved: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)

@@ -11,6 +11,7 @@ import pytest
 
 from checkpoints import SMALL, hashes, rows, strategy_of, train
 from conftest import Run, environment
+from gnnpar import main
 from gnnpar.commands.partition import run as partition
 from gnnpar.main import composed
 from gnnpar.runner.launch import launch
@@ -44,9 +45,9 @@ CASES = [
 def test_the_same_bits_as_from_memory(tmp_path: Path, shards: Path, strategy: str, overrides: tuple) -> None:
     given = (*strategy_of(strategy), *overrides, "epochs=4")
     from_disk(tmp_path / "disk", shards, *given)
-    replayed = (f"profile={tmp_path / 'disk/profile.json'}",) if (tmp_path / "disk/profile.json").exists() else ()
-    given = [o for o in given if not (replayed and o.startswith("profile="))]
-    assert train(tmp_path / "memory", "partition=fennel", *given, *_profile(replayed)).exit_code == 0
+    profile = tmp_path / "disk/profile.json"  # what was measured decides on numbers: it is replayed
+    replayed = (f"profile={profile}",) if profile.exists() else ()
+    assert train(tmp_path / "memory", "partition=fennel", *given, *replayed).exit_code == 0
     assert hashes(tmp_path / "disk") == hashes(tmp_path / "memory")
     assert rows(tmp_path / "disk") == rows(tmp_path / "memory")
     assert rows(tmp_path / "disk")[-1]["metric/test"] is not None
@@ -56,18 +57,18 @@ def test_the_same_bits_as_from_memory(tmp_path: Path, shards: Path, strategy: st
     assert (tmp_path / "disk" / name).read_bytes() == (tmp_path / "memory" / name).read_bytes()
 
 
-def _profile(replayed: tuple[str, ...]) -> tuple[str, ...]:
-    """What was measured decides on numbers: replay it."""
-    return tuple(f"strategy.codec.{o}" for o in replayed)
-
-
-def test_processes_give_these_bits_too(tmp_path: Path, shards: Path) -> None:
-    from_disk(tmp_path / "processes", shards, "epochs=3", "comm=gloo")
+def test_processes_give_these_bits_too(run_cli: Run, tmp_path: Path, shards: Path) -> None:
+    """As a user does it, in a folder whose name Hydra would take for a group."""
+    (tmp_path / "shards").symlink_to(shards)
+    done = run_cli("train", "shards=shards", *RUN, "comm=gloo", "epochs=3", "hydra.run.dir=processes")
+    assert done.returncode == 0, done.stderr
     assert train(tmp_path / "memory", "partition=fennel", "epochs=3").exit_code == 0
     assert hashes(tmp_path / "processes") == hashes(tmp_path / "memory")
     assert [row["loss/train"] for row in rows(tmp_path / "processes")] == [
         row["loss/train"] for row in rows(tmp_path / "memory")
     ]
+    result = json.loads((tmp_path / "processes/result.json").read_text())
+    assert (result["dataset"], result["world_size"], result["transport"]) == ("sbm", 2, "gloo")
 
 
 def test_a_run_from_memory_goes_on_from_one_from_shards(tmp_path: Path, shards: Path) -> None:
@@ -86,7 +87,7 @@ def test_a_run_from_memory_goes_on_from_one_from_shards(tmp_path: Path, shards: 
         (("dataset=cora",), "dataset=cora and shards=.*: the shards set the dataset; leave one of them out"),
         (("partition.seed=1",), "the shards set the partition"),
         (("plan=plan.json",), "the shards set the plan"),
-        (("shards_check=none",), "shards_check=none must be one of full, header"),
+        (("shards.check=none",), r"shards\.check=none must be one of full, header"),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
 )
@@ -98,6 +99,7 @@ def test_what_shards_cannot_serve_is_one_line(tmp_path: Path, shards: Path, over
 def test_damage_and_missing_ids_end_a_run_in_one_line(tmp_path: Path) -> None:
     out = tmp_path / "shards"
     assert partition([*GRAPH, "world_size=2", "partition=range", f"out={out}"], composed) == 0
+    (tmp_path / "r").mkdir()
     settings = composed([*RUN, f"shards={out}", "epochs=2", "model=gat", "model.attention_dropout=0.5"])
     assert "hold no edge ids, which this model's attention dropout reads" in (
         launch(settings, tmp_path / "r").error or ""
@@ -109,7 +111,7 @@ def test_damage_and_missing_ids_end_a_run_in_one_line(tmp_path: Path) -> None:
     told = launch(composed([*RUN, f"shards={out}", "epochs=2"]), tmp_path / "r").error or ""
     assert "part-1/x.npy is corrupt" in told
     assert "\n" not in told
-    assert launch(composed([*RUN, f"shards={out}", "epochs=2", "shards_check=header"]), tmp_path / "r").exit_code == 0
+    assert launch(composed([*RUN, f"shards={out}", "epochs=2", "shards.check=header"]), tmp_path / "r").exit_code == 0
     file.write_bytes(data[:-9])
     with pytest.raises(ConfigError, match=r"part-1/x\.npy is \d+ bytes, not \d+"):
         launch(composed([*RUN, f"shards={out}"]), tmp_path / "r")
@@ -128,16 +130,17 @@ def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_as_a_user_does_it(run_cli: Run, tmp_path: Path) -> None:
-    done = run_cli("partition", *GRAPH, "world_size=1", "out=shards")
-    assert done.returncode == 0, done.stderr
-    assert "0.0% of the edges are cut, alpha 0.000" in done.stdout
-    done = run_cli("train", "shards=shards", "strategy=single", *RUN, "epochs=2", "hydra.run.dir=run")
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "run/result.json").read_text())
-    assert (result["dataset"], result["world_size"], result["status"]) == ("sbm", 1, "completed")
-    done = run_cli("train", "shards=nowhere")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+def test_one_part_is_for_the_single_device(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out = tmp_path / "shards"
+    assert main.run("partition", [*GRAPH, "world_size=1", f"out={out}"]) == 0
+    assert "0.0% of the edges are cut, alpha 0.000" in capsys.readouterr().out
+    from_disk(tmp_path / "run", out, "strategy=single", "epochs=2")
+    assert train(tmp_path / "memory", "strategy=single", "epochs=2").exit_code == 0
+    assert hashes(tmp_path / "run") == hashes(tmp_path / "memory")
+    assert main.run("partition", [*GRAPH, f"out={out}"]) == 2
+    assert capsys.readouterr().err == f"gnnpar: out={out} is there already; remove it, or name another folder\n"
+    assert main.run("plan", [f"shards={out}"]) == 2
+    assert "gnnpar plan reads the whole graph" in capsys.readouterr().err
 
 
 GENERATE = Path(__file__).parents[2] / "experiments/shards_memory"

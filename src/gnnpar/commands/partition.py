@@ -34,7 +34,7 @@ def run(argv: list[str], compose: Compose) -> int:
     if len(outs) != 1 or not outs[0]:
         raise ConfigError(f"out=FOLDER is given {len(outs)} times; name one folder for the shards")
     overrides = [a for a in argv if not a.startswith("out=")]
-    if asked := next((o for o in overrides if o.startswith(("shards=", "plan=", "-"))), None):
+    if asked := next((o for o in overrides if o.startswith(("shards", "plan=", "-"))), None):
         raise ConfigError(f"{asked}: gnnpar partition takes out=FOLDER and overrides of dataset, partition, world_size")
     settings, out = compose(overrides), Path(outs[0]).expanduser()
     if out.exists():

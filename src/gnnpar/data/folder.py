@@ -98,10 +98,8 @@ class _Files:
         there = {file.stem: file for file in folder.glob("*.npy")}
         edges = ("src", "dst") if "src" in there else ("indices", "indptr")
         if missing := [name for name in ("x", "y", *edges) if name not in there]:
-            raise ValueError(
-                f"dataset {config.name}: {folder} has no {missing[0]}.npy (it holds {', '.join(sorted(there)) or 'no'}"
-                " .npy files); add it."
-            )
+            held = ", ".join(sorted(there)) or "nothing"
+            raise ValueError(f"dataset {config.name}: {folder} has no {missing[0]}.npy (it holds {held}); add it.")
         opened = {name: Column(file) for name, file in there.items() if name in _KNOWN}
         src, second = opened[edges[0]], opened[edges[1]]
         for name in edges:

@@ -147,7 +147,6 @@ _NOT_COMPARED = (
     "checkpoint",
     "resume",
     "shards",
-    "shards_check",
 )
 
 

@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 _BROUGHT = ("dataset", "partition")
 
 
+def spelled(overrides: Iterable[str]) -> list[str]:
+    """shards=FOLDER in full: Hydra would take `shards` for a group where there is a folder of this name."""
+    return [re.sub(r"^(\+*)shards=", r"\1shards.folder=", override) for override in overrides]
+
+
 def with_shards(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> tuple[dict, dict]:
     """Configuration and names after shards=FOLDER: its dataset and partition, and a rank a part. Asking for others
     beside it is an error."""
     config, names = dict(config), dict(names)
-    if (path := config.get("shards")) is None:
+    if not isinstance(told := config.get("shards"), Mapping) or (path := told.get("folder")) is None:
         return config, names
     given = [o.lstrip("+~") for o in overrides]
     if asked := next((o for o in given if re.match(r"(dataset|partition)(=|\.)|plan=", o)), None):
@@ -47,23 +52,23 @@ def with_shards(config: Mapping[str, Any], names: Mapping[str, str], overrides: 
 
 def check(settings: Settings, world: World) -> None:
     """Refuse shards that this run cannot use, before any rank starts."""
-    if settings.shards is None:
+    if (folder := settings.shards.folder) is None:
         return
-    name, manifest = settings.names.get("strategy"), read_manifest(settings.shards)
+    name, manifest = settings.names.get("strategy"), read_manifest(folder)
     if not getattr(settings.strategy, "from_shards", False):
         raise ConfigError(
-            f"strategy={name} cuts the whole graph, which shards={settings.shards} hold for no rank: set "
+            f"strategy={name} cuts the whole graph, which shards={folder} hold for no rank: set "
             "strategy=graph_parallel, adaqp or sar (without logical_parts), or leave shards out"
         )
     if world.size != manifest.parts:
         raise ConfigError(
-            f"shards={settings.shards} are {manifest.parts} parts, but there are {world.size} ranks: set "
+            f"shards={folder} are {manifest.parts} parts, but there are {world.size} ranks: set "
             f"world_size={manifest.parts}, or partition again with world_size={world.size}"
         )
     here = [int(os.environ["RANK"])] if world.how == "joined" else range(manifest.parts)
     for part in here:
         for file, facts in manifest.of_part(part).items():
-            verify(settings.shards, f"{folder_of(part)}/{file}", facts, "header")
+            verify(folder, f"{folder_of(part)}/{file}", facts, "header")
 
 
 @dataclass(frozen=True)
@@ -115,4 +120,5 @@ class Source:
 
 def source_of(settings: Settings) -> Source | None:
     """The shards that the settings name."""
-    return None if settings.shards is None else Source(settings.shards, read_manifest(settings.shards))
+    folder = settings.shards.folder
+    return None if folder is None else Source(folder, read_manifest(folder))

@@ -183,7 +183,7 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
         shared: Any = comm.broadcast(plan and plan.without_nodes())
         assert isinstance(shared, Plan)
         if source is not None:
-            shard = source.part(model, comm, check=settings.shards_check)
+            shard = source.part(model, comm, check=settings.shards.check)
         else:
             placement = shared.placement if plan is None else plan.placement
             shard = Shard.open(
