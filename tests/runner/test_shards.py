@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints import SMALL, hashes, rows, strategy_of, train
-from conftest import Run, environment
+from conftest import ROOT, Run, environment
 from gnnpar import main
 from gnnpar.commands.partition import run as partition
 from gnnpar.main import composed
@@ -52,7 +52,8 @@ def test_the_same_bits_as_from_memory(tmp_path: Path, shards: Path, strategy: st
     assert rows(tmp_path / "disk") == rows(tmp_path / "memory")
     assert rows(tmp_path / "disk")[-1]["metric/test"] is not None
     plans = [json.loads((tmp_path / name / "plan.json").read_text()) for name in ("disk", "memory")]
-    assert plans[0] == plans[1]
+    for key in ("mesh", "layers_of", "arrays", "hashes", "statistics"):
+        assert plans[0][key] == plans[1][key]
     name = plans[0]["arrays"]["part_of"]
     assert (tmp_path / "disk" / name).read_bytes() == (tmp_path / "memory" / name).read_bytes()
 
@@ -60,7 +61,7 @@ def test_the_same_bits_as_from_memory(tmp_path: Path, shards: Path, strategy: st
 def test_processes_give_these_bits_too(run_cli: Run, tmp_path: Path, shards: Path) -> None:
     """As a user does it, in a folder whose name Hydra would take for a group."""
     (tmp_path / "shards").symlink_to(shards)
-    done = run_cli("train", "shards=shards", *RUN, "comm=gloo", "epochs=3", "hydra.run.dir=processes")
+    done = run_cli("train", "shards=shards", *RUN, "comm=gloo", "epochs=3", "hydra.run.dir=processes", timeout=250)
     assert done.returncode == 0, done.stderr
     assert train(tmp_path / "memory", "partition=fennel", "epochs=3").exit_code == 0
     assert hashes(tmp_path / "processes") == hashes(tmp_path / "memory")
@@ -113,7 +114,7 @@ def test_damage_and_missing_ids_end_a_run_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in told
     assert launch(composed([*RUN, f"shards={out}", "epochs=2", "shards.check=header"]), tmp_path / "r").exit_code == 0
     file.write_bytes(data[:-9])
-    with pytest.raises(ConfigError, match=r"part-1/x\.npy is \d+ bytes, not \d+"):
+    with pytest.raises(ValueError, match=r"part-1/x\.npy is \d+ bytes, not \d+"):
         launch(composed([*RUN, f"shards={out}"]), tmp_path / "r")
 
 
@@ -143,42 +144,45 @@ def test_one_part_is_for_the_single_device(tmp_path: Path, capsys: pytest.Captur
     assert "gnnpar plan reads the whole graph" in capsys.readouterr().err
 
 
-GENERATE = Path(__file__).parents[2] / "experiments/shards_memory"
+MEASURE = """
+import json, sys
+sys.path.insert(0, {study!r})
+from pathlib import Path
+import sample
+from generate import generate
+generate(Path("graph"), nodes=400_000, edges=3_200_000, features=128)
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ranks = [*torchrun, "-m", "gnnpar", "train"]
+cut = [sys.executable, "-m", "gnnpar", "partition", "world_size=2"]
+run = ["model=gcn", "model.hidden=8", "epochs=2", "eval_every=2", "threads_per_rank=1", "checkpoint.keep=0"]
+graph = ["dataset=folder", "dataset.path=graph", "dataset.symmetrize=true", "partition=ldg"]
+commands = [
+    [*cut, "dataset=sbm", "out=small"], [*cut, *graph, "out=large"], [*ranks, *run, "shards=small"],
+    [*ranks, *run, "shards=large"], [*ranks, *run, *graph],
+]
+told = [sample.run(command, limit_bytes=2**40) for command in commands]
+print(json.dumps([[each["ended"], each["peaks"], each["output"]] for each in told]))
+"""
 
 
 @pytest.mark.slow
-def test_no_rank_holds_what_would_be_the_whole_graph(tmp_path: Path) -> None:
-    """1 M nodes, 8 M edges, 64 features: 244 MiB of features, 128 MiB of edges as int64. Counted: anonymous memory."""
-    script = f"""
-import json, sys
-sys.path.insert(0, {str(GENERATE)!r})
-from pathlib import Path
-from generate import generate
-import sample
-graph, out = Path({str(tmp_path / "graph")!r}), Path({str(tmp_path / "shards")!r})
-generate(graph, nodes=1_000_000, edges=8_000_000, features=64)
-command = [sys.executable, "-m", "gnnpar"]
-source = ["dataset=folder", f"dataset.path={{graph}}", "dataset.symmetrize=true", "partition=ldg", "world_size=4"]
-run = ["model=gcn", "model.hidden=8", "epochs=2", "eval_every=2", "threads_per_rank=1", "checkpoint.keep=0"]
-told = []
-told.append(sample.run([*command, "partition", *source, f"out={{out}}"], limit_bytes=2**40))
-told.append(sample.run([*command, "train", *run, f"shards={{out}}"], limit_bytes=2**40))
-told.append(sample.run([*command, "train", *run, *source], limit_bytes=2**40))
-idle = sample.run([sys.executable, "-c", "import torch, numpy, time; time.sleep(2)"], limit_bytes=2**40)
-print(json.dumps([[each["ended"], each["peaks"], each["output"]] for each in (*told, idle)]))
-"""
+@pytest.mark.timeout(1200)
+def test_no_process_holds_what_would_be_the_whole_graph(tmp_path: Path) -> None:
+    """400 k nodes with 128 features and 3.5 M edges: 195 MiB and, as pairs of int64, 53 MiB. Counted is anonymous
+    memory above that of the same command with a small graph; mapped files are not in it."""
+    script = MEASURE.format(study=str(ROOT / "experiments/shards_memory"))
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=280,
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=1100,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert [each[0] for each in told] == [0, 0, 0, 0], told
-    cut, disk, memory, idle = (each[1] for each in told)
-    anonymous = 1
-    floor = idle["parent"][anonymous]
-    features, edges = 64 * 4 * 10**6, 16 * 9 * 10**6
-    assert cut["parent"][anonymous] - floor < features + edges, "partitioning holds a few integers a node and a chunk"
-    assert memory["rank 0"][anonymous] - floor > features + edges, "the whole graph is on rank 0"
-    for rank in range(4):
-        assert disk[f"rank {rank}"][anonymous] - floor < 0.6 * (features + edges), rank
+    assert [each[0] for each in told] == [0] * 5, told
+    small_cut, large_cut, small, disk, memory = (
+        {role: values[1] for role, values in peaks.items()} for _, peaks, _ in told
+    )
+    features, edges = 128 * 4 * 400_000, 16 * 3_500_000
+    assert large_cut["parent"] - small_cut["parent"] < features, "a few integers a node, and a chunk"
+    assert memory["rank 0"] - small["rank 0"] > features + edges, "rank 0 reads all of it"
+    for rank in ("rank 0", "rank 1"):
+        assert disk[rank] - small[rank] < 0.5 * features, "less than the features of a part alone"

@@ -59,7 +59,7 @@ def cut_into(settings: Settings, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch, progress() as tell:
         tell("read", 0.0)
-        if hasattr(settings.dataset, "stored"):
+        if hasattr(settings.dataset, "stored"):  # a dataset that passes by in chunks
             graph = settings.dataset.stored(settings.data_dir, settings.seed, Path(scratch), tell)
         else:
             graph = Stored.of(settings.dataset.load(settings.data_dir, settings.seed))
