@@ -32,8 +32,8 @@ def loading(row: dict, role: str) -> float:
 
 
 def table(rows: dict[str, dict]) -> Iterable[str]:
-    yield "| step | process | anonymous, GiB | before epoch 0 | resident, files too | proportional (PSS) | step, s |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| step | process | anonymous, GiB | before epoch 0 | resident, files too | proportional (PSS) |"
+    yield "|---|---|---|---|---|---|"
     for step in STEPS:
         row = rows[step]
         for role in roles(row):
@@ -41,7 +41,7 @@ def table(rows: dict[str, dict]) -> Iterable[str]:
             early = loading(row, role)
             cells = [
                 f"{peak[ANONYMOUS] / GIB:.2f}", "" if early != early else f"{early:.2f}",
-                f"{peak[RESIDENT] / GIB:.2f}", f"{peak[PROPORTIONAL] / GIB:.2f}", f"{row['seconds']:.0f}",
+                f"{peak[RESIDENT] / GIB:.2f}", f"{peak[PROPORTIONAL] / GIB:.2f}",
             ]  # fmt: skip
             name = step if row["ended"] == 0 else f"{step} (ended at {row['limit_gib']:g} GiB)"
             yield f"| {name} | {role} | {' | '.join(cells)} |"

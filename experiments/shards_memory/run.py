@@ -85,6 +85,7 @@ def main() -> None:
                 done = sample.run(command, limit_bytes=given.limit_gib * sample.GIB, environment=environment)
                 if done["ended"]:
                     raise SystemExit(f"{name}: {done['output']}")
+                del done["output"]  # it names folders
                 row = {"step": name, "nodes": given.nodes, "edges": given.edges, "limit_gib": given.limit_gib} | done
                 if name.startswith("from") and done["ended"] == 0:
                     row |= trained(scratch / name.removeprefix("from "), done["began"])
