@@ -178,7 +178,7 @@ class Settings:
     cache_dir: Path
     trace: bool
     plan: Path | None
-    shards: Shards
+    shards: Shards = Shards()  # runs of before know none
     profile: Path | None
     target: float | None
     early_stopping: EarlyStopping

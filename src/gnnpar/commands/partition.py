@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def needs_edge_ids(settings: Settings, graph: Any) -> bool:
     return settings.model.build(graph.num_features, task.out_dim, seed=0).needs_edge_ids
 
 
-def setup_of(settings: Settings) -> Mapping[str, Any]:
+def setup_of(settings: Settings) -> dict[str, dict[str, Any]]:
     """What a run from the shards takes over."""
     groups = ("dataset", "partition")
     names = {group: settings.names.get(group, group) for group in groups}

@@ -48,7 +48,7 @@ class Manifest:
     edge_ids: bool
     hashes: dict[str, str]
     statistics: dict[str, Any]
-    setup: dict[str, Any]
+    setup: dict[str, dict[str, Any]]
     files: dict[str, FileFacts]
 
     @property

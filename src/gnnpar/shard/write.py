@@ -31,7 +31,7 @@ INDEX_TYPES: dict[torch.dtype, type] = {torch.int32: np.int32, torch.int64: np.i
 
 
 def write_shards(
-    graph: Stored, part_of: Tensor, parts: int, out: Path, *, edge_ids: bool, setup: Mapping[str, Any],
+    graph: Stored, part_of: Tensor, parts: int, out: Path, *, edge_ids: bool, setup: Mapping[str, dict[str, Any]],
     tell: Tell = silent,
 ) -> Manifest:  # fmt: skip
     """All shards of a partition, int64 [N], into the new folder `out`. Disk: 8 bytes a cut edge beside it for a while.
@@ -187,7 +187,7 @@ class _Writer:
         self.halo_from[p, q] = len(rows)
         return rows
 
-    def manifest(self, setup: Mapping[str, Any], partition_hash: str) -> Manifest:
+    def manifest(self, setup: Mapping[str, dict[str, Any]], partition_hash: str) -> Manifest:
         graph = self.graph
         files = sorted(self.folder.rglob("*.npy"))
         facts = {}
