@@ -15,12 +15,16 @@ from hypothesis import strategies as st
 
 from checkpoints import train
 from gnnpar.codecs.links import Profile, nominal
+from gnnpar.commands.partition import run as partition
+from gnnpar.main import composed
 from gnnpar.plan import Plan
 from gnnpar.results.runs import collect
 from gnnpar.runner import checkpoint, state
 from gnnpar.runner.jobs import Manifest
 from gnnpar.runner.result import read_result
 from gnnpar.settings import ConfigError
+from gnnpar.shard.manifest import Check, read_manifest
+from gnnpar.shard.read import open_part
 from gnnpar.track.jsonl import read_rows
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
@@ -41,7 +45,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sweep.json").write_text(
         json.dumps({"schema": 1, "argv": ["-m"], "jobs": [{"key": "k", "folder": "0", "overrides": ["seed=1"]}]})
     )
+    argv = ["dataset.num_nodes=60", "dataset.num_features=3", "world_size=2", f"out={folder / 'shards'}"]
+    assert partition(argv, composed) == 0
     return folder
+
+
+def read_shards(folder: Path, check: Check) -> None:
+    manifest = read_manifest(folder)
+    for part in range(min(manifest.parts, 4)):
+        open_part(folder, manifest, part, check=check)
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -52,6 +64,9 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "sweep.json": lambda file: Manifest.read(file.parent),
     "checkpoint/epoch-000002/manifest.json": lambda file: checkpoint.read(file.parent),
     "checkpoint/epoch-000002/rank-0.pt": lambda file: checkpoint.read(file.parent),
+    "shards/manifest.json": lambda file: read_shards(file.parent, "full"),
+    "shards/part-0/x.npy": lambda file: read_shards(file.parent.parent, "full"),
+    "shards/part-0/inner.indptr.npy": lambda file: read_shards(file.parent.parent, "header"),
 }
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from gnnpar.paths import conf_dir
+from gnnpar.runner.sharded import spelled, with_shards
 from gnnpar.settings import ConfigError, Settings, build_settings, closest, show, unknown_key, with_plan
 from gnnpar.track.console import complain_once
 
-COMMANDS = ("train", "plan", "compare", "ablate", "status", "dashboard", "doctor", "check", "new", "cite")
+COMMANDS = ("train", "partition", "plan", "compare", "ablate", "status", "dashboard", "doctor", "check", "new", "cite")
 CONFIG = "config"
 PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
 
@@ -33,7 +34,8 @@ def run(command: str, argv: list[str]) -> int:
             return train(argv)
         module: Any = import_module(f"gnnpar.commands.{command}")
         given: dict[str, tuple[Callable[..., Any], ...]] = {
-            "check": (compose,), "plan": (composed,), "cite": (composed,), "ablate": (composed, sweep),
+            "check": (compose,), "partition": (composed,), "plan": (composed,), "cite": (composed,),
+            "ablate": (composed, sweep),
         }  # fmt: skip
         return module.run(argv, *given.get(command, ()))
     except ValueError as error:
@@ -90,6 +92,7 @@ def sweep(argv: list[str], jobs: list[Sequence[str]] | None = None, keys: list[s
     task = job if multirun else one  # what launchers send to other processes must be found there by its name
     main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)
     application: Callable[[], None] = main(task)
+    argv, jobs = spelled(argv), None if jobs is None else [spelled(one) for one in jobs]
     run = Sweep(argv, jobs)
     before = sys.argv
     sys.argv = ["gnnpar train", *argv, "hydra/job_logging=none", "hydra/hydra_logging=none"]
@@ -147,7 +150,8 @@ def compose_job(config: Any) -> tuple[Callable[[], Settings], Path, Mapping[str,
     def settings() -> Settings:
         facts["yaml"] = OmegaConf.to_yaml(config, resolve=True)
         resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        return build_settings(*with_plan(resolved, names, job.overrides.task), study)
+        given = with_shards(resolved, names, job.overrides.task)
+        return build_settings(*with_plan(*given, job.overrides.task), study)
 
     return settings, folder, facts
 
@@ -158,11 +162,11 @@ def compose(overrides: Sequence[str]) -> Settings:
     from omegaconf import OmegaConf
 
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-        config = hydra.compose(CONFIG, overrides=list(overrides), return_hydra_config=True)
+        config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
     names = {group: str(name) for group, name in config.hydra.runtime.choices.items() if not group.startswith("hydra")}
     keys = [str(key) for key in config if key != "hydra"]
     resolved: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
-    return build_settings(resolved, names)
+    return build_settings(*with_shards(resolved, names, overrides))
 
 
 def composed(overrides: Sequence[str]) -> Settings:

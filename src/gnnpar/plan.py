@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -194,15 +195,19 @@ class Plan:
         if self.quality is not None and (beyond := sorted(lossy - set(self.quality))):
             yield f"layer {i} is {beyond[0]}, which quality={list(self.quality)} does not allow"
 
-    def save(self, folder: Path) -> Path:
-        """plan.json, and its arrays beside it in files named by content."""
+    def save(self, folder: Path, *, part_of: Path | None = None) -> Path:
+        """plan.json, and its arrays beside it in files named by content. `part_of`: the file of a partition that this
+        plan has only the hash of."""
         folder.mkdir(parents=True, exist_ok=True)
+        named = {} if part_of is None else {"part_of": f"{self.hashes['partition'][:16]}.npy"}
+        if part_of is not None:
+            shutil.copyfile(part_of, folder / named["part_of"])
         arrays = {"part_of": self.part_of, "chunk_of": self.placement.chunk_of}
         data = {
             "schema": 1,
             "mesh": self.placement.mesh,
             "layers_of": [[r.start, r.stop] for r in self.placement.layers_of],
-            "arrays": {k: _save_array(folder, v) for k, v in arrays.items() if v is not None},
+            "arrays": {k: named.get(k) or _save_array(folder, v) for k, v in arrays.items() if v is not None},
             "layers": [_policy(p) for p in self.layers],
             "strategy": self.strategy,
             "hashes": self.hashes,

@@ -118,6 +118,14 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shards:
+    """Train from a folder of `gnnpar partition`. `check`: of a rank's files, every byte (full) or the header."""
+
+    folder: Path | None = None
+    check: Literal["full", "header"] = "full"
+
+
+@dataclass(frozen=True, kw_only=True)
 class EarlyStopping:
     """Stop when validation has not risen by more than `min_delta` for `patience` evaluations; null: never stop."""
 
@@ -170,6 +178,7 @@ class Settings:
     cache_dir: Path
     trace: bool
     plan: Path | None
+    shards: Shards = Shards()  # runs of before know none
     profile: Path | None
     target: float | None
     early_stopping: EarlyStopping

@@ -19,6 +19,7 @@ from typing import Any
 
 from gnnpar.runner.jobs import Job, Manifest, State, alone_in, count, in_words, job_key, read_record, snapshot
 from gnnpar.runner.result import read_result
+from gnnpar.runner.sharded import with_shards
 from gnnpar.settings import ConfigError, with_plan
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
@@ -149,7 +150,7 @@ class Resuming:
         keys = [str(key) for key in config if key != "hydra"]
         try:
             resolved: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
-            key = job_key(*with_plan(resolved, names, overrides))
+            key = job_key(*with_plan(*with_shards(resolved, names, overrides), overrides))
         except ValueError:  # it will say so itself
             key = job_key({"overrides": list(overrides)}, names)
         if key in manifest.jobs:

@@ -36,6 +36,10 @@ def run(argv: list[str], compose: Compose) -> int:
     allowed, factors = qualities(options.quality), factors_of(options.factor)
     refuse_strategy(options.overrides)
     settings = compose(options.overrides)
+    if settings.shards.folder is not None:
+        raise ConfigError(
+            f"shards={settings.shards.folder}: gnnpar plan reads the whole graph; name its dataset instead"
+        )
     from gnnpar.runner import planned as planner
 
     asked = any(o.startswith("world_size=") for o in options.overrides)

@@ -20,7 +20,10 @@ Masks = tuple[Tensor, Tensor, Tensor]
 
 
 class DatasetConfig(Protocol):
-    """A frozen dataclass whose fields are the keys of conf/dataset/*.yaml."""
+    """A frozen dataclass whose fields are the keys of conf/dataset/*.yaml.
+
+    One whose graph can be read in chunks may also have `stored(data_dir, seed, scratch, tell) -> Stored` (folder.py).
+    """
 
     @property
     def name(self) -> str: ...

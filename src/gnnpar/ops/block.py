@@ -140,14 +140,23 @@ class Block:
         src_ids: Tensor | None = None, compress: bool = False,
     ) -> Block:  # fmt: skip
         """Build from an edge list sorted by destination. `compress` keeps only destinations that have an edge."""
-        small = max(dst.numel(), num_dst, num_src) < 2**31
-        index_type = torch.int32 if small else torch.int64
-        counts = torch.bincount(dst, minlength=num_dst)
-        rows = None
-        if compress and bool((counts == 0).any()):
-            rows = counts.nonzero().flatten()
-            counts = counts[rows]
-        return Block(_indptr(counts, index_type), src.to(index_type), num_dst, num_src, rows, edge_ids, src_ids)
+        index_type = index_dtype(dst.numel(), num_dst, num_src)
+        indptr, rows = layout(torch.bincount(dst, minlength=num_dst), index_type, compress=compress)
+        return Block(indptr, src.to(index_type), num_dst, num_src, rows, edge_ids, src_ids)
+
+
+def index_dtype(num_edges: int, num_dst: int, num_src: int) -> torch.dtype:
+    """int32 where everything fits."""
+    return torch.int32 if max(num_edges, num_dst, num_src) < 2**31 else torch.int64
+
+
+def layout(counts: Tensor, dtype: torch.dtype, *, compress: bool) -> tuple[Tensor, Tensor | None]:
+    """(indptr, rows) of a block whose destinations have so many edges each; `compress` lists those that have any."""
+    rows = None
+    if compress and bool((counts == 0).any()):
+        rows = counts.nonzero().flatten()
+        counts = counts[rows]
+    return _indptr(counts, dtype), rows
 
 
 def _indptr(counts: Tensor, dtype: torch.dtype) -> Tensor:

@@ -138,7 +138,16 @@ def session(settings: Settings) -> str | None:
     return " ".join(filter(None, (settings.study, os.environ.get("GNNPAR_SESSION")))) or None
 
 
-_NOT_COMPARED = ("data_dir", "cache_dir", "tracker", "launch", "block", "checkpoint", "resume")
+_NOT_COMPARED = (
+    "data_dir",
+    "cache_dir",
+    "tracker",
+    "launch",
+    "block",
+    "checkpoint",
+    "resume",
+    "shards",
+)
 
 
 def config_hash(settings: Settings, network: Network | None) -> str:

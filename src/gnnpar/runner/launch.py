@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnpar.runner import paced, processes, ranks, resume
+from gnnpar.runner import paced, processes, ranks, resume, sharded
 from gnnpar.runner.facts import World, header, world_of
 from gnnpar.runner.ranks import RankFailed, failure_of, tracking
 from gnnpar.runner.result import Status, forget, read_result, write_result
@@ -45,6 +45,7 @@ def launch(settings: Settings, run_dir: Path) -> Outcome:
     """
     resume.check(settings)
     world = world_of(settings)
+    sharded.check(settings, world)
     facts = header(settings, world)
     writes = world.how != "joined" or int(os.environ["RANK"]) == 0
     if writes:

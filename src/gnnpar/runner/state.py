@@ -7,7 +7,6 @@ what needs its names back makes it again.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -17,8 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnpar.durable import file_hash, read_checked_json, sync_folder, write_json_through
+
+__all__ = [
+    "file_hash", "plain", "read_checked_json", "read_tree", "sync_folder", "tree_hash", "write_json_through",
+    "write_tree",
+]  # fmt: skip
+
 _SCALARS = (bool, int, float, str)
-_BLOCK = 1 << 22
 
 
 def plain(tree: Any, at: str = "state") -> Any:
@@ -79,45 +84,3 @@ def read_tree(file: Path, device: torch.device) -> Any:
     """What `write_tree` wrote; tensors of any GPU come to `device`, others to the CPU."""
     places = {f"cuda:{i}": str(device) for i in range(64)}
     return torch.load(file, map_location=places, weights_only=True)
-
-
-def file_hash(file: Path) -> str:
-    """sha256 of a file's bytes."""
-    digest = hashlib.sha256()
-    with file.open("rb") as data:
-        while block := data.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def write_json_through(file: Path, data: Mapping[str, Any]) -> None:
-    """JSON with a checksum of itself, written through to the disk."""
-    body = {**data, "checksum": _checksum(data)}
-    with file.open("w", encoding="utf-8") as out:
-        out.write(json.dumps(body, indent=1) + "\n")
-        out.flush()
-        os.fsync(out.fileno())
-
-
-def read_checked_json(file: Path) -> dict[str, Any]:
-    """ValueError where it is not what `write_json_through` wrote."""
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if not isinstance(data, dict) or data.pop("checksum", None) != _checksum(data):
-        raise ValueError("its checksum is wrong")
-    return data
-
-
-def sync_folder(folder: Path) -> None:
-    """Names in a folder reach the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _checksum(data: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

@@ -31,6 +31,7 @@ from gnnpar.runner.layer_costs import layer_seconds
 from gnnpar.runner.machines import setting_of
 from gnnpar.runner.measure import EpochMeter, merge
 from gnnpar.runner.resume import Start
+from gnnpar.runner.sharded import Source, source_of
 from gnnpar.runner.stopping import Interrupted, Stop
 from gnnpar.runner.trace import Recorder, traced_epoch
 from gnnpar.settings import Settings, instantiate
@@ -163,9 +164,10 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
     start = comm.broadcast(start)  # pyright: ignore[reportAssignmentType]
     device, dtype = comm.device, DTYPES[settings.precision]
     dataset = None
-    if comm.rank == 0:
-        with stopwatch(cold, "load"):
-            dataset = settings.dataset.load(settings.data_dir, settings.seed)
+    with stopwatch(cold, "load"):
+        source = source_of(settings)
+        if comm.rank == 0:
+            dataset = source.dataset() if source else settings.dataset.load(settings.data_dir, settings.seed)
     facts: Any = comm.broadcast(dataset and (dataset.num_features, dataset.task, dataset.num_classes))
     num_features, task_name, num_classes = facts
     task = make_task(task_name, num_classes)
@@ -174,20 +176,20 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
     plan = None
     if dataset is not None:
         with stopwatch(cold, "partition"):
-            plan = make_plan(settings, world, dataset, model, device)
-        plan.save(run_dir)
-        tracker.start(start_facts(settings, world, dataset, plan, model.widths))
+            plan = make_plan(settings, world, dataset, model, device, source)
+        plan.save(run_dir, part_of=source and source.part_of)
+        tracker.start(start_facts(settings, world, source.manifest if source else dataset, plan, model.widths))
     with stopwatch(cold, "shard"):
         shared: Any = comm.broadcast(plan and plan.without_nodes())
         assert isinstance(shared, Plan)
-        part_of = plan.part_of if plan else None
-        shard = Shard.open(
-            dataset,
-            part_of,
-            comm,
-            edge_ids=model.needs_edge_ids,
-            placement=shared.placement if plan is None else plan.placement,
-        ).to(device, dtype)
+        if source is not None:
+            shard = source.part(model, comm, check=settings.shards.check)
+        else:
+            placement = shared.placement if plan is None else plan.placement
+            shard = Shard.open(
+                dataset, plan and plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=placement
+            )  # fmt: skip
+        shard = shard.to(device, dtype)
         del dataset
         engine = resume.replaying(settings.strategy, start.profile, world.size).build(
             plan or shared, shard, model.to(device, dtype), task, comm,
@@ -214,7 +216,9 @@ def save_profile(engine: Any, comm: Communicator, run_dir: Path) -> str:
     return profile.hash
 
 
-def make_plan(settings: Settings, world: World, dataset: Any, model: GNN, device: torch.device) -> Plan:
+def make_plan(
+    settings: Settings, world: World, dataset: Any, model: GNN, device: torch.device, source: Source | None = None
+) -> Plan:
     """The given plan, verified, or the strategy's own."""
     if settings.plan is not None:
         codecs = [layer["codec"] for layer in Plan.data(settings.plan)["layers"]]
@@ -230,7 +234,7 @@ def make_plan(settings: Settings, world: World, dataset: Any, model: GNN, device
         return plan
     workload = Workload(
         dataset=dataset, partition=settings.partition, cache=partition_cache(settings), num_layers=model.num_layers,
-        say=heed, model=model, first_layer=settings.first_layer,
+        say=heed, model=model, first_layer=settings.first_layer, shards=source and source.manifest,
         setting=lambda: setting_of(settings, world.size, say)[0],
         layer_seconds=lambda: layer_seconds(model, dataset, device=device, dtype=DTYPES[settings.precision]),
     )  # fmt: skip

@@ -17,12 +17,13 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
+from gnnpar.data.stored import Stored
 
 
 class Partitioner(Protocol):
     """Frozen dataclass: fields = YAML keys."""
 
-    def part_of(self, dataset: Dataset, parts: int) -> Tensor:
+    def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
         """int64 [N], the part of every node; every part has at least one node."""
         ...
 
@@ -41,7 +42,7 @@ class Metis:
     balance: Literal["nodes", "edges", "train"] = "nodes"
     seed: Annotated[int, Ge(0)] = 0
 
-    def part_of(self, dataset: Dataset, parts: int) -> Tensor:
+    def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
         if parts == 1:
             return torch.zeros(dataset.num_nodes, dtype=torch.int64)
         import pymetis
@@ -57,7 +58,7 @@ class Metis:
         )
         return torch.tensor(np.asarray(membership), dtype=torch.int64)
 
-    def _weights(self, dataset: Dataset) -> np.ndarray | None:
+    def _weights(self, dataset: Dataset | Stored) -> np.ndarray | None:
         if self.balance == "edges":
             return (dataset.in_degree + 1).numpy().astype(np.int64)
         if self.balance == "train":
@@ -71,7 +72,7 @@ class Random:
 
     seed: Annotated[int, Ge(0)] = 0
 
-    def part_of(self, dataset: Dataset, parts: int) -> Tensor:
+    def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
         shuffled = torch.randperm(dataset.num_nodes, generator=torch.Generator().manual_seed(self.seed))
         return Range().part_of(dataset, parts)[shuffled]
 
@@ -80,7 +81,7 @@ class Random:
 class Range:
     """Consecutive node ids in equal parts."""
 
-    def part_of(self, dataset: Dataset, parts: int) -> Tensor:
+    def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
         return torch.arange(dataset.num_nodes) * parts // max(1, dataset.num_nodes)
 
 
@@ -98,7 +99,7 @@ def symmetric_csr(edge_index: Tensor, num_nodes: int) -> tuple[np.ndarray, np.nd
 
 
 def partition(
-    dataset: Dataset,
+    dataset: Dataset | Stored,
     parts: int,
     *,
     by: Partitioner,
@@ -159,7 +160,7 @@ def _read(file: Path, num_nodes: int, parts: int, say: Callable[[str], None]) ->
     return None
 
 
-def _key(dataset: Dataset, parts: int, by: Partitioner) -> str:
+def _key(dataset: Dataset | Stored, parts: int, by: Partitioner) -> str:
     fields = asdict(by) if hasattr(by, "__dataclass_fields__") else {}  # type: ignore[call-overload]
     train = dataset.split_hash if fields.get("balance") == "train" else ""
     text = json.dumps([dataset.graph_hash, train, parts, type(by).__qualname__, fields], sort_keys=True)

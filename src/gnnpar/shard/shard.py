@@ -237,19 +237,26 @@ def partition_statistics(dataset: Dataset, part_of: Tensor, parts: int) -> dict:
     source_part, target_part = part_of[src], part_of[dst]
     is_cut = source_part != target_part
     copies = torch.unique(target_part[is_cut] * dataset.num_nodes + src[is_cut])
-    halo_rows = torch.bincount(copies // max(1, dataset.num_nodes), minlength=parts)
     owner = part_of[copies % max(1, dataset.num_nodes)]
-    pairs = torch.bincount(copies // max(1, dataset.num_nodes) * parts + owner, minlength=parts * parts)
-    sent = torch.bincount(owner, minlength=parts)
+    rows = torch.bincount(copies // max(1, dataset.num_nodes) * parts + owner, minlength=parts * parts)
+    edges = torch.bincount(target_part * parts + source_part, minlength=parts * parts)
+    train = torch.bincount(part_of[dataset.train_mask], minlength=parts)
+    nodes = torch.bincount(part_of, minlength=parts)
+    return statistics_of(nodes, train, edges.view(parts, parts), rows.view(parts, parts))
+
+
+def statistics_of(nodes: Tensor, train: Tensor, edges: Tensor, halo_from: Tensor) -> dict:
+    """`partition_statistics` from counts. Shapes: nodes, train [P]; edges into i from j, and halo rows, [P, P]."""
+    num_edges, cut_edges = int(edges.sum()), int(edges.sum() - edges.diagonal().sum())
     return {
-        "parts": parts,
-        "nodes": torch.bincount(part_of, minlength=parts).tolist(),
-        "edges": torch.bincount(target_part, minlength=parts).tolist(),
-        "train_nodes": torch.bincount(part_of[dataset.train_mask], minlength=parts).tolist(),
-        "halo_rows": halo_rows.tolist(),
-        "sent_rows": sent.tolist(),
-        "halo_from": pairs.view(parts, parts).tolist(),
-        "cut_edges": int(is_cut.sum()),
-        "cut_share": float(is_cut.double().mean()) if len(src) else 0.0,
-        "alpha": float(halo_rows.sum() / max(1, dataset.num_nodes)),
+        "parts": len(nodes),
+        "nodes": nodes.tolist(),
+        "edges": edges.sum(1).tolist(),
+        "train_nodes": train.tolist(),
+        "halo_rows": halo_from.sum(1).tolist(),
+        "sent_rows": halo_from.sum(0).tolist(),
+        "halo_from": halo_from.tolist(),
+        "cut_edges": cut_edges,
+        "cut_share": cut_edges / num_edges if num_edges else 0.0,
+        "alpha": float(halo_from.sum() / max(1, int(nodes.sum()))),
     }

@@ -29,6 +29,7 @@ class GraphParallel:
     codec: CodecConfig = Identity()
     overlap: Overlap = "edges"
     max_ranks = None
+    from_shards = True
 
     @property
     def exactness(self) -> frozenset[Exactness]:

@@ -69,6 +69,10 @@ class SAR:
         return None if self.logical_parts is None else 1
 
     @property
+    def from_shards(self) -> bool:
+        return self.logical_parts is None
+
+    @property
     def exactness(self) -> frozenset[Exactness]:
         return self.codec.exactness
 

@@ -23,6 +23,7 @@ class Single:
 
     exactness = frozenset[Exactness]({"exact"})
     max_ranks = 1
+    from_shards = True
 
     def exact_limit(self) -> Single:
         return self

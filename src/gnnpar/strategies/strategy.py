@@ -18,6 +18,7 @@ from gnnpar.engines.engine import Engine
 from gnnpar.models.gnn import GNN
 from gnnpar.plan import LayerPolicy, Placement, Plan, Topology, array_hash
 from gnnpar.planning.closed import Setting
+from gnnpar.shard.manifest import Manifest
 from gnnpar.shard.partition import Partitioner, partition
 from gnnpar.shard.shard import Shard, partition_statistics
 
@@ -29,7 +30,8 @@ class Workload:
     """What there is to run, on rank 0. `cache`: folder of finished partitions, None for none.
 
     For a strategy that plans: the model, and where ranks run with what their devices need (None: nominal figures).
-    `layer_seconds()`: of each layer, measured when asked.
+    `layer_seconds()`: of each layer, measured when asked. `shards`: where the graph was cut on disk beforehand; the
+    dataset is then without rows, and only `flat_plan` is of use.
     """
 
     dataset: Dataset
@@ -41,12 +43,15 @@ class Workload:
     setting: Callable[[], Setting] | None = None
     first_layer: FirstLayer = "live"
     layer_seconds: Callable[[], Sequence[float]] | None = None
+    shards: Manifest | None = None
 
     def part_of(self, parts: int) -> Tensor:
         return partition(self.dataset, parts, by=self.partition, cache=self.cache, say=self.say)
 
     def flat_plan(self, topology: Topology, policy: LayerPolicy, *, chunks: int | None = None) -> Plan:
         """One part a rank, all layers on every rank, one policy. `chunks`: so many parts, on one rank in time."""
+        if self.shards is not None:
+            return self._cut_plan(self.shards, policy)
         ranks, parts = topology.num_ranks, chunks or topology.num_ranks
         part_of = self.part_of(parts)
         whole = torch.zeros_like(part_of)
@@ -60,9 +65,17 @@ class Workload:
             statistics=partition_statistics(self.dataset, part_of, parts),
         )  # fmt: skip
 
+    def _cut_plan(self, shards: Manifest, policy: LayerPolicy) -> Plan:
+        """`flat_plan` of a partition that only its hash is known of."""
+        placement = Placement((tuple(range(shards.parts)),), torch.zeros(0).long(), None, (range(self.num_layers),))
+        return Plan(placement, (policy,) * self.num_layers, hashes=shards.hashes, statistics=shards.statistics)
+
 
 class Strategy(Protocol):
-    """Implemented by frozen, keyword-only dataclasses: fields = YAML keys."""
+    """Implemented by frozen, keyword-only dataclasses: fields = YAML keys.
+
+    One whose plan is `flat_plan` of a part a rank may say `from_shards = True`: then it runs from shards on disk.
+    """
 
     @property
     def exactness(self) -> frozenset[Exactness]: ...

@@ -1,0 +1,91 @@
+"""Table and figure of README.md from results.jsonl: `python experiments/shards_memory/report.py [--figure FILE]`."""
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+GIB = 2**30
+COLOURS = {"parent": "#999999", "rank 0": "#0072b2", "rank 1": "#d55e00"}
+RESIDENT, ANONYMOUS, _, PROPORTIONAL = range(4)
+STEPS = ("partition", "from shards", "from memory")
+
+
+def load() -> dict[str, dict]:
+    rows = (json.loads(line) for line in (HERE / "results.jsonl").read_text(encoding="utf-8").splitlines())
+    return {row["step"]: row for row in rows}
+
+
+def roles(row: dict) -> list[str]:
+    """Processes that do the work: ranks where there are any."""
+    ranks = sorted(role for role in row["peaks"] if role.startswith("rank"))
+    return ranks or ["parent"]
+
+
+def loading(row: dict, role: str) -> float:
+    """Largest anonymous GiB of a rank before its first epoch."""
+    if "trains_after" not in row:
+        return float("nan")
+    early = [told for second, told in row["samples"] if role in told and second < row["trains_after"]]
+    return max(told[role][ANONYMOUS] for told in early) / GIB
+
+
+def table(rows: dict[str, dict]) -> Iterable[str]:
+    yield "| step | process | anonymous, GiB | before epoch 0 | resident, files too | proportional (PSS) |"
+    yield "|---|---|---|---|---|---|"
+    for step in STEPS:
+        row = rows[step]
+        for role in roles(row):
+            peak = row["peaks"][role]
+            early = loading(row, role)
+            cells = [
+                f"{peak[ANONYMOUS] / GIB:.2f}", "" if early != early else f"{early:.2f}",
+                f"{peak[RESIDENT] / GIB:.2f}", f"{peak[PROPORTIONAL] / GIB:.2f}",
+            ]  # fmt: skip
+            name = step if row["ended"] == 0 else f"{step} (ended at {row['limit_gib']:g} GiB)"
+            yield f"| {name} | {role} | {' | '.join(cells)} |"
+    shards, memory = rows["from shards"], rows["from memory"]
+    same = "losses" in memory and (shards["losses"], shards["hashes"]) == (memory["losses"], memory["hashes"])
+    yield ""
+    yield f"| equal losses and hashes | {'yes' if same else 'no'} |"
+    yield "|---|---|"
+    yield f"| losses | {', '.join(f'{loss:.6f}' for loss in shards['losses'])} |"
+
+
+def draw(rows: dict[str, dict], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(
+        {"svg.hashsalt": "gnnpar", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    )
+    figure, axes = plt.subplots(1, 3, figsize=(9, 3), sharey=True, layout="constrained")
+    for axis, step in zip(axes, STEPS, strict=True):
+        row = rows[step]
+        for role in ["parent", *(r for r in roles(row) if r != "parent")]:
+            points = [(second, told[role]) for second, told in row["samples"] if role in told]
+            seconds = [second for second, _ in points]
+            for which, style in ((ANONYMOUS, "-"), (RESIDENT, ":")):
+                label = role if which == ANONYMOUS else None
+                axis.plot(seconds, [told[which] / GIB for _, told in points], style, color=COLOURS[role], label=label)
+        if "trains_after" in row:
+            axis.axvline(row["trains_after"], color="0.8", lw=1, zorder=0)
+        axis.set(title=step, xlabel="seconds")
+    axes[0].set_ylabel("GiB (dotted: mapped files too)")
+    axes[2].legend(frameon=False, fontsize=8)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
+    rows = load()
+    print("\n".join(table(rows)))
+    draw(rows, parser.parse_args().figure)
+
+
+if __name__ == "__main__":
+    main()

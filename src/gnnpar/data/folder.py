@@ -1,0 +1,200 @@
+"""A graph of any size: a folder of .npy files, `dataset=folder dataset.path=my_graph`.
+
+| file | shape | meaning |
+|---|---|---|
+| `src.npy`, `dst.npy` | [E] integers | edges in any order; dataset.symmetrize=true adds the reverse ones |
+| or `indptr.npy`, `indices.npy` | [N + 1], [E] integers | CSR: row i has sources `indices[indptr[i]:indptr[i + 1]]` |
+| `x.npy` | [N, F] numbers | features |
+| `y.npy` | [N] class ids, or [N, C] of 0/1 (multi-label) | labels; -1 or NaN = unlabelled |
+| `{train,val,test}_mask.npy` | [N] or [N, S] booleans | optional, else split=random or per_class |
+
+All files are written by numpy.save in C order. `gnnpar train` reads the folder as any dataset; `gnnpar partition`
+passes through it in chunks (`stored`): in memory are labels, masks and a few integers a node, never features or edges.
+Both give the same graph, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from gnnpar.data.columns import Column
+from gnnpar.data.dataset import Dataset, TaskName
+from gnnpar.data.external import canonical_csr
+from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
+from gnnpar.data.raw import RawGraph, check_split, checked
+from gnnpar.data.stored import CHUNK_EDGES, Stored, Tell, hashes_of, silent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder(Preprocess):
+    """A graph in a folder of .npy files; `path` is relative to the working folder or to data_dir.
+
+    num_classes: null counts those in y.
+    """
+
+    name: str = "folder"
+    path: str | None = None
+    task: Literal["auto", "single_label", "binary", "multi_label"] = "auto"  # auto: multi_label where y is [N, C > 1]
+    num_classes: Annotated[int, Ge(2)] | None = None
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        files = _Files.find(self, data_dir)
+        src, dst = (np.concatenate(part) for part in zip(*files.edges(), strict=True))
+        x = torch.from_numpy(files.x[0 : len(files.x)])
+        edge_index = torch.from_numpy(np.stack([src, dst]))
+        return prepare(files.raw(self, x, edge_index), self, seed=seed)
+
+    def stored(self, data_dir: Path | None, seed: int, scratch: Path, tell: Tell = silent) -> Stored:
+        """The same graph, its edges in canonical order in `scratch`. Disk: 12 bytes an edge, 8 of them for a while."""
+        if self.normalize == "standard":
+            raise ValueError(
+                f"dataset {self.name}: dataset.normalize=standard needs all features in memory; set none or row, or "
+                "standardise x.npy."
+            )
+        files = _Files.find(self, data_dir)
+        num_nodes = len(files.x)
+        raw = checked(files.raw(self, torch.zeros(num_nodes, 1), torch.zeros(2, 0, dtype=torch.int64)))
+        assert raw.num_classes is not None
+        train, val, test = make_split(raw, self, seed=seed if self.split_seed is None else self.split_seed)
+        check_split(raw, (train, val, test))
+        indptr, indices = canonical_csr(
+            files.edges, scratch, name=self.name, num_nodes=num_nodes, num_edges=files.num_edges,
+            symmetrize=self.symmetrize, self_loops=self.self_loops, drop_duplicates=self.drop_duplicates, tell=tell,
+        )  # fmt: skip
+        x, y, masks = _Features(self, files.x), raw.y.numpy(), (train.numpy(), val.numpy(), test.numpy())
+        graph, split = hashes_of(x, y, indptr, indices, masks, num_classes=raw.num_classes, task=raw.task, tell=tell)
+        return Stored(
+            name=self.name, x=x, y=y, indptr=indptr, indices=indices, masks=masks, num_classes=raw.num_classes,
+            task=raw.task, graph_hash=graph, split_hash=split,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Files:
+    """The folder's files, their shapes checked against each other. `pointers`: of rows, where edges are CSR."""
+
+    x: Column
+    y: Column
+    src: Column
+    dst: Column | None
+    pointers: Column | None
+    masks: dict[str, Column]
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.src)
+
+    @staticmethod
+    def find(config: Folder, data_dir: Path | None) -> _Files:
+        folder = _folder(config, data_dir)
+        there = {file.stem: file for file in folder.glob("*.npy")}
+        edges = ("src", "dst") if "src" in there else ("indices", "indptr")
+        if missing := [name for name in ("x", "y", *edges) if name not in there]:
+            held = ", ".join(sorted(there)) or "nothing"
+            raise ValueError(f"dataset {config.name}: {folder} has no {missing[0]}.npy (it holds {held}); add it.")
+        opened = {name: Column(file) for name, file in there.items() if name in _KNOWN}
+        src, second = opened[edges[0]], opened[edges[1]]
+        for name in edges:
+            if opened[name].dtype.kind not in "iu" or len(opened[name].shape) != 1:
+                raise ValueError(f"dataset {config.name}: {there[name]} must be integers in one row; store node ids.")
+        if len(opened["x"].shape) != 2 or opened["x"].dtype.kind not in "biuf":
+            raise ValueError(f"dataset {config.name}: {there['x']} must be numbers, [nodes, features].")
+        wanted = len(src) if edges[0] == "src" else len(opened["x"]) + 1
+        if len(second) != wanted:
+            raise ValueError(
+                f"dataset {config.name}: {edges[1]}.npy has {len(second)} entries, but {wanted} are needed; write them "
+                "together."
+            )
+        coo = edges[0] == "src"
+        masks = {part: opened[f"{part}_mask"] for part in ("train", "val", "test") if f"{part}_mask" in opened}
+        return _Files(opened["x"], opened["y"], src, second if coo else None, None if coo else second, masks)
+
+    def edges(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(sources, destinations) int64, in the order of the file; at least one chunk, which may be empty."""
+        pointers = None if self.pointers is None else self.pointers[0 : len(self.pointers)].astype(np.int64)
+        if pointers is not None and (
+            pointers[0] != 0 or pointers[-1] != len(self.src) or bool((np.diff(pointers) < 0).any())
+        ):
+            raise ValueError(f"{self.pointers and self.pointers.file} does not rise from 0 to {len(self.src)}")
+        for first in range(0, max(1, len(self.src)), CHUNK_EDGES):
+            src = self.src[first : first + CHUNK_EDGES].astype(np.int64)
+            if pointers is None:
+                assert self.dst is not None
+                yield src, self.dst[first : first + CHUNK_EDGES].astype(np.int64)
+            else:
+                yield src, np.searchsorted(pointers, np.arange(first, first + len(src)), side="right") - 1
+
+    def raw(self, config: Folder, x: Tensor, edge_index: Tensor) -> RawGraph:
+        y = _tensor(self.y)
+        task: TaskName = (
+            config.task if config.task != "auto" else "multi_label" if y.ndim == 2 and y.shape[1] > 1 else
+            "single_label"
+        )  # fmt: skip
+        masks = None
+        if "train" in self.masks:
+            train = _tensor(self.masks["train"])
+            none = torch.zeros_like(train, dtype=torch.bool)
+            val, test = (_tensor(self.masks[part]) if part in self.masks else none for part in ("val", "test"))
+            masks = (train, val, test)
+        return RawGraph(
+            name=config.name, x=x, y=y, edge_index=edge_index, task=task, masks=masks,
+            num_classes=config.num_classes if task == "single_label" else None,
+        )  # fmt: skip
+
+
+_KNOWN = ("src", "dst", "indptr", "indices", "x", "y", "train_mask", "val_mask", "test_mask")
+
+
+def _tensor(column: Column) -> Tensor:
+    array = column[0 : len(column)]
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{column.file} has dtype {array.dtype}; store numbers.")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)  # torch has no arithmetic for the wider unsigned types
+    return torch.from_numpy(array)
+
+
+class _Features:
+    """Rows of x.npy as `prepare` makes them: float32, finite, normalised by row where that is asked for."""
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, config: Folder, column: Column) -> None:
+        self.config, self.column, self.shape = config, column, column.shape
+        self._normal: Callable[[Tensor], Tensor] = lambda x: x
+        if config.normalize == "row":
+            self._normal = lambda x: normalized(x, "row", train_mask=x[:0])
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    def __getitem__(self, rows: slice, /) -> np.ndarray:
+        x = torch.from_numpy(self.column[rows]).to(torch.float32)
+        bad = ~torch.isfinite(x)
+        if bool(bad.any()):
+            row, column = (int(v) for v in bad.nonzero()[0])
+            raise ValueError(
+                f"dataset {self.config.name}: feature {column} of node {row + (rows.start or 0)} is {x[row, column]}; "
+                "replace what is not finite, e.g. with numpy.nan_to_num."
+            )
+        return self._normal(x).numpy()
+
+
+def _folder(config: Folder, data_dir: Path | None) -> Path:
+    if not config.path:
+        raise ValueError("dataset.path is not set; name the folder, e.g. dataset=folder dataset.path=my_graph.")
+    path = Path(config.path).expanduser()
+    places = [path] if data_dir is None else [path, Path(data_dir).expanduser() / path]
+    found = next((place for place in places if place.is_dir()), None)
+    if found is None:
+        tried = " nor ".join(dict.fromkeys(str(place.absolute()) for place in places))
+        raise ValueError(f"dataset {config.name}: there is no folder {tried}; put it there or set dataset.path.")
+    return found

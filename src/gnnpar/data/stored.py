@@ -1,0 +1,120 @@
+"""Stored: a preprocessed graph of which only what is O(nodes) is in memory; features and edges are read by chunks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnpar.data.columns import Slices
+from gnnpar.data.dataset import Dataset, TaskName, content_hash
+
+CHUNK_EDGES = 1 << 20
+CHUNK_ROWS = 1 << 16
+Tell = Callable[[str, float], None]  # what is done, and which share of it
+
+
+def silent(stage: str, share: float) -> None:
+    """Tells nobody."""
+
+
+class Edges(NamedTuple):
+    """In-edges of some rows, in their order; `first`: the id of the first. Shapes: src, dst [n]."""
+
+    first: int
+    src: np.ndarray
+    dst: np.ndarray
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Stored:
+    """A whole graph as `Dataset` describes it, in-edges as CSR by destination, sources ascending.
+
+    Shapes: x [N, F] float32 and indices [E] by slices; y [N] or [N, C], masks 3 x [N] and indptr [N + 1] int64 in
+    memory.
+    """
+
+    name: str
+    x: Slices
+    y: np.ndarray
+    indptr: np.ndarray
+    indices: Slices
+    masks: tuple[np.ndarray, np.ndarray, np.ndarray]
+    num_classes: int
+    task: TaskName
+    graph_hash: str
+    split_hash: str
+
+    @property
+    def num_nodes(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.indices)
+
+    @property
+    def num_features(self) -> int:
+        return self.x.shape[1]
+
+    @cached_property
+    def in_degree(self) -> Tensor:
+        return torch.from_numpy(np.diff(self.indptr))
+
+    @property
+    def train_mask(self) -> Tensor:
+        return torch.from_numpy(self.masks[0])
+
+    @property
+    def edge_index(self) -> Tensor:
+        """int64 [2, E]: the whole structure in memory, for partitioners that need it."""
+        src = torch.from_numpy(np.asarray(self.indices[0 : self.num_edges], dtype=np.int64))
+        return torch.stack([src, torch.arange(self.num_nodes).repeat_interleave(self.in_degree)])
+
+    def edges(self, limit: int = CHUNK_EDGES) -> Iterator[Edges]:
+        """All edges in the order of their ids, at most `limit` at a time."""
+        for first in range(0, self.num_edges, limit):
+            last = min(first + limit, self.num_edges)
+            row, end = np.searchsorted(self.indptr, [first, last - 1], side="right") - 1
+            counts = np.diff(np.clip(self.indptr[row : end + 2], first, last))
+            yield Edges(first, self.indices[first:last], np.repeat(np.arange(row, end + 1), counts))
+
+    @staticmethod
+    def of(dataset: Dataset) -> Stored:
+        """A dataset in memory, seen this way; nothing is copied but the row pointers."""
+        indptr = np.concatenate([[0], np.cumsum(dataset.in_degree.numpy())]).astype(np.int64)
+        train, val, test = (mask.numpy() for mask in (dataset.train_mask, dataset.val_mask, dataset.test_mask))
+        return Stored(
+            name=dataset.name, x=dataset.x.numpy(), y=dataset.y.numpy(), indptr=indptr,
+            indices=dataset.edge_index[0].numpy(), masks=(train, val, test), num_classes=dataset.num_classes,
+            task=dataset.task, graph_hash=dataset.graph_hash, split_hash=dataset.split_hash,
+        )  # fmt: skip
+
+
+def hashes_of(
+    x: Slices, y: np.ndarray, indptr: np.ndarray, indices: Slices, masks: tuple[np.ndarray, ...], *, num_classes: int,
+    task: str, tell: Tell = silent,
+) -> tuple[str, str]:  # fmt: skip
+    """(graph_hash, split_hash) as `Dataset.of` makes them, read by chunks."""
+    digest = hashlib.sha256(f"{task}/{num_classes}".encode())
+    num_edges, num_nodes = len(indices), len(y)
+    digest.update(f"|torch.int64(2, {num_edges})|".encode())
+    for first in range(0, num_edges, CHUNK_EDGES):
+        tell("hash", 0.5 * first / num_edges)
+        digest.update(indices[first : first + CHUNK_EDGES].astype(np.int64).data)
+    for first in range(0, num_nodes, CHUNK_ROWS):
+        last = min(first + CHUNK_ROWS, num_nodes)
+        digest.update(np.repeat(np.arange(first, last), np.diff(indptr[first : last + 1])).data)
+    digest.update(f"|torch.float32{tuple(x.shape)}|".encode())
+    for first in range(0, num_nodes, CHUNK_ROWS):
+        tell("hash", 0.5 + 0.5 * first / num_nodes)
+        digest.update(np.ascontiguousarray(x[first : first + CHUNK_ROWS]).data)
+    digest.update(f"|{torch.from_numpy(y).dtype}{tuple(y.shape)}|".encode())
+    digest.update(np.ascontiguousarray(y).data)
+    return digest.hexdigest(), content_hash([torch.from_numpy(mask) for mask in masks], label="split")

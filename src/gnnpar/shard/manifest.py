@@ -1,0 +1,149 @@
+"""What a folder of shards holds, in manifest.json: which graph, how it was cut, and every file with its checksum.
+
+Reading imports no torch and trusts nothing: whatever is wrong is one ValueError that names the folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gnnpar.durable import checksum, file_hash, read_checked_json, write_json_through
+
+NAME, SCHEMA = "manifest.json", 1
+Check = Literal["full", "header"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFacts:
+    """A .npy file: its array, its size and the sha256 of its bytes."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Facts of the whole graph, of its partition, and of every file (name relative to the folder).
+
+    `setup`: the configuration that made it: names, dataset, partition. `edge_ids`: whether blocks have global edge ids.
+    """
+
+    schema: int
+    made_by: str
+    name: str
+    task: Literal["single_label", "binary", "multi_label"]
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    num_classes: int
+    num_train: int
+    parts: int
+    edge_ids: bool
+    hashes: dict[str, str]
+    statistics: dict[str, Any]
+    setup: dict[str, dict[str, Any]]
+    files: dict[str, FileFacts]
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal shards."""
+        return checksum(asdict(self))
+
+    def of_part(self, part: int) -> dict[str, FileFacts]:
+        """The files of one rank, by their names in its folder."""
+        prefix = f"{folder_of(part)}/"
+        return {name.removeprefix(prefix): facts for name, facts in self.files.items() if name.startswith(prefix)}
+
+    def save(self, folder: Path) -> None:
+        write_json_through(folder / NAME, asdict(self))
+
+
+def folder_of(part: int) -> str:
+    """The folder of a rank, inside that of the shards."""
+    return f"part-{part}"
+
+
+@contextmanager
+def clear(folder: Path) -> Iterator[None]:
+    """Whatever is wrong inside is one ValueError that names the folder."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, RecursionError) as error:
+        if type(error) is ValueError and str(error).startswith("shards="):
+            raise
+        what = " ".join((getattr(error, "strerror", None) or str(error)).split())[:200] or type(error).__name__
+        raise ValueError(
+            f"shards={folder} cannot be read: {what}; give a folder that `gnnpar partition` has made, or make it again"
+        ) from error
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a folder of shards, checked as far as it can be without the other files."""
+    if not (folder / NAME).is_file():
+        raise ValueError(
+            f"shards={folder} holds no {NAME}: give a folder that `gnnpar partition dataset=... out={folder}` has made"
+        )
+    with clear(folder):
+        data = read_checked_json(folder / NAME)
+        if data.get("schema") != SCHEMA:
+            raise ValueError(
+                f"shards={folder} are of schema {str(data.get('schema'))[:20]}, this gnnpar reads {SCHEMA}: "
+                "partition again"
+            )
+        manifest = _typed(data)
+        for problem in _problems(manifest):
+            raise ValueError(problem)
+        return manifest
+
+
+def _typed(data: Mapping[str, Any]) -> Manifest:
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(Manifest).validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(each) for each in first["loc"])[:80]
+        raise ValueError(f"{place or 'the manifest'}: {first['msg']}") from None
+
+
+def _problems(manifest: Manifest) -> Iterator[str]:
+    counts = ("num_nodes", "num_features", "num_classes", "num_train", "parts")
+    for name in counts:
+        if getattr(manifest, name) < 1:
+            yield f"{name}={getattr(manifest, name)}, at least 1 is needed"
+    for name in ("graph", "split", "partition"):
+        if name not in manifest.hashes:
+            yield f"hashes lack {name}"
+    if manifest.statistics.get("parts") != manifest.parts:
+        yield f"statistics are of {manifest.statistics.get('parts')} parts, there are {manifest.parts}"
+    for name, facts in manifest.files.items():
+        if name.startswith("/") or ".." in Path(name).parts:
+            yield f"{name!r} lies outside the folder"
+        if min(facts.shape, default=0) < 0 or facts.nbytes < 0:
+            yield f"{name!r} has a negative size"
+
+
+def verify(folder: Path, name: str, facts: FileFacts, check: Check) -> None:
+    """Refuse a file that is not there, or not as it was written.
+
+    header: its size; whoever maps it compares shape and dtype. full: sha256 of its bytes as well. Every epoch reads
+    every row, so that one reading more at the start is cheap, and a flipped bit in a feature shows in no size.
+    """
+    file = folder / name
+    again = "partition again, or copy it again from where it was made"
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise ValueError(f"shards={file} is missing ({error.strerror}); {again}") from None
+    if size != facts.nbytes:
+        raise ValueError(f"shards={file} is {size} bytes, not {facts.nbytes}; {again}")
+    if check == "full" and file_hash(file) != facts.sha256:
+        raise ValueError(f"shards={file} is corrupt (its sha256 is another one); {again}")

@@ -1,0 +1,132 @@
+"""dataset=folder: read whole and in chunks it is the same graph; the bucket sort gives canonical edges."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gnnpar.data import external, stored
+from gnnpar.data.columns import Column, ColumnWriter
+from gnnpar.data.folder import Folder
+from gnnpar.data.preprocess import canonical_edges
+
+NODES = 211
+
+
+def write(folder: Path, *, kind: str = "coo", masks: bool = True, **arrays: np.ndarray) -> Path:
+    """A random graph with loops, repeated edges, isolated nodes and a hub."""
+    rng = np.random.default_rng(1)
+    src, dst = rng.integers(0, 150, size=(2, 1500))
+    dst[:200] = 7
+    given = {"x": rng.standard_normal((NODES, 5)), "y": rng.integers(-1, 4, size=NODES)}
+    if masks:
+        given["train_mask"] = (np.arange(NODES) % 3 == 0) & (given["y"] >= 0)
+        given["val_mask"] = (np.arange(NODES) % 3 == 1) & (given["y"] >= 0)
+    if kind == "coo":
+        given |= {"src": src.astype(np.int32), "dst": dst.astype(np.int32)}
+    else:
+        order = np.argsort(dst, kind="stable")
+        given |= {"indptr": np.concatenate([[0], np.bincount(dst, minlength=NODES).cumsum()]), "indices": src[order]}
+    folder.mkdir(exist_ok=True)
+    for name, array in (given | arrays).items():
+        np.save(folder / f"{name}.npy", array)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many chunks and buckets of a small graph."""
+    from gnnpar.data import folder
+
+    for module in (stored, folder):
+        monkeypatch.setattr(module, "CHUNK_EDGES", 97)
+    monkeypatch.setattr(stored, "CHUNK_ROWS", 13)
+    monkeypatch.setattr(folder, "canonical_csr", partial(external.canonical_csr, bucket_edges=300))
+
+
+@pytest.mark.parametrize("kind", ["coo", "csr"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"symmetrize": True}, {"self_loops": False, "drop_duplicates": False}, {"normalize": "row"},
+        {"split": "random", "num_classes": 6},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_in_chunks_it_is_the_same_graph(tmp_path: Path, kind: str, options: dict) -> None:
+    config = Folder(path=str(write(tmp_path / "g", kind=kind)), **options)
+    whole = config.load(None, 0)
+    chunked = config.stored(None, 0, tmp_path)
+    assert (chunked.graph_hash, chunked.split_hash) == (whole.graph_hash, whole.split_hash)
+    assert torch.equal(chunked.edge_index, whole.edge_index)
+    assert torch.equal(chunked.in_degree, whole.in_degree)
+    assert chunked.num_classes == whole.num_classes
+    pieces = list(chunked.edges(50))
+    assert np.array_equal(np.concatenate([p.src for p in pieces]), whole.edge_index[0].numpy())
+    assert np.array_equal(np.concatenate([p.dst for p in pieces]), whole.edge_index[1].numpy())
+    assert [p.first for p in pieces] == list(range(0, whole.num_edges, 50))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["g", "indices.npy"], "scratch files are gone"
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 40])
+@pytest.mark.parametrize("edges", [0, 1, 500])
+def test_the_bucket_sort_is_canonical(tmp_path: Path, nodes: int, edges: int) -> None:
+    pairs = np.random.default_rng(0).integers(0, nodes, size=(2, edges))
+    for loops, both, distinct in ((True, True, True), (False, False, False), (True, False, True)):
+        want = canonical_edges(
+            torch.from_numpy(pairs), num_nodes=nodes, symmetrize=both, self_loops=loops, drop_duplicates=distinct
+        )
+        indptr, indices = external.canonical_csr(
+            lambda: iter([(pairs[0, :7], pairs[1, :7]), (pairs[0, 7:], pairs[1, 7:])]), tmp_path, name="g",
+            num_nodes=nodes, num_edges=edges, symmetrize=both, self_loops=loops, drop_duplicates=distinct,
+            bucket_edges=20,
+        )  # fmt: skip
+        assert np.array_equal(indices[0 : len(indices)], want[0].numpy())
+        assert np.array_equal(np.repeat(np.arange(nodes), np.diff(indptr)), want[1].numpy())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"src": np.array([0, 300]), "dst": np.array([0, 1])}, r"1 of 2 edges point outside nodes 0\.\.210"),
+        ({"dst": np.array([1, 2])}, "dst.npy has 2 entries, but 1500 are needed"),
+        ({"x": np.full((NODES, 2), np.nan)}, "feature 0 of node 0 is nan"),
+        ({"x": np.zeros(NODES)}, r"must be numbers, \[nodes, features\]"),
+        ({"src": np.zeros(1500)}, "must be integers in one row"),
+        ({"y": np.zeros(7, dtype=int)}, r"labels of a single_label task must have shape \[211\]"),
+        ({"x": np.array([["a"]])}, r"must be numbers"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+def test_what_is_wrong_is_one_line(tmp_path: Path, arrays: dict, said: str) -> None:
+    config = Folder(path=str(write(tmp_path / "g", **arrays)))
+    with pytest.raises(ValueError, match=said) as caught:
+        config.stored(None, 0, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_missing_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"dataset\.path is not set"):
+        Folder().load(None, 0)
+    with pytest.raises(ValueError, match=r"there is no folder .*nowhere"):
+        Folder(path="nowhere").load(tmp_path, 0)
+    (write(tmp_path / "g") / "y.npy").unlink()
+    with pytest.raises(ValueError, match=r"has no y\.npy \(it holds dst, src, train_mask, val_mask, x\); add it"):
+        Folder(path="g").load(tmp_path, 0)
+    with pytest.raises(ValueError, match="standard needs all features in memory"):
+        Folder(path="g", normalize="standard").stored(tmp_path, 0, tmp_path)
+
+
+def test_a_file_that_was_cut_is_noticed(tmp_path: Path) -> None:
+    with ColumnWriter(tmp_path / "a.npy", np.float32, (3,)) as out:
+        for rows in (2, 0, 5):
+            out.write(np.full((rows, 3), rows))
+    whole = (tmp_path / "a.npy").read_bytes()
+    assert np.array_equal(np.load(tmp_path / "a.npy"), Column(tmp_path / "a.npy")[0:7])
+    assert Column(tmp_path / "a.npy")[1:3][:, 0].tolist() == [2.0, 5.0]
+    for damaged in (whole[:-4], whole[:20], b"", whole + b"x"):
+        (tmp_path / "a.npy").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"a\.npy"):
+            Column(tmp_path / "a.npy")
