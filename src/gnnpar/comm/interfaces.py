@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 
 import psutil
@@ -30,10 +29,10 @@ def addresses() -> dict[str, str]:
     return found
 
 
-def check_asked_for() -> None:
-    """MeetingError where GLOO_SOCKET_IFNAME names what this host has not, or what is down."""
+def check_asked_for(asked: str) -> None:
+    """MeetingError where GLOO_SOCKET_IFNAME=`asked` names what this host has not, or what is down."""
     there = addresses()
-    for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
+    for name in filter(None, asked.split(",")):
         if name not in there:
             state = "is down or has no address" if name in psutil.net_if_addrs() else "does not exist"
             known = ", ".join(f"{n} ({a})" for n, a in there.items()) or "none"
@@ -41,15 +40,15 @@ def check_asked_for() -> None:
                                "them, or leave it out and the one that leads to MASTER_ADDR is taken")  # fmt: skip
 
 
-def towards(master: str, port: int, *, other_hosts: bool) -> tuple[str, str]:
+def towards(master: str, port: int, *, asked: str, other_hosts: bool) -> tuple[str, str]:
     """(interface, address) of this host that gloo is to use: the one asked for, else the one that leads to the master.
 
-    `other_hosts`: there are ranks elsewhere, to whom a loopback address says nothing.
+    `asked`: GLOO_SOCKET_IFNAME. `other_hosts`: there are ranks elsewhere, to whom a loopback address says nothing.
     """
-    check_asked_for()
+    check_asked_for(asked)
     there = addresses()
-    if asked := os.environ.get(VARIABLE, "").split(",")[0]:
-        return asked, there[asked]
+    if chosen := asked.split(",")[0]:
+        return chosen, there[chosen]
     mine = _route(master, port)
     name = next((n for n, address in there.items() if address == mine), "")
     if other_hosts and (not name or mine.startswith("127.") or mine == "::1"):

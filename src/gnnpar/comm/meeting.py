@@ -8,11 +8,10 @@ keys a meeting, because torchrun keeps its store over restarts.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -68,29 +67,37 @@ class Met:
 
 
 def meet(
-    *, about: Mapping[str, str], patience: float, word: str = "", check: Callable[[str], str] = lambda _: ""
+    env: MutableMapping[str, str],
+    *,
+    about: Mapping[str, str],
+    patience: float,
+    word: str = "",
+    check: Callable[[str], str] = lambda _: "",
 ) -> Met:
-    """Come together with all ranks of the world that the environment names. Collective; MeetingError within about twice
+    """Come together with all ranks of the world that an environment names. Collective; MeetingError within about twice
     `patience` seconds.
 
     `about`: what ranks must agree on, name -> value. `word`: what rank 0 tells all. `check`: what is wrong with
     that here.
     """
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
     if not 0 <= rank < size:
         raise MeetingError(f"RANK={rank} is none of WORLD_SIZE={size} ranks, numbered from 0: correct one of them")
-    master, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    master, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
     if not master or not port.isdigit():
         raise MeetingError(f"RANK={rank} is set, but MASTER_ADDR={master or 'nothing'} MASTER_PORT={port or 'nothing'}:"
                            " set them to the address of rank 0's host and to a free port there")  # fmt: skip
-    several = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) != size
-    interface, address, trouble = _own_end(master, int(port), several=several)
+    inside = master in ("localhost", "::1") or master.startswith("127.")
+    several = int(env.get("LOCAL_WORLD_SIZE", "0")) != size and not inside
+    interface, address, trouble = _own_end(env, master, int(port), several=several)
     listener = _listen(address)
     me = Member(
         rank=rank, host=socket.gethostname(), interface=interface, address=address, port=listener.getsockname()[1]
     )
     where = f"MASTER_ADDR={master} MASTER_PORT={port}"
-    table = _Table(_store(master, int(port), rank, patience, trouble), me, size, where, patience)
+    agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = _store(master, int(port), rank, patience, agent=agent, trouble=trouble)
+    table = _Table(store, me, size, where, patience, agent=agent)
     try:
         told = table.lay(about, word, trouble) if rank == 0 else table.join(about, trouble)
         members = tuple(Member(**each) for each in told["members"])
@@ -104,16 +111,18 @@ def meet(
     )  # fmt: skip
 
 
-def _own_end(master: str, port: int, *, several: bool) -> tuple[str, str, str]:
+def _own_end(env: MutableMapping[str, str], master: str, port: int, *, several: bool) -> tuple[str, str, str]:
     """(interface, address, trouble): a rank that cannot be reached says so to the others, who wait for it."""
     try:
-        interface, address = interfaces.towards(master, port, other_hosts=several)
+        interface, address = interfaces.towards(
+            master, port, asked=env.get(interfaces.VARIABLE, ""), other_hosts=several
+        )
     except interfaces.UnknownMaster:
         raise
     except MeetingError as error:
-        return "", "127.0.0.1", f"rank {os.environ['RANK']}: {error}"
+        return "", "127.0.0.1", f"rank {env['RANK']}: {error}"
     if several:
-        os.environ.setdefault(interfaces.VARIABLE, interface)
+        env.setdefault(interfaces.VARIABLE, interface)
     return interface, address, ""
 
 
@@ -122,9 +131,8 @@ def _listen(address: str) -> socket.socket:
     return socket.create_server((address, 0), family=family, backlog=1024)
 
 
-def _store(master: str, port: int, rank: int, patience: float, trouble: str) -> Any:
+def _store(master: str, port: int, rank: int, patience: float, *, agent: bool, trouble: str) -> Any:
     """Rank 0 holds the store, unless torchrun's agent does. `trouble`: what may be the reason why it is not reached."""
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         return TCPStore(
             master, port, is_master=rank == 0 and not agent, timeout=timedelta(seconds=patience),
@@ -144,10 +152,10 @@ def _store(master: str, port: int, rank: int, patience: float, trouble: str) -> 
 class _Table:
     """The keys of one meeting in the store."""
 
-    def __init__(self, store: Any, me: Member, size: int, where: str, patience: float) -> None:
+    def __init__(self, store: Any, me: Member, size: int, where: str, patience: float, *, agent: bool) -> None:
         self.store, self.me, self.size, self.where, self.patience = store, me, size, where, patience
         self.generation, self._began, self._nonce = 0, time.monotonic(), secrets.token_hex(8)
-        self._agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        self._agent = agent
 
     @property
     def room(self) -> str:
@@ -178,7 +186,8 @@ class _Table:
             newest = self.store.add(_GENERATION, 0)
             if newest > self.generation:
                 self.generation = newest
-                stale = str(self._get("trouble") or self._get("verdict") or "")  # of a meeting that is over
+                # of a meeting that is over, in a store that torchrun keeps
+                stale = str(self._get("trouble") or self._get("verdict") or "") if self._agent else ""
                 if not stale:
                     self._come(mine, trouble)
             told = None if stale else self._get("verdict")

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.communicator import Pending, Site
-from gnnpar.comm.interfaces import check_asked_for
+from gnnpar.comm.interfaces import VARIABLE, check_asked_for
 from gnnpar.comm.ledger import Ledger, Receipt, now
 from gnnpar.comm.mesh import Axis, Mesh
 from gnnpar.comm.threads import Ready, ring_reduce_nbytes
@@ -44,11 +44,13 @@ def connect(
 
     `store`: of ranks that have met already. `whereabouts`: where the rank says what it is doing.
     """
-    check_asked_for()
+    check_asked_for(os.environ.get(VARIABLE, ""))
     timeout = timedelta(seconds=timeout_seconds)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if store is not None:
+        store.set_timeout(timeout)
     dist.init_process_group(backend, init_method=init_method, store=store, rank=rank, world_size=size, timeout=timeout)
     control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
     upward, downward = (dist.new_group(backend=backend, timeout=timeout) for _ in range(2))

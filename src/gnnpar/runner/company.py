@@ -53,7 +53,7 @@ def assemble(settings: Settings, run_dir: Path) -> Met:
     shared = settings.checkpoint.keep > 0
     try:
         return meet(
-            about=agreed(settings), patience=settings.comm.connect_seconds, word=str(marker),
+            os.environ, about=agreed(settings), patience=settings.comm.connect_seconds, word=str(marker),
             check=lambda word: unseen(Path(word), rank) if shared else "",
         )  # fmt: skip
     except MeetingError as error:
