@@ -29,9 +29,12 @@ class Hosts:
 
     def run(self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a command on a host."""
-        inside = ["ip", "netns", "exec", self.network.namespace(host), "unshare", "--uts", "sh", "-c"]
+        inside = ["ip", "netns", "exec", self.network.namespace(host), "unshare", "--uts", "--mount", "sh", "-c"]
+        names = self.folder / "hosts"  # torchrun wants to know its own
+        names.write_text("127.0.0.1 localhost\n" + "".join(f"{address(i)} {name}\n" for i, name in enumerate(NAMES)))
+        script = f'hostname {NAMES[host]} && mount --bind {names} /etc/hosts && exec "$@"'
         process = subprocess.Popen(
-            [*inside, f'hostname {NAMES[host]}; exec "$@"', "sh", *command], cwd=self.folder, text=True,
+            [*inside, script, "sh", *command], cwd=self.folder, text=True,
             env=environment() | {"OMP_NUM_THREADS": "1"} | dict(env or {}), start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip

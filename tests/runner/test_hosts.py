@@ -1,4 +1,4 @@
-"""Ranks on two hosts, network namespaces of this machine: they train as one host does, and say in one line what ails."""
+"""Ranks on two hosts, network namespaces of this machine: they train as one does, and say in one line what ails."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def hosts(tmp_path: Path, shaped_links: None) -> Iterator[Hosts]:
 
 
 def alone(folder: Path, *overrides: str) -> Path:
-    """The same by four threads of this process."""
+    """The same by four ranks of one host."""
     folder.mkdir()
-    settings = compose([*SMALL, "strategy=graph_parallel", "world_size=4", "checkpoint.every=2", *overrides])
+    settings = compose([*SMALL[1:], "strategy=graph_parallel", "world_size=4", "checkpoint.every=2", *overrides])
     assert launch(settings, folder).exit_code == 0
     return folder
 
@@ -95,7 +95,8 @@ def test_killed_processes_of_a_host_end_the_other_and_leave_the_checkpoint(hosts
 
 
 def test_torchrun_starts_both_hosts_again_from_the_last_checkpoint(hosts: Hosts, tmp_path: Path) -> None:
-    """A rank of the host that does not hold rank 0 is killed: that host's torchrun counts a restart, the other's none."""
+    """A rank of the host that does not hold rank 0 is killed: that host's torchrun counts a restart, the other's
+    none."""
     job = (*JOB, "epochs=400", "eval_every=400")
     started = [hosts.train(host, *job, elastic=2) for host in (0, 1)]
     wait_for_epochs(tmp_path / "run", 8, started)
