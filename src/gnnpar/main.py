@@ -20,7 +20,7 @@ from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError, Settings, build_settings, closest, show, unknown_key, with_plan
 from gnnpar.track.console import complain_once
 
-COMMANDS = ("train", "plan", "compare", "ablate", "status", "dashboard", "doctor", "check", "new", "cite")
+COMMANDS = ("train", "plan", "compare", "ablate", "status", "dashboard", "doctor", "check", "new", "cite", "export")
 CONFIG = "config"
 PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
 
