@@ -52,7 +52,7 @@ def test_two_hosts_train_as_one_and_go_on_after_a_cut_bit_for_bit(hosts: Hosts, 
     kept = [p.name for p in (tmp_path / "run" / "checkpoint").iterdir() if not p.name.endswith(".partial")]
     (again,) = {line[0].partition("; the last checkpoint is ")[2] for line in lines}
     assert again == f"{kept[0]}: start all ranks again with resume=auto hydra.run.dir={tmp_path}/run"
-    gone = "no answer for 6 s (comm.lost_seconds); is the host down, or a link between the hosts cut?"
+    gone = "no answer for 6 s (comm.lost_seconds); is the host down, or a link cut?"
     assert [line[0].partition("; the last")[0] for line in lines] == [
         f"gnnpar: host node-b (10.77.0.2) with ranks 2, 3 is lost: {gone}",
         f"gnnpar: host node-a (10.77.0.1) with ranks 0, 1 is lost: {gone}",

@@ -252,7 +252,7 @@ def _ended() -> str:
 def _reason(error: OSError, seconds: float) -> str:
     if error.errno in _ENDED:
         return _ended()
-    return f"no answer for {seconds:g} s (comm.lost_seconds); is the host down, or a link between the hosts cut?"
+    return f"no answer for {seconds:g} s (comm.lost_seconds); is the host down, or a link cut?"
 
 
 def _line(message: Mapping[str, Any]) -> bytes:
