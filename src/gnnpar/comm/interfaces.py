@@ -11,7 +11,9 @@ _VIRTUAL = ("docker", "virbr", "br-", "veth", "cni", "flannel")
 
 
 class MeetingError(ConnectionError):
-    """The ranks cannot come together: one line that says what is wrong and what to change."""
+    """The ranks cannot come together: one line, with what is wrong and what to change. `shared`: all ranks have it."""
+
+    shared = False
 
 
 class UnknownMaster(MeetingError):

@@ -128,7 +128,11 @@ def _own_end(env: MutableMapping[str, str], master: str, port: int, *, several: 
 
 def _listen(address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family, backlog=1024)
+    try:
+        return socket.create_server((address, 0), family=family, backlog=1024)
+    except OSError as error:
+        raise MeetingError(f"{socket.gethostname()} cannot listen at its own address {address}: {error.strerror}; set "
+                           f"{interfaces.VARIABLE} to an interface with another one") from error  # fmt: skip
 
 
 def _store(master: str, port: int, rank: int, patience: float, *, agent: bool, trouble: str) -> Any:
@@ -250,15 +254,15 @@ class _Table:
     def _fail(self, line: str) -> None:
         """Say it to all and end."""
         self._put("trouble", line)
-        if self.me.rank == 0:
-            time.sleep(_LAST_WORD_SECONDS)
-        raise MeetingError(line)
+        self._end_at_trouble()
 
     def _end_at_trouble(self) -> None:
         if (line := self._get("trouble")) is not None:
             if self.me.rank == 0:
                 time.sleep(_LAST_WORD_SECONDS)
-            raise MeetingError(line)
+            error = MeetingError(line)
+            error.shared = True
+            raise error
 
     def _waited(self) -> bool:
         return time.monotonic() - self._began > self.patience

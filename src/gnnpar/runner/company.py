@@ -58,9 +58,9 @@ def assemble(settings: Settings, run_dir: Path) -> Met:
         )  # fmt: skip
     except MeetingError as error:
         local = int(os.environ.get("LOCAL_RANK", rank))
-        if local:  # the first of the host says the same, if it is a line for all
+        if local:  # most likely the first of the host says the same
             time.sleep(5 * _SPEAKER_FIRST_SECONDS)
-        raise CompanyLost(str(error), quiet=False) from error
+        raise CompanyLost(str(error), quiet=bool(local) and error.shared) from error
     finally:
         if rank == 0:
             marker.unlink(missing_ok=True)
@@ -126,6 +126,12 @@ class Company:
         if verdict.said_on is not None:
             return verdict.line
         found = checkpoint.folders(self.run_dir)
+        if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > int(
+            os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        ):
+            return (
+                f"{verdict.line}; torchrun starts all ranks again, from {found[0].name if found else 'the beginning'}"
+            )
         if not found:
             return f"{verdict.line}; there is no checkpoint yet: start all ranks again (checkpoint.every makes more)"
         again = f"start all ranks again with resume=auto hydra.run.dir={self.run_dir}"
