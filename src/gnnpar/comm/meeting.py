@@ -209,6 +209,7 @@ class _Table:
     def _come(self, mine: dict[str, Any], trouble: str) -> None:
         """Compare with rank 0, and be there."""
         while (first := self._get("0")) is None and not self._waited():
+            self._end_at_trouble()
             time.sleep(_POLL_SECONDS)
         if first is None:
             return
