@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from composing import configured, names
+from gnnpar.models.gcn import GCN
 from gnnpar.runner.conformance import runs_on, small_graph, train_in_threads
 
 FOLDER = Path(__file__).parent / "golden"
 WORLDS = (1, 2, 4)
 SHORT = 6
-_QUICK = ("strategy.codec.period=2", "strategy.codec.warmup=1", "strategy.codec.trace_epochs=2")
 
 
+@cache
 def is_quantized(strategy: str) -> bool:
     return "quantized" in configured("strategy", strategy).exactness
 
@@ -37,17 +41,24 @@ def losses(strategy: str, model: str) -> list[float]:
     return train_in_threads(method, config, small_graph(), world=method.max_ranks or most, epochs=20).losses
 
 
+@cache
+def _job(strategy: str) -> tuple[Any, Any]:
+    """(strategy, model) of the short runs: adaptive codecs choose their bits twice in them."""
+    method = configured("strategy", strategy)
+    if type(getattr(method, "codec", None)).__name__ == "Adaptive":
+        method = replace(method, codec=replace(method.codec, period=2, warmup=1, trace_epochs=2))
+    return method, GCN(hidden=8, num_layers=4 if hasattr(method, "check_world") else 2)  # four stages
+
+
 def worlds_of(strategy: str) -> list[int]:
-    """Those it runs on, for a GCN of four layers."""
-    method, config = configured("strategy", strategy), configured("model", "gcn", "model.num_layers=4")
+    """Those it runs on."""
+    method, config = _job(strategy)
     return [w for w in WORLDS if w <= (method.max_ranks or w) and runs_on(method, w, config)]
 
 
 def short_losses(strategy: str, world: int) -> list[float]:
-    """Of 6 epochs, in which adaptive codecs choose their bits twice."""
-    adaptive = type(getattr(configured("strategy", strategy), "codec", None)).__name__ == "Adaptive"
-    method = configured("strategy", strategy, *(_QUICK if adaptive else ()))
-    config = configured("model", "gcn", "model.hidden=8", "model.num_layers=4")
+    """Of 6 epochs."""
+    method, config = _job(strategy)
     return list(train_in_threads(method, config, small_graph(), world=world, epochs=SHORT).losses)
 
 
@@ -62,6 +73,10 @@ def recorded(strategy: str) -> dict[str, list[float]]:
 
 
 def write_json(strategy: str, found: dict[int, Sequence[float]]) -> None:
-    told = {"model": "gcn, 4 layers, hidden 8", "graph": "small_graph()", "precision": "fp64"}
+    told = {
+        "model": f"gcn, {_job(strategy)[1].num_layers} layers, hidden 8",
+        "graph": "small_graph()",
+        "precision": "fp64",
+    }
     told |= {"relative_tolerance": tolerance(strategy), "losses": {str(w): list(found[w]) for w in found}}
     (FOLDER / f"{strategy}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
