@@ -38,12 +38,46 @@ class _At(Null):
         if row["epoch"] != self.plan.epoch or self.plan.marker.exists():
             return
         self.plan.marker.touch()
-        victim = ranks_of(os.getppid())[self.plan.rank]
-        if self.plan.delay:
-            threading.Timer(self.plan.delay, os.kill, (victim, self.plan.number)).start()
-        else:
-            os.kill(victim, self.plan.number)
-            time.sleep(0.05)  # a signal to oneself arrives a little later
+        strike(self.plan)
+
+
+def strike(plan: Saboteur) -> None:
+    victim = ranks_of(os.getppid())[plan.rank]
+    if plan.delay:
+        threading.Timer(plan.delay, os.kill, (victim, plan.number)).start()
+    else:
+        os.kill(victim, plan.number)
+        time.sleep(0.05)  # a signal to oneself arrives a little later
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strikes:
+    """Kills one rank after another: strike i = (epoch, rank, delay), after the first row of that epoch or a later one.
+
+    `count`: a file that remembers over restarts how many there were.
+    """
+
+    strikes: tuple[tuple[int, int, float], ...]
+    count: Path
+
+    def build(self, run_dir: Path, epochs: int, job: Mapping[str, Any]) -> Null:
+        done = len(self.count.read_text()) if self.count.exists() else 0
+        if done == len(self.strikes):
+            return Null()
+        epoch, rank, delay = self.strikes[done]
+        return _From(self, Saboteur(epoch=epoch, rank=rank, marker=self.count, delay=delay))
+
+
+class _From(Null):
+    def __init__(self, plan: Strikes, strike: Saboteur) -> None:
+        self.plan, self.strike, self.done = plan, strike, False
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        if row["epoch"] >= self.strike.epoch and not self.done:
+            self.done = True
+            with self.plan.count.open("a") as file:
+                file.write("x")
+            strike(self.strike)
 
 
 def ranks_of(parent: int) -> list[int]:

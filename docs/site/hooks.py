@@ -64,6 +64,7 @@ def navigation() -> list[Any]:
         {"Tutorials": ["tutorials/README.md", *lessons]},
         {"Comparison": ["protocol.md", {"What combines": "composability.md"}, {"Losses": "convergence.md"}]},
         {"Experiments": ["experiments/README.md", *pages(ROOT / "experiments", "*/README.md")]},
+        {"Many machines": "clusters.md"},
         {"Interfaces": ["api/README.md", *(f"api/{name}" for name in interfaces)]},
         {"Kernels": "kernels/README.md"},
         {"Decisions": ["adr/README.md", *pages(docs / "adr", "*.md")]},

@@ -28,6 +28,7 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
   gnnpar check codec=uniform                                                  does the codec keep the laws of one?
   gnnpar new strategy|model|codec NAME                                        a small working one of your own
   gnnpar cite strategy=sar                                                    BibTeX of gnnpar and of its papers
+  gnnpar export RUN                                                           the trained model, for use without gnnpar
   gnnpar doctor                                                               what this machine can run
 
   --version, --help; GNNPAR_TRACEBACK=1 shows the traceback behind a one-line error

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -20,7 +21,9 @@ from gnnpar.runner.sharded import spelled, with_shards
 from gnnpar.settings import ConfigError, Settings, build_settings, closest, show, unknown_key, with_plan
 from gnnpar.track.console import complain_once
 
-COMMANDS = ("train", "partition", "plan", "compare", "ablate", "status", "dashboard", "doctor", "check", "new", "cite")
+COMMANDS = (
+    "train", "partition", "plan", "compare", "ablate", "status", "dashboard", "doctor", "check", "new", "cite", "export",
+)  # fmt: skip
 CONFIG = "config"
 PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
 
@@ -56,7 +59,7 @@ def run(command: str, argv: list[str]) -> int:
 def refuse(error: Exception, cause: Exception | None = None) -> int:
     if os.environ.get("GNNPAR_TRACEBACK") == "1":
         traceback.print_exception(cause or error)
-    complain_once(str(error), rank=int(os.environ.get("RANK", "0")))
+    complain_once(str(error), rank=int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))))
     return 2
 
 
@@ -67,8 +70,10 @@ def is_user_error(error: ValueError) -> bool:
 
 def train(argv: list[str]) -> int:
     """`gnnpar train`: a Hydra application. Returns the worst exit code of its jobs."""
+    from gnnpar.runner.slurm import as_rank
     from gnnpar.sweep import resumed
 
+    os.environ.update(as_rank(os.environ))
     joined = os.environ.get("RANK")
     argv = resumed(argv) if joined is None else without_folders(argv, rank=int(joined))
     return sweep(argv)
@@ -119,12 +124,20 @@ def job(config: Any) -> int:
 
 
 def without_folders(argv: list[str], rank: int) -> list[str]:
-    """Joined ranks: one job, and no folders but rank 0's."""
+    """Joined ranks: one job, and no folders but rank 0's, which is the same after a restart by torchrun."""
     if any(flag in argv for flag in ("-m", "--multirun")):
         raise ConfigError(
             "a sweep (-m) starts its own ranks and cannot join those of torchrun; start one job at a time"
         )
-    return argv if rank == 0 else [*argv, "hydra.run.dir=."]
+    if rank:
+        return [*argv, "hydra.run.dir=."]
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if restarts and not any(a.lstrip("+").startswith("hydra.run.dir=") for a in argv):
+        import psutil
+
+        began = time.localtime(psutil.Process(os.getppid()).create_time())  # when torchrun was started
+        return [*argv, time.strftime("hydra.run.dir=outputs/%Y-%m-%d/%H-%M-%S", began)]
+    return argv
 
 
 def compose_job(config: Any) -> tuple[Callable[[], Settings], Path, Mapping[str, Any]]:

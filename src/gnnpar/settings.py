@@ -35,10 +35,16 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Comm:
-    """How ranks talk: processes over gloo or NCCL, or threads of one process (emulated: bytes exact, time not)."""
+    """How ranks talk: processes over gloo or NCCL, or threads of one process (emulated: bytes exact, time not).
+
+    Of ranks that torchrun or Slurm started: `connect_seconds` to wait for each other; a host that does not answer for
+    `lost_seconds` is lost.
+    """
 
     backend: Literal["gloo", "nccl", "threads"] = "gloo"
     timeout_seconds: Annotated[float, at.Gt(0)] = 1800.0
+    connect_seconds: Annotated[float, at.Gt(0)] = 120.0
+    lost_seconds: Annotated[float, at.Ge(3)] = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,38 +1,29 @@
-"""20 epochs of every strategy and model in fp64: a refactor may not change the losses.
+"""Losses of every strategy in fp64: a refactor may not change them.
 
-After a change that must: `PYTHONPATH=tests python tests/golden/test_golden.py` writes them anew; the changelog
-says why (Numerics).
-Compared to 1e-11 rather than bitwise, because matrix products differ in the last bits between processors.
+After a change that must: `python tests/golden/make.py` writes them anew; the changelog says why (Numerics). What is
+compared, and how closely, stands in tests/golden_runs.py.
 """
-
-from pathlib import Path
 
 import pytest
 
-from composing import configured, names
-from gnnpar.runner.conformance import small_graph, train_in_threads
-
-FOLDER = Path(__file__).parent
-# a rounding that falls the other way changes a quantized run for good: those repeat on one machine only (test_adaqp)
-# tag has the losses of what it chooses
-STRATEGIES = [s for s in names("strategy") if "quantized" not in configured("strategy", s).exactness and s != "tag"]
-PAIRS = [(s, m) for s in STRATEGIES for m in names("model")]
-
-
-def losses(strategy: str, model: str) -> list[float]:
-    own = ("strategy.sampler=own",) if strategy == "minibatch" else ()  # another sampler draws other neighbours
-    method = configured("strategy", strategy, *own)
-    config = configured("model", model, "model.hidden=8")
-    most = 2 if hasattr(method, "check_world") else 3  # two layers are two stages
-    return train_in_threads(method, config, small_graph(), world=method.max_ranks or most, epochs=20).losses
+from golden_runs import FOLDER, PAIRS, STRATEGIES, losses, recorded, short_losses, tolerance, worlds_of
 
 
 @pytest.mark.parametrize(("strategy", "model"), PAIRS)
 def test_losses_are_as_recorded(strategy, model):
-    recorded = [float(line) for line in (FOLDER / f"{strategy}-{model}.txt").read_text().split()]
-    assert losses(strategy, model) == pytest.approx(recorded, rel=1e-11)
+    found = [float(line) for line in (FOLDER / f"{strategy}-{model}.txt").read_text().split()]
+    assert losses(strategy, model) == pytest.approx(found, rel=1e-11)
 
 
-if __name__ == "__main__":
-    for pair in PAIRS:
-        (FOLDER / f"{'-'.join(pair)}.txt").write_text("\n".join(map(repr, losses(*pair))) + "\n")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_losses_of_every_world_are_as_recorded_and_repeat_bit_for_bit(strategy):
+    wanted = recorded(strategy)
+    assert list(wanted) == [str(w) for w in worlds_of(strategy)]
+    for world in worlds_of(strategy):
+        found = short_losses(strategy, world)
+        assert found == pytest.approx(wanted[str(world)], rel=tolerance(strategy)), world
+        assert world != 2 or found == short_losses(strategy, world)
+
+
+def test_every_file_is_of_a_strategy_that_is_there():
+    assert sorted(file.stem for file in FOLDER.glob("*.json")) == STRATEGIES

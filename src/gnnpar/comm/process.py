@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.communicator import Pending, Site
+from gnnpar.comm.interfaces import VARIABLE, check_asked_for
 from gnnpar.comm.ledger import Ledger, Receipt, now
 from gnnpar.comm.mesh import Axis, Mesh
 from gnnpar.comm.threads import Ready, ring_reduce_nbytes
@@ -36,17 +37,21 @@ def connect(
     device: torch.device,
     timeout_seconds: float = 1800.0,
     init_method: str | None = None,
+    store: Any = None,
     whereabouts: Whereabouts | None = None,
 ) -> ProcessCommunicator:
     """Join the world that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Collective.
 
-    `whereabouts`: where the rank says what it is doing.
+    `store`: of ranks that have met already. `whereabouts`: where the rank says what it is doing.
     """
+    check_asked_for(os.environ.get(VARIABLE, ""))
     timeout = timedelta(seconds=timeout_seconds)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=timeout)
+    if store is not None:
+        store.set_timeout(timeout)
+    dist.init_process_group(backend, init_method=init_method, store=store, rank=rank, world_size=size, timeout=timeout)
     control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
     upward, downward = (dist.new_group(backend=backend, timeout=timeout) for _ in range(2))
     comm = ProcessCommunicator(

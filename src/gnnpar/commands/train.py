@@ -67,7 +67,8 @@ def run_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping[s
     if outcome.error:
         if os.environ.get("GNNPAR_TRACEBACK") == "1" and outcome.traceback:
             sys.stderr.write(outcome.traceback)
-        complain(outcome.error)
+        if not outcome.quiet:
+            complain(outcome.error)
     elif first and not quiet():
         say(summary(run_dir))
     if outcome.status == "interrupted":
@@ -122,8 +123,13 @@ def prediction(result: Mapping[str, Any]) -> str:
     return line
 
 
+def rank_on_host() -> int:
+    """Of a joined rank; 0 of any other process."""
+    return int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
+
+
 def _refused(error: ValueError) -> int:
     if os.environ.get("GNNPAR_TRACEBACK") == "1":
         traceback.print_exception(error)
-    complain_once(str(error), rank=int(os.environ.get("RANK", "0")))
+    complain_once(str(error), rank=rank_on_host())
     return 2

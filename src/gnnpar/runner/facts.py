@@ -124,12 +124,12 @@ def header(settings: Settings, world: World) -> dict[str, Any]:
         "epochs": settings.epochs,
         "target": settings.target,
         "config_hash": config_hash(settings, world.network),
-        "settings": {k: v for k, v in settings.resolved.items() if k not in _NOT_COMPARED},
+        "settings": {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED},
         "versions": versions(),
         "hardware": hardware(world),
         "commit": commit(),
         "load_before": os.getloadavg()[0],
-        "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),  # torchrun's; ours are counted as they come
+        "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),  # torchrun's of this host
     }
 
 
@@ -138,21 +138,12 @@ def session(settings: Settings) -> str | None:
     return " ".join(filter(None, (settings.study, os.environ.get("GNNPAR_SESSION")))) or None
 
 
-_NOT_COMPARED = (
-    "data_dir",
-    "cache_dir",
-    "tracker",
-    "launch",
-    "block",
-    "checkpoint",
-    "resume",
-    "shards",
-)
+NOT_COMPARED = ("data_dir", "cache_dir", "tracker", "launch", "block", "checkpoint", "resume", "shards")
 
 
 def config_hash(settings: Settings, network: Network | None) -> str:
     """Of everything that can change a number, times over a shaped link included."""
-    relevant = {k: v for k, v in settings.resolved.items() if k not in _NOT_COMPARED}
+    relevant = {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED}
     if network is not None:
         relevant["paced"] = paced.facts(network)
     text = json.dumps({"names": dict(settings.names), **relevant}, sort_keys=True, default=str)

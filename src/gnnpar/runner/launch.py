@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnpar.runner import paced, processes, ranks, resume, sharded
+from gnnpar.comm.meeting import Met
+from gnnpar.runner import company, paced, processes, ranks, resume, sharded
 from gnnpar.runner.facts import World, header, world_of
 from gnnpar.runner.ranks import RankFailed, failure_of, tracking
 from gnnpar.runner.result import Status, forget, read_result, write_result
@@ -32,6 +33,7 @@ class Outcome:
     status: Status
     error: str | None = None
     traceback: str = ""
+    quiet: bool = False  # another rank says it
 
     @property
     def exit_code(self) -> int:
@@ -48,31 +50,47 @@ def launch(settings: Settings, run_dir: Path) -> Outcome:
     sharded.check(settings, world)
     facts = header(settings, world)
     writes = world.how != "joined" or int(os.environ["RANK"]) == 0
-    if writes:
-        say_what_is_special(settings, world)
-        forget(run_dir)
-        if not facts["restarts"]:
-            resume.clean(settings, run_dir, say)
-        if world.how == "joined":  # a rank that is killed cannot write: this stands until a better result does
-            write_result(run_dir, facts, "failed", "ended without saying why")
     stop = Stop()
     try:
+        met = company.assemble(settings, run_dir) if world.how == "joined" and world.size > 1 else None
+        facts["restarts"] = max(facts["restarts"], met.generation - 1 if met else 0)  # torchrun's; ours come later
+        if writes:
+            begin(settings, world, run_dir, facts)
         with interruptible(stop, settings.launch.grace_seconds), links(world, facts):
-            _START[world.how](settings, world, run_dir, facts, stop)
+            if world.how == "joined":
+                _joined(settings, world, run_dir, facts, stop, met)
+            else:
+                _START[world.how](settings, world, run_dir, facts, stop)
         outcome = Outcome("completed")
     except KeyboardInterrupt:
         outcome = Outcome("interrupted", "interrupted by a signal")
     except RankFailed as error:
         outcome = Outcome("failed", error.failure.line, error.failure.traceback)
-    if writes:
-        told = read_result(run_dir) if outcome.status == "completed" else None
-        try:
-            if told is None or told["status"] != "completed":
-                told = write_result(run_dir, facts, outcome.status, outcome.error)
-        except OSError as error:  # the disk is full, and that is most likely why the run ended
-            reason = f"{run_dir / 'result.json'} cannot be written ({error.strerror})"
-            return Outcome("failed", "; ".join(filter(None, (outcome.error, reason))), outcome.traceback)
-        say_if_bursts_undercut(told)
+    except company.CompanyLost as error:
+        outcome = Outcome("failed", error.line, error.traceback, error.quiet)
+    return conclude(outcome, run_dir, facts) if writes else outcome
+
+
+def begin(settings: Settings, world: World, run_dir: Path, facts: dict[str, Any]) -> None:
+    """The run's folder as a run finds it that begins, or goes on after a restart."""
+    say_what_is_special(settings, world)
+    forget(run_dir)
+    if not facts["restarts"]:
+        resume.clean(settings, run_dir, say)
+    if world.how == "joined":  # a rank that is killed cannot write: this stands until a better result does
+        write_result(run_dir, facts, "failed", "ended without saying why")
+
+
+def conclude(outcome: Outcome, run_dir: Path, facts: dict[str, Any]) -> Outcome:
+    """result.json says how it ended."""
+    told = read_result(run_dir) if outcome.status == "completed" else None
+    try:
+        if told is None or told["status"] != "completed":
+            told = write_result(run_dir, facts, outcome.status, outcome.error)
+    except OSError as error:  # the disk is full, and that is most likely why the run ended
+        reason = f"{run_dir / 'result.json'} cannot be written ({error.strerror})"
+        return Outcome("failed", "; ".join(filter(None, (outcome.error, reason))), outcome.traceback)
+    say_if_bursts_undercut(told)
     return outcome
 
 
@@ -165,15 +183,18 @@ def wait_for_ranks(seconds: float = 20.0) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _joined(settings: Settings, world: World, run_dir: Path, facts: Facts, stop: Stop) -> None:
-    """This process is one of the ranks that torchrun or Slurm started."""
+def _joined(settings: Settings, world: World, run_dir: Path, facts: Facts, stop: Stop, met: Met | None) -> None:
+    """This process is one of the ranks that torchrun or Slurm started; `met`: with others."""
     try:
-        ranks.train_process(settings, world, run_dir, facts, stop=stop)
+        with company.in_company(settings, met, facts):
+            ranks.train_process(settings, world, run_dir, facts, stop=stop, store=met and met.store)
+    except company.CompanyLost:
+        raise
     except Exception as error:
         raise RankFailed(failure_of(int(os.environ["RANK"]), error)) from error
 
 
-_START = {"alone": _threads, "threads": _threads, "joined": _joined, "processes": processes.start}
+_START = {"alone": _threads, "threads": _threads, "processes": processes.start}
 
 
 @contextmanager
@@ -192,10 +213,11 @@ def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
         else:
             stop.ask_within(grace_seconds)
 
-    kept = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    kept = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
     before = {number: signal.getsignal(number) for number in kept}
     signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, ask)
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # USR1: what schedulers are asked to send ahead of the end
+        signal.signal(number, ask)
     try:
         yield
     finally:

@@ -109,11 +109,11 @@ def enter_network(network: Network | None, rank: int, scratch: str) -> str | Non
 
 def train_process(
     settings: Settings, world: World, run_dir: Path, facts: Mapping[str, Any], *, init_method: str | None = None,
-    scratch: Path | None = None, stop: Stop | None = None,
+    scratch: Path | None = None, stop: Stop | None = None, store: Any = None,
 ) -> None:  # fmt: skip
     """Connect, train, disconnect: a rank that has RANK and WORLD_SIZE in its environment.
 
-    `scratch`: where a parent looks for what its ranks are doing.
+    `scratch`: where a parent looks for what its ranks are doing. `store`: of ranks that have met already.
     """
     import torch
 
@@ -134,7 +134,7 @@ def train_process(
     else:
         patience = settings.comm.timeout_seconds + (_PARENT_FIRST_SECONDS if scratch else 0.0)
         comm = connect(
-            backend, device=device, timeout_seconds=patience, init_method=init_method,
+            backend, device=device, timeout_seconds=patience, init_method=init_method, store=store,
             whereabouts=Whereabouts(scratch and scratch / f"{rank}.at"),
         )  # fmt: skip
     start = find(settings, run_dir, world.size, restarted=facts["restarts"] > 0, say=say) if rank == 0 else None

@@ -35,8 +35,8 @@ def complain(text: str) -> None:
 
 
 def complain_once(text: str, *, rank: int) -> None:
-    """The same line known to every joined rank: rank 0 says it, and the others let it, because torchrun ends all ranks
-    as soon as one has ended."""
+    """The same line known to every joined rank of a host, numbered there from 0: the first says it, and the others let
+    it, because torchrun ends all ranks as soon as one has ended."""
     if rank == 0:
         complain(text)
     else:

@@ -1,0 +1,84 @@
+"""By which network interface this host reaches another one, and what is wrong with the one that was asked for."""
+
+from __future__ import annotations
+
+import socket
+
+import psutil
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+_VIRTUAL = ("docker", "virbr", "br-", "veth", "cni", "flannel")
+
+
+class MeetingError(ConnectionError):
+    """The ranks cannot come together: one line, with what is wrong and what to change. `shared`: all ranks have it."""
+
+    shared = False
+
+
+class UnknownMaster(MeetingError):
+    """MASTER_ADDR leads nowhere: nobody can be told."""
+
+
+def addresses() -> dict[str, str]:
+    """Interface -> its first IPv4 address, or IPv6 where it has no other; interfaces without one are left out."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = {}
+    for name, entries in psutil.net_if_addrs().items():
+        given = [e.address for family in (socket.AF_INET, socket.AF_INET6) for e in entries if e.family == family]
+        if name in up and given:
+            found[name] = given[0].partition("%")[0]
+    return found
+
+
+def check_asked_for(asked: str) -> None:
+    """MeetingError where GLOO_SOCKET_IFNAME=`asked` names what this host has not, or what is down."""
+    there = addresses()
+    for name in filter(None, asked.split(",")):
+        if name not in there:
+            state = "is down or has no address" if name in psutil.net_if_addrs() else "does not exist"
+            known = ", ".join(f"{n} ({a})" for n, a in there.items()) or "none"
+            raise MeetingError(f"{VARIABLE}={name} {state} on {socket.gethostname()}, which has {known}: name one of "
+                               "them, or leave it out and the one that leads to MASTER_ADDR is taken")  # fmt: skip
+
+
+def towards(master: str, port: int, *, asked: str, other_hosts: bool) -> tuple[str, str]:
+    """(interface, address) of this host that gloo is to use: the one asked for, else the one that leads to the master.
+
+    `asked`: GLOO_SOCKET_IFNAME. `other_hosts`: there are ranks elsewhere, to whom a loopback address says nothing.
+    """
+    check_asked_for(asked)
+    there = addresses()
+    if chosen := asked.split(",")[0]:
+        return chosen, there[chosen]
+    mine = _route(master, port)
+    name = next((n for n, address in there.items() if address == mine), "")
+    if other_hosts and (not name or mine.startswith("127.") or mine == "::1"):
+        # the master's own name often leads to a loopback address on the master itself
+        outward = [n for n, a in there.items() if not a.startswith("127.") and not n.startswith(("lo", *_VIRTUAL))]
+        if not outward:
+            raise MeetingError(f"{socket.gethostname()} has no network interface but the loopback: ranks of other "
+                               f"hosts cannot reach it; bring one up, or set {VARIABLE}")  # fmt: skip
+        name = outward[0]
+        mine = there[name]
+    return name, mine
+
+
+def _route(master: str, port: int) -> str:
+    """The address of this host on the way to the master; nothing is sent."""
+    try:
+        found = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise UnknownMaster(f"MASTER_ADDR={master}: {socket.gethostname()} does not know that name ({error.strerror}); "
+                           "give the address of rank 0's host") from error  # fmt: skip
+    last: OSError | None = None
+    for family, kind, protocol, _, target in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(target)
+                return probe.getsockname()[0].partition("%")[0]
+        except OSError as error:
+            last = error
+    why = last.strerror if last else "no address"
+    raise UnknownMaster(f"MASTER_ADDR={master} cannot be reached from {socket.gethostname()}: {why}; is the interface "
+                       "up that leads there?")  # fmt: skip

@@ -1,0 +1,116 @@
+"""What srun tells its tasks becomes a world; what it does not, one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gnnpar.main import run, without_folders
+from gnnpar.runner.launch import Outcome
+from gnnpar.runner.slurm import as_rank, first_host, tasks_per_node
+from gnnpar.settings import ConfigError
+
+STEP = {
+    "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "7", "SLURM_NTASKS": "7", "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+    "SLURM_STEP_NODELIST": "gpu[07-09],login1", "SLURM_JOB_NODELIST": "gpu[01-09],login1",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gnnpar.runner.slurm.shutil.which", lambda name: None)
+
+
+def test_a_task_of_a_step_is_a_rank() -> None:
+    found = as_rank(STEP)
+    assert found == {
+        "RANK": "5", "WORLD_SIZE": "7", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "gpu07",
+        "MASTER_PORT": str(20000 + (4711 * 31 + 2) % 12000),
+    }  # fmt: skip
+    others = [as_rank(STEP | {"SLURM_PROCID": str(i), "SLURM_NODEID": str(i // 2)}) for i in range(7)]
+    assert len({(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in others}) == 1
+    assert others[6]["LOCAL_WORLD_SIZE"] == "1"
+    assert as_rank(STEP | {"SLURM_STEP_ID": "3"})["MASTER_PORT"] != found["MASTER_PORT"]
+    given = as_rank(STEP | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"})
+    assert (given["MASTER_ADDR"], given["MASTER_PORT"]) == ("10.0.0.1", "29500")
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        STEP | {"RANK": "0", "WORLD_SIZE": "2"},  # torchrun inside srun
+        STEP | {"SLURM_STEP_NUM_TASKS": "1"},  # one task, which starts its own ranks
+        {k: v for k, v in STEP.items() if "STEP" not in k},  # the batch script itself
+    ],
+)
+def test_elsewhere_nothing_changes(env: dict[str, str]) -> None:
+    assert as_rank(env) == {}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node1", "node1"),
+        ("b[3,1-2],a1", "b3"),
+        ("x[001-004]-ib", "x001-ib"),
+        ("r[1-2]n[05-08]", "r1n05"),
+        ("a,b", "a"),
+    ],
+)
+def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+def test_scontrol_is_asked_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "scontrol"
+    tool.write_text('#!/bin/sh\n[ "$*" = "show hostnames odd{1..3}" ] && printf "odd1\\nodd2\\n"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("gnnpar.runner.slurm.shutil.which", lambda name: str(tool))
+    assert first_host("odd{1..3}") == "odd1"
+
+
+@pytest.mark.parametrize("lack", ["SLURM_PROCID", "SLURM_LOCALID"])
+def test_what_is_missing_is_named(lack: str) -> None:
+    with pytest.raises(ConfigError, match=f"^SLURM_STEP_NUM_TASKS=7, but Slurm's environment lacks '{lack}'"):
+        as_rank({k: v for k, v in STEP.items() if k != lack})
+    with pytest.raises(ConfigError, match=r"a readable SLURM_TASKS_PER_NODE \(it is two\)"):
+        as_rank(STEP | {"SLURM_STEP_TASKS_PER_NODE": "two"})
+    assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
+
+
+def test_train_joins_under_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gnnpar train` in a task: no folder of its own, and the world is the step's."""
+    for name, value in STEP.items():
+        monkeypatch.setenv(name, value)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    seen = []
+
+    def launched(settings, run_dir: Path) -> Outcome:
+        from gnnpar.runner.facts import world_of
+
+        seen.append((world_of(settings), run_dir))
+        return Outcome("completed")
+
+    monkeypatch.setattr("gnnpar.runner.launch.launch", launched)
+    monkeypatch.chdir(tmp_path)
+    assert run("train", ["strategy=graph_parallel", "device=cpu"]) == 0
+    ((world, folder),) = seen
+    assert (world.how, world.size, world.local_size) == ("joined", 7, 2)
+    assert folder == tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_restart_by_torchrun_finds_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert without_folders(["a=1"], rank=0) == ["a=1"]
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
+    first, again = without_folders(["a=1"], rank=0), without_folders(["a=1"], rank=0)
+    assert first == again
+    assert first[1].startswith("hydra.run.dir=outputs/20")
+    assert without_folders(["hydra.run.dir=x"], rank=0) == ["hydra.run.dir=x"]
+    assert without_folders(["hydra.run.dir=x"], rank=3) == ["hydra.run.dir=x", "hydra.run.dir=."]

@@ -1,0 +1,87 @@
+"""The runs whose losses are recorded in tests/golden: what they are, and how they are read and written.
+
+NAME-MODEL.txt: 20 epochs of every model on the largest world a strategy uses here. NAME.json: 6 epochs of a GCN on 1, 2
+and 4 ranks, quantized strategies too. Matrix products differ in the last bits between processors, so files are compared
+to a relative 1e-11, of quantized strategies to 1e-9; a test that runs twice on one machine compares bits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from composing import configured, names
+from gnnpar.models.gcn import GCN
+from gnnpar.runner.conformance import runs_on, small_graph, train_in_threads
+
+FOLDER = Path(__file__).parent / "golden"
+WORLDS = (1, 2, 4)
+SHORT = 6
+
+
+@cache
+def is_quantized(strategy: str) -> bool:
+    return "quantized" in configured("strategy", strategy).exactness
+
+
+STRATEGIES = [s for s in names("strategy") if s != "tag"]  # tag has the losses of what it chooses
+# a rounding that falls the other way changes a quantized run for good: 20 epochs of those repeat on one machine only
+PAIRS = [(s, m) for s in STRATEGIES if not is_quantized(s) for m in names("model")]
+
+
+def _method(strategy: str) -> Any:
+    own = ("strategy.sampler=own",) if strategy == "minibatch" else ()  # another sampler draws other neighbours
+    return configured("strategy", strategy, *own)
+
+
+def losses(strategy: str, model: str) -> list[float]:
+    """Of 20 epochs."""
+    method = _method(strategy)
+    config = configured("model", model, "model.hidden=8")
+    most = 2 if hasattr(method, "check_world") else 3  # two layers are two stages
+    return train_in_threads(method, config, small_graph(), world=method.max_ranks or most, epochs=20).losses
+
+
+@cache
+def _job(strategy: str) -> tuple[Any, Any]:
+    """(strategy, model) of the short runs: adaptive codecs choose their bits twice in them."""
+    method = _method(strategy)
+    if type(getattr(method, "codec", None)).__name__ == "Adaptive":
+        method = replace(method, codec=replace(method.codec, period=2, warmup=1, trace_epochs=2))
+    return method, GCN(hidden=8, num_layers=4 if hasattr(method, "check_world") else 2)  # four stages
+
+
+def worlds_of(strategy: str) -> list[int]:
+    """Those it runs on."""
+    method, config = _job(strategy)
+    return [w for w in WORLDS if w <= (method.max_ranks or w) and runs_on(method, w, config)]
+
+
+def short_losses(strategy: str, world: int) -> list[float]:
+    """Of 6 epochs."""
+    method, config = _job(strategy)
+    return list(train_in_threads(method, config, small_graph(), world=world, epochs=SHORT).losses)
+
+
+def tolerance(strategy: str) -> float:
+    """Relative, across machines."""
+    return 1e-9 if is_quantized(strategy) else 1e-11
+
+
+def recorded(strategy: str) -> dict[str, list[float]]:
+    """World size -> losses."""
+    return json.loads((FOLDER / f"{strategy}.json").read_text(encoding="utf-8"))["losses"]
+
+
+def write_json(strategy: str, found: dict[int, Sequence[float]]) -> None:
+    told = {
+        "model": f"gcn, {_job(strategy)[1].num_layers} layers, hidden 8",
+        "graph": "small_graph()",
+        "precision": "fp64",
+    }
+    told |= {"relative_tolerance": tolerance(strategy), "losses": {str(w): list(found[w]) for w in found}}
+    (FOLDER / f"{strategy}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,108 @@
+"""Two hosts made of this machine: a network namespace and a host name each, in which torchrun starts ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from conftest import environment
+from gnnpar.comm.namespaces import Network, address, own_prefix
+
+NAMES = ("node-a", "node-b")
+PORT = 29500
+
+
+class Hosts:
+    """`commands` run in `folder`, which both hosts see."""
+
+    def __init__(self, network: Network, folder: Path) -> None:
+        self.network, self.folder = network, folder
+        self.started: list[subprocess.Popen[str]] = []
+
+    def run(self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a command on a host."""
+        inside = ["ip", "netns", "exec", self.network.namespace(host), "unshare", "--uts", "--mount", "sh", "-c"]
+        names = self.folder / "hosts"  # torchrun wants to know its own
+        names.write_text("127.0.0.1 localhost\n" + "".join(f"{address(i)} {name}\n" for i, name in enumerate(NAMES)))
+        script = f'hostname {NAMES[host]} && mount --bind {names} /etc/hosts && exec "$@"'
+        process = subprocess.Popen(
+            [*inside, script, "sh", *command], cwd=self.folder, text=True,
+            env=environment() | {"OMP_NUM_THREADS": "1"} | dict(env or {}), start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def train(self, host: int, *overrides: str, env: Mapping[str, str] | None = None, elastic: int | None = None):
+        """Two ranks on a host, by torchrun; `elastic`: restarts, with the rendezvous that allows them."""
+        how = ["--node-rank", str(host), "--master-addr", address(0), "--master-port", str(PORT)]
+        if elastic is not None:
+            how = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address(0)}:{PORT}", "--rdzv-id", "test"]
+            how += ["--local-addr", address(host), "--max-restarts", str(elastic)]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *how]
+        return self.run(host, [*command, "-m", "gnnpar", "train", *overrides], env)
+
+    def cut(self, host: int) -> None:
+        """The host's cable is pulled: at the switch, so that the host itself still has an interface."""
+        namespace = self.network.namespace("switch")
+        subprocess.run(["ip", "-n", namespace, "link", "set", f"port{host}", "down"], check=True)
+
+    def plug(self, host: int) -> None:
+        """The cable is back."""
+        subprocess.run(["ip", "-n", self.network.namespace("switch"), "link", "set", f"port{host}", "up"], check=True)
+
+    def ranks(self, host: int) -> list[psutil.Process]:
+        """The processes of gnnpar on a host, by rank."""
+        found = [p for p in psutil.process_iter() if _rank_on(p, self.network.namespace(host))]
+        return sorted(found, key=lambda p: p.environ()["RANK"])
+
+    def close(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        for host in (0, 1):
+            for process in self.ranks(host):
+                process.kill()
+
+
+def _rank_on(process: psutil.Process, namespace: str) -> bool:
+    try:
+        words = process.cmdline()
+        if "gnnpar" not in words or "torch.distributed.run" in words:
+            return False
+        if not process.environ().get("RANK", "").isdigit():
+            return False
+        return os.stat(f"/proc/{process.pid}/ns/net").st_ino == os.stat(f"/run/netns/{namespace}").st_ino
+    except (psutil.Error, OSError):
+        return False
+
+
+@contextmanager
+def two_hosts(folder: Path) -> Iterator[Hosts]:
+    network = Network(prefix=own_prefix(), host_gbps=(1.0, 1.0))
+    with network.built():
+        hosts = Hosts(network, folder)
+        try:
+            yield hosts
+        finally:
+            hosts.close()
+
+
+def wait_for_epochs(folder: Path, count: int, processes: Sequence[subprocess.Popen[str]], seconds: float = 120) -> None:
+    """Until so many epochs stand in metrics.jsonl."""
+    deadline = time.monotonic() + seconds
+    rows = folder / "metrics.jsonl"
+    while not (rows.exists() and len(rows.read_text().splitlines()) >= count):
+        for process in processes:
+            assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
