@@ -114,13 +114,17 @@ def draw(pairs: Pairs, file: Path) -> None:
             [1e3 * p.measured for p in mine], [1e3 * p.predicted for p in mine], s=18, color=colour, label=family
         )
         mine = [p for p in known if p.family == family]
-        right.scatter([p.peak_bytes / 2**20 for p in mine], [p.predicted_bytes / 2**20 for p in mine], s=18, color=colour)
+        right.scatter(
+            [p.peak_bytes / 2**20 for p in mine], [p.predicted_bytes / 2**20 for p in mine], s=18, color=colour
+        )
     for axis, what, band in ((left, "ms an epoch", 0.25), (right, "MiB at the peak of a rank", 0.15)):
         low, high = (axis.get_xlim()[0] or 1, axis.get_xlim()[1])
         low = max(low, 0.1)
         ends = [low, high]
         axis.plot(ends, ends, color="#999999", linewidth=0.8)
-        axis.fill_between(ends, [e * (1 - band) for e in ends], [e * (1 + band) for e in ends], color="#eeeeee", zorder=0)
+        axis.fill_between(
+            ends, [e * (1 - band) for e in ends], [e * (1 + band) for e in ends], color="#eeeeee", zorder=0
+        )
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_xlabel(f"measured, {what}")

@@ -1,9 +1,9 @@
 """The planner's choice against the measured best, cell by cell, from what planner_accuracy predicted and measured.
 
-    python experiments/planner_accuracy/run.py      # the measurements
-    python experiments/planner_choice/run.py        # seconds: lines of results.jsonl, one a cell and a set of classes
-    python experiments/planner_choice/run.py --smoke    # from planner_accuracy's smoke run
-    python experiments/planner_choice/report.py     # the tables
+python experiments/planner_accuracy/run.py      # the measurements
+python experiments/planner_choice/run.py        # seconds: lines of results.jsonl, one a cell and a set of classes
+python experiments/planner_choice/run.py --smoke    # from planner_accuracy's smoke run
+python experiments/planner_choice/report.py     # the tables
 """
 
 import argparse
@@ -48,7 +48,11 @@ def choices(pairs: Sequence[Pair]) -> Iterable[dict[str, Any]]:
         for name, allowed in ALLOWED.items():
             mine = within(cell, allowed)
             if len(mine) > 1:
-                yield {**dict(zip(("graph", "model", "ranks", "link"), key, strict=True)), "allowed": name, **choose(mine)}
+                yield {
+                    **dict(zip(("graph", "model", "ranks", "link"), key, strict=True)),
+                    "allowed": name,
+                    **choose(mine),
+                }
 
 
 def within(pairs: Sequence[Pair], allowed: Collection[str]) -> list[Pair]:
@@ -73,7 +77,9 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
     prefix = "smoke_" if options.smoke else ""
-    pairs = read(ACCURACY / f"{prefix}predictions.jsonl", ACCURACY / ("smoke.jsonl" if options.smoke else "results.jsonl"))
+    pairs = read(
+        ACCURACY / f"{prefix}predictions.jsonl", ACCURACY / ("smoke.jsonl" if options.smoke else "results.jsonl")
+    )
     lines = [json.dumps(row) + "\n" for row in choices(pairs)]
     (HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")).write_text("".join(lines), encoding="utf-8")
     print(f"{len(lines)} lines")

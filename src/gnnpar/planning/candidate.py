@@ -47,6 +47,15 @@ class Candidate:
         return frozenset(found or {"exact"})
 
     @property
+    def engine(self) -> str:
+        """What runs it, as `Rates.visits` has it."""
+        if self.family == "graph_parallel" and self.bits == 16:
+            return "rounded"
+        if self.family in ("gnnpipe", "hybrid"):
+            return "chunks" if self.chunks > 1 else "stages"
+        return self.family
+
+    @property
     def fields(self) -> dict[str, Any]:
         """Overrides of the strategy's YAML. A codec is (name, its fields)."""
         if self.family in ("single",):

@@ -69,7 +69,10 @@ class Work:
             else:
                 after += seconds
         folds = self.ir.folds(layer)
-        inner = sum(rates.fold_seconds(f, self.parts.inner[p] * share, n, backward=backward) for f in folds)
+        inner = sum(
+            rates.fold_seconds(f, self.parts.inner[p] * share, n, table=self.parts.nodes[p], backward=backward)
+            for f in folds
+        )
         halo = tuple(sum(self._halo_fold(f, p, q, share, backward) for f in folds) for q in range(self.parts.parts))
         width = self.travelling(layer, direction)
         out, into = self.parts.sent(p) * share, sum(self.parts.halo[p]) * share
@@ -82,7 +85,8 @@ class Work:
         """The rows of a halo block: the result's in forward, the sources' in backward, at most the part's own."""
         edges, rows = self.parts.cut[p][q] * share, self.parts.halo[p][q] * share
         touched = min(rows if backward else edges, self.parts.nodes[p] * share)
-        return self.rates[p].fold_seconds(fold, edges, touched, backward=backward)
+        table = self.parts.nodes[p] if backward else self.parts.halo[p][q]
+        return self.rates[p].fold_seconds(fold, edges, touched, table=table, backward=backward)
 
     def travelling(self, layer: int, direction: Direction) -> int:
         """Numbers of a row that is exchanged in this layer: every source forward, backward those with a gradient."""
@@ -109,8 +113,14 @@ class Work:
             for r, n in zip(self.rates, self.parts.nodes, strict=True)
         )
 
-    def step_seconds(self, p: int, params: float) -> float:
-        return self.rates[p].scale * self.rates[p].step * params + self.rates[p].epoch
+    def step_seconds(self, p: int, params: float, engine: str = "") -> float:
+        """The optimizer's step, and what an engine takes for an epoch besides."""
+        rates = self.rates[p]
+        return rates.scale * rates.step * params + rates.epoch + rates.visit_seconds(engine)[1]
+
+    def visit_seconds(self, engine: str) -> float:
+        """What an engine takes for a layer in one direction besides, the slowest part."""
+        return max(r.visit_seconds(engine)[0] for r in self.rates)
 
     def halo_bytes(self, bits: Sequence[int]) -> float:
         """Of all exchanges of an epoch, all parts; bits: (forward, backward)."""
