@@ -185,8 +185,9 @@ def _chunk(
             if s == candidate.stages - 1 and k == candidate.chunks - 1:
                 waits = [tasks.compute("loss", rank, work.loss_seconds[p], waits)]
         order = k if forward else 2 * candidate.chunks - 1 - k
-        if k == (0 if forward else candidate.chunks - 1):
-            waits = [tasks.compute("order", rank, order_seconds(candidate, tasks.setting.stage(work, s)), waits)]
+        first = k == (0 if forward else candidate.chunks - 1)
+        if first and (columns := order_seconds(candidate, tasks.setting.stage(work, s))):
+            waits = [tasks.compute("order", rank, columns, waits)]
         ended[direction, s, k, p] = tasks.compute(tag, rank, seconds + exchange, waits, priority=order)
 
 

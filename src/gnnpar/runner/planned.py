@@ -20,7 +20,7 @@ from gnnpar.planning.simulate import Timeline
 from gnnpar.planning.statistics import GraphStats, PartStats
 from gnnpar.planning.work import Work
 from gnnpar.runner.machines import setting_of
-from gnnpar.runner.train import partition_cache
+from gnnpar.runner.plans import partition_cache
 from gnnpar.settings import Settings, instantiate
 from gnnpar.strategies.strategy import Workload
 from gnnpar.strategies.tag import families
