@@ -31,7 +31,7 @@ from gnnpar.planning.candidate import QUALITIES
 from gnnpar.runner.planned import plan_of, planned
 
 WARMUP, SECONDS = 6, 3.0  # five epochs are not timed and one records memory; then about so many seconds
-KEPT = ("epoch_seconds", "breakdown_seconds", "bytes_per_epoch", "hardware", "load_before", "commit", "oversubscribed",
+KEPT = ("epoch_seconds", "breakdown_seconds", "bytes_per_epoch", "hardware", "load", "cpu_seconds", "commit", "oversubscribed",
         "provenance", "versions", "paced")  # fmt: skip
 
 
@@ -48,7 +48,8 @@ def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
         plan.save(plans / folder_of(job))
         seconds = priced[label].phases.seconds
         yield {
-            "job": job, "graph": cell.graph, "model": cell.model, "ranks": cell.ranks, "link": cell.link, "label": label,
+            "job": job, "graph": cell.graph, "model": cell.model, "ranks": cell.ranks, "link": cell.link,
+            "label": label,
             "family": priced[label].candidate.family, "quality": sorted(priced[label].candidate.quality),
             "layers": found.request.ir.num_layers, "alpha": found.request.partition(cell.ranks).alpha,
             "epoch_seconds": seconds, "phases": dict(vars(priced[label].phases)),

@@ -39,13 +39,13 @@ def summary(rows: Rows) -> Iterable[str]:
 
 
 def cells(rows: Rows) -> Iterable[str]:
-    yield "| graph | model | link | allowed | best measured | the planner's | regret | depth rule's | regret | times graph_parallel |"
+    yield "| graph | model | link | allowed | best | planner's | regret | depth rule's | regret | times graph_parallel |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for row in rows:
         chosen, regret = row["chosen"], row["regret"]
         yield (
-            f"| {row['graph']} | {row['model']} | {row['link']} | {row['allowed']} | {row['best']} | {chosen['planner']} "
-            f"| {regret['planner']:.1%} | {chosen['depth rule']} | {regret['depth rule']:.1%} | {row['speedup']:.2f} |"
+            f"| {row['graph']} | {row['model']} | {row['link']} | {row['allowed']} | {row['best']} "
+            f"| {chosen['planner']} | {regret['planner']:.1%} | {chosen['depth rule']} | {regret['depth rule']:.1%} | {row['speedup']:.2f} |"
         )
 
 

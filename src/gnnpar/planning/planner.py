@@ -178,6 +178,8 @@ def reasons(priced: tuple[Priced, ...]) -> list[str]:
         phase = _largest_difference(best.phases, other.phases, gap)
         if other.refused:
             lines.append(f"{other.candidate.label} would save {seconds_text(-gap)} ({phase}), but {other.refused}")
+        elif gap < 0:
+            lines.append(f"{other.candidate.label} is predicted to take {seconds_text(-gap)} less ({phase})")
         else:
             lines.append(f"{other.candidate.label} takes {seconds_text(gap)} longer ({phase})")
     return lines

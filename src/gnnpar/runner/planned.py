@@ -103,20 +103,22 @@ def plan_of(found: Planned, yaml_of: Callable[[str], Mapping[str, Any]], setting
 COLUMNS = ("strategy", "epoch", "compute", "encode", "wire", "bubble", "reduce", "peak memory", "")
 
 
-def table_rows(priced: tuple[Priced, ...], limit: int) -> list[tuple[str, ...]]:
-    """A row a candidate: the best of all, and of every family at least one."""
+def table_rows(priced: tuple[Priced, ...], limit: int, measured: Mapping[str, float] = {}) -> list[tuple[str, ...]]:
+    """A row a candidate: the best of all, and of every family at least one. `measured`: label -> seconds an epoch."""
     shown: list[Priced] = []
     seen: set[str] = set()
     for i, p in enumerate(priced):
-        if i < limit or p.candidate.family not in seen:
+        if i < limit or p.candidate.family not in seen or p.candidate.label in measured:
             shown.append(p)
         seen.add(p.candidate.family)
-    return [_row(p, i == 0) for i, p in enumerate(shown)]
+    return [_row(p, i == 0, measured) for i, p in enumerate(shown)]
 
 
-def _row(p: Priced, first: bool) -> tuple[str, ...]:
+def _row(p: Priced, first: bool, measured: Mapping[str, float]) -> tuple[str, ...]:
     phases = tuple(seconds_text(v) if v else "-" for v in vars(p.phases).values())
     note = "chosen" if first else p.refused
+    if p.candidate.label in measured:
+        note = f"measured {seconds_text(measured[p.candidate.label])}" + (", chosen" if first else "")
     return (p.candidate.label, seconds_text(p.phases.seconds), *phases, bytes_text(p.peak_bytes), note)
 
 
