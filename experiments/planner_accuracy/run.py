@@ -31,8 +31,8 @@ from gnnpar.planning.candidate import QUALITIES
 from gnnpar.runner.planned import plan_of, planned
 
 WARMUP, SECONDS = 6, 3.0  # five epochs are not timed and one records memory; then about so many seconds
-KEPT = ("epoch_seconds", "breakdown_seconds", "bytes_per_epoch", "hardware", "load", "cpu_seconds", "commit", "oversubscribed",
-        "provenance", "versions", "paced")  # fmt: skip
+KEPT = ("epoch_seconds", "breakdown_seconds", "bytes_per_epoch", "cpu_seconds", "hardware", "load", "commit",
+        "oversubscribed", "provenance", "versions", "paced")  # fmt: skip
 
 
 def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:

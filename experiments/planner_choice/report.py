@@ -39,13 +39,14 @@ def summary(rows: Rows) -> Iterable[str]:
 
 
 def cells(rows: Rows) -> Iterable[str]:
-    yield "| graph | model | link | allowed | best | planner's | regret | depth rule's | regret | times graph_parallel |"
+    yield "| graph | model | link | allowed | best | planner's | regret | depth rule's | regret | graph_parallel / it |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for row in rows:
         chosen, regret = row["chosen"], row["regret"]
         yield (
             f"| {row['graph']} | {row['model']} | {row['link']} | {row['allowed']} | {row['best']} "
-            f"| {chosen['planner']} | {regret['planner']:.1%} | {chosen['depth rule']} | {regret['depth rule']:.1%} | {row['speedup']:.2f} |"
+            f"| {chosen['planner']} | {regret['planner']:.1%} | {chosen['depth rule']} | {regret['depth rule']:.1%} "
+            f"| {row['speedup']:.2f} |"
         )
 
 
