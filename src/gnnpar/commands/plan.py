@@ -48,8 +48,9 @@ def run(argv: list[str], compose: Compose) -> int:
     talk = (lambda _: None) if options.json else say
     try:
         found = planner.planned(
-            settings, ranks=settings.world_size if asked else None, allowed=allowed, factors=factors, say=talk
-        )
+            settings, ranks=settings.world_size if asked else None, allowed=allowed, factors=factors, say=talk,
+            recompute=not any(o.startswith("first_layer=") for o in options.overrides),
+        )  # fmt: skip
     except ValueError as error:
         raise ConfigError(" ".join(str(error).split())) from error
     yaml_of = partial(strategy_yaml, compose, options.overrides)
