@@ -89,7 +89,7 @@ def measure(row: dict[str, Any], cell: Cell, plans: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="three small cells")
-    parser.add_argument("--blocks", type=int, default=2, help="launches of every configuration")
+    parser.add_argument("--blocks", type=int, default=1, help="launches of every configuration")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no launch after so long")
     parser.add_argument("--predict", action="store_true", help="predictions alone")
     options = parser.parse_args()

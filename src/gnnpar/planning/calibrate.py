@@ -27,10 +27,10 @@ from gnnpar.planning.rates import DenseCost, FoldCost, Rates, derived, doublings
 from gnnpar.planning.samples import SIZES, Samples, measure
 from gnnpar.planning.visits import with_visits
 
-TinyEpochs = Callable[[Communicator], dict[str, dict[int, float]]]
+TinyEpochs = Callable[[Communicator], dict[str, dict[str, float]]]
 """Runs the epochs of `visits`; a function of a module, for it goes to other processes."""
 
-_VERSION = 5  # of what is measured and fitted
+_VERSION = 6  # of what is measured and fitted
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ def fitted(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibrati
     )  # fmt: skip
     if samples[0].tiny:
         slowest = {
-            engine: {layers: max(s.tiny[engine][layers] for s in samples) for layers in by_depth}
-            for engine, by_depth in samples[0].tiny.items()
+            engine: {trial: max(s.tiny[engine][trial] for s in samples) for trial in by_trial}
+            for engine, by_trial in samples[0].tiny.items()
         }
         rates = with_visits(rates, link, ranks, slowest)
     return Calibration(ranks, threads, rates, link)

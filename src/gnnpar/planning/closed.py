@@ -84,9 +84,17 @@ class Setting:
         return const + max(wire, byte * nbytes) + 2 * (size - 1) * latency
 
 
+def in_engine(candidate: Candidate, work: Work, setting: Setting) -> tuple[Work, Setting]:
+    """With the rates that kernels have in a candidate's engine."""
+    engine = candidate.engine
+    there = Setting(setting.fabric, tuple(r.of_engine(engine) for r in setting.rates))
+    return replace(work, rates=tuple(r.of_engine(engine) for r in work.rates)), there
+
+
 def closed(candidate: Candidate, work: Work, setting: Setting) -> Phases:
     """An epoch's phases. The work is cut into candidate.parts parts."""
     assert work.parts.parts == candidate.parts
+    work, setting = in_engine(candidate, work, setting)
     if candidate.stages > 1 or candidate.chunks > 1:
         return pipeline(candidate, work, setting)
     if candidate.family == "sar":

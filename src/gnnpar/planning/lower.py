@@ -14,6 +14,7 @@ from gnnpar.planning.closed import (
     DIRECTIONS,
     Setting,
     boundary_bytes,
+    in_engine,
     order_seconds,
     pause,
     stage_seconds,
@@ -63,6 +64,7 @@ class _Tasks:
 
 def lowered(candidate: Candidate, work: Work, setting: Setting) -> list[Task]:
     """The tasks of an epoch."""
+    work, setting = in_engine(candidate, work, setting)
     tasks = _Tasks(setting)
     if candidate.stages > 1 or candidate.chunks > 1:
         _pipeline(tasks, candidate, work)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gnnpar.planning.ir import Fold, Gemm, Group
@@ -68,8 +68,10 @@ class Rates:
     they overlap (0 on a GPU with copy engines, up to 1 on a CPU whose cores move the bytes), where bytes come at
     `beside` bytes/s; on slower links the cores move fewer of them a second. `reduce`: (const, a byte)
     of the sum over ranks besides the wire. `epoch`: what an epoch costs besides. `step`: of the optimizer, a parameter.
-    `order`: of an epoch's order of chunks, an edge. `visits`: engine -> (a layer in one direction, a chunk; an epoch):
-    what engines and views take besides, measured on tiny graphs (`visits`). `scale`: all of computing."""
+    `order`: of an epoch's order of chunks, an edge. `visits`: engine -> (a layer in one direction, a chunk; an epoch;
+    factor): what engines take besides, measured on tiny graphs, and how much slower kernels are in them than in a loop
+    of their own, on a small one (`visits`). `cold`: that factor, of the engine that is priced. `scale`: all of
+    computing."""
 
     gemm: DenseCost
     elementwise: DenseCost
@@ -85,25 +87,35 @@ class Rates:
     undrop: float | None = None
     beside: float = 0.0
     order: float = 0.0
-    visits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    visits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    cold: float = 1.0
     scale: float = 1.0
     source: str = "nominal"
     residuals: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def kernel(self) -> float:
+        """What seconds of kernels are multiplied by."""
+        return self.scale * self.cold
+
+    def of_engine(self, engine: str) -> Rates:
+        """With kernels as they run in this engine."""
+        return replace(self, cold=self.visits[engine][2]) if engine in self.visits else self
+
     def gemm_seconds(self, op: Gemm, rows: float, *, backward: bool = False) -> float:
         flops, numbers = op.flops(rows, 0), op.numbers(rows, 0)
         times = (1.0 + op.learned) if backward else 1.0
-        return self.scale * times * self.gemm.seconds(flops, numbers)
+        return self.kernel * times * self.gemm.seconds(flops, numbers)
 
     def elementwise_seconds(self, group: Group, rows: float) -> float:
         kernels, numbers = group.elementwise
-        return self.scale * self.elementwise.seconds(0.0, numbers * rows, calls=kernels)
+        return self.kernel * self.elementwise.seconds(0.0, numbers * rows, calls=kernels)
 
     def dense_seconds(self, group: Group, rows: float, *, backward: bool = False) -> float:
         """A group without its folds."""
         gemms = sum(self.gemm_seconds(op, rows, backward=backward) for op in group.gemms)
         mask = self.undrop if backward and self.undrop is not None else self.dropout
-        return gemms + self.elementwise_seconds(group, rows) + self.scale * mask * group.dropout * rows
+        return gemms + self.elementwise_seconds(group, rows) + self.kernel * mask * group.dropout * rows
 
     def lost(self, rate: float) -> float:
         """Share of the shorter of computing and receiving that is lost, where bytes come at `rate` bytes/s."""
@@ -111,7 +123,7 @@ class Rates:
 
     def visit_seconds(self, engine: str) -> tuple[float, float]:
         """(a layer in one direction, an epoch)."""
-        layer, epoch = self.visits.get(engine, (0.0, 0.0))
+        layer, epoch, _ = self.visits.get(engine, (0.0, 0.0, 1.0))
         return self.scale * layer, self.scale * epoch
 
     def fold_seconds(self, op: Fold, edges: float, rows: float, *, table: float = 0.0, backward: bool = False) -> float:
@@ -120,14 +132,14 @@ class Rates:
         if backward and op.linear and not op.learned:
             return 0.0
         costs = self.folds.get(op.kind) or self.folds["Softmax"]
-        return self.scale * costs[backward].seconds(edges, rows, op.width, table=table)
+        return self.kernel * costs[backward].seconds(edges, rows, op.width, table=table)
 
     def gather_seconds(self, numbers: float) -> float:
-        return self.scale * self.gather * numbers
+        return self.kernel * self.gather * numbers
 
     def code_seconds(self, bits: int, numbers: float) -> float:
         """Of one side; 32 bits are copied as they are."""
-        return self.scale * (self.coded.get(bits, self.gather)) * numbers
+        return self.kernel * (self.coded.get(bits, self.gather)) * numbers
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -69,7 +69,7 @@ class Samples:
     links: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     reduce: list[tuple[float, float]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    tiny: dict[str, dict[int, float]] = field(default_factory=dict)
+    tiny: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def measure(comm: Communicator) -> Samples:

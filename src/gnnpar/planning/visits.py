@@ -1,13 +1,14 @@
-"""What engines and views take besides kernels and messages: epochs of tiny graphs, less what the closed form says.
+"""What engines and views take besides kernels and messages: epochs of trials, less what the closed form says of them.
 
-On a graph of a few hundred nodes nearly all of an epoch is the interpreter's. Two depths tell what a layer takes, and
-what an epoch does. The graph and the models are these alone: nothing that is predicted later is looked at.
+On a graph of a few hundred nodes nearly all of an epoch is the interpreter's: two depths tell what a layer takes, and
+what an epoch does. On one of some thousands kernels are: how much slower than alone in a loop, where their rows are
+still in the cache. The trials are these three: nothing that is predicted later is looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from statistics import mean
 
 from gnnpar.data.dataset import Dataset
@@ -23,21 +24,35 @@ from gnnpar.planning.topology import one_host
 from gnnpar.planning.work import Work
 from gnnpar.shard.partition import Random
 
-Tiny = Mapping[str, Mapping[int, float]]
-"""engine -> layers -> seconds an epoch"""
+Tiny = Mapping[str, Mapping[str, float]]
+"""engine -> graph -> seconds an epoch"""
+_LEAST, _MOST = 0.7, 3.0  # what a factor of kernels may be
 
 
-def graph() -> Dataset:
-    return SBM(num_nodes=400, avg_degree=6.0, num_features=16).load(None, 0)
+@dataclass(frozen=True)
+class Trial:
+    """A graph and a model to train on it. `shallow` and `deep` are tiny, `small` is all kernels."""
+
+    name: str
+    nodes: int
+    degree: float
+    width: int
+    layers: int
+
+    def graph(self) -> Dataset:
+        return SBM(num_nodes=self.nodes, avg_degree=self.degree, num_features=self.width).load(None, 0)
+
+    def model(self) -> GNN:
+        return GCN(num_layers=self.layers, hidden=self.width).build(self.width, 8, seed=0)
 
 
-def model(layers: int) -> GNN:
-    return GCN(num_layers=layers, hidden=16).build(16, 8, seed=0)
-
-
-def depths(ranks: int) -> tuple[int, int]:
+def trials(ranks: int) -> tuple[Trial, Trial, Trial]:
     """A pipeline has as many layers as stages or more."""
-    return max(2, ranks), max(2, ranks) + 8
+    few = max(2, ranks)
+    return (
+        Trial("shallow", 400, 6.0, 16, few), Trial("deep", 400, 6.0, 16, few + 8),
+        Trial("small", 2500 * max(2, ranks), 14.0, 48, max(3, ranks)),
+    )  # fmt: skip
 
 
 def candidates(layers: int, ranks: int) -> list[Candidate]:
@@ -56,28 +71,50 @@ def candidates(layers: int, ranks: int) -> list[Candidate]:
 
 
 def with_visits(rates: Rates, link: tuple[float, float], ranks: int, tiny: Tiny) -> Rates:
-    """The rates, told what tiny epochs took. `link`: (seconds a byte, latency)."""
-    found: dict[str, tuple[float, float]] = {}
-    for candidate in candidates(depths(ranks)[0], ranks):
-        engine = candidate.engine
-        left, slope = {}, {}
-        for layers, seconds in tiny[engine].items():
-            plain, unit = (_epoch(replace(rates, visits={engine: v}), link, ranks, layers, engine) for v in _UNITS)
-            left[layers], slope[layers] = seconds - plain, unit - plain
-        few, many = sorted(left)
-        layer = max(0.0, (left[many] - left[few]) / (slope[many] - slope[few]))
-        found[engine] = layer, max(0.0, mean(left[n] - slope[n] * layer for n in (few, many)))
+    """The rates, told what the trials took. `link`: (seconds a byte, latency)."""
+    shallow, deep, small = (_Said(trial, link, ranks) for trial in trials(ranks))
+    found: dict[str, tuple[float, float, float]] = {}
+    for engine, took in tiny.items():
+        factor = 1.0
+        for _ in range(3):  # each of them stands in the other's way, a little
+            left, slope = {}, {}
+            for said in (shallow, deep):
+                plain, unit = (said(rates, engine, (v, 0.0, factor)) for v in (0.0, 1.0))
+                left[said.trial.name], slope[said.trial.name] = took[said.trial.name] - plain, unit - plain
+            layer = max(0.0, (left["deep"] - left["shallow"]) / (slope["deep"] - slope["shallow"]))
+            epoch = max(0.0, mean(left[name] - slope[name] * layer for name in left))
+            factor = _root(lambda f, e=engine, v=layer, w=epoch: small(rates, e, (v, w, f)), took["small"])
+        found[engine] = layer, epoch, factor
     return replace(rates, visits=found)
 
 
-_UNITS = ((0.0, 0.0), (1.0, 0.0))
+@dataclass
+class _Said:
+    """What the closed form says of a trial."""
+
+    trial: Trial
+    link: tuple[float, float]
+    ranks: int
+
+    def __post_init__(self) -> None:
+        data = self.trial.graph()
+        self.ir, self.graph = record(self.trial.model(), data.num_features), GraphStats.of(data)
+        self.parts = {p: PartStats.of(data.edge_index, Random().part_of(data, p), p) for p in {1, self.ranks}}
+
+    def __call__(self, rates: Rates, engine: str, visit: tuple[float, float, float]) -> float:
+        """Seconds an epoch, had the engine this visit."""
+        candidate = next(c for c in candidates(self.trial.layers, self.ranks) if c.engine == engine)
+        each = (replace(rates, visits={engine: visit}),) * self.ranks
+        theta, latency = self.link
+        fabric = one_host(self.ranks, cores=self.ranks, memory_bytes=1e12, rate=1 / theta, latency=latency)
+        work = Work(self.ir, self.graph, self.parts[candidate.parts], each[: candidate.parts])
+        return closed(candidate, work, Setting(fabric, each)).seconds
 
 
-def _epoch(rates: Rates, link: tuple[float, float], ranks: int, layers: int, engine: str) -> float:
-    """What the closed form says of a tiny epoch."""
-    candidate = next(c for c in candidates(layers, ranks) if c.engine == engine)
-    data = graph()
-    stats = PartStats.of(data.edge_index, Random().part_of(data, candidate.parts), candidate.parts)
-    work = Work(record(model(layers), data.num_features), GraphStats.of(data), stats, (rates,) * candidate.parts)
-    fabric = one_host(ranks, cores=ranks, memory_bytes=1e12, rate=1 / link[0], latency=link[1])
-    return closed(candidate, work, Setting(fabric, (rates,) * ranks)).seconds
+def _root(seconds: Callable[[float], float], target: float) -> float:
+    """The factor at which a growing function reaches the target, by bisection."""
+    low, high = _LEAST, _MOST
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if seconds(middle) < target else (low, middle)
+    return (low + high) / 2
