@@ -69,9 +69,9 @@ class Rates:
     `beside` bytes/s; on slower links the cores move fewer of them a second. `reduce`: (const, a byte)
     of the sum over ranks besides the wire. `epoch`: what an epoch costs besides. `step`: of the optimizer, a parameter.
     `order`: of an epoch's order of chunks, an edge. `visits`: engine -> (a layer in one direction, a chunk; an epoch;
-    factor): what engines take besides, measured on tiny graphs, and how much slower kernels are in them than in a loop
-    of their own, on a small one (`visits`). `cold`: that factor, of the engine that is priced. `scale`: all of
-    computing."""
+    factor): what engines take besides, measured on tiny graphs, and how much slower than in a loop of their own kernels
+    are that wait for memory, on a small one (`visits`). `cold`: that factor, of the engine that is priced. `scale`: all
+    of computing."""
 
     gemm: DenseCost
     elementwise: DenseCost
@@ -95,7 +95,7 @@ class Rates:
 
     @property
     def kernel(self) -> float:
-        """What seconds of kernels are multiplied by."""
+        """What seconds of kernels that wait for memory are multiplied by: streams, sums, gathers."""
         return self.scale * self.cold
 
     def of_engine(self, engine: str) -> Rates:
@@ -105,7 +105,7 @@ class Rates:
     def gemm_seconds(self, op: Gemm, rows: float, *, backward: bool = False) -> float:
         flops, numbers = op.flops(rows, 0), op.numbers(rows, 0)
         times = (1.0 + op.learned) if backward else 1.0
-        return self.kernel * times * self.gemm.seconds(flops, numbers)
+        return self.scale * times * self.gemm.seconds(flops, numbers)
 
     def elementwise_seconds(self, group: Group, rows: float) -> float:
         kernels, numbers = group.elementwise
@@ -115,7 +115,7 @@ class Rates:
         """A group without its folds."""
         gemms = sum(self.gemm_seconds(op, rows, backward=backward) for op in group.gemms)
         mask = self.undrop if backward and self.undrop is not None else self.dropout
-        return gemms + self.elementwise_seconds(group, rows) + self.kernel * mask * group.dropout * rows
+        return gemms + self.elementwise_seconds(group, rows) + self.scale * mask * group.dropout * rows
 
     def lost(self, rate: float) -> float:
         """Share of the shorter of computing and receiving that is lost, where bytes come at `rate` bytes/s."""
@@ -132,14 +132,15 @@ class Rates:
         if backward and op.linear and not op.learned:
             return 0.0
         costs = self.folds.get(op.kind) or self.folds["Softmax"]
-        return self.kernel * costs[backward].seconds(edges, rows, op.width, table=table)
+        factor = self.kernel if op.kind in ("Sum", "Max") else self.scale
+        return factor * costs[backward].seconds(edges, rows, op.width, table=table)
 
     def gather_seconds(self, numbers: float) -> float:
         return self.kernel * self.gather * numbers
 
     def code_seconds(self, bits: int, numbers: float) -> float:
         """Of one side; 32 bits are copied as they are."""
-        return self.kernel * (self.coded.get(bits, self.gather)) * numbers
+        return self.scale * (self.coded.get(bits, self.gather)) * numbers
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -26,7 +26,7 @@ from gnnpar.shard.partition import Random
 
 Tiny = Mapping[str, Mapping[str, float]]
 """engine -> graph -> seconds an epoch"""
-_LEAST, _MOST = 0.7, 3.0  # what a factor of kernels may be
+_LEAST, _MOST = 0.8, 2.0  # what a factor of kernels may be
 
 
 @dataclass(frozen=True)
