@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,14 +11,17 @@ from typing import Any
 import pytest
 
 from conftest import Run
+from gnnpar.main import composed
 from gnnpar.plan import Placement, Plan
 from gnnpar.planning.closed import Setting
 from gnnpar.planning.rates import NOMINAL
 from gnnpar.planning.topology import one_host
 from gnnpar.runner import replan
 from gnnpar.runner.facts import WARMUP_EPOCHS
+from gnnpar.runner.launch import launch
 from gnnpar.runner.replan import Replanner
 from gnnpar.settings import ConfigError
+from gnnpar.track.jsonl import read_rows
 from gnnpar.track.keys import PHASES
 
 SAID: dict[str, Any] = {
@@ -31,7 +35,7 @@ def rows(seconds: float, *, first: int = 0, count: int = 20, **phases: float) ->
     return [{"epoch": first + i, "time/timed": 1, "time/epoch_seconds": seconds, **named} for i in range(count)]
 
 
-def replanner(seconds: float, **phases: float) -> Replanner:
+def replanner(seconds: float, **phases: Any) -> Replanner:
     found = Replanner(0)
     for row in rows(seconds, **phases):
         found.add(row)
@@ -108,3 +112,30 @@ def test_a_run_says_why_times_are_not_compared(run_cli: Run, tmp_path: Path) -> 
     done = run_cli("train", *quick, "epochs=15", "dataset.num_nodes=400", "hydra.run.dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "tag: ranks are threads of one process: their times are not compared" in done.stdout
+
+
+def test_a_run_goes_on_with_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told that links are slow, graph parallelism becomes a pipeline of one chunk: the same losses, to the end."""
+    quick = ("dataset.num_nodes=300", "model.num_layers=4", "model.dropout=0", "partition=random", "precision=fp64")
+    common = (*quick, "world_size=2", "comm=threads", "epochs=26", "tracker=jsonl", "strategy.rates=nominal")
+    settings = composed(["strategy=tag", "strategy.replan=true", *common])
+    slow = Setting(one_host(2, cores=2, memory_bytes=1e12, rate=1e5, latency=1e-5), (NOMINAL,) * 2)
+    monkeypatch.setattr(replan, "not_compared", lambda _: "")
+    monkeypatch.setattr(replan, "setting_of", lambda *_: (slow, 2))
+    monkeypatch.setattr(replan, "corrected", lambda setting, _: setting)
+    monkeypatch.setattr(replan, "_GAIN", float("inf"))
+    assert launch(settings, tmp_path / "changed").status == "completed"
+    assert launch(composed(["strategy=tag", *common]), tmp_path / "kept").status == "completed"
+    results, losses = [], []
+    for name in ("changed", "kept"):
+        results.append(json.loads((tmp_path / name / "result.json").read_text()))
+        losses.append([row["loss/train"] for row in read_rows(tmp_path / name)])
+    changed, kept = (r["predicted"] for r in results)
+    assert kept["label"] == changed["replanned"]["before"] == "graph_parallel"
+    assert changed["label"] == "gnnpipe 2 stages, 1 chunk"
+    assert changed["replanned"]["epoch"] == WARMUP_EPOCHS + replan.EPOCHS + 1
+    assert "measured" in changed["replanned"]["why"]
+    assert results[0]["epoch_seconds"]["num_epochs"] == 26 - changed["replanned"]["epoch"] - WARMUP_EPOCHS
+    assert kept["replanned"] is None
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert len(losses[0]) == 26

@@ -75,7 +75,7 @@ def with_visits(rates: Rates, link: tuple[float, float], ranks: int, tiny: Tiny)
     shallow, deep, small = (_Said(trial, link, ranks) for trial in trials(ranks))
     found: dict[str, tuple[float, float, float]] = {}
     for engine, took in tiny.items():
-        factor = 1.0
+        layer, epoch, factor = 0.0, 0.0, 1.0
         for _ in range(3):  # each of them stands in the other's way, a little
             left, slope = {}, {}
             for said in (shallow, deep):

@@ -161,7 +161,9 @@ def plan_again(run: Any, epoch: int, comparing: Replanner) -> Again | None:
         return None
     dataset = settings.dataset.load(settings.data_dir, settings.seed)
     setting = corrected(setting_of(settings, run.world.size, say)[0], by)
-    workload = replace(workload_of(settings, run.world, dataset, run.model, run.comm.device), setting=lambda: setting)
+    workload = replace(
+        workload_of(settings, run.world, dataset, run.model, run.comm.device), setting=lambda: setting, say=_silent
+    )
     plan = replace(settings.strategy, rates="measured").plan(workload, Topology(run.world.size))
     found = better(plan, said, comparing, epoch, why)
     if found is None:
@@ -170,3 +172,7 @@ def plan_again(run: Any, epoch: int, comparing: Replanner) -> Again | None:
     assert found.predicted is not None
     say(f"tag: {why}; goes on with {found.predicted['label']} from epoch {epoch}")
     return Again(with_strategy(found, settings), dataset)
+
+
+def _silent(line: str) -> None:
+    """One line tells of planning again, and it is not the planner's."""
