@@ -124,7 +124,10 @@ def test_a_run_goes_on_with_another_plan(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(replan, "setting_of", lambda *_: (slow, 2))
     monkeypatch.setattr(replan, "corrected", lambda setting, _: setting)
     monkeypatch.setattr(replan, "_GAIN", float("inf"))
-    assert launch(settings, tmp_path / "changed").status == "completed"
+    for name in ("changed", "kept"):
+        (tmp_path / name).mkdir()
+    outcome = launch(settings, tmp_path / "changed")
+    assert outcome.status == "completed", outcome
     assert launch(composed(["strategy=tag", *common]), tmp_path / "kept").status == "completed"
     results, losses = [], []
     for name in ("changed", "kept"):

@@ -161,9 +161,8 @@ def plan_again(run: Any, epoch: int, comparing: Replanner) -> Again | None:
         return None
     dataset = settings.dataset.load(settings.data_dir, settings.seed)
     setting = corrected(setting_of(settings, run.world.size, say)[0], by)
-    workload = replace(
-        workload_of(settings, run.world, dataset, run.model, run.comm.device), setting=lambda: setting, say=_silent
-    )
+    workload = workload_of(settings, run.world, dataset, run.model, run.comm.device)
+    workload = replace(workload, setting=lambda: setting, say=_silent)
     plan = replace(settings.strategy, rates="measured").plan(workload, Topology(run.world.size))
     found = better(plan, said, comparing, epoch, why)
     if found is None:
