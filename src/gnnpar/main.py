@@ -22,7 +22,8 @@ from gnnpar.settings import ConfigError, Settings, build_settings, closest, show
 from gnnpar.track.console import complain_once
 
 COMMANDS = (
-    "train", "partition", "plan", "compare", "ablate", "status", "dashboard", "doctor", "check", "new", "cite", "export",
+    "train", "partition", "plan", "compare", "ablate", "status", "dashboard", "doctor", "check", "new", "cite",
+    "export",
 )  # fmt: skip
 CONFIG = "config"
 PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}

@@ -127,11 +127,16 @@ def test_rates_of_one_rank() -> None:
         gemm=[(f, n, 1e-6 + f * 1e-11) for f, n in ((1e6, 1e4), (1e8, 1e5), (1e7, 3e5))],
         elementwise=[(n, 2e-6 + n * 1e-10) for n in (1e3, 1e5, 1e6)],
         folds={"Sum": {way: [(e, 1e3, 64, e * 1e-9) for e in (1e3, 1e4, 1e5)] for way in ("forward", "backward")}},
-        per_number={"gather": 1e-10, "dropout": 2e-9, "code2": 1e-9, "code4": 1e-9, "code8": 1e-9, "code16": 1e-10},
-        seconds={"step_small": 1e-5, "numbers_small": 100.0, "step_large": 3e-5, "numbers_large": 2100.0},
+        per_number={
+            "gather": 1e-10, "dropout": 2e-9, "undrop": 5e-10, "code2": 1e-9, "code4": 1e-9, "code8": 1e-9,
+            "code16": 1e-10,
+        },
+        seconds={
+            "order": 3e-9, "step_small": 1e-5, "numbers_small": 100.0, "step_large": 3e-5, "numbers_large": 2100.0,
+        },
     )  # fmt: skip
     rates = fitted([samples], ranks=1, threads=1).rates
     assert rates.gemm.flop == pytest.approx(1e-11, rel=0.01)
     assert rates.elementwise.number == pytest.approx(1e-10, rel=0.01)
-    assert rates.step == pytest.approx(1e-8)
+    assert (rates.step, rates.order, rates.undrop) == pytest.approx((1e-8, 3e-9, 5e-10))
     assert rates.folds["Sum"][0].seconds(1e4, 1e3, 64) == pytest.approx(1e-5, rel=0.05)

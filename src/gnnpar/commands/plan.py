@@ -6,8 +6,10 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.markup import escape
 from rich.table import Table
@@ -15,6 +17,9 @@ from rich.table import Table
 from gnnpar.planning.candidate import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest
 from gnnpar.track.console import say, stdout
+
+if TYPE_CHECKING:
+    from gnnpar.runner.planned import Planned
 
 Compose = Callable[[Sequence[str]], Settings]
 HELP = """Which strategy, with which parameters, for this model, dataset and topology: predicted time and memory of
@@ -29,6 +34,7 @@ def run(argv: list[str], compose: Compose) -> int:
     parser.add_argument("--factor", default="", help="epochs a class costs: stale=1.2,quantized=1.05 (1 each)")
     parser.add_argument("--out", default=".", help="folder for plan.json (.)")
     parser.add_argument("--top", type=int, default=8, help="rows of the table (8), and the best of every family")
+    parser.add_argument("--measure", type=int, default=0, help="run the so many best predicted, and choose by time (0)")
     parser.add_argument("--trace", help="file for the chosen plan's simulated epoch, as a Chrome trace (Perfetto)")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME topology=NAME world_size=N key=value ...")
@@ -46,26 +52,58 @@ def run(argv: list[str], compose: Compose) -> int:
     talk = (lambda _: None) if options.json else say
     try:
         found = planner.planned(
-            settings, ranks=settings.world_size if asked else None, allowed=allowed, factors=factors, say=talk
-        )
+            settings, ranks=settings.world_size if asked else None, allowed=allowed, factors=factors, say=talk,
+            recompute=not any(o.startswith("first_layer=") for o in options.overrides),
+        )  # fmt: skip
     except ValueError as error:
         raise ConfigError(" ".join(str(error).split())) from error
-    plan = planner.plan_of(found, lambda name: strategy_yaml(compose, options.overrides, name), settings)
+    yaml_of = partial(strategy_yaml, compose, options.overrides)
+    measured: dict[str, float] = {}
+    if options.measure:
+        found, measured = by_measuring(found, settings, options.measure, yaml_of, options.overrides, talk)
+    plan = planner.plan_of(found, yaml_of, settings)
+    if measured:
+        plan = replace(plan, predicted={**(plan.predicted or {}), "measured_seconds": measured})
     file = plan.save(Path(options.out))
     if options.trace:
         Path(options.trace).write_text(json.dumps(planner.timeline(found).chrome_trace()), encoding="utf-8")
     if options.json:
-        data = [p.as_predicted() | {"refused": p.refused, "objective": p.objective} for p in found.priced]
+        data = [
+            p.as_predicted()
+            | {"refused": p.refused, "objective": p.objective, "measured": measured.get(p.candidate.label)}
+            for p in found.priced
+        ]
         sys.stdout.write(json.dumps({"plan": str(file), "candidates": data}, indent=1) + "\n")
         return 0
     say(f"model: {settings.names.get('model')}, {found.request.ir.describe()}")
     say(f"graph: {found.dataset.name}, {found.request.graph.nodes} nodes, {found.request.graph.edges} edges")
     say(f"topology: {settings.names.get('topology')}, {found.setting.fabric.describe()}")
-    show(planner.COLUMNS, planner.table_rows(found.priced, options.top))
+    show(planner.COLUMNS, planner.table_rows(found.priced, options.top, measured))
     for line in planner.why(found, planner.timeline(found).seconds):
         say(f"- {line}")
     say(f"chosen: {found.chosen.candidate.label}  ->  {file}  (gnnpar train plan={file} world_size={plan.num_ranks})")
     return 0
+
+
+def by_measuring(
+    found: Planned, settings: Settings, count: int, yaml_of: Callable[[str], Mapping[str, Any]],
+    overrides: Sequence[str], say: Callable[[str], None],
+) -> tuple[Planned, dict[str, float]]:  # fmt: skip
+    """The answer with the fastest of `count` launched plans first, and what was measured."""
+    from gnnpar.runner import halving
+    from gnnpar.runner import planned as planner
+
+    ranks = found.chosen.candidate.ranks
+    if count < 2:
+        raise ConfigError(f"--measure={count} compares nothing; measure 2 plans or more")
+    try:
+        halving.check(settings, ranks, count)
+        return halving.halved(
+            found, count, lambda p: planner.plan_of(replace(found, priced=(p,)), yaml_of, settings),
+            halving.launcher(overrides, ranks), say,
+        )  # fmt: skip
+    except ValueError as error:
+        raise ConfigError(" ".join(str(error).split())) from error
 
 
 def qualities(text: str) -> frozenset[Quality]:

@@ -22,11 +22,15 @@ import numpy as np
 import torch
 
 from gnnpar.codecs.links import fit
-from gnnpar.comm import ThreadWorld
-from gnnpar.planning.rates import DenseCost, FoldCost, Rates, derived
+from gnnpar.comm import Communicator, ThreadWorld
+from gnnpar.planning.rates import DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
 from gnnpar.planning.samples import SIZES, Samples, measure
+from gnnpar.planning.visits import with_visits
 
-_VERSION = 4  # of what is measured and fitted
+TinyEpochs = Callable[[Communicator], dict[str, dict[str, float]]]
+"""Runs the epochs of `visits`; a function of a module, for it goes to other processes."""
+
+_VERSION = 6  # of what is measured and fitted
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,13 @@ class Calibration:
 
 
 def calibrate(
-    ranks: int, *, threads: int, cache: Path | None, refresh: bool = False, say: Callable[[str], None] = lambda _: None
-) -> Calibration:
-    """From the cache where this machine has measured before; `refresh`: measured again."""
+    ranks: int, *, threads: int, cache: Path | None, refresh: bool = False, tiny: TinyEpochs | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Calibration:  # fmt: skip
+    """From the cache where this machine has measured before; `refresh`: measured again.
+
+    `tiny`: runs the epochs of `visits` on every rank.
+    """
     file = None if cache is None else cache / "calibration" / f"{_key(ranks, threads)}.json"
     if file is not None and file.exists() and not refresh:
         try:
@@ -65,7 +73,7 @@ def calibrate(
         except (ValueError, KeyError, TypeError):
             file.unlink()  # of another version, or half written
     say(f"measuring what {ranks} ranks with {threads} threads do here (once; kept in the cache)")
-    found = fitted(world_samples(ranks, threads), ranks=ranks, threads=threads)
+    found = fitted(world_samples(ranks, threads, tiny), ranks=ranks, threads=threads)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         scratch = file.with_suffix(f".{os.getpid()}.tmp")
@@ -85,29 +93,36 @@ def _key(ranks: int, threads: int) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def world_samples(ranks: int, threads: int) -> list[Samples]:
+def world_samples(ranks: int, threads: int, tiny: TinyEpochs | None = None) -> list[Samples]:
     """Of every rank: processes over gloo, or this process alone."""
     if ranks == 1:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            return [measure(ThreadWorld(1).communicators()[0])]
+            return [_everything(ThreadWorld(1).communicators()[0], tiny)]
         finally:
             torch.set_num_threads(before)
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory(prefix="gnnpar-") as folder:
-        mp.spawn(_rank, args=(ranks, threads, folder), nprocs=ranks, join=True)  # type: ignore[attr-defined]
+        mp.spawn(_rank, args=(ranks, threads, folder, tiny), nprocs=ranks, join=True)  # type: ignore[attr-defined]
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
-def _rank(rank: int, ranks: int, threads: int, folder: str) -> None:
+def _everything(comm: Communicator, tiny: TinyEpochs | None) -> Samples:
+    samples = measure(comm)
+    if tiny is not None:
+        samples.tiny = tiny(comm)
+    return samples
+
+
+def _rank(rank: int, ranks: int, threads: int, folder: str, tiny: TinyEpochs | None) -> None:
     from gnnpar.comm.process import connect
 
     torch.set_num_threads(threads)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
     comm = connect("gloo", device=torch.device("cpu"), timeout_seconds=300, init_method=f"file://{folder}/meet")
-    torch.save(measure(comm), Path(folder) / f"{rank}.pt")
+    torch.save(_everything(comm, tiny), Path(folder) / f"{rank}.pt")
     comm.barrier()
     comm.close()
 
@@ -123,13 +138,14 @@ def fitted(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibrati
     gemms = [g for s in samples for g in s.gemm]
     gemm = solve("gemm", [(1.0, f, n) for f, n, _ in gemms], [t for *_, t in gemms])
     small = [e for s in samples for e in s.elementwise]
-    elementwise = solve("elementwise", [(1.0, n) for n, _ in small], [t for _, t in small])
+    elementwise = solve("elementwise", [(1.0, n, numbers_beyond(n)) for n, _ in small], [t for _, t in small])
     folds = {}
     for kind in samples[0].folds:
         costs = []
         for way in ("forward", "backward"):
             rows = [row for s in samples for row in s.folds[kind][way]]
-            found = solve(f"{kind}.{way}", [(1.0, e, e * w, n * w) for e, n, w, _ in rows], [t for *_, t in rows])
+            terms = [(1.0, e, e * w, n * w, e * w * doublings_beyond(n * w)) for e, n, w, _ in rows]
+            found = solve(f"{kind}.{way}", terms, [t for *_, t in rows])
             costs.append(FoldCost(*found))
         folds[kind] = (costs[0], costs[1])
     number = {key: statistics.mean(s.per_number[key] for s in samples) for key in samples[0].per_number}
@@ -138,12 +154,19 @@ def fitted(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibrati
     step = max(0.0, second["step_large"] - second["step_small"]) / params
     link, reduce = _links(samples)
     rates = Rates(
-        gemm=DenseCost(*gemm), elementwise=DenseCost(elementwise[0], 0.0, elementwise[1]), folds=folds,
-        dropout=number["dropout"], gather=number["gather"],
+        gemm=DenseCost(*gemm), elementwise=DenseCost(elementwise[0], 0.0, *elementwise[1:]), folds=folds,
+        dropout=number["dropout"], undrop=number.get("undrop"), gather=number["gather"],
         coded={bits: number[f"code{bits}"] for bits in (2, 4, 8, 16)}, message=second.get("message", 1e-5),
-        interference=second.get("interference", 1.0), reduce=reduce, epoch=second["step_small"], step=step,
+        interference=second.get("interference", 1.0), beside=second.get("beside", 0.0),
+        order=second.get("order", 0.0), reduce=reduce, epoch=second["step_small"], step=step,
         source="measured", residuals=residuals,
     )  # fmt: skip
+    if samples[0].tiny:
+        slowest = {
+            engine: {trial: max(s.tiny[engine][trial] for s in samples) for trial in by_trial}
+            for engine, by_trial in samples[0].tiny.items()
+        }
+        rates = with_visits(rates, link, ranks, slowest)
     return Calibration(ranks, threads, rates, link)
 
 

@@ -17,7 +17,9 @@ Family = Literal["single", "graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid"
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """`chunks`: of one part. `bits`: of rows on the wire between parts or stages. `cuts`: stage -> first layer."""
+    """`chunks`: of one part. `bits`: of rows on the wire between parts or stages. `cuts`: stage -> first layer.
+    `held`: layer 0's halo is not received again (first_layer=cached).
+    """
 
     family: Family
     parts: int = 1
@@ -28,6 +30,7 @@ class Candidate:
     prefetch: int = 1
     backward: Literal["push", "pull"] = "push"
     remat: bool = True
+    held: bool = False
     cuts: tuple[int, ...] = (0,)
 
     @property
@@ -45,6 +48,15 @@ class Candidate:
         if self.chunks > 1:
             found.add("stale")
         return frozenset(found or {"exact"})
+
+    @property
+    def engine(self) -> str:
+        """What runs it, as `Rates.visits` has it."""
+        if self.family == "graph_parallel" and self.bits == 16:
+            return "rounded"
+        if self.family in ("gnnpipe", "hybrid"):
+            return "chunks" if self.chunks > 1 else "stages"
+        return self.family
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -72,6 +84,8 @@ class Candidate:
             words.append(f"prefetch {self.prefetch}, {self.backward}" + ("" if self.remat else ", kept"))
         if self.bits != 32:
             words.append(f"{self.bits} bit")
+        if self.held:
+            words.append("first layer held")
         return ", ".join(words)
 
 

@@ -6,6 +6,7 @@ an exchange costs the most loaded link. Where messages and computing overlap, `i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -46,8 +47,14 @@ class Setting:
         """The work with the rates of a stage's ranks."""
         return replace(work, rates=self.rates[s * work.parts.parts : (s + 1) * work.parts.parts])
 
-    def exchange(self, flows: Sequence[tuple[int, int, float]], *, first: int = 0) -> float:
-        """Seconds of one exchange; ranks are counted from `first`."""
+    def lost(self, ranks: Sequence[int]) -> float:
+        """Share of hidden communication that computing pays for, among these ranks."""
+        pairs = [(a, b) for a in ranks for b in ranks if a != b]
+        rate = min((self.fabric.rate(a, b) for a, b in pairs), default=float("inf"))
+        return max((self.rates[r].lost(rate) for r in ranks), default=0.0)
+
+    def exchange(self, flows: Sequence[tuple[int, int, float]], *, first: int = 0, idle: float = 0.0) -> float:
+        """Seconds of one exchange; ranks are counted from `first`. `idle`: seconds of computing since the last one."""
         if not flows:
             return 0.0
         load: dict[int, float] = {}
@@ -60,7 +67,8 @@ class Setting:
                 load[link] = load.get(link, 0.0) + nbytes
             for end in (a, b):
                 posts[end] = posts.get(end, 0) + 1
-        wire = max((nbytes / self.fabric.links[link].rate for link, nbytes in load.items()), default=0.0)
+        loads = ((self.fabric.links[link], nbytes) for link, nbytes in load.items())
+        wire = max((max(0.0, n / k.rate - min(k.burst / k.rate, idle)) for k, n in loads), default=0.0)
         return wire + latency + max(count * self.rates[end].message for end, count in posts.items())
 
     def reduce(self, ranks: Sequence[int], nbytes: float) -> float:
@@ -76,48 +84,65 @@ class Setting:
         return const + max(wire, byte * nbytes) + 2 * (size - 1) * latency
 
 
+def in_engine(candidate: Candidate, work: Work, setting: Setting) -> tuple[Work, Setting]:
+    """With the rates that kernels have in a candidate's engine."""
+    engine = candidate.engine
+    there = Setting(setting.fabric, tuple(r.of_engine(engine) for r in setting.rates))
+    return replace(work, rates=tuple(r.of_engine(engine) for r in work.rates)), there
+
+
 def closed(candidate: Candidate, work: Work, setting: Setting) -> Phases:
     """An epoch's phases. The work is cut into candidate.parts parts."""
     assert work.parts.parts == candidate.parts
+    work, setting = in_engine(candidate, work, setting)
     if candidate.stages > 1 or candidate.chunks > 1:
         return pipeline(candidate, work, setting)
     if candidate.family == "sar":
         layers = sequential(candidate, work, setting)
     else:
         layers = halo_exchange(candidate, work, setting)
-    return layers + _end(work, setting, range(work.ir.num_layers), 0)
+    return layers + _end(candidate, work, setting, range(work.ir.num_layers), 0)
 
 
 def halo_exchange(candidate: Candidate, work: Work, setting: Setting) -> Phases:
     """Graph parallelism and AdaQP: sum over layers of max(X, inner) + the rest, or X + all of it without overlap."""
-    total = Phases()
+    total, lost = Phases(), setting.lost(range(candidate.parts))
+    visit = work.visit_seconds(candidate.engine)
     for layer in range(work.ir.num_layers):
         for direction in DIRECTIONS:
             pieces = _pieces(work, layer, direction, bits=candidate.bits)
-            wire = setting.exchange(work.flows(layer, direction, candidate.bits))
+            wire = setting.exchange(work.flows(layer, direction, candidate.bits), idle=pause(pieces, candidate))
             inner = max(p.inner for p in pieces)
-            rest = max(p.compute - p.inner for p in pieces)
+            rest = max(p.compute - p.inner for p in pieces) + visit
             hidden = min(wire, inner) if candidate.overlap == "edges" else 0.0
-            shown = wire - hidden * (1 - _lost(work))
+            shown = wire - hidden * (1 - lost)
             total += Phases(compute=inner + rest, encode=max(p.pack + p.unpack for p in pieces), wire=shown)
     return total
 
 
+def pause(pieces: Sequence[Piece], candidate: Candidate) -> float:
+    """Seconds in which nothing is sent, between two exchanges: the work beside what messages pass beside."""
+    beside = 0.0 if candidate.overlap == "none" and candidate.family != "sar" else 1.0
+    return min(p.compute + p.pack + p.unpack - beside * p.inner for p in pieces)
+
+
 def sequential(candidate: Candidate, work: Work, setting: Setting) -> Phases:
     """SAR: a round a distance, `prefetch` rounds ahead of the fold; backward sends gradients, or more (pull)."""
-    total = Phases()
-    distances = range(1, work.parts.parts)
+    total, lost = Phases(), setting.lost(range(candidate.parts))
+    distances, visit = range(1, work.parts.parts), work.visit_seconds(candidate.engine)
     for layer in range(work.ir.num_layers):
         for direction in DIRECTIONS:
             pieces = _pieces(work, layer, direction)
             factors = transfers(candidate, work, layer, direction)
             flows = [(a, b, nbytes * factors) for a, b, nbytes in work.flows(layer, direction)]
-            rounds = [setting.exchange([f for f in flows if _distance(f, direction, work) == d]) for d in distances]
+            idle = pause(pieces, candidate)
+            at = [[f for f in flows if _distance(f, direction, work) == d] for d in distances]
+            rounds = [setting.exchange(each, idle=idle if i == 0 else 0.0) for i, each in enumerate(at)]
             folds = [max(p.halo[(i - d) % len(pieces)] for i, p in enumerate(pieces)) for d in distances]
             inner = max(p.inner for p in pieces)
-            end = in_rounds(rounds, folds, inner, prefetch=candidate.prefetch, lost=_lost(work))
+            end = in_rounds(rounds, folds, inner, prefetch=candidate.prefetch, lost=lost)
             compute = inner + sum(folds)
-            rest = max(p.before + p.after for p in pieces)
+            rest = max(p.before + p.after for p in pieces) + visit
             total += Phases(
                 compute=compute + rest, encode=max(p.pack + p.unpack for p in pieces) * max(1.0, factors),
                 wire=end - compute,
@@ -174,10 +199,11 @@ def pipeline(candidate: Candidate, work: Work, setting: Setting) -> Phases:
         stages = [stage_seconds(candidate, work, setting, s, span, direction) for s, span in enumerate(spans)]
         ways = [boundary_seconds(candidate, work, setting, s) for s in range(candidate.stages - 1)]
         seconds = chain([t.seconds for t in stages], [c for c, _ in ways], [b for _, b in ways], candidate.chunks)
+        seconds += sum(order_seconds(candidate, setting.stage(work, s)) for s in range(candidate.stages))
         slowest = max(stages, key=lambda t: t.seconds)
         share = Phases(*(candidate.chunks * value for value in vars(slowest).values()))
         total += replace(share, bubble=seconds - share.seconds)
-    ends = [_end(setting.stage(work, s), setting, span, s) for s, span in enumerate(spans)]
+    ends = [_end(candidate, setting.stage(work, s), setting, span, s) for s, span in enumerate(spans)]
     return total + max(ends, key=lambda end: end.seconds)
 
 
@@ -192,18 +218,44 @@ def stage_seconds(
     """One chunk on one stage. A chunk's sources are also written to the table that later chunks read."""
     here = setting.stage(work, s)
     share = 1.0 / candidate.chunks
-    total = Phases()
+    total, visit = Phases(), here.visit_seconds(candidate.engine)
     for layer in layers:
         pieces = _pieces(here, layer, direction, share=share)
         flows = [(a, b, nbytes * share) for a, b, nbytes in here.flows(layer, direction)]
         wire = setting.exchange(flows, first=s * candidate.parts)
-        width = here.travelling(layer, direction)
-        rows = max(here.parts.nodes) * share
-        table = max(r.gather_seconds(rows * width) for r in here.rates)
+        numbers = max(_table_numbers(candidate, here, p, layer, direction) for p in range(candidate.parts))
+        table = max(r.gather_seconds(numbers) for r in here.rates)
         total += Phases(
-            compute=max(p.compute for p in pieces), encode=max(p.pack + p.unpack for p in pieces) + table, wire=wire
-        )
+            compute=max(p.compute for p in pieces) + visit, encode=max(p.pack + p.unpack for p in pieces) + table,
+            wire=wire,
+        )  # fmt: skip
     return total
+
+
+def _table_numbers(candidate: Candidate, work: Work, p: int, layer: int, direction: Direction) -> float:
+    """Numbers that a chunk writes to its tables and takes out of them.
+
+    A sum writes its rows, and adds up gradients of two ages. Other folds gather every column they read, again in
+    backward, and add the gradients of all columns.
+    """
+    n, edges = work.parts.nodes[p], work.parts.edges(p) / candidate.chunks
+    total = 0.0
+    for fold in work.ir.folds(layer):
+        rows = n / candidate.chunks
+        if not fold.linear:
+            rows += n * (1.0 - math.exp(-edges / n)) * (1.0 if direction == "forward" else 4.0)
+        elif direction == "backward" and candidate.chunks > 1:
+            rows *= 3.0
+        total += rows * fold.width
+    return total
+
+
+def order_seconds(candidate: Candidate, work: Work) -> float:
+    """Half of what a stage's order of chunks takes: the columns of sums, before its first chunk in each direction."""
+    if candidate.chunks == 1 or not any(f.linear for g in work.ir.groups for f in g.folds):
+        return 0.0
+    parts = enumerate(work.rates)
+    return max(r.scale * r.order * work.parts.edges(p) / 2 for p, r in parts)
 
 
 def boundary_bytes(candidate: Candidate, work: Work, s: int) -> float:
@@ -222,19 +274,15 @@ def boundary_seconds(candidate: Candidate, work: Work, setting: Setting, s: int)
     return whole, whole - fixed
 
 
-def _end(work: Work, setting: Setting, layers: range, s: int) -> Phases:
+def _end(candidate: Candidate, work: Work, setting: Setting, layers: range, s: int) -> Phases:
     """Loss, gradient sum over the parts, and the optimizer's step."""
     params = sum(work.ir.params_of[i] for i in layers)
     parts = work.parts.parts
     ranks = range(s * parts, (s + 1) * parts)
     loss = max(work.loss_seconds) if layers.stop == work.ir.num_layers else 0.0
-    step = max(work.step_seconds(p, params) for p in range(parts))
+    step = max(work.step_seconds(p, params, candidate.engine) for p in range(parts))
     return Phases(compute=loss + step, reduce=setting.reduce(ranks, 4.0 * params))
 
 
 def _pieces(work: Work, layer: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> list[Piece]:
     return [work.piece(layer, p, direction, share=share, bits=bits) for p in range(work.parts.parts)]
-
-
-def _lost(work: Work) -> float:
-    return max(r.interference for r in work.rates)

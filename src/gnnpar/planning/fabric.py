@@ -32,11 +32,13 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """`rate` bytes/s, `latency` seconds."""
+    """`rate` bytes/s, `latency` seconds; `burst`: bytes that it passes at once after a pause in which it could have
+    carried as many."""
 
     name: str
     rate: float
     latency: float
+    burst: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,7 @@ class Wire:
     latency: float
     duplex: bool = True
     shared: str | None = None
+    burst: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,10 @@ class Fabric:
     def rate(self, source: int, target: int) -> float:
         """Bytes/s of a message that is alone on its route; infinite inside a device."""
         return min((link.rate for link in self.path(source, target)), default=float("inf"))
+
+    def burst(self, source: int, target: int, idle: float) -> float:
+        """Bytes of a message that pass at once after `idle` seconds without any."""
+        return min((min(link.burst, idle * link.rate) for link in self.path(source, target)), default=0.0)
 
     def latency(self, source: int, target: int) -> float:
         return sum(link.latency for link in self.path(source, target))
@@ -135,7 +142,7 @@ def build(devices: Sequence[Device], wires: Sequence[Wire], *, cores: int | None
             name = str(one_way if wire.duplex else both)
             if name not in number:
                 number[name] = len(links)
-                links.append(Link(name=name, rate=wire.rate, latency=wire.latency))
+                links.append(Link(name=name, rate=wire.rate, latency=wire.latency, burst=wire.burst))
             leaving.setdefault(source, []).append((target, number[name]))
     names = [d.name for d in devices]
     if len(set(names)) != len(names):

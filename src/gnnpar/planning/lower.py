@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gnnpar.planning.candidate import Candidate, layers_of
-from gnnpar.planning.closed import DIRECTIONS, Setting, boundary_bytes, stage_seconds, transfers
+from gnnpar.planning.closed import (
+    DIRECTIONS,
+    Setting,
+    boundary_bytes,
+    in_engine,
+    order_seconds,
+    pause,
+    stage_seconds,
+    transfers,
+)
 from gnnpar.planning.simulate import Task, Timeline, simulate
 from gnnpar.planning.work import Direction, Piece, Work
 
@@ -28,10 +37,12 @@ class _Tasks:
         return len(self.made) - 1
 
     def flow(
-        self, name: str, source: int, target: int, nbytes: float, after: Sequence[int], *, posted: float = 0.0
-    ) -> int:
+        self, name: str, source: int, target: int, nbytes: float, after: Sequence[int], *, posted: float = 0.0,
+        idle: float = 0.0,
+    ) -> int:  # fmt: skip
         fabric = self.setting.fabric
         latency = fabric.latency(source, target) + posted
+        nbytes = max(0.0, nbytes - fabric.burst(source, target, idle))
         self.made.append(Task(
             name=name, kind="flow", stream=("flow", source, target), devices=(source, target), after=tuple(after),
             nbytes=nbytes, latency=latency, demand=dict.fromkeys(fabric.routes[source][target], 1.0), holds=nbytes,
@@ -53,6 +64,7 @@ class _Tasks:
 
 def lowered(candidate: Candidate, work: Work, setting: Setting) -> list[Task]:
     """The tasks of an epoch."""
+    work, setting = in_engine(candidate, work, setting)
     tasks = _Tasks(setting)
     if candidate.stages > 1 or candidate.chunks > 1:
         _pipeline(tasks, candidate, work)
@@ -63,7 +75,7 @@ def lowered(candidate: Candidate, work: Work, setting: Setting) -> list[Task]:
 
 def simulated(candidate: Candidate, work: Work, setting: Setting) -> Timeline:
     """An epoch, event by event."""
-    lost = max(r.interference for r in setting.rates)
+    lost = setting.lost(range(candidate.ranks))
     capacity = [link.rate for link in setting.fabric.links]
     return simulate(lowered(candidate, work, setting), capacity, slowdown=1.0 + lost)
 
@@ -78,7 +90,8 @@ def _flat(tasks: _Tasks, candidate: Candidate, work: Work) -> None:
             last = _layer(tasks, candidate, work, layer, direction, pieces, last)
         if direction == "forward":
             last = [[tasks.compute("loss", p, work.loss_seconds[p], last[p])] for p in ranks]
-    _finish(tasks, work, range(candidate.parts), [i for each in last for i in each], range(work.ir.num_layers))
+    done = [i for each in last for i in each]
+    _finish(tasks, candidate, work, range(candidate.parts), done, range(work.ir.num_layers))
 
 
 def _layer(
@@ -92,6 +105,8 @@ def _layer(
     more = max(1.0, times)
     flows = work.flows(layer, direction, candidate.bits)
     posts = [work.rates[p].message * sum(a == p for a, _, _ in flows) for p in ranks]
+    posts = [seconds + work.visit_seconds(candidate.engine) for seconds in posts]
+    idle = pause(pieces, candidate)
     ready = [
         tasks.compute(f"{tag} {first}", p, getattr(pieces[p], first) + more * pieces[p].pack + posts[p], last[p])
         for p in ranks
@@ -102,7 +117,7 @@ def _layer(
     done: list[list[int]] = []
     for p in ranks:
         sources = sorted(arriving[p], key=lambda q: (p - q) % candidate.parts)
-        done.append(_folds(tasks, candidate, p, tag, pieces[p], sources, arriving[p], ready))
+        done.append(_folds(tasks, candidate, p, tag, pieces[p], sources, arriving[p], ready, idle))
     return [
         [tasks.compute(f"{tag} {second}", p, getattr(pieces[p], second) + more * pieces[p].unpack, done[p])]
         for p in ranks
@@ -111,12 +126,12 @@ def _layer(
 
 def _folds(
     tasks: _Tasks, candidate: Candidate, p: int, tag: str, piece: Piece, sources: list[int], nbytes: dict[int, float],
-    ready: list[int],
+    ready: list[int], idle: float,
 ) -> list[int]:  # fmt: skip
     """Inner edges and each peer's rows of rank p. SAR asks for a round once an earlier one is folded."""
     flows: dict[int, int] = {}
     if candidate.family != "sar":
-        flows = {q: tasks.flow(f"{tag} {q}>{p}", q, p, nbytes[q], [ready[q]]) for q in sources}
+        flows = {q: tasks.flow(f"{tag} {q}>{p}", q, p, nbytes[q], [ready[q]], idle=idle) for q in sources}
     early = candidate.family == "sar" or candidate.overlap == "edges"
     waits = [ready[p]] if early else [ready[p], *flows.values()]
     folded = [tasks.compute(f"{tag} inner", p, piece.inner, waits)]
@@ -124,7 +139,8 @@ def _folds(
         if q not in flows:
             before = r - candidate.prefetch
             asks = [] if before < 0 or (before == 0 and candidate.prefetch > 0) else [folded[before]]
-            flows[q] = tasks.flow(f"{tag} {q}>{p}", q, p, nbytes[q], [ready[q], *asks])
+            rested = idle if r == 0 else 0.0
+            flows[q] = tasks.flow(f"{tag} {q}>{p}", q, p, nbytes[q], [ready[q], *asks], idle=rested)
         taken = piece.halo[q] + tasks.setting.rates[p].message
         folded.append(tasks.compute(f"{tag} halo {q}", p, taken, [folded[-1], flows[q]]))
     # a peer that sends nothing in this direction may still have a block to fold
@@ -147,7 +163,7 @@ def _pipeline(tasks: _Tasks, candidate: Candidate, work: Work) -> None:
     for s, span in enumerate(spans):
         mine = [ended["backward", s, 0, p] for p in parts]
         here = tasks.setting.stage(work, s)
-        _finish(tasks, here, range(s * len(parts), (s + 1) * len(parts)), mine, span)
+        _finish(tasks, candidate, here, range(s * len(parts), (s + 1) * len(parts)), mine, span)
 
 
 def _chunk(
@@ -171,11 +187,16 @@ def _chunk(
             if s == candidate.stages - 1 and k == candidate.chunks - 1:
                 waits = [tasks.compute("loss", rank, work.loss_seconds[p], waits)]
         order = k if forward else 2 * candidate.chunks - 1 - k
+        first = k == (0 if forward else candidate.chunks - 1)
+        if first and (columns := order_seconds(candidate, tasks.setting.stage(work, s))):
+            waits = [tasks.compute("order", rank, columns, waits)]
         ended[direction, s, k, p] = tasks.compute(tag, rank, seconds + exchange, waits, priority=order)
 
 
-def _finish(tasks: _Tasks, work: Work, ranks: Sequence[int], after: list[int], layers: range) -> None:
+def _finish(
+    tasks: _Tasks, candidate: Candidate, work: Work, ranks: Sequence[int], after: list[int], layers: range
+) -> None:
     params = sum(work.ir.params_of[i] for i in layers)
     waits = [tasks.reduce(list(ranks), 4.0 * params, after)] if len(ranks) > 1 else after
     for p, rank in enumerate(ranks):
-        tasks.compute("step", rank, work.step_seconds(p, params), waits)
+        tasks.compute("step", rank, work.step_seconds(p, params, candidate.engine), waits)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from gnnpar.planning.candidate import Candidate, layers_of
+from gnnpar.planning.ir import Fold
 from gnnpar.planning.work import Work
 
 _NUMBER = 4.0
@@ -42,9 +45,11 @@ def _rank(candidate: Candidate, work: Work, layers: range, p: int) -> Memory:
     folds = [f for i in layers for f in ir.folds(i)]
     widest = max([f.width for f in folds], default=0)
     kept = 0.0
+    if candidate.held:
+        kept += halo * ir.in_dim if work.held == "rows" else n * sum(f.out for f in ir.folds(0))
     if not (candidate.family == "sar" and candidate.remat):
-        kept = sum(halo * f.width for f in folds if f.needs_src)
-    history = 2 * sum((n + halo) * f.width for f in folds) if candidate.chunks > 1 else 0.0
+        kept += sum(halo * f.width for f in folds if f.needs_src)
+    tables = _tables(candidate, folds, n, e, halo)
     if candidate.family == "sar":
         at_once = (1 + candidate.prefetch) * max(parts.nodes)
         moving = 2 * min(halo, at_once) * widest
@@ -52,12 +57,34 @@ def _rank(candidate: Candidate, work: Work, layers: range, p: int) -> Memory:
         moving = (halo + parts.sent(p)) * widest / candidate.chunks
     dense = 2 * n * ir.widest / candidate.chunks
     attention = n * max([f.width + f.out for f in folds if f.needs_src], default=0) / candidate.chunks
-    carried = 2 * n * sum(ir.cuts[layers.stop - 1]) if not last else n * ir.final * 3
+    carried = n * sum(ir.cuts[layers.start - 1]) if not first else 0.0
+    carried += 2 * n * sum(ir.cuts[layers.stop - 1]) / candidate.chunks if not last else n * ir.final * 3
     return Memory(
-        parameters=5 * _NUMBER * params, structure=_structure(n, e, halo),
+        parameters=5 * _NUMBER * params, structure=_structure(n, e, halo) + tables.structure,
         features=n * ir.in_dim * _NUMBER * first + n * 20.0, saved=_saved(work, layers, n, e) * _NUMBER,
-        halo=kept * _NUMBER, history=history * _NUMBER, transient=(max(moving, dense) + attention + carried) * _NUMBER,
+        halo=kept * _NUMBER, history=tables.numbers * _NUMBER,
+        transient=(max(moving, dense) + attention + carried) * _NUMBER + tables.order,
     )  # fmt: skip
+
+
+class _Tables(NamedTuple):
+    """Of a stage: numbers of its tables of rows, bytes of their structure and of what cutting an order takes."""
+
+    numbers: float
+    structure: float
+    order: float
+
+
+def _tables(candidate: Candidate, folds: Sequence[Fold], n: float, e: float, halo: float) -> _Tables:
+    """Sources (this epoch's and, of chunks, the history's) and gradients, where there are any. An edge has its ends in
+    64 bits; the order of an epoch is cut out of copies of both, sorted by source for the gradients.
+    """
+    if candidate.stages == 1 and candidate.chunks == 1:
+        return _Tables(0.0, 0.0, 0.0)
+    halves = 2 if candidate.chunks > 1 else 1
+    numbers = sum((halves * (n + halo) + n * f.learned) * f.width for f in folds)
+    learned = any(f.learned and f.linear for f in folds)
+    return _Tables(numbers, (24.0 if learned else 16.0) * e + 8.0 * (n + halo), (64.0 if learned else 8.0) * e)
 
 
 def _structure(n: float, e: float, halo: float) -> float:

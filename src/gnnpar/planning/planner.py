@@ -18,10 +18,11 @@ from gnnpar.planning.closed import Phases, Setting, boundary_seconds, closed, st
 from gnnpar.planning.ir import ModelIR
 from gnnpar.planning.memory import Memory, memory
 from gnnpar.planning.quantity import bytes_text, seconds_text
+from gnnpar.planning.recompute import Recompute, decide
 from gnnpar.planning.search.grid import candidates
 from gnnpar.planning.search.stages import assign_stages
 from gnnpar.planning.statistics import GraphStats, PartStats
-from gnnpar.planning.work import Direction, Work
+from gnnpar.planning.work import Direction, Held, Work
 
 USABLE = 0.92  # of a device's memory
 
@@ -39,6 +40,7 @@ class Request:
     allowed: frozenset[Quality] = frozenset({"exact"})
     factors: Mapping[Quality, float] = field(default_factory=dict)
     usable: float = USABLE
+    held: tuple[ModelIR, Held] | None = None  # the model that keeps layer 0, and what it keeps
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,29 @@ def search(request: Request) -> tuple[Priced, ...]:
 
     given = candidates(request.ir, request.ranks, families=request.families, nodes=request.graph.nodes)
     priced = [price(_cut_for_devices(c, work(c.parts), request), work(c.parts), request) for c in given]
+    if (found := recomputing(request)) is not None and found.held != "no":
+        flat = [p.candidate for p in priced if p.candidate.family in ("graph_parallel", "adaqp")]
+        keeping = held_work(request, work(request.ranks))
+        priced += [price(replace(c, held=True), keeping, request) for c in flat]
     priced.sort(key=lambda p: (bool(p.refused), p.objective, p.candidate.label))
     if not priced or priced[0].refused:
         raise ValueError(nothing_fits(priced, request))
     return tuple(priced)
+
+
+def held_work(request: Request, live: Work) -> Work:
+    """The work of the model that keeps layer 0."""
+    assert request.held is not None
+    ir, held = request.held
+    return replace(live, ir=ir, held=held)
+
+
+def recomputing(request: Request) -> Recompute | None:
+    """What the minimum cut would recompute; None where there is no halo, or the model cannot keep its first layer."""
+    if request.held is None or request.ranks == 1:
+        return None
+    live = Work(request.ir, request.graph, request.partition(request.ranks), request.setting.rates[: request.ranks])
+    return decide(live, held_work(request, live), request.setting)
 
 
 def price(candidate: Candidate, work: Work, request: Request) -> Priced:
@@ -178,6 +199,8 @@ def reasons(priced: tuple[Priced, ...]) -> list[str]:
         phase = _largest_difference(best.phases, other.phases, gap)
         if other.refused:
             lines.append(f"{other.candidate.label} would save {seconds_text(-gap)} ({phase}), but {other.refused}")
+        elif gap < 0:
+            lines.append(f"{other.candidate.label} is predicted to take {seconds_text(-gap)} less ({phase})")
         else:
             lines.append(f"{other.candidate.label} takes {seconds_text(gap)} longer ({phase})")
     return lines

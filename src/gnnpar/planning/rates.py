@@ -1,15 +1,30 @@
 """What a device needs for each kind of work: affine costs, measured (`calibrate`) or derived from two speeds.
 
 Seconds of a call = const + flops f + numbers b for products; const + edges (e + width w) + rows width r for folds.
+What does not stay in a core's own cache costs `far` more: streams a number beyond it, folds an edge's number and
+doubling of the table of rows that they read.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gnnpar.planning.ir import Fold, Gemm, Group
+
+NEAR = float(1 << 18)  # numbers that stay in a core's own cache
+
+
+def numbers_beyond(numbers: float) -> float:
+    """Of a stream, what the cache does not hold."""
+    return max(0.0, numbers - NEAR)
+
+
+def doublings_beyond(numbers: float) -> float:
+    """How often a table of so many numbers is twice what the cache holds."""
+    return max(0.0, math.log2(max(numbers, 1.0) / NEAR))
 
 
 @dataclass(frozen=True)
@@ -19,9 +34,11 @@ class DenseCost:
     const: float
     flop: float
     number: float
+    far: float = 0.0
 
     def seconds(self, flops: float, numbers: float, *, calls: float = 1.0) -> float:
-        return calls * self.const + flops * self.flop + numbers * self.number
+        far = calls * numbers_beyond(numbers / calls) * self.far if self.far and calls else 0.0
+        return calls * self.const + flops * self.flop + numbers * self.number + far
 
 
 @dataclass(frozen=True)
@@ -32,21 +49,29 @@ class FoldCost:
     edge: float
     edge_number: float
     row_number: float
+    far: float = 0.0
 
-    def seconds(self, edges: float, rows: float, width: float) -> float:
-        return self.const + edges * (self.edge + width * self.edge_number) + rows * width * self.row_number
+    def seconds(self, edges: float, rows: float, width: float, *, table: float = 0.0) -> float:
+        """`table`: rows that sources are read from."""
+        number = self.edge_number + (self.far and self.far * doublings_beyond(table * width))
+        return self.const + edges * (self.edge + width * number) + rows * width * self.row_number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
     """Seconds of everything a rank does.
 
-    folds: kind -> (forward, backward); kinds that are missing cost what Softmax does. `dropout`: a number masked.
+    folds: kind -> (forward, backward); kinds that are missing cost what Softmax does. `dropout`: a number masked in
+    forward, `undrop` in backward, where the mask is kept.
     `gather`: a number packed, received or added back. `coded`: bits -> a number encoded or decoded. `message`: of
     posting and taking one message. `interference`: share of the shorter of computing and receiving that is lost when
-    they overlap (0 on a GPU with copy engines, up to 1 on a CPU whose cores move the bytes). `reduce`: (const, a byte)
+    they overlap (0 on a GPU with copy engines, up to 1 on a CPU whose cores move the bytes), where bytes come at
+    `beside` bytes/s; on slower links the cores move fewer of them a second. `reduce`: (const, a byte)
     of the sum over ranks besides the wire. `epoch`: what an epoch costs besides. `step`: of the optimizer, a parameter.
-    `scale`: all of computing."""
+    `order`: of an epoch's order of chunks, an edge. `visits`: engine -> (a layer in one direction, a chunk; an epoch;
+    factor): what engines take besides, measured on tiny graphs, and how much slower than in a loop of their own kernels
+    are that wait for memory, on a small one (`visits`). `cold`: that factor, of the engine that is priced. `scale`: all
+    of computing."""
 
     gemm: DenseCost
     elementwise: DenseCost
@@ -59,9 +84,23 @@ class Rates:
     reduce: tuple[float, float]
     epoch: float
     step: float
+    undrop: float | None = None
+    beside: float = 0.0
+    order: float = 0.0
+    visits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    cold: float = 1.0
     scale: float = 1.0
     source: str = "nominal"
     residuals: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def kernel(self) -> float:
+        """What seconds of kernels that wait for memory are multiplied by: streams, sums, gathers."""
+        return self.scale * self.cold
+
+    def of_engine(self, engine: str) -> Rates:
+        """With kernels as they run in this engine."""
+        return replace(self, cold=self.visits[engine][2]) if engine in self.visits else self
 
     def gemm_seconds(self, op: Gemm, rows: float, *, backward: bool = False) -> float:
         flops, numbers = op.flops(rows, 0), op.numbers(rows, 0)
@@ -70,23 +109,34 @@ class Rates:
 
     def elementwise_seconds(self, group: Group, rows: float) -> float:
         kernels, numbers = group.elementwise
-        return self.scale * self.elementwise.seconds(0.0, numbers * rows, calls=kernels)
+        return self.kernel * self.elementwise.seconds(0.0, numbers * rows, calls=kernels)
 
     def dense_seconds(self, group: Group, rows: float, *, backward: bool = False) -> float:
         """A group without its folds."""
         gemms = sum(self.gemm_seconds(op, rows, backward=backward) for op in group.gemms)
-        return gemms + self.elementwise_seconds(group, rows) + self.scale * self.dropout * group.dropout * rows
+        mask = self.undrop if backward and self.undrop is not None else self.dropout
+        return gemms + self.elementwise_seconds(group, rows) + self.scale * mask * group.dropout * rows
 
-    def fold_seconds(self, op: Fold, edges: float, rows: float, *, backward: bool = False) -> float:
+    def lost(self, rate: float) -> float:
+        """Share of the shorter of computing and receiving that is lost, where bytes come at `rate` bytes/s."""
+        return self.interference * (min(1.0, rate / self.beside) if self.beside else 1.0)
+
+    def visit_seconds(self, engine: str) -> tuple[float, float]:
+        """(a layer in one direction, an epoch)."""
+        layer, epoch, _ = self.visits.get(engine, (0.0, 0.0, 1.0))
+        return self.scale * layer, self.scale * epoch
+
+    def fold_seconds(self, op: Fold, edges: float, rows: float, *, table: float = 0.0, backward: bool = False) -> float:
         if edges == 0:
             return 0.0
         if backward and op.linear and not op.learned:
             return 0.0
         costs = self.folds.get(op.kind) or self.folds["Softmax"]
-        return self.scale * costs[backward].seconds(edges, rows, op.width)
+        factor = self.kernel if op.kind in ("Sum", "Max") else self.scale
+        return factor * costs[backward].seconds(edges, rows, op.width, table=table)
 
     def gather_seconds(self, numbers: float) -> float:
-        return self.scale * self.gather * numbers
+        return self.kernel * self.gather * numbers
 
     def code_seconds(self, bits: int, numbers: float) -> float:
         """Of one side; 32 bits are copied as they are."""
@@ -102,6 +152,7 @@ class Rates:
         changed["folds"] = {k: (FoldCost(**f), FoldCost(**b)) for k, (f, b) in data["folds"].items()}
         changed["coded"] = {int(bits): seconds for bits, seconds in data["coded"].items()}
         changed["reduce"] = tuple(data["reduce"])
+        changed["visits"] = {engine: tuple(seconds) for engine, seconds in data["visits"].items()}
         return Rates(**changed)
 
 

@@ -20,7 +20,16 @@ from gnnpar.ops.block import Block, Operands
 from gnnpar.ops.max import Max
 from gnnpar.ops.softmax import Softmax
 from gnnpar.ops.sum import Sum
-from gnnpar_kernels import dequantize_rows, dropout, gather_rows, quantize_rows, scatter_add_rows_
+from gnnpar.views.chunks import Ages, Chunks, Span
+from gnnpar_kernels import (
+    apply_mask,
+    dequantize_rows,
+    dropout,
+    gather_rows,
+    keep_mask,
+    quantize_rows,
+    scatter_add_rows_,
+)
 
 _REPEATS, _WARMUP = 8, 2
 _GEMMS = (
@@ -39,6 +48,9 @@ _FOLDS = (
     (4000, 60000, 16),
     (8000, 120000, 128),
     (8000, 30000, 64),
+    (2500, 150000, 32),
+    (1200, 12000, 128),
+    (20000, 200000, 64),
 )
 _NUMBERS = (2_000, 60_000, 600_000, 2_000_000)
 _BURST = 9  # messages posted at once: what more of them take is the ranks' own work
@@ -48,7 +60,7 @@ SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 @dataclass
 class Samples:
     """What was measured, by kind. gemm: (flops, numbers, s); elementwise: (numbers, s); fold: kind -> direction ->
-    (edges, rows, width, s); links: peer -> (bytes, s); reduce: (bytes, s)."""
+    (edges, rows, width, s); links: peer -> (bytes, s); reduce: (bytes, s); tiny: see `visits`."""
 
     gemm: list[tuple[float, float, float]] = field(default_factory=list)
     elementwise: list[tuple[float, float]] = field(default_factory=list)
@@ -57,6 +69,7 @@ class Samples:
     links: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     reduce: list[tuple[float, float]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    tiny: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def measure(comm: Communicator) -> Samples:
@@ -68,6 +81,7 @@ def measure(comm: Communicator) -> Samples:
     for agg in (Sum(), Max(), Softmax(branch=True)):
         _folds(watch, samples, agg)
     _rows(watch, samples)
+    _order(watch, samples)
     _step(watch, samples)
     if comm.size > 1:
         _messages(watch, samples)
@@ -167,6 +181,8 @@ def _rows(watch: _Watch, samples: Samples) -> None:
     added = watch(lambda: scatter_add_rows_(x, index, half))
     samples.per_number["gather"] = (packed + added) / 2 / numbers
     samples.per_number["dropout"] = watch(lambda: dropout(half, ids, p=0.5, key=7)) / numbers
+    kept = keep_mask(ids, width, p=0.5, key=7)
+    samples.per_number["undrop"] = watch(lambda: apply_mask(half, kept, p=0.5)) / numbers
     for bits in (2, 4, 8):
         buffer = quantize_rows(x, index, bits, ids=ids, key=7)
         there = watch(lambda bits=bits: quantize_rows(x, index, bits, ids=ids, key=7))
@@ -174,6 +190,28 @@ def _rows(watch: _Watch, samples: Samples) -> None:
         samples.per_number[f"code{bits}"] = (there + back) / 2 / numbers
     cast = watch(lambda: gather_rows(x, index).to(torch.bfloat16).to(torch.float32))
     samples.per_number["code16"] = cast / 2 / numbers
+
+
+def _order(watch: _Watch, samples: Samples) -> None:
+    """What the order of an epoch's chunks takes: columns of every chunk, and readers of two ages."""
+    n, e, num = 6000, 90000, 8
+    generator = torch.Generator().manual_seed(0)
+    rows, device = torch.arange(n), watch.comm.device
+    src, dst = torch.randint(0, n, (2, e), generator=generator)
+    spans = {(0, k): Span(n * k // num, n * (k + 1) // num) for k in range(num)}
+    chunks = Chunks(
+        num=num, way=0, order=rows.to(device), chunk_of=(rows * num // n).to(device), ids=rows.to(device), spans=spans,
+        sent={}, halo_rows={}, dst=dst.sort().values.to(device), src=src.to(device), edge_ids=None,
+    )  # fmt: skip
+
+    def order() -> None:
+        ages = Ages(chunks, range(num), fresh=0, stale=n)
+        for k in range(num):
+            ages.block(k)
+            ages.readers("same", spans[0, k])
+            ages.readers("later", spans[0, k])
+
+    samples.seconds["order"] = watch(order) / e
 
 
 def _step(watch: _Watch, samples: Samples) -> None:
@@ -210,6 +248,7 @@ def _messages(watch: _Watch, samples: Samples) -> None:
     computing, both = watch(busy), watch(lambda: _ring(comm, 1, size, meanwhile=busy))
     lost = (both - max(alone, computing)) / max(1e-9, min(alone, computing))
     samples.seconds["interference"] = min(1.0, max(0.0, lost))
+    samples.seconds["beside"] = size / alone
 
 
 def _ring(comm: Communicator, hop: int, nbytes: int, meanwhile: Callable[[], None] = lambda: None) -> None:

@@ -95,10 +95,11 @@ def one_host(
 
 def hosts_of_one_machine(
     host_of: tuple[int, ...], *, host_rates: tuple[float, ...], link_rates: tuple[tuple[float | None, ...], ...] | None,
-    cores: int, memory_bytes: float, inside_rate: float, latency: float,
+    cores: int, memory_bytes: float, inside_rate: float, latency: float, burst: float = 0.0,
 ) -> Fabric:  # fmt: skip
     """The paced cluster: rank r on host host_of[r]; rates in bytes/s, link_rates[i][j] of the way from i to j.
 
+    `burst`: bytes that an idle link passes at once.
     All hosts share this machine's cores. A pair's own rate is a point of its own between the two hosts' links.
     """
     devices = [
@@ -106,8 +107,11 @@ def hosts_of_one_machine(
         for r, h in enumerate(host_of)
     ]
     inside = _Medium(inside_rate, latency / 2, True, False)
-    wires = [_wire(d.name, d.host, inside) for d in devices]
-    links = [_wire(f"h{h}", "switch", _Medium(rate, latency / 2, True, False)) for h, rate in enumerate(host_rates)]
+    wires = [replace(_wire(d.name, d.host, inside), burst=float("inf")) for d in devices]
+    links = [
+        replace(_wire(f"h{h}", "switch", _Medium(rate, latency / 2, True, False)), burst=burst)
+        for h, rate in enumerate(host_rates)
+    ]
     fabric = build(devices, wires + links, cores=cores)
     return fabric if link_rates is None else _slower_pairs(fabric, link_rates, host_of)
 
@@ -119,7 +123,7 @@ def _slower_pairs(fabric: Fabric, link_rates: tuple[tuple[float | None, ...], ..
         for j, rate in enumerate(row):
             if rate is not None:
                 number[i, j] = len(links)
-                links.append(Link(name=f"h{i}=>h{j}", rate=rate, latency=0.0))
+                links.append(Link(name=f"h{i}=>h{j}", rate=rate, latency=0.0, burst=float("inf")))
     routes = tuple(
         tuple(
             (*path, number[a, b]) if (a, b) in number and path else path for b, path in zip(host_of, row, strict=True)

@@ -18,6 +18,8 @@ from gnnpar_kernels.wire import BF16, FP32, row_nbytes
 
 Bits = Literal[32, 16, 8, 4, 2, 1]
 Direction = Literal["forward", "backward"]
+Held = Literal["no", "result", "rows"]
+"""Of layer 0, over epochs: nothing, what it sums up of the features, or the features of the halo."""
 
 
 @lru_cache(maxsize=4096)
@@ -56,20 +58,26 @@ class Work:
     graph: GraphStats
     parts: PartStats
     rates: tuple[Rates, ...]
+    held: Held = "no"
 
     def piece(self, layer: int, p: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> Piece:
         """`share`: of the part's rows and edges, for a chunk."""
         rates, backward = self.rates[p], direction == "backward"
         n = self.parts.nodes[p] * share
+        more = sum(self.parts.halo[p]) if layer == 0 and self.held == "rows" else 0.0  # messages made here
         before = after = 0.0
         for group in self.ir.layer(layer):
-            seconds = rates.dense_seconds(group, n, backward=backward)
+            rows = n + more if group.phase == "transform" else n
+            seconds = rates.dense_seconds(group, rows, backward=backward)
             if group.phase in ("begin", "transform"):
                 before += seconds
             else:
                 after += seconds
-        folds = self.ir.folds(layer)
-        inner = sum(rates.fold_seconds(f, self.parts.inner[p] * share, n, backward=backward) for f in folds)
+        folds = () if layer == 0 and self.held == "result" else self.ir.folds(layer)
+        inner = sum(
+            rates.fold_seconds(f, self.parts.inner[p] * share, n, table=self.parts.nodes[p], backward=backward)
+            for f in folds
+        )
         halo = tuple(sum(self._halo_fold(f, p, q, share, backward) for f in folds) for q in range(self.parts.parts))
         width = self.travelling(layer, direction)
         out, into = self.parts.sent(p) * share, sum(self.parts.halo[p]) * share
@@ -82,14 +90,20 @@ class Work:
         """The rows of a halo block: the result's in forward, the sources' in backward, at most the part's own."""
         edges, rows = self.parts.cut[p][q] * share, self.parts.halo[p][q] * share
         touched = min(rows if backward else edges, self.parts.nodes[p] * share)
-        return self.rates[p].fold_seconds(fold, edges, touched, backward=backward)
+        table = self.parts.nodes[p] if backward else self.parts.halo[p][q]
+        return self.rates[p].fold_seconds(fold, edges, touched, table=table, backward=backward)
 
     def travelling(self, layer: int, direction: Direction) -> int:
         """Numbers of a row that is exchanged in this layer: every source forward, backward those with a gradient."""
-        return sum(f.width for f in self.ir.folds(layer) if direction == "forward" or f.learned)
+        return sum(f.width for f in self._exchanged(layer, direction))
+
+    def _exchanged(self, layer: int, direction: Direction) -> list[Fold]:
+        if layer == 0 and self.held != "no":
+            return []
+        return [f for f in self.ir.folds(layer) if direction == "forward" or f.learned]
 
     def row_bytes(self, layer: int, direction: Direction, bits: int) -> int:
-        folds = [f for f in self.ir.folds(layer) if direction == "forward" or f.learned]
+        folds = self._exchanged(layer, direction)
         return sum(wire_bytes(f.src, bits) for f in folds)
 
     def flows(self, layer: int, direction: Direction, bits: int = 32) -> list[tuple[int, int, float]]:
@@ -109,8 +123,14 @@ class Work:
             for r, n in zip(self.rates, self.parts.nodes, strict=True)
         )
 
-    def step_seconds(self, p: int, params: float) -> float:
-        return self.rates[p].scale * self.rates[p].step * params + self.rates[p].epoch
+    def step_seconds(self, p: int, params: float, engine: str = "") -> float:
+        """The optimizer's step, and what an engine takes for an epoch besides."""
+        rates = self.rates[p]
+        return rates.scale * rates.step * params + rates.epoch + rates.visit_seconds(engine)[1]
+
+    def visit_seconds(self, engine: str) -> float:
+        """What an engine takes for a layer in one direction besides, the slowest part."""
+        return max(r.visit_seconds(engine)[0] for r in self.rates)
 
     def halo_bytes(self, bits: Sequence[int]) -> float:
         """Of all exchanges of an epoch, all parts; bits: (forward, backward)."""

@@ -13,7 +13,8 @@ from gnnpar.planning.fabric import Fabric
 from gnnpar.planning.rates import derived
 from gnnpar.planning.topology import Machines, hosts_of_one_machine, one_host
 from gnnpar.runner.facts import num_cores
-from gnnpar.runner.paced import num_hosts
+from gnnpar.runner.paced import burst_kib, num_hosts
+from gnnpar.runner.tiny import tiny_epochs
 from gnnpar.settings import Cluster, Measured, Paced, Settings
 
 _PAYLOAD = 0.94  # of a link's rate, what headers leave
@@ -40,7 +41,9 @@ def _calibration(settings: Settings, ranks: int, cores: int, say: Callable[[str]
     measured = max(1, min(ranks, cores // threads))
     cache = settings.cache_dir if os.access(settings.cache_dir, os.W_OK) or not settings.cache_dir.exists() else None
     again = isinstance(settings.topology, Measured) and settings.topology.refresh
-    return calibrate(measured, threads=threads, cache=cache, refresh=again, say=say).shared(ranks, cores)
+    return calibrate(measured, threads=threads, cache=cache, refresh=again, tiny=tiny_epochs, say=say).shared(
+        ranks, cores
+    )
 
 
 def _here(settings: Settings, ranks: int, cores: int, found: Calibration) -> Fabric:
@@ -54,10 +57,12 @@ def _here(settings: Settings, ranks: int, cores: int, found: Calibration) -> Fab
     hosts = num_hosts(launch, cluster, ranks, settings.names.get("topology", ""))
     gbps = (cluster and cluster.host_gbps) or (launch.rate_gbps,) * hosts
     links = cluster.link_gbps if cluster else None
+    burst = burst_kib(launch.rate_gbps) if launch.burst_kib == "auto" else launch.burst_kib
     return hosts_of_one_machine(
         tuple(rank * hosts // ranks for rank in range(ranks)), host_rates=tuple(map(_bytes_per_second, gbps)),
         link_rates=links and tuple(tuple(r and _bytes_per_second(r) for r in row) for row in links),
         cores=cores, memory_bytes=available, inside_rate=1 / theta, latency=gamma + _ROUND_TRIP_SECONDS,
+        burst=1024.0 * burst,
     )  # fmt: skip
 
 

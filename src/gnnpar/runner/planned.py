@@ -13,14 +13,16 @@ from gnnpar.plan import Plan
 from gnnpar.planning.candidate import Quality, layers_of
 from gnnpar.planning.closed import Setting
 from gnnpar.planning.extract import record
+from gnnpar.planning.ir import ModelIR
 from gnnpar.planning.lower import simulated
-from gnnpar.planning.planner import Priced, Request, reasons, search
+from gnnpar.planning.planner import Priced, Request, held_work, reasons, recomputing, search
 from gnnpar.planning.quantity import bytes_text, seconds_text
+from gnnpar.planning.recompute import how_held
 from gnnpar.planning.simulate import Timeline
 from gnnpar.planning.statistics import GraphStats, PartStats
-from gnnpar.planning.work import Work
+from gnnpar.planning.work import Held, Work
 from gnnpar.runner.machines import setting_of
-from gnnpar.runner.train import partition_cache
+from gnnpar.runner.plans import partition_cache
 from gnnpar.settings import Settings, instantiate
 from gnnpar.strategies.strategy import Workload
 from gnnpar.strategies.tag import families
@@ -44,9 +46,12 @@ class Planned:
 
 def planned(
     settings: Settings, *, ranks: int | None, allowed: frozenset[Quality], factors: Mapping[Quality, float] = {},
-    say: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None, recompute: bool = False,
 ) -> Planned:  # fmt: skip
-    """Price everything for these settings. ValueError says what cannot be, in one line."""
+    """Price everything for these settings. ValueError says what cannot be, in one line.
+
+    `recompute`: first_layer is the planner's choice, too.
+    """
     setting, count = setting_of(settings, ranks, say)
     dataset = settings.dataset.load(settings.data_dir, settings.seed)
     task = make_task(dataset.task, dataset.num_classes)
@@ -63,9 +68,20 @@ def planned(
     request = Request(
         ir, GraphStats.of(dataset), lambda parts: PartStats.of(dataset.edge_index, workload.part_of(parts), parts),
         setting, count, families(settings.first_layer), allowed, factors,
+        held=_keeping(settings, dataset.num_features, task.out_dim) if recompute and not cached else None,
     )  # fmt: skip
     model_hash = hashlib.sha256(repr(ir).encode()).hexdigest()
     return Planned(search(request), setting, workload, request, dataset, model_hash)
+
+
+def _keeping(settings: Settings, num_features: int, out_dim: int) -> tuple[ModelIR, Held] | None:
+    """The model with first_layer=cached, and what it keeps; None where learned rows stand in front of layer 0."""
+    try:
+        model = settings.model.build(num_features, out_dim, seed=settings.seed, cached_first_layer=True)
+    except ValueError:
+        return None
+    ir = record(model, num_features)
+    return ir, how_held(ir, random=settings.model.input_dropout > 0)
 
 
 _SETUP = ("model", "dataset", "partition", "first_layer", "seed")
@@ -96,6 +112,7 @@ def plan_of(found: Planned, yaml_of: Callable[[str], Mapping[str, Any]], setting
         setup={
             "names": {group: settings.names[group] for group in _SETUP if group in settings.names},
             **{key: settings.resolved[key] for key in _SETUP},
+            **({"first_layer": "cached"} if candidate.held else {}),
         },
     )  # fmt: skip
 
@@ -103,20 +120,22 @@ def plan_of(found: Planned, yaml_of: Callable[[str], Mapping[str, Any]], setting
 COLUMNS = ("strategy", "epoch", "compute", "encode", "wire", "bubble", "reduce", "peak memory", "")
 
 
-def table_rows(priced: tuple[Priced, ...], limit: int) -> list[tuple[str, ...]]:
-    """A row a candidate: the best of all, and of every family at least one."""
+def table_rows(priced: tuple[Priced, ...], limit: int, measured: Mapping[str, float] = {}) -> list[tuple[str, ...]]:
+    """A row a candidate: the best of all, and of every family at least one. `measured`: label -> seconds an epoch."""
     shown: list[Priced] = []
     seen: set[str] = set()
     for i, p in enumerate(priced):
-        if i < limit or p.candidate.family not in seen:
+        if i < limit or p.candidate.family not in seen or p.candidate.label in measured:
             shown.append(p)
         seen.add(p.candidate.family)
-    return [_row(p, i == 0) for i, p in enumerate(shown)]
+    return [_row(p, i == 0, measured) for i, p in enumerate(shown)]
 
 
-def _row(p: Priced, first: bool) -> tuple[str, ...]:
+def _row(p: Priced, first: bool, measured: Mapping[str, float]) -> tuple[str, ...]:
     phases = tuple(seconds_text(v) if v else "-" for v in vars(p.phases).values())
     note = "chosen" if first else p.refused
+    if p.candidate.label in measured:
+        note = f"measured {seconds_text(measured[p.candidate.label])}" + (", chosen" if first else "")
     return (p.candidate.label, seconds_text(p.phases.seconds), *phases, bytes_text(p.peak_bytes), note)
 
 
@@ -125,6 +144,8 @@ def timeline(found: Planned) -> Timeline:
     candidate = found.chosen.candidate
     parts = found.request.partition(candidate.parts)
     work = Work(found.request.ir, found.request.graph, parts, found.setting.rates[: candidate.parts])
+    if candidate.held:
+        work = held_work(found.request, work)
     return simulated(candidate, work, found.setting)
 
 
@@ -133,5 +154,7 @@ def why(found: Planned, simulated_seconds: float) -> list[str]:
     rates = found.setting.rates[0]
     worst = max(rates.residuals.values(), default=None)
     doubt = f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)" if worst is not None else ""
+    told = recomputing(found.request)
     event = f"event by event the chosen plan takes {seconds_text(simulated_seconds)}"
-    return [*reasons(found.priced), event, f"times are predicted from {rates.source} rates{doubt}"]
+    cut = [told.describe()] if told is not None else []
+    return [*reasons(found.priced), *cut, event, f"times are predicted from {rates.source} rates{doubt}"]

@@ -60,7 +60,8 @@ def build_result(
     header: Row, plan: Row | None, rows: Sequence[Row], status: Status, error: str | None
 ) -> dict[str, Any]:
     """Schema 1. Figures that no epoch supports are null."""
-    timed, warmup = timed_rows(rows)
+    replanned = ((plan or {}).get("predicted") or {}).get("replanned")
+    timed, warmup = timed_rows(rows, since=replanned["epoch"] if replanned else 0)
     hashes = (plan or {}).get("hashes", {})
     copied = (
         "strategy", "exactness", "model", "dataset", "world_size", "threads_per_rank", "cores", "oversubscribed",
@@ -115,12 +116,17 @@ def predicted(plan: Row | None, timed: Sequence[Row], rows: Sequence[Row]) -> di
         "peak_bytes": bytes_said,
         "epoch_error": median / said["epoch_seconds"] - 1.0 if median is not None else None,
         "peak_error": max(peaks) / bytes_said - 1.0 if peaks else None,
+        "replanned": said.get("replanned"),
     }
 
 
-def timed_rows(rows: Sequence[Row]) -> tuple[list[Row], int]:
-    """Rows after the warm-up in which nothing but training ran, and the warm-up; all rows where none are left."""
-    late = [row for row in rows if row["epoch"] >= WARMUP_EPOCHS and row["time/timed"]]
+def timed_rows(rows: Sequence[Row], *, since: int = 0) -> tuple[list[Row], int]:
+    """Rows after the warm-up in which nothing but training ran, and the warm-up; all rows where none are left.
+
+    `since`: the epoch in which the plan began that the run ended with.
+    """
+    rows = [row for row in rows if row["epoch"] >= since] or rows
+    late = [row for row in rows if row["epoch"] >= since + WARMUP_EPOCHS and row["time/timed"]]
     if late:
         return late, WARMUP_EPOCHS
     early = [row for row in rows if row["time/timed"]]

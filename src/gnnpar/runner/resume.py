@@ -39,7 +39,11 @@ class Start:
 
 
 def check(settings: Settings) -> None:
-    """Refuse a resume=PATH that holds nothing, before any rank starts."""
+    """Refuse a resume=PATH that holds nothing, and plans that cannot change, before any rank starts."""
+    if getattr(settings.strategy, "replan", False) and not settings.checkpoint.keep:
+        raise ConfigError(
+            "strategy.replan=true goes on from a checkpoint, but checkpoint.keep=0 keeps none; set checkpoint.keep=1"
+        )
     if isinstance(settings.resume, Path) and not _claims(settings.resume):
         raise ConfigError(
             f"resume={settings.resume} holds no checkpoint; give the folder of a run with {checkpoint.FOLDER}/ in it, "
@@ -125,14 +129,21 @@ def _measures(config: Any) -> bool:
     return named and config.profile is None  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def identity(settings: Settings, hashes: Mapping[str, str], world_size: int, num_features: int, task: Any) -> dict:
-    """What a checkpoint is of: plain data that JSON gives back as it was."""
+def identity(
+    settings: Settings, hashes: Mapping[str, str], world_size: int, num_features: int, task: Any,
+    predicted: Mapping[str, Any] | None = None,
+) -> dict:  # fmt: skip
+    """What a checkpoint is of: plain data that JSON gives back as it was.
+
+    `predicted`: by the planner that chose the strategy, of what it chose.
+    """
+    chosen = {"chosen": predicted["candidate"]} if predicted else {}
     told = {
         "graph": hashes.get("graph", ""),
         "split": hashes.get("split", ""),
         "partition": hashes.get("partition", ""),
         "world_size": world_size,
-        "strategy": settings.resolved.get("strategy", {}),
+        "strategy": {**settings.resolved.get("strategy", {}), **chosen},
         "model": settings.resolved.get("model", {}),
         "precision": settings.precision,
         "first_layer": settings.first_layer,

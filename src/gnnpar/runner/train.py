@@ -7,40 +7,33 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.namespaces import interface_sent_bytes
 from gnnpar.data.tasks import make_task
-from gnnpar.models.gnn import GNN
-from gnnpar.plan import LayerPolicy, Plan, Topology
-from gnnpar.runner import memory, paced, resume
+from gnnpar.plan import LayerPolicy, Plan
+from gnnpar.runner import checkpoint, memory, paced, replan, resume
 from gnnpar.runner.diagnose import first_not_finite, is_out_of_memory, out_of_memory
 from gnnpar.runner.evaluate import evaluate, fidelity
 from gnnpar.runner.facts import WARMUP_EPOCHS, World
 from gnnpar.runner.keeping import Keeper
-from gnnpar.runner.layer_costs import layer_seconds
-from gnnpar.runner.machines import setting_of
 from gnnpar.runner.measure import EpochMeter, merge
+from gnnpar.runner.plans import DTYPES, make_plan
+from gnnpar.runner.replan import Again, Replanner, plan_again
 from gnnpar.runner.resume import Start
 from gnnpar.runner.sharded import Source, source_of
 from gnnpar.runner.stopping import Interrupted, Stop
 from gnnpar.runner.trace import Recorder, traced_epoch
-from gnnpar.settings import Settings, instantiate
+from gnnpar.settings import Settings
 from gnnpar.shard.shard import Shard
-from gnnpar.strategies.strategy import Workload
 from gnnpar.track.console import say
-from gnnpar.track.tracker import Tracker
-
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+from gnnpar.track.tracker import Null, Tracker
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +55,12 @@ class Run:
     identity: dict[str, Any]  # what a checkpoint of this run is of
     restored: dict[str, Any] | None = None  # Progress.kept() of the checkpoint it goes on from
     profile_hash: str = ""  # of what was measured beforehand and decides on numbers
+    said: dict[str, Any] | None = None  # what a planner predicted of the plan
+
+    @property
+    def since(self) -> int:
+        """The epoch in which the plan began."""
+        return replan.since_of(self.said)
 
 
 @dataclass
@@ -111,7 +110,11 @@ def train(
     run_dir = comm.broadcast(run_dir.absolute())  # pyright: ignore[reportAssignmentType]
     try:
         run = prepare(settings, world, comm, tracker, run_dir, start or Start())
-        epochs(run, tracker, Keeper(settings, run_dir, stop or Stop(), say))
+        keeper = Keeper(settings, run_dir, stop or Stop(), say)
+        while (again := epochs(run, tracker, keeper)) is not None:
+            run.engine.drain()
+            found = checkpoint.latest(run_dir, say) if comm.rank == 0 else None
+            run = prepare(settings, world, comm, Null(), run_dir, Start(found, alike=False), again)
         run.engine.drain()
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
@@ -119,11 +122,12 @@ def train(
         raise out_of_memory(error, settings, world.size) from error
 
 
-def epochs(run: Run, tracker: Tracker, keeper: Keeper) -> None:
-    """From the first epoch that is not done to the last. Collective."""
+def epochs(run: Run, tracker: Tracker, keeper: Keeper) -> Again | None:
+    """From the first epoch that is not done to the last, or to where another plan takes over. Collective."""
     settings, comm = run.settings, run.comm
     progress = Progress(cold=run.cold)
     progress.take_up(run.restored)
+    comparing = replan.Replanner(run.since) if replan.wanted(settings) and not run.since else None
     for epoch in range(run.first_epoch, settings.epochs):
         row, loss, everyone = train_epoch(run, epoch, progress, keeper)
         last = epoch + 1 == settings.epochs
@@ -147,6 +151,24 @@ def epochs(run: Run, tracker: Tracker, keeper: Keeper) -> None:
             raise Interrupted
         if stop:
             break
+        if comparing is not None and (again := replanned(run, epoch, row, comparing)) is not None:
+            keeper.save(run, epoch + 1, progress.kept(), row.get("metric/val"))
+            return again
+    return None
+
+
+def replanned(run: Run, epoch: int, row: Mapping[str, Any], comparing: Replanner) -> Again | None:
+    """After the epochs that are compared: another plan, where it is better; one line says why. Collective.
+
+    Ranks other than 0 learn that there is one, and no more.
+    """
+    if run.comm.rank == 0:
+        comparing.add(row)
+    if epoch != comparing.due:
+        return None
+    again = plan_again(run, epoch + 1, comparing) if run.comm.rank == 0 else None
+    told = run.comm.broadcast(again is not None)
+    return again or Again(None, None) if told else None
 
 
 def broken(run: Run, epoch: int, loss: float) -> str:
@@ -158,15 +180,21 @@ def broken(run: Run, epoch: int, loss: float) -> str:
     return f"{told}: {what}; lower optim.lr or set optim.clip"
 
 
-def prepare(settings: Settings, world: World, comm: Communicator, tracker: Tracker, run_dir: Path, start: Start) -> Run:
-    """Dataset, plan, shard, model, engine and optimizer of one rank, as a checkpoint left them. Collective."""
+def prepare(
+    settings: Settings, world: World, comm: Communicator, tracker: Tracker, run_dir: Path, start: Start,
+    again: Again | None = None,
+) -> Run:  # fmt: skip
+    """Dataset, plan, shard, model, engine and optimizer of one rank, as a checkpoint left them. Collective.
+
+    `again`: a plan to go on with.
+    """
     cold: dict[str, float] = {}
     start = comm.broadcast(start)  # pyright: ignore[reportAssignmentType]
     device, dtype = comm.device, DTYPES[settings.precision]
-    dataset = None
-    with stopwatch(cold, "load"):
-        source = source_of(settings)
-        if comm.rank == 0:
+    source = source_of(settings)
+    dataset = again and again.dataset
+    if comm.rank == 0 and dataset is None:
+        with stopwatch(cold, "load"):
             dataset = source.dataset() if source else settings.dataset.load(settings.data_dir, settings.seed)
     facts: Any = comm.broadcast(dataset and (dataset.num_features, dataset.task, dataset.num_classes))
     num_features, task_name, num_classes = facts
@@ -176,7 +204,7 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
     plan = None
     if dataset is not None:
         with stopwatch(cold, "partition"):
-            plan = make_plan(settings, world, dataset, model, device, source)
+            plan = (again and again.plan) or make_plan(settings, world, dataset, model, device, source)
         plan.save(run_dir, part_of=source and source.part_of)
         tracker.start(start_facts(settings, world, source.manifest if source else dataset, plan, model.widths))
     with stopwatch(cold, "shard"):
@@ -196,11 +224,11 @@ def prepare(settings: Settings, world: World, comm: Communicator, tracker: Track
             seed=settings.seed, first_layer=settings.first_layer,
         )  # fmt: skip
     optimizer = settings.optim.build(engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of)
-    mine = resume.identity(settings, shared.hashes, world.size, num_features, task)
+    mine = resume.identity(settings, shared.hashes, world.size, num_features, task, shared.predicted)
     restored = resume.restore(start, mine, engine, optimizer, comm, say=say)
     return Run(
         settings, world, comm, shard, model, engine, optimizer, task, cold, shared.placement.mesh, run_dir, start.epoch,
-        mine, restored, save_profile(engine, comm, run_dir),
+        mine, restored, save_profile(engine, comm, run_dir), shared.predicted,
     )  # fmt: skip
 
 
@@ -214,48 +242,6 @@ def save_profile(engine: Any, comm: Communicator, run_dir: Path) -> str:
         partial.write_text(json.dumps(profile.as_json(), indent=1) + "\n", encoding="utf-8")
         partial.replace(run_dir / "profile.json")
     return profile.hash
-
-
-def make_plan(
-    settings: Settings, world: World, dataset: Any, model: GNN, device: torch.device, source: Source | None = None
-) -> Plan:
-    """The given plan, verified, or the strategy's own."""
-    if settings.plan is not None:
-        codecs = [layer["codec"] for layer in Plan.data(settings.plan)["layers"]]
-        plan = Plan.load(settings.plan, codecs=tuple(codec and instantiate(codec) for codec in codecs))
-        plan.verify(
-            num_layers=model.num_layers, num_nodes=dataset.num_nodes, graph=dataset.graph_hash, split=dataset.split_hash
-        )
-        if plan.num_ranks != world.size:
-            raise ValueError(
-                f"plan={settings.plan} is for {plan.num_ranks} ranks, but there are {world.size}: "
-                f"set world_size={plan.num_ranks}"
-            )
-        return plan
-    workload = Workload(
-        dataset=dataset, partition=settings.partition, cache=partition_cache(settings), num_layers=model.num_layers,
-        say=heed, model=model, first_layer=settings.first_layer, shards=source and source.manifest,
-        setting=lambda: setting_of(settings, world.size, say)[0],
-        layer_seconds=lambda: layer_seconds(model, dataset, device=device, dtype=DTYPES[settings.precision]),
-    )  # fmt: skip
-    plan = settings.strategy.plan(workload, Topology(world.size))
-    return replace(plan, strategy={"name": settings.names.get("strategy"), **settings.resolved["strategy"]})
-
-
-def heed(line: str) -> None:
-    """What a partitioner reports; only what is wrong is worth a line."""
-    if not line.startswith("partitioned "):
-        say(line)
-
-
-def partition_cache(settings: Settings) -> Path | None:
-    """Where finished partitions are kept; None where nothing can be written."""
-    folder = settings.cache_dir / "partitions"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return folder if os.access(folder, os.W_OK) else None
 
 
 def start_facts(settings: Settings, world: World, dataset: Any, plan: Plan, widths: Sequence[int]) -> dict[str, Any]:
@@ -295,7 +281,7 @@ def train_epoch(
     """One epoch, measured: its row (complete on rank 0), its loss, and what all ranks told rank 0."""
     settings, comm, engine, optimizer = run.settings, run.comm, run.engine, run.optimizer
     probing = bool(settings.fidelity_every) and epoch % settings.fidelity_every == 0
-    profiling = run.world.how != "threads" and epoch == memory_epoch(settings.epochs)
+    profiling = run.world.how != "threads" and epoch - run.since == memory_epoch(settings.epochs - run.since)
     exact = engine.exact_gradient(epoch) if probing else None
     optimizer.schedule(epoch)
     if (

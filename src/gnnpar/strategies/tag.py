@@ -60,10 +60,12 @@ def strategy_of(candidate: Candidate) -> Strategy:
 @dataclass(frozen=True, kw_only=True)
 class TAG:
     """`quality`: classes of inexactness that may be chosen. `rates`: measured on this machine (once, then cached), or
-    nominal ones of a server core."""
+    nominal ones of a server core. `replan`: compare predicted and measured after the warm-up and, where they differ by
+    more than a fifth, plan again with what was measured and go on with a better plan."""
 
     quality: tuple[Literal["exact", "rounded", "quantized", "stale"], ...] = ("exact",)
     rates: Literal["measured", "nominal"] = "measured"
+    replan: bool = False
     max_ranks = None
 
     @property

@@ -1,0 +1,85 @@
+"""Predicted and measured, configuration by configuration; shared with planner_choice."""
+
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import blocks
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One configuration. Seconds an epoch (the geometric mean over launches), bytes of the largest rank."""
+
+    said: dict[str, Any]
+    launches: tuple[float, ...]
+    peak_bytes: float | None
+
+    @property
+    def family(self) -> str:
+        return self.said["family"]
+
+    @property
+    def label(self) -> str:
+        return self.said["label"]
+
+    @property
+    def predicted(self) -> float:
+        return self.said["epoch_seconds"]
+
+    @property
+    def measured(self) -> float:
+        return statistics.geometric_mean(self.launches)
+
+    @property
+    def error(self) -> float:
+        """Signed and relative to what was measured."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def predicted_bytes(self) -> float:
+        return max(self.said["peak_bytes"])
+
+    @property
+    def spread(self) -> float | None:
+        """Of two launches or more: the largest over the smallest, less one."""
+        return max(self.launches) / min(self.launches) - 1 if len(self.launches) > 1 else None
+
+
+def read(predictions: Path, results: Path) -> list[Pair]:
+    """Of configurations that were launched, in the order of the list."""
+    launches, peaks = defaultdict(list), defaultdict(list)
+    for row in blocks.read(results):
+        launches[row["job"]].append(row["result"]["epoch_seconds"]["median"])
+        if all(row["result"]["peak_bytes"] or [None]):
+            peaks[row["job"]].append(max(row["result"]["peak_bytes"]))
+    said = [row for row in blocks.read(predictions) if row["job"] in launches]
+    return [Pair(s, tuple(launches[s["job"]]), max(peaks[s["job"]], default=None)) for s in said]
+
+
+def by(pairs: Sequence[Pair], *keys: str) -> dict[tuple[Any, ...], list[Pair]]:
+    groups: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        groups[tuple(pair.said[key] for key in keys)].append(pair)
+    return dict(groups)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Linear between neighbours."""
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
+def median_error(pairs: Sequence[Pair], *, factor: float = 1.0) -> float:
+    """Of predictions times a factor."""
+    return statistics.median(abs(factor * p.predicted / p.measured - 1) for p in pairs)

@@ -1,0 +1,152 @@
+"""Tables and figure of results.jsonl: `python experiments/planner_accuracy/report.py [--smoke] [--figure FILE]`.
+
+A configuration's measured time is the geometric mean of its launches' medians. Nothing is fitted to these lines; the
+column `corrected` multiplies a family's predictions by the geometric mean of measured over predicted of all others.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pairs import HERE, Pair, by, median_error, quantile, read
+
+USABLE = 0.92  # of a device's memory, as the planner allows
+COLOURS = {
+    "single": "#444444", "graph_parallel": "#1b9e77", "adaqp": "#d95f02", "sar": "#7570b3", "gnnpipe": "#e7298a",
+}  # fmt: skip
+Pairs = Sequence[Pair]
+
+
+def spearman(pairs: Pairs) -> float:
+    from scipy.stats import spearmanr
+
+    return float(spearmanr([p.predicted for p in pairs], [p.measured for p in pairs]).statistic)
+
+
+def kendall(pairs: Pairs) -> float:
+    from scipy.stats import kendalltau
+
+    return float(kendalltau([p.predicted for p in pairs], [p.measured for p in pairs]).statistic)
+
+
+def summary(pairs: Pairs) -> Iterable[str]:
+    errors = [abs(p.error) for p in pairs]
+    spreads = [p.spread for p in pairs if p.spread is not None]
+    groups = [g for g in by(pairs, "graph", "model", "ranks").values() if len(g) > 2]
+    rhos = [spearman(g) for g in groups]
+    known = [p for p in pairs if p.peak_bytes]
+    memory = [abs(p.predicted_bytes / p.peak_bytes - 1) for p in known if p.peak_bytes]
+    false_fits = sum(p.peak_bytes > p.predicted_bytes / USABLE for p in known if p.peak_bytes)
+    yield "| what | found | asked |"
+    yield "|---|---|---|"
+    yield f"| configurations (launches) | {len(pairs)} ({sum(len(p.launches) for p in pairs)}) | 40 |"
+    yield f"| error of epoch time, median | {statistics.median(errors):.1%} | 10 % |"
+    yield f"| error of epoch time, 95th percentile | {quantile(errors, 0.95):.1%} | 25 % |"
+    yield f"| predicted over measured, geometric mean | {_ratio(pairs):.3f} | 1 |"
+    if spreads:
+        yield f"| two launches differ by, median | {statistics.median(spreads):.1%} | |"
+    if rhos:
+        shares = f"{sum(r >= 0.9 for r in rhos)} of {len(rhos)} cells"
+        yield f"| Spearman within (graph, model, ranks), median and worst | {statistics.median(rhos):.2f}, {min(rhos):.2f} ({shares} at 0.9) | 0.9 |"  # noqa: E501
+        taus = [kendall(g) for g in groups]
+        yield f"| Kendall, the same | {statistics.median(taus):.2f}, {min(taus):.2f} | |"
+    if memory:
+        worst = max(memory)
+        yield f"| error of peak memory, median and largest | {statistics.median(memory):.1%}, {worst:.1%} | 15 % |"
+        yield f"| false fits (more than predicted / {USABLE}) | {false_fits} of {len(known)} | 0 |"
+
+
+def _ratio(pairs: Pairs) -> float:
+    return statistics.geometric_mean(p.predicted / p.measured for p in pairs)
+
+
+def families(pairs: Pairs) -> Iterable[str]:
+    """Errors by family; `corrected`: by a factor that the other families give."""
+    yield "| family | configurations | error, median | largest | predicted over measured | corrected by the others |"
+    yield "|---|---|---|---|---|---|"
+    for (family,), mine in by(pairs, "family").items():
+        others = [p for p in pairs if p.family != family]
+        corrected = f"{median_error(mine, factor=1 / _ratio(others)):.1%}" if others else ""
+        largest = max(abs(p.error) for p in mine)
+        found = f"{median_error(mine):.1%} | {largest:.1%} | {_ratio(mine):.3f}"
+        yield f"| {family} | {len(mine)} | {found} | {corrected} |"
+
+
+def cells(pairs: Pairs) -> Iterable[str]:
+    """A line a (graph, model, ranks, link): how well candidates are ordered, and how clearly the best one wins."""
+    yield "| graph | model | ranks | link | candidates | error, median | Spearman | best measured | ahead of next by |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for (graph, model, ranks, link), mine in by(pairs, "graph", "model", "ranks", "link").items():
+        ordered = sorted(mine, key=lambda p: p.measured)
+        rho = f"{spearman(mine):.2f}" if len(mine) > 2 else ""
+        ahead = f"{ordered[1].measured / ordered[0].measured - 1:.1%}" if len(ordered) > 1 else ""
+        yield (
+            f"| {graph} | {model} | {ranks} | {link} | {len(mine)} | {median_error(mine):.1%} | {rho} "
+            f"| {ordered[0].label} | {ahead} |"
+        )
+
+
+def everything(pairs: Pairs) -> Iterable[str]:
+    yield "| graph | model | ranks | link | candidate | predicted ms | measured ms | error | predicted MiB | measured |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for p in pairs:
+        said, peak = p.said, f"{p.peak_bytes / 2**20:.1f}" if p.peak_bytes else ""
+        held = f"{p.predicted_bytes / 2**20:.1f}"
+        yield (
+            f"| {said['graph']} | {said['model']} | {said['ranks']} | {said['link']} | {p.label} "
+            f"| {1e3 * p.predicted:.1f} | {1e3 * p.measured:.1f} | {p.error:+.0%} | {held} | {peak} |"
+        )
+
+
+def draw(pairs: Pairs, file: Path) -> None:
+    """Predicted against measured, time and memory, a colour a family."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(
+        {"svg.hashsalt": "gnnpar", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+    )
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 4.0), layout="constrained")
+    known = [p for p in pairs if p.peak_bytes]
+    for family, colour in COLOURS.items():
+        mine = [p for p in pairs if p.family == family]
+        left.scatter(
+            [1e3 * p.measured for p in mine], [1e3 * p.predicted for p in mine], s=18, color=colour, label=family
+        )
+        mine = [p for p in known if p.family == family]
+        right.scatter(
+            [p.peak_bytes / 2**20 for p in mine], [p.predicted_bytes / 2**20 for p in mine], s=18, color=colour
+        )
+    for axis, what, band in ((left, "ms an epoch", 0.25), (right, "MiB at the peak of a rank", 0.15)):
+        low, high = (axis.get_xlim()[0] or 1, axis.get_xlim()[1])
+        low = max(low, 0.1)
+        ends = [low, high]
+        axis.plot(ends, ends, color="#999999", linewidth=0.8)
+        axis.fill_between(
+            ends, [e * (1 - band) for e in ends], [e * (1 + band) for e in ends], color="#eeeeee", zorder=0
+        )
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_xlabel(f"measured, {what}")
+        axis.set_ylabel(f"predicted, {what}")
+    left.legend(frameon=False, fontsize=7)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--figure", type=Path)
+    options = parser.parse_args()
+    stem = "smoke_predictions.jsonl" if options.smoke else "predictions.jsonl"
+    pairs = read(HERE / stem, HERE / ("smoke.jsonl" if options.smoke else "results.jsonl"))
+    for table in (summary, families, cells, everything):
+        print("\n".join(table(pairs)), end="\n\n")
+    draw(pairs, options.figure or HERE / ("smoke.svg" if options.smoke else "figure.svg"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Predicted and measured epoch time and peak memory of the configurations in cells.py.
+
+    python experiments/planner_accuracy/run.py            # about 20 minutes on 2 quiet cores; goes on where it stopped
+    python experiments/planner_accuracy/run.py --smoke    # a minute: does it run? writes smoke.jsonl
+    python experiments/planner_accuracy/report.py         # tables and figure.svg
+
+The machine is calibrated, every configuration is planned, and what is predicted of it is written to predictions.jsonl,
+all before the first measurement. Then each plan is run as it is, in blocks of random order; lines go to results.jsonl.
+Needs root and iproute2 for the shaped links.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import blocks
+from cells import CELLS, SMOKE, Cell
+
+from gnnpar.commands.plan import strategy_yaml
+from gnnpar.main import composed
+from gnnpar.planning.candidate import QUALITIES
+from gnnpar.runner.planned import plan_of, planned
+
+WARMUP, SECONDS = 6, 3.0  # five epochs are not timed and one records memory; then about so many seconds
+KEPT = ("epoch_seconds", "breakdown_seconds", "bytes_per_epoch", "cpu_seconds", "hardware", "load", "commit",
+        "oversubscribed", "provenance", "versions", "paced")  # fmt: skip
+
+
+def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
+    """A line a candidate of a cell; its plan is left in a folder of `plans`."""
+    overrides = [*cell.overrides, f"cache_dir={cache}"]
+    settings = composed(overrides)
+    found = planned(settings, ranks=cell.ranks, allowed=frozenset(QUALITIES), say=print)
+    priced = {p.candidate.label: p for p in found.priced}
+    for label in cell.candidates:
+        job = f"{cell.name}; {label}"
+        chosen = replace(found, priced=(priced[label],))
+        plan = plan_of(chosen, lambda name: strategy_yaml(composed, overrides, name), settings)
+        plan.save(plans / folder_of(job))
+        seconds = priced[label].phases.seconds
+        yield {
+            "job": job, "graph": cell.graph, "model": cell.model, "ranks": cell.ranks, "link": cell.link,
+            "label": label,
+            "family": priced[label].candidate.family, "quality": sorted(priced[label].candidate.quality),
+            "layers": found.request.ir.num_layers, "alpha": found.request.partition(cell.ranks).alpha,
+            "epoch_seconds": seconds, "phases": dict(vars(priced[label].phases)),
+            "peak_bytes": [round(m.total) for m in priced[label].memory],
+            "epochs": WARMUP + min(40, max(10, round(SECONDS / seconds))), "refused": priced[label].refused,
+            "calibration": {"residuals": dict(found.setting.rates[0].residuals)},
+        }  # fmt: skip
+
+
+def folder_of(job: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in job)
+
+
+def predictions(file: Path, cells: Sequence[Cell], plans: Path) -> list[dict[str, Any]]:
+    """Of all cells, made once: what is in the file stands."""
+    known = {row["job"]: row for row in blocks.read(file)}
+    for cell in cells:
+        if all(f"{cell.name}; {label}" in known for label in cell.candidates):
+            continue
+        for row in predict(cell, plans, plans / "cache"):
+            known[row["job"]] = row
+            with file.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(row) + "\n")
+            print(f"{row['job']}: {1e3 * row['epoch_seconds']:.1f} ms predicted", flush=True)
+    return list(known.values())
+
+
+def measure(row: dict[str, Any], cell: Cell, plans: Path) -> dict[str, Any]:
+    """What a launch of the plan says."""
+    plan = plans / folder_of(row["job"]) / "plan.json"
+    links = [o for o in cell.overrides if o.startswith(("launch", "world_size", "threads_per_rank"))]
+    epochs = [f"epochs={row['epochs']}", f"eval_every={row['epochs']}", "checkpoint.keep=0"]
+    result = blocks.train([f"plan={plan}", *links, *epochs])["result"]
+    return {key: result[key] for key in KEPT} | {"peak_bytes": result["memory_bytes"]["peak"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="three small cells")
+    parser.add_argument("--blocks", type=int, default=1, help="launches of every configuration")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no launch after so long")
+    parser.add_argument("--predict", action="store_true", help="predictions alone")
+    options = parser.parse_args()
+    stem = "smoke" if options.smoke else "results"
+    out, cells = HERE / f"{stem}.jsonl", SMOKE if options.smoke else CELLS
+    plans = HERE / f"smoke_{stem}_plans"  # not committed
+    began = time.monotonic()
+    said = predictions(HERE / ("smoke_" * options.smoke + "predictions.jsonl"), cells, plans)
+    if options.predict:
+        return
+    cell_of = {f"{cell.name}; {label}": cell for cell in cells for label in cell.candidates}
+    said = [row for row in said if row["job"] in cell_of]
+    done = {(row["block"], row["job"]) for row in blocks.read(out)}
+    count = 1 if options.smoke else options.blocks
+    todo = [(b, row) for b in range(count) for row in random.Random(b).sample(said, len(said))]
+    for i, (block, row) in enumerate(todo):
+        if (block, row["job"]) in done:
+            continue
+        if time.monotonic() - began > 60 * options.minutes:
+            print(f"{len(todo) - i} launches are left")
+            return
+        result = measure(row, cell_of[row["job"]], plans)
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"block": block, "job": row["job"], "result": result}) + "\n")
+        seconds = result["epoch_seconds"]["median"]
+        print(
+            f"{i + 1}/{len(todo)} {row['job']}: {1e3 * seconds:.1f} ms, predicted {1e3 * row['epoch_seconds']:.1f} "
+            f"({row['epoch_seconds'] / seconds - 1:+.0%})", flush=True,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Epochs of small graphs by every engine, timed as a run's epochs are: for the planner's calibration."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from gnnpar.comm import Communicator
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.tasks import make_task
+from gnnpar.plan import Plan, Topology
+from gnnpar.planning.candidate import Candidate
+from gnnpar.planning.visits import Trial, candidates, trials
+from gnnpar.runner.measure import EpochMeter
+from gnnpar.runner.optim import Adam
+from gnnpar.shard.partition import Random
+from gnnpar.shard.shard import Shard
+from gnnpar.strategies.strategy import Strategy, Workload
+from gnnpar.strategies.tag import strategy_of
+
+_WARMUP, _EPOCHS = 4, 20
+
+
+def tiny_epochs(comm: Communicator) -> dict[str, dict[str, float]]:
+    """engine -> trial -> seconds an epoch of this rank. Collective."""
+    found: dict[str, dict[str, float]] = {}
+    for trial in trials(comm.size):
+        data = trial.graph() if comm.rank == 0 else None
+        given = comm.broadcast(data)
+        assert isinstance(given, Dataset)
+        for candidate in candidates(trial.layers, comm.size):
+            found.setdefault(candidate.engine, {})[trial.name] = _epoch_seconds(candidate, trial, given, comm)
+    return found
+
+
+def _epoch_seconds(candidate: Candidate, trial: Trial, data: Dataset, comm: Communicator) -> float:
+    model, task = trial.model(), make_task(data.task, data.num_classes)
+    strategy: Strategy = strategy_of(candidate)
+    workload = Workload(data, Random(), trial.layers, model=model)
+    plan = comm.broadcast(strategy.plan(workload, Topology(comm.size)) if comm.rank == 0 else None)
+    assert isinstance(plan, Plan)
+    shard = Shard.open(data if comm.rank == 0 else None, plan.part_of, comm, placement=plan.placement)
+    engine = strategy.build(plan, shard.to(comm.device, data.x.dtype), model, task, comm, seed=0)
+    optimizer = Adam().build(engine.named_parameters(), epochs=_EPOCHS, layer_of=model.layer_of)
+    seconds = []
+    for epoch in range(_WARMUP + _EPOCHS):
+        with EpochMeter(comm) as meter:
+            engine.train_epoch(epoch, optimizer)
+        seconds.append(meter.read()["seconds"])
+    engine.drain()
+    return median(seconds[_WARMUP:])

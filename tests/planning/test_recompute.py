@@ -1,0 +1,91 @@
+"""What the cut recomputes, what that saves, and that a run with it sends so much less and computes the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from composing import configured
+from gnnpar.planning.closed import Setting
+from gnnpar.planning.extract import record
+from gnnpar.planning.planner import Request, search
+from gnnpar.planning.rates import NOMINAL
+from gnnpar.planning.recompute import decide, how_held
+from gnnpar.planning.statistics import GraphStats, PartStats
+from gnnpar.planning.topology import one_host
+from gnnpar.planning.work import Held, Work
+from gnnpar.runner.conformance import small_graph, train_in_threads
+from gnnpar.shard.partition import Random
+from gnnpar.strategies.graph_parallel import GraphParallel
+
+GRAPH = GraphStats(nodes=4000, edges=60000, features=32, classes=8, train=2000)
+PARTS = PartStats.even(GRAPH.nodes, GRAPH.edges, 2, alpha=0.8, cut_share=0.3)
+
+
+def works(name: str, *, rate: float, parts: PartStats = PARTS, graph: GraphStats = GRAPH) -> tuple[Work, Work, Setting]:
+    config = configured("model", name, "model.hidden=16")
+    live, kept = (
+        record(config.build(graph.features, graph.classes, seed=0, cached_first_layer=c), graph.features)
+        for c in (False, True)
+    )
+    rates = (NOMINAL,) * 2
+    held: Held = how_held(kept, random=False)
+    setting = Setting(one_host(2, cores=2, memory_bytes=1e12, rate=rate, latency=1e-5), rates)
+    return Work(live, graph, parts, rates), Work(kept, graph, parts, rates, held), setting
+
+
+@pytest.mark.parametrize(("name", "held"), [("gcn", "result"), ("sage", "result"), ("gat", "rows")])
+def test_a_slow_link_makes_layer_0_stay(name: str, held: Held) -> None:
+    live, kept, setting = works(name, rate=1e7)
+    found = decide(live, kept, setting)
+    assert (found.held, found.layers[0]) == (held, 0)
+    assert found.seconds > 0
+    assert found.factors[0] == 0  # thousands of rows a rank: a sum of small matrices is always cheaper (5.3)
+    assert "halos of 1 of 2 layers" in found.describe()
+
+
+def test_attention_is_received_over_a_fast_link() -> None:
+    """Messages of the halo cost more than their bytes, and nothing of a layer that is not linear can be kept."""
+    live, kept, setting = works("gat", rate=1e12)
+    costly = tuple(replace(r, gemm=replace(r.gemm, number=1e-6), message=0.0, gather=0.0) for r in live.rates)
+    found = decide(replace(live, rates=costly), replace(kept, rates=costly), Setting(setting.fabric, costly))
+    assert (found.held, found.seconds, found.nbytes) == ("no", 0.0, 0.0)
+    assert "halos of 0 of 2 layers" in found.describe()
+
+
+def test_the_planner_takes_it_where_it_is_faster() -> None:
+    live, kept, setting = works("gcn", rate=1e7)
+    request = Request(live.ir, GRAPH, lambda _: PARTS, setting, 2, ("graph_parallel", "sar"), held=(kept.ir, kept.held))
+    best, plain = search(request)[0], search(replace(request, held=None))[0]
+    assert best.candidate.held
+    assert best.candidate.label.endswith("first layer held")
+    assert best.phases.seconds < plain.phases.seconds
+    assert not plain.candidate.held
+
+
+def test_an_encoder_leaves_nothing_to_hold() -> None:
+    config = configured("model", "resgcn")
+    with pytest.raises(ValueError, match="first_layer=cached needs raw features"):
+        config.build(32, 8, seed=0, cached_first_layer=True)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat"])
+def test_a_run_sends_so_many_bytes_less(name: str) -> None:
+    """What the cut says of layer 0 is what graph parallelism no longer sends, and losses stay (fp32 on the wire)."""
+    data, config = small_graph(), configured("model", name, "model.hidden=8", "model.order=auto")
+    live, cached = (
+        train_in_threads(
+            GraphParallel(), config, data, world=2, epochs=3, first_layer=first, dtype=torch.float32, partition=Random()
+        )
+        for first in ("live", "cached")
+    )
+    assert cached.losses == pytest.approx(live.losses, rel=1e-4)
+    parts = PartStats.of(data.edge_index, Random().part_of(data, 2), 2)
+    graph = GraphStats.of(data)
+    work = works(name, rate=1e7, parts=parts, graph=graph)[0]
+    work = replace(work, ir=record(config.build(graph.features, graph.classes, seed=0), graph.features))
+    less = sum(n for d in ("forward", "backward") for _, _, n in work.flows(0, d))  # type: ignore[arg-type]
+    sent = [sum(o.traffic[2].get(phase, 0) for phase in ("forward", "backward")) for o in (live, cached)]
+    assert sent[0] - sent[1] == less > 0

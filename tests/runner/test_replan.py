@@ -1,0 +1,144 @@
+"""Plans that are compared with what they took, corrected by phase, and replaced where another one is better."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conftest import Run
+from gnnpar.main import composed
+from gnnpar.plan import Placement, Plan
+from gnnpar.planning.closed import Setting
+from gnnpar.planning.rates import NOMINAL
+from gnnpar.planning.topology import one_host
+from gnnpar.runner import replan
+from gnnpar.runner.facts import WARMUP_EPOCHS
+from gnnpar.runner.launch import launch
+from gnnpar.runner.replan import Replanner
+from gnnpar.settings import ConfigError
+from gnnpar.track.jsonl import read_rows
+from gnnpar.track.keys import PHASES
+
+SAID: dict[str, Any] = {
+    "label": "graph_parallel", "epoch_seconds": 0.1, "candidate": {"family": "graph_parallel"},
+    "phases": {"compute": 0.08, "encode": 0.0, "wire": 0.02, "bubble": 0.0, "reduce": 0.0},
+}  # fmt: skip
+
+
+def rows(seconds: float, *, first: int = 0, count: int = 20, **phases: float) -> list[dict[str, Any]]:
+    named = {f"time/{name}_seconds": phases.get(name, 0.0) for name in PHASES}
+    return [{"epoch": first + i, "time/timed": 1, "time/epoch_seconds": seconds, **named} for i in range(count)]
+
+
+def replanner(seconds: float, **phases: Any) -> Replanner:
+    found = Replanner(0)
+    for row in rows(seconds, **phases):
+        found.add(row)
+    return found
+
+
+def test_only_timed_epochs_after_the_warm_up_count() -> None:
+    found = Replanner(10)
+    for row in rows(1.0, first=8, count=9):
+        found.add(row)
+    found.add({**rows(9.0, first=17, count=1)[0], "time/timed": 0})
+    assert [row["epoch"] for row in found.rows] == [15, 16]
+    assert found.due == 10 + WARMUP_EPOCHS + replan.EPOCHS
+
+
+def test_a_prediction_that_holds_is_left_alone() -> None:
+    assert replan.compared(SAID, replanner(0.119, compute=0.09, exposed_wire=0.029))[0] == ""
+    why, by = replan.compared(SAID, replanner(0.3, compute=0.07, other=0.01, exposed_wire=0.22))
+    assert why == "measured 300 ms an epoch, predicted 100 ms (+200%; wire x8.00)"  # eleven, but at most eight
+    assert by == {"compute": 1.0, "encode": 1.0, "wire": 8.0, "reduce": 1.0}
+
+
+def test_rates_and_links_are_told_what_they_take() -> None:
+    fabric = one_host(2, cores=2, memory_bytes=1e9, rate=1e9, latency=1e-4)
+    setting = replan.corrected(
+        Setting(fabric, (NOMINAL,) * 2), {"compute": 2.0, "encode": 4.0, "wire": 3.0, "reduce": 0.5}
+    )
+    rates = setting.rates[0]
+    assert rates.scale == 2.0
+    assert rates.code_seconds(8, 1e6) == pytest.approx(4.0 * NOMINAL.code_seconds(8, 1e6))
+    assert setting.fabric.rate(0, 1) == pytest.approx(1e9 / 3)
+    assert setting.fabric.latency(0, 1) == pytest.approx(3 * fabric.latency(0, 1))
+    assert rates.reduce[0] == pytest.approx(NOMINAL.reduce[0] / 2)
+
+
+def test_another_plan_must_be_another_one_and_faster() -> None:
+    import torch
+
+    placement = Placement(((0, 1),), torch.tensor([0, 1]), None, (range(1),))
+    found = replanner(0.2)
+    other = {**SAID, "label": "sar", "candidate": {"family": "sar"}, "epoch_seconds": 0.15}
+    assert replan.better(Plan(placement, (), predicted={**SAID}), SAID, found, 14, "why") is None
+    assert replan.better(Plan(placement, (), predicted={**other, "epoch_seconds": 0.195}), SAID, found, 14, "") is None
+    plan = replan.better(Plan(placement, (), predicted=other), SAID, found, 14, "slow")
+    assert plan is not None
+    assert plan.predicted is not None
+    assert plan.predicted["replanned"] == {
+        "epoch": 14, "before": "graph_parallel", "predicted_seconds": 0.1, "measured_seconds": 0.2, "why": "slow",
+    }  # fmt: skip
+    assert replan.since_of(plan.predicted) == 14
+    assert replan.since_of(SAID) == replan.since_of(None) == 0
+
+
+def test_ranks_that_share_cores_are_not_compared() -> None:
+    world: Any = SimpleNamespace(how="processes", oversubscribed=True, local_size=4, cores=2)
+    assert replan.not_compared(world) == "4 ranks share 2 cores"
+    world.oversubscribed = False
+    assert replan.not_compared(world) == ""
+    world.how = "threads"
+    assert replan.not_compared(world) == "ranks are threads of one process"
+
+
+def test_it_needs_a_checkpoint_to_go_on_from() -> None:
+    from gnnpar.runner.resume import check
+    from gnnpar.strategies.tag import TAG
+
+    settings: Any = SimpleNamespace(strategy=replace(TAG(), replan=True), checkpoint=SimpleNamespace(keep=0))
+    with pytest.raises(ConfigError, match=r"set checkpoint\.keep=1"):
+        check(settings)
+
+
+def test_a_run_says_why_times_are_not_compared(run_cli: Run, tmp_path: Path) -> None:
+    quick = ("strategy=tag", "strategy.rates=nominal", "strategy.replan=true", "comm=threads", "world_size=2")
+    done = run_cli("train", *quick, "epochs=15", "dataset.num_nodes=400", "hydra.run.dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "tag: ranks are threads of one process: their times are not compared" in done.stdout
+
+
+def test_a_run_goes_on_with_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told that links are slow, graph parallelism becomes a pipeline of one chunk: the same losses, to the end."""
+    quick = ("dataset.num_nodes=300", "model.num_layers=4", "model.dropout=0", "partition=random", "precision=fp64")
+    common = (*quick, "world_size=2", "comm=threads", "epochs=26", "tracker=jsonl", "strategy.rates=nominal")
+    settings = composed(["strategy=tag", "strategy.replan=true", *common])
+    slow = Setting(one_host(2, cores=2, memory_bytes=1e12, rate=1e5, latency=1e-5), (NOMINAL,) * 2)
+    monkeypatch.setattr(replan, "not_compared", lambda _: "")
+    monkeypatch.setattr(replan, "setting_of", lambda *_: (slow, 2))
+    monkeypatch.setattr(replan, "corrected", lambda setting, _: setting)
+    monkeypatch.setattr(replan, "_GAIN", float("inf"))
+    for name in ("changed", "kept"):
+        (tmp_path / name).mkdir()
+    outcome = launch(settings, tmp_path / "changed")
+    assert outcome.status == "completed", outcome
+    assert launch(composed(["strategy=tag", *common]), tmp_path / "kept").status == "completed"
+    results, losses = [], []
+    for name in ("changed", "kept"):
+        results.append(json.loads((tmp_path / name / "result.json").read_text()))
+        losses.append([row["loss/train"] for row in read_rows(tmp_path / name)])
+    changed, kept = (r["predicted"] for r in results)
+    assert kept["label"] == changed["replanned"]["before"] == "graph_parallel"
+    assert changed["label"] == "gnnpipe 2 stages, 1 chunk"
+    assert changed["replanned"]["epoch"] == WARMUP_EPOCHS + replan.EPOCHS + 1
+    assert "measured" in changed["replanned"]["why"]
+    assert results[0]["epoch_seconds"]["num_epochs"] == 26 - changed["replanned"]["epoch"] - WARMUP_EPOCHS
+    assert kept["replanned"] is None
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert len(losses[0]) == 26
