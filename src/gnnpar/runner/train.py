@@ -27,7 +27,7 @@ from gnnpar.runner.measure import EpochMeter, merge
 from gnnpar.runner.plans import DTYPES, make_plan
 from gnnpar.runner.replan import Again, Replanner, plan_again
 from gnnpar.runner.resume import Start
-from gnnpar.runner.sharded import Source, source_of
+from gnnpar.runner.sharded import source_of
 from gnnpar.runner.stopping import Interrupted, Stop
 from gnnpar.runner.trace import Recorder, traced_epoch
 from gnnpar.settings import Settings
