@@ -11,8 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from gnnpar.planning.closed import chain
-from gnnpar.planning.search.space import Evaluator, Space, anneal, climb, descend, draw
+from gnnpar.planning.search.space import Evaluator, Space, anneal, descend, draw
 from gnnpar.planning.search.stages import assign_stages
+from gnnpar.planning.search.tree import climb
 
 
 def brute_force(layers: int, counts: list[int], stage: Callable, cut: Callable, chunks: int) -> float:

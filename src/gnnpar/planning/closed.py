@@ -34,6 +34,9 @@ class Phases:
     def __add__(self, other: Phases) -> Phases:
         return Phases(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
+    def times(self, factor: float) -> Phases:
+        return Phases(*(factor * value for value in vars(self).values()))
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -45,6 +48,11 @@ class Setting:
     def stage(self, work: Work, s: int) -> Work:
         """The work with the rates of a stage's ranks."""
         return replace(work, rates=self.rates[s * work.parts.parts : (s + 1) * work.parts.parts])
+
+    def at_stages(self, s: int, parts: int) -> Setting:
+        """Stage s and the next one alone."""
+        ranks = range(s * parts, (s + 2) * parts)
+        return Setting(self.fabric.choose(ranks), tuple(self.rates[r] for r in ranks))
 
     def exchange(self, flows: Sequence[tuple[int, int, float]], *, first: int = 0) -> float:
         """Seconds of one exchange; ranks are counted from `first`."""
@@ -91,7 +99,7 @@ def closed(candidate: Candidate, work: Work, setting: Setting) -> Phases:
 def halo_exchange(candidate: Candidate, work: Work, setting: Setting) -> Phases:
     """Graph parallelism and AdaQP: sum over layers of max(X, inner) + the rest, or X + all of it without overlap."""
     total = Phases()
-    for layer in range(work.ir.num_layers):
+    for layer, count in work.ir.alike(range(work.ir.num_layers)):
         for direction in DIRECTIONS:
             pieces = _pieces(work, layer, direction, bits=candidate.bits)
             wire = setting.exchange(work.flows(layer, direction, candidate.bits))
@@ -99,7 +107,8 @@ def halo_exchange(candidate: Candidate, work: Work, setting: Setting) -> Phases:
             rest = max(p.compute - p.inner for p in pieces)
             hidden = min(wire, inner) if candidate.overlap == "edges" else 0.0
             shown = wire - hidden * (1 - _lost(work))
-            total += Phases(compute=inner + rest, encode=max(p.pack + p.unpack for p in pieces), wire=shown)
+            each = Phases(compute=inner + rest, encode=max(p.pack + p.unpack for p in pieces), wire=shown)
+            total += each.times(count)
     return total
 
 
@@ -107,21 +116,25 @@ def sequential(candidate: Candidate, work: Work, setting: Setting) -> Phases:
     """SAR: a round a distance, `prefetch` rounds ahead of the fold; backward sends gradients, or more (pull)."""
     total = Phases()
     distances = range(1, work.parts.parts)
-    for layer in range(work.ir.num_layers):
+    for layer, count in work.ir.alike(range(work.ir.num_layers)):
         for direction in DIRECTIONS:
             pieces = _pieces(work, layer, direction)
             factors = transfers(candidate, work, layer, direction)
             flows = [(a, b, nbytes * factors) for a, b, nbytes in work.flows(layer, direction)]
-            rounds = [setting.exchange([f for f in flows if _distance(f, direction, work) == d]) for d in distances]
+            apart: dict[int, list[tuple[int, int, float]]] = {d: [] for d in distances}
+            for flow in flows:
+                apart[_distance(flow, direction, work)].append(flow)
+            rounds = [setting.exchange(apart[d]) for d in distances]
             folds = [max(p.halo[(i - d) % len(pieces)] for i, p in enumerate(pieces)) for d in distances]
             inner = max(p.inner for p in pieces)
             end = in_rounds(rounds, folds, inner, prefetch=candidate.prefetch, lost=_lost(work))
             compute = inner + sum(folds)
             rest = max(p.before + p.after for p in pieces)
-            total += Phases(
+            each = Phases(
                 compute=compute + rest, encode=max(p.pack + p.unpack for p in pieces) * max(1.0, factors),
                 wire=end - compute,
             )  # fmt: skip
+            total += each.times(count)
     return total
 
 
@@ -193,16 +206,17 @@ def stage_seconds(
     here = setting.stage(work, s)
     share = 1.0 / candidate.chunks
     total = Phases()
-    for layer in layers:
+    for layer, count in work.ir.alike(layers):
         pieces = _pieces(here, layer, direction, share=share)
         flows = [(a, b, nbytes * share) for a, b, nbytes in here.flows(layer, direction)]
         wire = setting.exchange(flows, first=s * candidate.parts)
         width = here.travelling(layer, direction)
         rows = max(here.parts.nodes) * share
         table = max(r.gather_seconds(rows * width) for r in here.rates)
-        total += Phases(
+        each = Phases(
             compute=max(p.compute for p in pieces), encode=max(p.pack + p.unpack for p in pieces) + table, wire=wire
         )
+        total += each.times(count)
     return total
 
 

@@ -14,16 +14,29 @@ from gnnpar.planning.candidate import Quality, layers_of
 from gnnpar.planning.closed import Setting
 from gnnpar.planning.extract import record
 from gnnpar.planning.lower import simulated
-from gnnpar.planning.planner import Priced, Request, reasons, search
+from gnnpar.planning.planner import Priced, Request, reasons
 from gnnpar.planning.quantity import bytes_text, seconds_text
+from gnnpar.planning.recompute import Beyond, savings
+from gnnpar.planning.search.named import BUDGET, DEFAULT, Found, Name, run
 from gnnpar.planning.simulate import Timeline
 from gnnpar.planning.statistics import GraphStats, PartStats
+from gnnpar.planning.topology import Machines
 from gnnpar.planning.work import Work
 from gnnpar.runner.machines import setting_of
 from gnnpar.runner.train import partition_cache
 from gnnpar.settings import Settings, instantiate
+from gnnpar.shard.shares import Shares
 from gnnpar.strategies.strategy import Workload
 from gnnpar.strategies.tag import families
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searching:
+    """How `gnnpar plan` looks for a plan. `budget`: evaluations. `fewer`: may devices stay unused?"""
+
+    search: Name = DEFAULT
+    budget: int = BUDGET
+    fewer: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +49,7 @@ class Planned:
     request: Request
     dataset: Dataset
     model_hash: str
+    found: Found
 
     @property
     def chosen(self) -> Priced:
@@ -44,9 +58,9 @@ class Planned:
 
 def planned(
     settings: Settings, *, ranks: int | None, allowed: frozenset[Quality], factors: Mapping[Quality, float] = {},
-    say: Callable[[str], None] = lambda _: None,
+    how: Searching = Searching(), say: Callable[[str], None] = lambda _: None,
 ) -> Planned:  # fmt: skip
-    """Price everything for these settings. ValueError says what cannot be, in one line."""
+    """Search for these settings. ValueError says what cannot be, in one line."""
     setting, count = setting_of(settings, ranks, say)
     dataset = settings.dataset.load(settings.data_dir, settings.seed)
     task = make_task(dataset.task, dataset.num_classes)
@@ -60,12 +74,28 @@ def planned(
         cache=partition_cache(settings),
         say=say,
     )
+    own_places = isinstance(settings.topology, Machines)
     request = Request(
         ir, GraphStats.of(dataset), lambda parts: PartStats.of(dataset.edge_index, workload.part_of(parts), parts),
-        setting, count, families(settings.first_layer), allowed, factors,
+        setting, count, families(settings.first_layer), allowed, factors, places=own_places, fewer=how.fewer,
+        uneven=_uneven(workload) if own_places and Shares.supported(workload.partition) else None,
     )  # fmt: skip
     model_hash = hashlib.sha256(repr(ir).encode()).hexdigest()
-    return Planned(search(request), setting, workload, request, dataset, model_hash)
+    found = run(request, how.search, budget=how.budget, seed=settings.seed)
+    return Planned(found.priced, setting, workload, request, dataset, model_hash, found)
+
+
+def _uneven(workload: Workload) -> Callable[[tuple[float, ...]], PartStats]:
+    def made(shares: tuple[float, ...]) -> PartStats:
+        part_of = _sharing(workload, shares).part_of(len(shares))
+        return PartStats.of(workload.dataset.edge_index, part_of, len(shares))
+
+    return made
+
+
+def _sharing(workload: Workload, shares: tuple[float, ...]) -> Workload:
+    """The same with parts of these shares; as it is where there are none."""
+    return replace(workload, partition=Shares.around(workload.partition, shares)) if shares else workload
 
 
 _SETUP = ("model", "dataset", "partition", "first_layer", "seed")
@@ -80,19 +110,20 @@ def plan_of(found: Planned, yaml_of: Callable[[str], Mapping[str, Any]], setting
     candidate = priced.candidate
     resolved = dict(yaml_of(candidate.family)) | candidate.fields
     strategy = instantiate(resolved, "strategy")
-    plan: Plan = strategy.plan(found.workload, found.setting.fabric.topology(candidate.ranks))
+    fabric = priced.at(found.setting).fabric
+    plan: Plan = strategy.plan(_sharing(found.workload, priced.shares), fabric.topology(candidate.ranks))
     placement = plan.placement
     if candidate.stages > 1:
         placement = replace(placement, layers_of=layers_of(candidate.cuts, found.request.ir.num_layers))
     alternatives = [
-        {"label": p.candidate.label, "epoch_seconds": p.phases.seconds, "refused": p.refused} for p in found.priced[1:6]
+        {"label": p.label, "epoch_seconds": p.phases.seconds, "refused": p.refused} for p in found.priced[1:6]
     ]
     return replace(
         plan, placement=placement, strategy={"name": candidate.family, **resolved},
         hashes=plan.hashes | {"model": found.model_hash},
-        predicted=priced.as_predicted() | {"alternatives": alternatives},
+        predicted=priced.as_predicted() | {"alternatives": alternatives, "search": found.found.as_predicted()},
         quality=tuple(sorted(found.request.allowed)),
-        devices=tuple(d.name for d in found.setting.fabric.devices[: candidate.ranks]),
+        devices=tuple(d.name for d in fabric.devices[: candidate.ranks]),
         setup={
             "names": {group: settings.names[group] for group in _SETUP if group in settings.names},
             **{key: settings.resolved[key] for key in _SETUP},
@@ -117,15 +148,36 @@ def table_rows(priced: tuple[Priced, ...], limit: int) -> list[tuple[str, ...]]:
 def _row(p: Priced, first: bool) -> tuple[str, ...]:
     phases = tuple(seconds_text(v) if v else "-" for v in vars(p.phases).values())
     note = "chosen" if first else p.refused
-    return (p.candidate.label, seconds_text(p.phases.seconds), *phases, bytes_text(p.peak_bytes), note)
+    return (p.label, seconds_text(p.phases.seconds), *phases, bytes_text(p.peak_bytes), note)
 
 
 def timeline(found: Planned) -> Timeline:
     """An epoch of the chosen candidate in the event simulator."""
     candidate = found.chosen.candidate
-    parts = found.request.partition(candidate.parts)
-    work = Work(found.request.ir, found.request.graph, parts, found.setting.rates[: candidate.parts])
-    return simulated(candidate, work, found.setting)
+    shares, setting = found.chosen.shares, found.chosen.at(found.setting)
+    parts = _uneven(found.workload)(shares) if shares else found.request.partition(candidate.parts)
+    work = Work(found.request.ir, found.request.graph, parts, setting.rates[: candidate.parts])
+    return simulated(candidate, work, setting)
+
+
+def recomputing(found: Planned) -> list[str]:
+    """A line: where the minimum cut would recompute instead of communicating, in the chosen plan."""
+    chosen, setting = found.chosen, found.chosen.at(found.setting)
+    candidate = chosen.candidate
+    statistics, beyond = found.request.partition(candidate.parts), None
+    if candidate.parts > 1:
+        workload = _sharing(found.workload, chosen.shares)
+        part_of, edges = workload.part_of(candidate.parts), found.dataset.edge_index
+        statistics = PartStats.of(edges, part_of, candidate.parts)
+        if candidate.parts <= _SECOND_HOPS:
+            beyond = Beyond.of(edges, part_of, candidate.parts)
+    work = Work(found.request.ir, found.request.graph, statistics, setting.rates[: candidate.parts])
+    kinds = savings(candidate, work, setting, beyond)
+    told = "; ".join(map(str, kinds)) or "nothing that could be recomputed is sent"
+    return [f"recomputing instead of communicating pays for: {told}"]
+
+
+_SECOND_HOPS = 16  # parts for which two hops are counted: a pass over the edges each
 
 
 def why(found: Planned, simulated_seconds: float) -> list[str]:
@@ -134,4 +186,6 @@ def why(found: Planned, simulated_seconds: float) -> list[str]:
     worst = max(rates.residuals.values(), default=None)
     doubt = f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)" if worst is not None else ""
     event = f"event by event the chosen plan takes {seconds_text(simulated_seconds)}"
-    return [*reasons(found.priced), event, f"times are predicted from {rates.source} rates{doubt}"]
+    how = found.found
+    looked = f"search={how.search} priced {how.evaluations} candidates in {seconds_text(how.cpu_seconds)} of CPU"
+    return [*reasons(found.priced), *recomputing(found), looked, event, f"times are predicted from {rates.source} rates{doubt}"]
