@@ -59,13 +59,16 @@ class Setting:
         if not flows:
             return 0.0
         load: dict[int, float] = {}
+        links = self.fabric.links
         posts: dict[int, int] = {}
         latency = 0.0
         for source, target, nbytes in flows:
             a, b = source + first, target + first
-            latency = max(latency, self.fabric.latency(a, b))
+            late = 0.0
             for link in self.fabric.routes[a][b]:
                 load[link] = load.get(link, 0.0) + nbytes
+                late += links[link].latency
+            latency = max(latency, late)
             for end in (a, b):
                 posts[end] = posts.get(end, 0) + 1
         wire = max((nbytes / self.fabric.links[link].rate for link, nbytes in load.items()), default=0.0)

@@ -142,7 +142,15 @@ class ModelIR:
     cuts: tuple[tuple[int, ...], ...]
 
     def layer(self, index: int) -> tuple[Group, ...]:
-        return tuple(g for g in self.groups if g.layer == index)
+        return self._layers[index]
+
+    @cached_property
+    def _layers(self) -> tuple[tuple[Group, ...], ...]:
+        return tuple(tuple(g for g in self.groups if g.layer == i) for i in range(self.num_layers))
+
+    @cached_property
+    def _folds(self) -> tuple[tuple[Fold, ...], ...]:
+        return tuple(tuple(f for g in groups for f in g.folds) for groups in self._layers)
 
     @cached_property
     def twins(self) -> tuple[int, ...]:
@@ -160,7 +168,7 @@ class ModelIR:
         return list(counts.items())
 
     def folds(self, index: int) -> tuple[Fold, ...]:
-        return tuple(f for g in self.layer(index) for f in g.folds)
+        return self._folds[index]
 
     @cached_property
     def params(self) -> int:

@@ -180,6 +180,11 @@ def recomputing(found: Planned) -> list[str]:
 _SECOND_HOPS = 16  # parts for which two hops are counted: a pass over the edges each
 
 
+def _places(found: Planned) -> str:
+    names = [d.name for d in found.chosen.at(found.setting).fabric.devices[: found.chosen.candidate.ranks]]
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+
+
 def why(found: Planned, simulated_seconds: float) -> list[str]:
     """The sentences below the table."""
     rates = found.setting.rates[0]
@@ -188,4 +193,6 @@ def why(found: Planned, simulated_seconds: float) -> list[str]:
     event = f"event by event the chosen plan takes {seconds_text(simulated_seconds)}"
     how = found.found
     looked = f"search={how.search} priced {how.evaluations} candidates in {seconds_text(how.cpu_seconds)} of CPU"
-    return [*reasons(found.priced), *recomputing(found), looked, event, f"times are predicted from {rates.source} rates{doubt}"]
+    devices = found.chosen.devices
+    moved = [] if devices == tuple(range(len(devices))) else [f"ranks run on {_places(found)}, in this order"]
+    return [*reasons(found.priced), *moved, *recomputing(found), looked, event, f"times are predicted from {rates.source} rates{doubt}"]

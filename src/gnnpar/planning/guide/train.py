@@ -1,6 +1,6 @@
 """Training of the guide: the tree plays on drawn instances, and the network learns where its visits and the best plans lie.
 
-    python -m gnnpar.planning.guide.train --instances 120 --rounds 2 --seed 0 --out weights.pt
+    python -m gnnpar.planning.guide.train --instances 80 --rounds 2 --seed 0 --out weights.pt
 
 Source: specs/tag.md 4 and 8.11 (iii, with imitation of the best plan known, ii). In the first round the prior is uniform,
 then it is the network's. On every node along the way to the best plan of an instance the target is half that choice and
@@ -28,7 +28,7 @@ from gnnpar.planning.search.space import Evaluator, Point, descend_again
 from gnnpar.planning.search.tree import Node, climb
 from gnnpar.track.console import say
 
-NOISE, PLAYS = 0.25, 250  # of the root's prior (8.10 D); evaluations of a game
+NOISE, PLAYS = 0.25, 150  # of the root's prior (8.10 D); evaluations of a game
 
 
 class Example(NamedTuple):
@@ -131,7 +131,7 @@ def train(*, instances: int, rounds: int, epochs: int, seed: int, plays: int = P
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--instances", type=int, default=120, help="a round")
+    parser.add_argument("--instances", type=int, default=80, help="a round")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=30, help="a round")
     parser.add_argument("--seed", type=int, default=0)

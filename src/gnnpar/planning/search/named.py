@@ -119,7 +119,10 @@ def _settled(points: Points, listed: tuple[Priced, ...]) -> tuple[Priced, ...]:
     ranked = [p for p in ranked if not p.shares or any(p is m for m in made)]
     if not ranked or ranked[0].refused:
         raise ValueError(nothing_fits(ranked, request))
-    return tuple(ranked)
+    named: dict[str, Priced] = {}
+    for p in ranked:
+        named.setdefault(p.label, p)  # the best place of each candidate
+    return tuple(named.values())
 
 
 _PARTITIONS = 4  # uneven ones that are made before equal parts are taken

@@ -25,6 +25,7 @@ class Node:
     most: float = -math.inf
     prior: Sequence[float] = ()
     children: dict[int, Node] = field(default_factory=dict)
+    closed: bool = False  # every point below was priced: prices do not change, so nothing is to be found there
 
     @property
     def value(self) -> float:
@@ -50,7 +51,7 @@ def climb(
     base = evaluate((0,) * len(sizes))
     root, range_ = Node(), [math.inf, -math.inf]
     for _ in range(playouts or 20 * evaluate.budget):
-        if evaluate.spent:
+        if evaluate.spent or root.closed:
             break
         incumbent = evaluate.best[0]
         path, prefix = [root], []
@@ -71,14 +72,20 @@ def climb(
             base = seconds
         reward = math.log(base / seconds) if seconds < math.inf else -1.0
         range_[:] = [min(range_[0], reward), max(range_[1], reward)]
-        for node in path:
+        path[-1].closed = len(prefix) == len(sizes)
+        for depth, node in reversed(list(enumerate(path))):
             node.add(reward)
+            below = node.children.values()
+            if depth < len(prefix) and len(below) == sizes[depth] and all(child.closed for child in below):
+                node.closed = True
     return root
 
 
 def _select(node: Node, size: int, bounds: Sequence[float], rng: random.Random) -> int:
     """Widen while it is allowed, then PUCT. Without a prior a new child is drawn, with one it is the likeliest."""
     fresh = [c for c in range(size) if c not in node.children]
+    if size == 1:
+        return 0
     room = len(node.children) < max(1.0, 4 * math.sqrt(node.visits + 1))
     if fresh and room and not node.prior:
         return rng.choice(fresh)
@@ -94,8 +101,8 @@ def _select(node: Node, size: int, bounds: Sequence[float], rng: random.Random) 
         visits = 0 if child is None else child.visits
         return value + explore * prior[choice] * math.sqrt(node.visits + 1) / (1 + visits)
 
-    open_ = [*node.children, *((sorted(fresh, key=lambda c: -prior[c])[:1]) if room else ())]
-    return max(open_, key=score)
+    left = [*(c for c, child in node.children.items() if not child.closed), *((sorted(fresh, key=lambda c: -prior[c])[:1]) if room else ())]
+    return max(left or fresh, key=score)
 
 
 def _disturbed(prior: Sequence[float], noise: float, rng: random.Random) -> list[float]:
