@@ -32,9 +32,12 @@ RANKS = tuple(2**i for i in range(1, 11))
 NODES = tuple(10 ** (5 + i / 2) for i in range(8))
 RATES = (1, 2, 5, 10, 25, 50, 100, 200, 400)  # Gbit/s of a host
 PANELS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]] = {  # x, y, what is fixed
-    "depth": (RANKS, DEPTHS, {"nodes": 1e7, "rate": 25}), "depth, slow links": (RANKS, DEPTHS, {"nodes": 1e7, "rate": 2}),
-    "depth, fast links": (RANKS, DEPTHS, {"nodes": 1e7, "rate": 400}), "nodes": (RANKS, NODES, {"layers": 32, "rate": 25}),
-    "rate": (RANKS, RATES, {"layers": 32, "nodes": 1e7}), "depth and rate": (RATES, DEPTHS, {"ranks": 64, "nodes": 1e7}),
+    "depth": (RANKS, DEPTHS, {"nodes": 1e7, "rate": 25}),
+    "depth, slow links": (RANKS, DEPTHS, {"nodes": 1e7, "rate": 2}),
+    "depth, fast links": (RANKS, DEPTHS, {"nodes": 1e7, "rate": 400}),
+    "nodes": (RANKS, NODES, {"layers": 32, "rate": 25}),
+    "rate": (RANKS, RATES, {"layers": 32, "nodes": 1e7}),
+    "depth and rate": (RATES, DEPTHS, {"ranks": 64, "nodes": 1e7}),
 }  # fmt: skip
 AXES = {"depth": ("ranks", "layers"), "nodes": ("ranks", "nodes"), "rate": ("ranks", "rate"),
         "depth and rate": ("rate", "layers")}  # fmt: skip

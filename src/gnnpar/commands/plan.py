@@ -61,7 +61,9 @@ def run(argv: list[str], compose: Compose) -> int:
         Path(options.trace).write_text(json.dumps(planner.timeline(found).chrome_trace()), encoding="utf-8")
     if options.json:
         data = [p.as_predicted() | {"refused": p.refused, "objective": p.objective} for p in found.priced]
-        sys.stdout.write(json.dumps({"plan": str(file), "search": found.found.as_predicted(), "candidates": data}, indent=1) + "\n")
+        sys.stdout.write(
+            json.dumps({"plan": str(file), "search": found.found.as_predicted(), "candidates": data}, indent=1) + "\n"
+        )
         return 0
     say(f"model: {settings.names.get('model')}, {found.request.ir.describe()}")
     say(f"graph: {found.dataset.name}, {found.request.graph.nodes} nodes, {found.request.graph.edges} edges")

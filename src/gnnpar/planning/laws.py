@@ -1,7 +1,7 @@
 """What a partition of a graph into P parts costs, as a law: for graphs that are not at hand.
 
-By family: `random` cuts of power-law degrees (exponent 2.5), exactly; `community`, where a partitioner finds clusters and
-keeps a share of that; `mesh`, where a part of n nodes has about 4 sqrt(n) on its surface.
+By family: `random` cuts of power-law degrees (exponent 2.5), exactly; `community`, where a partitioner finds clusters
+and keeps a share of that; `mesh`, where a part of n nodes has about 4 sqrt(n) on its surface.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The planner: every candidate priced by time and memory, the best allowed one chosen, and why.
 
 Source: specs/tag.md 8.10. Grids and knobs are enumerated; cuts over different devices come from exact dynamic
-programming (`search.ordered`). `search.named` moves through what uniform grids in the given order leave out. The objective is seconds an epoch times the user's factor of its quality class; nothing beyond the
-allowed classes is chosen, but it is priced, so that the table shows what they would give.
+programming (`search.ordered`). `search.named` moves through what uniform grids in the given order leave out. The
+objective is seconds an epoch times the user's factor of its quality class; nothing beyond the allowed classes is
+chosen, but it is priced, so that the table shows what they would give.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ USABLE = 0.92  # of a device's memory
 class Request:
     """What there is to plan. `partition`: parts -> statistics. `factors`: quality class -> epochs it costs, >= 1.
 
-    For searches: may ranks be put on any device (`places`), may there be `fewer` of them, and what a partition with given
-    shares of the nodes comes to (`uneven`; None: parts are equal)."""
+    For searches: may ranks be put on any device (`places`), may there be `fewer` of them, and what a partition with
+    given shares of the nodes comes to (`uneven`; None: parts are equal)."""
 
     ir: ModelIR
     graph: GraphStats

@@ -2,8 +2,8 @@
 
 Source: specs/tag.md 5 and 8.12. Three kinds of operations that each rank could run in full: (a) weight gradients from
 sufficient factors, (b) rows of halo nodes, from static features in layer 0 or from the layer before, (c) the first
-residual of deep models, by stage instead of over every boundary. Costs are those of `rates` and of the links alone; what
-overlap hides anyway is counted too, so savings in bytes are exact and those in seconds an upper bound.
+residual of deep models, by stage instead of over every boundary. Costs are those of `rates` and of the links alone;
+what overlap hides anyway is counted too, so savings in bytes are exact and those in seconds an upper bound.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gnnpar.planning.work import Work
 
 @dataclass(frozen=True)
 class Beyond:
-    """What lies behind the halo of each part: rows that its halo nodes read and it has not, and edges into halo nodes."""
+    """What lies behind the halo of each part: rows that its halo nodes read and it has not, edges into halo nodes."""
 
     rows: tuple[float, ...]
     edges: tuple[float, ...]
@@ -48,8 +48,8 @@ class Beyond:
 
 @dataclass(frozen=True)
 class Operation:
-    """What could be recomputed. `extra`: seconds of computing; `saved`, `needed`: seconds of messages that are spared and
-    that its inputs need; the same in bytes of an epoch over all ranks."""
+    """What could be recomputed. `extra`: seconds of computing; `saved`, `needed`: seconds of messages that are spared
+    and that its inputs need; the same in bytes of an epoch over all ranks."""
 
     extra: float
     saved: float

@@ -195,4 +195,11 @@ def why(found: Planned, simulated_seconds: float) -> list[str]:
     looked = f"search={how.search} priced {how.evaluations} candidates in {seconds_text(how.cpu_seconds)} of CPU"
     devices = found.chosen.devices
     moved = [] if devices == tuple(range(len(devices))) else [f"ranks run on {_places(found)}, in this order"]
-    return [*reasons(found.priced), *moved, *recomputing(found), looked, event, f"times are predicted from {rates.source} rates{doubt}"]
+    return [
+        *reasons(found.priced),
+        *moved,
+        *recomputing(found),
+        looked,
+        event,
+        f"times are predicted from {rates.source} rates{doubt}",
+    ]

@@ -1,10 +1,10 @@
-"""What the guide sees: a heterogeneous graph of op groups, classes of devices, links and sizes of partitions, and numbers
-of each choice.
+"""What the guide sees: a heterogeneous graph of op groups, classes of devices, links and sizes of partitions, and
+numbers of each choice.
 
 Source: specs/tag.md 8.11. Times and sizes are logarithms of ratios to one scale: the seconds that all devices together
-need to compute an epoch; sizes count as the time to move them over the fastest link (TAG 2.5). Deviations: an op group is a run
-of at most ceil(L / 16) layers, partition nodes are numbers of parts (2, 4, ...) as those of a grid do not exist yet, and there is no
-feedback of a simulator, so that the graph is encoded once for a whole search.
+need to compute an epoch; sizes count as the time to move them over the fastest link (TAG 2.5). Deviations: an op group
+is a run of at most ceil(L / 16) layers, partition nodes are numbers of parts (2, 4, ...) as those of a grid do not
+exist yet, and there is no feedback of a simulator, so that the graph is encoded once for a whole search.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def scene(points: Points) -> Scene:
     }  # fmt: skip
     price = torch.tensor([[_log(seconds[i][j], scale)] for i, j in pairs])
     return Scene(
-        {name: torch.tensor(rows, dtype=torch.float32).reshape(len(rows), WIDTHS[name]) for name, rows in nodes.items()},
+        {name: torch.tensor(rows, dtype=torch.float32).view(len(rows), WIDTHS[name]) for name, rows in nodes.items()},
         {name: torch.tensor(found, dtype=torch.int64).reshape(-1, 2).T for name, found in edges.items()},
         dict.fromkeys(PRICED, price), tuple(points.places.kind(i) for i in range(devs)),
     )  # fmt: skip
@@ -112,9 +112,7 @@ def _block_seconds(points: Points, rates: Rates, block: range) -> float:
     return sum(count * work.piece(i, 0, d).compute for i, count in alike for d in DIRECTIONS)
 
 
-def _op(
-    points: Points, block: range, seconds: Sequence[float], scale: float, way: tuple[float, float]
-) -> list[float]:
+def _op(points: Points, block: range, seconds: Sequence[float], scale: float, way: tuple[float, float]) -> list[float]:
     """way: (bytes of one number of each halo row, bytes/s of the fastest link)."""
     ir, graph = points.request.ir, points.request.graph
     folds = [f for i in block for f in ir.folds(i)]
@@ -134,8 +132,8 @@ def _device(points: Points, members: Sequence[int], alone: float, scale: float) 
     inside = fabric.rate(members[0], members[1]) if len(members) > 1 else 0.0
     need = 4.0 * points.request.graph.nodes * sum(points.request.ir.saved_of)
     return [
-        math.log2(len(members)) / 4, _log(alone, scale), _log(need, device.memory_bytes), _log(inside, 1e9) if inside else -2.0,
-        len(members) / fabric.size,
+        math.log2(len(members)) / 4, _log(alone, scale), _log(need, device.memory_bytes),
+        _log(inside, 1e9) if inside else -2.0, len(members) / fabric.size,
     ]  # fmt: skip
 
 
@@ -184,5 +182,6 @@ def _row(points: Points, name: str, chosen: dict[str, Any], *, same: bool) -> li
         FACTORS.index(chosen["chunks"]) / 4, math.log2(chosen["bits"]) / 5, float(chosen["overlap"] == "edges"),
         chosen["prefetch"] / 2, float(chosen["backward"] == "push"), float(chosen["remat"]),
         {"even": 0.0, "speed": 1.0, "half": 0.5}[chosen["shares"]], float(chosen["layout"] == "parts"),
-        _log(layers * alpha, ranks) if alpha else -2.0, math.log2(stages / layers) / 6, int(number or 0) / 8, float(same),
+        _log(layers * alpha, ranks) if alpha else -2.0, math.log2(stages / layers) / 6, int(number or 0) / 8,
+        float(same),
     ]  # fmt: skip

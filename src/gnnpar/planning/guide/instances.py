@@ -1,6 +1,7 @@
 """Requests drawn at random, to train the guide and to compare searches: models x graphs x topologies.
 
-Source: specs/tag.md 8.11 and 2.4. Graphs are laws of what a partition costs (`laws`). One family of each of the three is held out of training: models gatv2 and resgcn, mesh graphs, two racks.
+Source: specs/tag.md 8.11 and 2.4. Graphs are laws of what a partition costs (`laws`). One family of each of the three
+is held out of training: models gatv2 and resgcn, mesh graphs, two racks.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def draw(seed: int, *, split: Split, most: int = 16) -> Instance:
     even = partitioned(graph, law, rng.uniform(0.05, 0.4))
     allowed = frozenset(QUALITIES) if rng.random() < 0.75 else frozenset({"exact"})
     request = Request(
-        ir, graph, even, setting, fabric.size, FAMILIES, allowed, {"quantized": 1.05, "stale": 1.1}, places=True, fewer=True,
+        ir, graph, even, setting, fabric.size, FAMILIES, allowed, {"quantized": 1.05, "stale": 1.1}, places=True,
+        fewer=True,
         uneven=lambda shares: even(len(shares)).reshaped(shares),
     )  # fmt: skip
     lossy = "any quality" if len(allowed) > 1 else "exact"

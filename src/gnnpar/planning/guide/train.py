@@ -1,10 +1,11 @@
-"""Training of the guide: the tree plays on drawn instances, and the network learns where its visits and the best plans lie.
+"""Training of the guide: the tree plays on drawn instances, and the network learns where its visits and the best plans
+lie.
 
     python -m gnnpar.planning.guide.train --instances 80 --rounds 2 --seed 0 --out weights.pt
 
-Source: specs/tag.md 4 and 8.11 (iii, with imitation of the best plan known, ii). In the first round the prior is uniform,
-then it is the network's. On every node along the way to the best plan of an instance the target is half that choice and
-half the visits of the tree where it went there.
+Source: specs/tag.md 4 and 8.11 (iii, with imitation of the best plan known, ii). In the first round the prior is
+uniform, then it is the network's. On every node along the way to the best plan of an instance the target is half that
+choice and half the visits of the tree where it went there.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def run(request: Request, name: Name, *, budget: int = BUDGET, seed: int = 0, pr
     listed: tuple[Priced, ...] = ()
     if name == "refine":
         listed = _listed(request)
-    _searches(evaluate, seed, _start(points, listed), prior, points)[name]()
+    _searches(evaluate, seed, start_of(points, listed), prior, points)[name]()
     spent = time.process_time() - began
     table = _settled(points, listed)
     clock = tuple(t - began for t in evaluate.clock)
@@ -88,7 +88,7 @@ def _listed(request: Request) -> tuple[Priced, ...]:
         return ()  # no uniform grid fits; others may
 
 
-def _start(points: Points, listed: tuple[Priced, ...]) -> Point | None:
+def start_of(points: Points, listed: tuple[Priced, ...]) -> Point | None:
     """The point of the best uniform grid, which every other choice is compared with."""
     space = points.space
     names = list(space.choices)

@@ -52,7 +52,9 @@ class Places:
     def _classes(self, chosen: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
         left, taken, settled = list(range(len(self.classes))), [], []
         for kind in chosen:
-            of_kind = [i for i in left if self.kind(i) == kind] or [i for i in left if self.kind(i) == self.kind(left[0])]
+            of_kind = [i for i in left if self.kind(i) == kind] or [
+                i for i in left if self.kind(i) == self.kind(left[0])
+            ]
             if taken:
                 of_kind.sort(key=lambda i: self._distance(taken[-1], i))
             settled.append(self.kind(of_kind[0]))

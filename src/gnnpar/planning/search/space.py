@@ -38,7 +38,7 @@ class Space:
 
 @dataclass
 class Evaluator:
-    """Counts, remembers, and keeps the best and how it was reached. `canonical`: the one of equal points that counts."""
+    """Counts, remembers, and keeps the best and how it was reached. `canonical`: which of equal points counts."""
 
     space: Space
     price: Price

@@ -101,7 +101,10 @@ def _select(node: Node, size: int, bounds: Sequence[float], rng: random.Random) 
         visits = 0 if child is None else child.visits
         return value + explore * prior[choice] * math.sqrt(node.visits + 1) / (1 + visits)
 
-    left = [*(c for c, child in node.children.items() if not child.closed), *((sorted(fresh, key=lambda c: -prior[c])[:1]) if room else ())]
+    left = [
+        *(c for c, child in node.children.items() if not child.closed),
+        *((sorted(fresh, key=lambda c: -prior[c])[:1]) if room else ()),
+    ]
     return max(left or fresh, key=score)
 
 
