@@ -11,11 +11,17 @@ that pricing it took. Prices are predictions: nothing of a training run is measu
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from marks import EVALUATIONS, SECONDS
 
 from gnnpar.planning.guide.instances import Split, draw
 from gnnpar.planning.guide.prior import load, prior_of
@@ -26,10 +32,7 @@ from gnnpar.planning.search.space import Evaluator, anneal, descend_again
 from gnnpar.planning.search.space import draw as draw_points
 from gnnpar.planning.search.tree import climb, published
 
-HERE = Path(__file__).parent
 INSTANCES, SEEDS, BUDGET, MOST = 16, 10, 300, 24
-EVALUATIONS = (1, 3, 10, 20, 30, 50, 75, 100, 150, 200, 300)
-SECONDS = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0)
 SEARCHES = ("tag", "mcts", "guided", "descent", "anneal", "random", "refine")
 LARGE = {"hosts": 8, "per_host": 8, "layers": 64}
 

@@ -43,10 +43,10 @@ def run(argv: list[str], compose: Compose) -> int:
     overrides, words = search_words(options.overrides)
     options.overrides = overrides
     refuse_strategy(options.overrides)
+    how = searching(words)
     settings = compose(options.overrides)
     from gnnpar.runner import planned as planner
 
-    how = searching(words)
     asked = any(o.startswith("world_size=") for o in options.overrides)
     talk = (lambda _: None) if options.json else say
     try:
