@@ -58,7 +58,7 @@ def hits(rows: list[Row], best: dict[int, float]) -> float:
 
 
 def table(runs: dict[str, list[Row]], best: dict[int, float]) -> str:
-    evaluations, seconds = (10, 30, 100, 300), (0.1, 0.3, 1.0, 3.0)
+    evaluations, seconds = (10, 30, 100, 200), (0.1, 0.3, 1.0, 3.0)
     heads = [*(f"{n} evaluations" for n in evaluations), *(f"{s:g} s" for s in seconds)]
     lines = [
         "| search | " + " | ".join(heads) + " | runs within 1 % | ms an evaluation |", "|---" * (len(heads) + 3) + "|",

@@ -32,7 +32,7 @@ from gnnpar.planning.search.space import Evaluator, anneal, descend_again
 from gnnpar.planning.search.space import draw as draw_points
 from gnnpar.planning.search.tree import climb, published
 
-INSTANCES, SEEDS, BUDGET, MOST = 16, 10, 300, 24
+INSTANCES, SEEDS, BUDGET, MOST = 12, 10, 200, 24
 SEARCHES = ("tag", "mcts", "guided", "descent", "anneal", "random", "refine")
 LARGE = {"hosts": 8, "per_host": 8, "layers": 64}
 
@@ -75,7 +75,7 @@ def one(points: Points, price: Charged, name: str, seed: int, budget: int) -> di
     start = None
     if name == "refine":
         listed = search(points.request)
-        first = [listed[0].objective] * len(listed)
+        first = _whole(listed[0].objective, len(listed))
         start = start_of(points, listed)
     enumerated = time.process_time() - began
     ways: dict[str, Callable[[], object]] = {
@@ -87,8 +87,13 @@ def one(points: Points, price: Charged, name: str, seed: int, budget: int) -> di
     }  # fmt: skip
     ways[name]()
     clock = [enumerated] * len(first) + [t - began for t in evaluate.clock]
-    curve = first + [min([value, *first[:1]]) for value in evaluate.curve]
+    curve = first + [min([value, *first[-1:]]) for value in evaluate.curve]
     return {"search": name, "seed": seed, **marks(curve, clock)}
+
+
+def _whole(value: float, count: int) -> list[float]:
+    """What an enumeration has found is known at its end."""
+    return [float("inf")] * (count - 1) + [value]
 
 
 def marks(curve: Sequence[float], clock: Sequence[float]) -> dict[str, Any]:
@@ -119,7 +124,9 @@ def study(number: int, *, split: Split, seeds: int, budget: int) -> list[dict[st
     spent = time.process_time() - began
     if listed:
         value = min(p.objective for p in listed if not p.refused)
-        rows.append({**head, "search": "enumerate", "seed": 0, **marks([value] * len(listed), [spent] * len(listed))})
+        rows.append(
+            {**head, "search": "enumerate", "seed": 0, **marks(_whole(value, len(listed)), [spent] * len(listed))}
+        )
     price = Charged(points)
     for name in SEARCHES if listed else SEARCHES[:-1]:
         rows += [{**head, **one(points, price, name, seed, budget)} for seed in range(seeds)]

@@ -115,7 +115,8 @@ def test_orders_of_kinds() -> None:
     assert places.kinds == ("fast", "slow")
     assert places.order(["slow", "fast"]) == [2, 3, 0, 1, 4, 5]
     assert places.order(["slow", "slow"]) == [2, 3, 0, 1, 4, 5]  # no second slow host
-    assert places.settled(["slow", "slow"]) == ("slow", "fast")
+    assert places.settled(["slow", "slow"], 6) == ("slow", "fast")
+    assert places.settled(["fast", "slow"], 2) == ("fast", "fast")  # the second host of two ranks is none
     assert laid_out([2, 3, 0, 1], 2, 2, "stages") == (2, 3, 0, 1)
     assert laid_out([2, 3, 0, 1], 2, 2, "parts") == (2, 0, 3, 1)
 

@@ -21,6 +21,7 @@ from gnnpar.planning.memory import Memory, memory
 from gnnpar.planning.quantity import bytes_text, seconds_text
 from gnnpar.planning.search.grid import candidates
 from gnnpar.planning.search.ordered import Line, place_layers
+from gnnpar.planning.search.places import Places
 from gnnpar.planning.statistics import GraphStats, PartStats
 from gnnpar.planning.work import Work
 
@@ -100,12 +101,24 @@ def search(request: Request) -> tuple[Priced, ...]:
             works[parts] = Work(request.ir, request.graph, statistics, request.setting.rates[:parts])
         return works[parts]
 
-    given = candidates(request.ir, request.ranks, families=request.families, nodes=request.graph.nodes)
+    counts = rank_counts(request)
+    given = [c for n in counts for c in candidates(request.ir, n, families=request.families, nodes=request.graph.nodes)]
     priced = [price(cut_for_devices(c, work(c.parts), request), work(c.parts), request) for c in given]
     priced.sort(key=lambda p: (bool(p.refused), p.objective, p.candidate.label))
     if not priced or priced[0].refused:
         raise ValueError(nothing_fits(priced, request))
     return tuple(priced)
+
+
+def rank_counts(request: Request) -> list[int]:
+    """All ranks that are asked for; where fewer may do also those without some classes of devices, and halves."""
+    count = request.ranks
+    if not request.fewer:
+        return [count]
+    sizes = [len(c) for c in Places(request.setting.fabric, free=request.places).classes]
+    sums = {sum(sizes[:i]) for i in range(1, len(sizes))} | {sum(sizes[i:]) for i in range(1, len(sizes))}
+    halves = {count >> i for i in range(1, 4) if count >> i}
+    return [count, *sorted((sums | halves | {1}) - {count}, reverse=True)[:10]]
 
 
 def price(candidate: Candidate, work: Work, request: Request) -> Priced:

@@ -119,9 +119,9 @@ def _settled(points: Points, listed: tuple[Priced, ...]) -> tuple[Priced, ...]:
     ranked = [p for p in ranked if not p.shares or any(p is m for m in made)]
     if not ranked or ranked[0].refused:
         raise ValueError(nothing_fits(ranked, request))
-    named: dict[str, Priced] = {}
+    named: dict[tuple[str, int], Priced] = {}
     for p in ranked:
-        named.setdefault(p.label, p)  # the best place of each candidate
+        named.setdefault((p.label, p.candidate.ranks), p)  # the best place of each candidate
     return tuple(named.values())
 
 

@@ -45,9 +45,14 @@ class Places:
         """Devices, class by class. A kind of which nothing is left stands for the first kind that has some."""
         return [device for number in self._classes(chosen)[0] for device in self.classes[number]]
 
-    def settled(self, chosen: Sequence[str]) -> tuple[str, ...]:
-        """The kinds that these decisions come to."""
-        return self._classes(chosen)[1]
+    def settled(self, chosen: Sequence[str], ranks: int) -> tuple[str, ...]:
+        """The kinds that these decisions come to; those behind the last device that is used are as given."""
+        order, kinds = self._classes(chosen)
+        used, devices = 0, 0
+        while devices < ranks and used < len(kinds):
+            devices += len(self.classes[order[used]])
+            used += 1
+        return self._classes([*kinds[:used], *[self.kinds[0]] * (len(chosen) - used)])[1]
 
     def _classes(self, chosen: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
         left, taken, settled = list(range(len(self.classes))), [], []

@@ -15,7 +15,7 @@ from typing import Any
 
 from gnnpar.planning.candidate import Candidate, Family
 from gnnpar.planning.closed import Setting
-from gnnpar.planning.planner import Priced, Request, cut_for_devices, price
+from gnnpar.planning.planner import Priced, Request, cut_for_devices, price, rank_counts
 from gnnpar.planning.rates import Rates
 from gnnpar.planning.search.places import Places, laid_out
 from gnnpar.planning.search.space import Point, Space
@@ -70,7 +70,7 @@ class Points:
 
     def _grids(self) -> list[Grid]:
         request, found = self.request, []
-        for ranks in self._ranks():
+        for ranks in rank_counts(request):
             if ranks == 1:
                 found.append(("single", 1, 1))
                 continue
@@ -82,16 +82,6 @@ class Points:
         if not found:
             raise ValueError(f"no strategy of {', '.join(request.families)} runs on {request.ranks} ranks; allow more")
         return found
-
-    def _ranks(self) -> list[int]:
-        """All that are asked for; where fewer may do also those without some classes, and halves."""
-        count = self.request.ranks
-        if not self.request.fewer:
-            return [count]
-        sizes = [len(c) for c in self.places.classes]
-        sums = {sum(sizes[:i]) for i in range(1, len(sizes))} | {sum(sizes[i:]) for i in range(1, len(sizes))}
-        halves = {count >> i for i in range(1, 4) if count >> i}
-        return [count, *sorted((sums | halves | {1}) - {count}, reverse=True)[:10]]
 
     def canonical(self, point: Point) -> Point:
         """The first of all points that are the same candidate in the same place."""
@@ -108,7 +98,7 @@ class Points:
             if family == "graph_parallel" and parts == self.request.setting.fabric.size:
                 fixed[at:] = [0] * self.places.decisions  # every pair of devices exchanges: the order is of no matter
             else:
-                kinds = self.places.settled([chosen[f"next.{i}"] for i in range(self.places.decisions)])
+                kinds = self.places.settled([chosen[f"next.{i}"] for i in range(self.places.decisions)], stages * parts)
                 fixed[at:] = [self.places.kinds.index(kind) for kind in kinds]
         return tuple(fixed)
 
