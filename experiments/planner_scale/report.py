@@ -38,39 +38,44 @@ def winner(row: Row) -> str:
     return found if found in row["seconds"] else "none"
 
 
-def advantage(row: Row) -> float:
+def advantage(row: Row, staged: tuple[str, ...] = PIPELINES) -> float:
     """log2 of graph parallelism over the best pipeline; above 0 pipelines win; 8 where only one of them fits."""
-    flat, staged = best(row, FLAT), best(row, PIPELINES)
-    if math.isinf(flat) or math.isinf(staged):
-        return 0.0 if flat == staged else math.copysign(8.0, flat - staged)
-    return math.log2(flat / staged)
+    flat, deep = best(row, FLAT), best(row, staged)
+    if math.isinf(flat) or math.isinf(deep):
+        return 0.0 if flat == deep else math.copysign(8.0, flat - deep)
+    return math.log2(flat / deep)
 
 
-def crossing(rows: list[Row]) -> str:
-    """The depth from which on pipelines are predicted to win, between the depths that were priced."""
-    rows = sorted(rows, key=lambda row: row["layers"])
-    values = [advantage(row) for row in rows]
-    if values[-1] <= 0:
-        return f"> {rows[-1]['layers']}"
-    last = max((i for i, v in enumerate(values) if v <= 0), default=-1)
-    if last < 0:
-        return f"<= {rows[0]['layers']}"
-    low, high = rows[last], rows[last + 1]
-    at = -values[last] / (values[last + 1] - values[last])
-    return f"{math.exp((1 - at) * math.log(low['layers']) + at * math.log(high['layers'])):.1f}"
+def crossing(rows: list[Row], staged: tuple[str, ...] = PIPELINES) -> str:
+    """Depths at which pipelines are predicted to win: from the crossing, between depths that were priced, to the last."""
+    rows = sorted((row for row in rows if winner(row) != "none"), key=lambda row: row["layers"])
+    values = [advantage(row, staged) for row in rows]
+    first = next((i for i, v in enumerate(values) if v > 0), None)
+    if first is None:
+        return "none"
+    last = max(i for i, v in enumerate(values) if v > 0)
+    until = "" if rows[last]["layers"] == 256 else f" to {rows[last]['layers']}"
+    if first == 0:
+        return f"<= {rows[0]['layers']}{until}"
+    low, high = values[first - 1], values[first]
+    at = 1.0 if 8.0 in (-low, high) else -low / (high - low)
+    logs = [math.log(rows[i]["layers"]) for i in (first - 1, first)]
+    return f"{math.exp((1 - at) * logs[0] + at * logs[1]):.1f}{until}"
 
 
 def table(panels: dict[str, list[Row]]) -> str:
     names = ("depth, slow links", "depth", "depth, fast links")
     lines = [
-        "| ranks W | alpha | rule: W / alpha | predicted, 2 Gbit/s | 25 Gbit/s | 400 Gbit/s |",
-        "|---|---|---|---|---|---|",
+        "| ranks W | alpha | rule: W / alpha | pipelines win at 2 Gbit/s from layer | at 25 Gbit/s | at 400 Gbit/s | "
+        "gnnpipe alone, 25 Gbit/s | deepest that fits |",
+        "|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for ranks in sorted({row["ranks"] for row in panels["depth"]}):
         columns = [[row for row in panels[name] if row["ranks"] == ranks] for name in names]
         alpha = columns[0][0]["alpha"]
-        told = " | ".join(map(crossing, columns))
-        lines.append(f"| {ranks} | {alpha:.2f} | {ranks / alpha:.1f} | {told} |")
+        told = " | ".join([*map(crossing, columns), crossing(columns[1], ("gnnpipe",))])
+        deepest = max(row["layers"] for row in columns[1] if winner(row) != "none")
+        lines.append(f"| {ranks} | {alpha:.2f} | {ranks / alpha:.1f} | {told} | {deepest} |")
     return "\n".join(lines)
 
 
