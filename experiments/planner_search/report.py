@@ -58,7 +58,7 @@ def hits(rows: list[Row], best: dict[int, float]) -> float:
 
 
 def table(runs: dict[str, list[Row]], best: dict[int, float]) -> str:
-    evaluations, seconds = (10, 30, 100, 200), (0.1, 0.3, 1.0, 3.0)
+    evaluations, seconds = (10, 30, 60, 120), (0.1, 0.3, 1.0, 2.0)
     heads = [*(f"{n} evaluations" for n in evaluations), *(f"{s:g} s" for s in seconds)]
     lines = [
         "| search | " + " | ".join(heads) + " | runs within 1 % | ms an evaluation |", "|---" * (len(heads) + 3) + "|",
@@ -75,7 +75,7 @@ def table(runs: dict[str, list[Row]], best: dict[int, float]) -> str:
 def against(runs: dict[str, list[Row]], one: str, other: str) -> str:
     """In how many instances `one` is better, equal, worse than `other` at equal seconds (means over seeds, 0.1 %)."""
     lines = [f"| `{one}` against `{other}` at | better | equal | worse | mean ratio |", "|---|---|---|---|---|"]
-    for limit in (0.1, 0.3, 1.0, 3.0):
+    for limit in (0.1, 0.3, 1.0, 2.0):
         i = SECONDS.index(limit)
         means: list[dict[int, float]] = []
         for name in (one, other):

@@ -32,7 +32,7 @@ from gnnpar.planning.search.space import Evaluator, anneal, descend_again
 from gnnpar.planning.search.space import draw as draw_points
 from gnnpar.planning.search.tree import climb, published
 
-INSTANCES, SEEDS, BUDGET, MOST = 12, 10, 200, 24
+INSTANCES, SEEDS, BUDGET, MOST = 10, 10, 120, 16
 SEARCHES = ("tag", "mcts", "guided", "descent", "anneal", "random", "refine")
 LARGE = {"hosts": 8, "per_host": 8, "layers": 64}
 

@@ -158,8 +158,9 @@ def cut_for_devices(candidate: Candidate, work: Work, request: Request) -> Candi
     setting, layers = request.setting, request.ir.num_layers
     even = replace(candidate, cuts=even_cuts(layers, candidate.stages))
     _, cuts = place_layers(_line(even, work, setting), chunks=candidate.chunks)
-    better = replace(candidate, cuts=cuts)
-    return min((even, better), key=lambda c: closed(c, work, setting).seconds)
+    if cuts == even.cuts:
+        return even
+    return min((even, replace(candidate, cuts=cuts)), key=lambda c: closed(c, work, setting).seconds)
 
 
 def _line(candidate: Candidate, work: Work, setting: Setting) -> Line:
