@@ -47,7 +47,7 @@ def advantage(row: Row, staged: tuple[str, ...] = PIPELINES) -> float:
 
 
 def crossing(rows: list[Row], staged: tuple[str, ...] = PIPELINES) -> str:
-    """Depths at which pipelines are predicted to win: from the crossing, between depths that were priced, to the last."""
+    """Depths at which pipelines are predicted to win: from the crossing, between priced depths, to the last."""
     rows = sorted((row for row in rows if winner(row) != "none"), key=lambda row: row["layers"])
     values = [advantage(row, staged) for row in rows]
     first = next((i for i, v in enumerate(values) if v > 0), None)

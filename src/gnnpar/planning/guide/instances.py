@@ -19,7 +19,7 @@ from gnnpar.models.gcnii import GCNII
 from gnnpar.models.gin import GIN
 from gnnpar.models.resgcn import ResGCN
 from gnnpar.models.sage import SAGE
-from gnnpar.planning.candidate import QUALITIES
+from gnnpar.planning.candidate import QUALITIES, Quality
 from gnnpar.planning.closed import Setting
 from gnnpar.planning.extract import record
 from gnnpar.planning.ir import ModelIR
@@ -71,7 +71,7 @@ def draw(seed: int, *, split: Split, most: int = 16) -> Instance:
     setting = Setting(fabric, tuple(rates[d.kind] for d in fabric.devices))
     ir = _model(model, layers, hidden, graph.features)
     even = partitioned(graph, law, rng.uniform(0.05, 0.4))
-    allowed = frozenset(QUALITIES) if rng.random() < 0.75 else frozenset({"exact"})
+    allowed: frozenset[Quality] = frozenset(QUALITIES) if rng.random() < 0.75 else frozenset({"exact"})
     request = Request(
         ir, graph, even, setting, fabric.size, FAMILIES, allowed, {"quantized": 1.05, "stale": 1.1}, places=True,
         fewer=True,

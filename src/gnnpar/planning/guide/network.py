@@ -31,7 +31,7 @@ class Guide(nn.Module):
         self.whole = nn.Linear(len(WIDTHS) * width, width)
         self.choice = nn.Sequential(nn.Linear(2 * width + CHOICE_WIDTH, width), nn.Tanh(), nn.Linear(width, 1))
 
-    def _conv(self, relation: tuple[str, str, str]) -> nn.Module:
+    def _conv(self, relation: tuple[str, str, str]) -> GATv2Conv:
         price = 1 if relation in PRICED else None
         return GATv2Conv((self.width, self.width), self.width, edge_dim=price, add_self_loops=False)
 
