@@ -124,9 +124,9 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
     runs, best, large = load()
     print(table(runs, best), against(runs, "guided", "mcts"), against(runs, "guided", "refine"), sep="\n\n")
-    print("\n| devices | layers | evaluations | CPU seconds, all | plan |\n|---|---|---|---|---|")
+    print("\n| search | devices | layers | evaluations | CPU seconds, all | plan |\n|---|---|---|---|---|---|")
     for row in large:
-        cells = (row[key] for key in ("devices", "layers", "evaluations", "cpu_seconds", "label"))
+        cells = (row[key] for key in ("search", "devices", "layers", "evaluations", "cpu_seconds", "label"))
         print("| " + " | ".join(map(str, cells)) + " |")
     draw(runs, best, parser.parse_args().figure)
 

@@ -26,7 +26,7 @@ from marks import EVALUATIONS, SECONDS
 from gnnpar.planning.guide.instances import Split, draw
 from gnnpar.planning.guide.prior import load, prior_of
 from gnnpar.planning.planner import Request, search
-from gnnpar.planning.search.named import run, start_of
+from gnnpar.planning.search.named import DEFAULT, run, start_of
 from gnnpar.planning.search.points import Points
 from gnnpar.planning.search.space import Evaluator, anneal, descend_again
 from gnnpar.planning.search.space import draw as draw_points
@@ -160,10 +160,12 @@ def large() -> dict[str, Any]:
     rates = {d.kind: derived(d.speed or 0, d.memory_rate or 0) for d in fabric.devices}
     setting = Setting(fabric, tuple(rates[d.kind] for d in fabric.devices))
     request = replace(base, ir=ir, setting=setting, ranks=fabric.size, fewer=False)
-    found = run(request, "refine", budget=100)
+    found = run(request, DEFAULT)
     spent = time.process_time() - began
-    return {"kind": "large", "devices": fabric.size, "layers": LARGE["layers"], "evaluations": found.evaluations,
-            "cpu_seconds": round(spent, 2), "label": found.priced[0].label}  # fmt: skip
+    return {
+        "kind": "large", "search": DEFAULT, "devices": fabric.size, "layers": LARGE["layers"],
+        "evaluations": found.evaluations, "cpu_seconds": round(spent, 2), "label": found.priced[0].label,
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -38,8 +38,9 @@ class Found:
 def run(request: Request, name: Name, *, budget: int = BUDGET, seed: int = 0, prior: Prior | None = None) -> Found:
     """ValueError where nothing can be chosen, and for a name or a budget that is none.
 
-    enumerate: uniform grids on the devices as given, whatever the budget. The others go on from there (refine) or start
-    from graph parallelism on all devices, and also search places, sizes of parts and numbers of ranks.
+    enumerate: uniform grids on the devices as given, whatever the budget. They are in every answer, so that none is
+    worse and the table shows what is not allowed; the other searches go on from there (refine) or start from graph
+    parallelism on all devices, and also search places, sizes of parts and numbers of ranks.
     """
     if name not in NAMES:
         raise ValueError(f"search={name} is none of {', '.join(NAMES)}")
@@ -51,9 +52,7 @@ def run(request: Request, name: Name, *, budget: int = BUDGET, seed: int = 0, pr
         return Found(name, listed, len(listed), time.process_time() - began)
     points = Points(request)
     evaluate = Evaluator(points.space, points.objective, budget, points.canonical)
-    listed: tuple[Priced, ...] = ()
-    if name == "refine":
-        listed = _listed(request)
+    listed = _listed(request)
     _searches(evaluate, seed, start_of(points, listed), prior, points)[name]()
     spent = time.process_time() - began
     table = _settled(points, listed)
