@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 Compose = Callable[[Sequence[str]], Settings]
 HELP = """Which strategy, with which parameters, for this model, dataset and topology: predicted time and memory of
 every candidate, the choice and why. Overrides are those of `gnnpar train`. Writes plan.json, which `gnnpar train
-plan=plan.json` runs as it is. search=NAME budget=N seed=N say how to look: enumerate (uniform grids on the devices as
-given), refine (the best of these, then descent over places, sizes of parts and knobs), descent, anneal, mcts, guided
-(mcts with the trained prior), tag (TAG's tree), random; fewer=true lets devices stay unused."""
+plan=plan.json` runs as it is. search=NAME budget=N seed=N say how to look: guided (the default: a tree search
+with a trained prior over places, sizes of parts, grids and knobs), mcts (the same without), tag (TAG's tree), descent,
+anneal, random, enumerate (uniform grids on the devices as given), refine (the best of these, then descent); fewer=true
+lets devices stay unused."""
 
 
 def run(argv: list[str], compose: Compose) -> int:
