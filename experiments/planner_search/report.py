@@ -88,8 +88,9 @@ def against(runs: dict[str, list[Row]], one: str, other: str) -> str:
             means[0][k] - means[1][k] for k in means[0] if k in means[1] and math.isfinite(means[0][k] + means[1][k])
         ]
         better, worse = sum(g < -1e-3 for g in gaps), sum(g > 1e-3 for g in gaps)
-        ratio = math.exp(statistics.mean(gaps)) if gaps else math.nan
-        lines.append(f"| {limit:g} s | {better} | {len(gaps) - better - worse} | {worse} | {ratio:.3f} |")
+        if gaps:  # instances where all runs of both have found something
+            ratio = math.exp(statistics.mean(gaps))
+            lines.append(f"| {limit:g} s | {better} | {len(gaps) - better - worse} | {worse} | {ratio:.3f} |")
     return "\n".join(lines)
 
 
@@ -114,7 +115,7 @@ def draw(runs: dict[str, list[Row]], best: dict[int, float], file: Path) -> None
         axis.set_yscale("symlog", linthresh=0.01)
         axis.set_ylim(bottom=0)
     panels[0].set_ylabel("predicted time over the best known, - 1")
-    handles, labels = panels[0].get_legend_handles_labels()
+    handles, labels = panels[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(file, metadata={"Date": None})
 
