@@ -1,7 +1,7 @@
 """How good a plan each search finds, by evaluations and by CPU seconds, on models, graphs and topologies held out of
 the guide's training.
 
-    python experiments/planner_search/run.py            # appends to results.jsonl, about 6 minutes of one core
+    python experiments/planner_search/run.py            # appends to results.jsonl, about 8 minutes of one core
     python experiments/planner_search/run.py --smoke    # a minute; writes smoke.jsonl
     python experiments/planner_search/report.py         # table, figure.svg
 
@@ -32,7 +32,7 @@ from gnnpar.planning.search.space import Evaluator, anneal, descend_again
 from gnnpar.planning.search.space import draw as draw_points
 from gnnpar.planning.search.tree import climb, published
 
-INSTANCES, SEEDS, BUDGET, MOST = 8, 10, 120, 16
+INSTANCES, SEEDS, BUDGET, MOST = 10, 10, 120, 16
 SEARCHES = ("tag", "mcts", "guided", "descent", "anneal", "random", "refine")
 LARGE = {"hosts": 8, "per_host": 8, "layers": 64}
 
