@@ -56,6 +56,53 @@ def test_plan_then_train(
     assert result["predicted"]["epoch_seconds"] == data["predicted"]["epoch_seconds"]
 
 
+@pytest.fixture
+def unequal_devices(tmp_path: Path) -> str:
+    """Two slow devices and two fast ones."""
+    folder = tmp_path / "topology"
+    folder.mkdir()
+    (folder / "unequal.yaml").write_text(
+        "_target_: gnnpar.planning.topology.Machines\ncores: auto\n"
+        "devices:\n  slow: {type: cpu, memory: 4 GiB, speed: 5 Gflop/s, memory_rate: 1 GB/s}\n"
+        "  fast: {type: cpu, memory: 4 GiB, speed: 50 Gflop/s, memory_rate: 10 GB/s}\n"
+        "hosts:\n  - {name: s, devices: {slow: 2}, inside: bus, nic: nic}\n"
+        "  - {name: f, devices: {fast: 2}, inside: bus, nic: nic}\n"
+        "links: {bus: {rate: 5 GB/s}, nic: {rate: 10 Gbit/s, latency: 10 us}}\nracks: {}\nwires: []\n"
+    )
+    return "topology=unequal"
+
+
+SEARCHED = ("model=gcn", "dataset=sbm", "dataset.num_nodes=1500", "search=descent", "budget=40")
+
+
+def test_a_search_finds_uneven_parts_and_says_so(
+    tmp_path: Path, unequal_devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Printed and in plan.json: the search, its evaluations and seconds; parts follow the devices' speed."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", *SEARCHED, unequal_devices]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "search=descent priced" in said
+    assert "recomputing instead of communicating pays for: weight gradients from factors 0 of 2; halo rows" in said
+    data = json.loads((tmp_path / "plan.json").read_text())
+    found = data["predicted"]["search"]
+    assert found["name"] == "descent"
+    assert 5 < found["evaluations"] <= 40 + 30  # and the uniform grids
+    assert found["cpu_seconds"] > 0
+    sizes = dict(zip(data["devices"], data["statistics"]["nodes"], strict=True))
+    assert max(sizes["s/0"], sizes["s/1"]) < 0.5 * min(sizes["f/0"], sizes["f/1"])
+    assert sum(sizes.values()) == 1500
+
+
+@pytest.mark.slow
+def test_a_plan_of_uneven_parts_runs(run_cli: Run, tmp_path: Path, unequal_devices: str) -> None:
+    planned = run_cli("plan", *SEARCHED, unequal_devices)
+    assert planned.returncode == 0, planned.stderr
+    ran = run_cli("train", "plan=plan.json", "world_size=4", "comm=threads", "epochs=3", "hydra.run.dir=run")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
+
+
 def test_tag_plans_and_runs(run_cli: Run, tmp_path: Path) -> None:
     quick = ("strategy=tag", "strategy.rates=nominal", "comm=threads", "world_size=2", "epochs=3", "hydra.run.dir=run")
     done = run_cli("train", *quick, "dataset.num_nodes=400")
@@ -74,6 +121,9 @@ def test_bad_input_is_one_line(
         (("strategy=sar",), "strategy=sar: gnnpar plan chooses the strategy"),
         (("--quality", "exact,stail"), "--quality=stail is no class, did you mean stale?"),
         ((*SMALL, fast_devices, "world_size=9"), "9 ranks do not fit on the topology's 4 devices: set world_size=4"),
+        ((*SMALL, fast_devices, "search=aneal"), "search=aneal is no search, did you mean anneal?"),
+        ((*SMALL, fast_devices, "budget=0"), "budget=0 must be a whole number of evaluations >= 1"),
+        ((*SMALL, fast_devices, "fewer=2"), "fewer=2 must be true or false"),
         ((*SMALL, fast_devices, "topology.links.nic.rate=-1 Gbit/s"), "links.nic.rate=-1 Gbit/s must be above 0"),
         ((*SMALL, fast_devices, "topology.devices.cpu.memory=300 KiB"), "no plan fits: the nearest,"),
     ):

@@ -23,7 +23,7 @@ def planned(count: int) -> Planned:
     ]
     refused = Priced(Candidate(family="gnnpipe", stages=2), Phases(compute=0.5), (), 0.5, "stale is not allowed")
     nothing = cast("Any", None)
-    return Planned((*priced, refused), nothing, nothing, nothing, nothing, "")
+    return Planned((*priced, refused), nothing, nothing, nothing, nothing, "", nothing)
 
 
 def test_the_better_half_runs_for_longer_and_the_fastest_is_chosen() -> None:

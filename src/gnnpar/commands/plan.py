@@ -19,12 +19,16 @@ from gnnpar.settings import ConfigError, Settings, closest
 from gnnpar.track.console import say, stdout
 
 if TYPE_CHECKING:
-    from gnnpar.runner.planned import Planned
+    from gnnpar.planning.search.named import Name
+    from gnnpar.runner.planned import Planned, Searching
 
 Compose = Callable[[Sequence[str]], Settings]
 HELP = """Which strategy, with which parameters, for this model, dataset and topology: predicted time and memory of
 every candidate, the choice and why. Overrides are those of `gnnpar train`. Writes plan.json, which `gnnpar train
-plan=plan.json` runs as it is."""
+plan=plan.json` runs as it is. search=NAME budget=N seed=N say how to look: guided (the default: a tree search
+with a trained prior over places, sizes of parts, grids and knobs), mcts (the same without), tag (TAG's tree), descent,
+anneal, random, enumerate (uniform grids on the devices as given), refine (the best of these, then descent); fewer=true
+lets devices stay unused."""
 
 
 def run(argv: list[str], compose: Compose) -> int:
@@ -40,7 +44,10 @@ def run(argv: list[str], compose: Compose) -> int:
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME topology=NAME world_size=N key=value ...")
     options = parser.parse_args(argv)
     allowed, factors = qualities(options.quality), factors_of(options.factor)
+    overrides, words = search_words(options.overrides)
+    options.overrides = overrides
     refuse_strategy(options.overrides)
+    how = searching(words)
     settings = compose(options.overrides)
     if settings.shards.folder is not None:
         raise ConfigError(
@@ -52,7 +59,7 @@ def run(argv: list[str], compose: Compose) -> int:
     talk = (lambda _: None) if options.json else say
     try:
         found = planner.planned(
-            settings, ranks=settings.world_size if asked else None, allowed=allowed, factors=factors, say=talk,
+            settings, ranks=settings.world_size if asked else None, allowed=allowed, factors=factors, how=how, say=talk,
             recompute=not any(o.startswith("first_layer=") for o in options.overrides),
         )  # fmt: skip
     except ValueError as error:
@@ -73,7 +80,8 @@ def run(argv: list[str], compose: Compose) -> int:
             | {"refused": p.refused, "objective": p.objective, "measured": measured.get(p.candidate.label)}
             for p in found.priced
         ]
-        sys.stdout.write(json.dumps({"plan": str(file), "candidates": data}, indent=1) + "\n")
+        told = {"plan": str(file), "search": found.found.as_predicted(), "candidates": data}
+        sys.stdout.write(json.dumps(told, indent=1) + "\n")
         return 0
     say(f"model: {settings.names.get('model')}, {found.request.ir.describe()}")
     say(f"graph: {found.dataset.name}, {found.request.graph.nodes} nodes, {found.request.graph.edges} edges")
@@ -81,7 +89,7 @@ def run(argv: list[str], compose: Compose) -> int:
     show(planner.COLUMNS, planner.table_rows(found.priced, options.top, measured))
     for line in planner.why(found, planner.timeline(found).seconds):
         say(f"- {line}")
-    say(f"chosen: {found.chosen.candidate.label}  ->  {file}  (gnnpar train plan={file} world_size={plan.num_ranks})")
+    say(f"chosen: {found.chosen.label}  ->  {file}  (gnnpar train plan={file} world_size={plan.num_ranks})")
     return 0
 
 
@@ -104,6 +112,30 @@ def by_measuring(
         )  # fmt: skip
     except ValueError as error:
         raise ConfigError(" ".join(str(error).split())) from error
+
+
+SEARCH_WORDS = ("search", "budget", "fewer")
+
+
+def search_words(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """(the other overrides, what was said of the search)."""
+    said = {o.partition("=")[0]: o.partition("=")[2] for o in overrides if o.partition("=")[0] in SEARCH_WORDS}
+    return [o for o in overrides if o.partition("=")[0] not in SEARCH_WORDS], said
+
+
+def searching(words: Mapping[str, str]) -> Searching:
+    """From search=NAME budget=N fewer=true."""
+    from gnnpar.planning.search.named import BUDGET, DEFAULT, NAMES
+    from gnnpar.runner.planned import Searching
+
+    name, budget, fewer = words.get("search", DEFAULT), words.get("budget", str(BUDGET)), words.get("fewer", "false")
+    if name not in NAMES:
+        raise ConfigError(f"search={name} is no search{closest(name, NAMES)}; there are {', '.join(NAMES)}")
+    if not budget.isdecimal() or int(budget) < 1:
+        raise ConfigError(f"budget={budget} must be a whole number of evaluations >= 1")
+    if fewer not in ("true", "false"):
+        raise ConfigError(f"fewer={fewer} must be true or false")
+    return Searching(search=cast("Name", name), budget=int(budget), fewer=fewer == "true")
 
 
 def qualities(text: str) -> frozenset[Quality]:

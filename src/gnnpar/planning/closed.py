@@ -35,6 +35,9 @@ class Phases:
     def __add__(self, other: Phases) -> Phases:
         return Phases(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
+    def times(self, factor: float) -> Phases:
+        return Phases(*(factor * value for value in vars(self).values()))
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -53,18 +56,26 @@ class Setting:
         rate = min((self.fabric.rate(a, b) for a, b in pairs), default=float("inf"))
         return max((self.rates[r].lost(rate) for r in ranks), default=0.0)
 
+    def at_stages(self, s: int, parts: int) -> Setting:
+        """Stage s and the next one alone."""
+        ranks = range(s * parts, (s + 2) * parts)
+        return Setting(self.fabric.choose(ranks), tuple(self.rates[r] for r in ranks))
+
     def exchange(self, flows: Sequence[tuple[int, int, float]], *, first: int = 0, idle: float = 0.0) -> float:
         """Seconds of one exchange; ranks are counted from `first`. `idle`: seconds of computing since the last one."""
         if not flows:
             return 0.0
         load: dict[int, float] = {}
+        links = self.fabric.links
         posts: dict[int, int] = {}
         latency = 0.0
         for source, target, nbytes in flows:
             a, b = source + first, target + first
-            latency = max(latency, self.fabric.latency(a, b))
+            late = 0.0
             for link in self.fabric.routes[a][b]:
                 load[link] = load.get(link, 0.0) + nbytes
+                late += links[link].latency
+            latency = max(latency, late)
             for end in (a, b):
                 posts[end] = posts.get(end, 0) + 1
         loads = ((self.fabric.links[link], nbytes) for link, nbytes in load.items())
@@ -108,7 +119,7 @@ def halo_exchange(candidate: Candidate, work: Work, setting: Setting) -> Phases:
     """Graph parallelism and AdaQP: sum over layers of max(X, inner) + the rest, or X + all of it without overlap."""
     total, lost = Phases(), setting.lost(range(candidate.parts))
     visit = work.visit_seconds(candidate.engine)
-    for layer in range(work.ir.num_layers):
+    for layer, count in work.alike(range(work.ir.num_layers)):
         for direction in DIRECTIONS:
             pieces = _pieces(work, layer, direction, bits=candidate.bits)
             wire = setting.exchange(work.flows(layer, direction, candidate.bits), idle=pause(pieces, candidate))
@@ -116,7 +127,8 @@ def halo_exchange(candidate: Candidate, work: Work, setting: Setting) -> Phases:
             rest = max(p.compute - p.inner for p in pieces) + visit
             hidden = min(wire, inner) if candidate.overlap == "edges" else 0.0
             shown = wire - hidden * (1 - lost)
-            total += Phases(compute=inner + rest, encode=max(p.pack + p.unpack for p in pieces), wire=shown)
+            each = Phases(compute=inner + rest, encode=max(p.pack + p.unpack for p in pieces), wire=shown)
+            total += each.times(count)
     return total
 
 
@@ -130,23 +142,26 @@ def sequential(candidate: Candidate, work: Work, setting: Setting) -> Phases:
     """SAR: a round a distance, `prefetch` rounds ahead of the fold; backward sends gradients, or more (pull)."""
     total, lost = Phases(), setting.lost(range(candidate.parts))
     distances, visit = range(1, work.parts.parts), work.visit_seconds(candidate.engine)
-    for layer in range(work.ir.num_layers):
+    for layer, count in work.alike(range(work.ir.num_layers)):
         for direction in DIRECTIONS:
             pieces = _pieces(work, layer, direction)
             factors = transfers(candidate, work, layer, direction)
             flows = [(a, b, nbytes * factors) for a, b, nbytes in work.flows(layer, direction)]
             idle = pause(pieces, candidate)
-            at = [[f for f in flows if _distance(f, direction, work) == d] for d in distances]
-            rounds = [setting.exchange(each, idle=idle if i == 0 else 0.0) for i, each in enumerate(at)]
+            apart: dict[int, list[tuple[int, int, float]]] = {d: [] for d in distances}
+            for flow in flows:
+                apart[_distance(flow, direction, work)].append(flow)
+            rounds = [setting.exchange(apart[d], idle=idle if d == 1 else 0.0) for d in distances]
             folds = [max(p.halo[(i - d) % len(pieces)] for i, p in enumerate(pieces)) for d in distances]
             inner = max(p.inner for p in pieces)
             end = in_rounds(rounds, folds, inner, prefetch=candidate.prefetch, lost=lost)
             compute = inner + sum(folds)
             rest = max(p.before + p.after for p in pieces) + visit
-            total += Phases(
+            each = Phases(
                 compute=compute + rest, encode=max(p.pack + p.unpack for p in pieces) * max(1.0, factors),
                 wire=end - compute,
             )  # fmt: skip
+            total += each.times(count)
     return total
 
 
@@ -219,16 +234,17 @@ def stage_seconds(
     here = setting.stage(work, s)
     share = 1.0 / candidate.chunks
     total, visit = Phases(), here.visit_seconds(candidate.engine)
-    for layer in layers:
+    for layer, count in work.alike(layers):
         pieces = _pieces(here, layer, direction, share=share)
         flows = [(a, b, nbytes * share) for a, b, nbytes in here.flows(layer, direction)]
         wire = setting.exchange(flows, first=s * candidate.parts)
         numbers = max(_table_numbers(candidate, here, p, layer, direction) for p in range(candidate.parts))
         table = max(r.gather_seconds(numbers) for r in here.rates)
-        total += Phases(
+        each = Phases(
             compute=max(p.compute for p in pieces) + visit, encode=max(p.pack + p.unpack for p in pieces) + table,
             wire=wire,
         )  # fmt: skip
+        total += each.times(count)
     return total
 
 

@@ -8,7 +8,7 @@ numbers (not bytes); a number is 4 bytes in fp32.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -142,10 +142,33 @@ class ModelIR:
     cuts: tuple[tuple[int, ...], ...]
 
     def layer(self, index: int) -> tuple[Group, ...]:
-        return tuple(g for g in self.groups if g.layer == index)
+        return self._layers[index]
+
+    @cached_property
+    def _layers(self) -> tuple[tuple[Group, ...], ...]:
+        return tuple(tuple(g for g in self.groups if g.layer == i) for i in range(self.num_layers))
+
+    @cached_property
+    def _folds(self) -> tuple[tuple[Fold, ...], ...]:
+        return tuple(tuple(f for g in groups for f in g.folds) for groups in self._layers)
+
+    @cached_property
+    def twins(self) -> tuple[int, ...]:
+        """Layer -> the first layer whose groups are the same as its own: deep models have few different ones."""
+        first: dict[tuple[Group, ...], int] = {}
+        return tuple(
+            first.setdefault(tuple(replace(g, layer=0) for g in self.layer(i)), i) for i in range(self.num_layers)
+        )
+
+    def alike(self, layers: Iterable[int]) -> list[tuple[int, int]]:
+        """(a layer, how many of these layers are as it is), so that each kind is priced once."""
+        counts: dict[int, int] = {}
+        for layer in layers:
+            counts[self.twins[layer]] = counts.get(self.twins[layer], 0) + 1
+        return list(counts.items())
 
     def folds(self, index: int) -> tuple[Fold, ...]:
-        return tuple(f for g in self.layer(index) for f in g.folds)
+        return self._folds[index]
 
     @cached_property
     def params(self) -> int:

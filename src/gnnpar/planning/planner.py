@@ -1,35 +1,40 @@
 """The planner: every candidate priced by time and memory, the best allowed one chosen, and why.
 
-Source: specs/tag.md 8.10. Grids and knobs are enumerated; cuts of pipelines over different devices come from exact
-dynamic programming. The objective is seconds an epoch times the user's factor of its quality class; nothing beyond the
-allowed classes is chosen, but it is priced, so that the table shows what they would give.
+Source: specs/tag.md 8.10. Grids and knobs are enumerated; cuts over different devices come from exact dynamic
+programming (`search.ordered`). `search.named` moves through what uniform grids in the given order leave out. The
+objective is seconds an epoch times the user's factor of its quality class; nothing beyond the allowed classes is
+chosen, but it is priced, so that the table shows what they would give.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
-from gnnpar.planning.candidate import Candidate, Family, Quality
-from gnnpar.planning.closed import Phases, Setting, boundary_seconds, closed, stage_seconds
+import numpy as np
+
+from gnnpar.planning.candidate import Candidate, Family, Quality, even_cuts
+from gnnpar.planning.closed import DIRECTIONS, Phases, Setting, boundary_seconds, closed, stage_seconds
 from gnnpar.planning.ir import ModelIR
 from gnnpar.planning.memory import Memory, memory
 from gnnpar.planning.quantity import bytes_text, seconds_text
 from gnnpar.planning.recompute import Recompute, decide
 from gnnpar.planning.search.grid import candidates
-from gnnpar.planning.search.stages import assign_stages
+from gnnpar.planning.search.ordered import Line, place_layers
+from gnnpar.planning.search.places import Places
 from gnnpar.planning.statistics import GraphStats, PartStats
-from gnnpar.planning.work import Direction, Held, Work
+from gnnpar.planning.work import Held, Work
 
 USABLE = 0.92  # of a device's memory
 
 
 @dataclass(frozen=True)
 class Request:
-    """What there is to plan. `partition`: parts -> statistics. `factors`: quality class -> epochs it costs, >= 1."""
+    """What there is to plan. `partition`: parts -> statistics. `factors`: quality class -> epochs it costs, >= 1.
+
+    For searches: may ranks be put on any device (`places`), may there be `fewer` of them, and what a partition with
+    given shares of the nodes comes to (`uneven`; None: parts are equal)."""
 
     ir: ModelIR
     graph: GraphStats
@@ -41,17 +46,34 @@ class Request:
     factors: Mapping[Quality, float] = field(default_factory=dict)
     usable: float = USABLE
     held: tuple[ModelIR, Held] | None = None  # the model that keeps layer 0, and what it keeps
+    places: bool = False
+    fewer: bool = False
+    uneven: Callable[[tuple[float, ...]], PartStats] | None = None
 
 
 @dataclass(frozen=True)
 class Priced:
-    """A candidate with what it is predicted to take; `refused`: why it cannot be chosen, empty where it can."""
+    """A candidate with what it is predicted to take; `refused`: why it cannot be chosen, empty where it can.
+
+    `devices`: of each rank, () for the first ones as given. `shares`: of the nodes by part, () where all are equal."""
 
     candidate: Candidate
     phases: Phases
     memory: tuple[Memory, ...]
     objective: float
     refused: str = ""
+    devices: tuple[int, ...] = ()
+    shares: tuple[float, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return self.candidate.label + (", uneven parts" if self.shares else "")
+
+    def at(self, setting: Setting) -> Setting:
+        """Where its ranks run."""
+        if not self.devices:
+            return setting
+        return Setting(setting.fabric.choose(self.devices), tuple(setting.rates[d] for d in self.devices))
 
     @property
     def peak_bytes(self) -> float:
@@ -61,7 +83,7 @@ class Priced:
         """What plan.json says of it."""
         return {
             "epoch_seconds": self.phases.seconds, "phases": dict(vars(self.phases)),
-            "peak_bytes": [round(m.total) for m in self.memory], "label": self.candidate.label,
+            "peak_bytes": [round(m.total) for m in self.memory], "label": self.label,
             "candidate": {**vars(self.candidate), "cuts": list(self.candidate.cuts)},
         }  # fmt: skip
 
@@ -81,12 +103,12 @@ def search(request: Request) -> tuple[Priced, ...]:
             works[parts] = Work(request.ir, request.graph, statistics, request.setting.rates[:parts])
         return works[parts]
 
-    given = candidates(request.ir, request.ranks, families=request.families, nodes=request.graph.nodes)
-    priced = [price(_cut_for_devices(c, work(c.parts), request), work(c.parts), request) for c in given]
+    counts = rank_counts(request)
+    given = [c for n in counts for c in candidates(request.ir, n, families=request.families, nodes=request.graph.nodes)]
+    priced = [price(cut_for_devices(c, work(c.parts), request), work(c.parts), request) for c in given]
     if (found := recomputing(request)) is not None and found.held != "no":
         flat = [p.candidate for p in priced if p.candidate.family in ("graph_parallel", "adaqp")]
-        keeping = held_work(request, work(request.ranks))
-        priced += [price(replace(c, held=True), keeping, request) for c in flat]
+        priced += [price(replace(c, held=True), held_work(request, work(c.parts)), request) for c in flat]
     priced.sort(key=lambda p: (bool(p.refused), p.objective, p.candidate.label))
     if not priced or priced[0].refused:
         raise ValueError(nothing_fits(priced, request))
@@ -106,6 +128,17 @@ def recomputing(request: Request) -> Recompute | None:
         return None
     live = Work(request.ir, request.graph, request.partition(request.ranks), request.setting.rates[: request.ranks])
     return decide(live, held_work(request, live), request.setting)
+
+
+def rank_counts(request: Request) -> list[int]:
+    """All ranks that are asked for; where fewer may do also those without some classes of devices, and halves."""
+    count = request.ranks
+    if not request.fewer:
+        return [count]
+    sizes = [len(c) for c in Places(request.setting.fabric, free=request.places).classes]
+    sums = {sum(sizes[:i]) for i in range(1, len(sizes))} | {sum(sizes[i:]) for i in range(1, len(sizes))}
+    halves = {count >> i for i in range(1, 4) if count >> i}
+    return [count, *sorted((sums | halves | {1}) - {count}, reverse=True)[:10]]
 
 
 def price(candidate: Candidate, work: Work, request: Request) -> Priced:
@@ -138,51 +171,37 @@ def nothing_fits(priced: list[Priced], request: Request) -> str:
     return f"no plan fits: the nearest, {nearest.candidate.label}: {nearest.refused}{hint}; use more ranks"
 
 
-def _cut_for_devices(candidate: Candidate, work: Work, request: Request) -> Candidate:
-    """The cuts of a pipeline of one part a stage, exact for the devices it runs on; others keep the even cuts."""
-    if candidate.stages == 1 or candidate.parts > 1:
+def cut_for_devices(candidate: Candidate, work: Work, request: Request) -> Candidate:
+    """With the best cuts for the devices its stages run on."""
+    if candidate.stages == 1:
         return candidate
     setting, layers = request.setting, request.ir.num_layers
-    devices = setting.fabric.devices[: candidate.stages]
-    alike = (
-        len({d.kind for d in devices}) == 1
-        and len({setting.fabric.rate(i, i + 1) for i in range(len(devices) - 1)}) == 1
-    )
-    sums = [_prefix_sums(candidate, work, setting, s) for s in range(1 if alike else candidate.stages)]
-
-    @cache
-    def way(layer: int, before: int, after: int) -> tuple[float, float]:
-        trial = replace(candidate, stages=2, cuts=(0, layer))
-        whole, alone = boundary_seconds(trial, work, _pair(setting, before, after), 0)
-        return 2 * whole, 2 * alone
-
-    def cut(layer: int, before: int, after: int) -> tuple[float, float]:
-        if alike:
-            return way(layer, 0, 1)
-        return way(layer, before, after) if after == before + 1 else (math.inf, math.inf)  # stages follow the ranks
-
-    def stage(first: int, end: int, s: int) -> float:
-        return sums[s][end] - sums[s][first]
-
-    counts = (candidate.stages,) if alike else (1,) * candidate.stages
-    found = assign_stages(layers, counts, stage, cut, chunks=candidate.chunks, stages=candidate.stages)
-    better = replace(candidate, cuts=found.cuts)
-    return min((candidate, better), key=lambda c: closed(c, work, setting).seconds)
+    even = replace(candidate, cuts=even_cuts(layers, candidate.stages))
+    _, cuts = place_layers(_line(even, work, setting), chunks=candidate.chunks)
+    if cuts == even.cuts:
+        return even
+    return min((even, replace(candidate, cuts=cuts)), key=lambda c: closed(c, work, setting).seconds)
 
 
-def _prefix_sums(candidate: Candidate, work: Work, setting: Setting, s: int) -> list[float]:
-    """[i]: seconds of a chunk in layers 0 to i on stage s, forward and backward."""
-    sums = [0.0]
-    for i in range(work.ir.num_layers):
-        ways: tuple[Direction, ...] = ("forward", "backward")
-        sums.append(
-            sums[-1] + sum(stage_seconds(candidate, work, setting, s, range(i, i + 1), d).seconds for d in ways)
-        )
-    return sums
-
-
-def _pair(setting: Setting, a: int, b: int) -> Setting:
-    return Setting(setting.fabric.choose((a, b)), (setting.rates[a], setting.rates[b]))
+def _line(candidate: Candidate, work: Work, setting: Setting) -> Line:
+    """What each layer takes on each stage, and each message between stages, forward and backward."""
+    ir, num_stages = work.ir, candidate.stages
+    layers = np.zeros((num_stages, ir.num_layers))
+    whole, alone = np.zeros((num_stages - 1, ir.num_layers)), np.zeros((num_stages - 1, ir.num_layers))
+    for s in range(num_stages):
+        seconds = {
+            kind: sum(stage_seconds(candidate, work, setting, s, range(kind, kind + 1), d).seconds for d in DIRECTIONS)
+            for kind, _ in ir.alike(range(ir.num_layers))
+        }
+        layers[s] = [seconds[kind] for kind in ir.twins]
+    widths = {ir.cuts[layer - 1]: layer for layer in range(1, ir.num_layers)}
+    for s in range(num_stages - 1):
+        before = setting.at_stages(s, candidate.parts)
+        trial = replace(candidate, stages=2)
+        found = {w: boundary_seconds(replace(trial, cuts=(0, i)), work, before, 0) for w, i in widths.items()}
+        for layer in range(1, ir.num_layers):
+            whole[s, layer], alone[s, layer] = (2 * seconds for seconds in found[ir.cuts[layer - 1]])
+    return Line(layers, whole, alone)
 
 
 def reasons(priced: tuple[Priced, ...]) -> list[str]:
@@ -198,11 +217,11 @@ def reasons(priced: tuple[Priced, ...]) -> list[str]:
         gap = other.objective - best.objective
         phase = _largest_difference(best.phases, other.phases, gap)
         if other.refused:
-            lines.append(f"{other.candidate.label} would save {seconds_text(-gap)} ({phase}), but {other.refused}")
+            lines.append(f"{other.label} would save {seconds_text(-gap)} ({phase}), but {other.refused}")
         elif gap < 0:
-            lines.append(f"{other.candidate.label} is predicted to take {seconds_text(-gap)} less ({phase})")
+            lines.append(f"{other.label} is predicted to take {seconds_text(-gap)} less ({phase})")
         else:
-            lines.append(f"{other.candidate.label} takes {seconds_text(gap)} longer ({phase})")
+            lines.append(f"{other.label} takes {seconds_text(gap)} longer ({phase})")
     return lines
 
 

@@ -5,6 +5,7 @@ A graph may also be described by numbers alone (`even`), for clusters and graphs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,6 +83,22 @@ class PartStats:
             return tuple(tuple(0.0 if p == q else value for q in range(parts)) for p in range(parts))
 
         return PartStats((nodes / parts,) * parts, (inner,) * parts, matrix(cut), matrix(halo))
+
+    def reshaped(self, shares: Sequence[float]) -> PartStats:
+        """An estimate of the same partitioner's parts with these shares of the nodes: edges and halos between two parts
+        change with the geometric mean of both; edges are conserved. Who chooses such parts makes them and counts."""
+        total, factors = sum(self.nodes), [share * self.parts / sum(shares) for share in shares]
+        inner = [value * f for value, f in zip(self.inner, factors, strict=True)]
+        roots = [[(a * b) ** 0.5 for b in factors] for a in factors]
+        cut, halo = (
+            [[v * r for v, r in zip(row, root, strict=True)] for row, root in zip(table, roots, strict=True)]
+            for table in (self.cut, self.halo)
+        )
+        edges = sum(self.inner) + sum(map(sum, self.cut))
+        scale = edges / max(1.0, sum(inner) + sum(map(sum, cut)))
+        nodes = tuple(total * f / self.parts for f in factors)
+        cut = [[v * scale for v in row] for row in cut]
+        return PartStats(nodes, tuple(v * scale for v in inner), tuple(map(tuple, cut)), tuple(map(tuple, halo)))
 
 
 def _rows(table: list[list[int]]) -> tuple[tuple[float, ...], ...]:

@@ -6,7 +6,7 @@ halo, packing and adding back. Closed forms and the simulator put the same piece
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -92,6 +92,15 @@ class Work:
         touched = min(rows if backward else edges, self.parts.nodes[p] * share)
         table = self.parts.nodes[p] if backward else self.parts.halo[p][q]
         return self.rates[p].fold_seconds(fold, edges, touched, table=table, backward=backward)
+
+    def alike(self, layers: Iterable[int]) -> list[tuple[int, int]]:
+        """(a layer, how many of these take as long), so that each kind is priced once; a layer 0 that is held is its
+        own kind."""
+        kinds: dict[int, list[int]] = {}
+        for layer in layers:
+            alone = layer == 0 and self.held != "no"
+            kinds.setdefault(-1 if alone else self.ir.twins[layer], []).append(layer)
+        return [(same[0], len(same)) for same in kinds.values()]
 
     def travelling(self, layer: int, direction: Direction) -> int:
         """Numbers of a row that is exchanged in this layer: every source forward, backward those with a gradient."""

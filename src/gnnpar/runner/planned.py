@@ -15,17 +15,29 @@ from gnnpar.planning.closed import Setting
 from gnnpar.planning.extract import record
 from gnnpar.planning.ir import ModelIR
 from gnnpar.planning.lower import simulated
-from gnnpar.planning.planner import Priced, Request, held_work, reasons, recomputing, search
+from gnnpar.planning.planner import Priced, Request, held_work, reasons, recomputing
 from gnnpar.planning.quantity import bytes_text, seconds_text
 from gnnpar.planning.recompute import how_held
+from gnnpar.planning.search.named import BUDGET, DEFAULT, Found, Name, run
 from gnnpar.planning.simulate import Timeline
 from gnnpar.planning.statistics import GraphStats, PartStats
+from gnnpar.planning.topology import Machines
 from gnnpar.planning.work import Held, Work
 from gnnpar.runner.machines import setting_of
 from gnnpar.runner.plans import partition_cache
 from gnnpar.settings import Settings, instantiate
+from gnnpar.shard.shares import Shares
 from gnnpar.strategies.strategy import Workload
 from gnnpar.strategies.tag import families
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searching:
+    """How `gnnpar plan` looks for a plan. `budget`: evaluations. `fewer`: may devices stay unused?"""
+
+    search: Name = DEFAULT
+    budget: int = BUDGET
+    fewer: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +50,7 @@ class Planned:
     request: Request
     dataset: Dataset
     model_hash: str
+    found: Found
 
     @property
     def chosen(self) -> Priced:
@@ -46,9 +59,9 @@ class Planned:
 
 def planned(
     settings: Settings, *, ranks: int | None, allowed: frozenset[Quality], factors: Mapping[Quality, float] = {},
-    say: Callable[[str], None] = lambda _: None, recompute: bool = False,
+    how: Searching = Searching(), say: Callable[[str], None] = lambda _: None, recompute: bool = False,
 ) -> Planned:  # fmt: skip
-    """Price everything for these settings. ValueError says what cannot be, in one line.
+    """Search for these settings. ValueError says what cannot be, in one line.
 
     `recompute`: first_layer is the planner's choice, too.
     """
@@ -65,13 +78,29 @@ def planned(
         cache=partition_cache(settings),
         say=say,
     )
+    own_places = isinstance(settings.topology, Machines)
     request = Request(
         ir, GraphStats.of(dataset), lambda parts: PartStats.of(dataset.edge_index, workload.part_of(parts), parts),
-        setting, count, families(settings.first_layer), allowed, factors,
+        setting, count, families(settings.first_layer), allowed, factors, places=own_places, fewer=how.fewer,
+        uneven=_uneven(workload) if own_places and Shares.supported(workload.partition) else None,
         held=_keeping(settings, dataset.num_features, task.out_dim) if recompute and not cached else None,
     )  # fmt: skip
     model_hash = hashlib.sha256(repr(ir).encode()).hexdigest()
-    return Planned(search(request), setting, workload, request, dataset, model_hash)
+    found = run(request, how.search, budget=how.budget, seed=settings.seed)
+    return Planned(found.priced, setting, workload, request, dataset, model_hash, found)
+
+
+def _uneven(workload: Workload) -> Callable[[tuple[float, ...]], PartStats]:
+    def made(shares: tuple[float, ...]) -> PartStats:
+        part_of = _sharing(workload, shares).part_of(len(shares))
+        return PartStats.of(workload.dataset.edge_index, part_of, len(shares))
+
+    return made
+
+
+def _sharing(workload: Workload, shares: tuple[float, ...]) -> Workload:
+    """The same with parts of these shares; as it is where there are none."""
+    return replace(workload, partition=Shares.around(workload.partition, shares)) if shares else workload
 
 
 def _keeping(settings: Settings, num_features: int, out_dim: int) -> tuple[ModelIR, Held] | None:
@@ -96,19 +125,20 @@ def plan_of(found: Planned, yaml_of: Callable[[str], Mapping[str, Any]], setting
     candidate = priced.candidate
     resolved = dict(yaml_of(candidate.family)) | candidate.fields
     strategy = instantiate(resolved, "strategy")
-    plan: Plan = strategy.plan(found.workload, found.setting.fabric.topology(candidate.ranks))
+    fabric = priced.at(found.setting).fabric
+    plan: Plan = strategy.plan(_sharing(found.workload, priced.shares), fabric.topology(candidate.ranks))
     placement = plan.placement
     if candidate.stages > 1:
         placement = replace(placement, layers_of=layers_of(candidate.cuts, found.request.ir.num_layers))
     alternatives = [
-        {"label": p.candidate.label, "epoch_seconds": p.phases.seconds, "refused": p.refused} for p in found.priced[1:6]
+        {"label": p.label, "epoch_seconds": p.phases.seconds, "refused": p.refused} for p in found.priced[1:6]
     ]
     return replace(
         plan, placement=placement, strategy={"name": candidate.family, **resolved},
         hashes=plan.hashes | {"model": found.model_hash},
-        predicted=priced.as_predicted() | {"alternatives": alternatives},
+        predicted=priced.as_predicted() | {"alternatives": alternatives, "search": found.found.as_predicted()},
         quality=tuple(sorted(found.request.allowed)),
-        devices=tuple(d.name for d in found.setting.fabric.devices[: candidate.ranks]),
+        devices=tuple(d.name for d in fabric.devices[: candidate.ranks]),
         setup={
             "names": {group: settings.names[group] for group in _SETUP if group in settings.names},
             **{key: settings.resolved[key] for key in _SETUP},
@@ -136,17 +166,23 @@ def _row(p: Priced, first: bool, measured: Mapping[str, float]) -> tuple[str, ..
     note = "chosen" if first else p.refused
     if p.candidate.label in measured:
         note = f"measured {seconds_text(measured[p.candidate.label])}" + (", chosen" if first else "")
-    return (p.candidate.label, seconds_text(p.phases.seconds), *phases, bytes_text(p.peak_bytes), note)
+    return (p.label, seconds_text(p.phases.seconds), *phases, bytes_text(p.peak_bytes), note)
 
 
 def timeline(found: Planned) -> Timeline:
     """An epoch of the chosen candidate in the event simulator."""
     candidate = found.chosen.candidate
-    parts = found.request.partition(candidate.parts)
-    work = Work(found.request.ir, found.request.graph, parts, found.setting.rates[: candidate.parts])
+    shares, setting = found.chosen.shares, found.chosen.at(found.setting)
+    parts = _uneven(found.workload)(shares) if shares else found.request.partition(candidate.parts)
+    work = Work(found.request.ir, found.request.graph, parts, setting.rates[: candidate.parts])
     if candidate.held:
         work = held_work(found.request, work)
-    return simulated(candidate, work, found.setting)
+    return simulated(candidate, work, setting)
+
+
+def _places(found: Planned) -> str:
+    names = [d.name for d in found.chosen.at(found.setting).fabric.devices[: found.chosen.candidate.ranks]]
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
 def why(found: Planned, simulated_seconds: float) -> list[str]:
@@ -156,5 +192,10 @@ def why(found: Planned, simulated_seconds: float) -> list[str]:
     doubt = f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)" if worst is not None else ""
     told = recomputing(found.request)
     event = f"event by event the chosen plan takes {seconds_text(simulated_seconds)}"
+    how = found.found
+    looked = f"search={how.search} priced {how.evaluations} candidates in {seconds_text(how.cpu_seconds)} of CPU"
+    devices = found.chosen.devices
+    moved = [] if devices == tuple(range(len(devices))) else [f"ranks run on {_places(found)}, in this order"]
     cut = [told.describe()] if told is not None else []
-    return [*reasons(found.priced), *cut, event, f"times are predicted from {rates.source} rates{doubt}"]
+    doubted = f"times are predicted from {rates.source} rates{doubt}"
+    return [*reasons(found.priced), *moved, *cut, looked, event, doubted]

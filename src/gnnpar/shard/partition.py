@@ -42,7 +42,8 @@ class Metis:
     balance: Literal["nodes", "edges", "train"] = "nodes"
     seed: Annotated[int, Ge(0)] = 0
 
-    def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
+    def part_of(self, dataset: Dataset | Stored, parts: int, *, shares: tuple[float, ...] | None = None) -> Tensor:
+        """`shares`: of each part in what is balanced, together 1; None: equal ones."""
         if parts == 1:
             return torch.zeros(dataset.num_nodes, dtype=torch.int64)
         import pymetis
@@ -53,6 +54,7 @@ class Metis:
             parts,
             pymetis.CSRAdjacency(offsets, neighbours),
             vweights=self._weights(dataset),
+            tpwgts=shares,
             recursive=False,
             options=options,
         )

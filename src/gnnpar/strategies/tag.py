@@ -4,8 +4,9 @@ Zhang et al., Expediting Distributed DNN Training with Device Topology-Aware Gra
 2302.06126), carried over to full-graph training (specs/tag.md, part B). plan() prices every candidate that `quality`
 allows on the measured machine and returns the plan of the best; build() is the chosen strategy's own.
 
-Deviations: candidates are enumerated and priced by closed forms, cuts come from exact dynamic programming; there is no
-guide network. TAG is lossless, and so is this by default: lossy classes have to be named.
+Deviations: candidates are enumerated and priced by closed forms, cuts come from exact dynamic programming. Searches
+that also place ranks and size parts (TAG's tree and a guide network among them) are those of `gnnpar plan`. TAG is
+lossless, and so is this by default: lossy classes have to be named.
 """
 
 from __future__ import annotations

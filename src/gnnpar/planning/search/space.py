@@ -1,6 +1,6 @@
-"""Searches of a product space by evaluations alone: coordinate descent, annealing, random draws and a tree search.
+"""Searches of a product space by evaluations alone: coordinate descent, annealing and random draws (`tree`: MCTS).
 
-Source: specs/tag.md 8.10 C to E. A point is one choice for every name; `price` gives seconds, infinite where it cannot
+Source: specs/tag.md 8.10 C and E. A point is one choice for every name; `price` gives seconds, infinite where it cannot
 be. Each search spends at most `budget` evaluations of different points, a repeated point costs nothing.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,20 +38,24 @@ class Space:
 
 @dataclass
 class Evaluator:
-    """Counts, remembers, and keeps the best and how it was reached."""
+    """Counts, remembers, and keeps the best and how it was reached. `canonical`: which of equal points counts."""
 
     space: Space
     price: Price
     budget: int
+    canonical: Callable[[Point], Point] = lambda point: point
     seen: dict[Point, float] = field(default_factory=dict)
     curve: list[float] = field(default_factory=list)  # best seconds after each evaluation
+    clock: list[float] = field(default_factory=list)  # CPU seconds when each was done
 
     def __call__(self, point: Point) -> float:
+        point = self.canonical(point)
         if point not in self.seen:
             if self.spent:
                 return math.inf
             self.seen[point] = self.price(self.space.at(point))
             self.curve.append(min(self.seen[point], self.curve[-1] if self.curve else math.inf))
+            self.clock.append(time.process_time())
         return self.seen[point]
 
     @property
@@ -75,6 +80,16 @@ def descend(evaluate: Evaluator, start: Point | None = None) -> None:
                 other = (*here[:i], choice, *here[i + 1 :])
                 if (found := evaluate(other)) < value:
                     here, value, improved = other, found, True
+
+
+def descend_again(evaluate: Evaluator, *, seed: int, start: Point | None = None) -> None:
+    """Descent, and from random points for as long as there are evaluations left."""
+    rng, sizes = random.Random(seed), evaluate.space.sizes
+    descend(evaluate, start)
+    for _ in range(evaluate.budget):
+        if evaluate.spent:
+            return
+        descend(evaluate, tuple(rng.randrange(size) for size in sizes))
 
 
 def anneal(
@@ -104,63 +119,3 @@ def draw(evaluate: Evaluator, *, seed: int) -> None:
         if evaluate.spent:
             return
         evaluate(tuple(rng.randrange(size) for size in sizes))
-
-
-@dataclass
-class _Node:
-    """The tree's node of a prefix of choices."""
-
-    visits: int = 0
-    total: float = 0.0
-    most: float = -math.inf
-    children: dict[int, _Node] = field(default_factory=dict)
-
-    @property
-    def value(self) -> float:
-        return 0.5 * self.total / max(1, self.visits) + 0.5 * self.most if self.visits else -math.inf
-
-
-def climb(evaluate: Evaluator, *, seed: int, playouts: int | None = None) -> None:
-    """Monte-Carlo tree search with a uniform prior: names in order, the rest completed by the incumbent.
-
-    A playout's reward is ln(default / seconds), -1 where the point cannot be. Selection is PUCT on values normalised
-    over the tree, a mean of the mean and the best below; children widen with the root of the visits.
-    """
-    rng, sizes = random.Random(seed), evaluate.space.sizes
-    default = (0,) * len(sizes)
-    base = evaluate(default)
-    root = _Node()
-    for _ in range(playouts or 20 * evaluate.budget):
-        if evaluate.spent:
-            return
-        incumbent = evaluate.best[0]
-        path, prefix = [root], []
-        while len(prefix) < len(sizes):
-            node = path[-1]
-            choice = _select(node, sizes[len(prefix)], root, rng)
-            new = choice not in node.children
-            path.append(node.children.setdefault(choice, _Node()))
-            prefix.append(choice)
-            if new:
-                break
-        seconds = evaluate((*prefix, *incumbent[len(prefix) :]))
-        reward = math.log(base / seconds) if seconds < math.inf and base < math.inf else -1.0
-        for node in path:
-            node.visits += 1
-            node.total += reward
-            node.most = max(node.most, reward)
-
-
-def _select(node: _Node, size: int, root: _Node, rng: random.Random) -> int:
-    fresh = [c for c in range(size) if c not in node.children]
-    if fresh and len(node.children) < max(1.0, 4 * math.sqrt(node.visits + 1)):
-        return rng.choice(fresh)
-    low = min(child.value for child in node.children.values())
-    span = max(child.value for child in node.children.values()) - low or 1.0
-    explore = 1.25 + math.log((node.visits + 19653) / 19652)
-
-    def score(item: tuple[int, _Node]) -> float:
-        _, child = item
-        return (child.value - low) / span + explore / size * math.sqrt(node.visits) / (1 + child.visits)
-
-    return max(node.children.items(), key=score)[0]

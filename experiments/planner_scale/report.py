@@ -1,0 +1,152 @@
+"""Table and figure of README.md from results.jsonl: `python experiments/planner_scale/report.py [--figure FILE]`."""
+
+import argparse
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PIPELINES, FLAT = ("gnnpipe", "hybrid"), ("graph_parallel", "sar")
+COLOURS = {"graph_parallel": "#2b7bba", "sar": "#1a9e77", "gnnpipe": "#d1495b", "hybrid": "#e09f1f", "none": "#d5d9dd"}
+TITLES = {
+    "depth, slow links": "2 Gbit/s a host", "depth": "25 Gbit/s a host", "depth, fast links": "400 Gbit/s a host",
+    "nodes": "32 layers, 25 Gbit/s", "rate": "32 layers, 10^7 nodes", "depth and rate": "64 ranks, 10^7 nodes",
+}  # fmt: skip
+AXES = {"nodes": ("ranks", "nodes"), "rate": ("ranks", "rate"), "depth and rate": ("rate", "layers")}
+LABELS = {"ranks": "ranks", "layers": "layers", "nodes": "nodes", "rate": "Gbit/s a host"}
+Row = dict[str, Any]
+
+
+def load() -> dict[str, list[Row]]:
+    panels: dict[str, list[Row]] = {}
+    for line in (HERE / "results.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        panels.setdefault(row["panel"], []).append(row)
+    return panels
+
+
+def best(row: Row, families: tuple[str, ...]) -> float:
+    return min((row["seconds"].get(family, math.inf) for family in families), default=math.inf)
+
+
+def winner(row: Row) -> str:
+    """Of those that send full precision."""
+    families = (*FLAT, *PIPELINES)
+    found = min(families, key=lambda family: row["seconds"].get(family, math.inf))
+    return found if found in row["seconds"] else "none"
+
+
+def advantage(row: Row, staged: tuple[str, ...] = PIPELINES) -> float:
+    """log2 of graph parallelism over the best pipeline; above 0 pipelines win; 8 where only one of them fits."""
+    flat, deep = best(row, FLAT), best(row, staged)
+    if math.isinf(flat) or math.isinf(deep):
+        return 0.0 if flat == deep else math.copysign(8.0, flat - deep)
+    return math.log2(flat / deep)
+
+
+def crossing(rows: list[Row], staged: tuple[str, ...] = PIPELINES) -> str:
+    """Depths at which pipelines are predicted to win: from the crossing, between priced depths, to the last."""
+    rows = sorted((row for row in rows if winner(row) != "none"), key=lambda row: row["layers"])
+    values = [advantage(row, staged) for row in rows]
+    first = next((i for i, v in enumerate(values) if v > 0), None)
+    if first is None:
+        return "none"
+    last = max(i for i, v in enumerate(values) if v > 0)
+    until = "" if rows[last]["layers"] == 256 else f" to {rows[last]['layers']}"
+    if first == 0:
+        return f"<= {rows[0]['layers']}{until}"
+    low, high = values[first - 1], values[first]
+    at = 1.0 if 8.0 in (-low, high) else -low / (high - low)
+    logs = [math.log(rows[i]["layers"]) for i in (first - 1, first)]
+    return f"{math.exp((1 - at) * logs[0] + at * logs[1]):.1f}{until}"
+
+
+def table(panels: dict[str, list[Row]]) -> str:
+    names = ("depth, slow links", "depth", "depth, fast links")
+    lines = [
+        "| ranks W | alpha | rule: W / alpha | pipelines win at 2 Gbit/s from layer | at 25 Gbit/s | at 400 Gbit/s | "
+        "gnnpipe alone, 25 Gbit/s | deepest that fits |",
+        "|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for ranks in sorted({row["ranks"] for row in panels["depth"]}):
+        columns = [[row for row in panels[name] if row["ranks"] == ranks] for name in names]
+        alpha = columns[0][0]["alpha"]
+        told = " | ".join([*map(crossing, columns), crossing(columns[1], ("gnnpipe",))])
+        deepest = max(row["layers"] for row in columns[1] if winner(row) != "none")
+        lines.append(f"| {ranks} | {alpha:.2f} | {ranks / alpha:.1f} | {told} | {deepest} |")
+    return "\n".join(lines)
+
+
+def wins(panels: dict[str, list[Row]]) -> str:
+    """How many points of each panel a family wins, and how far ahead it is of graph parallelism at most."""
+    lines = [
+        "| panel | points | graph_parallel | sar | gnnpipe | hybrid | nothing fits | most over graph_parallel | "
+        "with 4 bit rows adaqp wins |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, title in TITLES.items():
+        rows = panels[name]
+        count = Counter(map(winner, rows))
+        ahead = [row["seconds"]["graph_parallel"] / best(row, (*FLAT, *PIPELINES)) for row in rows
+                 if "graph_parallel" in row["seconds"]]  # fmt: skip
+        adaqp = sum(best(row, ("adaqp",)) < best(row, (*FLAT, *PIPELINES)) for row in rows)
+        cells = " | ".join(str(count[family]) for family in ("graph_parallel", "sar", "gnnpipe", "hybrid", "none"))
+        lines.append(f"| {name}: {title} | {len(rows)} | {cells} | {max(ahead):.1f} x | {adaqp} |")
+    return "\n".join(lines)
+
+
+def draw(panels: dict[str, list[Row]], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import ListedColormap
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    plt.rcParams.update(
+        {"svg.hashsalt": "gnnpar", "font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
+    )
+    figure, grid = plt.subplots(2, 3, figsize=(10, 6.2), layout="constrained")
+    names = list(COLOURS)
+    for axis, (panel, title) in zip(grid.flat, TITLES.items(), strict=True):
+        across, up = AXES.get(panel, ("ranks", "layers"))
+        xs, ys = (sorted({row[key] for row in panels[panel]}) for key in (across, up))
+        at = {(row[across], row[up]): row for row in panels[panel]}
+        kinds = [[names.index(winner(at[x, y])) for x in xs] for y in ys]
+        axis.pcolormesh(range(len(xs)), range(len(ys)), kinds, cmap=ListedColormap(list(COLOURS.values())), vmin=0,
+                        vmax=len(names) - 1, alpha=0.75)  # fmt: skip
+        ahead = [[advantage(at[x, y]) for x in xs] for y in ys]
+        if min(map(min, ahead)) < 0 < max(map(max, ahead)):
+            axis.contour(range(len(xs)), range(len(ys)), ahead, levels=[0], colors="black", linewidths=1.8)
+        rule = [[math.log2(at[x, y]["layers"] * at[x, y]["alpha"] / at[x, y]["ranks"]) for x in xs] for y in ys]
+        if min(map(min, rule)) < 0 < max(map(max, rule)):
+            axis.contour(range(len(xs)), range(len(ys)), rule, levels=[0], colors="black", linewidths=1.2,
+                         linestyles="dashed")  # fmt: skip
+        for set_ticks, values in ((axis.set_xticks, xs), (axis.set_yticks, ys)):
+            shown = [i for i in range(len(values)) if len(values) <= 8 or i % 2 == 0]
+            set_ticks(shown, [f"{values[i]:.0e}" if values[i] >= 1e5 else f"{values[i]:g}" for i in shown])
+        axis.set(xlabel=LABELS[across], ylabel=LABELS[up])
+        axis.set_title(title, loc="left", fontsize=8, fontweight="bold")
+    handles: list[Any] = [
+        Patch(color=COLOURS[n], alpha=0.75, label=n if n != "none" else "nothing fits") for n in names
+    ]
+    handles += [Line2D([], [], color="black", lw=1.8, label="predicted crossing"),
+                Line2D([], [], color="black", lw=1.2, ls="--", label="rule L alpha = W")]  # fmt: skip
+    figure.legend(handles=handles, loc="outside lower center", ncols=7, frameon=False)
+    figure.suptitle("Modelled, not measured: the fastest strategy of full precision", fontsize=9)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
+    panels = load()
+    print(table(panels), wins(panels), sep="\n\n")
+    draw(panels, parser.parse_args().figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Which strategy the planner predicts to be fastest, on paper: depth, graph size, ranks up to 1024 and link speed.
+
+    python experiments/planner_scale/run.py            # writes results.jsonl, about 3 minutes of one core
+    python experiments/planner_scale/run.py --smoke    # seconds; writes smoke.jsonl
+    python experiments/planner_scale/report.py         # table of crossings, figure.svg
+
+Nothing is measured: rates are derived from a data sheet, partitions follow a law, closed forms are added up.
+"""
+
+import argparse
+import itertools
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gnnpar.models.resgcn import ResGCN
+from gnnpar.planning.candidate import Candidate, even_cuts
+from gnnpar.planning.extract import record
+from gnnpar.planning.ir import ModelIR
+from gnnpar.planning.laws import law_of
+from gnnpar.planning.rates import derived
+from gnnpar.planning.scale import Cluster, Paper
+from gnnpar.planning.statistics import GraphStats
+
+HERE = Path(__file__).parent
+DEVICE = {"speed": 19.5e12, "memory_rate": 2039e9, "memory_bytes": 80 * 2**30}  # an A100's data sheet
+PER_HOST, PORT, NIC_LATENCY = 8, (300e9, 5e-6), 8e-6
+HIDDEN, DEGREE, FEATURES, CLASSES, QUALITY = 128, 15, 128, 32, 0.3
+DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+RANKS = tuple(2**i for i in range(1, 11))
+NODES = tuple(10 ** (5 + i / 2) for i in range(8))
+RATES = (1, 2, 5, 10, 25, 50, 100, 200, 400)  # Gbit/s of a host
+PANELS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]] = {  # x, y, what is fixed
+    "depth": (RANKS, DEPTHS, {"nodes": 1e7, "rate": 25}),
+    "depth, slow links": (RANKS, DEPTHS, {"nodes": 1e7, "rate": 2}),
+    "depth, fast links": (RANKS, DEPTHS, {"nodes": 1e7, "rate": 400}),
+    "nodes": (RANKS, NODES, {"layers": 32, "rate": 25}),
+    "rate": (RANKS, RATES, {"layers": 32, "nodes": 1e7}),
+    "depth and rate": (RATES, DEPTHS, {"ranks": 64, "nodes": 1e7}),
+}  # fmt: skip
+AXES = {"depth": ("ranks", "layers"), "nodes": ("ranks", "nodes"), "rate": ("ranks", "rate"),
+        "depth and rate": ("rate", "layers")}  # fmt: skip
+
+
+def axes(panel: str) -> tuple[str, str]:
+    return AXES[panel.partition(",")[0]]
+
+
+@cache
+def model(layers: int) -> ModelIR:
+    made = ResGCN(num_layers=layers, hidden=HIDDEN, encoder="linear", decoder="linear", norm="layer")
+    return record(made.build(FEATURES, CLASSES, seed=0), FEATURES)
+
+
+def candidates(layers: int, ranks: int) -> list[Candidate]:
+    """One a family and knob; grids are powers of two, chunks 0 (one), 1, 2, 4, 8 times the stages."""
+    found = [
+        Candidate(family="graph_parallel", parts=ranks), Candidate(family="sar", parts=ranks),
+        Candidate(family="adaqp", parts=ranks, bits=4),
+    ]  # fmt: skip
+    for stages in (2**i for i in range(1, 11) if 2**i <= min(ranks, layers)):
+        family = "gnnpipe" if stages == ranks else "hybrid"
+        for chunks in (1, *(factor * stages for factor in (1, 2, 4, 8))):
+            cuts = even_cuts(layers, stages)
+            found.append(Candidate(family=family, stages=stages, parts=ranks // stages, chunks=chunks, cuts=cuts))
+    return found
+
+
+def point(layers: int, nodes: float, ranks: int, rate: float) -> dict[str, Any]:
+    """Seconds of the best of each family, null where none fits; pipelines with one chunk are a family of their own."""
+    graph = GraphStats(int(nodes), int(DEGREE * nodes), FEATURES, CLASSES, int(nodes / 2))
+    law = law_of(graph, "community", QUALITY)
+    rates = derived(DEVICE["speed"], DEVICE["memory_rate"])
+    cluster = Cluster(per_host=PER_HOST, port=PORT, nic=(rate * 1e9 / 8, NIC_LATENCY), rates=rates)
+    paper = Paper(model(layers), graph, law, cluster)
+    best: dict[str, float] = {}
+    for candidate in candidates(layers, ranks):
+        if paper.peak_bytes(candidate) > 0.92 * DEVICE["memory_bytes"]:
+            continue
+        family = candidate.family + (", one chunk" if candidate.stages > 1 and candidate.chunks == 1 else "")
+        seconds = paper.epoch(candidate).seconds
+        if seconds < best.get(family, float("inf")):
+            best[family] = seconds
+    return {"alpha": round(law(ranks)[0], 6), "seconds": {k: float(f"{v:.6g}") for k, v in sorted(best.items())}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="corners of each panel")
+    smoke = parser.parse_args().smoke
+    out = HERE / ("smoke.jsonl" if smoke else "results.jsonl")
+    seen: dict[tuple, dict[str, Any]] = {}
+    lines = []
+    for panel, (xs, ys, fixed) in PANELS.items():
+        if smoke:
+            xs, ys = (xs[0], xs[-1]), (ys[0], ys[2])
+        for x, y in itertools.product(xs, ys):
+            given = {**fixed, axes(panel)[0]: x, axes(panel)[1]: y}
+            key = tuple(sorted(given.items()))
+            if key not in seen:
+                seen[key] = point(given["layers"], given["nodes"], given["ranks"], given["rate"])
+            lines.append(json.dumps({"panel": panel, **given, **seen[key]}))
+        print(f"{panel}: {len(xs) * len(ys)} points", flush=True)
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

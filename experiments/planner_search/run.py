@@ -1,0 +1,195 @@
+"""How good a plan each search finds, by evaluations and by CPU seconds, on models, graphs and topologies held out of
+the guide's training.
+
+    python experiments/planner_search/run.py            # appends to results.jsonl, about 8 minutes of one core
+    python experiments/planner_search/run.py --smoke    # a minute; writes smoke.jsonl
+    python experiments/planner_search/report.py         # table, figure.svg
+
+An instance's points are priced once for all searches; a search that asks for a point again is charged the CPU seconds
+that pricing it took. Prices are predictions: nothing of a training run is measured. A study that was stopped goes on.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from marks import EVALUATIONS, SECONDS
+
+from gnnpar.planning.guide.instances import Split, draw
+from gnnpar.planning.guide.prior import load, prior_of
+from gnnpar.planning.planner import Request, search
+from gnnpar.planning.search.named import DEFAULT, run, start_of
+from gnnpar.planning.search.points import Points
+from gnnpar.planning.search.space import Evaluator, anneal, descend_again
+from gnnpar.planning.search.space import draw as draw_points
+from gnnpar.planning.search.tree import climb, published
+
+INSTANCES, SEEDS, BUDGET, MOST = 10, 10, 120, 16
+SEARCHES = ("tag", "mcts", "guided", "descent", "anneal", "random", "refine")
+LARGE = {"hosts": 8, "per_host": 8, "layers": 64}
+
+
+class Charged:
+    """Prices of an instance's points; `credit`: seconds that a search would have spent on those that are known."""
+
+    def __init__(self, points: Points) -> None:
+        self.points, self.known, self.credit = points, {}, 0.0
+
+    def __call__(self, chosen: dict[str, Any]) -> float:
+        key = tuple(chosen.items())
+        began = time.process_time()
+        if key in self.known:
+            value, cost = self.known[key]
+            self.credit += cost
+            return value
+        value = self.points.objective(chosen)
+        self.known[key] = (value, time.process_time() - began)
+        return value
+
+
+class Timed(Evaluator):
+    """Seconds after each evaluation, those of known points charged."""
+
+    def __call__(self, point: tuple[int, ...]) -> float:
+        before = len(self.clock)
+        value = super().__call__(point)
+        if len(self.clock) > before:
+            assert isinstance(self.price, Charged)
+            self.clock[-1] += self.price.credit
+        return value
+
+
+def one(points: Points, price: Charged, name: str, seed: int, budget: int) -> dict[str, Any]:
+    """A run of a search: its best after so many evaluations and so many CPU seconds."""
+    began, price.credit = time.process_time(), 0.0
+    evaluate = Timed(points.space, price, budget, points.canonical)
+    first: list[float] = []
+    start = None
+    if name == "refine":
+        listed = search(points.request)
+        first = _whole(listed[0].objective, len(listed))
+        start = start_of(points, listed)
+    enumerated = time.process_time() - began
+    ways: dict[str, Callable[[], object]] = {
+        "tag": lambda: published(evaluate, seed=seed), "mcts": lambda: climb(evaluate, seed=seed),
+        "guided": lambda: climb(evaluate, seed=seed, prior=prior_of(load(), points)),
+        "descent": lambda: descend_again(evaluate, seed=seed), "anneal": lambda: anneal(evaluate, seed=seed),
+        "random": lambda: draw_points(evaluate, seed=seed),
+        "refine": lambda: descend_again(evaluate, seed=seed, start=start),
+    }  # fmt: skip
+    ways[name]()
+    clock = [enumerated] * len(first) + [t - began for t in evaluate.clock]
+    curve = first + [min([value, *first[-1:]]) for value in evaluate.curve]
+    return {"search": name, "seed": seed, **marks(curve, clock)}
+
+
+def _whole(value: float, count: int) -> list[float]:
+    """What an enumeration has found is known at its end."""
+    return [float("inf")] * (count - 1) + [value]
+
+
+def marks(curve: Sequence[float], clock: Sequence[float]) -> dict[str, Any]:
+    """The curve at EVALUATIONS and SECONDS; null before the first."""
+    within = [sum(t <= limit for t in clock) for limit in SECONDS]
+    return {
+        "evaluations": len(curve), "cpu_seconds": round(clock[-1], 4),
+        "at_evaluations": [_six(curve[min(n, len(curve)) - 1]) for n in EVALUATIONS],
+        "at_seconds": [_six(curve[n - 1]) if n else None for n in within],
+    }  # fmt: skip
+
+
+def _six(value: float) -> float | None:
+    return float(f"{value:.6g}") if value < float("inf") else None
+
+
+def study(number: int, *, split: Split, seeds: int, budget: int) -> list[dict[str, Any]]:
+    """All searches on one instance."""
+    instance = draw(number, split=split, most=MOST)
+    points = Points(instance.request)
+    head = {"instance": number, "split": split, "name": instance.name, "devices": instance.request.ranks}
+    rows = []
+    began = time.process_time()
+    try:
+        listed = search(instance.request)
+    except ValueError:
+        listed = ()
+    spent = time.process_time() - began
+    if listed:
+        value = min(p.objective for p in listed if not p.refused)
+        rows.append(
+            {**head, "search": "enumerate", "seed": 0, **marks(_whole(value, len(listed)), [spent] * len(listed))}
+        )
+    price = Charged(points)
+    for name in SEARCHES if listed else SEARCHES[:-1]:
+        rows += [{**head, **one(points, price, name, seed, budget)} for seed in range(seeds)]
+    return rows
+
+
+def large() -> dict[str, Any]:
+    """Whole planning for 64 different devices and 64 layers."""
+    from gnnpar.models.resgcn import ResGCN
+    from gnnpar.planning.closed import Setting
+    from gnnpar.planning.extract import record
+    from gnnpar.planning.rates import derived
+    from gnnpar.planning.topology import Machines
+
+    kinds = {"v100": (14, 900, 32), "p100": (9.3, 549, 12)}
+    fabric = Machines(
+        devices={
+            k: {"type": "cuda", "memory": f"{m} GiB", "speed": f"{s} Tflop/s", "memory_rate": f"{r} GB/s"}
+            for k, (s, r, m) in kinds.items()
+        },
+        hosts=tuple(
+            {"name": f"h{i}", "devices": {("v100", "p100")[i % 2]: LARGE["per_host"]}, "inside": "bus", "nic": "nic"}
+            for i in range(LARGE["hosts"])
+        ),
+        links={"bus": {"rate": "50 GB/s", "latency": "8 us"}, "nic": {"rate": "25 Gbit/s", "latency": "30 us"}},
+    ).fabric  # fmt: skip
+    base: Request = draw(0, split="train").request
+    began = time.process_time()
+    made = ResGCN(num_layers=LARGE["layers"], hidden=128, encoder="linear", decoder="linear", norm="layer")
+    ir = record(made.build(base.graph.features, 16, seed=0), base.graph.features)
+    rates = {d.kind: derived(d.speed or 0, d.memory_rate or 0) for d in fabric.devices}
+    setting = Setting(fabric, tuple(rates[d.kind] for d in fabric.devices))
+    request = replace(base, ir=ir, setting=setting, ranks=fabric.size, fewer=False)
+    found = run(request, DEFAULT)
+    spent = time.process_time() - began
+    return {
+        "kind": "large", "search": DEFAULT, "devices": fabric.size, "layers": LARGE["layers"],
+        "evaluations": found.evaluations, "cpu_seconds": round(spent, 2), "label": found.priced[0].label,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="one instance, two seeds")
+    parser.add_argument("--only", type=int, help="this many instances, then stop")
+    options = parser.parse_args()
+    load()  # importing and reading the guide is not charged to a search
+    out = HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
+    instances, seeds, budget = (1, 2, 60) if options.smoke else (INSTANCES, SEEDS, BUDGET)
+    if options.smoke:
+        out.unlink(missing_ok=True)
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+    done = {row.get("instance") for row in rows}
+    wanted = [number for number in range(instances) if number not in done][: options.only]
+    for number in wanted:
+        found = study(number, split="held_out", seeds=seeds, budget=budget)
+        with out.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in found)
+        print(f"{number}: {found[0]['name']}, {found[0]['devices']} devices", flush=True)
+    if not options.smoke and not any(row.get("kind") == "large" for row in rows):
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(large()) + "\n")
+
+
+if __name__ == "__main__":
+    main()

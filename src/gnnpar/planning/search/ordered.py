@@ -1,0 +1,101 @@
+"""Layers onto a pipeline whose stages are given in order, exactly, for any number of parts a stage.
+
+Minimises chain(): sum of stages and boundaries + (chunks - 1) x the slowest of them. For each bound on the slowest,
+dynamic programming over stages finds the least sum; it is one pass of matrices over layers. Source: specs/tag.md 8.10 B
+with the order of devices fixed, which a search of places changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+_MANY = 600
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """Seconds of a chunk. Shapes: layers [S, L] of each layer on each stage; whole, alone [S - 1, L] of the message
+    from a stage to the next where the next begins with layer l (index 0 unused), and of its bytes alone."""
+
+    layers: np.ndarray
+    whole: np.ndarray
+    alone: np.ndarray
+
+    @property
+    def sums(self) -> np.ndarray:
+        """[S, L + 1]: seconds of layers 0 to i."""
+        return np.concatenate([np.zeros((len(self.layers), 1)), np.cumsum(self.layers, axis=1)], axis=1)
+
+
+def place_layers(line: Line, *, chunks: int) -> tuple[float, tuple[int, ...]]:
+    """(seconds of all chunks in both directions, first layers of the stages). Exact up to 600 different bounds."""
+    num_stages, num_layers = line.layers.shape
+    if num_stages > num_layers:
+        raise ValueError(f"{num_stages} stages cannot be made of {num_layers} layers: use at most {num_layers} stages")
+    loose = _least_sum(line, np.inf)
+    assert loose is not None, "any number of layers fits without a bound"
+    if chunks == 1:
+        return loose
+    bounds = _bounds(line)
+    low, high = 0, len(bounds) - 1  # the first bound that a pipeline can keep
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _least_sum(line, bounds[middle]) is not None else (middle + 1, high)
+    best: tuple[float, tuple[int, ...]] = (np.inf, ())
+    for tried, bound in zip([0.0, *bounds[low:]], bounds[low:], strict=False):
+        if loose[0] + (chunks - 1) * tried >= best[0]:  # whatever is new here is slower than what was tried
+            break
+        found = _least_sum(line, bound)
+        if found is not None:
+            seconds = found[0] + (chunks - 1) * slowest(line, found[1])
+            if seconds < best[0]:
+                best = (seconds, found[1])
+    return best
+
+
+def slowest(line: Line, cuts: tuple[int, ...]) -> float:
+    """Of the stages and the messages' bytes."""
+    sums, ends = line.sums, (*cuts[1:], line.layers.shape[1])
+    stages = [float(sums[s, b] - sums[s, a]) for s, (a, b) in enumerate(zip(cuts, ends, strict=True))]
+    return max([*stages, *(float(line.alone[s, a]) for s, a in enumerate(cuts[1:]))])
+
+
+def _bounds(line: Line) -> np.ndarray:
+    """Values the slowest can have, ascending; where there are many, the largest of each 1 %."""
+    sums = line.sums
+    above = np.triu_indices(sums.shape[1], k=1)
+    values = [(row[None, :] - row[:, None])[above] for row in np.unique(sums, axis=0)]
+    found = np.unique(np.concatenate([*values, line.alone[:, 1:].ravel()]))
+    found = found[found > 0]
+    if len(found) <= _MANY:
+        return found
+    steps = np.floor(np.log(found) / np.log(1.01))
+    return found[np.append(steps[1:] != steps[:-1], True)]
+
+
+def _least_sum(line: Line, bound: float) -> tuple[float, tuple[int, ...]] | None:
+    """(least sum of stages and boundaries that keep the bound, first layers)."""
+    num_stages, num_layers = line.layers.shape
+    sums = line.sums
+    room = bound * (1 + 1e-12)
+    later = np.triu(np.ones((num_layers + 1, num_layers + 1), dtype=bool), k=1)
+    seconds = np.full(num_layers + 1, np.inf)
+    seconds[0] = 0.0
+    came: list[np.ndarray] = []
+    for s in range(num_stages):
+        if s:
+            message = np.append(np.where(line.alone[s - 1] <= room, line.whole[s - 1], np.inf), np.inf)
+            seconds = seconds + message
+        stage = sums[s][None, :] - sums[s][:, None]
+        total = np.where(later & (stage <= room), seconds[:, None] + stage, np.inf)
+        came.append(total.argmin(axis=0))
+        seconds = total.min(axis=0)
+    if not np.isfinite(seconds[-1]):
+        return None
+    cuts, end = [], num_layers
+    for s in reversed(range(num_stages)):
+        end = int(came[s][end])
+        cuts.append(end)
+    return float(seconds[num_layers]), tuple(reversed(cuts))
