@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from checkpoints import SMALL, hashes, result, rows
+from conftest import environment
 from gnnpar.main import compose
 from gnnpar.runner.launch import launch
 from hosts import Hosts, two_hosts, wait_for_epochs
@@ -114,3 +118,29 @@ def test_torchrun_starts_both_hosts_again_from_the_last_checkpoint(hosts: Hosts,
     whole = alone(tmp_path / "alone", "epochs=400", "eval_every=400")
     assert hashes(tmp_path / "run") == hashes(whole)
     assert losses(tmp_path / "run") == losses(whole)
+
+
+def test_a_restart_by_torchrun_goes_on_in_the_folder_it_began(tmp_path: Path) -> None:
+    """No folder is given: the second attempt finds the first one's."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    job = ("strategy=graph_parallel", "epochs=400", "eval_every=400", "checkpoint.every=2", *SMALL[1:-1])
+    with subprocess.Popen(
+        [*command, "--max-restarts", "1", "-m", "gnnpar", "train", *job], cwd=tmp_path, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            deadline = time.monotonic() + 120
+            while not (found := list(tmp_path.rglob("epoch-*/manifest.json"))) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert found, process.poll()
+            ranks = [p for p in psutil.Process(process.pid).children() if p.environ().get("RANK") == "1"]
+            ranks[0].kill()
+            out, err = process.communicate(timeout=150)
+        finally:
+            process.kill()
+    assert process.returncode == 0, (out, err)
+    (file,) = tmp_path.rglob("result.json")
+    assert (result(file.parent)["status"], result(file.parent)["restarts"]) == ("completed", 1)
+    assert out.count("resumed from") == 1
+    lost = "is lost: ended without a word (killed, or out of memory?); torchrun starts all ranks again, from epoch-"
+    assert sum(lost in line for line in ours(err)) == 1, err
