@@ -68,7 +68,7 @@ def test_bytes_are_the_formula(bits, gradient_bits):
     data = small_graph(num_nodes=80)
     codec = Uniform(bits=bits, gradient_bits=gradient_bits)
     strategy = Hybrid(stages=2, parts=2, chunks=8, codec=codec)
-    config = ResGCN(**DEEP | {"hidden": 32})
+    config = ResGCN(hidden=32, num_layers=4, encoder="linear", decoder="linear")
     job = make_job(strategy, config, data, world=4, partition=Range(), dtype=torch.float32)
     rows = DEEP["num_layers"] * round(data.num_nodes * job.plan.statistics["alpha"])
     for sent in merge_ranks(job, run_world("threads", 4, job)).traffic:
