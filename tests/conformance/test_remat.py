@@ -63,14 +63,13 @@ def test_every_layout_gives_the_same_bits(model: str) -> None:
     [
         {"gradient": "mix", "mixing": 0.3, "refresh": 2},
         {"gradient": "fresh", "order": "fixed", "history_init": "exact", "refresh_exact": True, "refresh": 2},
-        {"chunks": "one"},
     ],
 )
 def test_every_technique_gives_the_same_bits(rules: dict[str, Any]) -> None:
     config = configured("model", "resgcn", "model.hidden=8", "model.num_layers=4", "model.dropout=0.4")
     given: dict[str, Any] = {"chunks": 8, "stages": 2, "parts": 2} | rules
     runs = [
-        train_in_threads(Hybrid(**given, remat=remat), config, small_graph(), world=4, epochs=4, dtype=torch.float32)
+        train_in_threads(Hybrid(**given, remat=remat), config, small_graph(), world=4, epochs=3, dtype=torch.float32)
         for remat in ("none", *REMATS)
     ]
     for other in runs[1:]:
@@ -95,11 +94,10 @@ def measured(remat: Remat, *, layers: int, chunks: int, hidden: int, nodes: int)
     return report.peak, report.activations + engine.live_bytes()["activations"]
 
 
-@pytest.mark.parametrize("layers", [4, 12])
-def test_bytes_fall_as_planned(layers: int) -> None:
+def test_bytes_fall_as_planned() -> None:
     """GCN keeps 2 N H numbers a layer (the matrix's input, the activation's output), and the encoder's output; `chunk`
     those of one of 8."""
-    nodes, hidden, chunks = 1600, 32, 8
+    layers, nodes, hidden, chunks = 8, 1600, 32, 8
     rows = 4 * nodes * hidden
     found = {r: measured(r, layers=layers, chunks=chunks, hidden=hidden, nodes=nodes) for r in ("none", *REMATS)}
     kept = {r: nbytes for r, (_, nbytes) in found.items()}
