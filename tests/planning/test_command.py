@@ -83,7 +83,8 @@ def test_a_search_finds_uneven_parts_and_says_so(
     assert main(["plan", *SEARCHED, unequal_devices]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "search=descent priced" in said
-    assert "recomputing instead of communicating pays for: weight gradients from factors 0 of 2; halo rows" in said
+    assert "recomputing instead of receiving: halos of" in said
+    assert "weights by sufficient factors: 0 of 2" in said
     data = json.loads((tmp_path / "plan.json").read_text())
     found = data["predicted"]["search"]
     assert found["name"] == "descent"

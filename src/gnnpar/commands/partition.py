@@ -51,7 +51,7 @@ def run(argv: list[str], compose: Compose) -> int:
 def cut_into(settings: Settings, out: Path) -> None:
     """Read, partition and write. Scratch files lie beside `out`."""
     from gnnpar.data.stored import Stored
-    from gnnpar.runner.train import heed, partition_cache
+    from gnnpar.runner.plans import heed, partition_cache
     from gnnpar.shard.partition import partition
     from gnnpar.shard.write import write_shards
 

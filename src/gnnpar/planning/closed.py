@@ -238,7 +238,7 @@ def stage_seconds(
         pieces = _pieces(here, layer, direction, share=share)
         flows = [(a, b, nbytes * share) for a, b, nbytes in here.flows(layer, direction)]
         wire = setting.exchange(flows, first=s * candidate.parts)
-        numbers = max(_table_numbers(candidate, here, p, layer, direction) for p in range(candidate.parts))
+        numbers = max(table_numbers(candidate, here, p, layer, direction) for p in range(candidate.parts))
         table = max(r.gather_seconds(numbers) for r in here.rates)
         each = Phases(
             compute=max(p.compute for p in pieces) + visit, encode=max(p.pack + p.unpack for p in pieces) + table,
@@ -248,7 +248,7 @@ def stage_seconds(
     return total
 
 
-def _table_numbers(candidate: Candidate, work: Work, p: int, layer: int, direction: Direction) -> float:
+def table_numbers(candidate: Candidate, work: Work, p: int, layer: int, direction: Direction) -> float:
     """Numbers that a chunk writes to its tables and takes out of them.
 
     A sum writes its rows, and adds up gradients of two ages. Other folds gather every column they read, again in

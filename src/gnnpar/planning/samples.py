@@ -208,8 +208,8 @@ def _order(watch: _Watch, samples: Samples) -> None:
         ages = Ages(chunks, range(num), fresh=0, stale=n)
         for k in range(num):
             ages.block(k)
-            ages.readers("same", spans[0, k])
-            ages.readers("later", spans[0, k])
+            ages.readers("now", spans[0, k])
+            ages.readers("before", spans[0, k])
 
     samples.seconds["order"] = watch(order) / e
 

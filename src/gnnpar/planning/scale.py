@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gnnpar.planning.candidate import Candidate, layers_of
-from gnnpar.planning.closed import DIRECTIONS, Phases, chain, in_rounds, transfers
+from gnnpar.planning.closed import DIRECTIONS, Phases, chain, in_rounds, table_numbers, transfers
 from gnnpar.planning.ir import ModelIR
 from gnnpar.planning.memory import memory
 from gnnpar.planning.rates import Rates
@@ -170,8 +170,8 @@ class Paper:
         for layer, count in self.ir.alike(layers):
             rank = self._rank(parts, layer, direction, share=share)
             wire = self.cluster.all_to_all(parts, rank.pair_bytes) if rank.pair_bytes else 0.0
-            work = self._work(parts)
-            table = self.cluster.rates.gather_seconds(work.parts.nodes[0] * share * work.travelling(layer, direction))
+            work = self._work(parts, together=True)
+            table = self.cluster.rates.gather_seconds(table_numbers(candidate, work, 0, layer, direction))
             compute = rank.inner + (parts - 1) * rank.halo + rank.rest
             total += Phases(compute=compute, encode=rank.moves + table, wire=wire).times(count)
         return total
