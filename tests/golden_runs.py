@@ -1,6 +1,6 @@
 """The runs whose losses are recorded in tests/golden: what they are, and how they are read and written.
 
-NAME-MODEL.txt: 20 epochs of every model on the largest world a strategy uses here. NAME.json: 6 epochs of a GCN on 1, 2
+NAME-MODEL.txt: 10 epochs of every model on the largest world a strategy uses here. NAME.json: 6 epochs of a GCN on 1, 2
 and 4 ranks, quantized strategies too. Matrix products differ in the last bits between processors, so files are compared
 to a relative 1e-11, of quantized strategies to 1e-9; a test that runs twice on one machine compares bits.
 """
@@ -20,7 +20,7 @@ from gnnpar.runner.conformance import runs_on, small_graph, train_in_threads
 
 FOLDER = Path(__file__).parent / "golden"
 WORLDS = (1, 2, 4)
-SHORT = 6
+LONG, SHORT = 10, 6
 
 
 @cache
@@ -29,7 +29,7 @@ def is_quantized(strategy: str) -> bool:
 
 
 STRATEGIES = [s for s in names("strategy") if s != "tag"]  # tag has the losses of what it chooses
-# a rounding that falls the other way changes a quantized run for good: 20 epochs of those repeat on one machine only
+# a rounding that falls the other way changes a quantized run for good: more epochs of those repeat on one machine only
 PAIRS = [(s, m) for s in STRATEGIES if not is_quantized(s) for m in names("model")]
 
 
@@ -39,11 +39,11 @@ def _method(strategy: str) -> Any:
 
 
 def losses(strategy: str, model: str) -> list[float]:
-    """Of 20 epochs."""
+    """Of 10 epochs."""
     method = _method(strategy)
     config = configured("model", model, "model.hidden=8")
     most = 2 if hasattr(method, "check_world") else 3  # two layers are two stages
-    return train_in_threads(method, config, small_graph(), world=method.max_ranks or most, epochs=20).losses
+    return train_in_threads(method, config, small_graph(), world=method.max_ranks or most, epochs=LONG).losses
 
 
 @cache

@@ -42,7 +42,12 @@ def same_bits(mine: Outcome, theirs: Outcome) -> None:
         assert all(torch.equal(ours[k], g) for k, g in others.items())
 
 
-@pytest.mark.parametrize("model", names("model"))
+QUICK = ("gcn", "gat", "gcnii")  # a sum, attention, a second tensor that travels along
+
+
+@pytest.mark.parametrize(
+    "model", [m if m in QUICK else pytest.param(m, marks=pytest.mark.slow) for m in names("model")]
+)
 def test_every_layout_gives_the_same_bits(model: str) -> None:
     config = configured("model", model, "model.hidden=8", "model.num_layers=4", "model.dropout=0.4")
     for parts, cases in CASES.items():

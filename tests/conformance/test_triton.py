@@ -7,6 +7,8 @@ from composing import configured, names
 from gnnpar.runner.conformance import relative_error, small_graph, train_in_threads
 from gnnpar_kernels.triton.tuning import interpreting
 
+QUICK = ("graph_parallel", "sar", "gnnpipe")  # the views that call kernels; the others are made of them
+STRATEGIES = [s if s in QUICK else pytest.param(s, marks=pytest.mark.slow) for s in names("strategy")]
 MODELS = {
     "gcn": (),
     "sage_max": (),
@@ -16,7 +18,7 @@ MODELS = {
 
 @pytest.mark.skipif(not interpreting(), reason="kernels are compiled here: tests/kernels -m gpu tests them")
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("strategy", names("strategy"))
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_training_on_triton_kernels_equals_the_specification(monkeypatch, strategy, model):
     limit = configured("strategy", strategy).exact_limit()
     config = configured("model", model, "model.hidden=8", "model.num_layers=2", *MODELS[model])

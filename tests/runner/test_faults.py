@@ -104,7 +104,7 @@ def test_a_killed_rank_ends_the_run(start, victim: int) -> None:
     assert result["loss"]["last"] is not None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_interrupts_all_ranks(start, number: signal.Signals) -> None:
     run = start()
     os.killpg(run.process.pid, number)  # what Ctrl-C and a scheduler do: the whole group gets it
