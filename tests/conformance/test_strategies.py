@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import torch
 
-from composing import configured, names
+from composing import configured, names, presets_slow
 from gnnpar.codecs.codec import BFloat16, Drop
 from gnnpar.models.gcn import GCN
 from gnnpar.runner.conformance import check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
@@ -25,7 +25,7 @@ def model_of(name: str, *overrides: str):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("strategy", names("strategy"))
+@pytest.mark.parametrize("strategy", presets_slow(names("strategy")))
 def test_exact_limit_equals_the_single_device(strategy, model):
     cases = check(configured("strategy", strategy), {model: model_of(model)})
     assert cases

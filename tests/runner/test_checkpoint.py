@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from checkpoints import ADAPTIVE, damage, hashes, last, result, rows, strategy_of, train
-from composing import names
+from composing import names, presets_slow
 from conftest import Run
 from gnnpar.runner import checkpoint, state
 from gnnpar.runner.keeping import Keeper
@@ -56,7 +56,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     return train_until
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", presets_slow(CASES))
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, interrupt, case: str) -> None:
     common = (*CASES[case], "epochs=6", "fidelity_every=4")
     whole, parted = tmp_path / "whole", tmp_path / "parted"

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from checkpoints import SMALL, hashes, last, result, rows, strategy_of, train
-from composing import names
+from composing import names, presets_slow
 from gnnpar.engines.flat import FlatEngine
 from gnnpar.engines.out_of_core import OutOfCoreEngine
 from gnnpar.main import compose
@@ -25,7 +25,7 @@ from gnnpar.runner.launch import launch
 from gnnpar.track.tracker import Null
 
 
-@pytest.mark.parametrize("strategy", [*names("strategy"), "sar strategy.logical_parts=3"])
+@pytest.mark.parametrize("strategy", presets_slow([*names("strategy"), "sar strategy.logical_parts=3"]))
 def test_a_loss_that_is_not_finite_names_the_first_tensor_and_keeps_the_last_checkpoint(
     tmp_path: Path, strategy: str
 ) -> None:
@@ -115,7 +115,7 @@ def test_a_checkpoint_that_does_not_fit_is_a_line_and_no_loss(tmp_path: Path, ca
     assert list((tmp_path / "checkpoint").iterdir()) == []
 
 
-@pytest.mark.parametrize("strategy", names("strategy"))
+@pytest.mark.parametrize("strategy", presets_slow(names("strategy")))
 def test_a_disk_that_fills_up_keeps_the_checkpoints_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, strategy: str
 ) -> None:
