@@ -7,6 +7,7 @@ and bootstrap interval over blocks.
 import argparse
 import json
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,10 @@ from typing import Any
 from gnnpar.results.statistics import geometric_mean
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import pictures
+
 PARTS = {
     "compute": ("compute", "other", "bubble"),
     "encode": ("encode",),
@@ -92,14 +97,7 @@ def curve(rows: Rows, out: Path) -> None:
         for mode in sorted({row["mode"] for row in group}, key=ORDER.index):
             value = geometric_mean(ratios(group, "vanilla", mode)).value
             points[model][mode].append((group[0]["share"], value))
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {"svg.hashsalt": "gnnpar", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
-    )
+    plt = pictures.pyplot()
     figure, axes = plt.subplots(1, len(points), figsize=(8.5, 3.8), sharey=True, layout="constrained", squeeze=False)
     shares = [x / 100 for x in range(90)]
     for axis, (model, modes) in zip(axes[0], points.items(), strict=True):
@@ -114,7 +112,7 @@ def curve(rows: Rows, out: Path) -> None:
         axis.set(title=model, xlabel="vanilla's share of communication, %", ylim=(0.5, 5.5))
     axes[0, 0].set_ylabel("times faster than vanilla")
     axes[0, 0].legend(frameon=False, fontsize=6.5, loc="upper left")
-    figure.savefig(out, metadata={"Date": None})
+    pictures.save(figure, out)
 
 
 def by(rows: Rows, *keys: str) -> dict[tuple, Rows]:

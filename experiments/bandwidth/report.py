@@ -9,6 +9,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import blocks
+import pictures
 
 from gnnpar.results.statistics import Estimate, geometric_mean
 
@@ -50,12 +51,7 @@ def table(title: str, cells: Cells, digits: int) -> str:
 
 
 def draw(seconds: Cells, file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"svg.hashsalt": "gnnpar", "axes.spines.top": False, "axes.spines.right": False})
+    plt = pictures.pyplot(10)
     figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
     rates = sorted({rate for _, rate in seconds})
     for name, (colour, style) in STYLES.items():
@@ -65,7 +61,7 @@ def draw(seconds: Cells, file: Path) -> None:
     axis.set(xscale="log", yscale="log", xlabel="rate of a host's link, Gbit/s", ylabel="seconds an epoch")
     axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axis.legend(frameon=False)
-    figure.savefig(file, metadata={"Date": None})
+    pictures.save(figure, file)
 
 
 def main() -> None:

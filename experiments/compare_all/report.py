@@ -10,6 +10,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import blocks
+import pictures
 import tables
 
 from gnnpar.results.statistics import geometric_mean, mean
@@ -21,14 +22,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 def draw(studies: Mapping[str, Rows], file: Path) -> None:
     """Epoch time by link, and the difference in accuracy to `single`, paired by seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {"svg.hashsalt": "gnnpar", "axes.spines.top": False, "axes.spines.right": False, "font.size": 8}
-    )
+    plt = pictures.pyplot(8)
     figure, (times, points) = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
     jobs = [name.removeprefix("gcn ") for name in dict.fromkeys(row["job"] for row in studies["accuracy"])]
     for study, shift, label in (("speed", -0.12, "loopback"), ("paced", 0.12, "1 Gbit/s")):
@@ -50,7 +44,7 @@ def draw(studies: Mapping[str, Rows], file: Path) -> None:
         axes.set_ylim(len(jobs) - 0.5, -0.5)
         named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         axes.legend(named.values(), named, frameon=False)
-    figure.savefig(file, metadata={"Date": None})
+    pictures.save(figure, file)
 
 
 def _by_seed(rows: Rows, job: str, model: str) -> dict[int, float]:

@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import blocks
+import pictures
 
 from gnnpar.results.statistics import mean, non_inferiority
 
@@ -76,14 +77,7 @@ def table(variants: dict[str, Runs]) -> Iterable[str]:
 
 def draw(cells: Cells, file: Path) -> None:
     """Training loss and validation, mean over seeds; a column a study and model."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {"svg.hashsalt": "gnnpar", "axes.spines.top": False, "axes.spines.right": False, "font.size": 8}
-    )
+    plt = pictures.pyplot(8)
     figure, axes = plt.subplots(2, len(cells), figsize=(2.6 * len(cells) + 1, 4.6), squeeze=False, layout="constrained")
     for column, ((study, model), variants) in enumerate(cells.items()):
         for name, colour in zip(DRAWN, COLOURS, strict=True):
@@ -97,7 +91,7 @@ def draw(cells: Cells, file: Path) -> None:
     axes[0, 0].set_ylabel("training loss")
     axes[1, 0].set_ylabel("validation")
     axes[0, 0].legend(frameon=False, fontsize=6)
-    figure.savefig(file, metadata={"Date": None})
+    pictures.save(figure, file)
 
 
 def curve(runs: Runs, key: str) -> tuple[list[int], list[float]]:

@@ -2,10 +2,15 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import pictures
+
 DEPTHS = (8, 16, 32)
 COLOURS = {"single": "#444444", "none": "#d95f02", "layer": "#7570b3", "chunk": "#1b9e77"}
 Rows = dict[tuple[str, str], dict[int, dict]]
@@ -47,14 +52,7 @@ def table(rows: Rows) -> Iterable[str]:
 
 
 def draw(rows: Rows, file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {"svg.hashsalt": "gnnpar", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    )
+    plt = pictures.pyplot()
     models = list(dict.fromkeys(model for model, _ in rows))
     figure, axes = plt.subplots(1, len(models), figsize=(8.5, 3), layout="constrained")
     for axis, model in zip(axes, models, strict=True):
@@ -65,7 +63,7 @@ def draw(rows: Rows, file: Path) -> None:
         axis.set_xticks(DEPTHS, list(map(str, DEPTHS)))
     axes[0].set_ylabel("MiB at the peak")
     axes[0].legend(frameon=False, fontsize=7)
-    figure.savefig(file, metadata={"Date": None})
+    pictures.save(figure, file)
 
 
 def main() -> None:

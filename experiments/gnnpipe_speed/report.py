@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import blocks
+import pictures
 
 from gnnpar.results.statistics import geometric_mean
 
@@ -90,14 +91,7 @@ def summary(rows: Rows) -> Iterable[str]:
 
 def draw(rows: Rows, file: Path) -> None:
     """Where an epoch goes, a bar a strategy, over the shaped link."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {"svg.hashsalt": "gnnpar", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
-    )
+    plt = pictures.pyplot()
     jobs = sorted({row["job"] for row in rows if row["job"].startswith("paced")})
     models = list(dict.fromkeys(named(job)[1] for job in jobs))
     figure, axes = plt.subplots(1, len(models), figsize=(2.6 * len(models), 3.4), squeeze=False, layout="constrained")
@@ -116,7 +110,7 @@ def draw(rows: Rows, file: Path) -> None:
         axis.set_title(model)
     axes[0, 0].set_ylabel("ms an epoch")
     axes[0, 0].legend(frameon=False, fontsize=7)
-    figure.savefig(file, metadata={"Date": None})
+    pictures.save(figure, file)
 
 
 def main() -> None:

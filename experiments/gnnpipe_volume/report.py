@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 from paper import BYTES, GRAPHS, MODELS, geometric_mean, volumes
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import pictures
+
 Rows = dict[tuple[str, int, str], dict[str, Any]]
 NAMES = ("graph", "pipeline", "hybrid")
 COLOURS = ("#444444", "#d95f02", "#1b9e77")
@@ -75,14 +80,7 @@ def measured_table(rows: Rows) -> Iterable[str]:
 
 
 def draw(rows: Rows, file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {"svg.hashsalt": "gnnpar", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
-    )
+    plt = pictures.pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.6), layout="constrained")
     for number, (name, colour) in enumerate(zip(NAMES, COLOURS, strict=True)):
         pairs = [
@@ -103,7 +101,7 @@ def draw(rows: Rows, file: Path) -> None:
     axes[1].plot(ends, ends, "-", color="0.8", lw=1, zorder=0)
     axes[1].set(xscale="log", yscale="log", xlabel="by formula, MiB", ylabel="sent, MiB", title="sbm, 4 ranks")
     axes[1].legend(frameon=False)
-    figure.savefig(file, metadata={"Date": None})
+    pictures.save(figure, file)
 
 
 def main() -> None:

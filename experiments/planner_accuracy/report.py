@@ -6,12 +6,18 @@ column `corrected` multiplies a family's predictions by the geometric mean of me
 
 import argparse
 import statistics
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pairs import HERE, Pair, by, median_error, quantile, read
 
-USABLE = 0.92  # of a device's memory, as the planner allows
+sys.path.insert(0, str(HERE.parent))
+
+import pictures
+
+from gnnpar.planning.planner import USABLE
+
 COLOURS = {
     "single": "#444444", "graph_parallel": "#1b9e77", "adaqp": "#d95f02", "sar": "#7570b3", "gnnpipe": "#e7298a",
 }  # fmt: skip
@@ -101,14 +107,7 @@ def everything(pairs: Pairs) -> Iterable[str]:
 
 def draw(pairs: Pairs, file: Path) -> None:
     """Predicted against measured, time and memory, a colour a family."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {"svg.hashsalt": "gnnpar", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
-    )
+    plt = pictures.pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 4.0), layout="constrained")
     known = [p for p in pairs if p.peak_bytes]
     for family, colour in COLOURS.items():
@@ -133,7 +132,7 @@ def draw(pairs: Pairs, file: Path) -> None:
         axis.set_xlabel(f"measured, {what}")
         axis.set_ylabel(f"predicted, {what}")
     left.legend(frameon=False, fontsize=7)
-    figure.savefig(file, metadata={"Date": None})
+    pictures.save(figure, file)
 
 
 def main() -> None:

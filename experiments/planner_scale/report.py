@@ -3,11 +3,16 @@
 import argparse
 import json
 import math
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import pictures
+
 PIPELINES, FLAT = ("gnnpipe", "hybrid"), ("graph_parallel", "sar")
 COLOURS = {"graph_parallel": "#2b7bba", "sar": "#1a9e77", "gnnpipe": "#d1495b", "hybrid": "#e09f1f", "none": "#d5d9dd"}
 TITLES = {
@@ -98,17 +103,11 @@ def wins(panels: dict[str, list[Row]]) -> str:
 
 
 def draw(panels: dict[str, list[Row]], file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.colors import ListedColormap
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    plt.rcParams.update(
-        {"svg.hashsalt": "gnnpar", "font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
-    )
+    plt = pictures.pyplot(8)
     figure, grid = plt.subplots(2, 3, figsize=(10, 6.2), layout="constrained")
     names = list(COLOURS)
     for axis, (panel, title) in zip(grid.flat, TITLES.items(), strict=True):
@@ -137,7 +136,7 @@ def draw(panels: dict[str, list[Row]], file: Path) -> None:
                 Line2D([], [], color="black", lw=1.2, ls="--", label="rule L alpha = W")]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=7, frameon=False)
     figure.suptitle("Modelled, not measured: the fastest strategy of full precision", fontsize=9)
-    figure.savefig(file, metadata={"Date": None})
+    pictures.save(figure, file)
 
 
 def main() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import pictures
 from marks import EVALUATIONS, SECONDS
 
 STYLES = {
@@ -95,14 +96,7 @@ def against(runs: dict[str, list[Row]], one: str, other: str) -> str:
 
 
 def draw(runs: dict[str, list[Row]], best: dict[int, float], file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {"svg.hashsalt": "gnnpar", "font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
-    )
+    plt = pictures.pyplot(8)
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharey=True)
     axes = (("at_evaluations", EVALUATIONS, "evaluations"), ("at_seconds", SECONDS, "CPU seconds"))
     for axis, (key, marks, label) in zip(panels, axes, strict=True):
@@ -117,7 +111,7 @@ def draw(runs: dict[str, list[Row]], best: dict[int, float], file: Path) -> None
     panels[0].set_ylabel("predicted time over the best known, - 1")
     handles, labels = panels[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(file, metadata={"Date": None})
+    pictures.save(figure, file)
 
 
 def main() -> None:

@@ -2,10 +2,15 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import pictures
+
 RANKS = (1, 2, 4, 8)
 TICKS = (12, 25, 50, 100)  # MiB
 COLOURS = {
@@ -45,14 +50,7 @@ def table(rows: Rows) -> Iterable[str]:
 
 
 def draw(rows: Rows, file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {"svg.hashsalt": "gnnpar", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    )
+    plt = pictures.pyplot()
     panels = [(model, cut) for model in ("gat", "sage") for cut in ("metis", "random")]
     figure, axes = plt.subplots(2, 2, figsize=(7.5, 6), sharex=True, layout="constrained")
     for axis, (model, cut) in zip(axes.flat, panels, strict=True):
@@ -72,7 +70,7 @@ def draw(rows: Rows, file: Path) -> None:
     for axis in axes[:, 0]:
         axis.set_ylabel("MiB of a rank at its peak")
     axes[0, 0].legend(frameon=False, fontsize=7)
-    figure.savefig(file, metadata={"Date": None})
+    pictures.save(figure, file)
 
 
 def main() -> None:

@@ -2,10 +2,15 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import pictures
+
 GIB = 2**30
 COLOURS = {"parent": "#999999", "rank 0": "#0072b2", "rank 1": "#d55e00"}
 RESIDENT, ANONYMOUS, _, PROPORTIONAL = range(4)
@@ -54,14 +59,7 @@ def table(rows: dict[str, dict]) -> Iterable[str]:
 
 
 def draw(rows: dict[str, dict], file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {"svg.hashsalt": "gnnpar", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    )
+    plt = pictures.pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(9, 3), sharey=True, layout="constrained")
     for axis, step in zip(axes, STEPS, strict=True):
         row = rows[step]
@@ -76,7 +74,7 @@ def draw(rows: dict[str, dict], file: Path) -> None:
         axis.set(title=step, xlabel="seconds")
     axes[0].set_ylabel("GiB (dotted: mapped files too)")
     axes[2].legend(frameon=False, fontsize=8)
-    figure.savefig(file, metadata={"Date": None})
+    pictures.save(figure, file)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import blocks
+import pictures
 
 from gnnpar.results.statistics import geometric_mean
 
@@ -18,14 +19,7 @@ COLOURS = {"graph_parallel": "#2b7bba", "graph_parallel bf16": "#7a8794", "sar":
 
 def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Memory of a rank and bytes of all against the number of ranks; dashed: 1/N of one rank."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {"svg.hashsalt": "gnnpar", "axes.spines.top": False, "axes.spines.right": False, "font.size": 8}
-    )
+    plt = pictures.pyplot(8)
     figure, (memory, sent) = plt.subplots(1, 2, figsize=(7, 3), layout="constrained")
     found = {row["job"]: row["result"] for row in rows}
     one = max(found["1 single"]["memory_bytes"]["peak"]) / 2**20
@@ -41,7 +35,7 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
         axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
         axes.minorticks_off()
     memory.legend(frameon=False)
-    figure.savefig(file, metadata={"Date": None})
+    pictures.save(figure, file)
 
 
 def main() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / name) for name in ("src", "kernels", "tests")]
 
-import torch  # noqa: E402
+import torch
 
-from golden_runs import FOLDER, PAIRS, STRATEGIES, losses, short_losses, worlds_of, write_json  # noqa: E402
+from golden_runs import FOLDER, PAIRS, STRATEGIES, losses, short_losses, worlds_of, write_json
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
