@@ -28,7 +28,7 @@ from cells import CELLS, SMOKE, Cell
 from gnnpar.commands.plan import strategy_yaml
 from gnnpar.main import composed
 from gnnpar.planning.candidate import QUALITIES
-from gnnpar.runner.planned import plan_of, planned
+from gnnpar.runner.planned import Searching, plan_of, planned
 
 WARMUP, SECONDS = 6, 3.0  # five epochs are not timed and one records memory; then about so many seconds
 KEPT = ("epoch_seconds", "breakdown_seconds", "bytes_per_epoch", "cpu_seconds", "hardware", "load", "commit",
@@ -39,7 +39,9 @@ def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
     """A line a candidate of a cell; its plan is left in a folder of `plans`."""
     overrides = [*cell.overrides, f"cache_dir={cache}"]
     settings = composed(overrides)
-    found = planned(settings, ranks=cell.ranks, allowed=frozenset(QUALITIES), say=print)
+    found = planned(
+        settings, ranks=cell.ranks, allowed=frozenset(QUALITIES), how=Searching(search="enumerate"), say=print
+    )
     priced = {p.candidate.label: p for p in found.priced}
     for label in cell.candidates:
         job = f"{cell.name}; {label}"

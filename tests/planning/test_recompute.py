@@ -43,7 +43,7 @@ def test_a_slow_link_makes_layer_0_stay(name: str, held: Held) -> None:
     assert (found.held, found.layers[0]) == (held, 0)
     assert found.seconds > 0
     assert found.factors[0] == 0  # thousands of rows a rank: a sum of small matrices is always cheaper (5.3)
-    assert "halos of 1 of 2 layers" in found.describe()
+    assert "halos of 1 of 2 layers" in found.describe(chosen=True)
 
 
 def test_attention_is_received_over_a_fast_link() -> None:
@@ -52,7 +52,7 @@ def test_attention_is_received_over_a_fast_link() -> None:
     costly = tuple(replace(r, gemm=replace(r.gemm, number=1e-6), message=0.0, gather=0.0) for r in live.rates)
     found = decide(replace(live, rates=costly), replace(kept, rates=costly), Setting(setting.fabric, costly))
     assert (found.held, found.seconds, found.nbytes) == ("no", 0.0, 0.0)
-    assert "halos of 0 of 2 layers" in found.describe()
+    assert "halos of 0 of 2 layers" in found.describe(chosen=True)
 
 
 def test_the_planner_takes_it_where_it_is_faster() -> None:

@@ -104,6 +104,8 @@ def by_measuring(
     ranks = found.chosen.candidate.ranks
     if count < 2:
         raise ConfigError(f"--measure={count} compares nothing; measure 2 plans or more")
+    if found.request.fewer:
+        raise ConfigError(f"--measure={count} launches plans of one number of ranks; leave fewer=true out")
     try:
         halving.check(settings, ranks, count)
         return halving.halved(

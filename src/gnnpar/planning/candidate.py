@@ -78,7 +78,7 @@ class Candidate:
         if self.family in ("gnnpipe", "hybrid"):
             words[0] += f" {self.stages} x {self.parts}" if self.family == "hybrid" else f" {self.stages} stages"
             words.append(f"{self.chunks} chunks" if self.chunks > 1 else "1 chunk")
-        if self.family == "graph_parallel" and self.overlap == "none":
+        if self.family in ("graph_parallel", "adaqp") and self.overlap == "none":
             words.append("no overlap")
         if self.family == "sar":
             words.append(f"prefetch {self.prefetch}, {self.backward}" + ("" if self.remat else ", kept"))

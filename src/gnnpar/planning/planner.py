@@ -8,14 +8,14 @@ chosen, but it is priced, so that the table shows what they would give.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from gnnpar.planning.candidate import Candidate, Family, Quality, even_cuts
-from gnnpar.planning.closed import DIRECTIONS, Phases, Setting, boundary_seconds, closed, stage_seconds
+from gnnpar.planning.closed import DIRECTIONS, Phases, Setting, boundary_seconds, closed, in_engine, stage_seconds
 from gnnpar.planning.ir import ModelIR
 from gnnpar.planning.memory import Memory, memory
 from gnnpar.planning.quantity import bytes_text, seconds_text
@@ -94,7 +94,15 @@ def candidate_of(data: Mapping[str, Any]) -> Candidate:
 
 
 def search(request: Request) -> tuple[Priced, ...]:
-    """All candidates, those that can be chosen first, by objective. ValueError where none can."""
+    """All uniform grids, those that can be chosen first, by objective. ValueError where none can."""
+    priced = listed(request)
+    if not priced or priced[0].refused:
+        raise ValueError(nothing_fits(priced, request))
+    return priced
+
+
+def listed(request: Request) -> tuple[Priced, ...]:
+    """The same, whether or not one can be chosen."""
     works: dict[int, Work] = {}
 
     def work(parts: int) -> Work:
@@ -109,10 +117,7 @@ def search(request: Request) -> tuple[Priced, ...]:
     if (found := recomputing(request)) is not None and found.held != "no":
         flat = [p.candidate for p in priced if p.candidate.family in ("graph_parallel", "adaqp")]
         priced += [price(replace(c, held=True), held_work(request, work(c.parts)), request) for c in flat]
-    priced.sort(key=lambda p: (bool(p.refused), p.objective, p.candidate.label))
-    if not priced or priced[0].refused:
-        raise ValueError(nothing_fits(priced, request))
-    return tuple(priced)
+    return tuple(sorted(priced, key=lambda p: (bool(p.refused), p.objective, p.candidate.label)))
 
 
 def held_work(request: Request, live: Work) -> Work:
@@ -158,7 +163,7 @@ def _refused(candidate: Candidate, ranks: tuple[Memory, ...], request: Request) 
     return ""
 
 
-def nothing_fits(priced: list[Priced], request: Request) -> str:
+def nothing_fits(priced: Sequence[Priced], request: Request) -> str:
     """One line: what the nearest candidate lacks."""
     allowed = [p for p in priced if not p.refused.endswith("not allowed")]
     if not allowed:
@@ -185,6 +190,7 @@ def cut_for_devices(candidate: Candidate, work: Work, request: Request) -> Candi
 
 def _line(candidate: Candidate, work: Work, setting: Setting) -> Line:
     """What each layer takes on each stage, and each message between stages, forward and backward."""
+    work, setting = in_engine(candidate, work, setting)
     ir, num_stages = work.ir, candidate.stages
     layers = np.zeros((num_stages, ir.num_layers))
     whole, alone = np.zeros((num_stages - 1, ir.num_layers)), np.zeros((num_stages - 1, ir.num_layers))

@@ -35,18 +35,19 @@ class Recompute:
     seconds: float
     nbytes: float
 
-    def describe(self) -> str:
-        """One line for the user."""
+    def describe(self, *, chosen: bool) -> str:
+        """One line for the user. `chosen`: does the plan do so?"""
         cheaper, weights = self.factors
         rest = f"; weights by sufficient factors: {cheaper} of {weights}"
         if deeper := [i for i in self.layers if i > 0]:
             rest += f"; the cut would also recompute layers {', '.join(map(str, deeper))}, which the runner does not"
         if self.held == "no":
             return f"recomputing instead of receiving: halos of 0 of {self.depth} layers{rest}"
+        stays = "stays" if chosen else "would stay under graph_parallel, which is not chosen with it"
         what = "what layer 0 sums up of the features" if self.held == "result" else "features of the halo"
         return (
-            f"recomputing instead of receiving: halos of 1 of {self.depth} layers: {what} stays (first_layer=cached), "
-            f"{bytes_text(self.nbytes)} and {seconds_text(self.seconds)} less an epoch{rest}"
+            f"recomputing instead of receiving: halos of 1 of {self.depth} layers: {what} {stays} "
+            f"(first_layer=cached), {bytes_text(self.nbytes)} and {seconds_text(self.seconds)} less an epoch{rest}"
         )
 
 
@@ -69,8 +70,8 @@ def decide(live: Work, held: Work, setting: Setting) -> Recompute:
     weights[0] = _layer_seconds(held, 0) - _layer_seconds(live, 0) - _received(live, setting, 0)
     weights[0] += _features(held, setting)  # a producer that everybody has broadcasts for nothing
     gemms = [g for group in live.ir.groups for g in group.gemms]
+    rate = min(setting.fabric.rate(a, b) for a in range(parts) for b in range(parts) if a != b)
     for gemm in gemms:
-        rate = min(setting.fabric.rate(a, b) for a in range(parts) for b in range(parts) if a != b)
         factored, summed = sufficient_factors(
             max(live.parts.nodes), gemm.width_in, gemm.width_out, replicas=parts, rate=rate,
             seconds_per_flop=live.rates[0].scale * live.rates[0].gemm.flop,

@@ -196,6 +196,6 @@ def why(found: Planned, simulated_seconds: float) -> list[str]:
     looked = f"search={how.search} priced {how.evaluations} candidates in {seconds_text(how.cpu_seconds)} of CPU"
     devices = found.chosen.devices
     moved = [] if devices == tuple(range(len(devices))) else [f"ranks run on {_places(found)}, in this order"]
-    cut = [told.describe()] if told is not None else []
+    cut = [told.describe(chosen=found.chosen.candidate.held)] if told is not None else []
     doubted = f"times are predicted from {rates.source} rates{doubt}"
     return [*reasons(found.priced), *moved, *cut, looked, event, doubted]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from gnnpar.planning.planner import Priced, Request, nothing_fits, price, search
+from gnnpar.planning.planner import Priced, Request, listed, nothing_fits, price, search
 from gnnpar.planning.search.points import Points
 from gnnpar.planning.search.space import Evaluator, Point, anneal, descend_again, draw
 from gnnpar.planning.search.tree import Prior, climb, published
@@ -48,16 +48,16 @@ def run(request: Request, name: Name, *, budget: int = BUDGET, seed: int = 0, pr
         raise ValueError(f"budget={budget} evaluations find nothing: give at least 1")
     began = time.process_time()
     if name == "enumerate":
-        listed = search(request)
-        return Found(name, listed, len(listed), time.process_time() - began)
+        grids = search(request)
+        return Found(name, grids, len(grids), time.process_time() - began)
     points = Points(request)
     evaluate = Evaluator(points.space, points.objective, budget, points.canonical)
-    listed = _listed(request)
-    _searches(evaluate, seed, start_of(points, listed), prior, points)[name]()
+    grids = listed(request)
+    _searches(evaluate, seed, start_of(points, grids), prior, points)[name]()
     spent = time.process_time() - began
-    table = _settled(points, listed)
+    table = _settled(points, grids)
     clock = tuple(t - began for t in evaluate.clock)
-    return Found(name, table, len(evaluate.seen) + len(listed), spent, tuple(evaluate.curve), clock)
+    return Found(name, table, len(evaluate.seen) + len(grids), spent, tuple(evaluate.curve), clock)
 
 
 def _searches(
@@ -80,18 +80,11 @@ def _guide(points: Points) -> Prior:
     return shipped(points)
 
 
-def _listed(request: Request) -> tuple[Priced, ...]:
-    try:
-        return search(request)
-    except ValueError:
-        return ()  # no uniform grid fits; others may
-
-
-def start_of(points: Points, listed: tuple[Priced, ...]) -> Point | None:
+def start_of(points: Points, grids: tuple[Priced, ...]) -> Point | None:
     """The point of the best uniform grid, which every other choice is compared with."""
     space = points.space
     names = list(space.choices)
-    for best in (p for p in listed if not p.refused):
+    for best in (p for p in grids if not p.refused):
         c = best.candidate
         family = "graph_parallel" if c.family == "adaqp" else c.family
         chunks = 0 if c.chunks == 1 else c.chunks // c.stages
@@ -102,12 +95,12 @@ def start_of(points: Points, listed: tuple[Priced, ...]) -> Point | None:
     return None
 
 
-def _settled(points: Points, listed: tuple[Priced, ...]) -> tuple[Priced, ...]:
+def _settled(points: Points, grids: tuple[Priced, ...]) -> tuple[Priced, ...]:
     """All that was priced, the best first. Uneven parts are made and priced again before one of them is chosen; those
     that were only estimated are left out."""
     request = points.request
     table = {(p.candidate, p.devices or tuple(range(p.candidate.ranks)), p.shares): p
-             for p in (*listed, *points.kept.values())}  # fmt: skip
+             for p in (*grids, *points.kept.values())}  # fmt: skip
     ranked = sorted(table.values(), key=_rank)
     made: list[Priced] = []
     while ranked and not ranked[0].refused and ranked[0].shares and len(made) < _PARTITIONS:
