@@ -104,6 +104,7 @@ def dropout(x: Tensor, ids: Tensor, *, p: float, key: int) -> Tensor:
 def apply_mask(x: Tensor, keep: Tensor, *, p: float) -> Tensor:
     """See `naive.apply_mask`. A third of what drawing the mask again takes (10 against 33 ms for 50 k x 128)."""
     threshold(p)
+    ones = keep.view(torch.uint8)  # bytes become numbers in less time than bools do
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     scale = 1.0 / (1.0 - p)
     step = max(1, BLOCK // max(1, x.shape[1]))
@@ -112,7 +113,7 @@ def apply_mask(x: Tensor, keep: Tensor, *, p: float) -> Tensor:
         part = slice(begin, min(begin + step, x.shape[0]))
         torch.mul(x[part], scale, out=y[part])
         if x.dtype == torch.float32:
-            y[part].view(torch.int32).bitwise_and_(bits[: len(y[part])].copy_(keep[part]).neg_())
+            y[part].view(torch.int32).bitwise_and_(bits[: len(y[part])].copy_(ones[part]).neg_())
         else:
             y[part].masked_fill_(~keep[part], 0.0)
     return y

@@ -50,7 +50,7 @@ class Stage:
 
     def __init__(self, layers: range, run: Run, *, remat: Remat) -> None:
         self.pieces: Sequence[range] = [layers] if remat != "layer" else [range(i, i + 1) for i in layers]
-        self._run, self.remat = run, remat
+        self._run = run
 
     def forward(self, graph: ChunkGraph, given: Rows, *, keep: bool) -> tuple[Rows, Kept]:
         """What leaves the stage, and what stays. `keep`: all that autograd saves, whatever `remat` says."""
