@@ -28,26 +28,28 @@ def canonical_csr(
     num_edges: of the list as it is, for progress alone.
     """
 
+    outside = 0
+
     def listed(stage: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        nonlocal outside
         done = 0
         for src, dst in edges():
             tell(stage, done / max(1, num_edges))
             done += len(src)
-            kept = src != dst
+            good = (np.minimum(src, dst) >= 0) & (np.maximum(src, dst) < num_nodes)
+            outside += len(src) - int(good.sum())
+            kept = good & (src != dst)
             src, dst = src[kept].astype(np.int64), dst[kept].astype(np.int64)
             yield src, dst
             if symmetrize:
                 yield dst, src
 
     counts = np.full(num_nodes, int(self_loops), dtype=np.int64)
-    outside = 0
-    for src, dst in listed("count edges"):
-        good = (np.minimum(src, dst) >= 0) & (np.maximum(src, dst) < num_nodes)
-        outside += len(src) - int(good.sum())
-        counts += np.bincount(dst[good], minlength=num_nodes)
+    for _, dst in listed("count edges"):
+        counts += np.bincount(dst, minlength=num_nodes)
     if outside:
         raise ValueError(
-            f"dataset {name}: {outside // (1 + symmetrize)} of {num_edges} edges point outside nodes 0..{num_nodes - 1}"
+            f"dataset {name}: {outside} of {num_edges} edges point outside nodes 0..{num_nodes - 1}"
             "; number nodes from 0, or give more feature rows."
         )
     bounds = _bounds(counts, bucket_edges)

@@ -75,7 +75,16 @@ def clear(folder: Path) -> Iterator[None]:
     """Whatever is wrong inside is one ValueError that names the folder."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         if type(error) is ValueError and str(error).startswith("shards="):
             raise
         what = " ".join((getattr(error, "strerror", None) or str(error)).split())[:200] or type(error).__name__

@@ -8,7 +8,9 @@ renamed when the manifest is there.
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
+import resource
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -40,6 +42,7 @@ def write_shards(
     """
     if out.exists():
         raise ValueError(f"out={out} is there already: remove it, or name another folder")
+    allow_files(parts**2 * (2 if edge_ids else 1) + 64)
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -58,6 +61,17 @@ def write_shards(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return manifest
+
+
+def allow_files(count: int) -> None:
+    """So many may be open at once: a scratch file a pair of parts."""
+    soft, hard = (math.inf if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
+    if hard < count:
+        raise ValueError(
+            f"{count} files must be open at once, but the limit is {hard}: raise it (ulimit -Hn), or cut fewer parts"
+        )
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 class _Writer:
@@ -154,12 +168,11 @@ class _Writer:
     def cut_blocks(self) -> None:
         """Halo blocks and send lists, a pair of parts at a time."""
         degree = self.graph.in_degree.to(torch.float32).numpy()
-        pairs = int((self.num_edges > 0).sum())
         for p in range(self.parts):
             halo_degree = [np.zeros(0, dtype=np.float32)]
             for q in range(self.parts):
                 if p != q and self.num_edges[p, q]:
-                    self.tell("halo blocks", (p * self.parts + q) / max(1, pairs))
+                    self.tell("halo blocks", (p * self.parts + q) / self.parts**2)
                     ids = self.node_ids[q][self._halo(p, q)]
                     halo_degree.append(degree[ids])
                     np.save(self.file(p, f"halo-{q}.src_ids"), ids)
