@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.data.preprocess import Preprocess
+from gnnpar.durable import file_hash
 from gnnpar.models.gnn import GNN
 from gnnpar.runner.facts import versions
-from gnnpar.runner.state import file_hash
 from gnnpar.runner.trained import DTYPES, Trained
 from gnnpar.views.plain import PlainGraph
 

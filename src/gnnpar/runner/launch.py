@@ -50,12 +50,13 @@ def launch(settings: Settings, run_dir: Path) -> Outcome:
     sharded.check(settings, world)
     facts = header(settings, world)
     writes = world.how != "joined" or int(os.environ["RANK"]) == 0
-    stop = Stop()
+    stop, begun = Stop(), False
     try:
         met = company.assemble(settings, run_dir) if world.how == "joined" and world.size > 1 else None
         facts["restarts"] = max(facts["restarts"], met.generation - 1 if met else 0)  # torchrun's; ours come later
         if writes:
             begin(settings, world, run_dir, facts)
+            begun = True
         with interruptible(stop, settings.launch.grace_seconds), links(world, facts):
             if world.how == "joined":
                 _joined(settings, world, run_dir, facts, stop, met)
@@ -68,7 +69,10 @@ def launch(settings: Settings, run_dir: Path) -> Outcome:
         outcome = Outcome("failed", error.failure.line, error.failure.traceback)
     except company.CompanyLost as error:
         outcome = Outcome("failed", error.line, error.traceback, error.quiet)
-    return conclude(outcome, run_dir, facts) if writes else outcome
+    kept = None if begun else read_result(run_dir)  # of a run before, which ranks that do not meet leave alone
+    if not writes or (kept is not None and kept["status"] == "completed"):
+        return outcome
+    return conclude(outcome, run_dir, facts)
 
 
 def begin(settings: Settings, world: World, run_dir: Path, facts: dict[str, Any]) -> None:

@@ -15,11 +15,10 @@ from gnnpar.runner.facts import World
 from gnnpar.runner.layer_costs import layer_seconds
 from gnnpar.runner.machines import setting_of
 from gnnpar.runner.sharded import Source
+from gnnpar.runner.trained import DTYPES
 from gnnpar.settings import Settings, instantiate
 from gnnpar.strategies.strategy import Workload
 from gnnpar.track.console import say
-
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 def make_plan(

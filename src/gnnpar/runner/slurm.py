@@ -26,11 +26,17 @@ def as_rank(env: Mapping[str, str]) -> dict[str, str]:
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env["SLURM_NODELIST"]
         per_node = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", str(size)))
         here = per_node[node]
-    except (KeyError, ValueError, IndexError) as error:
+        job, step = int(env.get("SLURM_JOB_ID", "0")), int(env.get("SLURM_STEP_ID", "0"))
+    except IndexError as error:
         raise ConfigError(
-            f"SLURM_STEP_NUM_TASKS={size}, but Slurm's environment lacks {error}: start with srun, or with torchrun"
+            f"SLURM_NODEID={env.get('SLURM_NODEID')} is beyond the nodes that Slurm's environment counts: start with "
+            "srun, or with torchrun"
         ) from error
-    job, step = int(env.get("SLURM_JOB_ID", "0")), int(env.get("SLURM_STEP_ID", "0"))
+    except (KeyError, ValueError) as error:
+        lacks = "lacks" if isinstance(error, KeyError) else "cannot be read, it needs"
+        raise ConfigError(
+            f"SLURM_STEP_NUM_TASKS={size}, but Slurm's environment {lacks} {error}: start with srun, or with torchrun"
+        ) from error
     port = _FIRST_PORT + (job * 31 + step) % _NUM_PORTS  # the same on all hosts, another for every step
     return {
         "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(here),

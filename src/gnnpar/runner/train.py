@@ -24,12 +24,13 @@ from gnnpar.runner.evaluate import evaluate, fidelity
 from gnnpar.runner.facts import WARMUP_EPOCHS, World
 from gnnpar.runner.keeping import Keeper
 from gnnpar.runner.measure import EpochMeter, merge
-from gnnpar.runner.plans import DTYPES, make_plan
+from gnnpar.runner.plans import make_plan
 from gnnpar.runner.replan import Again, Replanner, plan_again
 from gnnpar.runner.resume import Start
 from gnnpar.runner.sharded import source_of
 from gnnpar.runner.stopping import Interrupted, Stop
 from gnnpar.runner.trace import Recorder, traced_epoch
+from gnnpar.runner.trained import DTYPES
 from gnnpar.settings import Settings
 from gnnpar.shard.shard import Shard
 from gnnpar.track.console import say
@@ -152,8 +153,10 @@ def epochs(run: Run, tracker: Tracker, keeper: Keeper) -> Again | None:
         if stop:
             break
         if comparing is not None and (again := replanned(run, epoch, row, comparing)) is not None:
-            keeper.save(run, epoch + 1, progress.kept(), row.get("metric/val"))
-            return again
+            if comm.broadcast(keeper.save(run, epoch + 1, progress.kept(), row.get("metric/val"))):
+                return again
+            if comm.rank == 0:
+                say("tag: without a checkpoint there is no way over to the other plan: the run keeps its own")
     return None
 
 
