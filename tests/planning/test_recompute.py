@@ -10,9 +10,10 @@ import torch
 from composing import configured
 from gnnpar.planning.closed import Setting
 from gnnpar.planning.extract import record
-from gnnpar.planning.planner import Request, search
+from gnnpar.planning.planner import Request, price, search
 from gnnpar.planning.rates import NOMINAL
 from gnnpar.planning.recompute import decide, how_held
+from gnnpar.planning.search.points import Points
 from gnnpar.planning.statistics import GraphStats, PartStats
 from gnnpar.planning.topology import one_host
 from gnnpar.planning.work import Held, Work
@@ -89,3 +90,24 @@ def test_a_run_sends_so_many_bytes_less(name: str) -> None:
     less = sum(n for d in ("forward", "backward") for _, _, n in work.flows(0, d))  # type: ignore[arg-type]
     sent = [sum(o.traffic[2].get(phase, 0) for phase in ("forward", "backward")) for o in (live, cached)]
     assert sent[0] - sent[1] == less > 0
+
+
+def test_searches_hold_layer_0_too() -> None:
+    """The cut is no name of the space: where it fires, a point is priced with it."""
+    live, kept, setting = works("gcn", rate=1e7)
+    request = Request(live.ir, GRAPH, lambda _: PARTS, setting, 2, ("graph_parallel",), held=(kept.ir, kept.held))
+    points = Points(request)
+    found = points.priced(tuple(0 for _ in points.space.choices))
+    assert found.candidate.held
+    assert found.phases == price(found.candidate, kept, request).phases
+
+
+def test_a_first_layer_that_is_cached_is_priced_so() -> None:
+    """first_layer=cached of the user: every candidate keeps it, in time and in memory."""
+    live, kept, setting = works("gcn", rate=1e7)
+    plain = Request(live.ir, GRAPH, lambda _: PARTS, setting, 2, ("graph_parallel",))
+    cached = replace(plain, ir=kept.ir, kept=kept.held)
+    before, after = search(plain)[0], search(cached)[0]
+    assert after.phases == price(after.candidate, kept, cached).phases
+    assert after.phases.wire < 0.7 * before.phases.wire
+    assert after.memory[0].halo > before.memory[0].halo

@@ -30,7 +30,7 @@ from gnnpar.planning.visits import with_visits
 TinyEpochs = Callable[[Communicator], dict[str, dict[str, float]]]
 """Runs the epochs of `visits`; a function of a module, for it goes to other processes."""
 
-_VERSION = 6  # of what is measured and fitted
+_VERSION = 7  # of what is measured and fitted
 
 
 @dataclass(frozen=True)

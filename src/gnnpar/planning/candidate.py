@@ -38,6 +38,10 @@ class Candidate:
         return self.parts * self.stages
 
     @property
+    def may_hold(self) -> bool:
+        return self.family in ("graph_parallel", "adaqp") and self.parts > 1
+
+    @property
     def quality(self) -> frozenset[Quality]:
         """The classes a user must have allowed."""
         found: set[Quality] = set()

@@ -45,7 +45,7 @@ def _rank(candidate: Candidate, work: Work, layers: range, p: int) -> Memory:
     folds = [f for i in layers for f in ir.folds(i)]
     widest = max([f.width for f in folds], default=0)
     kept = 0.0
-    if candidate.held:
+    if work.held != "no":
         kept += halo * ir.in_dim if work.held == "rows" else n * sum(f.out for f in ir.folds(0))
     if not (candidate.family == "sar" and candidate.remat):
         kept += sum(halo * f.width for f in folds if f.needs_src)

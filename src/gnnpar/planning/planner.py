@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from gnnpar.planning.closed import DIRECTIONS, Phases, Setting, boundary_seconds
 from gnnpar.planning.ir import ModelIR
 from gnnpar.planning.memory import Memory, memory
 from gnnpar.planning.quantity import bytes_text, seconds_text
+from gnnpar.planning.rates import Rates
 from gnnpar.planning.recompute import Recompute, decide
 from gnnpar.planning.search.grid import candidates
 from gnnpar.planning.search.ordered import Line, place_layers
@@ -33,6 +35,7 @@ USABLE = 0.92  # of a device's memory
 class Request:
     """What there is to plan. `partition`: parts -> statistics. `factors`: quality class -> epochs it costs, >= 1.
 
+    `kept`: what layer 0 of `ir` keeps in every candidate. `held`: another model that keeps it, to choose from.
     For searches: may ranks be put on any device (`places`), may there be `fewer` of them, and what a partition with
     given shares of the nodes comes to (`uneven`; None: parts are equal)."""
 
@@ -45,10 +48,29 @@ class Request:
     allowed: frozenset[Quality] = frozenset({"exact"})
     factors: Mapping[Quality, float] = field(default_factory=dict)
     usable: float = USABLE
-    held: tuple[ModelIR, Held] | None = None  # the model that keeps layer 0, and what it keeps
+    kept: Held = "no"
+    held: tuple[ModelIR, Held] | None = None
     places: bool = False
     fewer: bool = False
     uneven: Callable[[tuple[float, ...]], PartStats] | None = None
+
+    def work(self, parts: PartStats, rates: tuple[Rates, ...], *, held: bool = False) -> Work:
+        """Of the model on a partition, or of that which is `held`. rates: of rank after rank, one a part or more."""
+        ir, kept = self.held if held and self.held is not None else (self.ir, self.kept)
+        return Work(ir, self.graph, parts, rates[: parts.parts], kept)
+
+    @cached_property
+    def recompute(self) -> Recompute | None:
+        """What the minimum cut would recompute; None where there is no halo, or layer 0 cannot be kept."""
+        if self.held is None or self.ranks == 1:
+            return None
+        parts, rates = self.partition(self.ranks), self.setting.rates
+        return decide(self.work(parts, rates), self.work(parts, rates, held=True), self.setting)
+
+    @property
+    def holds(self) -> bool:
+        """Is it worth keeping layer 0?"""
+        return self.recompute is not None and self.recompute.held != "no"
 
 
 @dataclass(frozen=True)
@@ -103,36 +125,18 @@ def search(request: Request) -> tuple[Priced, ...]:
 
 def listed(request: Request) -> tuple[Priced, ...]:
     """The same, whether or not one can be chosen."""
-    works: dict[int, Work] = {}
 
-    def work(parts: int) -> Work:
-        if parts not in works:
-            statistics = request.partition(parts)
-            works[parts] = Work(request.ir, request.graph, statistics, request.setting.rates[:parts])
-        return works[parts]
+    @cache
+    def work(parts: int, *, held: bool = False) -> Work:
+        return request.work(request.partition(parts), request.setting.rates, held=held)
 
     counts = rank_counts(request)
     given = [c for n in counts for c in candidates(request.ir, n, families=request.families, nodes=request.graph.nodes)]
     priced = [price(cut_for_devices(c, work(c.parts), request), work(c.parts), request) for c in given]
-    if (found := recomputing(request)) is not None and found.held != "no":
-        flat = [p.candidate for p in priced if p.candidate.family in ("graph_parallel", "adaqp")]
-        priced += [price(replace(c, held=True), held_work(request, work(c.parts)), request) for c in flat]
+    if request.holds:
+        flat = [p.candidate for p in priced if p.candidate.may_hold]
+        priced += [price(replace(c, held=True), work(c.parts, held=True), request) for c in flat]
     return tuple(sorted(priced, key=lambda p: (bool(p.refused), p.objective, p.candidate.label)))
-
-
-def held_work(request: Request, live: Work) -> Work:
-    """The work of the model that keeps layer 0."""
-    assert request.held is not None
-    ir, held = request.held
-    return replace(live, ir=ir, held=held)
-
-
-def recomputing(request: Request) -> Recompute | None:
-    """What the minimum cut would recompute; None where there is no halo, or the model cannot keep its first layer."""
-    if request.held is None or request.ranks == 1:
-        return None
-    live = Work(request.ir, request.graph, request.partition(request.ranks), request.setting.rates[: request.ranks])
-    return decide(live, held_work(request, live), request.setting)
 
 
 def rank_counts(request: Request) -> list[int]:

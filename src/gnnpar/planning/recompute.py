@@ -62,9 +62,11 @@ def decide(live: Work, held: Work, setting: Setting) -> Recompute:
     depth, parts = live.ir.num_layers, live.parts.parts
     weights: list[float] = []
     tensors: list[Tensor] = []
+    kinds = {i: _extra(live, i) - _received(live, setting, i) for i in set(live.ir.twins)}
+    fetched = {cut: _second_halo(live, setting, cut) for cut in set(live.ir.cuts[: depth - 1])}
     for layer in range(depth):
-        weights.append(_extra(live, layer) - _received(live, setting, layer))
-        needed = _features(held, setting) if layer == 0 else _second_halo(live, setting, layer)
+        weights.append(kinds[live.ir.twins[layer]])
+        needed = _features(held, setting) if layer == 0 else fetched[live.ir.cuts[layer - 1]]
         source = None if layer == 0 else layer - 1
         tensors.append(Tensor(source, (layer,), needed))
     weights[0] = _layer_seconds(held, 0) - _layer_seconds(live, 0) - _received(live, setting, 0)
@@ -120,10 +122,10 @@ def _features(held: Work, setting: Setting) -> float:
     return setting.exchange(flows) / RUN_EPOCHS
 
 
-def _second_halo(work: Work, setting: Setting, layer: int) -> float:
+def _second_halo(work: Work, setting: Setting, widths: tuple[int, ...]) -> float:
     """Receiving, both ways, what the halo's in-neighbours have: at most all rows of the others."""
     degree = work.graph.edges / max(1, work.graph.nodes)
-    width = sum(work.ir.cuts[layer - 1])
+    width = sum(widths)
     parts, total = work.parts, sum(work.parts.nodes)
     flows = []
     for p, halos in enumerate(parts.halo):

@@ -56,11 +56,12 @@ def trials(ranks: int) -> tuple[Trial, Trial, Trial]:
 
 
 def candidates(layers: int, ranks: int) -> list[Candidate]:
-    """One of every engine."""
+    """One of every engine; of `single` also where there are more ranks, since a plan may leave them unused."""
     if ranks == 1:
         return [Candidate(family="single")]
     cuts = even_cuts(layers, ranks)
     return [
+        Candidate(family="single"),
         Candidate(family="graph_parallel", parts=ranks),
         Candidate(family="graph_parallel", parts=ranks, bits=16),
         Candidate(family="adaqp", parts=ranks, bits=8),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from gnnpar.data.dataset import Dataset
@@ -15,14 +16,14 @@ from gnnpar.planning.closed import Setting
 from gnnpar.planning.extract import record
 from gnnpar.planning.ir import ModelIR
 from gnnpar.planning.lower import simulated
-from gnnpar.planning.planner import Priced, Request, held_work, reasons, recomputing
+from gnnpar.planning.planner import Priced, Request, reasons
 from gnnpar.planning.quantity import bytes_text, seconds_text
 from gnnpar.planning.recompute import how_held
 from gnnpar.planning.search.named import BUDGET, DEFAULT, Found, Name, run
 from gnnpar.planning.simulate import Timeline
 from gnnpar.planning.statistics import GraphStats, PartStats
 from gnnpar.planning.topology import Machines
-from gnnpar.planning.work import Held, Work
+from gnnpar.planning.work import Held
 from gnnpar.runner.machines import setting_of
 from gnnpar.runner.plans import partition_cache
 from gnnpar.settings import Settings, instantiate
@@ -80,14 +81,23 @@ def planned(
     )
     own_places = isinstance(settings.topology, Machines)
     request = Request(
-        ir, GraphStats.of(dataset), lambda parts: PartStats.of(dataset.edge_index, workload.part_of(parts), parts),
-        setting, count, families(settings.first_layer), allowed, factors, places=own_places, fewer=how.fewer,
+        ir, GraphStats.of(dataset), _even(workload), setting, count, families(settings.first_layer), allowed, factors,
+        places=own_places, fewer=how.fewer,
         uneven=_uneven(workload) if own_places and Shares.supported(workload.partition) else None,
+        kept=_what_is_held(settings, ir) if cached else "no",
         held=_keeping(settings, dataset.num_features, task.out_dim) if recompute and not cached else None,
     )  # fmt: skip
     model_hash = hashlib.sha256(repr(ir).encode()).hexdigest()
     found = run(request, how.search, budget=how.budget, seed=settings.seed)
     return Planned(found.priced, setting, workload, request, dataset, model_hash, found)
+
+
+def _even(workload: Workload) -> Callable[[int], PartStats]:
+    @cache
+    def made(parts: int) -> PartStats:
+        return PartStats.of(workload.dataset.edge_index, workload.part_of(parts), parts)
+
+    return made
 
 
 def _uneven(workload: Workload) -> Callable[[tuple[float, ...]], PartStats]:
@@ -110,7 +120,12 @@ def _keeping(settings: Settings, num_features: int, out_dim: int) -> tuple[Model
     except ValueError:
         return None
     ir = record(model, num_features)
-    return ir, how_held(ir, random=settings.model.input_dropout > 0)
+    return ir, _what_is_held(settings, ir)
+
+
+def _what_is_held(settings: Settings, ir: ModelIR) -> Held:
+    """Of layer 0, where it is kept."""
+    return how_held(ir, random=settings.model.input_dropout > 0)
 
 
 _SETUP = ("model", "dataset", "partition", "first_layer", "seed")
@@ -174,9 +189,7 @@ def timeline(found: Planned) -> Timeline:
     candidate = found.chosen.candidate
     shares, setting = found.chosen.shares, found.chosen.at(found.setting)
     parts = _uneven(found.workload)(shares) if shares else found.request.partition(candidate.parts)
-    work = Work(found.request.ir, found.request.graph, parts, setting.rates[: candidate.parts])
-    if candidate.held:
-        work = held_work(found.request, work)
+    work = found.request.work(parts, setting.rates, held=candidate.held)
     return simulated(candidate, work, setting)
 
 
@@ -190,7 +203,7 @@ def why(found: Planned, simulated_seconds: float) -> list[str]:
     rates = found.setting.rates[0]
     worst = max(rates.residuals.values(), default=None)
     doubt = f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)" if worst is not None else ""
-    told = recomputing(found.request)
+    told = found.request.recompute
     event = f"event by event the chosen plan takes {seconds_text(simulated_seconds)}"
     how = found.found
     looked = f"search={how.search} priced {how.evaluations} candidates in {seconds_text(how.cpu_seconds)} of CPU"

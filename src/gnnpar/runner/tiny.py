@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from gnnpar.comm import Communicator
+from gnnpar.comm.threads import ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
 from gnnpar.plan import Plan, Topology
@@ -23,12 +24,17 @@ _WARMUP, _EPOCHS = 4, 20
 def tiny_epochs(comm: Communicator) -> dict[str, dict[str, float]]:
     """engine -> trial -> seconds an epoch of this rank. Collective."""
     found: dict[str, dict[str, float]] = {}
+    alone = ThreadWorld(1).communicators()[0]
     for trial in trials(comm.size):
         data = trial.graph() if comm.rank == 0 else None
         given = comm.broadcast(data)
         assert isinstance(given, Dataset)
         for candidate in candidates(trial.layers, comm.size):
-            found.setdefault(candidate.engine, {})[trial.name] = _epoch_seconds(candidate, trial, given, comm)
+            among = comm if candidate.ranks == comm.size else alone
+            here = _epoch_seconds(candidate, trial, given, among) if among is comm or comm.rank == 0 else None
+            seconds = here if among is comm else comm.broadcast(here)  # the others wait for what one does alone
+            assert isinstance(seconds, float)
+            found.setdefault(candidate.engine, {})[trial.name] = seconds
     return found
 
 

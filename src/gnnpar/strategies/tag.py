@@ -30,6 +30,7 @@ from gnnpar.planning.extract import record
 from gnnpar.planning.planner import Priced, Request, candidate_of, search
 from gnnpar.planning.quantity import seconds_text
 from gnnpar.planning.rates import NOMINAL
+from gnnpar.planning.recompute import how_held
 from gnnpar.planning.statistics import GraphStats, PartStats
 from gnnpar.planning.topology import one_host
 from gnnpar.shard.shard import Shard
@@ -98,9 +99,11 @@ class TAG:
         def statistics(parts: int) -> PartStats:
             return PartStats.of(dataset.edge_index, workload.part_of(parts), parts)
 
+        ir = record(workload.model, dataset.num_features)
+        kept = how_held(ir, random=workload.model.config.input_dropout > 0)
         return search(Request(
-            record(workload.model, dataset.num_features), GraphStats.of(dataset), statistics, setting, ranks,
-            families(workload.first_layer), frozenset(self.quality),
+            ir, GraphStats.of(dataset), statistics, setting, ranks, families(workload.first_layer),
+            frozenset(self.quality), kept=kept if workload.first_layer == "cached" else "no",
         ))  # fmt: skip
 
     def _setting(self, workload: Workload, ranks: int) -> Setting:

@@ -11,7 +11,6 @@ from gnnpar.planning.planner import Priced, Request, listed, nothing_fits, price
 from gnnpar.planning.search.points import Points
 from gnnpar.planning.search.space import Evaluator, Point, anneal, descend_again, draw
 from gnnpar.planning.search.tree import Prior, climb, published
-from gnnpar.planning.work import Work
 
 Name = Literal["enumerate", "refine", "descent", "anneal", "mcts", "guided", "tag", "random"]
 NAMES: tuple[Name, ...] = get_args(Name)
@@ -128,6 +127,6 @@ def _made(best: Priced, request: Request) -> Priced:
     """With the statistics of the partition itself."""
     assert request.uneven is not None, "shares are searched only where they can be made"
     setting = best.at(request.setting)
-    work = Work(request.ir, request.graph, request.uneven(best.shares), setting.rates[: best.candidate.parts])
+    work = request.work(request.uneven(best.shares), setting.rates, held=best.candidate.held)
     again = price(best.candidate, work, replace(request, setting=setting))
     return replace(again, devices=best.devices, shares=best.shares)

@@ -1,8 +1,9 @@
 """The planner's product space: what every name may be for a request, and which candidate a point is.
 
-A point is a grid (family, stages, parts), its knobs, the sizes of its parts and the devices of its ranks. Cuts are no
-name: the best ones follow (`ordered`). Names that a family does not have are set to their default, so that each
-candidate is one point. Only allowed classes of quality are in the space. Source: specs/tag.md 8.3, 8.10 D.
+A point is a grid (family, stages, parts), its knobs, the sizes of its parts and the devices of its ranks. Cuts, and
+whether layer 0 is held, are no names: the best ones follow (`ordered`, `recompute`). Names that a family does not have
+are set to their default, so that each candidate is one point. Only allowed classes of quality are in the space.
+Source: specs/tag.md 8.3, 8.10 D.
 """
 
 from __future__ import annotations
@@ -121,15 +122,20 @@ class Points:
         return made, devices, chosen["shares"]
 
     def priced(self, point: Point) -> Priced:
-        """Time and memory of a point, with the best cuts there are."""
+        """Time and memory of a point, with the best cuts there are, layer 0 held or not."""
         point = self.canonical(point)
         if point not in self.kept:
             candidate, devices, kind = self.candidate(point)
             setting = self.setting(devices)
             shares = self.shares(candidate, setting, kind)
             here = replace(self.request, setting=setting)
-            work = self.work(candidate.parts, shares, setting)
+            statistics = self.statistics(candidate.parts, shares)
+            work = self.request.work(statistics, setting.rates)
             found = price(cut_for_devices(candidate, work, here), work, here)
+            if self.request.holds and candidate.may_hold:
+                held = self.request.work(statistics, setting.rates, held=True)
+                kept = price(replace(candidate, held=True), held, here)
+                found = min(found, kept, key=lambda p: (bool(p.refused), p.objective))
             self.kept[point] = replace(found, devices=devices, shares=shares)
         return self.kept[point]
 
@@ -141,10 +147,6 @@ class Points:
     def setting(self, devices: tuple[int, ...]) -> Setting:
         whole = self.request.setting
         return Setting(whole.fabric.choose(devices), tuple(whole.rates[d] for d in devices))
-
-    def work(self, parts: int, shares: tuple[float, ...], setting: Setting) -> Work:
-        statistics = self.statistics(parts, shares)
-        return Work(self.request.ir, self.request.graph, statistics, setting.rates[:parts])
 
     def statistics(self, parts: int, shares: tuple[float, ...]) -> PartStats:
         """Uneven parts are estimated from even ones."""
