@@ -3,16 +3,18 @@
 The numbers of gnnpipe do not depend on the number of stages, so one rank with K chunks trains them all.
 
     python experiments/gnnpipe_convergence/run.py                            # all studies whose data is there; hours
-    python experiments/gnnpipe_convergence/run.py --studies sbm --models gcn gcnii --seeds 10 --epochs 200
+    python experiments/gnnpipe_convergence/run.py --studies sbm --models gcn gcnii
     python experiments/gnnpipe_convergence/run.py --smoke                    # two minutes; writes smoke.jsonl
     python experiments/gnnpipe_convergence/report.py                         # tables and figure.svg of results.jsonl
 
-A study that was stopped goes on with the first strategy that is not there.
+A study that was stopped goes on with the first strategy that is not there. Two of them, of other models, may run side
+by side: times do not matter.
 """
 
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -42,21 +44,30 @@ REMEDIES = {
     "metis chunks": ["strategy.chunking=metis"],
 }  # fmt: skip
 CONTROL = ["strategy=graph_parallel", "codec=drop", "world_size=2", "comm=threads"]
-STUDIES = {  # dataset and split by seed
-    "sbm": ["dataset=sbm"],
-    "squirrel": ["dataset=squirrel", "dataset.split_index=${seed}"],
-    "cs": ["dataset=cs", "dataset.split_seed=null"],
+SHORT = ("exact", "gnnpipe", "stale gradients", "mix 0.5, exact refresh", "drop")  # where an epoch takes long
+STUDIES = {  # dataset and split by seed, epochs, variants (none: all)
+    "sbm": (["dataset=sbm"], 100, ()),
+    "squirrel": (["dataset=squirrel", "dataset.split_index=${seed}"], 60, SHORT),
+    "cs": (["dataset=cs", "dataset.split_seed=null"], 40, SHORT),
 }
 FILES = {"squirrel": "Squirrel", "cs": "CS"}  # folders of raw files
-MODELS = ("gcn", "gcnii", "resgcn", "sage")  # deep plain GCN and GCNII are where the paper's own logs fail
+MODELS = {  # layers; learning rate and dropout with which exact training of seed 0 gets furthest on sbm's validation
+    "gcn": (8, 3e-3, 0.0),  # without a skip path; of 32 layers it does not train on sbm by any of the rates tried
+    "gcnii": (32, 1e-2, 0.0),
+    "resgcn": (32, 3e-3, 0.0),
+}
 
 
-def jobs(study: str, model: str, chunks: int) -> blocks.Jobs:
+def jobs(study: str, model: str, chunks: int, wanted: Sequence[str]) -> blocks.Jobs:
     """Exact training, the control, GNNPipe's variants."""
     pipe = ["strategy=gnnpipe", f"strategy.chunks={chunks}", "world_size=1"]
     variants = {name: [*pipe, *overrides] for name, overrides in (TECHNIQUES | REMEDIES).items()}
     every = {"exact": ["strategy=single"], **variants, "drop": CONTROL}
-    return {f"{study}; {model}; {name}": [f"model={model}", *overrides] for name, overrides in every.items()}
+    return {
+        f"{study}; {model}; {name}": [f"model={model}", *overrides]
+        for name, overrides in every.items()
+        if not wanted or name in wanted
+    }
 
 
 def main() -> None:
@@ -65,28 +76,29 @@ def main() -> None:
     parser.add_argument("--studies", nargs="+", default=list(STUDIES), choices=list(STUDIES))
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--epochs", type=int, default=200)
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--chunks", type=int, default=32, help="K = 4 P of the paper's 8 GPUs")
+    parser.add_argument("--hidden", type=int, default=32)
+    parser.add_argument("--chunks", type=int, default=8, help="K = 4 P of 2 ranks")
     parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("GNNPAR_DATA", SHARED)))
     options = parser.parse_args()
     out = HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
     if options.smoke:
-        options.studies, options.models, options.seeds, options.epochs = ["sbm"], ["gcn"], 2, 6
-        options.layers, options.chunks = 4, 4
+        options.studies, options.models, options.seeds, options.chunks = ["sbm"], ["gcn"], 2, 4
     for study in options.studies:
         if study in FILES and not (options.data_dir / FILES[study]).exists():
             print(f"{study} skipped: no {options.data_dir / FILES[study]}", flush=True)
             continue
-        common = [
-            *STUDIES[study], f"data_dir={options.data_dir}", f"model.num_layers={options.layers}",
-            f"model.hidden={options.hidden}", "model.encoder=linear", "model.decoder=linear", "model.dropout=0.5",
-            "optim.lr=1e-3", f"epochs={options.epochs}", f"eval_every={max(1, options.epochs // 40)}",
-            "threads_per_rank=1", f"seed={','.join(map(str, range(options.seeds)))}",
-        ]  # fmt: skip
+        dataset, epochs, wanted = STUDIES[study]
+        epochs = 6 if options.smoke else epochs
         for model in options.models:
-            blocks.sweep(jobs(study, model, options.chunks), common=common, out=out)
+            layers, rate, dropout = MODELS[model]
+            common = [
+                *dataset, f"data_dir={options.data_dir}", f"model.num_layers={layers}",
+                f"model.hidden={options.hidden}",
+                "model.encoder=linear", "model.decoder=linear", f"model.dropout={dropout}", f"optim.lr={rate}",
+                f"epochs={epochs}", f"eval_every={max(1, epochs // 20)}", "threads_per_rank=1",
+                f"seed={','.join(map(str, range(options.seeds)))}",
+            ]  # fmt: skip
+            blocks.sweep(jobs(study, model, options.chunks, wanted), common=common, out=out)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def within(pairs: Sequence[Pair], allowed: Collection[str]) -> list[Pair]:
 def choose(pairs: Sequence[Pair]) -> dict[str, Any]:
     """What each rule chooses, in seconds measured. `regret`: over the best one, less one."""
     best = min(pairs, key=lambda p: p.measured)
-    chosen = min(pairs, key=lambda p: p.predicted)
+    chosen = min(pairs, key=lambda p: (p.predicted, p.label))  # as the planner does where predictions are equal
     rules = {"planner": chosen, "always graph_parallel": always(pairs), "depth rule": depth_rule(pairs)}
     return {
         "candidates": len(pairs), "best": best.label, "best_seconds": best.measured,
