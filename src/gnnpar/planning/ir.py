@@ -184,9 +184,11 @@ class ModelIR:
 
     @property
     def widest(self) -> int:
-        """Numbers of the widest row there is."""
-        widths = [w for g in self.groups for op in g.gemms for w in (op.width_in, op.width_out)]
-        return max([self.in_dim, self.final, *widths, *(f.width for g in self.groups for f in g.folds)])
+        """Numbers of the widest row that is made; the features are there."""
+        products = [op.width_out for g in self.groups for op in g.gemms]
+        return max(
+            [self.final, *products, *(f.width for g in self.groups for f in g.folds), *(g.dropout for g in self.groups)]
+        )
 
     def flops(self, n: float, e: float) -> float:
         """Of one epoch over n rows and e edges, forward and backward."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -47,8 +48,8 @@ def _rank(candidate: Candidate, work: Work, layers: range, p: int) -> Memory:
     kept = 0.0
     if work.held != "no":
         kept += halo * ir.in_dim if work.held == "rows" else n * sum(f.out for f in ir.folds(0))
-    if not (candidate.family == "sar" and candidate.remat):
-        kept += sum(halo * f.width for f in folds if f.needs_src)
+    columns = n if candidate.family == "sar" and candidate.remat else _columns(candidate, n, e, halo)
+    kept += sum((columns - n) * f.width for f in folds if f.needs_src)
     tables = _tables(candidate, folds, n, e, halo)
     if candidate.family == "sar":
         at_once = (1 + candidate.prefetch) * max(parts.nodes)
@@ -56,7 +57,7 @@ def _rank(candidate: Candidate, work: Work, layers: range, p: int) -> Memory:
     else:
         moving = (halo + parts.sent(p)) * widest / candidate.chunks
     dense = 2 * n * ir.widest / candidate.chunks
-    attention = n * max([f.width + f.out for f in folds if f.needs_src], default=0) / candidate.chunks
+    attention = max([columns * f.width + n * f.out for f in folds if f.needs_src], default=0) / candidate.chunks
     carried = n * sum(ir.cuts[layers.start - 1]) if not first else 0.0
     carried += 2 * n * sum(ir.cuts[layers.stop - 1]) / candidate.chunks if not last else n * ir.final * 3
     return Memory(
@@ -65,6 +66,14 @@ def _rank(candidate: Candidate, work: Work, layers: range, p: int) -> Memory:
         halo=kept * _NUMBER, history=tables.numbers * _NUMBER,
         transient=(max(moving, dense) + attention + carried) * _NUMBER + tables.order,
     )  # fmt: skip
+
+
+def _columns(candidate: Candidate, n: float, e: float, halo: float) -> float:
+    """Source rows that folds read which keep them, all chunks: each has the rows of its own edges, gathered."""
+    if candidate.stages == 1 and candidate.chunks == 1:
+        return n + halo
+    rows = n + halo
+    return candidate.chunks * rows * (1.0 - math.exp(-e / candidate.chunks / max(1.0, rows)))
 
 
 class _Tables(NamedTuple):
@@ -77,14 +86,18 @@ class _Tables(NamedTuple):
 
 def _tables(candidate: Candidate, folds: Sequence[Fold], n: float, e: float, halo: float) -> _Tables:
     """Sources (this epoch's and, of chunks, the history's) and gradients, where there are any. An edge has its ends in
-    64 bits; the order of an epoch is cut out of copies of both, sorted by source for the gradients.
+    64 bits; the order of an epoch is cut out of copies of both, sorted by source for the gradients. Folds that are not
+    linear have edges of their own, by chunk: 12 bytes each, and two ids a column.
     """
     if candidate.stages == 1 and candidate.chunks == 1:
         return _Tables(0.0, 0.0, 0.0)
     halves = 2 if candidate.chunks > 1 else 1
     numbers = sum((halves * (n + halo) + n * f.learned) * f.width for f in folds)
     learned = any(f.learned and f.linear for f in folds)
-    return _Tables(numbers, (24.0 if learned else 16.0) * e + 8.0 * (n + halo), (64.0 if learned else 8.0) * e)
+    structure = (24.0 if learned else 16.0) * e + 8.0 * (n + halo)
+    if not all(f.linear for f in folds):
+        structure += 12.0 * e + 16.0 * _columns(candidate, n, e, halo)
+    return _Tables(numbers, structure, (64.0 if learned else 8.0) * e)
 
 
 def _structure(n: float, e: float, halo: float) -> float:
