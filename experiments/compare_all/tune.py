@@ -50,6 +50,8 @@ def tuned(job: list[str], *, space: str, trials: int, seed: int, out: Path) -> l
     file = out if out.suffix == ".jsonl" else out / "trials.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     name, known, began, tried = " ".join(job), blocks.read(file), time.perf_counter(), 0
+    if there := sum((row["job"], row["seed"]) == (name, seed) for row in known):
+        print(f"{there} trials of it are in {file} already", flush=True)
     found: list[dict[str, Any]] = []
     for trial in range(trials):
         asked = {"job": name, "seed": seed, "trial": trial, "overrides": draw(keys, trial, seed)}

@@ -186,7 +186,7 @@ def _sampled(strategy: Minibatch, job: Job) -> Shape:
     train = int(job.inputs.workload.dataset.train_mask.sum())
     steps = -(-train // (strategy.batch_size or max(1, train)))
     traffic = Traffic(reduce=steps * reduced(job.ranks, job.params + 1, job.number))
-    return Shape(traffic=traffic, unpriced=f"the planner has no model of samples (an epoch here is {steps} steps)")
+    return Shape(traffic=traffic, unpriced=f"the planner has no model of samples (steps of an epoch here: {steps})")
 
 
 def _planned(strategy: TAG, job: Job) -> Shape:
