@@ -20,6 +20,7 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
   gnnpar train --resume FOLDER                                                what is missing in a sweep
   gnnpar partition dataset=sbm world_size=4 out=FOLDER                        shards on disk; gnnpar train shards=FOLDER
   gnnpar plan model=resgcn dataset=sbm topology=two_nodes                     which strategy to use, and why; plan.json
+  gnnpar estimate model=gcn dataset=sbm world_size=4                          what each strategy would take, not run
   gnnpar status FOLDER ...                                                    what of a sweep is done, failed, missing
   gnnpar ablate study.yaml                                                    what each factor of a study does
   gnnpar compare FOLDER ...                                                   a table of runs, sweeps included

@@ -22,8 +22,8 @@ from gnnpar.settings import ConfigError, Settings, build_settings, closest, show
 from gnnpar.track.console import complain_once
 
 COMMANDS = (
-    "train", "partition", "plan", "compare", "ablate", "status", "dashboard", "doctor", "check", "new", "cite",
-    "export",
+    "train", "partition", "plan", "estimate", "compare", "ablate", "status", "dashboard", "doctor", "check", "new",
+    "cite", "export",
 )  # fmt: skip
 CONFIG = "config"
 PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
@@ -38,7 +38,8 @@ def run(command: str, argv: list[str]) -> int:
             return train(argv)
         module: Any = import_module(f"gnnpar.commands.{command}")
         given: dict[str, tuple[Callable[..., Any], ...]] = {
-            "check": (compose,), "partition": (composed,), "plan": (composed,), "cite": (composed,),
+            "check": (compose,), "partition": (composed,), "plan": (composed,), "estimate": (composed,),
+            "cite": (composed,),
             "ablate": (composed, sweep),
         }  # fmt: skip
         return module.run(argv, *given.get(command, ()))

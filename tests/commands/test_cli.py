@@ -22,7 +22,7 @@ def test_help_version_and_unknown_commands(run_cli: Run) -> None:
     assert run_cli("--version").stdout.startswith("gnnpar 0.")
     done = run_cli("trian")
     assert (done.returncode, done.stdout) == (2, "")
-    commands = "train, partition, plan, compare, ablate, status, dashboard, doctor, check, new, cite, export"
+    commands = "train, partition, plan, estimate, compare, ablate, status, dashboard, doctor, check, new, cite, export"
     assert done.stderr == f"gnnpar: unknown command trian, did you mean train?; there are {commands}\n"
 
 

@@ -18,7 +18,7 @@ from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError, build_settings, describe, instantiate, with_plan
 
 QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # as __main__ sets them
-GROUPS = sorted(p for p in conf_dir().glob("*/*.yaml") if p.parent.name != "debug")
+GROUPS = sorted(p for p in conf_dir().glob("*/*.yaml") if p.parent.name not in ("debug", "tune"))
 
 
 @pytest.mark.parametrize("file", GROUPS, ids=lambda p: f"{p.parent.name}={p.stem}")

@@ -155,10 +155,11 @@ def price(candidate: Candidate, work: Work, request: Request) -> Priced:
     phases = closed(candidate, work, request.setting)
     ranks = memory(candidate, work)
     factor = max([request.factors.get(q, 1.0) for q in candidate.quality], default=1.0)
-    return Priced(candidate, phases, ranks, phases.seconds * factor, _refused(candidate, ranks, request))
+    return Priced(candidate, phases, ranks, phases.seconds * factor, refused(candidate, ranks, request))
 
 
-def _refused(candidate: Candidate, ranks: tuple[Memory, ...], request: Request) -> str:
+def refused(candidate: Candidate, ranks: tuple[Memory, ...], request: Request) -> str:
+    """Why a candidate cannot be chosen; empty where it can."""
     if beyond := sorted(candidate.quality - request.allowed - {"exact"}):
         return f"{beyond[0]} is not allowed"
     for rank, (need, device) in enumerate(zip(ranks, request.setting.fabric.devices, strict=False)):

@@ -78,12 +78,7 @@ def world_of(settings: Settings) -> World:
 def _check(settings: Settings, device: str, how: How, size: int, local_size: int) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda, but torch sees no GPU; set device=cpu or install a CUDA build of torch")
-    check_world = getattr(settings.strategy, "check_world", None)
-    if check_world is not None and settings.plan is None and hasattr(settings.model, "num_layers"):
-        check_world(size, settings.model.num_layers)
-    check_run = getattr(getattr(settings.strategy, "codec", None), "check_run", None)
-    if check_run is not None:
-        check_run(settings.epochs)
+    check_strategy(settings, size)
     if size == 1:
         return
     if settings.comm.backend == "nccl" and device != "cuda":
@@ -93,6 +88,16 @@ def _check(settings: Settings, device: str, how: How, size: int, local_size: int
         raise ValueError(f"comm=nccl: {local_size} ranks on {count} GPUs; set world_size={count} or comm=threads")
     if how == "joined" and settings.comm.backend == "threads":
         raise ValueError("comm=threads runs all ranks in one process and cannot join RANK's world; set comm=gloo")
+
+
+def check_strategy(settings: Settings, size: int) -> None:
+    """Refuse what the strategy cannot do on so many ranks, or its codec in so many epochs."""
+    check_world = getattr(settings.strategy, "check_world", None)
+    if check_world is not None and settings.plan is None and hasattr(settings.model, "num_layers"):
+        check_world(size, settings.model.num_layers)
+    check_run = getattr(getattr(settings.strategy, "codec", None), "check_run", None)
+    if check_run is not None:
+        check_run(settings.epochs)
 
 
 def num_cores() -> int:

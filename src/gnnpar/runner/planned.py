@@ -10,6 +10,7 @@ from typing import Any
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
+from gnnpar.models.gnn import GNN
 from gnnpar.plan import Plan
 from gnnpar.planning.candidate import Quality, layers_of
 from gnnpar.planning.closed import Setting
@@ -58,6 +59,36 @@ class Planned:
         return self.priced[0]
 
 
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What settings say to the planner, wherever it runs: the graph and the model, without a strategy."""
+
+    workload: Workload
+    model: GNN
+    ir: ModelIR
+
+    @staticmethod
+    def of(settings: Settings, say: Callable[[str], None] = lambda _: None) -> Inputs:
+        dataset = settings.dataset.load(settings.data_dir, settings.seed)
+        task = make_task(dataset.task, dataset.num_classes)
+        cached = settings.first_layer == "cached"
+        model = settings.model.build(dataset.num_features, task.out_dim, seed=settings.seed, cached_first_layer=cached)
+        ir = record(model, dataset.num_features)
+        workload = Workload(
+            dataset=dataset, partition=settings.partition, num_layers=ir.num_layers, cache=partition_cache(settings),
+            say=say,
+        )  # fmt: skip
+        return Inputs(workload, model, ir)
+
+    def request(self, setting: Setting, ranks: int, settings: Settings) -> Request:
+        """Of so many ranks, lossless strategies alone."""
+        graph, first_layer = GraphStats.of(self.workload.dataset), settings.first_layer
+        kept = what_is_held(settings, self.ir) if first_layer == "cached" else "no"
+        return Request(
+            self.ir, graph, _even(self.workload), setting, ranks, families(first_layer), kept=kept
+        )  # fmt: skip
+
+
 def planned(
     settings: Settings, *, ranks: int | None, allowed: frozenset[Quality], factors: Mapping[Quality, float] = {},
     how: Searching = Searching(), say: Callable[[str], None] = lambda _: None, recompute: bool = False,
@@ -67,26 +98,15 @@ def planned(
     `recompute`: first_layer is the planner's choice, too.
     """
     setting, count = setting_of(settings, ranks, say)
-    dataset = settings.dataset.load(settings.data_dir, settings.seed)
-    task = make_task(dataset.task, dataset.num_classes)
-    cached = settings.first_layer == "cached"
-    model = settings.model.build(dataset.num_features, task.out_dim, seed=settings.seed, cached_first_layer=cached)
-    ir = record(model, dataset.num_features)
-    workload = Workload(
-        dataset=dataset,
-        partition=settings.partition,
-        num_layers=ir.num_layers,
-        cache=partition_cache(settings),
-        say=say,
-    )
+    inputs = Inputs.of(settings, say)
+    workload, cached = inputs.workload, settings.first_layer == "cached"
     own_places = isinstance(settings.topology, Machines)
-    request = Request(
-        ir, GraphStats.of(dataset), _even(workload), setting, count, families(settings.first_layer), allowed, factors,
-        places=own_places, fewer=how.fewer,
+    request = replace(
+        inputs.request(setting, count, settings), allowed=allowed, factors=factors, places=own_places, fewer=how.fewer,
         uneven=_uneven(workload) if own_places and Shares.supported(workload.partition) else None,
-        kept=_what_is_held(settings, ir) if cached else "no",
-        held=_keeping(settings, dataset.num_features, task.out_dim) if recompute and not cached else None,
+        held=_keeping(settings, inputs) if recompute and not cached else None,
     )  # fmt: skip
+    ir, dataset = inputs.ir, workload.dataset
     model_hash = hashlib.sha256(repr(ir).encode()).hexdigest()
     found = run(request, how.search, budget=how.budget, seed=settings.seed)
     return Planned(found.priced, setting, workload, request, dataset, model_hash, found)
@@ -113,17 +133,18 @@ def _sharing(workload: Workload, shares: tuple[float, ...]) -> Workload:
     return replace(workload, partition=Shares.around(workload.partition, shares)) if shares else workload
 
 
-def _keeping(settings: Settings, num_features: int, out_dim: int) -> tuple[ModelIR, Held] | None:
+def _keeping(settings: Settings, inputs: Inputs) -> tuple[ModelIR, Held] | None:
     """The model with first_layer=cached, and what it keeps; None where learned rows stand in front of layer 0."""
     try:
-        model = settings.model.build(num_features, out_dim, seed=settings.seed, cached_first_layer=True)
+        width, out_dim = inputs.workload.dataset.num_features, inputs.model.out_dim
+        model = settings.model.build(width, out_dim, seed=settings.seed, cached_first_layer=True)
     except ValueError:
         return None
-    ir = record(model, num_features)
-    return ir, _what_is_held(settings, ir)
+    ir = record(model, width)
+    return ir, what_is_held(settings, ir)
 
 
-def _what_is_held(settings: Settings, ir: ModelIR) -> Held:
+def what_is_held(settings: Settings, ir: ModelIR) -> Held:
     """Of layer 0, where it is kept."""
     return how_held(ir, random=settings.model.input_dropout > 0)
 
