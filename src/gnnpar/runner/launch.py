@@ -43,11 +43,15 @@ class Outcome:
 def launch(settings: Settings, run_dir: Path) -> Outcome:
     """Run to the end, to a failure or to an interruption; result.json is there in any case.
 
-    Rank 0 writes it when its work is done, and its word stands unless the run failed beside it.
+    Rank 0 writes it when its work is done, and its word stands unless the run failed beside it. ValueError where the
+    run cannot begin: of joined ranks, which meet for it, all raise the same.
     """
-    resume.check(settings)
-    world = world_of(settings)
-    sharded.check(settings, world)
+    try:
+        resume.check(settings)
+        world = world_of(settings)
+        sharded.check(settings, world)
+    except ValueError as error:
+        raise company.refusal(error, settings.comm.connect_seconds) from error
     facts = header(settings, world)
     writes = world.how != "joined" or int(os.environ["RANK"]) == 0
     stop, begun = Stop(), False
