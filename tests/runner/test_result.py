@@ -68,6 +68,18 @@ def test_the_links_of_a_paced_run_are_facts_and_its_counters_a_mean() -> None:
     assert slower["config_hash"] != facts["config_hash"], "a sweep over rates is a sweep"
 
 
+def test_memory_is_that_of_the_plan_that_a_run_ended_with(known: dict) -> None:
+    """The first plan's peak is not compared with what was predicted of the second."""
+    told = {"epoch": 10, "before": "sar", "predicted_seconds": 1.0, "measured_seconds": 2.0, "why": "slow"}
+    said = {"label": "gnnpipe", "epoch_seconds": 1.0, "peak_bytes": [70, 80], "replanned": told}
+    rows = [row(epoch) for epoch in range(20)]
+    for epoch, peak in ((5, 200), (15, 100)):
+        rows[epoch] |= {"memory/peak_bytes": [peak, peak], "memory/live_bytes": {"parameters": [1, 1]}}
+    built = results.build_result(known, {"predicted": said, "hashes": {}}, rows, "completed", None)
+    assert built["memory_bytes"]["peak"] == [100, 100]
+    assert built["predicted"]["peak_error"] == pytest.approx(0.25)
+
+
 def test_the_schema_is_one() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
