@@ -91,7 +91,7 @@ def test_another_plan_must_be_another_one_and_faster() -> None:
 
 
 def test_ranks_that_share_cores_are_not_compared() -> None:
-    world: Any = SimpleNamespace(how="processes", oversubscribed=True, local_size=4, cores=2)
+    world: Any = SimpleNamespace(how="processes", oversubscribed=True, local_size=4, cores=2, jobs_at_once=1)
     assert replan.not_compared(world) == "4 ranks share 2 cores"
     world.oversubscribed = False
     assert replan.not_compared(world) == ""

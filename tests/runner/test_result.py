@@ -13,7 +13,7 @@ import pytest
 from gnnpar.comm.namespaces import Network
 from gnnpar.main import compose
 from gnnpar.runner import result as results
-from gnnpar.runner.facts import World, header
+from gnnpar.runner.facts import World, header, world_of
 from gnnpar.runner.measure import merge
 from gnnpar.runner.train import Progress, memory_epoch
 from gnnpar.track import keys
@@ -167,3 +167,11 @@ def test_the_profiled_epoch_comes_after_the_warm_up() -> None:
 def test_oversubscription_counts_the_threads_of_a_host() -> None:
     assert not WORLD.oversubscribed
     assert replace(WORLD, threads_per_rank=2).oversubscribed
+    assert replace(WORLD, jobs_at_once=2).oversubscribed
+
+
+def test_jobs_that_a_sweep_runs_beside_each_other_share_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = compose(["strategy=single", "topology.cores=2", "threads_per_rank=1"])
+    assert not world_of(settings).oversubscribed
+    monkeypatch.setenv("GNNPAR_JOBS_AT_ONCE", "3")
+    assert header(settings, world_of(settings))["oversubscribed"]
