@@ -70,8 +70,8 @@ def assemble(settings: Settings, run_dir: Path) -> Met:
 
 
 def refusal(error: ValueError, patience: float = Comm().connect_seconds) -> ValueError:
-    """What a rank raises that cannot run what it was told: of joined ranks all the same, within `patience` seconds, so
-    that none waits for one that does not come."""
+    """What a rank raises that cannot run what it was told: its own error or, where another rank has another one, that.
+    Of joined ranks all have heard of it then, within `patience` seconds: none waits for one that does not come."""
     size = os.environ.get("WORLD_SIZE", "") if os.environ.get("RANK") is not None else ""
     if not size.isdigit() or int(size) < 2:
         return error
@@ -79,7 +79,8 @@ def refusal(error: ValueError, patience: float = Comm().connect_seconds) -> Valu
     try:
         meet(os.environ, about={}, patience=patience, refusal=line)
     except (MeetingError, ValueError) as told:
-        return ConfigError(str(told)) if getattr(told, "refused", False) else error
+        another = getattr(told, "refused", False) and not str(told).endswith(f": {error}")
+        return ConfigError(str(told)) if another else error
     return error
 
 
