@@ -40,22 +40,19 @@ def fast_devices(tmp_path: Path) -> str:
     return devices_of(tmp_path, "four", devices=f"cpu: {FAST}", hosts=hosts, nic="rate: 1 Gbit/s, latency: 50 us")
 
 
-def test_plan_then_train(
-    run_cli: Run, tmp_path: Path, fast_devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_then_train(run_here: Run, tmp_path: Path, fast_devices: str) -> None:
     """The plan brings its model, dataset and partition with it."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["plan", *SMALL, fast_devices, "--trace", "trace.json"]) == 0
-    said = capsys.readouterr().out
-    assert "chosen" in said
-    assert "is not allowed" in said
+    planned = run_here("plan", *SMALL, fast_devices, "--trace", "trace.json")
+    assert planned.returncode == 0, planned.stderr
+    assert "chosen" in planned.stdout
+    assert "is not allowed" in planned.stdout
     data = json.loads((tmp_path / "plan.json").read_text())
     assert data["quality"] == ["exact"]
     assert data["devices"] == ["h0/0", "h0/1", "h1/0", "h1/1"]
     assert data["predicted"]["epoch_seconds"] > 0
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     quick = ("world_size=4", "comm=threads", "epochs=3", "hydra.run.dir=run")
-    ran = run_cli("train", "plan=plan.json", *quick)
+    ran = run_here("train", "plan=plan.json", *quick)
     assert ran.returncode == 0, ran.stderr
     assert "planned: " in ran.stdout
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -105,9 +102,9 @@ def test_a_plan_of_uneven_parts_runs(run_cli: Run, tmp_path: Path, unequal_devic
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
 
 
-def test_tag_plans_and_runs(run_cli: Run, tmp_path: Path) -> None:
+def test_tag_plans_and_runs(run_here: Run, tmp_path: Path) -> None:
     quick = ("strategy=tag", "strategy.rates=nominal", "comm=threads", "world_size=2", "epochs=3", "hydra.run.dir=run")
-    done = run_cli("train", *quick, "dataset.num_nodes=400")
+    done = run_here("train", *quick, "dataset.num_nodes=400")
     assert done.returncode == 0, done.stderr
     assert "tag: " in done.stdout
     result = json.loads((tmp_path / "run" / "result.json").read_text())

@@ -108,9 +108,9 @@ def test_it_needs_a_checkpoint_to_go_on_from() -> None:
         check(settings)
 
 
-def test_a_run_says_why_times_are_not_compared(run_cli: Run, tmp_path: Path) -> None:
+def test_a_run_says_why_times_are_not_compared(run_here: Run, tmp_path: Path) -> None:
     quick = ("strategy=tag", "strategy.rates=nominal", "strategy.replan=true", "comm=threads", "world_size=2")
-    done = run_cli("train", *quick, "epochs=15", "dataset.num_nodes=400", "hydra.run.dir=run", cwd=tmp_path)
+    done = run_here("train", *quick, "epochs=15", "dataset.num_nodes=400", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
     assert "tag: ranks are threads of one process: their times are not compared" in done.stdout
 
