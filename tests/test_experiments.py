@@ -1,30 +1,48 @@
 """A report rebuilds what its README shows, from the raw lines that lie beside it."""
 
 import re
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, environment
+from conftest import ROOT
 
 EXPERIMENTS = ROOT / "experiments"
 MEASURED = sorted(
     file.parent for file in EXPERIMENTS.glob("*/report.py") if list(file.parent.glob("*.jsonl")) or "epoch" in str(file)
 )
 
+Rebuilt = Callable[[Path], tuple[list[str], Path]]
+"""Lines that a report prints, and the figure it draws, if it draws one."""
 
-def rebuilt(folder: Path, tmp_path: Path) -> tuple[list[str], Path]:
-    """Lines that the report prints, and the figure it draws, if it draws one."""
-    figure = tmp_path / "figure.svg"
-    draws = ["--figure", str(figure)] if (folder / "figure.svg").exists() else []
-    done = subprocess.run(
-        [sys.executable, str(folder / "report.py"), *draws], cwd=tmp_path, env=environment(), capture_output=True,
-        text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [line for line in done.stdout.splitlines() if line.startswith("|")], figure
+
+@pytest.fixture
+def rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Rebuilt]:
+    """Run a report as a script in this process, which imports torch and matplotlib once for all of them."""
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    loaded, path = set(sys.modules), list(sys.path)
+    monkeypatch.chdir(tmp_path)
+
+    def run(folder: Path) -> tuple[list[str], Path]:
+        figure = tmp_path / "figure.svg"
+        draws = ["--figure", str(figure)] if (folder / "figure.svg").exists() else []
+        monkeypatch.setattr(sys, "argv", [str(folder / "report.py"), *draws])
+        sys.path.insert(0, str(folder))  # as Python does for a script
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")], figure
+
+    with matplotlib.rc_context():
+        yield run
+    plt.close("all")
+    sys.path[:] = path
+    for name in set(sys.modules) - loaded:  # two studies may have modules of one name
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(EXPERIMENTS)):
+            del sys.modules[name]
 
 
 def maker(svg: str) -> str:
@@ -34,8 +52,9 @@ def maker(svg: str) -> str:
 
 
 @pytest.mark.parametrize("folder", MEASURED, ids=lambda folder: folder.name)
-def test_the_report_says_what_the_readme_shows(folder: Path, tmp_path: Path) -> None:
-    lines, figure = rebuilt(folder, tmp_path)
+def test_the_report_says_what_the_readme_shows(folder: Path, rebuilt: Rebuilt) -> None:
+    """Its lines stand in README.md, and its figure is the one that lies there."""
+    lines, figure = rebuilt(folder)
     shown = (folder / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) > 2
     assert [line for line in lines if line not in shown] == []

@@ -4,7 +4,6 @@ Ratios form inside a block (mean epoch of vanilla over mean epoch of the mode, r
 and bootstrap interval over blocks.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -19,6 +18,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pictures
+import reports
 
 PARTS = {
     "compute": ("compute", "other", "bubble"),
@@ -123,10 +123,7 @@ def by(rows: Rows, *keys: str) -> dict[tuple, Rows]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("file", nargs="?", type=Path, default=HERE / "results.jsonl")
-    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
-    options = parser.parse_args()
+    options = reports.asked(HERE, file="results.jsonl")
     rows = [json.loads(line) for line in options.file.read_text(encoding="utf-8").splitlines()]
     last = max(row["session"] for row in rows)
     rows = [row for row in rows if row["session"] == last]

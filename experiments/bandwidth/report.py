@@ -1,6 +1,5 @@
 """Tables and figure of README.md from results.jsonl: `python experiments/bandwidth/report.py [--figure FILE]`."""
 
-import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 import pictures
+import reports
 
 from gnnpar.results.statistics import Estimate, geometric_mean
 
@@ -65,11 +65,9 @@ def draw(seconds: Cells, file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
     seconds, faster = load()
     print(table("seconds an epoch", seconds, 3), table("times vanilla, inside blocks", faster, 2), sep="\n\n")
-    draw(seconds, parser.parse_args().figure)
+    draw(seconds, reports.asked(HERE).figure)
 
 
 if __name__ == "__main__":

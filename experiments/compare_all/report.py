@@ -1,6 +1,5 @@
 """The tables and the figure of README.md from the JSONL files: `python experiments/compare_all/report.py`."""
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 import pictures
+import reports
 import tables
 
 from gnnpar.results.statistics import geometric_mean, mean
@@ -58,12 +58,10 @@ def _point(axes: Any, value: float, low: float, high: float, at: float, colour: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
     studies = {name: blocks.read(HERE / f"{name}.jsonl") for name in STUDIES}
     for name, rows in studies.items():
         print(f"### {name}\n\n{tables.markdown(tables.comparison(rows, baseline=STUDIES[name]))}")
-    draw(studies, parser.parse_args().figure)
+    draw(studies, reports.asked(HERE).figure)
 
 
 if __name__ == "__main__":

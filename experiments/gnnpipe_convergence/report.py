@@ -4,7 +4,6 @@ Differences are paired by seed; "not inferior" is protocol rule 12 with a margin
 passes too, the dataset cannot carry the claim. Targets are the exact runs' mean best validation less one deviation.
 """
 
-import argparse
 import math
 import statistics
 import sys
@@ -18,6 +17,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 import pictures
+import reports
 
 from gnnpar.results.statistics import mean, non_inferiority
 
@@ -104,10 +104,7 @@ def curve(runs: Runs, key: str) -> tuple[list[int], list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("file", nargs="?", type=Path, default=HERE / "results.jsonl")
-    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
-    options = parser.parse_args()
+    options = reports.asked(HERE, file="results.jsonl")
     cells = cells_of(blocks.read(options.file))
     for (study, model), variants in cells.items():
         exact = variants["exact"]

@@ -1,6 +1,5 @@
 """Table and figure of README.md from results.jsonl: `python experiments/gnnpipe_memory/report.py [--figure FILE]`."""
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable
@@ -10,6 +9,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pictures
+import reports
 
 DEPTHS = (8, 16, 32)
 COLOURS = {"single": "#444444", "none": "#d95f02", "layer": "#7570b3", "chunk": "#1b9e77"}
@@ -67,11 +67,9 @@ def draw(rows: Rows, file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
     rows = load()
     print("\n".join(table(rows)))
-    draw(rows, parser.parse_args().figure)
+    draw(rows, reports.asked(HERE).figure)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Ratios form inside a block (median epoch of the base over that of the strategy);
 over blocks, and over all cells, losses included.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 import pictures
+import reports
 
 from gnnpar.results.statistics import geometric_mean
 
@@ -114,10 +114,7 @@ def draw(rows: Rows, file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("file", nargs="?", type=Path, default=HERE / "results.jsonl")
-    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
-    options = parser.parse_args()
+    options = reports.asked(HERE, file="results.jsonl")
     rows = blocks.read(options.file)
     shares = {}
     for job in sorted({row["job"] for row in rows if row["job"].endswith(f"; {BASE}")}):

@@ -1,6 +1,5 @@
 """Tables and figure of README.md: `python experiments/gnnpipe_volume/report.py [FILE] [--figure FILE]`."""
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pictures
+import reports
 
 Rows = dict[tuple[str, int, str], dict[str, Any]]
 NAMES = ("graph", "pipeline", "hybrid")
@@ -105,10 +105,7 @@ def draw(rows: Rows, file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("file", nargs="?", type=Path, default=HERE / "results.jsonl")
-    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
-    options = parser.parse_args()
+    options = reports.asked(HERE, file="results.jsonl")
     print("\n".join(paper_table()))
     print(f"\n48 volumes: the largest deviation beyond rounding is {max(deviations()):.2%}\n")
     if not options.file.exists():

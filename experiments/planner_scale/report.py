@@ -1,6 +1,5 @@
 """Table and figure of README.md from results.jsonl: `python experiments/planner_scale/report.py [--figure FILE]`."""
 
-import argparse
 import json
 import math
 import sys
@@ -12,6 +11,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pictures
+import reports
 
 PIPELINES, FLAT = ("gnnpipe", "hybrid"), ("graph_parallel", "sar")
 COLOURS = {"graph_parallel": "#2b7bba", "sar": "#1a9e77", "gnnpipe": "#d1495b", "hybrid": "#e09f1f", "none": "#d5d9dd"}
@@ -140,11 +140,9 @@ def draw(panels: dict[str, list[Row]], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
     panels = load()
     print(table(panels), wins(panels), sep="\n\n")
-    draw(panels, parser.parse_args().figure)
+    draw(panels, reports.asked(HERE).figure)
 
 
 if __name__ == "__main__":

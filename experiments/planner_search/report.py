@@ -1,6 +1,5 @@
 """Table and figure of README.md from results.jsonl: `python experiments/planner_search/report.py [--figure FILE]`."""
 
-import argparse
 import json
 import math
 import statistics
@@ -12,6 +11,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import pictures
+import reports
 from marks import EVALUATIONS, SECONDS
 
 STYLES = {
@@ -115,15 +115,13 @@ def draw(runs: dict[str, list[Row]], best: dict[int, float], file: Path) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
     runs, best, large = load()
     print(table(runs, best), against(runs, "guided", "mcts"), against(runs, "guided", "refine"), sep="\n\n")
     print("\n| search | devices | layers | evaluations | CPU seconds, all | plan |\n|---|---|---|---|---|---|")
     for row in large:
         cells = (row[key] for key in ("search", "devices", "layers", "evaluations", "cpu_seconds", "label"))
         print("| " + " | ".join(map(str, cells)) + " |")
-    draw(runs, best, parser.parse_args().figure)
+    draw(runs, best, reports.asked(HERE).figure)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Table and figure of README.md from results.jsonl: `python experiments/sar_memory/report.py [--figure FILE]`."""
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable
@@ -10,6 +9,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pictures
+import reports
 
 RANKS = (1, 2, 4, 8)
 TICKS = (12, 25, 50, 100)  # MiB
@@ -74,11 +74,9 @@ def draw(rows: Rows, file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
     rows = load()
     print("\n".join(table(rows)))
-    draw(rows, parser.parse_args().figure)
+    draw(rows, reports.asked(HERE).figure)
 
 
 if __name__ == "__main__":

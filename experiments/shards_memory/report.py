@@ -1,6 +1,5 @@
 """Table and figure of README.md from results.jsonl: `python experiments/shards_memory/report.py [--figure FILE]`."""
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable
@@ -10,6 +9,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pictures
+import reports
 
 GIB = 2**30
 COLOURS = {"parent": "#999999", "rank 0": "#0072b2", "rank 1": "#d55e00"}
@@ -78,11 +78,9 @@ def draw(rows: dict[str, dict], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
     rows = load()
     print("\n".join(table(rows)))
-    draw(rows, parser.parse_args().figure)
+    draw(rows, reports.asked(HERE).figure)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Table and figure of README.md from results.jsonl: `python experiments/strong_scaling/report.py [--figure FILE]`."""
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 import pictures
+import reports
 
 from gnnpar.results.statistics import geometric_mean
 
@@ -39,10 +39,8 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--figure", type=Path, default=HERE / "figure.svg")
     rows = blocks.read(HERE / "results.jsonl")
-    draw(rows, parser.parse_args().figure)
+    draw(rows, reports.asked(HERE).figure)
     jobs = sorted({row["job"] for row in rows}, key=lambda job: (job.partition(" ")[2], int(job.partition(" ")[0])))
     print("| strategy | ranks | s an epoch | times one rank (95 % over blocks) | sent an epoch | peak of a rank |")
     print("|---|---|---|---|---|---|")

@@ -18,6 +18,7 @@ from typing import Any
 
 from gnnpar.paths import conf_dir
 from gnnpar.runner.sharded import spelled, with_shards
+from gnnpar.runner.slurm import rank_on_host
 from gnnpar.settings import ConfigError, Settings, build_settings, closest, show, unknown_key, with_plan
 from gnnpar.track.console import complain_once
 
@@ -61,7 +62,7 @@ def run(command: str, argv: list[str]) -> int:
 def refuse(error: Exception, cause: Exception | None = None) -> int:
     if os.environ.get("GNNPAR_TRACEBACK") == "1":
         traceback.print_exception(cause or error)
-    complain_once(str(error), rank=int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))))
+    complain_once(str(error), rank=rank_on_host())
     return 2
 
 

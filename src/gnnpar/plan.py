@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,9 +44,10 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class LayerPolicy:
-    """How one layer's aggregation runs; `codec` is the configuration of what its rows look like on the wire.
+    """How one layer's aggregation runs; `codec` is the configuration of what its halo rows look like on the wire.
 
-    Fields from `rounds` on are those of mode sar; None elsewhere, and left out of plan.json.
+    Fields from `rounds` on are those of mode sar, `boundary` is that of rows between stages in mode chunk; None
+    elsewhere, and left out of plan.json.
     """
 
     mode: Mode
@@ -56,6 +57,7 @@ class LayerPolicy:
     rounds: float | str | None = None
     prefetch: int | None = None
     backward: Literal["push", "pull"] | None = None
+    boundary: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +193,8 @@ class Plan:
             yield f"layer {i} has mode=sar, which has no chunks, in a pipeline of {len(self.placement.mesh)} stages"
         if policy.prefetch is not None and policy.prefetch < 0:
             yield f"layer {i} has prefetch={policy.prefetch}; it must be >= 0"
-        lossy = set(getattr(policy.codec, "exactness", ())) - {"exact"}
+        codecs = (policy.codec, policy.boundary)
+        lossy = {e for codec in codecs for e in getattr(codec, "exactness", ())} - {"exact"}
         if self.quality is not None and (beyond := sorted(lossy - set(self.quality))):
             yield f"layer {i} is {beyond[0]}, which quality={list(self.quality)} does not allow"
 
@@ -202,12 +205,24 @@ class Plan:
         named = {} if part_of is None else {"part_of": f"{self.hashes['partition'][:16]}.npy"}
         if part_of is not None:
             shutil.copyfile(part_of, folder / named["part_of"])
+        names = {k: named.get(k) or _save_array(folder, v) for k, v in self.arrays.items()}
+        file = folder / "plan.json"
+        file.write_text(json.dumps(self.as_data(names), indent=2) + "\n")
+        return file
+
+    @property
+    def arrays(self) -> dict[str, Tensor]:
+        """What a node of it has, by name: part_of and, where there are chunks, chunk_of [N]."""
         arrays = {"part_of": self.part_of, "chunk_of": self.placement.chunk_of}
-        data = {
+        return {k: v for k, v in arrays.items() if v is not None}
+
+    def as_data(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """All but the arrays, as plan.json has it. `names`: of the arrays, wherever they are kept."""
+        return {
             "schema": 1,
             "mesh": self.placement.mesh,
             "layers_of": [[r.start, r.stop] for r in self.placement.layers_of],
-            "arrays": {k: named.get(k) or _save_array(folder, v) for k, v in arrays.items() if v is not None},
+            "arrays": dict(names),
             "layers": [_policy(p) for p in self.layers],
             "strategy": self.strategy,
             "hashes": self.hashes,
@@ -217,31 +232,42 @@ class Plan:
             "devices": self.devices,
             "setup": self.setup,
         }
-        file = folder / "plan.json"
-        file.write_text(json.dumps(data, indent=2) + "\n")
-        return file
 
     @staticmethod
-    def load(file: Path, *, codecs: tuple[Any, ...] = ()) -> Plan:
-        """Read plan.json back. `codecs`: the codec configurations of its layers, rebuilt by the caller from "codec"."""
+    def load(file: Path, *, rebuilt: Callable[[Any], Any] | None = None) -> Plan:
+        """Read plan.json back. `rebuilt`: makes a codec's configuration of its data; None: leaves the data."""
         with clear(file):
             data = Plan.data(file)
             arrays = {k: _load_array(file.parent / name) for k, name in data["arrays"].items()}
-            try:
-                policies = [LayerPolicy(**p) for p in data["layers"]]
-            except TypeError as error:
-                raise ValueError(f"plan={file}: a layer {str(error).rpartition('() ')[2]}; plan again") from error
-            if codecs:
-                policies = [replace(p, codec=c) for p, c in zip(policies, codecs, strict=True)]
-            placement = Placement(
-                tuple(tuple(map(int, ranks)) for ranks in data["mesh"]), arrays["part_of"], arrays.get("chunk_of"),
-                tuple(range(*ends) for ends in data["layers_of"]),
-            )  # fmt: skip
-            quality = data.get("quality")
-            return Plan(
-                placement, tuple(policies), data["strategy"], data["hashes"], data["statistics"], data["predicted"],
-                quality if quality is None else tuple(quality), tuple(data.get("devices", ())), data.get("setup", {}),
-            )  # fmt: skip
+            return Plan.of_data(data, arrays, rebuilt=rebuilt, file=file)
+
+    @staticmethod
+    def of_data(
+        data: Mapping[str, Any],
+        arrays: Mapping[str, Tensor],
+        *,
+        rebuilt: Callable[[Any], Any] | None = None,
+        file: Path,
+    ) -> Plan:
+        """What `as_data` gave, with its arrays. `file`: where it stood, for messages."""
+        try:
+            policies = [LayerPolicy(**p) for p in data["layers"]]
+        except TypeError as error:
+            raise ValueError(f"plan={file}: a layer {str(error).rpartition('() ')[2]}; plan again") from error
+        if rebuilt is not None:
+            policies = [
+                replace(p, codec=p.codec and rebuilt(p.codec), boundary=p.boundary and rebuilt(p.boundary))
+                for p in policies
+            ]
+        placement = Placement(
+            tuple(tuple(map(int, ranks)) for ranks in data["mesh"]), arrays["part_of"], arrays.get("chunk_of"),
+            tuple(range(*ends) for ends in data["layers_of"]),
+        )  # fmt: skip
+        quality = data.get("quality")
+        return Plan(
+            placement, tuple(policies), data["strategy"], data["hashes"], data["statistics"], data["predicted"],
+            quality if quality is None else tuple(quality), tuple(data.get("devices", ())), data.get("setup", {}),
+        )  # fmt: skip
 
     @staticmethod
     def data(file: Path) -> dict[str, Any]:
@@ -315,6 +341,7 @@ def _save_array(folder: Path, array: Tensor) -> str:
 
 def _policy(policy: LayerPolicy) -> dict:
     given = {k: v for k, v in vars(policy).items() if v is not None}
+    given |= {"boundary": _describe(policy.boundary)} if policy.boundary is not None else {}
     return {**given, "codec": _describe(policy.codec)}
 
 

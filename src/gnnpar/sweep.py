@@ -180,10 +180,20 @@ class Resuming:
     def start(self, manifest: Manifest, jobs: Sequence[tuple[Job, Overrides]]) -> None:
         """Run some jobs to their ends. A launcher that loses one (killed, out of memory) loses no other."""
         try:
-            self.inner.launch([overrides for _, overrides in jobs], initial_job_idx=0)
+            with told("GNNPAR_JOBS_AT_ONCE", str(self.beside_each_other(len(jobs)))):
+                self.inner.launch([overrides for _, overrides in jobs], initial_job_idx=0)
         except Exception as error:
             complain(f"a job was lost: {type(error).__name__} {error}")
             settle(manifest, [job.key for job, _ in jobs])
+
+    def beside_each_other(self, jobs: int) -> int:
+        """Of so many jobs, those that run on this machine at a time: as many as a launcher has processes."""
+        launcher = self.config.hydra.launcher
+        kind = str(launcher.get("_target_", "")).lower()
+        if "joblib" in kind:
+            processes = int(launcher.get("n_jobs") or 1)
+            return min(jobs, processes if processes > 0 else max(1, (os.cpu_count() or 1) + 1 + processes))
+        return jobs if "submitit" in kind and "local" in kind else 1
 
     def returned(self, manifest: Manifest, job: Job) -> Any:
         """A job's end as Hydra's sweepers know it."""
@@ -224,14 +234,21 @@ def settle(manifest: Manifest, keys: Sequence[str]) -> None:
 @contextmanager
 def session() -> Iterator[None]:
     """All jobs started inside carry one session in result.json."""
-    if "GNNPAR_SESSION" in os.environ:
+    with told("GNNPAR_SESSION", uuid.uuid4().hex[:12]):
+        yield
+
+
+@contextmanager
+def told(name: str, value: str) -> Iterator[None]:
+    """An environment variable that jobs inherit, unless it is set already: by a sweep around this one."""
+    if name in os.environ:
         yield
         return
-    os.environ["GNNPAR_SESSION"] = uuid.uuid4().hex[:12]
+    os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ["GNNPAR_SESSION"]
+        del os.environ[name]
 
 
 def resumed(argv: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm.interfaces import MeetingError, addresses, towards
 from gnnpar.comm.meeting import Met, meet
@@ -34,6 +35,7 @@ def env_of(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
 def gather(
     size: int, about: Mapping[int, Mapping[str, str]] | None = None, env: Mapping[int, Mapping[str, str]] | None = None,
     *, patience: float = 20.0, absent: tuple[int, ...] = (), check: Callable[[str], str] = lambda _: "",
+    refusals: Mapping[int, str] | None = None,
 ) -> list[Met | str]:  # fmt: skip
     """What every rank found: the others, or a line."""
     port = free_port()
@@ -41,9 +43,10 @@ def gather(
     def one(rank: int) -> Met | str:
         mine = env_of(rank, size, port) | dict((env or {}).get(rank, {}))
         try:
-            return meet(mine, about=SAME | dict((about or {}).get(rank, {})), patience=patience, word="x", check=check)
+            told, refusal = SAME | dict((about or {}).get(rank, {})), (refusals or {}).get(rank, "")
+            return meet(mine, about=told, patience=patience, word="x", check=check, refusal=refusal)
         except MeetingError as error:
-            return str(error)
+            return f"refused: {error}" if error.refused else str(error)
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(one, [rank for rank in range(size) if rank not in absent]))
@@ -93,6 +96,34 @@ def test_ranks_that_cannot_meet_say_why_in_one_line_each(about, env, absent, lin
         assert part in shown
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_cannot_run_what_it_was_told_ends_all_at_once(rank: int) -> None:
+    began = time.monotonic()
+    found = gather(3, {rank: {"epochs": "other"}}, refusals={rank: "resume=run holds no checkpoint"})
+    assert set(found) == {"refused: resume=run holds no checkpoint"}
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_refusal_waits_for_those_who_come_late_also_in_the_store_of_torchrun(late: int) -> None:
+    port = free_port()
+    agent = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+
+    def one(rank: int) -> str:
+        time.sleep(0.5 * (rank == late))
+        env = env_of(rank, 3, port, TORCHELASTIC_USE_AGENT_STORE="True")
+        with pytest.raises(MeetingError, match="no shards here") as raised:
+            meet(env, about=SAME, patience=20.0, refusal="no shards here" if rank in (0, 2) else "")
+        return str(raised.value)
+
+    for _ in range(2):  # torchrun starts all again, and its store still has the refusal
+        with ThreadPoolExecutor(3) as pool:
+            began = time.monotonic()
+            assert set(pool.map(one, range(3))) == {"no shards here"}
+            assert time.monotonic() - began < 5
+    assert agent.num_keys()
+
+
 def test_what_rank_0_tells_is_checked_by_all() -> None:
     assert set(gather(2, check=lambda word: f"no {word} here")) == {"no x here"}
 
@@ -137,8 +168,6 @@ def test_a_store_that_torchrun_keeps_over_restarts_holds_no_old_news() -> None:
     """The second attempt finds the first one's verdict, and the third what the second ended with."""
     port = free_port()
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-
     kept = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
 
     def one(rank: int, late: float, epochs: str) -> Met | str:

@@ -161,15 +161,15 @@ def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
         reading.collect([tmp_path / "nowhere"])
 
 
-def test_a_sweep_ends_in_one_table(run_cli: Run, tmp_path: Path) -> None:
+def test_a_sweep_ends_in_one_table(run_here: Run, tmp_path: Path) -> None:
     """2 strategies x 2 models x 2 seeds; every cell equals its result.json; a run counted twice is one row."""
-    sweep = run_cli(
+    sweep = run_here(
         "train", "-m", "strategy=single,graph_parallel", "model=gcn,gat", "seed=0,1", "comm=threads", "debug=tiny",
         "threads_per_rank=1",
         "tracker=jsonl", "hydra.sweep.dir=sweep",
     )  # fmt: skip
     assert (sweep.returncode, sweep.stderr) == (0, "")
-    done = run_cli("compare", "sweep", "sweep/0", "--json")
+    done = run_here("compare", "sweep", "sweep/0", "--json")
     found = json.loads(done.stdout)["rows"]
     assert len(found) == 8
     for row in found:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
 from conftest import Run
 from gnnpar.main import hydra_line
+from gnnpar.runner.facts import num_cores
 from gnnpar.runner.jobs import Manifest
+from gnnpar.sweep import Resuming, Sweep
 
 TINY = ("debug=tiny", "strategy=single", "world_size=1", "threads_per_rank=1", "tracker=jsonl", "hydra.sweep.dir=sweep")
+
+
+NUM_CORES = num_cores()
 
 
 def states(folder: Path) -> list[str]:
@@ -39,6 +47,7 @@ def test_jobs_in_processes_of_their_own(run_cli: Run, tmp_path: Path, launcher: 
     assert "resuming: 2 of 4 jobs are done, 2 to run" in again.stdout
     changed = [f for f, when in written.items() if f.stat().st_mtime_ns != when]
     assert len(changed) == 2
+    assert all(json.loads(f.read_text())["oversubscribed"] is (NUM_CORES < 2) for f in written)
     assert all(json.loads(f.read_text())["status"] == "failed" for f in changed)
 
 
@@ -56,6 +65,29 @@ def test_a_search_finds_the_best_trial_and_resumes(run_cli: Run, tmp_path: Path)
     }
     run_cli("train", "--resume", "sweep", "hydra.sweeper.n_trials=4")
     assert {f: f.stat().st_mtime_ns for f in completed} == completed
+
+
+@pytest.mark.parametrize(
+    ("launcher", "at_once"),
+    [
+        ({"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}, "1"),
+        ({"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": 2}, "2"),
+        ({"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": 9}, "4"),
+        ({"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"}, "4"),
+        ({"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"}, "1"),
+    ],
+)
+def test_jobs_know_how_many_run_at_once(launcher: dict, at_once: str, tmp_path: Path, monkeypatch) -> None:
+    """Four jobs; what shares the cores says so in every result (oversubscribed)."""
+    monkeypatch.delenv("GNNPAR_JOBS_AT_ONCE", raising=False)
+    seen: list[str | None] = []
+    inner = SimpleNamespace(launch=lambda *_, **__: seen.append(os.environ.get("GNNPAR_JOBS_AT_ONCE")))
+    config: Any = SimpleNamespace(hydra=SimpleNamespace(launcher=launcher, sweeper=SimpleNamespace(_target_="x")))
+    hydra = SimpleNamespace(config_loader=None)
+    jobs: Any = [(SimpleNamespace(key=str(i)), []) for i in range(4)]
+    Resuming(inner, Sweep([]), hydra_context=hydra, config=config).start(Manifest.read(tmp_path), jobs)
+    assert seen == [at_once]
+    assert "GNNPAR_JOBS_AT_ONCE" not in os.environ
 
 
 def test_a_missing_extra_is_named() -> None:

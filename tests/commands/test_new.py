@@ -78,14 +78,14 @@ def test_a_bad_name_is_one_line(tmp_path: Path, name: str, line: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command(run_cli: Run, tmp_path: Path) -> None:
-    done = run_cli("new", "codec", "mine", "--into", str(tmp_path / "own"))
+def test_the_command(run_here: Run, tmp_path: Path) -> None:
+    done = run_here("new", "codec", "mine", "--into", str(tmp_path / "own"))
     assert (done.returncode, done.stderr) == (0, "")
     assert "wrote codec/mine.yaml" in done.stdout
     assert f"cd {tmp_path / 'own'}\n  gnnpar check codec=mine" in done.stdout
-    done = run_cli("new", "codec", "mine", "--into", str(tmp_path / "own"))
+    done = run_here("new", "codec", "mine", "--into", str(tmp_path / "own"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
-    done = run_cli("new", "layer", "mine")
+    done = run_here("new", "layer", "mine")
     assert done.returncode == 2
     assert "choose from" in done.stderr

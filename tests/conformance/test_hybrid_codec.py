@@ -10,10 +10,13 @@ from composing import configured
 from gnnpar.codecs.adaptive import Adaptive
 from gnnpar.codecs.codec import BFloat16, Drop, Identity
 from gnnpar.codecs.uniform import Random, Uniform
+from gnnpar.main import compose
 from gnnpar.models.gat import GAT
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.resgcn import ResGCN
 from gnnpar.runner.conformance import make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from gnnpar.runner.facts import world_of
+from gnnpar.runner.train import how_of
 from gnnpar.shard.partition import Range
 from gnnpar.strategies.gnnpipe import GNNPipe
 from gnnpar.strategies.graph_parallel import GraphParallel
@@ -96,5 +99,20 @@ def test_what_it_says_and_refuses():
     with pytest.raises(ValueError, match=r"^codec=adaptive chooses bits .* use codec=uniform") as refused:
         Hybrid(codec=Adaptive())
     assert "\n" not in str(refused.value)
-    with pytest.raises(ValueError, match=r"^strategy\.codec=drop is for rows between the parts .*strategy\.parts=1"):
+    with pytest.raises(ValueError, match=r"^codec=drop is for rows between the parts .*strategy\.parts=1"):
         GNNPipe(codec=Drop()).check_world(2, 4)
+
+
+def test_codec_is_never_ignored():
+    """One part has no halo rows: a codec for them is refused before a rank starts. A plan names both codecs."""
+    with pytest.raises(ValueError, match=r"^codec=bfloat16 is for rows between the parts .*strategy=hybrid"):
+        world_of(compose(["strategy=gnnpipe", "codec=bf16", "world_size=2"]))
+    assert world_of(compose(["strategy=gnnpipe", "codec=identity", "world_size=2"])).size == 2
+    assert configured("strategy", "gnnpipe", "strategy.parts=2", "codec=bf16").codec == BFloat16()
+    config, data = GCNII(**DEEP), small_graph()
+    hybrid = Hybrid(stages=2, parts=2, codec=BFloat16(), boundary=Uniform(bits=8))
+    policies = make_job(hybrid, config, data, world=4).plan.layers
+    assert {(p.codec, p.boundary) for p in policies} == {(BFloat16(), Uniform(bits=8))}
+    assert {how_of(p) for p in policies} == {"chunks, boundary uniform, halo bfloat16"}
+    alone = make_job(GNNPipe(boundary=BFloat16()), config, data, world=2).plan.layers
+    assert {how_of(p) for p in alone} == {"chunks, boundary bfloat16"}

@@ -34,6 +34,7 @@ from gnnpar.runner.conformance import (
 from gnnpar.runner.result import schema_path
 from gnnpar.shard.replica import Replica, replica_of
 from gnnpar.shard.shard import Shard
+from gnnpar.strategies import minibatch
 from gnnpar.strategies.minibatch import Minibatch
 from gnnpar.strategies.single import Single
 from gnnpar.views.local import Pass
@@ -109,6 +110,27 @@ class Twice(ModelConfig):
 def test_a_layer_of_ones_own_may_aggregate_twice_and_read_edges() -> None:
     for case in check(ALL, {"twice": Twice(hidden=4)}, worlds=(1, 2)):
         assert case.passed, case
+
+
+@pytest.mark.parametrize(
+    ("config", "fanout", "hops"),
+    [
+        (GCN(hidden=4, encoder="linear", decoder="linear"), (3, 2), [3, 2]),
+        (GCN(hidden=4, num_layers=4, encoder="linear", decoder="linear"), (3, 2), [3, 2, 2, 2]),
+        (Twice(hidden=4), (3, 2), [3, 3, 2, 2]),
+        (Twice(hidden=4, num_layers=3, encoder="linear"), (-1, 5), [-1, -1, 5, 5, 5, 5]),
+    ],
+)
+def test_fanout_is_a_number_a_layer_whatever_a_layer_has(config, fanout, hops, monkeypatch) -> None:
+    """The last layer's first; dense layers around have none, and a model of n layers takes at most n numbers."""
+    asked = []
+    monkeypatch.setattr(
+        minibatch, "sampler_of", lambda edges, by_hop, body: asked.append(by_hop) or sampler_of(edges, by_hop, body)
+    )
+    train_in_threads(Minibatch(fanout=fanout, batch_size=8), config, small_graph(), world=1, epochs=1)
+    assert asked == [hops]
+    with pytest.raises(ValueError, match=f"numbers, but the model {config.num_layers} layers"):
+        Minibatch(fanout=(3,) * (config.num_layers + 1)).check_world(1, config.num_layers)
 
 
 @pytest.mark.parametrize("agg", [Sum(), Generic(value=lambda src, dst, edge, shared: src[0] * edge[0])])

@@ -19,36 +19,40 @@ from gnnpar.settings import ConfigError, with_plan
 SMALL = ("dataset=sbm", "dataset.num_nodes=400", "model=resgcn", "model.num_layers=8", "model.hidden=16")
 
 
+FAST = "{type: cpu, memory: 4 GiB, speed: 50 Gflop/s, memory_rate: 10 GB/s}"
+SLOW = "{type: cpu, memory: 4 GiB, speed: 5 Gflop/s, memory_rate: 1 GB/s}"
+
+
+def devices_of(folder: Path, name: str, *, devices: str, hosts: str, nic: str) -> str:
+    """A topology whose devices have speeds of their own: nothing has to be measured."""
+    (folder / "topology").mkdir()
+    (folder / "topology" / f"{name}.yaml").write_text(
+        f"_target_: gnnpar.planning.topology.Machines\ncores: auto\ndevices: {{{devices}}}\nhosts: [{hosts}]\n"
+        f"links: {{bus: {{rate: 5 GB/s}}, nic: {{{nic}}}}}\nracks: {{}}\nwires: []\n"
+    )
+    return f"topology={name}"
+
+
 @pytest.fixture
 def fast_devices(tmp_path: Path) -> str:
-    """A topology of four devices with speeds of their own: nothing has to be measured."""
-    folder = tmp_path / "topology"
-    folder.mkdir()
-    (folder / "four.yaml").write_text(
-        "_target_: gnnpar.planning.topology.Machines\ncores: auto\n"
-        "devices: {cpu: {type: cpu, memory: 4 GiB, speed: 50 Gflop/s, memory_rate: 10 GB/s}}\n"
-        "hosts: [{name: h, devices: {cpu: 2}, inside: bus, nic: nic, count: 2}]\n"
-        "links: {bus: {rate: 5 GB/s}, nic: {rate: 1 Gbit/s, latency: 50 us}}\nracks: {}\nwires: []\n"
-    )
-    return "topology=four"
+    """Two hosts of two devices."""
+    hosts = "{name: h, devices: {cpu: 2}, inside: bus, nic: nic, count: 2}"
+    return devices_of(tmp_path, "four", devices=f"cpu: {FAST}", hosts=hosts, nic="rate: 1 Gbit/s, latency: 50 us")
 
 
-def test_plan_then_train(
-    run_cli: Run, tmp_path: Path, fast_devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_then_train(run_here: Run, tmp_path: Path, fast_devices: str) -> None:
     """The plan brings its model, dataset and partition with it."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["plan", *SMALL, fast_devices, "--trace", "trace.json"]) == 0
-    said = capsys.readouterr().out
-    assert "chosen" in said
-    assert "is not allowed" in said
+    planned = run_here("plan", *SMALL, fast_devices, "--trace", "trace.json")
+    assert planned.returncode == 0, planned.stderr
+    assert "chosen" in planned.stdout
+    assert "is not allowed" in planned.stdout
     data = json.loads((tmp_path / "plan.json").read_text())
     assert data["quality"] == ["exact"]
     assert data["devices"] == ["h0/0", "h0/1", "h1/0", "h1/1"]
     assert data["predicted"]["epoch_seconds"] > 0
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     quick = ("world_size=4", "comm=threads", "epochs=3", "hydra.run.dir=run")
-    ran = run_cli("train", "plan=plan.json", *quick)
+    ran = run_here("train", "plan=plan.json", *quick)
     assert ran.returncode == 0, ran.stderr
     assert "planned: " in ran.stdout
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -59,17 +63,11 @@ def test_plan_then_train(
 @pytest.fixture
 def unequal_devices(tmp_path: Path) -> str:
     """Two slow devices and two fast ones."""
-    folder = tmp_path / "topology"
-    folder.mkdir()
-    (folder / "unequal.yaml").write_text(
-        "_target_: gnnpar.planning.topology.Machines\ncores: auto\n"
-        "devices:\n  slow: {type: cpu, memory: 4 GiB, speed: 5 Gflop/s, memory_rate: 1 GB/s}\n"
-        "  fast: {type: cpu, memory: 4 GiB, speed: 50 Gflop/s, memory_rate: 10 GB/s}\n"
-        "hosts:\n  - {name: s, devices: {slow: 2}, inside: bus, nic: nic}\n"
-        "  - {name: f, devices: {fast: 2}, inside: bus, nic: nic}\n"
-        "links: {bus: {rate: 5 GB/s}, nic: {rate: 10 Gbit/s, latency: 10 us}}\nracks: {}\nwires: []\n"
+    parts = (
+        f"{{name: {n}, devices: {{{kind}: 2}}, inside: bus, nic: nic}}" for n, kind in (("s", "slow"), ("f", "fast"))
     )
-    return "topology=unequal"
+    nic = "rate: 10 Gbit/s, latency: 10 us"
+    return devices_of(tmp_path, "unequal", devices=f"slow: {SLOW}, fast: {FAST}", hosts=", ".join(parts), nic=nic)
 
 
 SEARCHED = ("model=gcn", "dataset=sbm", "dataset.num_nodes=1500", "search=descent", "budget=40")
@@ -104,9 +102,9 @@ def test_a_plan_of_uneven_parts_runs(run_cli: Run, tmp_path: Path, unequal_devic
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
 
 
-def test_tag_plans_and_runs(run_cli: Run, tmp_path: Path) -> None:
+def test_tag_plans_and_runs(run_here: Run, tmp_path: Path) -> None:
     quick = ("strategy=tag", "strategy.rates=nominal", "comm=threads", "world_size=2", "epochs=3", "hydra.run.dir=run")
-    done = run_cli("train", *quick, "dataset.num_nodes=400")
+    done = run_here("train", *quick, "dataset.num_nodes=400")
     assert done.returncode == 0, done.stderr
     assert "tag: " in done.stdout
     result = json.loads((tmp_path / "run" / "result.json").read_text())

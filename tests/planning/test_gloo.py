@@ -14,6 +14,7 @@ from gnnpar.planning.candidate import Candidate
 from gnnpar.planning.extract import record
 from gnnpar.planning.search.grid import candidates
 from gnnpar.runner.conformance import make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from gnnpar.settings import instantiate
 from gnnpar.strategies.single import Single
 from gnnpar.strategies.tag import families, strategy_of
 from worlds import Several, run_world
@@ -40,8 +41,7 @@ def test_plans_of_every_family_run_over_gloo(world: int, tmp_path: Path) -> None
         strategy = strategy_of(candidate)
         job = make_job(strategy, MODEL, data, world=world, epochs=EPOCHS)
         file = job.plan.save(tmp_path / str(i))
-        codecs = tuple(layer.codec for layer in job.plan.layers)
-        plan = Plan.load(file, codecs=codecs)
+        plan = Plan.load(file, rebuilt=instantiate)
         plan.verify(num_layers=4, num_nodes=data.num_nodes, graph=data.graph_hash)
         jobs.append(replace(job, plan=plan))
     ranks = run_world("gloo", world, Several(tuple(jobs)))

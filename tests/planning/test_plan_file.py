@@ -22,7 +22,8 @@ def pipeline() -> Plan:
     chunk_of = torch.arange(12) % 3
     return Plan(
         Placement(((0, 1), (2, 3)), part_of, chunk_of, (range(2), range(2, 4))),
-        (LayerPolicy(mode="chunk", codec=Uniform(bits=8)), *[LayerPolicy(mode="chunk", codec=Identity())] * 3),
+        (LayerPolicy(mode="chunk", codec=Uniform(bits=8), boundary=Uniform(bits=4)),
+         *[LayerPolicy(mode="chunk", boundary=Identity())] * 3),
         strategy={"name": "hybrid", "stages": 2}, hashes={"graph": "a" * 64, "split": "b" * 64},
         statistics={"alpha": 0.5}, predicted={"epoch_seconds": 0.25, "peak_bytes": [2**30, 2**29, 2**30, 2**29]},
         quality=("quantized", "stale"), devices=("h0/0", "h0/1", "h1/0", "h1/1"),
@@ -31,8 +32,7 @@ def pipeline() -> Plan:
 
 
 def load(file: Path) -> Plan:
-    codecs = [layer["codec"] for layer in json.loads(file.read_text())["layers"]]
-    return Plan.load(file, codecs=tuple(codec and instantiate(codec) for codec in codecs))
+    return Plan.load(file, rebuilt=instantiate)
 
 
 def test_round_trip(tmp_path: Path) -> None:

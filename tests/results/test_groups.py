@@ -150,6 +150,7 @@ def test_bold_only_where_a_paired_test_says_so(plant: Plant, tmp_path: Path) -> 
         ({"hashes__graph": "f" * 64}, "graph_parallel/gcn: no run of single with equal graph (ffffffff; single "),
         ({"settings__model__hidden": 7}, "graph_parallel/gcn: no run of single with equal model settings"),
         ({"commit": "abc"}, "2 commits: "),
+        ({"session": "later"}, "graph_parallel/gcn: timed in another session than single, not side by side with it"),
         ({"versions__torch": "1.0"}, "2 torch versions: "),
     ],
 )
@@ -158,6 +159,15 @@ def test_unfair_comparisons_are_told(plant: Plant, tmp_path: Path, changes: dict
     plant(**OURS, **changes)
     (warning,) = compared(tmp_path).warnings
     assert warning.startswith(line)
+
+
+def test_among_baselines_that_of_the_same_session_counts(plant: Plant, tmp_path: Path) -> None:
+    plant(session="a", median=2.0)
+    plant(session="b", median=1.0)
+    plant(session="a", median=0.5, **OURS)
+    found = compared(tmp_path)
+    assert [row["ratio"] for row in found.rows] == [1.0, 1.0, 4.0]
+    assert found.warnings == []
 
 
 def test_a_fair_comparison_has_no_warning(plant: Plant, tmp_path: Path) -> None:

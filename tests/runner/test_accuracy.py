@@ -23,16 +23,16 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "study", ["cora_gcn", pytest.param("citeseer_gcn", marks=SLOW), pytest.param("cora_gat", marks=SLOW)]
 )
-def test_reaches_the_published_accuracy_on_one_and_two_ranks(study, run_cli, tmp_path):
+def test_reaches_the_published_accuracy_on_one_and_two_ranks(study, run_here, tmp_path):
     folder, seeds, least = STUDIES[study]
     if not (SHARED / folder).is_dir():
         pytest.skip(f"{folder} is not in ../shared/data")
 
     def accuracy(strategy: str, num_seeds: int) -> list[float]:
-        done = run_cli(
+        done = run_here(
             "train", "-m", f"+experiments/accuracy={study}", f"strategy={strategy}", "comm=threads",
             f"seed={','.join(map(str, range(num_seeds)))}", "threads_per_rank=1", "tracker=jsonl",
-            f"data_dir={SHARED}", f"hydra.sweep.dir={tmp_path / strategy}", cwd=ROOT, timeout=900,
+            f"data_dir={SHARED}", f"hydra.sweep.dir={tmp_path / strategy}", cwd=ROOT,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         results = [json.loads(f.read_text()) for f in (tmp_path / strategy).rglob("result.json")]

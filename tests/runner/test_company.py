@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 import pytest
 
 from checkpoints import SMALL, result
+from gnnpar.comm.interfaces import MeetingError
 from gnnpar.comm.meeting import Met, meet
 from gnnpar.main import compose
 from gnnpar.runner import company
-from gnnpar.runner.company import Company, CompanyLost, agreed, in_company, unseen
+from gnnpar.runner.company import Company, CompanyLost, agreed, in_company, refusal, unseen
 from gnnpar.runner.facts import header, world_of
+from gnnpar.runner.launch import launch
+from gnnpar.settings import ConfigError
 
 
 def test_ranks_agree_on_what_changes_numbers_and_nothing_else() -> None:
@@ -33,6 +37,40 @@ def test_a_folder_that_is_not_shared_is_told(tmp_path: Path) -> None:
         f"rank 3 on {socket.gethostname()} does not see /elsewhere/run, the run's folder on rank 0's"
     )
     assert said.endswith("or set checkpoint.keep=0")
+
+
+@pytest.mark.parametrize("refuses", [0, 1])
+def test_ranks_hear_what_one_of_them_cannot_run(refuses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is rank 0, a thread is rank 1; whoever refuses, both have its line at once."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0"}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    line = f"rank {refuses} on {socket.gethostname()}: resume=/none holds no checkpoint"
+    settings = compose([*SMALL[1:], "strategy=graph_parallel", *(["resume=/none"] if refuses == 0 else [])])
+
+    def other() -> None:
+        refusal = line if refuses == 1 else ""
+        meet(env | {"RANK": "1"}, about=agreed(settings), patience=20, refusal=refusal)
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(other)
+        with pytest.raises(ConfigError, match=f"^{line if refuses else 'resume=/none holds'}"):
+            launch(settings, tmp_path)
+        assert isinstance(told := heard.exception(), MeetingError)
+    assert str(told).startswith(line)
+    assert time.monotonic() - began < 10
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_who_is_alone_raises_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = ConfigError("no")
+    assert refusal(error) is error
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": ""}.items():
+        monkeypatch.setenv(name, value)
+    assert refusal(error) is error
 
 
 def two() -> list[Met]:

@@ -85,7 +85,13 @@ def test_a_run_is_taken_away_and_predicts_without_gnnpar(tmp_path: Path, monkeyp
     assert run("export", ["run", "--out", "taken"]) == 0
     said = capsys.readouterr().out.splitlines()[-1]
     assert said == "epoch 4: model.json, predict.py, program.pt2, weights.pt  ->  taken"
-    told = json.loads((tmp_path / "taken" / "model.json").read_text())
+    kept = tmp_path / "run" / "checkpoint" / "epoch-000004"
+    before = sorted(p.name for p in kept.iterdir())
+    assert run("export", [str(kept)]) == 0
+    assert sorted(p.name for p in kept.iterdir()) == before, "a checkpoint holds what its manifest names"
+    taken = [json.loads((tmp_path / name / "model.json").read_text()) for name in ("run/export", "taken")]
+    assert taken[0]["files"]["weights.pt"] == taken[1]["files"]["weights.pt"]
+    told = taken[1]
     assert (told["model"]["name"], told["num_features"], told["dtype"]) == ("gat", 12, "float32")
     settings = compose(["dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12", *job])
     dataset = settings.dataset.load(Path(), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from gnnpar.plan import Placement, Plan
 from gnnpar.planning.closed import Setting
 from gnnpar.planning.rates import NOMINAL
 from gnnpar.planning.topology import one_host
-from gnnpar.runner import replan
+from gnnpar.runner import replan, train
 from gnnpar.runner.facts import WARMUP_EPOCHS
 from gnnpar.runner.launch import launch
 from gnnpar.runner.replan import Replanner
@@ -90,7 +91,7 @@ def test_another_plan_must_be_another_one_and_faster() -> None:
 
 
 def test_ranks_that_share_cores_are_not_compared() -> None:
-    world: Any = SimpleNamespace(how="processes", oversubscribed=True, local_size=4, cores=2)
+    world: Any = SimpleNamespace(how="processes", oversubscribed=True, local_size=4, cores=2, jobs_at_once=1)
     assert replan.not_compared(world) == "4 ranks share 2 cores"
     world.oversubscribed = False
     assert replan.not_compared(world) == ""
@@ -107,38 +108,78 @@ def test_it_needs_a_checkpoint_to_go_on_from() -> None:
         check(settings)
 
 
-def test_a_run_says_why_times_are_not_compared(run_cli: Run, tmp_path: Path) -> None:
+def test_a_run_says_why_times_are_not_compared(run_here: Run, tmp_path: Path) -> None:
     quick = ("strategy=tag", "strategy.rates=nominal", "strategy.replan=true", "comm=threads", "world_size=2")
-    done = run_cli("train", *quick, "epochs=15", "dataset.num_nodes=400", "hydra.run.dir=run", cwd=tmp_path)
+    done = run_here("train", *quick, "epochs=15", "dataset.num_nodes=400", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
     assert "tag: ranks are threads of one process: their times are not compared" in done.stdout
 
 
-def test_a_run_goes_on_with_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told that links are slow, graph parallelism becomes a pipeline of one chunk: the same losses, to the end."""
-    quick = ("dataset.num_nodes=300", "model.num_layers=4", "model.dropout=0", "partition=random", "precision=fp64")
-    common = (*quick, "world_size=2", "comm=threads", "epochs=26", "tracker=jsonl", "strategy.rates=nominal")
-    settings = composed(["strategy=tag", "strategy.replan=true", *common])
+COMMON = (
+    "dataset.num_nodes=300", "model.num_layers=4", "model.dropout=0", "partition=random", "precision=fp64",
+    "world_size=2", "comm=threads", "tracker=jsonl", "strategy=tag", "strategy.rates=nominal",
+)  # fmt: skip
+AGAIN = WARMUP_EPOCHS + replan.EPOCHS + 1
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+def losses_of(folder: Path) -> list[float]:
+    return [row["loss/train"] for row in read_rows(folder)]
+
+
+@pytest.fixture
+def slow_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the warm-up the machine proves to have links so slow that a pipeline is better."""
     slow = Setting(one_host(2, cores=2, memory_bytes=1e12, rate=1e5, latency=1e-5), (NOMINAL,) * 2)
     monkeypatch.setattr(replan, "not_compared", lambda _: "")
     monkeypatch.setattr(replan, "setting_of", lambda *_: (slow, 2))
     monkeypatch.setattr(replan, "corrected", lambda setting, _: setting)
     monkeypatch.setattr(replan, "_GAIN", float("inf"))
-    for name in ("changed", "kept"):
+
+
+def test_a_run_goes_on_with_another_plan(tmp_path: Path, slow_links: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told that links are slow, graph parallelism becomes a pipeline of one chunk: the same losses, to the end; also
+    where the run is killed after that, from the checkpoint of the change and from a later one."""
+    again = composed(["strategy.replan=true", "epochs=21", "checkpoint.every=16", "resume=auto", *COMMON])
+    for name in ("changed", "kept", "killed", "killed_early"):
         (tmp_path / name).mkdir()
-    outcome = launch(settings, tmp_path / "changed")
+    outcome = launch(again, tmp_path / "changed")
     assert outcome.status == "completed", outcome
-    assert launch(composed(["strategy=tag", *common]), tmp_path / "kept").status == "completed"
-    results, losses = [], []
-    for name in ("changed", "kept"):
-        results.append(json.loads((tmp_path / name / "result.json").read_text()))
-        losses.append([row["loss/train"] for row in read_rows(tmp_path / name)])
-    changed, kept = (r["predicted"] for r in results)
-    assert kept["label"] == changed["replanned"]["before"] == "graph_parallel"
-    assert changed["label"] == "gnnpipe 2 stages, 1 chunk"
-    assert changed["replanned"]["epoch"] == WARMUP_EPOCHS + replan.EPOCHS + 1
-    assert "measured" in changed["replanned"]["why"]
-    assert results[0]["epoch_seconds"]["num_epochs"] == 26 - changed["replanned"]["epoch"] - WARMUP_EPOCHS
-    assert kept["replanned"] is None
-    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
-    assert len(losses[0]) == 26
+    assert launch(composed([*COMMON, "epochs=21"]), tmp_path / "kept").status == "completed"
+    changed, kept = (result_of(tmp_path / name) for name in ("changed", "kept"))
+    told = changed["predicted"]
+    assert kept["predicted"]["label"] == told["replanned"]["before"] == "graph_parallel"
+    assert told["label"] == "gnnpipe 2 stages, 1 chunk"
+    assert told["replanned"]["epoch"] == AGAIN
+    assert "measured" in told["replanned"]["why"]
+    assert changed["epoch_seconds"]["num_epochs"] == 21 - AGAIN - WARMUP_EPOCHS
+    assert kept["predicted"]["replanned"] is None
+    losses = losses_of(tmp_path / "changed")
+    assert losses == pytest.approx(losses_of(tmp_path / "kept"), rel=1e-9)
+    assert len(losses) == 21
+
+    real = train.train_epoch
+    monkeypatch.setattr(train, "train_epoch", lambda run, epoch, *rest: killed_at(17, epoch) or real(run, epoch, *rest))
+    assert "killed" in (launch(again, tmp_path / "killed").error or "")
+    monkeypatch.setattr(train, "train_epoch", real)
+    why = result_of(tmp_path / "killed")["predicted"]["replanned"]["why"]
+    shutil.copytree(tmp_path / "killed", tmp_path / "killed_early", dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "killed_early" / "checkpoint" / "epoch-000016")
+    monkeypatch.setattr(replan, "plan_again", None)  # nothing is planned a second time
+    for name in ("killed", "killed_early"):
+        assert launch(again, tmp_path / name).status == "completed"
+        found = result_of(tmp_path / name)
+        assert found["predicted"]["label"] == told["label"]
+        assert found["predicted"]["replanned"]["epoch"] == AGAIN
+        assert found["predicted"]["replanned"]["why"] == why
+        assert found["epoch_seconds"]["num_epochs"] == changed["epoch_seconds"]["num_epochs"]
+        assert found["bytes_per_epoch"] == changed["bytes_per_epoch"]
+        assert losses_of(tmp_path / name) == losses
+
+
+def killed_at(last: int, epoch: int) -> None:
+    if epoch == last:
+        raise RuntimeError("killed")

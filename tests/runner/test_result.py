@@ -13,7 +13,7 @@ import pytest
 from gnnpar.comm.namespaces import Network
 from gnnpar.main import compose
 from gnnpar.runner import result as results
-from gnnpar.runner.facts import World, header
+from gnnpar.runner.facts import World, header, world_of
 from gnnpar.runner.measure import merge
 from gnnpar.runner.train import Progress, memory_epoch
 from gnnpar.track import keys
@@ -66,6 +66,18 @@ def test_the_links_of_a_paced_run_are_facts_and_its_counters_a_mean() -> None:
     assert build(facts, [])["paced"]["wire_bytes_per_epoch"] is None
     slower = header(compose(["epochs=10"]), replace(WORLD, network=replace(network, host_gbps=(1.0, 1.0))))
     assert slower["config_hash"] != facts["config_hash"], "a sweep over rates is a sweep"
+
+
+def test_memory_is_that_of_the_plan_that_a_run_ended_with(known: dict) -> None:
+    """The first plan's peak is not compared with what was predicted of the second."""
+    told = {"epoch": 10, "before": "sar", "predicted_seconds": 1.0, "measured_seconds": 2.0, "why": "slow"}
+    said = {"label": "gnnpipe", "epoch_seconds": 1.0, "peak_bytes": [70, 80], "replanned": told}
+    rows = [row(epoch) for epoch in range(20)]
+    for epoch, peak in ((5, 200), (15, 100)):
+        rows[epoch] |= {"memory/peak_bytes": [peak, peak], "memory/live_bytes": {"parameters": [1, 1]}}
+    built = results.build_result(known, {"predicted": said, "hashes": {}}, rows, "completed", None)
+    assert built["memory_bytes"]["peak"] == [100, 100]
+    assert built["predicted"]["peak_error"] == pytest.approx(0.25)
 
 
 def test_the_schema_is_one() -> None:
@@ -155,3 +167,11 @@ def test_the_profiled_epoch_comes_after_the_warm_up() -> None:
 def test_oversubscription_counts_the_threads_of_a_host() -> None:
     assert not WORLD.oversubscribed
     assert replace(WORLD, threads_per_rank=2).oversubscribed
+    assert replace(WORLD, jobs_at_once=2).oversubscribed
+
+
+def test_jobs_that_a_sweep_runs_beside_each_other_share_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = compose(["strategy=single", "topology.cores=2", "threads_per_rank=1"])
+    assert not world_of(settings).oversubscribed
+    monkeypatch.setenv("GNNPAR_JOBS_AT_ONCE", "3")
+    assert header(settings, world_of(settings))["oversubscribed"]

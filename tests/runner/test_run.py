@@ -36,10 +36,10 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_two_processes_equal_one_and_say_what_they_cost(run_cli: Run, tmp_path: Path) -> None:
+def test_two_processes_equal_one_and_say_what_they_cost(run_cli: Run, run_here: Run, tmp_path: Path) -> None:
     common = ("model=gat", "epochs=12", "eval_every=4", "fidelity_every=4", "target=0.1", *SMALL)
     pair = run_cli("train", "strategy=graph_parallel", "world_size=2", *common, "hydra.run.dir=pair")
-    lone = run_cli("train", "strategy=single", *common, "hydra.run.dir=lone")
+    lone = run_here("train", "strategy=single", *common, "hydra.run.dir=lone")
     assert (pair.returncode, pair.stderr) == (0, "")
     assert (lone.returncode, lone.stderr) == (0, "")
     got, expected = rows(tmp_path / "pair"), rows(tmp_path / "lone")
@@ -126,21 +126,21 @@ def test_a_paced_run_computes_the_same_and_says_over_which_links(run_cli: Run, t
     assert found["hashes"]["config"] != local["hashes"]["config"]
 
 
-def test_early_stopping_and_a_plan_given_back(run_cli: Run, tmp_path: Path) -> None:
+def test_early_stopping_and_a_plan_given_back(run_here: Run, tmp_path: Path) -> None:
     common = ("comm=threads", "model=gcn", "eval_every=1", *SMALL)
     # nothing ever improves by 1: the first evaluation is the best, two more end the run
     stop = ("early_stopping.patience=2", "early_stopping.min_delta=1.0", "epochs=50")
-    first = run_cli("train", "partition=random", *common, *stop, "hydra.run.dir=first")
+    first = run_here("train", "partition=random", *common, *stop, "hydra.run.dir=first")
     assert first.returncode == 0, first.stderr
     assert result(tmp_path / "first")["epochs_done"] == 3
-    again = run_cli("train", "plan=first/plan.json", "partition=range", *common, "epochs=3", "hydra.run.dir=again")
+    again = run_here("train", "plan=first/plan.json", "partition=range", *common, "epochs=3", "hydra.run.dir=again")
     assert again.returncode == 0, again.stderr
     losses = [[r["loss/train"] for r in rows(tmp_path / name)] for name in ("first", "again")]
     assert losses[0] == losses[1]
     assert result(tmp_path / "again")["hashes"] | {"config": ""} == result(tmp_path / "first")["hashes"] | {
         "config": ""
     }
-    other = run_cli("train", "plan=first/plan.json", *common, "world_size=3")
+    other = run_here("train", "plan=first/plan.json", *common, "world_size=3")
     assert other.returncode == 1
     assert "is for 2 ranks, but there are 3: set world_size=2" in other.stderr
 
@@ -158,8 +158,8 @@ def test_early_stopping_and_a_plan_given_back(run_cli: Run, tmp_path: Path) -> N
         ),
     ],
 )
-def test_a_wrong_configuration_is_one_line_and_two(run_cli: Run, tmp_path: Path, arguments, line: str) -> None:
-    done = run_cli("train", *arguments)
+def test_a_wrong_configuration_is_one_line_and_two(run_here: Run, tmp_path: Path, arguments, line: str) -> None:
+    done = run_here("train", *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith(line)
     assert done.stderr.count("\n") == 1
@@ -173,10 +173,10 @@ def test_data_that_is_not_there_is_one_line(run_cli: Run, tmp_path: Path) -> Non
     assert "nowhere.npz" in done.stderr
 
 
-def test_sar_equals_graph_parallel_and_says_what_it_pushed(run_cli: Run, tmp_path: Path) -> None:
+def test_sar_equals_graph_parallel_and_says_what_it_pushed(run_here: Run, tmp_path: Path) -> None:
     common = ("model=gat", "world_size=4", "comm=threads", "epochs=5", "eval_every=5", *SMALL)
     for name in ("graph_parallel", "sar"):
-        done = run_cli("train", f"strategy={name}", *common, f"hydra.run.dir={name}")
+        done = run_here("train", f"strategy={name}", *common, f"hydra.run.dir={name}")
         assert done.returncode == 0, done.stderr
     got, expected = rows(tmp_path / "sar"), rows(tmp_path / "graph_parallel")
     for mine, theirs in zip(got, expected, strict=True):
@@ -188,15 +188,15 @@ def test_sar_equals_graph_parallel_and_says_what_it_pushed(run_cli: Run, tmp_pat
     assert found["bytes_per_epoch"]["forward"] == theirs["bytes_per_epoch"]["forward"]
     policy = json.loads((tmp_path / "sar" / "plan.json").read_text())["layers"][0]
     assert (policy["mode"], policy["rounds"], policy["prefetch"], policy["backward"]) == ("sar", "part", 1, "push")
-    again = run_cli("train", "plan=sar/plan.json", *common, "hydra.run.dir=again")
+    again = run_here("train", "plan=sar/plan.json", *common, "hydra.run.dir=again")
     assert again.returncode == 0, again.stderr
     assert rows(tmp_path / "again")[-1]["loss/train"] == got[-1]["loss/train"]
 
 
-def test_out_of_core_is_the_same_training(run_cli: Run, tmp_path: Path) -> None:
+def test_out_of_core_is_the_same_training(run_here: Run, tmp_path: Path) -> None:
     common = ("model=gat", "epochs=3", "eval_every=3", *SMALL)
     for name, more in {"single": (), "sar": ("strategy.logical_parts=4",)}.items():
-        done = run_cli("train", f"strategy={name}", *more, *common, f"hydra.run.dir={name}")
+        done = run_here("train", f"strategy={name}", *more, *common, f"hydra.run.dir={name}")
         assert done.returncode == 0, done.stderr
     got, expected = result(tmp_path / "sar"), result(tmp_path / "single")
     assert got["loss"]["last"] == pytest.approx(expected["loss"]["last"], rel=1e-6)
@@ -206,16 +206,16 @@ def test_out_of_core_is_the_same_training(run_cli: Run, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "sar" / "plan.json").read_text())["arrays"].keys() == {"part_of", "chunk_of"}
 
 
-def test_a_budget_below_one_row_is_one_line(run_cli: Run) -> None:
+def test_a_budget_below_one_row_is_one_line(run_here: Run) -> None:
     common = ("model=gat", "world_size=2", "comm=threads", "epochs=2", *SMALL)
-    done = run_cli("train", "strategy=sar", "strategy.rounds=1e-6", *common)
+    done = run_here("train", "strategy=sar", "strategy.rounds=1e-6", *common)
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if "ValueError" in line]
     assert len(lines) == 1
     assert "strategy.rounds=1e-06 MiB holds no row of 272 bytes: set it to at least 0.00026" in lines[0]
 
 
-def test_adaqp_says_what_it_chose_and_a_profile_gives_it_back(run_cli: Run, tmp_path: Path) -> None:
+def test_adaqp_says_what_it_chose_and_a_profile_gives_it_back(run_cli: Run, run_here: Run, tmp_path: Path) -> None:
     common = ("strategy=adaqp", "model=gcn", "epochs=8", "eval_every=8", "strategy.codec.period=3", *SMALL)
     done = run_cli("train", *common, "hydra.run.dir=first")
     assert done.returncode == 0, done.stderr
@@ -229,7 +229,7 @@ def test_adaqp_says_what_it_chose_and_a_profile_gives_it_back(run_cli: Run, tmp_
     assert [row["epoch"] for row in told if "assign/bits" in row] == [2, 5]
     assert [row["epoch"] for row in told if row["comm/assign_bytes"]] == [2, 5]
     assert len(found["hashes"]["profile"]) == 64
-    done = run_cli("train", *common, "profile=first/profile.json", "comm=threads", "hydra.run.dir=again")
+    done = run_here("train", *common, "profile=first/profile.json", "comm=threads", "hydra.run.dir=again")
     assert done.returncode == 0, done.stderr
     again = result(tmp_path / "again")
     assert again["hashes"]["profile"] == found["hashes"]["profile"]

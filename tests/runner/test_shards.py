@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -116,6 +119,36 @@ def test_damage_and_missing_ids_end_a_run_in_one_line(tmp_path: Path) -> None:
     file.write_bytes(data[:-9])
     with pytest.raises(ValueError, match=r"part-1/x\.npy is \d+ bytes, not \d+"):
         launch(composed([*RUN, f"shards={out}"]), tmp_path / "r")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lacks", ["the folder", "a file of its part"])
+def test_joined_ranks_end_at_once_where_one_lacks_its_shards(tmp_path: Path, shards: Path, lacks: str) -> None:
+    """Rank 1 on a host of its own, whose copy of the shards is not whole: both end with its line, and exit code 2."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    mine = tmp_path / "1" / "shards"
+    shutil.copytree(shards, tmp_path / "0" / "shards")
+    shutil.copytree(shards, mine)
+    if lacks == "the folder":
+        shutil.rmtree(mine)
+    else:
+        next((mine / "part-1").glob("*.npy")).unlink()
+    command = [sys.executable, "-m", "gnnpar", "train", *RUN, "shards=shards", "hydra.run.dir=run", "checkpoint.keep=0"]
+    command = [o for o in command if not o.startswith(("world_size", "comm="))]
+    env = environment() | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": "0"}
+    began = time.monotonic()
+    started = [
+        subprocess.Popen(
+            command, cwd=tmp_path / str(rank), env=env | {"RANK": str(rank)}, text=True, stderr=subprocess.PIPE
+        )
+        for rank in (0, 1)
+    ]
+    lines = [process.communicate(timeout=100)[1] for process in started]
+    assert lines[0] == lines[1].replace("gnnpar: ", f"gnnpar: rank 1 on {socket.gethostname()}: ", 1)
+    assert [line.count("\n") for line in lines] == [1, 1]
+    assert [process.returncode for process in started] == [2, 2]
+    assert time.monotonic() - began < 60, "half of comm.connect_seconds"
 
 
 def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -96,6 +97,23 @@ class CodecConfig(Protocol):
     @property
     def exactness(self) -> frozenset[Exactness]: ...
     def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec: ...
+
+
+def codec_of_lists(
+    config: CodecConfig, comm: Communicator, seed: int, *, part: int, node_ids: Tensor, sent: Mapping[int, Tensor],
+    read: Mapping[int, Tensor],
+) -> Codec:  # fmt: skip
+    """A codec for rows that are no halo rows of a shard: all that it is told of is which rows go where.
+
+    part: this rank's among those of `comm`; node_ids [N]: global ids of its rows; sent: reader -> rows that it reads;
+    read: sender -> global ids of its rows that are read here.
+    """
+    shard: Any = SimpleNamespace(
+        part=part, parts=comm.size, node_ids=node_ids, boundary=dict(sent),
+        halo={p: SimpleNamespace(src_ids=ids) for p, ids in read.items()},
+        num_halo={p: len(ids) for p, ids in read.items()},
+    )  # fmt: skip
+    return config.build(shard, comm, seed)
 
 
 class _Stateless:

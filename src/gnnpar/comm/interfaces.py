@@ -11,9 +11,11 @@ _VIRTUAL = ("docker", "virbr", "br-", "veth", "cni", "flannel")
 
 
 class MeetingError(ConnectionError):
-    """The ranks cannot come together: one line, with what is wrong and what to change. `shared`: all ranks have it."""
+    """The ranks cannot come together: one line, with what is wrong and what to change. `shared`: all ranks have it.
+    `refused`: a rank cannot run what it was told."""
 
     shared = False
+    refused = False
 
 
 class UnknownMaster(MeetingError):

@@ -12,6 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -73,12 +74,13 @@ def meet(
     patience: float,
     word: str = "",
     check: Callable[[str], str] = lambda _: "",
+    refusal: str = "",
 ) -> Met:
     """Come together with all ranks of the world that an environment names. Collective; MeetingError within about twice
     `patience` seconds.
 
     `about`: what ranks must agree on, name -> value. `word`: what rank 0 tells all. `check`: what is wrong with
-    that here.
+    that here. `refusal`: why this rank cannot run at all; it comes to tell the others, and no rank is met.
     """
     rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
     if not 0 <= rank < size:
@@ -90,6 +92,7 @@ def meet(
     inside = master in ("localhost", "::1") or master.startswith("127.")
     several = int(env.get("LOCAL_WORLD_SIZE", "0")) != size and not inside
     interface, address, trouble = _own_end(env, master, int(port), several=several)
+    trouble = refusal or trouble
     listener = _listen(address)
     me = Member(
         rank=rank, host=socket.gethostname(), interface=interface, address=address, port=listener.getsockname()[1]
@@ -97,7 +100,7 @@ def meet(
     where = f"MASTER_ADDR={master} MASTER_PORT={port}"
     agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = _store(master, int(port), rank, patience, agent=agent, trouble=trouble)
-    table = _Table(store, me, size, where, patience, agent=agent)
+    table = _Table(store, me, size, where, patience, agent=agent, refuses=bool(refusal))
     try:
         told = table.lay(about, word, trouble) if rank == 0 else table.join(about, trouble)
         members = tuple(Member(**each) for each in told["members"])
@@ -156,10 +159,12 @@ def _store(master: str, port: int, rank: int, patience: float, *, agent: bool, t
 class _Table:
     """The keys of one meeting in the store."""
 
-    def __init__(self, store: Any, me: Member, size: int, where: str, patience: float, *, agent: bool) -> None:
+    def __init__(
+        self, store: Any, me: Member, size: int, where: str, patience: float, *, agent: bool, refuses: bool
+    ) -> None:
         self.store, self.me, self.size, self.where, self.patience = store, me, size, where, patience
         self.generation, self._began, self._nonce = 0, time.monotonic(), secrets.token_hex(8)
-        self._agent = agent
+        self._agent, self._refuses = agent, refuses
 
     @property
     def room(self) -> str:
@@ -185,13 +190,12 @@ class _Table:
 
     def join(self, about: Mapping[str, str], trouble: str) -> dict[str, Any]:
         """Another rank: come to the newest generation until one is really about this meeting."""
-        mine, stale = self._record(about), ""
+        mine, stale = self._record(about), False
         while True:
             newest = self.store.add(_GENERATION, 0)
             if newest > self.generation:
                 self.generation = newest
-                # of a meeting that is over, in a store that torchrun keeps
-                stale = str(self._get("trouble") or self._get("verdict") or "") if self._agent else ""
+                stale = self._agent and self._is_over()
                 if not stale:
                     self._come(mine, trouble)
             told = None if stale else self._get("verdict")
@@ -205,6 +209,13 @@ class _Table:
                     f"{self.patience:g} s (comm.connect_seconds): was it started?"
                 )
             time.sleep(_POLL_SECONDS)
+
+    def _is_over(self) -> bool:
+        """Is this a meeting of ranks that have ended, in a store that torchrun keeps?"""
+        trouble = self._get("trouble")
+        if trouble is not None and trouble["refused"]:
+            return self._get(f"heard/{self.me.rank}") is not None
+        return bool(trouble or self._get("verdict"))
 
     def _come(self, mine: dict[str, Any], trouble: str) -> None:
         """Compare with rank 0, and be there."""
@@ -254,16 +265,26 @@ class _Table:
 
     def _fail(self, line: str) -> None:
         """Say it to all and end."""
-        self._put("trouble", line)
+        self._put("trouble", {"line": line, "refused": self._refuses})
         self._end_at_trouble()
 
     def _end_at_trouble(self) -> None:
-        if (line := self._get("trouble")) is not None:
-            if self.me.rank == 0:
+        if (trouble := self._get("trouble")) is not None:
+            if trouble["refused"]:
+                self._until_heard()
+            elif self.me.rank == 0:
                 time.sleep(_LAST_WORD_SECONDS)
-            error = MeetingError(line)
-            error.shared = True
+            error = MeetingError(trouble["line"])
+            error.shared, error.refused = True, trouble["refused"]
             raise error
+
+    def _until_heard(self) -> None:
+        """All ranks know of a refusal before the first of them ends, and with it its host's others, or the store."""
+        with suppress(RuntimeError):
+            self._put(f"heard/{self.me.rank}", {})
+            keys = [f"{self.room}/heard/{rank}" for rank in range(self.size)]
+            while not self.store.check(keys) and not self._waited():
+                time.sleep(_POLL_SECONDS)
 
     def _waited(self) -> bool:
         return time.monotonic() - self._began > self.patience

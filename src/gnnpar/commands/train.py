@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnpar.runner import jobs
+from gnnpar.runner.slurm import rank_on_host
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track import progress
 from gnnpar.track.console import Console, complain, complain_once, say
@@ -50,8 +51,7 @@ def run_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping[s
     """One job, in a sweep or not."""
     first = int(os.environ.get("RANK", "0")) == 0
     try:
-        settings = settings_of()
-        check_world(settings, facts["overrides"])
+        settings = composed_settings(settings_of, facts["overrides"])
         if facts["sweep"] is not None and quiet() and isinstance(settings.tracker, Console):
             settings = replace(settings, tracker=Quiet())
         if first:
@@ -74,6 +74,18 @@ def run_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping[s
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
     return outcome.exit_code
+
+
+def composed_settings(settings_of: Callable[[], Settings], overrides: list[str]) -> Settings:
+    """Of one job. Joined ranks hear of the one whose settings cannot be had (a folder that this host lacks)."""
+    try:
+        settings = settings_of()
+        check_world(settings, overrides)
+        return settings
+    except ValueError as error:
+        from gnnpar.runner.company import refusal
+
+        raise refusal(error) from error
 
 
 def check_world(settings: Settings, overrides: list[str]) -> None:
@@ -121,11 +133,6 @@ def prediction(result: Mapping[str, Any]) -> str:
     if abs(said["epoch_error"]) > REPLAN_ABOVE:
         line += "; topology=measured topology.refresh=true measures this machine again and plans anew"
     return line
-
-
-def rank_on_host() -> int:
-    """Of a joined rank; 0 of any other process."""
-    return int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
 
 
 def _refused(error: ValueError) -> int:

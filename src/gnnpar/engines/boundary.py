@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Codec, CodecConfig, RowLike
+from gnnpar.codecs.codec import Codec, CodecConfig, RowLike, codec_of_lists
 from gnnpar.comm import Communicator, Pending, Site
 from gnnpar.ops.block import Rows
 from gnnpar.schedule.action import Schedule
@@ -115,11 +114,10 @@ def boundary_codec(config: CodecConfig, ids: Tensor, comm: Communicator, seed: i
     """A codec for rows in table order, whose noise goes by node. `ids` [N] of the way's rows in table order."""
     everything = torch.arange(len(ids), device=ids.device)
     others = [p for p in range(comm.size) if p != comm.rank]
-    shard: Any = SimpleNamespace(
-        part=comm.rank, parts=comm.size, node_ids=ids, halo={p: SimpleNamespace(src_ids=ids) for p in others},
-        boundary=dict.fromkeys(others, everything), num_halo=dict.fromkeys(others, len(ids)),
+    return codec_of_lists(
+        config, comm, fold_key(seed, _BOUNDARY), part=comm.rank, node_ids=ids, sent=dict.fromkeys(others, everything),
+        read=dict.fromkeys(others, ids),
     )  # fmt: skip
-    return config.build(shard, comm, fold_key(seed, _BOUNDARY))
 
 
 _BOUNDARY = 0xB0DA  # keeps this noise apart from that of halo rows

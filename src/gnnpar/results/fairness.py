@@ -46,7 +46,8 @@ def unequal_accuracy(a: Result, b: Result) -> list[str]:
 def ratio_of(
     result: Result, bases: Sequence[Result], baseline: str, allow_unfair: bool = False
 ) -> tuple[float | None, str]:
-    """How many times faster than the baseline, or why that cannot be said. Among fair baselines the fastest counts."""
+    """How many times faster than the baseline, or why that cannot be said. Among fair baselines the fastest counts, of
+    those that ran in the same session where there are any."""
     mine = result["epoch_seconds"]["median"]
     if mine is None or result["status"] != "completed":
         return None, f"run {result['status']}"
@@ -57,8 +58,13 @@ def ratio_of(
     if not fair and not allow_unfair:
         nearest = min((differences(result, base) for base in bases), key=len)
         return None, f"{baseline} differs in {', '.join(nearest)}"
-    fastest = min(base["epoch_seconds"]["median"] for base in fair or bases)
+    fastest = min(base["epoch_seconds"]["median"] for base in beside(result, fair) or fair or bases)
     return fastest / mine, "" if fair else "unfair"
+
+
+def beside(result: Result, bases: Sequence[Result]) -> list[Result]:
+    """Those that ran side by side with a run: in its session, which one start of a sweep is; alone, none has one."""
+    return [base for base in bases if base.get("session") == result.get("session")]
 
 
 def baselines(strategy: str, results: Sequence[Result]) -> list[Result]:
@@ -94,11 +100,24 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
         f"{_names(runs)}: no run of {baseline} with equal {what.partition(' (')[0]}{_tail(what)}"
         for what, runs in unequal.items()
     ]
+    lines += _other_sessions(results, bases, baseline)
     for name, path in WATCHED.items():
         counts = Counter(str(value_at(result, path) or "unknown") for result in results)
         if len(counts) > 1:
             lines.append(f"{len(counts)} {name}: " + ", ".join(f"{v} ({_runs(n)})" for v, n in counts.most_common()))
     return lines
+
+
+def _other_sessions(results: Sequence[Result], bases: Sequence[Result], baseline: str) -> list[str]:
+    """A line where a ratio holds times of different hours against each other (protocol, rule 5)."""
+    apart = []
+    for result in (r for r in results if r["status"] == "completed"):
+        fair = [base for base in bases if not differences(result, base)]
+        if fair and not beside(result, fair):
+            apart.append(f"{result['strategy']}/{result['model']}")
+    if not apart:
+        return []
+    return [f"{_names(apart)}: timed in another session than {baseline}, not side by side with it"]
 
 
 def _tail(what: str) -> str:

@@ -162,6 +162,8 @@ def checked(manifest: dict[str, Any]) -> dict[str, Any]:
     _require(manifest, _NEEDED)
     _require(manifest["run"], _NEEDED_OF_RUN)
     _require(manifest["progress"], _NEEDED_OF_PROGRESS)
+    if manifest.get("plan") is not None:
+        _require(manifest, {"plan": dict})
     names = [name_of(rank) for rank in range(manifest["run"]["world_size"])]
     if manifest["epoch"] < 0 or sorted(manifest["files"]) != sorted(names):
         raise ValueError(f"it names files {', '.join(manifest['files']) or 'of no rank'}, epoch {manifest['epoch']}")

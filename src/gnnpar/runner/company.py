@@ -26,7 +26,8 @@ from gnnpar.runner import checkpoint
 from gnnpar.runner.facts import NOT_COMPARED, installed
 from gnnpar.runner.ranks import failure_of
 from gnnpar.runner.result import write_result
-from gnnpar.settings import Settings, show
+from gnnpar.runner.slurm import rank_on_host
+from gnnpar.settings import Comm, ConfigError, Settings, show
 from gnnpar.track.console import complain
 
 _GRACE_SECONDS = 3.0  # for a rank that has noticed by itself to end in order
@@ -44,7 +45,7 @@ class CompanyLost(Exception):
 def assemble(settings: Settings, run_dir: Path) -> Met:
     """All ranks are there, run the same, reach each other and see the folder of the run. Collective.
 
-    CompanyLost in one line where that is not so.
+    CompanyLost in one line where that is not so, ConfigError where a rank cannot run what it was told.
     """
     rank = int(os.environ["RANK"])
     marker = run_dir.absolute() / f".meeting-{secrets.token_hex(4)}"
@@ -57,13 +58,30 @@ def assemble(settings: Settings, run_dir: Path) -> Met:
             check=lambda word: unseen(Path(word), rank) if shared else "",
         )  # fmt: skip
     except MeetingError as error:
-        local = int(os.environ.get("LOCAL_RANK", rank))
+        if error.refused:
+            raise ConfigError(str(error)) from error
+        local = rank_on_host()
         if local:  # most likely the first of the host says the same
             time.sleep(5 * _SPEAKER_FIRST_SECONDS)
         raise CompanyLost(str(error), quiet=bool(local) and error.shared) from error
     finally:
         if rank == 0:
             marker.unlink(missing_ok=True)
+
+
+def refusal(error: ValueError, patience: float = Comm().connect_seconds) -> ValueError:
+    """What a rank raises that cannot run what it was told: its own error or, where another rank has another one, that.
+    Of joined ranks all have heard of it then, within `patience` seconds: none waits for one that does not come."""
+    size = os.environ.get("WORLD_SIZE", "") if os.environ.get("RANK") is not None else ""
+    if not size.isdigit() or int(size) < 2:
+        return error
+    line = f"rank {os.environ['RANK']} on {socket.gethostname()}: {error}"
+    try:
+        meet(os.environ, about={}, patience=patience, refusal=line)
+    except (MeetingError, ValueError) as told:
+        another = getattr(told, "refused", False) and not str(told).endswith(f": {error}")
+        return ConfigError(str(told)) if another else error
+    return error
 
 
 def agreed(settings: Settings) -> dict[str, str]:

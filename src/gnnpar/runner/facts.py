@@ -29,6 +29,7 @@ class World:
 
     how: alone (one rank in this process), threads, processes (started here), joined (started by torchrun or Slurm).
     network: the shaped links between the ranks of launch=paced; None: what the machine has.
+    jobs_at_once: runs that a sweep's launcher starts beside each other on this machine, this one included.
     """
 
     how: How
@@ -39,11 +40,17 @@ class World:
     device: Literal["cpu", "cuda"]
     backend: Literal["gloo", "nccl", "threads", "none"]
     network: Network | None = None
+    jobs_at_once: int = 1
+
+    @property
+    def num_threads(self) -> int:
+        """Of all that runs on this machine."""
+        return self.jobs_at_once * self.local_size * self.threads_per_rank
 
     @property
     def oversubscribed(self) -> bool:
         """More threads than physical cores: bytes, memory and accuracy stand, times do not."""
-        return self.local_size * self.threads_per_rank > self.cores
+        return self.num_threads > self.cores
 
 
 def world_of(settings: Settings) -> World:
@@ -72,6 +79,7 @@ def world_of(settings: Settings) -> World:
         how=how, size=size, local_size=local_size, threads_per_rank=threads, cores=cores, device=device,
         backend="none" if size == 1 else settings.comm.backend,
         network=paced.network_of(settings, size=size, joined=joined),
+        jobs_at_once=int(os.environ.get("GNNPAR_JOBS_AT_ONCE", "1")),
     )  # fmt: skip
 
 

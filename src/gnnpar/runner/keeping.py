@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gnnpar.comm import Communicator
+from gnnpar.plan import Plan
 from gnnpar.runner import checkpoint
 from gnnpar.runner.checkpoint import Say
 from gnnpar.runner.stopping import Stop
@@ -52,8 +53,10 @@ class Keeper:
         regularly = bool(when.every) and done % when.every == 0
         return bool(when.keep) and (ends or regularly or 0 < when.minutes <= minutes)
 
-    def save(self, run: Any, done: int, progress: Mapping[str, Any], val: float | None) -> bool:
-        """Collective; True on rank 0 where it is written."""
+    def save(
+        self, run: Any, done: int, progress: Mapping[str, Any], val: float | None, plan: Plan | None = None
+    ) -> bool:
+        """Collective; True on rank 0 where it is written. `plan`: rank 0's, that the run goes on with from here."""
         run.engine.drain()
         tree = {
             "model": dict(run.engine.named_parameters()),
@@ -62,6 +65,9 @@ class Keeper:
             "random": random_state(run.comm.device),
         }
         manifest = {"val": val, "rows": done, "progress": dict(progress), "run": run.identity}
+        if (plan := plan or run.replanned) is not None:
+            tree["plan"] = {name: array.to(torch.int32) for name, array in plan.arrays.items()}
+            manifest["plan"] = plan.as_data({name: checkpoint.name_of(0) for name in plan.arrays})
         keep, self._saved_at = self._when.keep, time.monotonic()
         return checkpoint.save(self._run_dir, done, run.comm, tree, manifest, keep=keep, say=self._say)
 

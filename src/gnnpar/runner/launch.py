@@ -43,11 +43,15 @@ class Outcome:
 def launch(settings: Settings, run_dir: Path) -> Outcome:
     """Run to the end, to a failure or to an interruption; result.json is there in any case.
 
-    Rank 0 writes it when its work is done, and its word stands unless the run failed beside it.
+    Rank 0 writes it when its work is done, and its word stands unless the run failed beside it. ValueError where the
+    run cannot begin: of joined ranks, which meet for it, all raise the same.
     """
-    resume.check(settings)
-    world = world_of(settings)
-    sharded.check(settings, world)
+    try:
+        resume.check(settings)
+        world = world_of(settings)
+        sharded.check(settings, world)
+    except ValueError as error:
+        raise company.refusal(error, settings.comm.connect_seconds) from error
     facts = header(settings, world)
     writes = world.how != "joined" or int(os.environ["RANK"]) == 0
     stop, begun = Stop(), False
@@ -125,8 +129,9 @@ def say_what_is_special(settings: Settings, world: World) -> None:
         name = settings.names.get("strategy")
         say(f"strategy={name} runs on {world.size} rank; world_size={settings.world_size} is for others")
     if world.oversubscribed:
-        threads = world.local_size * world.threads_per_rank
-        say(f"oversubscribed: {threads} threads on {world.cores} cores; bytes and accuracy stand, times do not")
+        jobs = f" of {world.jobs_at_once} jobs" if world.jobs_at_once > 1 else ""
+        threads = f"{world.num_threads} threads{jobs}"
+        say(f"oversubscribed: {threads} on {world.cores} cores; bytes and accuracy stand, times do not")
     if isinstance(settings.topology, Cluster) and world.network is None and world.size > 1:
         say(f"topology={settings.names.get('topology')} names rates of links, which only launch=paced sets")
 

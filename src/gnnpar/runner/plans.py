@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from gnnpar.models.gnn import GNN
-from gnnpar.plan import Plan, Topology
+from gnnpar.plan import Plan, Topology, clear
+from gnnpar.runner.checkpoint import MANIFEST
 from gnnpar.runner.facts import World
 from gnnpar.runner.layer_costs import layer_seconds
 from gnnpar.runner.machines import setting_of
+from gnnpar.runner.resume import Start
 from gnnpar.runner.sharded import Source
 from gnnpar.runner.trained import DTYPES
 from gnnpar.settings import Settings, instantiate
@@ -22,12 +24,14 @@ from gnnpar.track.console import say
 
 
 def make_plan(
-    settings: Settings, world: World, dataset: Any, model: GNN, device: torch.device, source: Source | None = None
-) -> Plan:
-    """The given plan, verified, or the strategy's own."""
+    settings: Settings, world: World, dataset: Any, model: GNN, device: torch.device, source: Source | None = None,
+    start: Start | None = None,
+) -> Plan:  # fmt: skip
+    """The given plan, verified, the one that the run had gone over to, or the strategy's own."""
+    if start is not None and (kept := kept_plan(start, dataset, model)) is not None:
+        return kept
     if settings.plan is not None:
-        codecs = [layer["codec"] for layer in Plan.data(settings.plan)["layers"]]
-        plan = Plan.load(settings.plan, codecs=tuple(codec and instantiate(codec) for codec in codecs))
+        plan = Plan.load(settings.plan, rebuilt=instantiate)
         plan.verify(
             num_layers=model.num_layers, num_nodes=dataset.num_nodes, graph=dataset.graph_hash, split=dataset.split_hash
         )
@@ -39,6 +43,25 @@ def make_plan(
         return plan
     workload = replace(workload_of(settings, world, dataset, model, device), shards=source and source.manifest)
     return with_strategy(settings.strategy.plan(workload, Topology(world.size)), settings)
+
+
+def kept_plan(start: Start, dataset: Any, model: GNN) -> Plan | None:
+    """The plan of a checkpoint whose run had planned again, where this run goes on with it.
+
+    None for another graph, split or model: those are refused where the checkpoint is read.
+    """
+    found = start.found
+    if found is None or not start.with_plan:
+        return None
+    told, file = found.manifest["plan"], found.folder / MANIFEST
+    with clear(file):
+        theirs = told["hashes"]["graph"], told["hashes"]["split"], len(told["layers"])
+        if theirs != (dataset.graph_hash, dataset.split_hash, model.num_layers):
+            return None
+        arrays = {name: array.long() for name, array in found.rank(0, torch.device("cpu"))["plan"].items()}
+        plan = Plan.of_data(told, arrays, rebuilt=instantiate, file=file)
+    plan.verify(num_nodes=dataset.num_nodes)
+    return plan
 
 
 def with_strategy(plan: Plan, settings: Settings) -> Plan:

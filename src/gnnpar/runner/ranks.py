@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from gnnpar.comm.namespaces import INTERFACE, Network
 from gnnpar.runner.facts import World
 from gnnpar.runner.result import write_result
+from gnnpar.runner.slurm import rank_on_host
 from gnnpar.runner.stopping import Interrupted, Stop, listen_in_rank
 from gnnpar.settings import Settings
 from gnnpar.track.console import say
@@ -124,7 +125,7 @@ def train_process(
     from gnnpar.runner.train import train
 
     torch.set_num_threads(world.threads_per_rank)
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    rank, local_rank = int(os.environ["RANK"]), rank_on_host()
     device = torch.device("cpu")
     if world.device == "cuda":
         device = torch.device("cuda", local_rank % torch.cuda.device_count())

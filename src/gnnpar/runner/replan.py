@@ -80,7 +80,7 @@ def not_compared(world: World) -> str:
     if world.how == "threads":
         return "ranks are threads of one process"
     if world.oversubscribed:
-        return f"{world.local_size} ranks share {world.cores} cores"
+        return f"{world.jobs_at_once * world.local_size} ranks share {world.cores} cores"
     return ""
 
 

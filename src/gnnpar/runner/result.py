@@ -61,7 +61,9 @@ def build_result(
 ) -> dict[str, Any]:
     """Schema 1. Figures that no epoch supports are null."""
     replanned = ((plan or {}).get("predicted") or {}).get("replanned")
-    timed, warmup = timed_rows(rows, since=replanned["epoch"] if replanned else 0)
+    since = replanned["epoch"] if replanned else 0
+    timed, warmup = timed_rows(rows, since=since)
+    of_plan = [row for row in rows if row["epoch"] >= since]
     hashes = (plan or {}).get("hashes", {})
     copied = (
         "strategy", "exactness", "model", "dataset", "world_size", "threads_per_rank", "cores", "oversubscribed",
@@ -83,11 +85,11 @@ def build_result(
         "bytes_by_layer": bytes_by_layer(timed),
         "error": error,
         "cpu_seconds": _mean_list(timed, "time/cpu_seconds"),
-        "memory_bytes": memory(rows),
+        "memory_bytes": memory(of_plan),
         "time_to_target": time_to_target(rows, header["target"]),
         "fidelity": fidelity(rows),
         "assignment": assignment(rows),
-        "predicted": predicted(plan, timed, rows),
+        "predicted": predicted(plan, timed, of_plan),
         "hashes": {
             "graph": hashes.get("graph", ""),
             "split": hashes.get("split", ""),

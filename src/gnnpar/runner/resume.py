@@ -27,11 +27,13 @@ _SAME = ("world_size", "strategy", "partition", "precision", "first_layer", "see
 @dataclass(frozen=True)
 class Start:
     """What rank 0 found to begin with. `profile`: what was measured beforehand, to be used again. `alike`: the epochs
-    before were run by the same strategy on as many ranks, so that their times and bytes are those of this run."""
+    before were run by the same strategy on as many ranks, so that their times and bytes are those of this run.
+    `with_plan`: the run had planned again, and its new plan is this run's."""
 
     found: Checkpoint | None = None
     profile: Path | None = None
     alike: bool = True
+    with_plan: bool = False
 
     @property
     def epoch(self) -> int:
@@ -74,7 +76,8 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
         _without_profiles(theirs["settings"].get(name)) == _without_profiles(_json(settings.resolved.get(name)))
         for name in ("strategy", "partition", "precision", "first_layer")
     )
-    return Start(found, profile_in(found.run_dir), alike)
+    with_plan = alike and theirs["seed"] == settings.seed and settings.plan is None and found.manifest.get("plan")
+    return Start(found, profile_in(found.run_dir), alike, bool(with_plan))
 
 
 def clean(settings: Settings, run_dir: Path, say: Say) -> None:

@@ -5,6 +5,7 @@ srun sets SLURM_STEP_NUM_TASKS; a batch script outside of srun has no such varia
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -42,6 +43,11 @@ def as_rank(env: Mapping[str, str]) -> dict[str, str]:
         "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(here),
         "MASTER_ADDR": env.get("MASTER_ADDR") or first_host(nodes), "MASTER_PORT": env.get("MASTER_PORT") or str(port),
     }  # fmt: skip
+
+
+def rank_on_host() -> int:
+    """Of a joined rank; 0 of any other process."""
+    return int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
 
 
 def tasks_per_node(text: str) -> list[int]:

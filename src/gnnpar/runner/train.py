@@ -57,6 +57,7 @@ class Run:
     restored: dict[str, Any] | None = None  # Progress.kept() of the checkpoint it goes on from
     profile_hash: str = ""  # of what was measured beforehand and decides on numbers
     said: dict[str, Any] | None = None  # what a planner predicted of the plan
+    replanned: Plan | None = None  # rank 0's plan where it is another one than the settings give
 
     @property
     def since(self) -> int:
@@ -153,7 +154,7 @@ def epochs(run: Run, tracker: Tracker, keeper: Keeper) -> Again | None:
         if stop:
             break
         if comparing is not None and (again := replanned(run, epoch, row, comparing)) is not None:
-            if comm.broadcast(keeper.save(run, epoch + 1, progress.kept(), row.get("metric/val"))):
+            if comm.broadcast(keeper.save(run, epoch + 1, progress.kept(), row.get("metric/val"), again.plan)):
                 return again
             if comm.rank == 0:
                 say("tag: without a checkpoint there is no way over to the other plan: the run keeps its own")
@@ -207,7 +208,7 @@ def prepare(
     plan = None
     if dataset is not None:
         with stopwatch(cold, "partition"):
-            plan = (again and again.plan) or make_plan(settings, world, dataset, model, device, source)
+            plan = (again and again.plan) or make_plan(settings, world, dataset, model, device, source, start)
         plan.save(run_dir, part_of=source and source.part_of)
         tracker.start(start_facts(settings, world, source.manifest if source else dataset, plan, model.widths))
     with stopwatch(cold, "shard"):
@@ -232,6 +233,7 @@ def prepare(
     return Run(
         settings, world, comm, shard, model, engine, optimizer, task, cold, shared.placement.mesh, run_dir, start.epoch,
         mine, restored, save_profile(engine, comm, run_dir), shared.predicted,
+        plan if replan.since_of(shared.predicted) else None,
     )  # fmt: skip
 
 
@@ -273,9 +275,14 @@ def how_of(policy: LayerPolicy) -> str:
     if policy.mode in ("whole", "sample"):
         return ""
     if policy.mode == "chunk":
-        return f"chunks, boundary {type(policy.codec).__name__.lower()}"
-    codec = type(policy.codec).__name__.lower() if policy.codec is not None else "identity"
-    return f"{codec}, overlap {policy.overlap}"
+        halo = f", halo {name_of(policy.codec)}" if policy.codec is not None else ""
+        return f"chunks, boundary {name_of(policy.boundary)}{halo}"
+    return f"{name_of(policy.codec)}, overlap {policy.overlap}"
+
+
+def name_of(codec: Any) -> str:
+    """Of a codec's configuration; rows that have none travel as they are."""
+    return "identity" if codec is None else type(codec).__name__.lower()
 
 
 def train_epoch(

@@ -78,7 +78,7 @@ class _Part:
         return Block(indptr, indices, count, len(ids), rows, edge_ids, ids)
 
     def index(self, name: str, limit: int) -> Tensor:
-        """Ascending ids below `limit`."""
+        """Ids that were written in ascending order; the first and the last are checked to lie in [0, limit)."""
         ids = self.array(name, torch.int64)
         if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < limit:
             raise ValueError(f"{name} goes from {int(ids[0])} to {int(ids[-1])} of {limit}")

@@ -34,10 +34,6 @@ class Replica:
     shared: bool  # rows are those of the shard, which is the whole graph
 
     @property
-    def num_nodes(self) -> int:
-        return len(self.loops)
-
-    @property
     def features_nbytes(self) -> int:
         """Beside the shard's."""
         rows = () if self.shared else (self.x, self.y)

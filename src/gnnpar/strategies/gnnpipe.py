@@ -139,7 +139,7 @@ class GNNPipe:
         self.chunks_per_part(num_ranks)
         if len(self.mesh(num_ranks).ranks[0]) == 1 and self.codec.exactness != {"exact"}:
             raise ValueError(
-                f"strategy.codec={type(self.codec).__name__.lower()} is for rows between the parts of a stage, but "
+                f"codec={type(self.codec).__name__.lower()} is for rows between the parts of a stage, but "
                 "strategy.parts=1: use two parts or more (strategy=hybrid), codec=identity, or codec@strategy.boundary "
                 "for rows between stages."
             )
@@ -157,13 +157,17 @@ class GNNPipe:
         statistics |= {"gradient_coverage": covered.kept}
         return Plan(
             Placement(mesh.ranks, part_of, chunk_of, layers_of),
-            (LayerPolicy(mode="chunk", codec=self.boundary, overlap="none"),) * workload.num_layers,
+            (self._policy(parts),) * workload.num_layers,
             hashes={
                 "graph": data.graph_hash, "split": data.split_hash, "partition": array_hash(part_of),
                 "chunks": array_hash(chunk_of),
             },
             statistics=statistics,
         )  # fmt: skip
+
+    def _policy(self, parts: int) -> LayerPolicy:
+        halo = self.codec if parts > 1 else None
+        return LayerPolicy(mode="chunk", codec=halo, boundary=self.boundary, overlap="none")
 
     def _layers_of(self, workload: Workload, stages: int) -> tuple[range, ...]:
         if self.cut == "even":

@@ -14,6 +14,7 @@ read no degrees. `batch_size` counts the seeds of all ranks: more ranks are the 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -39,7 +40,8 @@ from gnnpar.views.whole import WholeGraph
 
 @dataclass(frozen=True, kw_only=True)
 class Minibatch:
-    """`fanout`: in-neighbours of a node, from the seeds outwards; the last number counts for further hops, -1 is all.
+    """`fanout`: in-neighbours of a node, a number a layer, the seeds' (of the last layer) first; the last number counts
+    for further layers, -1 is all. A layer that aggregates twice takes its number twice; encoder and decoder have none.
 
     `batch_size`: seeds of a step, all ranks together; None: all training nodes. `num_workers`: processes of each rank
     that draw ahead, 0: none; the same bits with any. `sampler`: pyg (NeighborLoader), own, or auto: pyg where pyg-lib
@@ -91,8 +93,7 @@ class Minibatch:
             )
         hops = self._hops(model, shard)
         graph = replica_of(shard, comm, edge_ids=model.needs_edge_ids)
-        fanout = [self.fanout[min(i, len(self.fanout) - 1)] for i in range(sum(hops))]
-        sampler, drawn_by = sampler_of(graph.edges, fanout, self.sampler)
+        sampler, drawn_by = sampler_of(graph.edges, self.by_hop(hops), self.sampler)
         batches = Batches(
             graph, sampler, batch_size=self.batch_size, normalize=self.normalize, seed=seed, rank=comm.rank,
             ranks=comm.size,
@@ -105,6 +106,11 @@ class Minibatch:
             graph=graph, batches=batches, hops=hops, drawn_by=drawn_by, num_workers=self.num_workers, view=exact,
             exact=exact, shard=shard, model=model, task=task, comm=comm, seed=seed,
         )  # fmt: skip
+
+    def by_hop(self, hops: Sequence[int]) -> list[int]:
+        """`fanout` of every hop from the seeds outwards. `hops`: of each layer."""
+        outwards = [layer for layer, count in enumerate(reversed(hops)) for _ in range(count)]
+        return [self.fanout[min(layer, len(self.fanout) - 1)] for layer in outwards]
 
     @staticmethod
     def _hops(model: GNN, shard: Shard) -> list[int]:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Codec, CodecConfig, RowLike
+from gnnpar.codecs.codec import Codec, CodecConfig, RowLike, codec_of_lists
 from gnnpar.comm import Communicator, Pending, Site
 from gnnpar.ops.block import Rows
 from gnnpar.views.chunks import Chunks, Span
@@ -107,12 +105,7 @@ def slot_codec(config: CodecConfig, chunks: Chunks, comm: Communicator, seed: in
         p: torch.cat([chunks.sent[p, k] + chunks.own(k).first for k in range(chunks.num)]) for p in chunks.readers
     }
     halo = {p: chunks.ids[chunks.spans[p, 0].first : chunks.spans[p, chunks.num - 1].last] for p in peers}
-    shard: Any = SimpleNamespace(
-        part=chunks.way, parts=comm.size, node_ids=own, boundary=boundary,
-        halo={p: SimpleNamespace(src_ids=ids) for p, ids in halo.items()},
-        num_halo={p: len(ids) for p, ids in halo.items()},
-    )  # fmt: skip
-    return config.build(shard, comm, seed)
+    return codec_of_lists(config, comm, seed, part=chunks.way, node_ids=own, sent=boundary, read=halo)
 
 
 def _at(site: Site, first: int) -> Site:
