@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # experiments/reproduce.sh                    every experiment, with the time its README expects
-# experiments/reproduce.sh NAME [arguments]   run it (arguments go to run.py), then print its report and what changed in it
+# experiments/reproduce.sh NAME [arguments]   run it (arguments go to run.py), then print its report, whether its headline numbers lie
+#                                             where expected.toml has them (exit code 1 if one does not), and how much changed
 # PYTHON: the interpreter, python by default; in a checkout PYTHON=.venv/bin/python
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -39,5 +40,10 @@ fi
 "$python" "$name/run.py" "$@"
 report=$("$python" "$name/report.py")
 echo "$report"
+outside=0
+if [ -f expected.py ]; then
+  "$python" expected.py "$name" <<<"$report" || outside=1
+fi
 changed=$(grep '^|' <<<"$report" | grep -cvxFf "$name/README.md" || true)
 echo "$changed lines of these tables differ from the README's"
+exit $outside
