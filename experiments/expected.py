@@ -1,6 +1,7 @@
 """Do an experiment's headline numbers lie where a re-run should put them? `report.py | python expected.py NAME`
 
 expected.toml names lines and columns of the report's tables. Exit code 1: a number lies outside, or is not there.
+`expected.py --list NAME` says what is expected.
 """
 
 import re
@@ -31,6 +32,11 @@ def lines_of(report: str) -> list[Line]:
     return found
 
 
+def expected(name: str) -> list[Mapping[str, Any]]:
+    """The headline numbers of an experiment."""
+    return tomllib.loads(FILE.read_text(encoding="utf-8")).get(name, [])
+
+
 def value_of(entry: Mapping[str, Any], lines: Sequence[Line]) -> float:
     """The number that an entry names; ValueError where none or several lines are meant."""
     meant = [
@@ -49,7 +55,7 @@ def value_of(entry: Mapping[str, Any], lines: Sequence[Line]) -> float:
 def verdicts(name: str, report: str) -> list[tuple[bool, str]]:
     """For every headline number: does it lie inside, and a line that says so."""
     lines, found = lines_of(report), []
-    for entry in tomllib.loads(FILE.read_text(encoding="utf-8")).get(name, []):
+    for entry in expected(name):
         low, high = entry["range"]
         try:
             value = value_of(entry, lines)
@@ -62,7 +68,15 @@ def verdicts(name: str, report: str) -> list[tuple[bool, str]]:
     return found
 
 
+def main() -> int:
+    if sys.argv[1] == "--list":
+        lines = [f"{low:g} to {high:g}: {e['what']}" for e in expected(sys.argv[2]) for low, high in [e["range"]]]
+        print("\n".join(["", "expected:", *lines]) if lines else "")
+        return 0
+    found = verdicts(sys.argv[1], sys.stdin.read())
+    print("\n".join(line for _, line in found) or f"no ranges are expected of {sys.argv[1]}")
+    return 0 if all(inside for inside, _ in found) else 1
+
+
 if __name__ == "__main__":
-    said = verdicts(sys.argv[1], sys.stdin.read())
-    print("\n".join(line for _, line in said) or f"no ranges are expected of {sys.argv[1]}")
-    sys.exit(not all(inside for inside, _ in said))
+    sys.exit(main())

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # experiments/reproduce.sh                    every experiment, with the time its README expects
-# experiments/reproduce.sh NAME [arguments]   run it (arguments go to run.py), then print its report, whether its headline numbers lie
-#                                             where expected.toml has them (exit code 1 if one does not), and how much changed
+# experiments/reproduce.sh NAME [arguments]   say what is expected, run it (arguments go to run.py), then print its report, whether its
+#                                             headline numbers lie inside (exit code 1 if one does not), and how much changed
 # PYTHON: the interpreter, python by default; in a checkout PYTHON=.venv/bin/python
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -33,6 +33,7 @@ if [ ! -f "$name/README.md" ]; then
   exit 2
 fi
 command_of "$name"
+[ ! -f expected.py ] || "$python" expected.py --list "$name"
 if [ ! -f "$name/run.py" ]; then
   echo "$name has no run.py: its commands stand above" >&2
   exit 2

@@ -60,6 +60,18 @@ def test_every_strategy_is_in_the_rehearsal_and_in_the_studies(module: Any) -> N
     assert sum(study.minutes for study in studies.QUICK) <= 10
 
 
+def test_every_study_has_its_baselines_and_its_control(module: Any) -> None:
+    """Protocol, rule 2. Mini-batches are left out where a sample is the whole graph."""
+    studies = module("studies")
+    for study in studies.STUDIES:
+        methods = {name.removeprefix(f"{model} ") for name in study.jobs for model in (*studies.THREE, "resgcn")}
+        asked = {"single", "graph_parallel", "graph_parallel bf16", "control"}
+        asked |= {"vanilla", "single, 2 threads"} if study.blocks else set()
+        asked |= {"minibatch"} if "deep" not in study.name else set()
+        asked |= set(studies.CACHED) if study.name in ("speed", "paced") else set()
+        assert asked <= methods, study.name
+
+
 def test_measured_lines_belong_to_their_studies(module: Any) -> None:
     for study in module("studies").STUDIES:
         file = FOLDER / f"{study.name}.jsonl"
