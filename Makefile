@@ -43,8 +43,9 @@ demo: $(STAMP)
 
 # from nothing but its own lines: what outputs/compare holds is not run again
 compare: $(STAMP)
-	$(BIN)/python experiments/compare_all/run.py $(STUDIES) $(if $(QUICK),--quick) --out $(COMPARE)
-	$(BIN)/python experiments/compare_all/report.py $(if $(QUICK),--quick) --folder $(COMPARE) --page $(COMPARE)
+	$(BIN)/python experiments/compare_all/run.py $(STUDIES) $(if $(QUICK),--quick) --out $(COMPARE) || failed=$$?; \
+	  $(BIN)/python experiments/compare_all/report.py $(if $(QUICK),--quick) --folder $(COMPARE) --page $(COMPARE) && \
+	  exit $${failed:-0}
 
 test: $(STAMP)
 	$(PYTEST) -m "not slow and not gpu" --durations=10

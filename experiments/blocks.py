@@ -38,7 +38,7 @@ def run(jobs: Jobs, *, blocks: Iterable[int], common: Sequence[str], out: Path, 
 
 
 def keep_whole(jobs: Jobs, blocks: Iterable[int], out: Path) -> None:
-    """Leaves out the lines of blocks in which a job is missing; the file is replaced, never left half-written."""
+    """Leaves out the lines of blocks in which a job is missing."""
     rows = read(out)
     of_block: dict[int, set[str]] = {}
     for row in rows:
@@ -46,10 +46,7 @@ def keep_whole(jobs: Jobs, blocks: Iterable[int], out: Path) -> None:
     torn = {block for block in blocks if block in of_block and not of_block[block] >= set(jobs)}
     if torn:
         print(f"{out.name}: blocks {', '.join(map(str, sorted(torn)))} lack runs and begin again", flush=True)
-        scratch = out.with_suffix(".part")
-        scratch.unlink(missing_ok=True)
-        append(scratch, [row for row in rows if row["block"] not in torn])
-        scratch.replace(out)
+        replace(out, "".join(json.dumps(row) + "\n" for row in rows if row["block"] not in torn))
 
 
 def shuffled(jobs: Jobs, block: int) -> list[str]:
@@ -82,10 +79,15 @@ class Clock:
 
 
 def append(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """In one write, so that a stop leaves whole lines."""
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    with out.open("a", encoding="utf-8") as file:
-        file.write(text)
+    """All of them or none, whatever ends the process."""
+    kept = out.read_text(encoding="utf-8") if out.exists() else ""
+    replace(out, kept + "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def replace(out: Path, text: str) -> None:
+    scratch = out.with_suffix(".part")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(out)
 
 
 def train(overrides: Sequence[str], *, failures: bool = False) -> dict[str, Any]:

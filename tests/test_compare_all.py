@@ -22,7 +22,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     """module(name): one of the study's, its neighbours first on the path."""
     monkeypatch.syspath_prepend(str(FOLDER.parent))
     monkeypatch.syspath_prepend(str(FOLDER))
-    for name in ("blocks", "cells", "studies", "run"):
+    for name in ("blocks", "cells", "figures", "pictures", "report", "run", "studies"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module
 
@@ -161,8 +161,7 @@ def test_verdicts_count_cells_and_leave_out_those_whose_control_passes(module: A
     assert lines["control"][:5] == ["2", "1", "0", "1", "0"]
 
 
-def test_tuned_rows_are_held_against_a_tuned_baseline(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "report", raising=False)
+def test_tuned_rows_are_held_against_a_tuned_baseline(module: Any) -> None:
     report = module("report")
     means = {"single": 0.80, "single, tuned": 0.85, "adaqp": 0.80, "adaqp, tuned": 0.84}
     rows = [row(f"gcn {job}", seed=s, test=mean + 1e-4 * s) for job, mean in means.items() for s in range(5)]
@@ -186,3 +185,17 @@ def test_pages_lead_to_every_study(tmp_path: Path) -> None:
     assert '<a href="quick_accuracy.html">' in page and 'src="figure.svg"' in page
     assert "| adaqp | 3 | " in (tmp_path / "table.md").read_text(encoding="utf-8")
     assert {file.name for file in tmp_path.iterdir()} >= {"figure.svg", "quick_accuracy.html"}
+
+
+def test_figures_hold_every_method_and_every_dataset(module: Any, tmp_path: Path) -> None:
+    figures = module("figures")
+    lines = (FOLDER / "accuracy.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [each for each in map(json.loads, lines) if each["job"] in ("single", "control", "adaqp")]
+    gcn = [each for each in rows if each["result"]["model"] == "gcn"]
+    figures.datasets({"cora": rows[:40], "cs": gcn}, tmp_path / "datasets.svg")
+    figures.to_target({"target": gcn}, tmp_path / "target.svg")
+    for name, words in (("datasets", ("cora", "cs", "control")), ("target", ("target: validation, %", "adaqp"))):
+        drawn = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
+        assert [word for word in words if f"<!-- {word} -->" not in drawn] == []
+    figures.to_target({}, tmp_path / "none.svg")
+    assert not (tmp_path / "none.svg").exists()

@@ -86,7 +86,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("GNNPAR_SESSION", uuid.uuid4().hex[:12])
     options.out.mkdir(parents=True, exist_ok=True)
-    studies = chosen(options.studies, options.quick)
+    studies, broken = chosen(options.studies, options.quick), []
     for i, study in enumerate(studies):
         why = lacks(study, options.data_dir)
         there = len(blocks.read(options.out / f"{study.name}.jsonl"))
@@ -97,7 +97,13 @@ def main() -> None:
             flush=True,
         )
         if why is None and not options.list:
-            run(study, out=options.out, data_dir=options.data_dir.resolve())
+            try:
+                run(study, out=options.out, data_dir=options.data_dir.resolve())
+            except SystemExit as error:  # the others may still run
+                print(f"{study.name} is not whole: {error}", flush=True)
+                broken.append(study.name)
+    if broken:
+        raise SystemExit(f"not whole: {', '.join(broken)}; the same command goes on")
 
 
 if __name__ == "__main__":
