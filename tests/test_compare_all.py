@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,25 @@ def test_what_is_not_there_is_skipped_with_a_line(module: Any, monkeypatch: pyte
     assert run.lacks(studies["cora"], tmp_path) is None
     with pytest.raises(SystemExit, match="no study spead; there are speed, paced"):
         run.chosen(["spead"], quick=False)
+
+
+def test_a_tuned_job_is_the_job_and_what_its_trials_chose(
+    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, study = module("run"), module("studies").STUDIES[-1]
+    asked: list[Any] = []
+
+    def tuned(job: list[str], *, space: str, trials: int, seed: int, out: Path) -> list[str]:
+        asked.append((job, space, trials))
+        return ["optim.lr=0.003"] if "strategy=single" in job else []
+
+    monkeypatch.setitem(sys.modules, "tune", types.SimpleNamespace(tuned=tuned))
+    jobs = run.tuned(study, tmp_path)
+    assert len(jobs) == 2 * len(study.jobs) == 2 * len(asked)
+    assert {trials for *_, trials in asked} == {study.trials}
+    assert jobs["gat single, tuned"] == [*study.jobs["gat single"], "optim.lr=0.003"]
+    assert jobs["gcn adaqp, tuned"] == jobs["gcn adaqp"] == study.jobs["gcn adaqp"]
+    assert all(f"model={space}" in job and "epochs=60" in job for job, space, _ in asked)
 
 
 def test_ratios_are_formed_in_blocks_against_the_best_exact_baseline(module: Any) -> None:
