@@ -9,11 +9,15 @@ PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
 DEMO := outputs/demo
 DEMO_JOB := model=gcn dataset=sbm world_size=2 epochs=50 fidelity_every=25
 
-.PHONY: demo test test-all lint bench sparse docs clean
+COMPARE := outputs/compare$(if $(QUICK),-quick)
+
+.PHONY: demo compare test test-all lint bench sparse docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      train every strategy on the embedded dataset with 2 ranks, then compare: a table and report.html"
+	@echo "make compare   every strategy by the protocol, table, figures and page in outputs/compare; 20 hours, goes on where it was stopped"
+	@echo "               (QUICK=1: a rehearsal of ten minutes in outputs/compare-quick; STUDIES='speed cora': only these)"
 	@echo "make test      the test suite; no network, no GPU, no data"
 	@echo "make test-all  the same plus what is long"
 	@echo "make lint      ruff, pyright, import contracts"
@@ -36,6 +40,12 @@ demo: $(STAMP)
 	$(BIN)/gnnpar train -m "strategy=glob(*)" $(DEMO_JOB) hydra.sweep.dir=$(DEMO)
 	$(BIN)/gnnpar train strategy=graph_parallel codec=drop $(DEMO_JOB) hydra.run.dir=$(DEMO)/control
 	$(BIN)/gnnpar compare $(DEMO) --html $(DEMO)/report.html --csv > $(DEMO)/table.csv
+
+# from nothing but its own lines: what outputs/compare holds is not run again
+compare: $(STAMP)
+	$(BIN)/python experiments/compare_all/run.py $(STUDIES) $(if $(QUICK),--quick) --out $(COMPARE) || failed=$$?; \
+	  $(BIN)/python experiments/compare_all/report.py $(if $(QUICK),--quick) --folder $(COMPARE) --page $(COMPARE) && \
+	  exit $${failed:-0}
 
 test: $(STAMP)
 	$(PYTEST) -m "not slow and not gpu" --durations=10

@@ -18,55 +18,100 @@ CURVE = ("epoch", "loss/train", "metric/val", "metric/test", "time/train_seconds
 Jobs = Mapping[str, Sequence[str]]  # name -> overrides of `gnnpar train`
 
 
-def run(jobs: Jobs, *, blocks: Iterable[int], common: Sequence[str], out: Path) -> None:
-    """Every job once a block, in an order of the block's own."""
+def run(jobs: Jobs, *, blocks: Iterable[int], common: Sequence[str], out: Path, whole: bool = False) -> None:
+    """Every job once a block, in an order of the block's own.
+
+    whole: a block that was stopped is run again from its first job, so that no ratio spans two starts.
+    """
+    blocks = list(blocks)
+    if whole:
+        keep_whole(jobs, blocks, out)
     done = {(row["block"], row["job"]) for row in read(out)}
     todo = [(block, name) for block in blocks for name in shuffled(jobs, block) if (block, name) not in done]
-    began = time.perf_counter()
-    for i, (block, name) in enumerate(todo):
-        row = {"block": block, "job": name, **train([*common, *jobs[name], f"block={block}"])}
-        with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        seconds = row["result"]["epoch_seconds"]["median"]
-        left = (time.perf_counter() - began) / (i + 1) * (len(todo) - i - 1)
-        print(f"{i + 1}/{len(todo)} block {block} {name}: {seconds:.4f} s an epoch, {left:.0f} s left", flush=True)
+    clock = Clock(len(todo))
+    for block, name in todo:
+        row = {"block": block, "job": name, **train([*common, *jobs[name], f"block={block}"], failures=whole)}
+        append(out, [row])
+        median = row["result"]["epoch_seconds"]["median"]
+        said = f"{median:.4f} s an epoch" if median is not None else f"failed: {row['result']['error']}"
+        clock.tell(f"block {block} {name}: {said}")
+
+
+def keep_whole(jobs: Jobs, blocks: Iterable[int], out: Path) -> None:
+    """Leaves out the lines of blocks in which a job is missing."""
+    rows = read(out)
+    of_block: dict[int, set[str]] = {}
+    for row in rows:
+        of_block.setdefault(row["block"], set()).add(row["job"])
+    torn = {block for block in blocks if block in of_block and not of_block[block] >= set(jobs)}
+    if torn:
+        print(f"{out.name}: blocks {', '.join(map(str, sorted(torn)))} lack runs and begin again", flush=True)
+        replace(out, "".join(json.dumps(row) + "\n" for row in rows if row["block"] not in torn))
 
 
 def shuffled(jobs: Jobs, block: int) -> list[str]:
     return random.Random(block).sample(sorted(jobs), len(jobs))
 
 
-def sweep(jobs: Jobs, *, common: Sequence[str], out: Path) -> None:
+def sweep(jobs: Jobs, *, common: Sequence[str], out: Path, failures: bool = False) -> None:
     """Every job as a multirun in one process each, where times do not matter; its runs are block 0 to the last."""
     done = {row["job"] for row in read(out)}
-    for name in (name for name in jobs if name not in done):
+    todo = [name for name in jobs if name not in done]
+    clock = Clock(len(todo))
+    for name in todo:
         with tempfile.TemporaryDirectory() as folder:
-            call(["-m", *common, *jobs[name], f"hydra.sweep.dir={folder}"])
+            call(["-m", *common, *jobs[name], f"hydra.sweep.dir={folder}"], failures=failures)
             found = sorted((file.parent for file in Path(folder).rglob("result.json")), key=lambda f: int(f.name))
-            lines = [json.dumps({"block": i, "job": name, **collected(f)}) + "\n" for i, f in enumerate(found)]
-        with out.open("a", encoding="utf-8") as file:
-            file.write("".join(lines))
-        print(f"{name}: {len(lines)} runs", flush=True)
+            append(out, [{"block": i, "job": name, **collected(f)} for i, f in enumerate(found)])
+        clock.tell(f"{name}: {len(found)} runs")
 
 
-def train(overrides: Sequence[str]) -> dict[str, Any]:
+class Clock:
+    """What of how many is done, and the seconds that the rest will take at this pace."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.began = total, 0, time.perf_counter()
+
+    def tell(self, what: str) -> None:
+        self.done += 1
+        left = (time.perf_counter() - self.began) / self.done * (self.total - self.done)
+        print(f"{self.done}/{self.total} {what}, {left:.0f} s left", flush=True)
+
+
+def append(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """All of them or none, whatever ends the process."""
+    kept = out.read_text(encoding="utf-8") if out.exists() else ""
+    replace(out, kept + "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def replace(out: Path, text: str) -> None:
+    scratch = out.with_suffix(".part")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(out)
+
+
+def train(overrides: Sequence[str], *, failures: bool = False) -> dict[str, Any]:
     """One `gnnpar train`: its result, and the rows of its curve."""
     with tempfile.TemporaryDirectory() as folder:
-        call([*overrides, f"hydra.run.dir={folder}"])
+        call([*overrides, f"hydra.run.dir={folder}"], failures=failures)
         return collected(Path(folder))
 
 
-def call(arguments: Sequence[str]) -> None:
+def call(arguments: Sequence[str], *, failures: bool = False) -> None:
+    """`gnnpar train`, silently. failures: runs that fail leave their results (rows with the reason) and end nothing."""
     command = [sys.executable, "-m", "gnnpar", "train", *arguments, "tracker=jsonl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    folder = Path(arguments[-1].partition("=")[2])  # hydra.run.dir or hydra.sweep.dir
+    ends = {json.loads(file.read_text(encoding="utf-8"))["status"] for file in folder.rglob("result.json")}
+    if done.returncode and not (failures and ends and ends <= {"completed", "failed"}):
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
 def collected(folder: Path) -> dict[str, Any]:
     """What a line of the study keeps of a run folder."""
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    metrics = folder / "metrics.jsonl"
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
     rows = [row for row in map(json.loads, lines) if "metric/val" in row]
     return {"result": result, "curve": [{key: row.get(key) for key in CURVE} for row in rows]}
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # experiments/reproduce.sh                    every experiment, with the time its README expects
-# experiments/reproduce.sh NAME [arguments]   run it (arguments go to run.py), then print its report and what changed in it
+# experiments/reproduce.sh NAME [arguments]   say what is expected, run it (arguments go to run.py), then print its report, whether its
+#                                             headline numbers lie inside (exit code 1 if one does not), and how much changed
 # PYTHON: the interpreter, python by default; in a checkout PYTHON=.venv/bin/python
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -12,7 +13,7 @@ command_of() { # the Command paragraph of a README: needs and minutes are in its
 }
 
 minutes_of() {
-  command_of "$1" | tr '\n' ' ' | grep -oE '(about )?[0-9]+ minutes?' | head -n 1 || true
+  command_of "$1" | tr '\n' ' ' | grep -oE '((about|less than) )?([0-9]+|a) (minutes?|hours?)|hours' | head -n 1 || true
 }
 
 if [ $# -eq 0 ]; then
@@ -20,7 +21,7 @@ if [ $# -eq 0 ]; then
     name=${folder%/}
     [ -f "$name/README.md" ] || continue
     minutes=$(minutes_of "$name")
-    printf '%-18s %-18s %s\n' "$name" "${minutes:-see its README}" "$(sed -n '1s/^# //p' "$name/README.md")"
+    printf '%-20s %-18s %s\n' "$name" "${minutes:-see its README}" "$(sed -n '1s/^# //p' "$name/README.md")"
   done
   exit 0
 fi
@@ -32,6 +33,7 @@ if [ ! -f "$name/README.md" ]; then
   exit 2
 fi
 command_of "$name"
+[ ! -f expected.py ] || "$python" expected.py --list "$name"
 if [ ! -f "$name/run.py" ]; then
   echo "$name has no run.py: its commands stand above" >&2
   exit 2
@@ -39,5 +41,10 @@ fi
 "$python" "$name/run.py" "$@"
 report=$("$python" "$name/report.py")
 echo "$report"
+outside=0
+if [ -f expected.py ]; then
+  "$python" expected.py "$name" <<<"$report" || outside=1
+fi
 changed=$(grep '^|' <<<"$report" | grep -cvxFf "$name/README.md" || true)
 echo "$changed lines of these tables differ from the README's"
+exit $outside

@@ -9,6 +9,7 @@ import blocks
 
 from gnnpar.results import exports
 from gnnpar.results.comparison import Comparison, compare
+from gnnpar.results.page.page import write_page
 from gnnpar.results.runs import collect
 
 
@@ -22,3 +23,10 @@ def markdown(found: Comparison) -> str:
     """One line a configuration, and what the cells cannot say."""
     notes = [*(f"UNFAIR: {line}" for line in found.warnings), *found.notes]
     return exports.as_markdown(exports.group_table(found.groups, found.baseline), notes)
+
+
+def page(rows: Sequence[Mapping[str, Any]], file: Path, *, baseline: str = "single") -> Path:
+    """The page that `gnnpar compare --html` would write of these runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        blocks.unpack(rows, Path(folder))
+        return write_page(compare(collect([Path(folder)]), baseline=baseline), file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pkgutil
 import re
 import subprocess
 import sys
@@ -56,6 +57,12 @@ def test_every_page_is_in_the_navigation_and_every_link_leads_somewhere() -> Non
         for target in re.findall(r"\]\(([^)#\s]+)", hooks.FENCE.sub("", page.read_text(encoding="utf-8"))):
             if "://" not in target and target not in ("composability.md", "convergence.md"):
                 assert (page.parent / target).exists(), f"{page} points at {target}"
+
+
+def test_every_interface_that_is_documented_exists() -> None:
+    named = [name for page in (DOCS / "api").glob("*.md") for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)]
+    assert len(named) > 20
+    assert all(pkgutil.resolve_name(name) for name in named)
 
 
 def test_nothing_is_fetched_from_elsewhere() -> None:

@@ -1,67 +1,146 @@
-"""The tables and the figure of README.md from the JSONL files: `python experiments/compare_all/report.py`."""
+"""The tables and figures of README.md from the JSONL files: `python experiments/compare_all/report.py`.
 
+`--quick` reads the rehearsal's files, `--folder` another folder's; `--page FOLDER` also writes pages and table.md.
+"""
+
+import argparse
+import html
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import blocks
-import pictures
-import reports
+import figures
 import tables
+from cells import Rows, best_baseline, by_cell, differences, points, speedups, verdicts
+from studies import QUICK, STUDIES, Study
 
-from gnnpar.results.statistics import geometric_mean, mean
+from gnnpar.results.statistics import mean, non_inferiority
+from gnnpar.results.words import interval
 
-STUDIES = {"speed": "single", "paced": "graph_parallel", "accuracy": "single"}
-COLOURS = {"speed": "#7a8794", "paced": "#2b7bba", "gcn": "#2b7bba", "sage": "#1a9e77", "gat": "#e09f1f"}
-Rows = Sequence[Mapping[str, Any]]
-
-
-def draw(studies: Mapping[str, Rows], file: Path) -> None:
-    """Epoch time by link, and the difference in accuracy to `single`, paired by seed."""
-    plt = pictures.pyplot(8)
-    figure, (times, points) = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
-    jobs = [name.removeprefix("gcn ") for name in dict.fromkeys(row["job"] for row in studies["accuracy"])]
-    for study, shift, label in (("speed", -0.12, "loopback"), ("paced", 0.12, "1 Gbit/s")):
-        for i, job in enumerate(jobs):
-            found = [r["result"] for r in studies[study] if r["job"] == f"gcn {job}"]
-            if found:
-                e = geometric_mean([r["epoch_seconds"]["median"] for r in found])
-                _point(times, e.value, e.low, e.high, i + shift, COLOURS[study], label)
-    for model, shift in (("gcn", -0.2), ("sage", 0.0), ("gat", 0.2)):
-        by_seed = {job: _by_seed(studies["accuracy"], job, model) for job in jobs}
-        for i, job in enumerate(jobs[1:], start=1):
-            e = mean([100 * (value - by_seed["single"][seed]) for seed, value in by_seed[job].items()])
-            _point(points, e.value, e.low, e.high, i + shift, COLOURS[model], model)
-    times.set(xlabel="seconds an epoch (GCN, 5 blocks)", xlim=(0, None))
-    points.set(xlabel="test accuracy over single, points (10 seeds)", xscale="symlog")
-    points.axvline(-0.3, color="#5a6572", linewidth=0.6, linestyle=":")
-    for axes in (times, points):
-        axes.set_yticks(range(len(jobs)), jobs)
-        axes.set_ylim(len(jobs) - 0.5, -0.5)
-        named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        axes.legend(named.values(), named, frameon=False)
-    pictures.save(figure, file)
+FIGURES = ("figure.svg", "datasets.svg", "target.svg")
+TRIALS = ("| strategy | as it comes | tuned | gain | over single, both tuned | verdict |", "|" + "---|" * 6)
+VERDICTS = ("strategy", "cells", "not inferior", "inconclusive", "inferior", "unfit", "mean difference", "worst")
+NOTE = "A rehearsal in small: these figures show that everything runs, and nothing else.\n"
 
 
-def _by_seed(rows: Rows, job: str, model: str) -> dict[int, float]:
-    results = [row["result"] for row in rows if row["job"] == job]
-    return {r["seed"]: r["metric"]["test_at_best_val"] for r in results if r["model"] == model}
+def text(found: Mapping[str, Rows], studies: Mapping[str, Study]) -> Iterable[str]:
+    """A table a study, and over all of them what each strategy comes to."""
+    for name, rows in found.items():
+        study = studies[name]
+        yield f"### {name}\n"
+        if len(rows) < study.runs:
+            yield f"{study.about}; {len(rows)} of its {study.runs} runs are here.\n"
+        compared = tables.comparison(rows, baseline=study.baseline)
+        yield "\n".join(trials(rows)) if study.trials else tables.markdown(compared)
+    timed = by_cell({name: rows for name, rows in found.items() if studies[name].blocks and "target" not in name})
+    for title, base in (("over vanilla", "vanilla"), ("over the best exact or bf16 baseline", None)):
+        if timed:
+            yield f"### Epochs {title}: times faster, and the geometric mean over all cells\n"
+            against = [base or best_baseline(methods) for methods in timed.values()]
+            cells = [f"{study} {model}, over {name}" for (study, model), name in zip(timed, against, strict=True)]
+            yield _table(["strategy", *cells, "all"], speedups(timed, base))
+    if over_seeds := by_cell(trained(found, studies)):
+        yield "### Accuracy over all cells: not inferior to single by 0.3 points?\n"
+        yield _table(VERDICTS, verdicts(over_seeds))
 
 
-def _point(axes: Any, value: float, low: float, high: float, at: float, colour: str, label: str) -> None:
-    axes.plot([low, high], [at, at], color=colour, linewidth=1)
-    axes.plot([value], [at], "o", color=colour, markersize=3.5, label=label)
+def trained(found: Mapping[str, Rows], studies: Mapping[str, Study]) -> dict[str, Rows]:
+    """Studies of accuracy over seeds, untuned."""
+    return {name: rows for name, rows in found.items() if studies[name].seeds and not studies[name].trials}
+
+
+def _table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in (headings, ["---"] * len(headings), *lines)) + "\n"
+
+
+def trials(rows: Rows) -> Iterable[str]:
+    """Default and tuned rows, tuned ones held against `single` with as many trials (rule 14)."""
+    for (_, model), methods in by_cell({"tuned": rows}).items():
+        yield from ("", f"{model}:", "", *TRIALS)
+        for name in (name for name in methods if not name.endswith(", tuned")):
+            ours, best = methods[name], methods.get(f"{name}, tuned", ())
+            gap = differences(best, methods.get("single, tuned", ()))
+            cells = [interval(mean(list(points(each).values()))) if each else "-" for each in (ours, best)]
+            gain = differences(best, ours)
+            cells += [interval(mean(each), signed=True) if each else "-" for each in (gain, gap)]
+            verdict = "baseline" if name == "single" else non_inferiority(gap, 0.3) if gap else "-"
+            yield f"| {name} | {' | '.join(cells)} | {verdict} |"
+    yield ""
+
+
+def draw(found: Mapping[str, Rows], studies: Mapping[str, Study], file: Path) -> None:
+    """figure.svg, and beside it those of datasets and of time to accuracy where these were run."""
+    plain = {name.removeprefix("quick_"): rows for name, rows in found.items()}
+    figures.overview(plain, file)
+    others = {
+        n: rows for n, rows in found.items() if studies[n].seeds and not studies[n].trials and "accuracy" not in n
+    }
+    figures.datasets(others, file.with_name(FIGURES[1]))
+    figures.to_target({n: rows for n, rows in plain.items() if "target" in n}, file.with_name(FIGURES[2]))
+
+
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>gnnpar: every strategy side by side</title>
+<style>body{font:15px system-ui;margin:2rem}table{border-collapse:collapse;font-size:13px}img{max-width:100%}
+td,th{padding:.2rem .6rem;border-bottom:1px solid #ddd;text-align:left;white-space:nowrap}</style>
+<h1>Every strategy side by side</h1>
+"""
+
+
+def write_pages(found: Mapping[str, Rows], studies: Mapping[str, Study], said: str, folder: Path) -> None:
+    """NAME.html a study, as `gnnpar compare --html` writes it; report.html leads to them, with figures and tables."""
+    listed = ""
+    for name, rows in found.items():
+        tables.page(rows, folder / f"{name}.html", baseline=studies[name].baseline)
+        what = f"{html.escape(studies[name].about)}, {len(rows)} of {studies[name].runs} runs"
+        listed += f'<li><a href="{name}.html">{name}</a>: {what}</li>\n'
+    drawn = "".join(f'<p><img src="{name}" alt="{name}">\n' for name in FIGURES if (folder / name).exists())
+    page = f"{PAGE}<ul>\n{listed}</ul>\n{drawn}{as_html(said)}</html>\n"
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    (folder / "table.md").write_text(said, encoding="utf-8")
+
+
+def as_html(said: str) -> str:
+    """Headings, tables and lines of the report."""
+    parts, head = [], True
+    for line in html.escape(said, quote=False).splitlines():
+        if line.startswith("|"):
+            cells, tag = line.strip("| ").split(" | "), "th" if head else "td"
+            if not all(set(cell) <= set("-:|") for cell in cells):
+                row = "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
+                parts.append(f"{'<table>' if head else ''}<tr>{row}</tr>")
+            head = False
+            continue
+        parts += [] if head else ["</table>"]
+        head = True
+        parts.append(f"<h2>{line[4:]}</h2>" if line.startswith("### ") else f"<p>{line}" if line else "")
+    return "\n".join(parts) + "\n"
 
 
 def main() -> None:
-    studies = {name: blocks.read(HERE / f"{name}.jsonl") for name in STUDIES}
-    for name, rows in studies.items():
-        print(f"### {name}\n\n{tables.markdown(tables.comparison(rows, baseline=STUDIES[name]))}")
-    draw(studies, reports.asked(HERE).figure)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="of the rehearsal's lines")
+    parser.add_argument("--folder", type=Path, default=HERE, help="of the raw lines (beside this file)")
+    parser.add_argument("--figure", type=Path, help="the figure to draw (figure.svg beside the lines)")
+    parser.add_argument("--page", type=Path, metavar="FOLDER", help="write report.html, a page a study, table.md")
+    options = parser.parse_args()
+    studies = {study.name: study for study in (QUICK if options.quick else STUDIES)}
+    found = {name: rows for name in studies if (rows := blocks.read(options.folder / f"{name}.jsonl"))}
+    if not found:
+        raise SystemExit(f"no lines of a study in {options.folder}; run.py writes them")
+    said = (NOTE if options.quick else "") + "\n".join(text(found, studies))
+    print(said)
+    if options.page:
+        options.page.mkdir(parents=True, exist_ok=True)
+    place = options.page or options.folder
+    draw(found, studies, options.figure or place / ("quick.svg" if options.quick and not options.page else FIGURES[0]))
+    if options.page:
+        write_pages(found, studies, said, options.page)
+        print(f"pages -> {options.page / 'report.html'}")
 
 
 if __name__ == "__main__":

@@ -1,64 +1,111 @@
-"""Every strategy on sbm: epoch time in blocks over loopback and over paced links, accuracy over ten seeds.
+"""Every strategy by one protocol: time in blocks, accuracy over seeds, on sbm, its presets and real graphs.
 
-python experiments/compare_all/run.py              # all three; results land beside this file, about 25 minutes
-python experiments/compare_all/run.py accuracy     # one of speed, paced (needs root), accuracy
+python experiments/compare_all/run.py --list           # the studies, how many runs, about how long
+python experiments/compare_all/run.py speed accuracy   # some of them, or all (20 hours); lines land beside this file
+python experiments/compare_all/run.py --quick          # the rehearsal: all in small, ten minutes
+make compare                                           # all of it from nothing in outputs/compare, with table and page
+
+A study that was stopped goes on where it was; of one in blocks the block begins again.
 """
 
+import argparse
+import functools
+import os
 import sys
+import uuid
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+SHARED = HERE.parents[2] / "shared" / "data"
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import blocks
+from studies import QUICK, STUDIES, Study
 
-BASELINES = {
-    "single": ["strategy=single"],
-    "vanilla": ["strategy=graph_parallel", "strategy.overlap=none"],
-    "graph_parallel": ["strategy=graph_parallel"],
-    "graph_parallel bf16": ["strategy=graph_parallel", "codec=bf16"],
-    "minibatch": ["strategy=minibatch"],
-    "minibatch subgraph": ["strategy=minibatch", "strategy.normalize=subgraph"],
-    "control": ["strategy=graph_parallel", "codec=drop"],
-}
-STRATEGIES = BASELINES | {
-    "sar": ["strategy=sar"],
-    "sar pull": ["strategy=sar", "strategy.backward=pull"],
-    "adaqp_q": ["strategy=adaqp_q"],
-    "adaqp_p": ["strategy=adaqp_p"],
-    "adaqp": ["strategy=adaqp"],
-}
-SHAPE = ["model.num_layers=3", "model.hidden=128"]
-DATASET = ["dataset=sbm", "dataset.num_features=128"]
-LARGE = [*DATASET, "dataset.num_nodes=20000", *SHAPE, "world_size=2", "seed=0", "epochs=26", "eval_every=26"]
-SMALL = ["dataset=sbm", "model.num_layers=3", "model.hidden=64", "world_size=2", "comm=threads", "threads_per_rank=1"]
-PACED = ["launch=paced", "launch.hosts=2", "launch.rate_gbps=1", "threads_per_rank=1"]
+from gnnpar.runner.paced import trial
+from gnnpar.settings import ConfigError
+
+paced = functools.cache(trial)  # whether links can be shaped here
 
 
-def speed(name: str, more: list[str], models: tuple[str, ...]) -> None:
-    jobs = {
-        f"{model} {job}": [f"model={model}", *overrides, "threads_per_rank=1"]
-        for model in models
-        for job, overrides in STRATEGIES.items()
-        if not (job == "single" and more)  # it has no link
-    }
-    if not more:
-        jobs |= {f"{model} single, 2 threads": [f"model={model}", "strategy=single"] for model in models}
-    blocks.run(jobs, blocks=range(5), common=[*LARGE, *more], out=HERE / f"{name}.jsonl")
+def lacks(study: Study, data_dir: Path) -> str | None:
+    """Why a study cannot run here."""
+    if study.files and not (data_dir / study.files).exists():
+        return f"no {data_dir / study.files}; --data-dir DIR or GNNPAR_DATA names the folder of raw files"
+    if study.paced and (said := paced()).startswith("no: "):
+        return f"launch=paced {said.removeprefix('no: ')}"
+    if study.trials and find_spec("tune") is None:
+        return "compare_all/tune.py is not there"
+    return None
 
 
-def accuracy() -> None:
-    seeds = ",".join(map(str, range(10)))
-    jobs = {job: [*overrides, "model=gcn,sage,gat", f"seed={seeds}"] for job, overrides in STRATEGIES.items()}
-    curve = ["epochs=60", "eval_every=5", "fidelity_every=20"]
-    blocks.sweep(jobs, common=[*SMALL, *curve], out=HERE / "accuracy.jsonl")
+def run(study: Study, *, out: Path, data_dir: Path) -> None:
+    """Its lines in out/NAME.jsonl, those that are not there yet."""
+    file = out / f"{study.name}.jsonl"
+    common = [*study.common, f"data_dir={data_dir}"] if study.files else study.common
+    if study.blocks:
+        blocks.run(study.jobs, blocks=range(study.blocks), common=common, out=file, whole=True)
+        return
+    jobs = tuned(study, out) if study.trials else study.jobs
+    seeds = f"seed={','.join(map(str, range(study.seeds)))}"
+    blocks.sweep(jobs, common=[*common, seeds], out=file, failures=True)
+
+
+def tuned(study: Study, out: Path) -> blocks.Jobs:
+    """Every job as it comes and with what its trials chose (rule 14); they have a seed that is not reported."""
+    import tune
+
+    jobs = {}
+    for name, overrides in study.jobs.items():
+        model = name.split()[0]
+        job, file = [*study.common, *overrides], out / f"{study.name}_trials.jsonl"
+        chosen = tune.tuned(job, space=model, trials=study.trials, seed=0, out=file)
+        jobs |= {name: overrides, f"{name}, tuned": [*overrides, *(o for o in chosen if o not in job)]}
+    return jobs
+
+
+def chosen(names: Sequence[str], quick: bool) -> list[Study]:
+    known = {study.name: study for study in (QUICK if quick else STUDIES)}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SystemExit(f"there is no study {', '.join(unknown)}; there are {', '.join(known)}")
+    return [known[name] for name in names or known]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help="default: all")
+    parser.add_argument("--quick", action="store_true", help="a rehearsal of ten minutes, whose figures say nothing")
+    parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of the raw lines (beside this file)")
+    parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("GNNPAR_DATA", SHARED)))
+    options = parser.parse_args()
+    os.environ.setdefault("GNNPAR_SESSION", uuid.uuid4().hex[:12])
+    options.out.mkdir(parents=True, exist_ok=True)
+    studies, broken = chosen(options.studies, options.quick), []
+    for i, study in enumerate(studies):
+        why = lacks(study, options.data_dir)
+        there = len(blocks.read(options.out / f"{study.name}.jsonl"))
+        after = sum(other.minutes for other in studies[i + 1 :])
+        left = f"all take about {study.minutes} minutes, what follows {after}" if why is None else f"skipped: {why}"
+        print(
+            f"[{i + 1}/{len(studies)}] {study.name}: {study.about}; {there} of {study.runs} runs done; {left}",
+            flush=True,
+        )
+        if why is None and not options.list:
+            try:
+                run(study, out=options.out, data_dir=options.data_dir.resolve())
+            except (SystemExit, ConfigError) as error:  # the others may still run
+                print(f"{study.name} is not whole: {error}", flush=True)
+                broken.append(study.name)
+    if broken:
+        raise SystemExit(f"not whole: {', '.join(broken)}; the same command goes on")
 
 
 if __name__ == "__main__":
-    asked = sys.argv[1:] or ["speed", "paced", "accuracy"]
-    if "speed" in asked:
-        speed("speed", [], ("gcn",))
-    if "paced" in asked:
-        speed("paced", PACED, ("gcn",))
-    if "accuracy" in asked:
-        accuracy()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; the same command goes on from here") from None

@@ -100,5 +100,7 @@ def test_numbered_splits_are_columns_or_rows(rows):
     masks = tuple(torch.from_numpy(m if rows else m.T.copy()) for m in (train, val, test))
     data = prepare(raw_graph(masks=masks), Preprocess(split_index=7), seed=0)
     assert [int(m.nonzero()) for m in (data.train_mask, data.val_mask, data.test_mask)] == [1, 2, 3]
+    by_seed = prepare(raw_graph(masks=masks), Preprocess(split_index=None), seed=7)
+    assert by_seed.split_hash == data.split_hash
     with pytest.raises(ValueError, match="has 10 splits, numbered 0 to 9"):
         prepare(raw_graph(masks=masks), Preprocess(split_index=10), seed=0)

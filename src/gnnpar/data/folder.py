@@ -63,7 +63,7 @@ class Folder(Preprocess):
         num_nodes = len(files.x)
         raw = checked(files.raw(self, torch.zeros(num_nodes, 1), torch.zeros(2, 0, dtype=torch.int64)))
         assert raw.num_classes is not None
-        train, val, test = make_split(raw, self, seed=seed if self.split_seed is None else self.split_seed)
+        train, val, test = make_split(raw, self, seed=seed)
         check_split(raw, (train, val, test))
         indptr, indices = canonical_csr(
             files.edges, scratch, name=self.name, num_nodes=num_nodes, num_edges=files.num_edges,

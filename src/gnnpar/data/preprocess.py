@@ -42,7 +42,7 @@ class Preprocess:
     drop_duplicates: bool = True
     normalize: Literal["none", "row", "standard"] = "none"  # row: rows sum to 1; standard: training mean 0, deviation 1
     split: Literal["public", "per_class", "random"] = "public"
-    split_index: Annotated[int, Ge(0)] = 0  # which of several public splits
+    split_index: Annotated[int, Ge(0)] | None = 0  # which of several public splits; null: that of the run's seed
     split_seed: Annotated[int, Ge(0)] | None = 0  # of per_class and random; null: the run's seed
     train_per_class: Annotated[int, Ge(1)] = 20  # per_class: 20 train, 30 val, the rest test (Shchur et al. 2018)
     val_per_class: Annotated[int, Ge(0)] = 30
@@ -61,7 +61,7 @@ def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
         self_loops=config.self_loops,
         drop_duplicates=config.drop_duplicates,
     )
-    masks = make_split(raw, config, seed=seed if config.split_seed is None else config.split_seed)
+    masks = make_split(raw, config, seed=seed)
     check_split(raw, masks)
     return Dataset.of(
         raw.name,
@@ -114,9 +114,10 @@ def normalized(x: Tensor, how: str, *, train_mask: Tensor) -> Tensor:
 
 
 def make_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
-    """Training, validation and test masks, [N] bool each."""
+    """Training, validation and test masks, [N] bool each. `seed`: the run's, used only where a field is null."""
     if config.split == "public":
-        return _public_split(raw, config.split_index)
+        return _public_split(raw, seed if config.split_index is None else config.split_index)
+    seed = seed if config.split_seed is None else config.split_seed
     if config.split == "per_class":
         return _per_class_split(raw, config, seed=seed)
     return _random_split(raw, config, seed=seed)

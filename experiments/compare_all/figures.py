@@ -1,0 +1,118 @@
+"""Figures of compare_all: epochs and accuracy on sbm, accuracy on every dataset, validation against time and bytes."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import pictures
+from cells import Rows, by_cell, differences, methods_of, seconds
+
+from gnnpar.results.statistics import Estimate, geometric_mean, mean
+
+LINKS = {"speed": ("loopback", "#7a8794", -0.12), "paced": ("1 Gbit/s", "#2b7bba", 0.12)}
+MODELS = {"gcn": ("#2b7bba", -0.2), "sage": ("#1a9e77", 0.0), "gat": ("#e09f1f", 0.2), "resgcn": ("#8e5ea2", 0.0)}
+LINES = (
+    "#000000", "#7a8794", "#2b7bba", "#76b7d8", "#d9480f", "#f2a65a", "#c2255c", "#1a9e77", "#8fcfb0", "#6b4fa0",
+    "#b39ddb", "#e09f1f", "#8d6e63", "#3c7d22", "#5c940d", "#00838f",
+)  # fmt: skip
+
+
+def overview(studies: Mapping[str, Rows], file: Path) -> None:
+    """Epoch time by link (GCN), and the difference in accuracy to `single`, paired by seed."""
+    cells = by_cell(studies)
+    accuracy = {model: methods for (study, model), methods in cells.items() if study == "accuracy"}
+    timed = {study: cells.get((study, "gcn"), {}) for study in LINKS}
+    shown = {
+        cell: found for cell, found in cells.items() if cell[0] == "accuracy" or (cell[0] in LINKS and cell[1] == "gcn")
+    }
+    names = methods_of(shown)
+    if not names:
+        return
+    plt = pictures.pyplot(8)
+    figure, (times, off) = plt.subplots(1, 2, figsize=(8, 0.9 + 0.22 * len(names)), layout="constrained")
+    for study, (label, colour, shift) in LINKS.items():
+        for i, name in enumerate(names):
+            found = list(seconds(timed[study].get(name, ())).values())
+            if found:
+                _point(times, geometric_mean(found), i + shift, colour, label)
+    _accuracy(off, accuracy, names)
+    times.set(xlabel="seconds an epoch (GCN)", xlim=(0, None))
+    off.set_xlabel("test accuracy over single, points")
+    for axes in (times, off):
+        _rows(axes, names)
+        _legend(axes, [axes])
+    pictures.save(figure, file)
+
+
+def datasets(studies: Mapping[str, Rows], file: Path) -> None:
+    """The same difference on every other dataset: a column each."""
+    shown: dict[str, dict[str, Any]] = {}
+    for (study, model), methods in by_cell(studies).items():
+        shown.setdefault(study, {})[model] = methods
+    names = methods_of(by_cell(studies))
+    if not names:
+        return
+    plt = pictures.pyplot(7)
+    size = (1.2 + 1.5 * len(shown), 0.9 + 0.22 * len(names))
+    figure, axes = plt.subplots(1, len(shown), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for axis, (study, models) in zip(axes[0], shown.items(), strict=True):
+        _accuracy(axis, models, names)
+        axis.set_title(study)
+    _rows(axes[0, 0], names)
+    _legend(axes[0, -1], axes[0], loc="upper left", bbox_to_anchor=(1, 1))
+    figure.supxlabel("test metric over single, points")
+    pictures.save(figure, file)
+
+
+def to_target(studies: Mapping[str, Rows], file: Path) -> None:
+    """Validation against training seconds and megabytes sent; means over seeds."""
+    cells = {study: methods for (study, _), methods in by_cell(studies).items()}
+    if not cells:
+        return
+    plt = pictures.pyplot(7)
+    figure, axes = plt.subplots(len(cells), 2, figsize=(8, 2.8 * len(cells)), squeeze=False, layout="constrained")
+    names = methods_of(by_cell(studies))
+    for row, (study, methods) in zip(axes, cells.items(), strict=True):
+        for axis, key, unit in zip(row, ("time/train_seconds", "comm/total_bytes_so_far"), (1, 1e6), strict=True):
+            for name, runs in methods.items():
+                at = list(zip(*(run["curve"] for run in runs), strict=False))
+                x = [mean([point[key] / unit for point in epoch]).value for epoch in at]
+                y = [mean([100 * point["metric/val"] for point in epoch]).value for epoch in at]
+                if x[-1] > 0:
+                    axis.plot(x, y, color=LINES[names.index(name) % len(LINES)], linewidth=1, label=name)
+        row[0].set(xlabel="training seconds", ylabel=f"{study}: validation, %", xscale="log")
+        row[1].set(xlabel="MB sent", xscale="log")
+        row[1].legend(frameon=False, fontsize=5, loc="upper left", bbox_to_anchor=(1, 1))
+    pictures.save(figure, file)
+
+
+def _accuracy(axes: Any, models: Mapping[str, Mapping[str, Rows]], names: Sequence[str]) -> None:
+    for model, methods in models.items():
+        colour, shift = MODELS[model]
+        for i, name in enumerate(names):
+            found = differences(methods.get(name, ()), methods.get("single", ()))
+            if found and name != "single":
+                _point(axes, mean(found), i + shift, colour, model)
+    axes.set_xscale("symlog")
+    axes.axvline(-0.3, color="#5a6572", linewidth=0.6, linestyle=":")
+
+
+def _point(axes: Any, e: Estimate, at: float, colour: str, label: str) -> None:
+    if e.n > 1:
+        axes.plot([e.low, e.high], [at, at], color=colour, linewidth=1)
+    axes.plot([e.value], [at], "o", color=colour, markersize=3.5, label=label)
+
+
+def _rows(axes: Any, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+
+
+def _legend(axes: Any, of: Iterable[Any], **place: Any) -> None:
+    """Each label once."""
+    named = {label: handle for each in of for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
+    axes.legend(named.values(), named, frameon=False, **place)

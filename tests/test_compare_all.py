@@ -1,0 +1,235 @@
+"""compare_all: its studies compose, a stopped one goes on, its tables say what the rows say, its pages lead on."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import ROOT, environment
+from gnnpar.main import compose
+
+FOLDER = ROOT / "experiments" / "compare_all"
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """module(name): one of the study's, its neighbours first on the path. Other studies have modules of these names."""
+    for name in studied():
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [str(FOLDER), str(FOLDER.parent), *sys.path])
+    yield importlib.import_module
+    for name in studied():
+        del sys.modules[name]
+
+
+def studied() -> list[str]:
+    """Modules of experiments that are loaded."""
+    files = {name: str(getattr(module, "__file__", None)) for name, module in sys.modules.items()}
+    return [name for name, file in files.items() if file.startswith(str(FOLDER.parent))]
+
+
+def row(job: str, *, model: str = "gcn", seed: int = 0, block: int = 0, seconds: float = 1.0, test: float = 0.8) -> Any:
+    metric = {"test_at_best_val": test}
+    epoch = {"median": seconds}
+    result = {"status": "completed", "model": model, "seed": seed, "metric": metric, "epoch_seconds": epoch}
+    return {"block": block, "job": job, "result": result}
+
+
+def test_every_study_and_every_method_composes(module: Any) -> None:
+    """Each study once, and each method once: a composition takes 0.1 s."""
+    studies = module("studies")
+    todo: dict[tuple[str, ...], list[str]] = {}
+    for study in (*studies.STUDIES, *studies.QUICK):
+        assert bool(study.blocks) != bool(study.seeds), study.name
+        jobs = [[o.partition(",")[0] for o in job] for job in study.jobs.values()]
+        methods = {tuple(o for o in job if not o.startswith(("model", "threads", "launch"))): job for job in jobs}
+        new = [method for method in methods if method not in todo]
+        compose([*study.common, *methods[new[0] if new else next(iter(methods))], "block=1"])
+        todo |= {method: [] if i == 0 else [*study.common, *methods[method]] for i, method in enumerate(new)}
+    for overrides in filter(None, todo.values()):
+        compose([*overrides, "block=1"])
+    assert len(todo) >= 20
+
+
+def test_every_strategy_is_in_the_rehearsal_and_in_the_studies(module: Any) -> None:
+    studies = module("studies")
+    there = {file.stem for file in (ROOT / "conf" / "strategy").glob("*.yaml")}
+    for some in (studies.QUICK, studies.STUDIES):
+        named = {o for study in some for job in study.jobs.values() for o in job if o.startswith("strategy=")}
+        assert there == {o.removeprefix("strategy=") for o in named}
+    assert {s.name for s in studies.QUICK}.isdisjoint(s.name for s in studies.STUDIES)
+    assert sum(study.minutes for study in studies.QUICK) <= 10
+
+
+def test_every_study_has_its_baselines_and_its_control(module: Any) -> None:
+    """Protocol, rule 2. Mini-batches are left out where a sample is the whole graph."""
+    studies = module("studies")
+    for study in studies.STUDIES:
+        methods = {name.removeprefix(f"{model} ") for name in study.jobs for model in (*studies.THREE, "resgcn")}
+        asked = {"single", "graph_parallel", "graph_parallel bf16", "control"}
+        asked |= {"vanilla", "single, 2 threads"} if study.blocks else set()
+        asked |= {"minibatch"} if "deep" not in study.name else set()
+        asked |= set(studies.CACHED) if study.name in ("speed", "paced") else set()
+        assert asked <= methods, study.name
+
+
+def test_measured_lines_belong_to_their_studies(module: Any) -> None:
+    for study in module("studies").STUDIES:
+        file = FOLDER / f"{study.name}.jsonl"
+        if file.exists():
+            jobs = {json.loads(line)["job"] for line in file.read_text(encoding="utf-8").splitlines()}
+            assert jobs - set(study.jobs) == set(), study.name
+
+
+def test_a_stopped_block_begins_again_and_the_others_stay(
+    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = module("blocks")
+    trained: list[str] = []
+
+    def train(overrides: list[str], *, failures: bool) -> Any:
+        if len(trained) == 5:
+            raise KeyboardInterrupt
+        trained.append(f"{overrides[-1]} {overrides[1]}")
+        return {"result": {"epoch_seconds": {"median": 0.5}}, "start": len(trained)}
+
+    monkeypatch.setattr(blocks, "train", train)
+    study = {"jobs": {name: [name] for name in "abc"}, "blocks": range(2), "common": ["x"], "out": tmp_path / "s.jsonl"}
+    with pytest.raises(KeyboardInterrupt):
+        blocks.run(**study, whole=True)
+    assert [r["block"] for r in blocks.read(study["out"])] == [0, 0, 0, 1, 1]
+    trained[:] = ["again"]
+    blocks.run(**study, whole=True)
+    rows = blocks.read(study["out"])
+    assert [(r["block"], r["start"]) for r in rows] == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (1, 4)]
+    said = capsys.readouterr().out
+    assert "blocks 1 lack runs and begin again" in said
+    assert "5/6 block 1" in said and "3/3 block 1" in said and "0 s left" in said
+    trained[:] = []
+    blocks.run(**study, whole=True)
+    assert trained == []
+
+
+def test_a_failed_run_is_a_row_and_a_wrong_configuration_ends_the_study(module: Any, monkeypatch: Any) -> None:
+    blocks = module("blocks")
+    ends = ["failed"]
+
+    def train(command: list[str], **_: Any) -> Any:
+        folder = Path(command[-2].partition("=")[2])
+        for status in ends:
+            (folder / "result.json").write_text(json.dumps({"status": status}), encoding="utf-8")
+        return subprocess.CompletedProcess(command, 1, "", "no memory")
+
+    monkeypatch.setattr(blocks.subprocess, "run", train)
+    assert blocks.train([], failures=True) == {"result": {"status": "failed"}, "curve": []}
+    for ends[:], failures in ((["failed"], False), (["interrupted"], True), ([], True)):
+        with pytest.raises(SystemExit, match="no memory"):
+            blocks.train([], failures=failures)
+
+
+def test_what_is_not_there_is_skipped_with_a_line(module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run, studies = module("run"), {s.name: s for s in module("studies").STUDIES}
+    monkeypatch.setattr(run, "paced", lambda: "no: needs root")
+    assert run.lacks(studies["paced"], tmp_path) == "launch=paced needs root"
+    assert str(tmp_path / "Cora") in run.lacks(studies["cora"], tmp_path)
+    (tmp_path / "Cora").mkdir()
+    assert run.lacks(studies["cora"], tmp_path) is None
+    with pytest.raises(SystemExit, match="no study spead; there are speed, paced"):
+        run.chosen(["spead"], quick=False)
+
+
+def test_a_tuned_job_is_the_job_and_what_its_trials_chose(
+    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, study = module("run"), module("studies").STUDIES[-1]
+    asked: list[Any] = []
+
+    def tuned(job: list[str], *, space: str, trials: int, seed: int, out: Path) -> list[str]:
+        asked.append((job, space, trials))
+        return ["optim.lr=0.003"] if "strategy=single" in job else []
+
+    monkeypatch.setitem(sys.modules, "tune", types.SimpleNamespace(tuned=tuned))
+    jobs = run.tuned(study, tmp_path)
+    assert len(jobs) == 2 * len(study.jobs) == 2 * len(asked)
+    assert {trials for *_, trials in asked} == {study.trials}
+    assert jobs["gat single, tuned"] == [*study.jobs["gat single"], "optim.lr=0.003"]
+    assert jobs["gcn adaqp, tuned"] == jobs["gcn adaqp"] == study.jobs["gcn adaqp"]
+    assert all(f"model={space}" in job and "epochs=60" in job for job, space, _ in asked)
+
+
+def test_ratios_are_formed_in_blocks_against_the_best_exact_baseline(module: Any) -> None:
+    cells = module("cells")
+    times = {"gcn single, 2 threads": 1.0, "gcn graph_parallel bf16": 2.0, "gcn control": 0.5, "gcn adaqp": 4.0}
+    rows = [row(job, block=b, seconds=s * (b + 1)) for job, s in times.items() for b in (0, 1)]
+    found = cells.by_cell({"speed": rows})
+    assert cells.best_baseline(found["speed", "gcn"]) == "single, 2 threads"  # the control is none
+    lines = {name: line for name, *line in cells.speedups(found, None)}
+    assert lines["adaqp"] == ["0.25 [0.25, 0.25]", "0.25 (1)"]
+    assert {name: line for name, *line in cells.speedups(found, "graph_parallel bf16")}["adaqp"][1] == "0.50 (1)"
+
+
+def test_verdicts_count_cells_and_leave_out_those_whose_control_passes(module: Any) -> None:
+    cells = module("cells")
+
+    def study(control: float) -> list[Any]:
+        means = {"single": 0.9, "control": control, "adaqp": 0.901}
+        return [row(f"gcn {job}", seed=s, test=mean + 1e-4 * s) for job, mean in means.items() for s in range(5)]
+
+    found = cells.by_cell({"deaf": study(0.9), "fit": study(0.7)})
+    lines = {name: line for name, *line in cells.verdicts(found)}
+    assert lines["adaqp"] == ["2", "1", "0", "0", "1", "+0.10", "+0.10 (deaf gcn)"]
+    assert lines["control"][:5] == ["2", "1", "0", "1", "0"]
+
+
+def test_tuned_rows_are_held_against_a_tuned_baseline(module: Any) -> None:
+    report = module("report")
+    means = {"single": 0.80, "single, tuned": 0.85, "adaqp": 0.80, "adaqp, tuned": 0.84}
+    rows = [row(f"gcn {job}", seed=s, test=mean + 1e-4 * s) for job, mean in means.items() for s in range(5)]
+    assert list(report.trials(rows))[-3:-1] == [
+        "| single | 80.020 ± 0.020 | 85.020 ± 0.020 | +5.000 ± 0.000 | +0.00 ± 0.00 | baseline |",
+        "| adaqp | 80.020 ± 0.020 | 84.020 ± 0.020 | +4.000 ± 0.000 | -1.000 ± 0.000 | inferior |",
+    ]
+
+
+def test_pages_lead_to_every_study(tmp_path: Path) -> None:
+    lines = (FOLDER / "accuracy.jsonl").read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if json.loads(line)["job"] in ("single", "control", "adaqp")]
+    (tmp_path / "quick_accuracy.jsonl").write_text("\n".join(kept[::5]) + "\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "report.py"), "--quick", "--folder", str(tmp_path), "--page", str(tmp_path)],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("A rehearsal")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<a href="quick_accuracy.html">' in page and 'src="figure.svg"' in page
+    assert "<td>adaqp</td><td>3</td>" in page and page.count("<table>") == page.count("</table>") == 2
+    assert "| adaqp | 3 | " in (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert {file.name for file in tmp_path.iterdir()} >= {"figure.svg", "quick_accuracy.html"}
+
+
+def test_figures_hold_every_method_and_every_dataset(module: Any, tmp_path: Path) -> None:
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    figures = module("figures")
+    lines = (FOLDER / "accuracy.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [each for each in map(json.loads, lines) if each["job"] in ("single", "control", "adaqp")]
+    gcn = [each for each in rows if each["result"]["model"] == "gcn"]
+    with matplotlib.rc_context():
+        figures.datasets({"cora": rows[:40], "cs": gcn}, tmp_path / "datasets.svg")
+        figures.to_target({"target": gcn}, tmp_path / "target.svg")
+    plt.close("all")
+    for name, words in (("datasets", ("cora", "cs", "control")), ("target", ("target: validation, %", "adaqp"))):
+        drawn = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
+        assert [word for word in words if f"<!-- {word} -->" not in drawn] == []
+    figures.to_target({}, tmp_path / "none.svg")
+    assert not (tmp_path / "none.svg").exists()
