@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,12 +27,12 @@ def test_help_version_and_unknown_commands(run_cli: Run) -> None:
     assert done.stderr == f"gnnpar: unknown command trian, did you mean train?; there are {commands}\n"
 
 
-def test_train_help_and_cfg_show_groups_and_keys(run_cli: Run, tmp_path: Path) -> None:
+def test_train_help_and_cfg_show_groups_and_keys(run_cli: Run, run_here: Run, tmp_path: Path) -> None:
     done = run_cli("train", "--help")
     assert done.returncode == 0
     assert re.search(r"^strategy: .*\bgraph_parallel\b.*\bsar\b", done.stdout, re.MULTILINE)
     assert "eval_every: 5" in done.stdout
-    done = run_cli("train", "--cfg", "job", "model=gat", "codec=drop")
+    done = run_here("train", "--cfg", "job", "model=gat", "codec=drop")
     assert "_target_: gnnpar.models.gat.GAT" in done.stdout
     assert not list(tmp_path.iterdir())
 
@@ -75,7 +76,7 @@ def test_check_covers_every_model_and_what_the_strategy_can_run_on(monkeypatch: 
         check.run(["--worlds", "0,1"], compose)
 
 
-def test_check_a_wrong_strategy_of_ones_own(run_cli: Run, tmp_path: Path) -> None:
+def test_check_a_wrong_strategy_of_ones_own(run_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A strategy that calls itself exact but drops its halos does not pass."""
     (tmp_path / "own.py").write_text(
         "from dataclasses import dataclass\n"
@@ -87,7 +88,9 @@ def test_check_a_wrong_strategy_of_ones_own(run_cli: Run, tmp_path: Path) -> Non
     )
     (tmp_path / "strategy").mkdir()
     (tmp_path / "strategy" / "wrong.yaml").write_text("_target_: own.Wrong\ncodec: ${codec}\n")
-    done = run_cli("check", "strategy=wrong", "codec=drop", "model=gcn", "--worlds", "1,2")
+    monkeypatch.setitem(sys.modules, "own", None)
+    monkeypatch.delitem(sys.modules, "own")
+    done = run_here("check", "strategy=wrong", "codec=drop", "model=gcn", "--worlds", "1,2")
     assert done.returncode == 1, done.stderr
     assert "1 of 2 cases pass" in done.stdout
-    assert run_cli("check", "strategy=wrong", "codec=identity", "model=gcn", "--worlds", "2").returncode == 0
+    assert run_here("check", "strategy=wrong", "codec=identity", "model=gcn", "--worlds", "2").returncode == 0

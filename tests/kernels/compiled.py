@@ -30,11 +30,11 @@ TARGETS = {
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def variants(modules: list[str]) -> list[Variant]:
-    """All variants of the named modules."""
-    found = modules or [module.name for module in pkgutil.iter_modules(bodies.__path__)]
-    imported = [importlib.import_module(f"gnnpar_kernels.triton.{name}") for name in found]
-    return [each for module in imported if hasattr(module, "variants") for each in module.variants()]
+def variants(module: str, *, first: bool) -> list[Variant]:
+    """All variants of a module, or one of every kernel."""
+    imported = importlib.import_module(f"gnnpar_kernels.triton.{module}")
+    found = imported.variants() if hasattr(imported, "variants") else []
+    return list({id(each.kernel): each for each in reversed(found)}.values()) if first else found
 
 
 def _compile(variant: Variant, target: str):
@@ -70,13 +70,12 @@ def report(variant: Variant, target: str) -> dict:
 
 
 def main() -> None:
-    target, *modules = sys.argv[1:]
-    found = variants([name for name in modules if name != "--first"])
-    if "--first" in modules:
-        found = list({id(each.kernel): each for each in reversed(found)}.values())
-    for variant in found:
-        sys.stdout.write(json.dumps(report(variant, target)) + "\n")
-        sys.stdout.flush()
+    target, *asked = sys.argv[1:]
+    named = [name for name in asked if name != "--first"]
+    for module in named or [found.name for found in pkgutil.iter_modules(bodies.__path__)]:
+        for variant in variants(module, first="--first" in asked):
+            sys.stdout.write(json.dumps({"module": module, **report(variant, target)}) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
