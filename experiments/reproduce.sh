@@ -13,7 +13,7 @@ command_of() { # the Command paragraph of a README: needs and minutes are in its
 }
 
 minutes_of() {
-  command_of "$1" | tr '\n' ' ' | grep -oE '(about )?[0-9]+ minutes?' | head -n 1 || true
+  command_of "$1" | tr '\n' ' ' | grep -oE '((about|less than) )?([0-9]+|a) (minutes?|hours?)|hours' | head -n 1 || true
 }
 
 if [ $# -eq 0 ]; then
@@ -21,7 +21,7 @@ if [ $# -eq 0 ]; then
     name=${folder%/}
     [ -f "$name/README.md" ] || continue
     minutes=$(minutes_of "$name")
-    printf '%-18s %-18s %s\n' "$name" "${minutes:-see its README}" "$(sed -n '1s/^# //p' "$name/README.md")"
+    printf '%-20s %-18s %s\n' "$name" "${minutes:-see its README}" "$(sed -n '1s/^# //p' "$name/README.md")"
   done
   exit 0
 fi

@@ -203,6 +203,7 @@ def test_pages_lead_to_every_study(tmp_path: Path) -> None:
     assert done.stdout.startswith("A rehearsal")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<a href="quick_accuracy.html">' in page and 'src="figure.svg"' in page
+    assert "<td>adaqp</td><td>3</td>" in page and page.count("<table>") == page.count("</table>") == 2
     assert "| adaqp | 3 | " in (tmp_path / "table.md").read_text(encoding="utf-8")
     assert {file.name for file in tmp_path.iterdir()} >= {"figure.svg", "quick_accuracy.html"}
 

@@ -1,7 +1,7 @@
 """Figures of compare_all: epochs and accuracy on sbm, accuracy on every dataset, validation against time and bytes."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,9 @@ def overview(studies: Mapping[str, Rows], file: Path) -> None:
     _accuracy(off, accuracy, names)
     times.set(xlabel="seconds an epoch (GCN)", xlim=(0, None))
     off.set_xlabel("test accuracy over single, points")
-    _rows(times, names)
-    _rows(off, names)
+    for axes in (times, off):
+        _rows(axes, names)
+        _legend(axes, [axes])
     pictures.save(figure, file)
 
 
@@ -62,6 +63,7 @@ def datasets(studies: Mapping[str, Rows], file: Path) -> None:
         _accuracy(axis, models, names)
         axis.set_title(study)
     _rows(axes[0, 0], names)
+    _legend(axes[0, -1], axes[0], loc="upper left", bbox_to_anchor=(1, 1))
     figure.supxlabel("test metric over single, points")
     pictures.save(figure, file)
 
@@ -108,5 +110,9 @@ def _point(axes: Any, e: Estimate, at: float, colour: str, label: str) -> None:
 def _rows(axes: Any, names: Sequence[str]) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    axes.legend(named.values(), named, frameon=False)
+
+
+def _legend(axes: Any, of: Iterable[Any], **place: Any) -> None:
+    """Each label once."""
+    named = {label: handle for each in of for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
+    axes.legend(named.values(), named, frameon=False, **place)

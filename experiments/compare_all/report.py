@@ -85,7 +85,8 @@ def draw(found: Mapping[str, Rows], studies: Mapping[str, Study], file: Path) ->
 
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>gnnpar: every strategy side by side</title>
-<style>body{font:15px system-ui;margin:2rem;max-width:80rem}pre{overflow:auto;font-size:12px}img{max-width:100%}</style>
+<style>body{font:15px system-ui;margin:2rem}table{border-collapse:collapse;font-size:13px}img{max-width:100%}
+td,th{padding:.2rem .6rem;border-bottom:1px solid #ddd;text-align:left;white-space:nowrap}</style>
 <h1>Every strategy side by side</h1>
 """
 
@@ -98,9 +99,26 @@ def write_pages(found: Mapping[str, Rows], studies: Mapping[str, Study], said: s
         what = f"{html.escape(studies[name].about)}, {len(rows)} of {studies[name].runs} runs"
         listed += f'<li><a href="{name}.html">{name}</a>: {what}</li>\n'
     drawn = "".join(f'<p><img src="{name}" alt="{name}">\n' for name in FIGURES if (folder / name).exists())
-    page = f"{PAGE}<ul>\n{listed}</ul>\n{drawn}<pre>{html.escape(said)}</pre>\n</html>\n"
+    page = f"{PAGE}<ul>\n{listed}</ul>\n{drawn}{as_html(said)}</html>\n"
     (folder / "report.html").write_text(page, encoding="utf-8")
     (folder / "table.md").write_text(said, encoding="utf-8")
+
+
+def as_html(said: str) -> str:
+    """Headings, tables and lines of the report."""
+    parts, head = [], True
+    for line in html.escape(said, quote=False).splitlines():
+        if line.startswith("|"):
+            cells, tag = line.strip("| ").split(" | "), "th" if head else "td"
+            if not all(set(cell) <= set("-:|") for cell in cells):
+                row = "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
+                parts.append(f"{'<table>' if head else ''}<tr>{row}</tr>")
+            head = False
+            continue
+        parts += [] if head else ["</table>"]
+        head = True
+        parts.append(f"<h2>{line[4:]}</h2>" if line.startswith("### ") else f"<p>{line}" if line else "")
+    return "\n".join(parts) + "\n"
 
 
 def main() -> None:
