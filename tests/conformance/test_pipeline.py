@@ -52,6 +52,17 @@ def test_equals_autograd_with_stale_constants(model, stages, parts, chunks):
         close(got, *reference.train())
 
 
+@pytest.mark.parametrize("model", ["gcn", "gat"])
+def test_ways_that_read_nothing_of_some_chunks(model):
+    """Their spans of halo rows are empty, and begin where the next chunk's do."""
+    rings = [(8 * way + i, 8 * way + (i + 1) % 8) for way in range(2) for i in range(8)]
+    data = dataset_of(*both([*rings, (3, 12), (3, 14), (6, 9)]), num_nodes=16)
+    strategy = Hybrid(stages=1, parts=2, chunks=8, chunking="range", refresh=2)
+    job = make_job(strategy, model_of(model), data, world=2, epochs=4, partition=Range())
+    got = merge_ranks(job, run_world("threads", 2, job))
+    close(got, *ByAutograd(job, refresh=2, fresh=2.0).train())
+
+
 @pytest.mark.parametrize("model", ["gcn", "gcnii", "resgcn"])
 @pytest.mark.parametrize(("stages", "parts"), [(2, 1), (2, 2)])
 def test_mixing_adds_last_epochs_gradients(model, stages, parts):

@@ -236,7 +236,7 @@ class Ages:
         self._blocks: dict[int, Block] = {}
         self._split: dict[int, tuple[Block, Block]] = {}
         self._sources: dict[Turn, tuple[Tensor, list[int], Tensor]] = {}
-        self._readers: dict[tuple[Turn, int], Csr | None] = {}
+        self._readers: dict[tuple[Turn, Span], Csr | None] = {}
 
     @cached_property
     def _columns(self) -> Tensor:
@@ -279,9 +279,9 @@ class Ages:
 
     def readers(self, turn: Turn, span: Span) -> Csr | None:
         """The out-edges of table rows to own rows that read them fresh (`now`), or from the history (`before`)."""
-        if (turn, span.first) not in self._readers:
-            self._readers[turn, span.first] = self._cut_readers(turn, span)
-        return self._readers[turn, span.first]
+        if (turn, span) not in self._readers:  # an empty span begins where the next one does
+            self._readers[turn, span] = self._cut_readers(turn, span)
+        return self._readers[turn, span]
 
     def _cut_readers(self, turn: Turn, span: Span) -> Csr | None:
         chunks = self.chunks
