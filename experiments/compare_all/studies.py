@@ -159,7 +159,7 @@ STUDIES = [
     ),
     Study(
         name="deep", about="sbm, 3,000 nodes, ResGCN+ of 16 layers: accuracy over 10 seeds",
-        jobs=DEEP, common=SMALL_DEEP, seeds=SEEDS, minutes=60,
+        jobs=DEEP, common=SMALL_DEEP, seeds=SEEDS, minutes=70,
     ),
     Study(
         name="speed_deep", about="sbm, 20,000 nodes, ResGCN+ of 16 layers: epochs over loopback",
