@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,20 @@ FOLDER = ROOT / "experiments" / "compare_all"
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """module(name): one of the study's, its neighbours first on the path."""
-    monkeypatch.syspath_prepend(str(FOLDER.parent))
-    monkeypatch.syspath_prepend(str(FOLDER))
-    for name in ("blocks", "cells", "figures", "pictures", "report", "run", "studies"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return importlib.import_module
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """module(name): one of the study's, its neighbours first on the path. Other studies have modules of these names."""
+    for name in studied():
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [str(FOLDER), str(FOLDER.parent), *sys.path])
+    yield importlib.import_module
+    for name in studied():
+        del sys.modules[name]
+
+
+def studied() -> list[str]:
+    """Modules of experiments that are loaded."""
+    files = {name: str(getattr(module, "__file__", None)) for name, module in sys.modules.items()}
+    return [name for name, file in files.items() if file.startswith(str(FOLDER.parent))]
 
 
 def row(job: str, *, model: str = "gcn", seed: int = 0, block: int = 0, seconds: float = 1.0, test: float = 0.8) -> Any:
@@ -209,12 +217,17 @@ def test_pages_lead_to_every_study(tmp_path: Path) -> None:
 
 
 def test_figures_hold_every_method_and_every_dataset(module: Any, tmp_path: Path) -> None:
+    import matplotlib
+    import matplotlib.pyplot as plt
+
     figures = module("figures")
     lines = (FOLDER / "accuracy.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [each for each in map(json.loads, lines) if each["job"] in ("single", "control", "adaqp")]
     gcn = [each for each in rows if each["result"]["model"] == "gcn"]
-    figures.datasets({"cora": rows[:40], "cs": gcn}, tmp_path / "datasets.svg")
-    figures.to_target({"target": gcn}, tmp_path / "target.svg")
+    with matplotlib.rc_context():
+        figures.datasets({"cora": rows[:40], "cs": gcn}, tmp_path / "datasets.svg")
+        figures.to_target({"target": gcn}, tmp_path / "target.svg")
+    plt.close("all")
     for name, words in (("datasets", ("cora", "cs", "control")), ("target", ("target: validation, %", "adaqp"))):
         drawn = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
         assert [word for word in words if f"<!-- {word} -->" not in drawn] == []
