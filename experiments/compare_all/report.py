@@ -118,7 +118,7 @@ def as_html(said: str) -> str:
         parts += [] if head else ["</table>"]
         head = True
         parts.append(f"<h2>{line[4:]}</h2>" if line.startswith("### ") else f"<p>{line}" if line else "")
-    return "\n".join(parts) + "\n"
+    return "\n".join([*parts, *([] if head else ["</table>"])]) + "\n"
 
 
 def main() -> None:
