@@ -134,7 +134,7 @@ def test_trials_are_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """Two strategies on a tiny graph, as the command does it; here without a process a run."""
     monkeypatch.chdir(tmp_path)
 
-    def call(arguments: Sequence[str]) -> None:
+    def call(arguments: Sequence[str], *, failures: bool = False) -> None:
         assert main(["train", *arguments, "tracker=jsonl"]) == 0
 
     monkeypatch.setattr(blocks, "call", call)

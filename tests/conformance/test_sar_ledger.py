@@ -1,5 +1,6 @@
 """What SAR sends and holds, as formulas of the partition: 2C for linear folds, 3C pulled, C + T (F + 3H) pushed."""
 
+import time
 import weakref
 
 import pytest
@@ -148,6 +149,9 @@ def test_decoded_rows_die_before_the_next_are_made(model, backward, rounds, monk
 
     def watching(self, codec, s, buffer, like, site):
         mine = alive.setdefault(self.comm.rank, [])
+        until = time.monotonic() + 2.0  # the sender's thread may still be on its way out of its call
+        while any(ref() is not None for ref in mine) and time.monotonic() < until:
+            time.sleep(1e-3)
         worst.append(sum(ref() is not None for ref in mine))
         rows = true(self, codec, s, buffer, like, site)
         mine.extend(map(weakref.ref, (*rows, buffer)))
