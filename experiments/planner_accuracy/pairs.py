@@ -36,7 +36,7 @@ class Pair:
 
     @property
     def measured(self) -> float:
-        return statistics.geometric_mean(self.launches)
+        return statistics.median(self.launches)
 
     @property
     def error(self) -> float:

@@ -1,6 +1,6 @@
 """Tables and figure of results.jsonl: `python experiments/planner_accuracy/report.py [--smoke] [--figure FILE]`.
 
-A configuration's measured time is the geometric mean of its launches' medians. Nothing is fitted to these lines; the
+A configuration's measured time is the median of its launches' medians. Nothing is fitted to these lines; the
 column `corrected` multiplies a family's predictions by the geometric mean of measured over predicted of all others.
 """
 
@@ -50,6 +50,12 @@ def summary(pairs: Pairs) -> Iterable[str]:
     yield f"| error of epoch time, median | {statistics.median(errors):.1%} | 10 % |"
     yield f"| error of epoch time, 95th percentile | {quantile(errors, 0.95):.1%} | 25 % |"
     yield f"| predicted over measured, geometric mean | {_ratio(pairs):.3f} | 1 |"
+    if (blocks := min(len(p.launches) for p in pairs)) > 1:
+        alone = [[p.predicted / p.launches[i] for p in pairs] for i in range(blocks)]
+        medians = ", ".join(f"{statistics.median(abs(r - 1) for r in ratios):.1%}" for ratios in alone)
+        means = ", ".join(f"{statistics.geometric_mean(ratios):.3f}" for ratios in alone)
+        yield f"| a block of launches alone: median error | {medians} | |"
+        yield f"| a block of launches alone: predicted over measured | {means} | |"
     if spreads:
         yield f"| two launches differ by, median | {statistics.median(spreads):.1%} | |"
     if rhos:
