@@ -178,9 +178,9 @@ def test_stages_are_cut_where_measured_seconds_balance():
 
 def test_layers_are_measured_with_their_encoder_and_decoder():
     data = small_graph(num_nodes=400, num_edges=4000)
-    wide = dataclasses.replace(data, x=torch.randn(400, 3000))
-    model = ResGCN(**DEEP).build(3000, 3, seed=0)
+    wide = dataclasses.replace(data, x=torch.ones(400, 50_000))
+    model = ResGCN(**DEEP).build(50_000, 3, seed=0)
     seconds = layer_seconds(model, wide, device=torch.device("cpu"))
     assert len(seconds) == 4
-    assert seconds[0] > 2 * min(seconds[1:3]), "3000 features wide: the encoder outweighs any layer"
+    assert seconds[0] > 2 * min(seconds[1:3]), "50,000 features wide: the encoder takes tens of layers"
     assert all(p.grad is None for p in model.parameters()), "measuring leaves the model alone"
