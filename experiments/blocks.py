@@ -79,9 +79,9 @@ class Clock:
 
 
 def append(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """All of them or none, whatever ends the process."""
-    kept = out.read_text(encoding="utf-8") if out.exists() else ""
-    replace(out, kept + "".join(json.dumps(row) + "\n" for row in rows))
+    """In one write: whatever ends the process, all of them or none; another study may write there, too."""
+    with out.open("ab", buffering=0) as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def replace(out: Path, text: str) -> None:

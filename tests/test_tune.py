@@ -17,6 +17,7 @@ from conftest import ROOT
 from gnnpar.__main__ import main
 from gnnpar.main import composed
 from gnnpar.paths import conf_dir
+from gnnpar.runner.optim import Adam
 from gnnpar.settings import ConfigError
 
 sys.path.insert(0, str(ROOT / "experiments" / "compare_all"))
@@ -39,7 +40,8 @@ def test_every_space_names_keys_that_are_there() -> None:
         assert len(keys) > len(tune.read_space(model)) >= 3
         drawn = tune.draw(keys, 1 + i, seed=0)
         settings = composed([f"model={model}", *job, "epochs=60", "model.num_layers=4", *drawn])
-        assert 1e-3 <= settings.optim.lr <= 3e-2  # type: ignore[attr-defined]
+        assert isinstance(settings.optim, Adam)
+        assert 1e-3 <= settings.optim.lr <= 3e-2
 
 
 def test_a_space_is_what_hydra_sweeps_over() -> None:
