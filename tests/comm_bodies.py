@@ -1,10 +1,13 @@
 """What the ranks of the communicator suite do; importable by name, so that spawned processes find it."""
 
 import weakref
+from dataclasses import replace
+from datetime import timedelta
 
 import torch
 
 from gnnpar.comm import Communicator, Mesh, Site
+from gnnpar.comm.process import ProcessCommunicator
 
 SITE = Site(epoch=0, layer=0, call=0, phase="forward")
 
@@ -90,6 +93,20 @@ def grid(comm: Communicator) -> dict:
         "place": (stage.rank, part.rank),
         "message": torch.equal(pending[1 - part.rank].wait(), message(1 - part.rank, part.rank, 9, 50)),
     }
+
+
+def deaf_slice(comm: Communicator) -> bool:
+    """Rank 1 takes no part in a sum over their slice: does rank 0 give up within the communicator's patience?"""
+    assert isinstance(comm, ProcessCommunicator)
+    both = replace(comm, timeout=timedelta(seconds=5)).along(Mesh.grid(2), "part")
+    gave_up = False
+    if comm.rank == 0:
+        try:
+            both.all_reduce(torch.ones(1))
+        except RuntimeError:
+            gave_up = True
+    comm.barrier()  # of the world, which waits longer
+    return gave_up
 
 
 def late_sender(comm: Communicator) -> dict:

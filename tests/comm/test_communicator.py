@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from comm_bodies import all_to_all, collectives, grid, large_two_way, late_sender, sent_buffers, sizes
+from comm_bodies import all_to_all, collectives, deaf_slice, grid, large_two_way, late_sender, sent_buffers, sizes
 from gnnpar.comm import Mesh, ThreadWorld
 from worlds import run_world
 
@@ -52,6 +52,10 @@ def test_slices_of_the_grid(kind):
     assert [r["stage"] for r in results] == [5.0, 10.0, 5.0, 10.0]
     assert [r["place"] for r in results] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert all(r["message"] for r in results)
+
+
+def test_a_slice_waits_no_longer_than_its_world():
+    assert run_world("gloo", 2, deaf_slice) == [True, False]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -57,7 +57,7 @@ def connect(
     comm = ProcessCommunicator(
         ranks=tuple(range(size)), me=rank, device=device, transport=backend, group=None, control=control,
         upward=upward, downward=downward, clock=PhaseClock(device), ledger=Ledger(), watcher=_Watcher(),
-        stage_watcher=_Watcher(), outbox=_Outbox(), whereabouts=whereabouts or Whereabouts(),
+        stage_watcher=_Watcher(), outbox=_Outbox(), whereabouts=whereabouts or Whereabouts(), timeout=timeout,
     )  # fmt: skip
     hosts = comm.broadcast(comm.gather(socket.gethostname()))
     assert isinstance(hosts, list)
@@ -195,6 +195,7 @@ class ProcessCommunicator:
     stage_watcher: _Watcher  # a message between stages is posted ahead: others must not wait in line behind it
     outbox: _Outbox
     whereabouts: Whereabouts
+    timeout: timedelta  # of every wait; a group that is not told waits for half an hour
 
     @property
     def rank(self) -> int:
@@ -305,14 +306,14 @@ class ProcessCommunicator:
     def along(self, mesh: Mesh, axis: Axis) -> ProcessCommunicator:
         mine, group, control = self.ranks, None, None
         for ranks in mesh.groups(axis):  # every rank creates every group, in the same order
-            made = dist.new_group(list(ranks), backend=self.transport)
-            made_control = dist.new_group(list(ranks), backend="gloo") if self.control else None
+            made = dist.new_group(list(ranks), backend=self.transport, timeout=self.timeout)
+            made_control = dist.new_group(list(ranks), backend="gloo", timeout=self.timeout) if self.control else None
             if self.me in ranks:
                 mine, group, control = ranks, made, made_control
         return ProcessCommunicator(
             ranks=mine, me=self.me, device=self.device, transport=self.transport, group=group, control=control,
             upward=self.upward, downward=self.downward, clock=self.clock, ledger=self.ledger, watcher=self.watcher,
-            stage_watcher=self.stage_watcher, outbox=self.outbox, whereabouts=self.whereabouts,
+            stage_watcher=self.stage_watcher, outbox=self.outbox, whereabouts=self.whereabouts, timeout=self.timeout,
         )  # fmt: skip
 
     def settle_accounts(self) -> None:
