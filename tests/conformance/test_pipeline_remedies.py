@@ -100,6 +100,23 @@ class Resumed:
         return engine, optimizer
 
 
+class Begun(Resumed):
+    """The loss of the first epoch of a run that begins at epoch `stop`, without what came before."""
+
+    def __call__(self, comm):
+        engine, optimizer = self.engine(comm)
+        return engine.train_epoch(self.stop, optimizer).loss
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_a_run_that_goes_on_without_its_history_starts_an_exact_one(epoch):
+    """As after a resume on other ranks, which drops the engine's state: no row of the first epoch is a zero."""
+    data, config = small_graph(), GCNII(**DEEP, dropout=0.0)
+    reference = train_in_threads(Single(), config, data, world=1, epochs=1)
+    job = make_job(GNNPipe(chunks=8, history_init="exact"), config, data, world=2)
+    assert run_world("threads", 2, Begun(job, epoch)) == pytest.approx(reference.losses * 2, rel=1e-12)
+
+
 @pytest.mark.parametrize("gradient", ["double", "mix"])
 def test_a_resumed_run_goes_on_with_the_same_bits(gradient):
     strategy = GNNPipe(chunks=8, refresh=2, gradient=gradient)

@@ -211,10 +211,12 @@ class PipelineEngine:
         return Form(layer, tuple(like._replace(shape=(width,)) for width in widths), span)
 
     def _refresh(self, epoch: int) -> None:
-        """The snapshot of an exact pass at the present weights, where one is due."""
+        """The snapshot of an exact pass at the present weights, where one is due. A run that goes on without its
+        history, on other ranks, starts one again."""
         history, rhythm = self._way.history, self._rhythm
-        due = rhythm.exact_start if epoch == 0 else rhythm.exact_refresh and epoch % history.refresh == 0
-        if due and history.halves == 2:
+        start = rhythm.exact_start and history.taken_after is None
+        again = rhythm.exact_refresh and epoch > 0 and epoch % history.refresh == 0
+        if (start or again) and history.halves == 2:
             run = Pass(self._seed, epoch, training=True)
             snapshot = Snapshot(self._exact.during(run), self._way)
             take_snapshot(snapshot, lambda graph: self._relay.forward(graph, run), epoch)
