@@ -1,5 +1,6 @@
 """GNNPipe and hybrid: the invariants of their specification (8.4), in fp64, ranks as threads."""
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -10,15 +11,19 @@ import torch
 
 from chunked import ByAutograd, Chain
 from composing import configured, names
+from gnnpar.data.tasks import make_task
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.resgcn import ResGCN
 from gnnpar.runner.conformance import Job, make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from gnnpar.runner.optim import SGD
 from gnnpar.shard.partition import Range
+from gnnpar.shard.shard import Shard
 from gnnpar.strategies.gnnpipe import GNNPipe
 from gnnpar.strategies.graph_parallel import GraphParallel
 from gnnpar.strategies.hybrid import Hybrid
 from gnnpar.strategies.single import Single
 from gnnpar.views.chunk import Weights
+from gnnpar.views.chunks import epoch_order
 from graphs import both, dataset_of
 from worlds import run_world
 
@@ -90,6 +95,28 @@ def test_stages_do_not_change_a_bit(model, parts):
             assert all(torch.equal(mine[k], g) for k, g in theirs.items())
 
 
+def test_eight_stages_of_64_layers_have_the_bits_of_one(monkeypatch):
+    """Invariants 4 and 10: every rank asks for the order of an epoch once, and all get the same."""
+    from gnnpar.engines import pipeline
+
+    asked: list[tuple[int, tuple[int, ...]]] = []
+
+    def recorded(num, *, seed, epoch, shuffled):
+        asked.append((epoch, epoch_order(num, seed=seed, epoch=epoch, shuffled=shuffled)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(pipeline, "epoch_order", recorded)
+    config = model_of("resgcn", "model.num_layers=64", "model.hidden=4", "model.dropout=0.2")
+    one, eight = (train_in_threads(GNNPipe(chunks=8, refresh=1), config, small_graph(), world=w) for w in (1, 8))
+    assert one.losses == eight.losses
+    assert torch.equal(one.logits, eight.logits)
+    for mine, theirs in zip(one.gradients, eight.gradients, strict=True):
+        assert len(theirs) == len(mine) > 128
+        assert all(torch.equal(mine[k], g) for k, g in theirs.items())
+    assert sorted(epoch for epoch, _ in asked) == [0] * 9 + [1] * 9
+    assert len(set(asked)) == 2
+
+
 @pytest.mark.parametrize("rules", [{}, {"gradient": "fresh", "refresh": 1}, {"gradient": "mix", "mixing": 1.0}])
 @pytest.mark.parametrize("model", ["gcn", "gcnii", "resgcn"])
 def test_chunks_without_edges_between_them_are_exact(model, rules):
@@ -147,22 +174,23 @@ def test_many_hops_lose_their_gradient(hops):
 
 
 def test_history_is_zero_then_frozen():
-    """Invariant 8: epochs 0 to R - 1 read zeros, R to 2R - 1 the rows of epoch R - 1."""
+    """Invariant 8: epochs 0 to R - 1 read zeros, R to 2R - 1 the rows of epoch R - 1, which are 1 to R epochs old."""
     data = dataset_of([0, 1], [1, 0], num_nodes=2)
     chain = Chain(data, torch.tensor([0, 1]), 1, Weights(), refresh=3)
-    read = []
+    read, ages = [], []
     for epoch in range(9):
+        taken = chain.history.taken_after
+        ages.append(None if taken is None else epoch - taken)
         x = torch.full((2, 1), 10.0 + epoch, dtype=torch.float64)
         out, _ = chain.run(x, torch.zeros_like(x), (0, 1))
         read.append(float(out[0]))  # the first chunk reads the history of the second
         assert float(out[1]) == 10.0 + epoch
     assert read == [0, 0, 0, 12, 12, 12, 15, 15, 15]
+    assert ages == [None, None, None, 1, 2, 3, 1, 2, 3]
 
 
 def test_orders_are_one_for_all_ranks_and_new_every_epoch():
     """Invariant 10: an order is a function of seed and epoch, not of what a rank has drawn before."""
-    from gnnpar.views.chunks import epoch_order
-
     orders = [epoch_order(16, seed=1, epoch=e, shuffled=True) for e in range(8)]
     assert len(set(orders)) == 8
     assert all(sorted(order) == list(range(16)) for order in orders)
@@ -228,22 +256,47 @@ def test_evaluation_is_exact():
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """The gradient of the fidelity probe after two epochs, and that it leaves training alone."""
+    """The gradient of the fidelity probe at the first weights."""
 
     job: Job
 
     def __call__(self, comm):
-        import copy
+        return self.engine(comm)[0].exact_gradient(0)
 
-        from gnnpar.data.tasks import make_task
-        from gnnpar.shard.shard import Shard
-
+    def engine(self, comm):
+        """(engine, model, shard) of a rank."""
         job = self.job
         model = copy.deepcopy(job.model).double()
         given = job.dataset if comm.rank == 0 else None
         shard = Shard.open(given, job.plan.part_of, comm, placement=job.plan.placement).to(comm.device, torch.float64)
         engine = job.strategy.build(job.plan, shard, model, make_task("single_label", 3), comm, seed=3)
-        return engine.exact_gradient(0)
+        return engine, model, shard
+
+
+class Held(Probe):
+    """What a rank holds after an epoch: its shard, and bytes of tables."""
+
+    def __call__(self, comm):
+        engine, model, shard = self.engine(comm)
+        optimizer = SGD(lr=0.1).build(engine.named_parameters(), epochs=1, layer_of=model.layer_of)
+        engine.train_epoch(0, optimizer)
+        return shard, engine.live_bytes()["history"]
+
+
+def test_a_rank_holds_rows_of_its_ways_only():
+    """Tables of owned rows and mirrors, two halves a layer, and gradients of owned rows; in-edges of owned rows."""
+    data, hidden, b = small_graph(num_edges=40), 8, 8
+    config = model_of("gcn", "model.encoder=linear", "model.decoder=linear")
+    strategy = Hybrid(stages=2, parts=2, chunks=8, chunking="range")
+    job = make_job(strategy, config, data, world=4, partition=Range())
+    for rank, (shard, history) in enumerate(run_world("threads", 4, Held(job))):
+        stage, way = divmod(rank, 2)
+        mine, mirrors = job.plan.part_of == way, len(shard.halo_ids)
+        assert shard.num_inner + mirrors < data.num_nodes
+        edges = shard.inner.num_edges + sum(block.num_edges for block in shard.halo.values())
+        assert edges == int(mine[data.edge_index[1]].sum())
+        assert history == 2 * b * hidden * (2 * (shard.num_inner + mirrors) + shard.num_inner), "two layers a stage"
+        assert (shard.x.numel() > 0, len(shard.y) > 0) == (stage == 0, stage == 1)
 
 
 def test_the_probe_is_the_exact_gradient():
