@@ -260,7 +260,7 @@ class Probe:
 
     job: Job
 
-    def __call__(self, comm):
+    def __call__(self, comm) -> Any:
         return self.engine(comm)[0].exact_gradient(0)
 
     def engine(self, comm):

@@ -45,6 +45,18 @@ def test_exact_histories_every_epoch_make_the_forward_exact(stages, parts):
     assert max(gaps) > 1e-2, "gradients of stale edges are still dropped"
 
 
+def test_an_exact_pass_sends_every_row_once():
+    """Forward halos and boundaries once more than training does, and no gradient."""
+    data, config = small_graph(), GCNII(**DEEP, dropout=0.4)
+    plain = Hybrid(stages=2, parts=2, chunks=8, refresh=9)
+    exact = dataclasses.replace(plain, history_init="exact")
+    without, once = (train_in_threads(s, config, data, world=4, epochs=2).traffic for s in (plain, exact))
+    assert once[0]["forward"] == 2 * without[0]["forward"]
+    assert once[0]["stage"] == 1.5 * without[0]["stage"]
+    assert once[0]["backward"] == without[0]["backward"]
+    assert once[1] == without[1]
+
+
 def test_exact_refreshes_do_not_depend_on_the_stages():
     data, config = small_graph(), ResGCN(**DEEP, dropout=0.4, norm="layer")
     rules: dict[str, Any] = {"chunks": 8, "history_init": "exact", "refresh_exact": True, "refresh": 2}
@@ -78,7 +90,7 @@ class Resumed:
     job: Job
     stop: int
 
-    def __call__(self, comm):
+    def __call__(self, comm) -> Any:
         engine, optimizer = self.engine(comm)
         losses, kept = [], None
         for epoch in range(self.job.epochs):

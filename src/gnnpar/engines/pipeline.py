@@ -218,7 +218,7 @@ class PipelineEngine:
         again = rhythm.exact_refresh and epoch > 0 and epoch % history.refresh == 0
         if (start or again) and history.halves == 2:
             run = Pass(self._seed, epoch, training=True)
-            snapshot = Snapshot(self._exact.during(run), self._way)
+            snapshot = Snapshot.of(self._exact.during(run), self._way)
             take_snapshot(snapshot, lambda graph: self._relay.forward(graph, run), epoch)
 
     def _reduced(self, epoch: int) -> dict[str, Tensor]:

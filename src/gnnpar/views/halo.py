@@ -6,7 +6,7 @@ blocks first, so that their gradients travel while the inner block is differenti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Self
@@ -108,14 +108,16 @@ class Walk:
 class HaloGraph(View):
     """A rank's part, with one exchange of boundary rows per aggregation.
 
-    `codec` turns rows into bytes both ways; with a `cache`, what layer 0 reads of the features is fetched once, by the
-    codec `once` where it is given: noise that is drawn once would stay for the whole run.
+    `codec` turns rows into bytes both ways; `heard` is told of the rows that come in, by site and peer. With a `cache`,
+    what layer 0 reads of the features is fetched once, by the codec `once` where it is given: noise that is drawn once
+    would stay for the whole run.
     """
 
     comm: Communicator = field(kw_only=True)
     codec: Codec = field(kw_only=True)
     walk: Walk = field(kw_only=True)
     once: Codec | None = field(default=None, kw_only=True)
+    heard: Callable[[Site, int, Rows], None] | None = field(default=None, kw_only=True)
     held: dict = field(default_factory=dict, kw_only=True)  # (layer, call) -> bytes of halo rows kept for backward
     _features: tuple[Tensor, float, int] | None = field(default=None, init=False)  # the features after dropout
 
@@ -184,7 +186,10 @@ class HaloGraph(View):
     def received(self, p: int, pending: Mapping[int, Pending[Tensor]], like: Sequence[RowLike], site: Site) -> Rows:
         buffer = pending[p].wait()
         with self.comm.clock("encode"):
-            return self.codec.decode(buffer, self.shard.num_halo[p], like, site, p)
+            rows = self.codec.decode(buffer, self.shard.num_halo[p], like, site, p)
+        if self.heard is not None:
+            self.heard(site, p, rows)
+        return rows
 
     def send_back(self, grads: dict[int, Rows], like: Sequence[RowLike], site: Site) -> Mapping[int, Pending[Tensor]]:
         """Gradients of halo rows to their owners; those of my boundary rows will come in."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import RowLike
+from gnnpar.comm import Site
 from gnnpar.ops.aggregator import Aggregator
 from gnnpar.ops.block import Rows
 from gnnpar.views.chunk import Way
@@ -24,6 +25,11 @@ class Snapshot:
     way: Way
     _calls: int = 0
 
+    @staticmethod
+    def of(view: Any, way: Way) -> Snapshot:
+        """What other ways send is written as the view receives it, and sent once."""
+        return Snapshot(replace(view, heard=partial(_keep, way)) if isinstance(view, HaloGraph) else view, way)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.view, name)
 
@@ -32,18 +38,18 @@ class Snapshot:
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         call, self._calls = self._calls, self._calls + 1
-        way, like = self.way, RowLike.of(src)
-        history, chunks = way.history, way.chunks
-        tables = history.sources((self.view.layer, call), like)
+        history, chunks = self.way.history, self.way.chunks
+        tables = history.sources((self.view.layer, call), src)
         for table, rows in zip(tables, src, strict=True):
             table[history.fresh : history.fresh + chunks.num_own] = rows[chunks.order]
-        if isinstance(self.view, HaloGraph):
-            site = self.view.site(call=call, phase="forward")
-            theirs = self.view.receive(self.view.send(src, site), like, site)
-            for p, operands in theirs.items():
-                for table, rows in zip(tables, operands, strict=True):
-                    table[history.fresh + chunks.halo_rows[p]] = rows
         return self.view.aggregate(agg, src, dst, edge, shared)
+
+
+def _keep(way: Way, site: Site, peer: int, operands: Rows) -> None:
+    """Halo rows of an aggregation, into its table."""
+    tables = way.history.sources((site.layer, site.call), operands)
+    for table, rows in zip(tables, operands, strict=True):
+        table[way.history.fresh + way.chunks.halo_rows[peer]] = rows
 
 
 @torch.no_grad()
