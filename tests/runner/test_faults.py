@@ -91,9 +91,13 @@ def start(tmp_path: Path) -> Iterator:
         run.cleanup()
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_ends_the_run(start, victim: int) -> None:
-    run = start()
+@pytest.mark.parametrize(
+    ("victim", "arguments"),
+    [(0, ()), (1, ()), (0, ("strategy=gnnpipe",)), pytest.param(1, ("strategy=gnnpipe",), marks=pytest.mark.slow)],
+)
+def test_a_killed_rank_ends_the_run(start, victim: int, arguments: tuple[str, ...]) -> None:
+    """Also where the other one waits for rows of its stage."""
+    run = start(*arguments)
     run.ranks[victim].kill()
     code, err, result = run.end(within=30)
     assert code == 1
