@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import io
 import re
+import shlex
 import subprocess
 import sys
 import traceback
@@ -64,8 +65,9 @@ def missing(command: Command, output: str) -> list[str]:
 
 
 def run_command(line: str) -> tuple[int, str]:
-    """(exit code, what it said) of a shell line; gnnpar's own here."""
+    """(exit code, what it said) of a shell line; gnnpar's own here, `python` is the one that runs this."""
     if not line.startswith("gnnpar "):
+        line = re.sub("^python ", f"{shlex.quote(sys.executable)} ", line)
         done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
     from gnnpar.__main__ import main
