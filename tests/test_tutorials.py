@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, environment
+from gnnpar.paths import GROUP
 from tutorial_steps import Command, blocks, commands, missing
 
 FOLDER = ROOT / "docs" / "tutorials"
@@ -27,7 +28,8 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
 
 def test_a_strategy_of_ones_own_takes_less_than_150_lines() -> None:
     files = [block for block in blocks(FOLDER / "own_strategy.md") if block.title]
-    assert [block.title for block in files] == ["lazy.py", "strategy/lazy.yaml"]
+    assert [block.title for block in files] == ["lazy.py", "strategy/lazy.yaml", "pyproject.toml"]
+    assert f'[project.entry-points."{GROUP}"]' in files[-1].text
     assert sum(block.text.count("\n") for block in files) < 150
 
 

@@ -5,6 +5,7 @@ Hydra's own errors become one line that names the key, the value and what is all
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from gnnpar.paths import conf_dir
+from gnnpar.paths import GROUP, conf_dir, installed_confs
 from gnnpar.runner.sharded import spelled, with_shards
 from gnnpar.runner.slurm import rank_on_host
 from gnnpar.settings import ConfigError, Settings, build_settings, closest, show, unknown_key, with_plan
@@ -91,6 +92,7 @@ def sweep(argv: list[str], jobs: list[Sequence[str]] | None = None, keys: list[s
 
     from gnnpar.sweep import Sweep
 
+    search_installed()
     codes: list[int] = []
 
     def one(config: Any) -> None:
@@ -177,12 +179,36 @@ def compose(overrides: Sequence[str]) -> Settings:
     import hydra
     from omegaconf import OmegaConf
 
+    search_installed()
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
     names = {group: str(name) for group, name in config.hydra.runtime.choices.items() if not group.startswith("hydra")}
     keys = [str(key) for key in config if key != "hydra"]
     resolved: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
     return build_settings(*with_shards(resolved, names, overrides))
+
+
+def search_installed() -> None:
+    """Hydra looks for YAML in what other packages bring, too: after gnnpar's own."""
+    try:
+        installed_confs()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    _register_search_path()
+
+
+@functools.cache
+def _register_search_path() -> None:
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class Installed(SearchPathPlugin):
+        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+            for folder in installed_confs():
+                search_path.append(GROUP, f"file://{folder}")
+
+    Plugins.instance().register(Installed)
 
 
 def composed(overrides: Sequence[str]) -> Settings:

@@ -1,14 +1,38 @@
-"""Where the configuration lives: inside the wheel, or beside src/ in a checkout."""
+"""Where the configuration lives: inside the wheel, or beside src/ in a checkout; and that of other packages."""
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
+
+GROUP = "gnnpar.conf"
 
 
 def conf_dir() -> Path:
     """conf/ inside the wheel, or beside src/ in a checkout."""
     packaged = Path(__file__).with_name("conf")
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "conf"
+
+
+def installed_confs() -> list[Path]:
+    """Folders of YAML that installed packages bring, each by an entry point of GROUP that names a package of its own.
+
+    ValueError: there is no such package.
+    """
+    found = []
+    for point in entry_points(group=GROUP):
+        try:
+            spec = find_spec(point.value)
+        except ModuleNotFoundError:
+            spec = None
+        if spec is None or not spec.submodule_search_locations:
+            raise ValueError(
+                f"the entry point {point.name} = {point.value} of {GROUP} names no package that is installed; "
+                f"install {point.dist.name if point.dist else 'its distribution'} again, or remove it"
+            )
+        found.append(Path(next(iter(spec.submodule_search_locations))))
+    return found
 
 
 def checkout_dir() -> Path | None:

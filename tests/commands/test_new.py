@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, Run, environment
-from gnnpar.commands import new
+from gnnpar.commands import check, new
 from gnnpar.settings import ConfigError
 
 
@@ -29,8 +31,8 @@ def test_what_is_written_passes_its_tests_and_lint(tmp_path: Path) -> None:
     assert "6 passed" in done.stdout
     ruff = Path(sys.executable).with_name("ruff")
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
-    for check in (["check", "--ignore", "I001"], ["format", "--check"]):  # what is first party differs out there
-        done = subprocess.run([ruff, *check, *config, "."], cwd=tmp_path, capture_output=True, text=True, check=False)
+    for look in (["check", "--ignore", "I001"], ["format", "--check"]):  # what is first party differs out there
+        done = subprocess.run([ruff, *look, *config, "."], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 
 
@@ -76,6 +78,45 @@ def test_a_bad_name_is_one_line(tmp_path: Path, name: str, line: str) -> None:
         new.write("strategy", name, tmp_path)
     assert str(caught.value) == line
     assert not list(tmp_path.iterdir())
+
+
+def packaged(kind: str, name: str, site: Path) -> None:
+    """A package NAME_kit in `site` as pip leaves it: module, YAML in its conf/, and the entry point."""
+    module, config, _ = new.write(kind, name, site)
+    kit, info = site / f"{name}_kit", site / f"{name}_kit-1.0.dist-info"
+    (kit / "conf" / kind).mkdir(parents=True)
+    info.mkdir()
+    (kit / "__init__.py").touch()
+    module.rename(kit / module.name)
+    yaml = config.read_text().replace("_target_: ", f"_target_: {name}_kit.")
+    (kit / "conf" / kind / config.name).write_text(yaml)
+    config.unlink()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}_kit\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[gnnpar.conf]\n{name} = {name}_kit.conf\n")
+
+
+def test_what_an_installed_package_brings_is_found_from_any_folder(run_cli: Run, run_here: Run, tmp_path: Path) -> None:
+    """By its entry point, in checks, among the names of all models, and in a run of two processes."""
+    site, away = tmp_path / "site", tmp_path / "away"
+    for folder in (site, away):
+        folder.mkdir()
+    packaged("strategy", "theirs", site)
+    packaged("model", "gated", site)
+    sys.path.append(str(site))  # run_here puts it back
+    done = run_here("check", "strategy=theirs", "--worlds", "2", "model=gated", cwd=away)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 of 1 cases pass" in done.stdout
+    assert {"gated", "gcn"} <= set(check.model_names())
+    paths = {"PYTHONPATH": os.pathsep.join([environment()["PYTHONPATH"], str(site)])}
+    done = run_cli("train", "strategy=theirs", "debug=tiny", cwd=away, **paths)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(site / "theirs_kit")
+    done = run_cli("train", "strategy=theirs", "debug=tiny", cwd=away, **paths)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert (
+        "theirs = theirs_kit.conf of gnnpar.conf names no package that is installed; install theirs_kit" in done.stderr
+    )
 
 
 def test_the_command(run_here: Run, tmp_path: Path) -> None:

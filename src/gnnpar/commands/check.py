@@ -11,7 +11,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from gnnpar.paths import conf_dir
+from gnnpar.paths import conf_dir, installed_confs
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import say, stdout
 
@@ -26,7 +26,7 @@ def run(argv: list[str], compose: Compose) -> int:
     parser = argparse.ArgumentParser("gnnpar check", description=HELP)
     parser.add_argument("--worlds", default="1,2,3,4", help="world sizes, as threads (1,2,3,4)")
     parser.add_argument("overrides", nargs="*", help="strategy=NAME, model=NAME[,NAME], key=value ...")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     worlds = parse_worlds(options.worlds)
     asked = {o.partition("=")[0]: o for o in options.overrides}
     if "codec" in asked and "strategy" not in asked:
@@ -70,9 +70,9 @@ def parse_worlds(text: str) -> tuple[int, ...]:
 
 
 def model_names() -> list[str]:
-    """Every model YAML, the project's and those of the folder we are in."""
-    folders = (conf_dir() / "model", Path.cwd() / "model")
-    return sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    """Every model YAML: the project's, those of installed packages and of the folder we are in."""
+    folders = (conf_dir(), *installed_confs(), Path.cwd())
+    return sorted({file.stem for folder in folders for file in folder.glob("model/*.yaml")})
 
 
 def show(cases: Sequence[Any], strategy: str) -> None:

@@ -56,7 +56,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         ("markdown", "the table in Markdown"), ("latex", "the table in LaTeX (booktabs)"),
     ):  # fmt: skip
         output.add_argument(f"--{name}", dest="format", action="store_const", const=name, help=what)
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     if options.margin <= 0:
         raise ConfigError(f"--margin {options.margin:g} must be positive: points of accuracy, such as 0.3")
     if options.target is not None and not 0 < options.target < 1:

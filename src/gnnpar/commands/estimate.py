@@ -37,7 +37,7 @@ def run(argv: list[str], compose: Compose) -> int:
     parser = argparse.ArgumentParser("gnnpar estimate", description=HELP)
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME world_size=N strategy=NAME key=value ...")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     refuse(options.overrides)
     settings = compose(options.overrides)
     if settings.shards.folder is not None:

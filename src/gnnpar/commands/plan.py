@@ -42,7 +42,7 @@ def run(argv: list[str], compose: Compose) -> int:
     parser.add_argument("--trace", help="file for the chosen plan's simulated epoch, as a Chrome trace (Perfetto)")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME topology=NAME world_size=N key=value ...")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     allowed, factors = qualities(options.quality), factors_of(options.factor)
     overrides, words = search_words(options.overrides)
     options.overrides = overrides
