@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gnnpar_kernels as kernels
-from bench import measuring, report, run
+from bench import baselines, measuring, report, run
 from bench.graphs import SMALL, Size, draw
 from bench.registry import Case, Race, cases
 
@@ -66,6 +66,17 @@ def test_what_cannot_be_written_or_measured_is_one_line(tmp_path, capsys):
     if not torch.cuda.is_available():
         assert run.main(["--device", "cuda", "--csv", str(tmp_path / "new.csv")]) == 2
         assert "finds no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["torch CSR product", "index_add", "torch_sparse"])
+def test_rivals_of_the_sum_compute_it(name):
+    if name == "torch_sparse":
+        pytest.importorskip("torch_sparse", reason="the extra [sparse] is not installed")
+    data = draw(SMALL, device="cpu")
+    x = torch.randn(data.size.nodes, 8)
+    expected = torch.zeros_like(x).index_add(0, data.dst, x[data.src])
+    found = baselines.spmm(data.forward, data.dst, data.src, x)[name]()()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("hub", [1.0, 60.0])
