@@ -33,6 +33,7 @@ from gnnpar.engines.stage import Remat
 from gnnpar.models.gnn import GNN
 from gnnpar.ops.sum import Sum
 from gnnpar.plan import LayerPolicy, Placement, Plan, Topology, array_hash
+from gnnpar.schedule.action import Schedule
 from gnnpar.schedule.coverage import expected
 from gnnpar.schedule.generate import fill_drain
 from gnnpar.schedule.lower import lower
@@ -152,7 +153,7 @@ class GNNPipe:
         by = _CHUNKERS[self.chunking]()
         chunk_of = chunk(data, part_of, per_part, by=by, cache=workload.cache, say=workload.say)
         layers_of = self._layers_of(workload, len(mesh.ranks) * self.virtual)
-        covered = expected(fill_drain(1, per_part), quotient(data.edge_index, chunk_of, per_part).tolist())
+        covered = expected(self.schedule(1, per_part), quotient(data.edge_index, chunk_of, per_part).tolist())
         statistics = partition_statistics(data, part_of, parts) | chunk_statistics(data.edge_index, part_of, chunk_of)
         statistics |= {"gradient_coverage": covered.kept}
         return Plan(
@@ -175,6 +176,10 @@ class GNNPipe:
         if workload.layer_seconds is None:
             raise ValueError("strategy.cut=balanced needs measured layers, which only a run has: use cut=even.")
         return balanced(workload.layer_seconds(), stages)
+
+    def schedule(self, stages: int, slots: int, *, virtual: int = 1) -> Schedule:
+        """Forwards and backwards of every rank; an own one takes its place here (docs/tutorials/own_schedule.md)."""
+        return fill_drain(stages, slots, virtual=virtual)
 
     def build(
         self, plan: Plan, shard: Shard, model: GNN, task: Task, comm: Communicator,
@@ -206,7 +211,7 @@ class GNNPipe:
         keep_stages(model, layers_of, ranks.stages)
         return PipelineEngine(
             way=way, exact=whole if shard.parts == 1 else halo, shard=shard, model=model, task=task, ranks=ranks,
-            layers_of=layers_of, schedule=lower(fill_drain(stages, chunks.num, virtual=len(layers_of) // stages)),
+            layers_of=layers_of, schedule=lower(self.schedule(stages, chunks.num, virtual=len(layers_of) // stages)),
             boundary=boundary_codec(self.boundary, chunks.ids[: chunks.num_own], ranks.stages, seed), seed=seed,
             rhythm=Rhythm(
                 shuffled=self.order == "shuffled", exact_start=self.history_init == "exact",
