@@ -14,7 +14,7 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gnn import GNN, ModelConfig
 from gnnpar.plan import Plan, Topology
-from gnnpar.runner.optim import SGD
+from gnnpar.runner.optim import SGD, Adam
 from gnnpar.shard.partition import Partitioner, Random
 from gnnpar.shard.shard import Shard
 from gnnpar.strategies.single import Single
@@ -80,9 +80,10 @@ class Job:
     seed: int
     first_layer: FirstLayer
     dtype: torch.dtype
+    optim: Adam | SGD = SGD(lr=0.1)
 
     def __call__(self, comm: Communicator) -> tuple[list[float], list[dict[str, Tensor]], Tensor, Tensor, list[dict]]:
-        """(losses, gradients, node ids, logits, bytes by phase) of this rank, with plain SGD between epochs."""
+        """(losses, gradients, node ids, logits, bytes by phase) of this rank."""
         task = make_task(self.dataset.task, self.dataset.num_classes)
         model = copy.deepcopy(self.model).to(self.dtype)
         given = self.dataset if comm.rank == 0 else None
@@ -90,7 +91,7 @@ class Job:
             given, self.plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=self.plan.placement
         ).to(comm.device, self.dtype)
         engine = self.strategy.build(self.plan, shard, model, task, comm, seed=self.seed, first_layer=self.first_layer)
-        optimizer = SGD(lr=0.1).build(engine.named_parameters(), epochs=self.epochs, layer_of=model.layer_of)
+        optimizer = self.optim.build(engine.named_parameters(), epochs=self.epochs, layer_of=model.layer_of)
         losses, gradients, traffic = [], [], []
         for epoch in range(self.epochs):
             report = engine.train_epoch(epoch, optimizer, keep_gradient=True)
@@ -106,13 +107,14 @@ class Job:
 def make_job(
     strategy: Strategy, config: ModelConfig, dataset: Dataset, *, world: int, epochs: int = 2, seed: int = 3,
     partition: Partitioner | None = None, first_layer: FirstLayer = "live", dtype: torch.dtype = torch.float64,
+    optim: Adam | SGD = SGD(lr=0.1),
 ) -> Job:  # fmt: skip
     """Build the model once (threads share torch's random state) and plan."""
     task = make_task(dataset.task, dataset.num_classes)
     model = config.build(dataset.num_features, task.out_dim, seed=seed, cached_first_layer=first_layer == "cached")
     work = Workload(dataset, partition or Random(), model.num_layers, model=model, first_layer=first_layer)
     plan = strategy.plan(work, Topology(world))
-    return Job(strategy, model, dataset, plan, epochs, seed, first_layer, dtype)
+    return Job(strategy, model, dataset, plan, epochs, seed, first_layer, dtype, optim)
 
 
 def merge_ranks(job: Job, results: Sequence[tuple]) -> Outcome:
