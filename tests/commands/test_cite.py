@@ -32,7 +32,13 @@ def test_gnnpar_alone(cited: Callable[..., str]) -> None:
     assert text.startswith("@software{gnnpar,")
 
 
-@pytest.mark.parametrize(("strategy", "key"), [("sar", "mostafa2022sar"), ("adaqp", "wan2023adaqp")])
+@pytest.mark.parametrize(
+    ("strategy", "key"),
+    [
+        ("sar", "mostafa2022sar"), ("adaqp", "wan2023adaqp"), ("gnnpipe", "chen2023gnnpipe"),
+        ("tag", "zhang2023tag"), ("minibatch", "hamilton2017graphsage"),
+    ],
+)  # fmt: skip
 def test_a_strategy_cites_its_paper(cited: Callable[..., str], strategy: str, key: str) -> None:
     found = re.findall(r"^@\w+\{([^,]+),", cited(f"strategy={strategy}"), re.MULTILINE)
     assert found == ["gnnpar", key]

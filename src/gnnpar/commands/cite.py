@@ -12,7 +12,7 @@ from typing import Any
 from gnnpar.settings import ConfigError, Settings
 
 PAPERS = Path(__file__).parents[1] / "papers.bib"
-ARXIV = re.compile(r"arXiv[ :]*(\d{4}\.\d{4,5})", re.IGNORECASE)
+ARXIV = re.compile(r"arXiv[\s:]*(\d{4}\.\d{4,5})", re.IGNORECASE)
 HELP = """BibTeX of gnnpar, and with strategy=NAME of the papers it comes from: those whose arXiv number stands in the
 docstring of its module. A paper that gnnpar does not know is an entry with its number alone."""
 
