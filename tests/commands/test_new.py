@@ -119,6 +119,17 @@ def test_what_an_installed_package_brings_is_found_from_any_folder(run_cli: Run,
     )
 
 
+def test_a_wrong_sign_in_backward_fails_the_check_and_is_named(run_here: Run, tmp_path: Path) -> None:
+    module = new.write("strategy", "wrong_sign", tmp_path)[0]
+    text = module.read_text()
+    assert text.count("shard.boundary[p], g)") == 1
+    module.write_text(text.replace("shard.boundary[p], g)", "shard.boundary[p], -g)"))
+    done = run_here("check", "strategy=wrong_sign", "model=gcn", "--worlds", "1,2")
+    assert done.returncode == 1
+    assert "1 of 2 cases pass" in done.stdout
+    assert "FAILED worst: layers." in done.stdout
+
+
 def test_the_command(run_here: Run, tmp_path: Path) -> None:
     done = run_here("new", "codec", "mine", "--into", str(tmp_path / "own"))
     assert (done.returncode, done.stderr) == (0, "")

@@ -82,7 +82,8 @@ def show(cases: Sequence[Any], strategy: str) -> None:
     for name in ("model", "ranks", "loss error", "worst gradient error", ""):
         table.add_column(name, justify="right" if name in ("ranks", "loss error", "worst gradient error") else "left")
     for case in cases:
-        verdict = "ok" if case.passed else f"[red]FAILED[/red] {escape(case.error or '')}"
+        why = case.error or (case.worst_parameter and f"worst: {case.worst_parameter}")
+        verdict = "ok" if case.passed else f"[red]FAILED[/red] {escape(why)}"
         table.add_row(case.model, str(case.world), _error(case.loss_error), _error(case.worst_gradient_error), verdict)
     _print(table)
 
