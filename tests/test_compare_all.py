@@ -75,7 +75,7 @@ def test_every_study_has_its_baselines_and_its_control(module: Any) -> None:
     for study in studies.STUDIES:
         methods = {name.removeprefix(f"{model} ") for name in study.jobs for model in (*studies.THREE, "resgcn")}
         asked = {"single", "graph_parallel", "graph_parallel bf16", "control"}
-        asked |= {"vanilla", "single, 2 threads"} if study.blocks else set()
+        asked |= {"vanilla", "single, all threads"} if study.blocks else set()
         asked |= {"minibatch"} if "deep" not in study.name else set()
         asked |= set(studies.CACHED) if study.name in ("speed", "paced") else set()
         assert asked <= methods, study.name
@@ -167,10 +167,10 @@ def test_a_tuned_job_is_the_job_and_what_its_trials_chose(
 
 def test_ratios_are_formed_in_blocks_against_the_best_exact_baseline(module: Any) -> None:
     cells = module("cells")
-    times = {"gcn single, 2 threads": 1.0, "gcn graph_parallel bf16": 2.0, "gcn control": 0.5, "gcn adaqp": 4.0}
+    times = {"gcn single, all threads": 1.0, "gcn graph_parallel bf16": 2.0, "gcn control": 0.5, "gcn adaqp": 4.0}
     rows = [row(job, block=b, seconds=s * (b + 1)) for job, s in times.items() for b in (0, 1)]
     found = cells.by_cell({"speed": rows})
-    assert cells.best_baseline(found["speed", "gcn"]) == "single, 2 threads"  # the control is none
+    assert cells.best_baseline(found["speed", "gcn"]) == "single, all threads"  # the control is none
     lines = {name: line for name, *line in cells.speedups(found, None)}
     assert lines["adaqp"] == ["0.25 [0.25, 0.25]", "0.25 (1)"]
     assert {name: line for name, *line in cells.speedups(found, "graph_parallel bf16")}["adaqp"][1] == "0.50 (1)"

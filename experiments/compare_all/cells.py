@@ -16,7 +16,7 @@ from gnnpar.results.statistics import Verdict, geometric_mean, mean, non_inferio
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Cell = tuple[str, str]  # study, model
-EXACT = [name for name in BASELINES if "control" not in name and "minibatch" not in name] + ["single, 2 threads"]
+EXACT = [name for name in BASELINES if "control" not in name and "minibatch" not in name] + ["single, all threads"]
 ORDER = list(TIMED | TRAINED | DEEP)  # of lines in tables and figures
 MARGIN = 0.3  # points
 

@@ -111,7 +111,7 @@ def timed(models: Sequence[str], methods: Jobs, *, paced: bool = False) -> Jobs:
         for name, overrides in methods.items():
             links = PACED if paced and not name.startswith("single") else []
             jobs[f"{model} {name}"] = [f"model={model}", *overrides, *links, "threads_per_rank=1"]
-        jobs[f"{model} single, 2 threads"] = [f"model={model}", "strategy=single"]
+        jobs[f"{model} single, all threads"] = [f"model={model}", "strategy=single"]
     return jobs
 
 
