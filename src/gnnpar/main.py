@@ -90,7 +90,7 @@ def sweep(argv: list[str], jobs: list[Sequence[str]] | None = None, keys: list[s
     """
     import hydra
 
-    from gnnpar.sweep import Sweep
+    from gnnpar.sweep import Sweep, per_job
 
     search_installed()
     codes: list[int] = []
@@ -104,14 +104,18 @@ def sweep(argv: list[str], jobs: list[Sequence[str]] | None = None, keys: list[s
     application: Callable[[], None] = main(task)
     argv, jobs = spelled(argv), None if jobs is None else [spelled(one) for one in jobs]
     run = Sweep(argv, jobs)
-    before = sys.argv
-    sys.argv = ["gnnpar train", *argv, "hydra/job_logging=none", "hydra/hydra_logging=none"]
+    before, given = sys.argv, per_job(argv) if multirun else argv
+    sys.argv = ["gnnpar train", *given, "hydra/job_logging=none", "hydra/hydra_logging=none"]
     try:
         with run.through_hydra():
             application()
     except KeyboardInterrupt:
         run.close()
         raise
+    except Exception as error:
+        if not run.composing or (line := hydra_line(error, run.composing)) is None:
+            raise
+        raise ConfigError(line) from error  # of the job that has no such key, not of the defaults
     finally:
         sys.argv = before
     if keys is not None:

@@ -38,6 +38,7 @@ class Sweep:
     folder: Path | None = None  # known once the launcher is there
     keys: list[str] = field(default_factory=list)  # of its jobs, each once
     planned: list[str] = field(default_factory=list)  # as they were asked for, in that order
+    composing: Overrides = ()  # the job that is being planned
 
     @contextmanager
     def through_hydra(self) -> Iterator[None]:
@@ -52,7 +53,8 @@ class Sweep:
             made: Any = make_sweeper(plugins, **given)
             logging.getLogger("optuna").setLevel(logging.WARNING)
             if type(made).__name__ == "BasicSweeper":  # by name: Hydra loads its plugins' modules a second time
-                made.launcher.at_once, made.max_batch_size = made.max_batch_size, None  # all are planned at the start
+                made.launcher.at_once, made.max_batch_size = made.max_batch_size, None  # all are planned at the start,
+                made.validate_batch_is_legal = lambda batch: None  # which also says of which job a key is wrong
             return made
 
         def launcher(plugins: Any, **given: Any) -> Any:
@@ -145,7 +147,9 @@ class Resuming:
         """The job of these overrides: the one that is planned already, or a new one in a folder of its own."""
         from omegaconf import OmegaConf, open_dict
 
+        self.sweep.composing = overrides
         config = self.loader.load_sweep_config(self.config, list(overrides))
+        self.sweep.composing = ()
         names = {g: str(name) for g, name in config.hydra.runtime.choices.items() if not g.startswith("hydra")}
         keys = [str(key) for key in config if key != "hydra"]
         try:
@@ -214,6 +218,26 @@ class Resuming:
 def asked(argv: Sequence[str]) -> list[str]:
     """What a resumed sweep must be told again: all but its folder and the flag."""
     return [a for a in argv if a not in _FLAGS and not a.startswith("hydra.sweep.dir=")]
+
+
+def per_job(argv: Sequence[str]) -> list[str]:
+    """Keys of a group that is swept become values of each job, `strategy.chunks=8` a choice of one: before there are
+    jobs, Hydra looks for every other key in the group's default, which need not have it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    found = list(argv)
+    try:
+        parsed = OverridesParser.create().parse_overrides([a for a in argv if not a.startswith("-")])
+    except OverrideParseException:  # Hydra says so itself
+        return found
+    swept = tuple(f"{o.key_or_group}." for o in parsed if o.is_sweep_override() and "." not in o.key_or_group)
+    for o in parsed:
+        plain = not (o.is_sweep_override() or o.is_add() or o.is_force_add() or o.is_delete())
+        if plain and swept and o.key_or_group.startswith(swept):
+            key, _, value = str(o.input_line).partition("=")
+            found[found.index(str(o.input_line))] = f"{key}=choice({value})"
+    return found
 
 
 def quoted(text: str) -> str:

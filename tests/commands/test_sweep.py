@@ -20,7 +20,7 @@ from gnnpar.main import run
 from gnnpar.runner import jobs
 from gnnpar.runner.jobs import Manifest, alone_in, begin_job, job_key, refuse_job, state_of
 from gnnpar.settings import ConfigError
-from gnnpar.sweep import asked, quoted, resumed
+from gnnpar.sweep import asked, per_job, quoted, resumed
 from gnnpar.track.progress import SHOWN, Snapshot, duration, shown
 
 TINY = (
@@ -123,6 +123,20 @@ def test_a_wrong_job_is_refused_and_the_others_run(folder: Path, capsys: pytest.
     assert states(folder) == ["failed", "done"]
     assert "sweep/0 failed: epochs=0 must be a whole number >= 1  (epochs=0)" in capsys.readouterr().out
     assert run("train", ["-m", *TINY, "seed=0", "epochs=0"]) == 2
+
+
+def test_keys_of_a_swept_group_are_those_of_its_jobs(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    swept = [*(o for o in TINY if o != "strategy=single"), "dataset.num_features=8", "strategy=gnnpipe,hybrid"]
+    assert run("train", ["-m", *swept, "model.num_layers=2", "strategy.chunks=2"]) == 0  # the default has no chunks
+    chunks = [
+        json.loads((folder / "sweep" / n / "result.json").read_text())["settings"]["strategy"]["chunks"] for n in "01"
+    ]
+    assert chunks == [2, 2]
+    asked = ["-m", "model=gcn,sage", "model.hidden=8", "strategy.chunks=2", "+model.x=1", "model.order=a,b"]
+    assert per_job(asked) == [*asked[:2], "model.hidden=choice(8)", *asked[3:]]
+    capsys.readouterr()
+    assert run("train", ["-m", *swept[:-1], "strategy=gnnpipe,sar", "strategy.chunks=2"]) == 2
+    assert "unknown key strategy.chunks=2; strategy has backward, codec" in capsys.readouterr().err  # sar's keys
 
 
 def test_one_folder_for_several_jobs_is_refused(folder: Path, capsys: pytest.CaptureFixture) -> None:
