@@ -20,9 +20,13 @@ from gnnpar.codecs.uniform import Random as RandomBits
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.commands.estimate import rows
 from gnnpar.main import composed
+from gnnpar.planning.candidate import Candidate
+from gnnpar.planning.closed import Phases, Setting
 from gnnpar.planning.extract import record
+from gnnpar.planning.planner import Priced
 from gnnpar.planning.rates import NOMINAL
 from gnnpar.planning.statistics import GraphStats, PartStats
+from gnnpar.planning.topology import one_host
 from gnnpar.planning.traffic import Traffic
 from gnnpar.planning.work import Work
 from gnnpar.runner.conformance import small_graph, train_in_threads
@@ -37,6 +41,7 @@ from gnnpar.strategies.hybrid import Hybrid
 from gnnpar.strategies.minibatch import Minibatch
 from gnnpar.strategies.sar import SAR
 from gnnpar.strategies.strategy import Workload
+from gnnpar.strategies.tag import TAG
 
 PHASES = ("forward", "backward", "remat", "push", "stage", "reduce")
 KEYS = (*PHASES, "total")
@@ -60,7 +65,8 @@ def shape(strategy: Any, name: str, world: int, *, first_layer: str = "live", nu
         part_of = Random().part_of(data, parts)
         return Work(ir, GraphStats.of(data), PartStats.of(data.edge_index, part_of, parts), (NOMINAL,) * parts)
 
-    return shape_of(Job(settings, inputs, world, number, work_of))
+    at = Setting(one_host(world, cores=world, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * world)
+    return shape_of(Job(settings, inputs, world, number, work_of, lambda: at))
 
 
 def said(found: Traffic | None) -> dict[str, float]:
@@ -81,6 +87,7 @@ RUNS = [
     (SAR(backward="pull"), "gat", 3), (SAR(rounds="one", codec=BFloat16()), "gat", 3),
     (GNNPipe(boundary=Uniform(bits=2, gradient_bits=4)), "gcnii", 3), (Hybrid(stages=2, parts=2, chunks=8), "gcn", 4),
     (Hybrid(stages=1, parts=3, chunks="one", codec=Uniform(bits=8)), "sage", 3), (Minibatch(batch_size=16), "sage", 3),
+    (TAG(rates="nominal", quality=("stale", "quantized")), "gat", 4),
 ]  # fmt: skip
 MORE = [
     (GraphParallel(), "gcn", 3), (GraphParallel(codec=BFloat16()), "sage", 3),
@@ -99,6 +106,23 @@ def test_bytes_are_those_of_a_run(strategy: Any, name: str, world: int) -> None:
     assert found is not None
     assert said(found) == sent(strategy, name, world, dtype)
     assert found.bound == "exact"
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [Candidate(family="gnnpipe", stages=2, chunks=4, bits=8, cuts=(0, 2)),
+     Candidate(family="hybrid", stages=2, parts=2, bits=16, cuts=(0, 1)), Candidate(family="adaqp", parts=3, bits=4)],
+    ids=lambda c: c.label,
+)  # fmt: skip
+def test_tag_is_the_strategy_that_it_chooses(chosen: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uneven cuts among them, which only a plan makes."""
+    monkeypatch.setattr(TAG, "choose", lambda *_: (Priced(chosen, Phases(), (), 0.0),))
+    found = shape(TAG(rates="nominal", replan=True), "sage", chosen.ranks)
+    assert said(found.traffic) == sent(TAG(rates="nominal"), "sage", chosen.ranks, torch.float32)
+    assert found.candidate == chosen
+    assert found.notes[0] == f"chooses {chosen.label}"
+    assert "replan=true" in found.notes[1]
+    assert not any("priced as graph_parallel" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(("strategy", "name"), [(GraphParallel(), "gcn"), (GraphParallel(), "gat"), (SAR(), "gat")])
@@ -158,6 +182,7 @@ def test_estimated_then_trained(four: str, tmp_path: Path, capsys: pytest.Captur
     for i, chosen in enumerate((
         ("strategy=graph_parallel", "codec=identity"), ("strategy=sar", "strategy.prefetch=0"),
         ("strategy=gnnpipe", "strategy.chunks=8"), ("strategy=hybrid", "strategy.stages=2"),
+        ("strategy=tag", "strategy.quality=[rounded,stale]"),
         ("strategy=single", "dataset.num_nodes=3000", "model.hidden=64"),
     )):  # fmt: skip
         asked = [*SMALL, f"world_size={1 if chosen[0] == 'strategy=single' else 4}", *chosen]
@@ -167,12 +192,15 @@ def test_estimated_then_trained(four: str, tmp_path: Path, capsys: pytest.Captur
         folder = tmp_path / f"run{i}"
         epochs = "epochs=6" if chosen[0] == "strategy=single" else "epochs=2"
         quick = (epochs, "comm=threads", "threads_per_rank=1", "tracker=jsonl", "checkpoint.keep=0")
-        assert main(["train", *asked, *quick, f"hydra.run.dir={folder}"]) == 0
+        there = [four] if chosen[0] == "strategy=tag" else []  # what it plans for
+        assert main(["train", *asked, *there, *quick, f"hydra.run.dir={folder}"]) == 0
         result = json.loads((folder / "result.json").read_text())
         found = told[0]["bytes_per_epoch"]
         assert {k: found[k] for k in KEYS} == {k: result["bytes_per_epoch"][k] for k in KEYS}
         assert told[0]["exactness"] == result["exactness"]
         assert told[0]["fits"] is True
+        if chosen[0] == "strategy=tag":
+            assert told[0]["notes"][0] == f"chooses {result['predicted']['label']}"
         assert told[0]["predicted"]["epoch_seconds"] > 0
         if chosen[0] == "strategy=single":
             assert 0.8 < result["memory_bytes"]["peak"][0] / told[0]["predicted"]["peak_bytes"][0] < 1.2
@@ -183,7 +211,7 @@ def test_the_table(four: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", *SMALL, "world_size=4", four]) == 0
     told = capsys.readouterr().out
     lines = [line.split() for line in told.splitlines()]
-    names = ("single", "graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid", "minibatch")
+    names = ("single", "graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid", "tag", "minibatch")
     by_name = {name: next(line for line in lines if line and line[0] == name) for name in names}
     assert by_name["single"][1:3] == ["1", "exact"]
     assert by_name["single"][5:7] == ["0", "B"]
@@ -200,7 +228,7 @@ def test_a_codec_that_is_asked_for_is_a_row_more() -> None:
     ]  # fmt: skip
     assert found["graph_parallel"] == ["model=sage", "strategy=graph_parallel", "codec=identity"]
     assert found["sar codec=uniform codec.bits=4"] == ["model=sage", "strategy=sar", "codec=uniform", "codec.bits=4"]
-    assert len(rows(["codec=bf16"])) == len(rows([])) == 8
+    assert len(rows(["codec=bf16"])) == len(rows([])) == 9
 
 
 def test_too_little_memory_does_not_fit(four: str, capsys: pytest.CaptureFixture[str]) -> None:

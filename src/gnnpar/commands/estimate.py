@@ -26,7 +26,7 @@ ROWS = (
     ("single", "strategy=single"), ("graph_parallel", "strategy=graph_parallel", "codec=identity"),
     ("graph_parallel codec=bf16", "strategy=graph_parallel", "codec=bf16"), ("adaqp", "strategy=adaqp"),
     ("sar", "strategy=sar"), ("gnnpipe", "strategy=gnnpipe"), ("hybrid", "strategy=hybrid"),
-    ("minibatch", "strategy=minibatch"),
+    ("tag", "strategy=tag"), ("minibatch", "strategy=minibatch"),
 )  # fmt: skip
 _OF_A_STRATEGY = re.compile(r"\+*(strategy[=.]|codec@strategy)")
 _OF_A_CODEC = re.compile(r"\+*codec[=.]")

@@ -84,7 +84,10 @@ class Estimator:
         number = DTYPES[settings.precision].itemsize
         try:
             check_strategy(settings, ranks)
-            shape = shape_of(Job(settings, self.inputs, ranks, number, lambda parts: self._work(ranks, parts)))
+            shape = shape_of(Job(
+                settings, self.inputs, ranks, number, lambda parts: self._work(ranks, parts),
+                lambda: self.setting(ranks),
+            ))  # fmt: skip
         except ValueError as error:
             return replace(known, refused=" ".join(str(error).split()))
         priced = None

@@ -13,7 +13,7 @@ from gnnpar.codecs.adaptive import Adaptive
 from gnnpar.codecs.codec import BFloat16, Drop, Identity
 from gnnpar.codecs.uniform import Bits, Random, Uniform, code_of
 from gnnpar.planning.candidate import Candidate
-from gnnpar.planning.closed import DIRECTIONS
+from gnnpar.planning.closed import DIRECTIONS, Setting
 from gnnpar.planning.traffic import (
     RowCodec,
     Traffic,
@@ -34,7 +34,7 @@ from gnnpar.strategies.hybrid import Hybrid
 from gnnpar.strategies.minibatch import Minibatch
 from gnnpar.strategies.sar import SAR
 from gnnpar.strategies.single import Single
-from gnnpar.strategies.tag import TAG
+from gnnpar.strategies.tag import TAG, strategy_of
 from gnnpar_kernels.wire import FP8
 
 
@@ -59,6 +59,7 @@ class Job:
     ranks: int
     number: int  # bytes of a number
     work_of: Callable[[int], Work]
+    setting_of: Callable[[], Setting]  # where the ranks run
 
     @property
     def params(self) -> int:
@@ -76,7 +77,10 @@ class Job:
 
 def shape_of(job: Job) -> Shape:
     """ValueError where the run would be refused, too."""
-    strategy: Any = job.settings.strategy
+    return _shape_of(job.settings.strategy, job)
+
+
+def _shape_of(strategy: Any, job: Job) -> Shape:
     makers: dict[type, Callable[[Any, Job], Shape]] = {
         Single: _flat, GraphParallel: _flat, AdaQP: _flat, SAR: _sequential, GNNPipe: _pipeline, Hybrid: _pipeline,
         Minibatch: _sampled, TAG: _planned,
@@ -190,7 +194,16 @@ def _sampled(strategy: Minibatch, job: Job) -> Shape:
 
 
 def _planned(strategy: TAG, job: Job) -> Shape:
-    return Shape(unpriced="tag plans first: gnnpar plan shows what it would choose, with its price")
+    """Of the run that it chooses, as a run chooses it."""
+    asked = replace(
+        job.inputs.workload, model=job.inputs.model, setting=job.setting_of, first_layer=job.settings.first_layer
+    )
+    best = strategy.choose(asked, job.ranks)[0].candidate
+    found = _shape_of(strategy_of(best), job)  # its cuts are even: bytes are the same wherever a cut is
+    notes = (f"chooses {best.label}",)
+    if strategy.replan:
+        notes += ("replan=true may go over to another plan after the warm-up: all figures are those of the first",)
+    return replace(found, candidate=best, notes=notes + found.notes)
 
 
 def _bits(codec: object) -> tuple[int | None, tuple[str, ...]]:
