@@ -59,7 +59,9 @@ def shape(strategy: Any, name: str, world: int, *, first_layer: str = "live", nu
     model = config.build(data.num_features, 3, seed=3, cached_first_layer=first_layer == "cached")
     ir = record(model, data.num_features)
     inputs = Inputs(Workload(data, Random(), ir.num_layers), model, ir)
-    settings: Any = SimpleNamespace(strategy=strategy, first_layer=first_layer, model=config)
+    settings: Any = SimpleNamespace(
+        strategy=strategy, first_layer=first_layer, model=config, seed=3, threads_per_rank=1, topology=None
+    )
 
     def work_of(parts: int) -> Work:
         part_of = Random().part_of(data, parts)
@@ -183,6 +185,7 @@ def test_estimated_then_trained(four: str, tmp_path: Path, capsys: pytest.Captur
         ("strategy=graph_parallel", "codec=identity"), ("strategy=sar", "strategy.prefetch=0"),
         ("strategy=gnnpipe", "strategy.chunks=8"), ("strategy=hybrid", "strategy.stages=2"),
         ("strategy=tag", "strategy.quality=[rounded,stale]"),
+        ("strategy=minibatch", "strategy.batch_size=64"),
         ("strategy=single", "dataset.num_nodes=3000", "model.hidden=64"),
     )):  # fmt: skip
         asked = [*SMALL, f"world_size={1 if chosen[0] == 'strategy=single' else 4}", *chosen]
@@ -215,8 +218,9 @@ def test_the_table(four: str, capsys: pytest.CaptureFixture[str]) -> None:
     by_name = {name: next(line for line in lines if line and line[0] == name) for name in names}
     assert by_name["single"][1:3] == ["1", "exact"]
     assert by_name["single"][5:7] == ["0", "B"]
-    assert all(by_name[name][-1] == "yes" for name in names if name != "minibatch")
-    assert "minibatch: the planner has no model of samples" in told
+    assert all(by_name[name][-1] == "yes" for name in names)
+    assert "tag: chooses " in told
+    assert "is not in the time: topology=four is of other machines" in told
     assert "<= " in told  # adaqp's bits
     assert "codec=bf16" in told
 
@@ -237,6 +241,10 @@ def test_too_little_memory_does_not_fit(four: str, capsys: pytest.CaptureFixture
     assert "of 200 KiB" in told
     assert "priced as graph_parallel, no overlap" in told
     assert "bytes an epoch: forward" in told
+
+    few = ("strategy=minibatch", "world_size=1", "topology.devices.cpu.memory=200 KiB")
+    assert main(["estimate", *SMALL, four, *few]) == 0
+    assert "of 200 KiB" in " ".join(capsys.readouterr().out.split())
 
 
 def test_fp64_needs_more_and_nothing_that_does_not_run_ends_the_table(four: str) -> None:

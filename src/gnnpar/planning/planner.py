@@ -162,6 +162,11 @@ def refused(candidate: Candidate, ranks: tuple[Memory, ...], request: Request) -
     """Why a candidate cannot be chosen; empty where it can."""
     if beyond := sorted(candidate.quality - request.allowed - {"exact"}):
         return f"{beyond[0]} is not allowed"
+    return lacking(ranks, request)
+
+
+def lacking(ranks: tuple[Memory, ...], request: Request) -> str:
+    """The first rank whose device has too little memory; empty where all have enough."""
     for rank, (need, device) in enumerate(zip(ranks, request.setting.fabric.devices, strict=False)):
         if need.total > request.usable * device.memory_bytes:
             return f"rank {rank} needs {bytes_text(need.total)} of {bytes_text(device.memory_bytes)}"

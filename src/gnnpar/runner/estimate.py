@@ -1,7 +1,7 @@
 """What a run would take, without running it: time and memory by the planner's model, bytes by their formulas.
 
 The run is the one that `gnnpar train` makes of the same settings: its grid, chunks, codec and overlap become a
-candidate (`runner.shapes`), which is priced as `gnnpar plan` prices its own.
+candidate (`runner.shapes`), which is priced as `gnnpar plan` prices its own. Of `minibatch` some batches are drawn.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any
 from gnnpar.planning.candidate import QUALITIES
 from gnnpar.planning.closed import Setting
 from gnnpar.planning.memory import Memory
-from gnnpar.planning.planner import Priced, Request, price, refused
+from gnnpar.planning.planner import Priced, Request, lacking, price
 from gnnpar.planning.quantity import bytes_text, seconds_text
+from gnnpar.planning.sampled import SampledEpoch
 from gnnpar.planning.topology import Machines
 from gnnpar.planning.traffic import Bound, Traffic
 from gnnpar.planning.work import Work
 from gnnpar.runner.facts import check_strategy
 from gnnpar.runner.machines import setting_of
 from gnnpar.runner.planned import Inputs
-from gnnpar.runner.shapes import Job, shape_of
+from gnnpar.runner.shapes import Job, Shape, shape_of
 from gnnpar.runner.trained import DTYPES
 from gnnpar.settings import Settings
 
@@ -34,7 +35,7 @@ class Estimate:
     exactness: tuple[str, ...] = ()
     ranks: int = 0
     traffic: Traffic | None = None
-    priced: Priced | None = None
+    priced: Priced | SampledEpoch | None = None
     refused: str = ""
     unpriced: str = ""
     notes: tuple[str, ...] = ()
@@ -90,17 +91,22 @@ class Estimator:
             ))  # fmt: skip
         except ValueError as error:
             return replace(known, refused=" ".join(str(error).split()))
-        priced = None
-        if shape.candidate is not None and shape.work is not None:
-            request = self._request(ranks)
-            priced = price(shape.candidate, shape.work, request)
-            if number != 4:
-                memory = tuple(_wider(m, number / 4) for m in priced.memory)
-                priced = replace(priced, memory=memory, refused=refused(shape.candidate, memory, request))
+        priced = self._priced(shape, ranks, number)
         return replace(
             known, traffic=shape.traffic, priced=priced, unpriced=shape.unpriced,
             notes=shape.notes + (("time is that of fp32",) if number != 4 and priced else ()),
         )  # fmt: skip
+
+    def _priced(self, shape: Shape, ranks: int, number: int) -> Priced | SampledEpoch | None:
+        """Time of numbers of four bytes, memory of these, and whether it fits: all qualities are allowed here."""
+        found: Priced | SampledEpoch | None = shape.sampled
+        request = self._request(ranks)
+        if shape.candidate is not None and shape.work is not None:
+            found = price(shape.candidate, shape.work, request)
+        if found is None:
+            return None
+        memory = found.memory if number == 4 else tuple(_wider(m, number / 4) for m in found.memory)
+        return replace(found, memory=memory, refused=lacking(memory, request))
 
     def _request(self, ranks: int) -> Request:
         if ranks not in self._requests:

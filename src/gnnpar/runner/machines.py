@@ -26,7 +26,7 @@ def setting_of(
 ) -> tuple[Setting, int]:
     """(where each rank runs, how many ranks). `ranks` None: as many as the topology has devices, else world_size."""
     topology = settings.topology
-    cores = num_cores() if topology.cores == "auto" else topology.cores
+    cores = cores_of(settings)
     if isinstance(topology, Machines):
         return _machines(settings, topology.fabric, ranks, cores, say)
     count = ranks or settings.world_size
@@ -35,9 +35,19 @@ def setting_of(
     return Setting(fabric, (found.rates,) * count), count
 
 
+def cores_of(settings: Settings) -> int:
+    """Of this machine."""
+    return num_cores() if settings.topology.cores == "auto" else settings.topology.cores
+
+
+def threads_of(settings: Settings, ranks: int) -> int:
+    """Of each rank on this machine."""
+    return max(1, cores_of(settings) // ranks) if settings.threads_per_rank == "auto" else settings.threads_per_rank
+
+
 def _calibration(settings: Settings, ranks: int, cores: int, say: Callable[[str], None]) -> Calibration:
     """Of as many ranks as have a core of their own; more of them share."""
-    threads = max(1, cores // ranks) if settings.threads_per_rank == "auto" else settings.threads_per_rank
+    threads = threads_of(settings, ranks)
     measured = max(1, min(ranks, cores // threads))
     cache = settings.cache_dir if os.access(settings.cache_dir, os.W_OK) or not settings.cache_dir.exists() else None
     again = isinstance(settings.topology, Measured) and settings.topology.refresh

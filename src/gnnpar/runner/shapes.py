@@ -14,6 +14,9 @@ from gnnpar.codecs.codec import BFloat16, Drop, Identity
 from gnnpar.codecs.uniform import Bits, Random, Uniform, code_of
 from gnnpar.planning.candidate import Candidate
 from gnnpar.planning.closed import DIRECTIONS, Setting
+from gnnpar.planning.quantity import seconds_text
+from gnnpar.planning.sampled import SampledEpoch, sampled_epoch
+from gnnpar.planning.topology import Machines
 from gnnpar.planning.traffic import (
     RowCodec,
     Traffic,
@@ -24,6 +27,8 @@ from gnnpar.planning.traffic import (
     sequential_traffic,
 )
 from gnnpar.planning.work import Held, Work
+from gnnpar.runner.drawn import draw
+from gnnpar.runner.machines import threads_of
 from gnnpar.runner.planned import Inputs, what_is_held
 from gnnpar.schedule.stages import balanced, even
 from gnnpar.settings import Settings
@@ -40,12 +45,13 @@ from gnnpar_kernels.wire import FP8
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """`work`: cut into the candidate's parts. `unpriced`: why no candidate stands for it; `notes`: where the candidate
-    differs from what runs."""
+    """`work`: cut into the candidate's parts. `sampled`: in a candidate's place, for samples. `unpriced`: why nothing
+    stands for it; `notes`: where what stands for it differs from what runs."""
 
     traffic: Traffic | None = None
     candidate: Candidate | None = None
     work: Work | None = None
+    sampled: SampledEpoch | None = None
     unpriced: str = ""
     notes: tuple[str, ...] = ()
 
@@ -187,10 +193,22 @@ def _sampled(strategy: Minibatch, job: Job) -> Shape:
     """A sum of gradients a step, and nothing else."""
     if job.settings.first_layer == "cached":
         raise ValueError("first_layer=cached keeps sums over all neighbours, not samples: set first_layer=live")
-    train = int(job.inputs.workload.dataset.train_mask.sum())
-    steps = -(-train // (strategy.batch_size or max(1, train)))
-    traffic = Traffic(reduce=steps * reduced(job.ranks, job.params + 1, job.number))
-    return Shape(traffic=traffic, unpriced=f"the planner has no model of samples (steps of an epoch here: {steps})")
+    settings, ranks = job.settings, job.ranks
+    if not bool(job.inputs.workload.dataset.train_mask.any()):
+        return Shape(traffic=Traffic(), unpriced="there are no training nodes, so there is nothing to draw")
+    drawn = draw(strategy, job.inputs, seed=settings.seed, ranks=ranks, threads=threads_of(settings, ranks))
+    notes = (f"nodes and edges are those of {drawn.num} batches of rank 0, drawn here by sampler={drawn.by}",)
+    steps, took = drawn.steps, f"drawing, measured here ({seconds_text(drawn.seconds)} a batch),"
+    if isinstance(settings.topology, Machines):
+        steps = tuple(replace(s, draw_seconds=0.0, sort_seconds=0.0) for s in steps)
+        notes += (f"{took} is not in the time: topology={settings.names.get('topology')} is of other machines",)
+    else:
+        notes += (f"{took} and sorting the edges drawn are in the time",)
+    if strategy.num_workers:
+        notes += (f"drawing is counted in full: num_workers={strategy.num_workers} draws ahead, on other cores",)
+    epoch = sampled_epoch(steps, job.work_of(ranks), job.setting_of(), drawn.whole)
+    traffic = Traffic(reduce=epoch.steps * reduced(ranks, job.params + 1, job.number))
+    return Shape(traffic=traffic, sampled=epoch, notes=notes)
 
 
 def _planned(strategy: TAG, job: Job) -> Shape:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator
+from gnnpar.data.dataset import Dataset
 from gnnpar.data.neighbours import InEdges
 from gnnpar.ops.block import Block
 from gnnpar.shard.shard import Shard
@@ -62,6 +63,13 @@ def replica_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Replica:
     return Replica(
         x, y, torch.cat(in_degree)[order], torch.cat(train)[order].nonzero().flatten(), *structure, shared=alone
     )  # fmt: skip
+
+
+def replica_of_dataset(dataset: Dataset, *, edge_ids: bool) -> Replica:
+    """What every rank would hold, without ranks."""
+    structure = _structure(dataset.edge_index, dataset.num_nodes, edge_ids=edge_ids)
+    train = dataset.train_mask.nonzero().flatten()
+    return Replica(dataset.x, dataset.y, dataset.in_degree.to(dataset.x.dtype), train, *structure, shared=True)
 
 
 def _global_edges(shard: Shard) -> Tensor:

@@ -28,7 +28,7 @@ from gnnpar.engines.engine import Engine
 from gnnpar.engines.minibatch import Batches, MinibatchEngine
 from gnnpar.models.gnn import GNN
 from gnnpar.plan import LayerPolicy, Plan, Topology
-from gnnpar.shard.replica import replica_of
+from gnnpar.shard.replica import Replica, replica_of
 from gnnpar.shard.shard import Shard
 from gnnpar.strategies.strategy import FirstLayer, Workload
 from gnnpar.views.halo import HaloGraph, Walk
@@ -93,11 +93,7 @@ class Minibatch:
             )
         hops = self._hops(model, shard)
         graph = replica_of(shard, comm, edge_ids=model.needs_edge_ids)
-        sampler, drawn_by = sampler_of(graph.edges, self.by_hop(hops), self.sampler)
-        batches = Batches(
-            graph, sampler, batch_size=self.batch_size, normalize=self.normalize, seed=seed, rank=comm.rank,
-            ranks=comm.size,
-        )  # fmt: skip
+        batches, drawn_by = self.batches(graph, hops, seed=seed, rank=comm.rank, ranks=comm.size)
         exact = WholeGraph(shard, Pass(seed))
         if comm.size > 1:
             codec = Identity().build(shard, comm, seed)
@@ -106,6 +102,15 @@ class Minibatch:
             graph=graph, batches=batches, hops=hops, drawn_by=drawn_by, num_workers=self.num_workers, view=exact,
             exact=exact, shard=shard, model=model, task=task, comm=comm, seed=seed,
         )  # fmt: skip
+
+    def batches(
+        self, graph: Replica, hops: Sequence[int], *, seed: int, rank: int, ranks: int
+    ) -> tuple[Batches, str]:  # fmt: skip
+        """A rank's, and what draws them. `hops`: of each layer."""
+        sampler, drawn_by = sampler_of(graph.edges, self.by_hop(hops), self.sampler)
+        return Batches(
+            graph, sampler, batch_size=self.batch_size, normalize=self.normalize, seed=seed, rank=rank, ranks=ranks
+        ), drawn_by  # fmt: skip
 
     def by_hop(self, hops: Sequence[int]) -> list[int]:
         """`fanout` of every hop from the seeds outwards. `hops`: of each layer."""

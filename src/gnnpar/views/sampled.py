@@ -110,7 +110,7 @@ class SampledGraph(OwnRows):
 
     @property
     def edge_ids(self) -> Tensor:
-        ids = self._block.edge_ids
+        ids = self.block.edge_ids
         if ids is None:
             raise ValueError("edge operands need edge ids: give the model needs_edge_ids = True.")
         return ids.sort().values
@@ -131,14 +131,14 @@ class SampledGraph(OwnRows):
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         assert self.hops > 0, "more aggregations than hops were drawn"
         if edge:
-            ids = self._block.edge_ids
+            ids = self.block.edge_ids
             assert ids is not None
             place = torch.searchsorted(ids.sort().values, ids)
             edge = tuple(rows[place] for rows in edge)
-        out = fold_block(agg, self._block, src, dst, edge, shared)
+        out = fold_block(agg, self.block, src, dst, edge, shared)
         if self.sub.scale is None or not agg.summed:
             return out
-        loops, kept = self._loops
+        loops, kept = self.loops
         certain = fold_block(agg, loops, src, dst, tuple(rows[kept] for rows in edge), shared)
         scale = torch.ones(self.num_rows, dtype=out.dtype, device=out.device)
         scale[: self.num_whole] = self.sub.scale[: self.num_whole]
@@ -146,7 +146,7 @@ class SampledGraph(OwnRows):
         return scale * out + (1 - scale) * certain  # scale (loops + sampled) + (1 - scale) loops
 
     @cached_property
-    def _block(self) -> Block:
+    def block(self) -> Block:
         """All that was drawn. Columns are places in the sample: that is where ties of a maximum go by."""
         indptr = self.sub.indptr[: self.num_whole + 1]
         last = int(indptr[-1])
@@ -154,12 +154,12 @@ class SampledGraph(OwnRows):
         return self._of(indptr, self.sub.indices[:last], ids)
 
     @cached_property
-    def _loops(self) -> tuple[Block, Tensor]:
+    def loops(self) -> tuple[Block, Tensor]:
         """The self loops alone, and their places among all in-edges."""
         counts = self.sub.loops[: self.num_whole]
         indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
         kept = _ranges(self.sub.indptr[: self.num_whole].long().cpu(), counts.cpu()).to(counts.device)
-        block = self._block
+        block = self.block
         return self._of(indptr, block.indices[kept], None if block.edge_ids is None else block.edge_ids[kept]), kept
 
     def _of(self, indptr: Tensor, indices: Tensor, ids: Tensor | None) -> Block:
