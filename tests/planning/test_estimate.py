@@ -24,7 +24,7 @@ from gnnpar.planning.candidate import Candidate
 from gnnpar.planning.closed import Phases, Setting
 from gnnpar.planning.extract import record
 from gnnpar.planning.planner import Priced
-from gnnpar.planning.rates import NOMINAL
+from gnnpar.planning.rates import NOMINAL, Rates
 from gnnpar.planning.statistics import GraphStats, PartStats
 from gnnpar.planning.topology import one_host
 from gnnpar.planning.traffic import Traffic
@@ -53,19 +53,21 @@ def model_of(name: str) -> Any:
     return configured("model", name, "model.num_layers=3", "model.hidden=40", *heads)
 
 
-def shape(strategy: Any, name: str, world: int, *, first_layer: str = "live", number: int = 4) -> Shape:
+def shape(
+    strategy: Any, name: str, world: int, *, first_layer: str = "live", number: int = 4, rates: Rates = NOMINAL
+) -> Shape:  # fmt: skip
     """What is said of a run on the small graph in random parts."""
     data, config = small_graph(), model_of(name)
     model = config.build(data.num_features, 3, seed=3, cached_first_layer=first_layer == "cached")
     ir = record(model, data.num_features)
     inputs = Inputs(Workload(data, Random(), ir.num_layers), model, ir)
     settings: Any = SimpleNamespace(
-        strategy=strategy, first_layer=first_layer, model=config, seed=3, threads_per_rank=1, topology=None
+        strategy=strategy, first_layer=first_layer, model=config, seed=3, threads_per_rank=1
     )
 
     def work_of(parts: int) -> Work:
         part_of = Random().part_of(data, parts)
-        return Work(ir, GraphStats.of(data), PartStats.of(data.edge_index, part_of, parts), (NOMINAL,) * parts)
+        return Work(ir, GraphStats.of(data), PartStats.of(data.edge_index, part_of, parts), (rates,) * parts)
 
     at = Setting(one_host(world, cores=world, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * world)
     return shape_of(Job(settings, inputs, world, number, work_of, lambda: at))
@@ -148,6 +150,18 @@ def test_bits_that_are_chosen_later_are_a_bound() -> None:
             assert got["forward"] == pytest.approx(found.traffic.forward, rel=0.05)
 
 
+def test_drawing_counts_where_rates_are_measured() -> None:
+    strategy = Minibatch(batch_size=16, num_workers=2)
+    there, here = (shape(strategy, "gcn", 2, rates=replace(NOMINAL, source=s)) for s in ("derived", "measured"))
+    assert there.sampled is not None
+    assert here.sampled is not None
+    assert here.sampled.phases.sample > 0 == there.sampled.phases.sample
+    assert here.sampled.phases.compute > there.sampled.phases.compute  # edges are sorted
+    assert here.sampled.phases.reduce == there.sampled.phases.reduce
+    assert any("num_workers=2 draws ahead" in note for note in here.notes)
+    assert not any("num_workers" in note for note in there.notes)
+
+
 def test_what_the_model_does_not_know_is_said() -> None:
     class Mine(GraphParallel):
         """A strategy of one's own."""
@@ -220,7 +234,7 @@ def test_the_table(four: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert by_name["single"][5:7] == ["0", "B"]
     assert all(by_name[name][-1] == "yes" for name in names)
     assert "tag: chooses " in told
-    assert "is not in the time: topology=four is of other machines" in told
+    assert "is not in the time: the topology's devices have speeds of their own" in told
     assert "<= " in told  # adaqp's bits
     assert "codec=bf16" in told
 

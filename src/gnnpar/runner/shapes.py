@@ -16,7 +16,6 @@ from gnnpar.planning.candidate import Candidate
 from gnnpar.planning.closed import DIRECTIONS, Setting
 from gnnpar.planning.quantity import seconds_text
 from gnnpar.planning.sampled import SampledEpoch, sampled_epoch
-from gnnpar.planning.topology import Machines
 from gnnpar.planning.traffic import (
     RowCodec,
     Traffic,
@@ -198,15 +197,16 @@ def _sampled(strategy: Minibatch, job: Job) -> Shape:
         return Shape(traffic=Traffic(), unpriced="there are no training nodes, so there is nothing to draw")
     drawn = draw(strategy, job.inputs, seed=settings.seed, ranks=ranks, threads=threads_of(settings, ranks))
     notes = (f"nodes and edges are those of {drawn.num} batches of rank 0, drawn here by sampler={drawn.by}",)
-    steps, took = drawn.steps, f"drawing, measured here ({seconds_text(drawn.seconds)} a batch),"
-    if isinstance(settings.topology, Machines):
+    work, steps = job.work_of(ranks), drawn.steps
+    took = f"drawing, measured here ({seconds_text(drawn.seconds)} a batch),"
+    if any(rates.source != "measured" for rates in work.rates):
         steps = tuple(replace(s, draw_seconds=0.0, sort_seconds=0.0) for s in steps)
-        notes += (f"{took} is not in the time: topology={settings.names.get('topology')} is of other machines",)
+        notes += (f"{took} is not in the time: the topology's devices have speeds of their own",)
     else:
         notes += (f"{took} and sorting the edges drawn are in the time",)
-    if strategy.num_workers:
-        notes += (f"drawing is counted in full: num_workers={strategy.num_workers} draws ahead, on other cores",)
-    epoch = sampled_epoch(steps, job.work_of(ranks), job.setting_of(), drawn.whole)
+        if strategy.num_workers:
+            notes += (f"drawing is counted in full: num_workers={strategy.num_workers} draws ahead, on other cores",)
+    epoch = sampled_epoch(steps, work, job.setting_of(), drawn.whole)
     traffic = Traffic(reduce=epoch.steps * reduced(ranks, job.params + 1, job.number))
     return Shape(traffic=traffic, sampled=epoch, notes=notes)
 
