@@ -82,10 +82,19 @@ def test_smaller_samples_take_less_and_sums_that_are_made_up_more() -> None:
     few = replace(full, rings=rings, seeds=60)
     scaled = replace(few, scaled=True)
     seconds = [step_seconds(s, ir, NOMINAL) for s in (few, scaled, full)]
-    assert seconds == sorted(seconds)
+    assert seconds == sorted(set(seconds))
     peaks = [sampled_epoch([s], work, setting(1), NOTHING).peak_bytes for s in (few, scaled, full)]
     assert peaks == sorted(peaks)
     assert peaks[0] < peaks[1]
+
+
+def test_the_decoder_sees_the_seeds_alone() -> None:
+    ir = inputs_of("gcnii").ir
+    step = whole_step(ir, work_of(ir))
+    (end,) = [g for g in ir.groups if g.phase == "end"]
+    many, few = (step_seconds(replace(step, seeds=seeds), ir, NOMINAL) for seeds in (3000, 10))
+    less = [NOMINAL.dense_seconds(end, n, backward=back) for n in (3000, 10) for back in (False, True)]
+    assert many - few > less[0] + less[1] - less[2] - less[3] > 0
 
 
 def test_an_epoch_is_its_steps() -> None:
