@@ -19,10 +19,8 @@ from gnnpar.planning.rates import Rates
 from gnnpar.planning.work import Work
 
 _ENGINE, _NUMBER = "single", 4.0
-_MADE_UP = (
-    3,
-    7.0,
-)  # scale out + (1 - scale) loops: kernels, and numbers read and written for one of the result
+# scale out + (1 - scale) loops: kernels, and numbers read and written for one of the result
+_MADE_UP = (3, 7.0)
 
 
 @dataclass(frozen=True, kw_only=True)
