@@ -151,11 +151,11 @@ STUDIES = [
     ),
     Study(
         name="target", about="sbm, 20,000 nodes: time and gigabytes to accuracy, a seed a block",
-        jobs=timed(["gcn"], BASELINES | METHODS), common=TO_TARGET, blocks=BLOCKS, minutes=25,
+        jobs=timed(["gcn"], BASELINES | METHODS), common=TO_TARGET, blocks=BLOCKS, minutes=45,
     ),
     Study(
         name="target_paced", about="the same over links of 1 Gbit/s", paced=True, baseline="graph_parallel",
-        jobs=timed(["gcn"], BASELINES | METHODS, paced=True), common=TO_TARGET, blocks=BLOCKS, minutes=30,
+        jobs=timed(["gcn"], BASELINES | METHODS, paced=True), common=TO_TARGET, blocks=BLOCKS, minutes=50,
     ),
     Study(
         name="deep", about="sbm, 3,000 nodes, ResGCN+ of 16 layers: accuracy over 10 seeds",
