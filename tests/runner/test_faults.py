@@ -93,8 +93,11 @@ def start(tmp_path: Path) -> Iterator:
 
 @pytest.mark.parametrize(
     ("victim", "arguments"),
-    [(0, ()), (1, ()), (0, ("strategy=gnnpipe",)), pytest.param(1, ("strategy=gnnpipe",), marks=pytest.mark.slow)],
-)
+    [
+        (0, ()), (1, ("strategy=gnnpipe",)), pytest.param(1, (), marks=pytest.mark.slow),
+        pytest.param(0, ("strategy=gnnpipe",), marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_a_killed_rank_ends_the_run(start, victim: int, arguments: tuple[str, ...]) -> None:
     """Also where the other one waits for rows of its stage."""
     run = start(*arguments)
