@@ -195,7 +195,7 @@ BRIEF = ["epochs=24", "eval_every=6"]  # more than a period of adaptive bits
 QUICK = [
     Study(
         name="quick_speed", about="sbm, 3,000 nodes: every strategy over loopback",
-        jobs=timed(["gcn"], TIMED), blocks=2, minutes=4,
+        jobs=timed(["gcn"], TIMED), blocks=1, minutes=5,
         common=["dataset=sbm", "model.num_layers=3", "world_size=2", "seed=0", *BRIEF],
     ),
     Study(
