@@ -19,6 +19,7 @@ from gnnpar.planning.candidate import Candidate, Family, Quality, even_cuts
 from gnnpar.planning.closed import DIRECTIONS, Phases, Setting, boundary_seconds, closed, in_engine, stage_seconds
 from gnnpar.planning.ir import ModelIR
 from gnnpar.planning.memory import Memory, memory
+from gnnpar.planning.prediction import Prediction
 from gnnpar.planning.quantity import bytes_text, seconds_text
 from gnnpar.planning.rates import Rates
 from gnnpar.planning.recompute import Recompute, decide
@@ -74,7 +75,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Priced:
+class Priced(Prediction):
     """A candidate with what it is predicted to take; `refused`: why it cannot be chosen, empty where it can.
 
     `devices`: of each rank, () for the first ones as given. `shares`: of the nodes by part, () where all are equal."""
@@ -97,17 +98,9 @@ class Priced:
             return setting
         return Setting(setting.fabric.choose(self.devices), tuple(setting.rates[d] for d in self.devices))
 
-    @property
-    def peak_bytes(self) -> float:
-        return max(m.total for m in self.memory)
-
     def as_predicted(self) -> dict[str, Any]:
-        """What plan.json says of it."""
-        return {
-            "epoch_seconds": self.phases.seconds, "phases": dict(vars(self.phases)),
-            "peak_bytes": [round(m.total) for m in self.memory], "label": self.label,
-            "candidate": {**vars(self.candidate), "cuts": list(self.candidate.cuts)},
-        }  # fmt: skip
+        candidate = {**vars(self.candidate), "cuts": list(self.candidate.cuts)}
+        return {**super().as_predicted(), "candidate": candidate}
 
 
 def candidate_of(data: Mapping[str, Any]) -> Candidate:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gnnpar.planning.closed import Setting
 from gnnpar.planning.ir import Fold, ModelIR
 from gnnpar.planning.memory import Memory
+from gnnpar.planning.prediction import Prediction
 from gnnpar.planning.rates import Rates
 from gnnpar.planning.work import Work
 
@@ -72,7 +72,7 @@ class SampledPhases:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampledEpoch:
+class SampledEpoch(Prediction):
     """As `planner.Priced` is of a candidate. `steps`: of an epoch; memory by rank."""
 
     steps: int
@@ -83,16 +83,6 @@ class SampledEpoch:
     @property
     def label(self) -> str:
         return f"minibatch, {self.steps} steps"
-
-    @property
-    def peak_bytes(self) -> float:
-        return max(m.total for m in self.memory)
-
-    def as_predicted(self) -> dict[str, Any]:
-        return {
-            "epoch_seconds": self.phases.seconds, "phases": dict(vars(self.phases)),
-            "peak_bytes": [round(m.total) for m in self.memory], "label": self.label,
-        }  # fmt: skip
 
 
 def sampled_epoch(steps: Sequence[Step], work: Work, setting: Setting, whole: Whole) -> SampledEpoch:

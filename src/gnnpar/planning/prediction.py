@@ -1,0 +1,29 @@
+"""What is predicted of a run, by whatever prices it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gnnpar.planning.memory import Memory
+
+
+class Prediction:
+    """`phases`: seconds of an epoch, with their sum `seconds`; `memory`: bytes, by rank."""
+
+    phases: Any
+    memory: tuple[Memory, ...]
+
+    @property
+    def label(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def peak_bytes(self) -> float:
+        return max(m.total for m in self.memory)
+
+    def as_predicted(self) -> dict[str, Any]:
+        """What plan.json and `gnnpar estimate --json` say of it."""
+        return {
+            "epoch_seconds": self.phases.seconds, "phases": dict(vars(self.phases)),
+            "peak_bytes": [round(m.total) for m in self.memory], "label": self.label,
+        }  # fmt: skip
