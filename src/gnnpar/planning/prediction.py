@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from gnnpar.planning.memory import Memory
 
 
-class Prediction:
+class Prediction(ABC):
     """`phases`: seconds of an epoch, with their sum `seconds`; `memory`: bytes, by rank."""
 
     phases: Any
     memory: tuple[Memory, ...]
 
     @property
+    @abstractmethod
     def label(self) -> str:
-        raise NotImplementedError
+        """What was priced, in words."""
 
     @property
     def peak_bytes(self) -> float:
