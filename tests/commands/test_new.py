@@ -95,6 +95,7 @@ def packaged(kind: str, name: str, site: Path) -> None:
     (info / "entry_points.txt").write_text(f"[gnnpar.conf]\n{name} = {name}_kit.conf\n")
 
 
+@pytest.mark.slow  # processes that start: 15 s
 def test_what_an_installed_package_brings_is_found_from_any_folder(run_cli: Run, run_here: Run, tmp_path: Path) -> None:
     """By its entry point, in checks, among the names of all models, and in a run of two processes."""
     site, away = tmp_path / "site", tmp_path / "away"

@@ -17,12 +17,8 @@ STUDIES = {
 }
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "study", ["cora_gcn", pytest.param("citeseer_gcn", marks=SLOW), pytest.param("cora_gat", marks=SLOW)]
-)
+@pytest.mark.slow  # trainings to the end: 20 to 90 s each
+@pytest.mark.parametrize("study", STUDIES)
 def test_reaches_the_published_accuracy_on_one_and_two_ranks(study, run_here, tmp_path):
     folder, seeds, least = STUDIES[study]
     if not (SHARED / folder).is_dir():

@@ -78,6 +78,7 @@ def test_every_model_has_a_program_for_any_graph(name: str) -> None:
         assert largest_error(program(*few), Plain(model)(*few)) < 1e-12
 
 
+@pytest.mark.slow  # processes that start: 15 s
 def test_a_run_is_taken_away_and_predicts_without_gnnpar(tmp_path: Path, monkeypatch, capsys) -> None:
     job = ("strategy=graph_parallel", "model=gat", "epochs=4", "dataset.homophily=0.7")
     assert train(tmp_path / "run", *job).exit_code == 0

@@ -139,6 +139,7 @@ def test_ranks_do_not_outlive_a_killed_parent(start) -> None:
     assert not alive
 
 
+@pytest.mark.slow  # that a killed parent leaves nothing either is shown below
 def test_ctrl_c_leaves_no_namespace(start, shaped_links) -> None:
     run = start("launch=paced")
     assert len(namespaces_of(run.process.pid)) == 3

@@ -71,6 +71,7 @@ def test_two_processes_equal_one_and_say_what_they_cost(run_cli: Run, run_here: 
     assert yaml.safe_load((tmp_path / "pair" / "config.yaml").read_text())["model"]["_target_"].endswith("GAT")
 
 
+@pytest.mark.slow  # processes that start: 20 s
 def test_joining_the_ranks_of_torchrun_leaves_one_folder(tmp_path: Path) -> None:
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
     command = [torchrun or "torchrun", "--standalone", "--nproc-per-node", "2", "-m", "gnnpar", "train"]

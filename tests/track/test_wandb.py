@@ -89,6 +89,7 @@ def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
     assert dict(tables["charts/bytes_per_epoch_table"]["data"])["forward"] == result["bytes_per_epoch"]["forward"]
 
 
+@pytest.mark.slow  # processes that start: 15 s
 def test_a_sweep_is_a_run_a_job_in_one_group_also_where_jobs_fail(gnnpar: Run, tmp_path: Path) -> None:
     done = gnnpar(
         "train", "-m", "strategy=single,graph_parallel", "optim.lr=0.01,1e30", "comm=threads", "epochs=8", *OFFLINE,
