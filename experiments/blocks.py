@@ -53,8 +53,9 @@ def shuffled(jobs: Jobs, block: int) -> list[str]:
     return random.Random(block).sample(sorted(jobs), len(jobs))
 
 
-def sweep(jobs: Jobs, *, common: Sequence[str], out: Path, failures: bool = False) -> None:
-    """Every job as a multirun in one process each, where times do not matter; its runs are block 0 to the last."""
+def sweep(jobs: Jobs, *, common: Sequence[str], out: Path, failures: bool = False, at_once: int = 1) -> None:
+    """Every job as a multirun, where times do not matter: its runs, `at_once` at a time, are block 0 to the last."""
+    common = [*common, "hydra/launcher=parallel", f"hydra.launcher.n_jobs={at_once}"] if at_once > 1 else common
     done = {row["job"] for row in read(out)}
     todo = [name for name in jobs if name not in done]
     clock = Clock(len(todo))

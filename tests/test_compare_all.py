@@ -86,7 +86,7 @@ def test_measured_lines_belong_to_their_studies(module: Any) -> None:
         file = FOLDER / f"{study.name}.jsonl"
         if file.exists():
             jobs = {json.loads(line)["job"] for line in file.read_text(encoding="utf-8").splitlines()}
-            assert jobs - set(study.jobs) == set(), study.name
+            assert jobs - set(study.listed) == set(), study.name
 
 
 def test_a_stopped_block_begins_again_and_the_others_stay(
@@ -116,6 +116,24 @@ def test_a_stopped_block_begins_again_and_the_others_stay(
     trained[:] = []
     blocks.run(**study, whole=True)
     assert trained == []
+
+
+def test_runs_over_seeds_train_side_by_side_and_tables_list_them_in_one_order(
+    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    blocks, report, asked = module("blocks"), module("report"), []
+    monkeypatch.setattr(blocks, "call", lambda arguments, **_: asked.append(arguments[:-1]))
+    blocks.sweep({"a": ["x=1"]}, common=["y=2"], out=tmp_path / "s.jsonl")
+    blocks.sweep({"a": ["x=1"]}, common=["y=2"], out=tmp_path / "s.jsonl", at_once=2)
+    assert asked == [
+        ["-m", "y=2", "x=1"],
+        ["-m", "y=2", "hydra/launcher=parallel", "hydra.launcher.n_jobs=2", "x=1"],
+    ]
+    study = module("studies").STUDIES[-1]
+    first, second = list(study.jobs)[:2]
+    rows = [row(second), row(f"{first}, tuned", block=1), row(f"{first}, tuned"), row(first)]
+    found = [(r["job"], r["block"]) for r in report.in_order(rows, study)]
+    assert found == [(first, 0), (f"{first}, tuned", 0), (f"{first}, tuned", 1), (second, 0)]
 
 
 def test_a_failed_run_is_a_row_and_a_wrong_configuration_ends_the_study(module: Any, monkeypatch: Any) -> None:

@@ -86,7 +86,7 @@ def to_target(studies: Mapping[str, Rows], file: Path) -> None:
                     axis.plot(x, y, color=LINES[names.index(name) % len(LINES)], linewidth=1, label=name)
         row[0].set(xlabel="training seconds", ylabel=f"{study}: validation, %", xscale="log")
         row[1].set(xlabel="MB sent", xscale="log")
-        row[1].legend(frameon=False, fontsize=5, loc="upper left", bbox_to_anchor=(1, 1))
+        _legend(row[1], row, fontsize=5, loc="upper left", bbox_to_anchor=(1, 1))
     pictures.save(figure, file)
 
 
@@ -98,6 +98,7 @@ def _accuracy(axes: Any, models: Mapping[str, Mapping[str, Rows]], names: Sequen
             if found and name != "single":
                 _point(axes, mean(found), i + shift, colour, model)
     axes.set_xscale("symlog")
+    axes.set_xticks([-10, -1, 0, 1], ["-10", "-1", "0", "1"])
     axes.axvline(-0.3, color="#5a6572", linewidth=0.6, linestyle=":")
 
 

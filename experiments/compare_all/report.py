@@ -48,6 +48,12 @@ def text(found: Mapping[str, Rows], studies: Mapping[str, Study]) -> Iterable[st
         yield _table(VERDICTS, verdicts(over_seeds))
 
 
+def in_order(rows: Rows, study: Study) -> Rows:
+    """As the study lists its jobs, whatever was done first; a tuned job after the same as it comes."""
+    place = {name: i for i, name in enumerate(study.listed)}
+    return sorted(rows, key=lambda row: (place.get(row["job"], len(place)), row["block"]))
+
+
 def trained(found: Mapping[str, Rows], studies: Mapping[str, Study]) -> dict[str, Rows]:
     """Studies of accuracy over seeds, untuned."""
     return {name: rows for name, rows in found.items() if studies[name].seeds and not studies[name].trials}
@@ -129,7 +135,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write report.html, a page a study, table.md")
     options = parser.parse_args()
     studies = {study.name: study for study in (QUICK if options.quick else STUDIES)}
-    found = {name: rows for name in studies if (rows := blocks.read(options.folder / f"{name}.jsonl"))}
+    read = {name: blocks.read(options.folder / f"{name}.jsonl") for name in studies}
+    found = {name: in_order(rows, studies[name]) for name, rows in read.items() if rows}
     if not found:
         raise SystemExit(f"no lines of a study in {options.folder}; run.py writes them")
     said = (NOTE if options.quick else "") + "\n".join(text(found, studies))

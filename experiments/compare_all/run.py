@@ -22,8 +22,9 @@ SHARED = HERE.parents[2] / "shared" / "data"
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import blocks
-from studies import QUICK, STUDIES, Study
+from studies import QUICK, SEEDS, STUDIES, TUNED, Study
 
+from gnnpar.runner.facts import num_cores
 from gnnpar.runner.paced import trial
 from gnnpar.settings import ConfigError
 
@@ -50,7 +51,8 @@ def run(study: Study, *, out: Path, data_dir: Path) -> None:
         return
     jobs = tuned(study, out) if study.trials else study.jobs
     seeds = f"seed={','.join(map(str, range(study.seeds)))}"
-    blocks.sweep(jobs, common=[*common, seeds], out=file, failures=True)
+    at_once = num_cores() if study.seeds >= SEEDS else 1  # a rehearsal's few runs end before processes have started
+    blocks.sweep(jobs, common=[*common, seeds], out=file, failures=True, at_once=at_once)
 
 
 def tuned(study: Study, out: Path) -> blocks.Jobs:
@@ -60,9 +62,10 @@ def tuned(study: Study, out: Path) -> blocks.Jobs:
     jobs = {}
     for name, overrides in study.jobs.items():
         model = name.split()[0]
+        print(f"{name}: {study.trials} trials of conf/tune/{model}.yaml", flush=True)
         job, file = [*study.common, *overrides], out / f"{study.name}_trials.jsonl"
         chosen = tune.tuned(job, space=model, trials=study.trials, seed=0, out=file)
-        jobs |= {name: overrides, f"{name}, tuned": [*overrides, *(o for o in chosen if o not in job)]}
+        jobs |= {name: overrides, f"{name}{TUNED}": [*overrides, *(o for o in chosen if o not in job)]}
     return jobs
 
 

@@ -64,8 +64,8 @@ PACED = ["launch=paced", "launch.hosts=2", "launch.rate_gbps=1"]
 CLASSIC = ["model.hidden=64", "optim.weight_decay=5e-4", *THREADS, "fidelity_every=20", "eval_every=5"]
 # dataset -> folder of its raw files, epochs, minutes, overrides; where there are several splits, a seed has its own
 REAL = {
-    "cora": ("Cora", 200, 30, []),
-    "citeseer": ("CiteSeer", 200, 40, []),
+    "cora": ("Cora", 200, 40, []),
+    "citeseer": ("CiteSeer", 200, 60, []),
     "computers": ("Computers", 100, 110, ["dataset.split_seed=null"]),
     "cs": ("CS", 40, 150, ["dataset.split_seed=null"]),
     "squirrel": ("Squirrel", 100, 80, ["dataset.split_index=null"]),
@@ -74,6 +74,7 @@ REAL = {
 COUNTS = ("computers", "cs")  # raw counts of words, on which GraphSAGE needs a norm to train (28 % without)
 SEEDS = 10  # for a margin of 0.3 points (protocol, rule 12)
 BLOCKS = 5
+TUNED = ", tuned"  # ends the name of a job with what its trials chose
 Jobs = Mapping[str, Sequence[str]]
 
 
@@ -92,6 +93,12 @@ class Study:
     paced: bool = False
     files: str = ""
     trials: int = 0  # of every strategy before it trains with what was best
+
+    @property
+    def listed(self) -> list[str]:
+        """The jobs whose lines its file has, in the order of tables: a tuned one follows the same as it comes."""
+        tuned = [TUNED] if self.trials else []
+        return [f"{name}{end}" for name in self.jobs for end in ("", *tuned)]
 
     @property
     def runs(self) -> int:

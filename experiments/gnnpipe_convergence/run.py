@@ -7,8 +7,8 @@ The numbers of gnnpipe do not depend on the number of stages, so one rank with K
     python experiments/gnnpipe_convergence/run.py --smoke                    # two minutes; writes smoke.jsonl
     python experiments/gnnpipe_convergence/report.py                         # tables and figure.svg of results.jsonl
 
-A study that was stopped goes on with the first strategy that is not there. Two of them, of other models, may run side
-by side: times do not matter.
+A study that was stopped goes on with the first strategy that is not there. As many runs as there are cores are trained
+at a time: times do not matter.
 """
 
 import argparse
@@ -22,6 +22,8 @@ SHARED = HERE.parents[2] / "shared" / "data"
 sys.path.insert(0, str(HERE.parent))
 
 import blocks
+
+from gnnpar.runner.facts import num_cores
 
 STALE = ["strategy.gradient=mix", "strategy.mixing=1.0"]  # last epoch's gradients, factor 1: technique 3 off
 TECHNIQUES = {
@@ -105,7 +107,8 @@ def main() -> None:
                 f"epochs={length}", f"eval_every={max(3, length // 20)}", "threads_per_rank=1",
                 f"seed={','.join(map(str, range(options.seeds)))}",
             ]  # fmt: skip
-            blocks.sweep(jobs(study, model, options.chunks, variants[model]), common=common, out=out)
+            at_once = 1 if options.smoke else num_cores()
+            blocks.sweep(jobs(study, model, options.chunks, variants[model]), common=common, out=out, at_once=at_once)
 
 
 if __name__ == "__main__":
