@@ -70,13 +70,12 @@ def test_every_strategy_is_in_the_rehearsal_and_in_the_studies(module: Any) -> N
 
 
 def test_every_study_has_its_baselines_and_its_control(module: Any) -> None:
-    """Protocol, rule 2. Mini-batches are left out where a sample is the whole graph."""
+    """Protocol, rule 2."""
     studies = module("studies")
     for study in studies.STUDIES:
         methods = {name.removeprefix(f"{model} ") for name in study.jobs for model in (*studies.THREE, "resgcn")}
-        asked = {"single", "graph_parallel", "graph_parallel bf16", "control"}
+        asked = {"single", "graph_parallel", "graph_parallel bf16", "minibatch", "control"}
         asked |= {"vanilla", "single, all threads"} if study.blocks else set()
-        asked |= {"minibatch"} if "deep" not in study.name else set()
         asked |= set(studies.CACHED) if study.name in ("speed", "paced") else set()
         assert asked <= methods, study.name
 
