@@ -12,6 +12,7 @@ from gnnpar.results.comparison import Comparison, compare
 from gnnpar.results.groups import Group, cells
 from gnnpar.results.runs import collect
 from gnnpar.results.targets import Median, median
+from gnnpar.results.words import to_target
 from planted_runs import DROP, Plant, accurate
 
 OURS: dict[str, Any] = {"strategy": "graph_parallel", "world_size": 2, "transport": "gloo"}
@@ -107,16 +108,23 @@ def test_runs_that_differ_in_more_than_seed_and_block_are_groups_of_their_own(pl
 @pytest.mark.parametrize(
     ("values", "censored", "want"),
     [
-        ([1.0, 2.0, 9.0], [False, False, False], (2.0, False)),
-        ([1.0, 2.0, 9.0], [False, False, True], (2.0, False)),  # wherever it would have got there: not before 9
-        ([3.0, 4.0, 5.0], [True, False, False], (4.0, True)),  # it may lie above 4
-        ([1.0, 10.0], [False, True], (5.5, True)),
-        ([10.0, 11.0, 12.0], [True, True, True], (11.0, True)),
-        ([1.0, 2.0], [False, False], (1.5, False)),
+        ([1.0, 2.0, 9.0], [False, False, False], (2.0, 2.0)),
+        ([1.0, 2.0, 9.0], [False, False, True], (2.0, 2.0)),  # wherever it would have got there: not before 9
+        ([3.0, 4.0, 5.0], [True, False, False], (4.0, 5.0)),  # whether it would have got there before 4, 5 or neither
+        ([1.0, 10.0], [False, True], (5.5, math.inf)),
+        ([10.0, 11.0, 12.0], [True, True, True], (11.0, math.inf)),
+        ([1.0, 2.0], [False, False], (1.5, 1.5)),
     ],
 )
-def test_medians_of_censored_times_are_exact_or_bounds(values: list, censored: list, want: tuple) -> None:
+def test_medians_of_censored_times_are_known_or_between_bounds(values: list, censored: list, want: tuple) -> None:
     assert median(values, censored) == Median(*want)
+
+
+def test_bounds_of_a_median_are_words() -> None:
+    assert to_target(None, "s") == "-"
+    assert to_target(Median(2.0, 2.0), "s") == to_target(Median(2.0, 2.0000001), "s") == "2.00 s"
+    assert to_target(Median(2.0, 2.5), "s") == "2.00 s to 2.50 s"
+    assert to_target(Median(2**20, math.inf), "B") == "> 1.0 MiB"
 
 
 def test_the_target_is_fixed_on_validation_and_nobody_is_dropped(plant: Plant, tmp_path: Path) -> None:
@@ -126,12 +134,12 @@ def test_the_target_is_fixed_on_validation_and_nobody_is_dropped(plant: Plant, t
     found = compared(tmp_path)
     base, ours = group_of(found, "single"), group_of(found)
     assert base.target == pytest.approx(0.81 - math.sqrt(2) / 100)
-    assert base.seconds_to_target == Median(2.0, False)
-    assert ours.seconds_to_target == Median(4.0, True)  # 3 s, and more than 5 s
-    assert ours.bytes_to_target == Median(400.0, True)
+    assert base.seconds_to_target == Median(2.0, 2.0)
+    assert ours.seconds_to_target == Median(4.0, math.inf)  # 3 s, and more than 5 s
+    assert ours.bytes_to_target == Median(400.0, math.inf)
     fixed = group_of(compared(tmp_path, target=0.15))
     assert fixed.target == 0.15
-    assert fixed.seconds_to_target == Median(3.5, True)
+    assert fixed.seconds_to_target == Median(3.5, math.inf)
 
 
 def test_bold_only_where_a_paired_test_says_so(plant: Plant, tmp_path: Path) -> None:

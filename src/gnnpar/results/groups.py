@@ -282,7 +282,8 @@ def cells(group: Group) -> dict[str, Any]:
     found |= _estimate("accuracy", group.accuracy, "seeds") | _estimate("difference", group.difference, "pairs")
     found |= {"verdict": group.verdict, "control_verdict": group.control_verdict, "target": group.target}
     for name, value in (("seconds_to_target", group.seconds_to_target), ("bytes_to_target", group.bytes_to_target)):
-        found[name], found[f"{name}_censored"] = value or (None, None)
+        low, high = value or (None, math.inf)
+        found |= {name: low, f"{name}_high": high if high < math.inf else None}
     return found | {"best": " ".join(sorted(group.best))}
 
 

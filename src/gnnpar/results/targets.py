@@ -22,10 +22,10 @@ class Reached(NamedTuple):
 
 
 class Median(NamedTuple):
-    """A median; censored: the true one is larger, and `value` is a bound from below."""
+    """Between what bounds a median lies: the same twice where it is known, inf where half never got there."""
 
-    value: float
-    censored: bool
+    low: float
+    high: float
 
 
 def target_of(exact: Sequence[Result]) -> float | None:
@@ -48,9 +48,9 @@ def reached(folder: Path, result: Result, target: float) -> Reached | None:
 
 
 def median(values: Sequence[float], censored: Sequence[bool]) -> Median | None:
-    """The median where those that were cut off may lie anywhere above: exact if that cannot move it, else a bound."""
+    """The median where those that were cut off may have ended anywhere later; None without values."""
     if not values:
         return None
     low = statistics.median(values)
     high = statistics.median(math.inf if cut else value for value, cut in zip(values, censored, strict=True))
-    return Median(low, censored=low != high)
+    return Median(low, high)

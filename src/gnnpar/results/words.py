@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from gnnpar.results.groups import Group
@@ -38,12 +39,16 @@ def ratio(estimate: Estimate | None) -> str:
     return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
-def censored(value: Median | None, unit: str) -> str:
-    """Seconds ('s') or bytes ('B') to a target; '> 3.1 s' where too many runs never reached it."""
+def to_target(value: Median | None, unit: str) -> str:
+    """Seconds ('s') or bytes ('B') to a target: '3.1 s', '3.1 s to 3.3 s' where only bounds are known, '> 3.1 s' where
+    half of the runs never reached it."""
     if value is None:
         return NOTHING
-    text = seconds(value.value) if unit == "s" else num_bytes(value.value)
-    return f"> {text}" if value.censored else text
+    text = seconds if unit == "s" else num_bytes
+    if value.high == math.inf:
+        return f"> {text(value.low)}"
+    low, high = text(value.low), text(value.high)
+    return low if low == high else f"{low} to {high}"
 
 
 def time_of(group: Group) -> str:
@@ -110,8 +115,8 @@ def group_cells(group: Group) -> list[str]:
         interval(group.difference, signed=True),
         verdict_of(group),
         NOTHING if group.control or group.verdict == "baseline" else group.control_verdict,
-        greyed(censored(group.seconds_to_target, "s"), group),
-        censored(group.bytes_to_target, "B"),
+        greyed(to_target(group.seconds_to_target, "s"), group),
+        to_target(group.bytes_to_target, "B"),
         *fidelity_of(group),
         f"{first['provenance']} {first['links']}".strip(),
     ]  # fmt: skip
