@@ -206,6 +206,36 @@ def test_verdicts_count_cells_and_leave_out_those_whose_control_passes(module: A
     assert lines["control"][:5] == ["2", "1", "0", "1", "0"]
 
 
+def test_at_a_glance_a_line_a_strategy(module: Any) -> None:
+    """Shares of vanilla over two models of one link, verdicts and the gradient's error over two cells."""
+    cells, glance = module("cells"), module("glance")
+
+    def timed(job: str, model: str, *, seconds: float, size: float) -> Any:
+        found = row(f"{model} {job}", model=model, seconds=seconds)
+        costs = {"bytes_per_epoch": {"total": size}, "memory_bytes": {"peak": [1, size]}, "exactness": ["some"]}
+        return found | {"result": found["result"] | costs}
+
+    def trained(job: str, *, test: float, error: float | None) -> list[Any]:
+        rows = [row(f"gcn {job}", seed=s, test=test + 1e-4 * s) for s in range(5)]
+        probe = error and {"relative_error": {"mean": error}}
+        return [r | {"result": r["result"] | {"fidelity": probe, "exactness": ["some"]}} for r in rows]
+
+    speed = [timed("vanilla", m, seconds=1.0, size=8) for m in ("gcn", "gat")]
+    speed += [timed("adaqp", "gcn", seconds=2.0, size=4), timed("adaqp", "gat", seconds=0.5, size=2)]
+    speed += [timed("adaqp cached", "gcn", seconds=1.0, size=1), timed("minibatch", "gcn", seconds=9.0, size=2)]
+    study = [("single", 0.9, None), ("control", 0.7, 0.5), ("adaqp", 0.9, 0.01)]
+    over_seeds = {
+        "one": [r for job, test, error in study for r in trained(job, test=test, error=error)],
+        "two": [r for job, test, error in study for r in trained(job, test=test, error=error and 2 * error)],
+    }
+    lines = glance.lines(cells.by_cell({"speed": speed}), cells.by_cell(over_seeds))
+    found = {line[0]: dict(zip(glance.HEADINGS[1:], line[1:], strict=True)) for line in lines}
+    assert set(found) == {"single", "vanilla", "minibatch", "control", "adaqp"}
+    assert [*found["adaqp"].values()] == ["some", "1.00", "-", "0.38", "0.38", "2", "0", "0", "0.01 to 0.02"]
+    assert [*found["minibatch"].values()] == ["some", "-", "-", "0.25", "0.25", "-", "-", "-", "-"]
+    assert [*found["control"].values()][-4:] == ["0", "0", "2", "0.5 to 1"]
+
+
 def test_tuned_rows_are_held_against_a_tuned_baseline(module: Any) -> None:
     report = module("report")
     means = {"single": 0.80, "single, tuned": 0.85, "adaqp": 0.80, "adaqp, tuned": 0.84}
@@ -228,7 +258,7 @@ def test_pages_lead_to_every_study(tmp_path: Path) -> None:
     assert done.stdout.startswith("A rehearsal")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<a href="quick_accuracy.html">' in page and 'src="figure.svg"' in page
-    assert "<td>adaqp</td><td>3</td>" in page and page.count("<table>") == page.count("</table>") == 2
+    assert "<td>adaqp</td><td>3</td>" in page and page.count("<table>") == page.count("</table>") == 3
     assert "| adaqp | 3 | " in (tmp_path / "table.md").read_text(encoding="utf-8")
     assert {file.name for file in tmp_path.iterdir()} >= {"figure.svg", "quick_accuracy.html"}
 

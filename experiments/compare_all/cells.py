@@ -16,9 +16,11 @@ from gnnpar.results.statistics import Verdict, geometric_mean, mean, non_inferio
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Cell = tuple[str, str]  # study, model
+Cells = Mapping[Cell, Mapping[str, Rows]]  # method -> its rows
 EXACT = [name for name in BASELINES if "control" not in name and "minibatch" not in name] + ["single, all threads"]
 ORDER = list(TIMED | TRAINED | DEEP)  # of lines in tables and figures
 MARGIN = 0.3  # points
+VERDICTS = ("not inferior", "inconclusive", "inferior")
 
 
 def method_of(row: Row) -> str:
@@ -36,7 +38,7 @@ def by_cell(studies: Mapping[str, Rows]) -> dict[Cell, dict[str, list[Row]]]:
     return cells
 
 
-def methods_of(cells: Mapping[Cell, Mapping[str, Rows]]) -> list[str]:
+def methods_of(cells: Cells) -> list[str]:
     """Every method that is in some cell, in one order everywhere."""
     names = dict.fromkeys(name for methods in cells.values() for name in methods)
     return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else -1)
@@ -70,7 +72,7 @@ def best_baseline(methods: Mapping[str, Rows]) -> str | None:
     return min(timed, key=lambda name: timed[name]) if timed else None
 
 
-def speedups(cells: Mapping[Cell, Mapping[str, Rows]], base: str | None) -> list[list[str]]:
+def speedups(cells: Cells, base: str | None) -> list[list[str]]:
     """A line a method: times faster than `base` in every cell (None: its best baseline), and the mean over all.
 
     Left out: mini-batches, whose epoch is other work, and cached first layers, whose baseline is another.
@@ -92,27 +94,34 @@ def speedups(cells: Mapping[Cell, Mapping[str, Rows]], base: str | None) -> list
     return lines
 
 
-def verdicts(cells: Mapping[Cell, Mapping[str, Rows]]) -> list[list[str]]:
-    """A line a method, over all cells in which `single` trained: what the paired differences say of accuracy.
+def judged(cells: Cells, name: str) -> dict[str, tuple[Verdict | str, float]]:
+    """Every cell in which it trained beside `single` -> what paired differences say of accuracy, and their mean.
 
-    Unfit: cells whose control passes too; they are in no other count.
+    unfit: the control passes too, and the cell says nothing.
     """
+    found: dict[str, tuple[Verdict | str, float]] = {}
+    for (study, model), methods in cells.items():
+        off = differences(methods.get(name, ()), methods.get("single", ()))
+        if not off or name == "single":
+            continue
+        control = differences(methods.get("control", ()), methods["single"])
+        unfit = "control" not in name and control and non_inferiority(control, MARGIN) == "not inferior"
+        found[f"{study} {model}"] = "unfit" if unfit else non_inferiority(off, MARGIN), mean(off).value
+    return found
+
+
+def counts(verdicts: Sequence[Verdict | str], kinds: Sequence[str]) -> list[str]:
+    """How many of each kind; '-' where there are none at all."""
+    return [str(verdicts.count(kind)) if verdicts else "-" for kind in kinds]
+
+
+def verdicts(cells: Cells) -> list[list[str]]:
+    """A line a method: cells, verdicts by kind, the mean difference over cells and the worst."""
     lines = []
-    for name in (n for n in methods_of(cells) if not n.startswith("single")):
-        counts: dict[Verdict | str, int] = {}
-        means: dict[str, float] = {}
-        for (study, model), methods in cells.items():
-            found = differences(methods.get(name, ()), methods.get("single", ()))
-            if not found:
-                continue
-            control = differences(methods.get("control", ()), methods["single"])
-            unfit = "control" not in name and control and non_inferiority(control, MARGIN) == "not inferior"
-            verdict = "unfit" if unfit else non_inferiority(found, MARGIN)
-            counts[verdict] = counts.get(verdict, 0) + 1
-            means[f"{study} {model}"] = mean(found).value
-        if means:
-            worst = min(means, key=lambda cell: means[cell])
-            shown = [str(counts.get(v, 0)) for v in ("not inferior", "inconclusive", "inferior", "unfit")]
-            average = f"{mean(list(means.values())).value:+.2f}"
-            lines.append([name, str(len(means)), *shown, average, f"{means[worst]:+.2f} ({worst})"])
+    for name in methods_of(cells):
+        if found := judged(cells, name):
+            shown = counts([verdict for verdict, _ in found.values()], (*VERDICTS, "unfit"))
+            worst = min(found, key=lambda cell: found[cell][1])
+            average = mean([off for _, off in found.values()]).value
+            lines.append([name, str(len(found)), *shown, f"{average:+.2f}", f"{found[worst][1]:+.2f} ({worst})"])
     return lines

@@ -14,8 +14,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import blocks
 import figures
+import glance
 import tables
-from cells import Rows, best_baseline, by_cell, differences, points, speedups, verdicts
+from cells import Cells, Rows, best_baseline, by_cell, differences, points, speedups, verdicts
 from studies import QUICK, STUDIES, Study
 
 from gnnpar.results.statistics import mean, non_inferiority
@@ -28,7 +29,11 @@ NOTE = "A rehearsal in small: these figures show that everything runs, and nothi
 
 
 def text(found: Mapping[str, Rows], studies: Mapping[str, Study]) -> Iterable[str]:
-    """A table a study, and over all of them what each strategy comes to."""
+    """What each strategy comes to over all studies, then a table a study."""
+    yield from over_all(
+        by_cell({name: rows for name, rows in found.items() if studies[name].blocks and "target" not in name}),
+        by_cell({name: rows for name, rows in found.items() if studies[name].seeds and not studies[name].trials}),
+    )
     for name, rows in found.items():
         study = studies[name]
         yield f"### {name}\n"
@@ -36,27 +41,28 @@ def text(found: Mapping[str, Rows], studies: Mapping[str, Study]) -> Iterable[st
             yield f"{study.about}; {len(rows)} of its {study.runs} runs are here.\n"
         compared = tables.comparison(rows, baseline=study.baseline)
         yield "\n".join(trials(rows)) if study.trials else tables.markdown(compared)
-    timed = by_cell({name: rows for name, rows in found.items() if studies[name].blocks and "target" not in name})
+
+
+def over_all(timed: Cells, trained: Cells) -> Iterable[str]:
+    """All strategies at a glance; then speeds and verdicts by cell."""
+    yield "### At a glance\n"
+    yield _table(glance.HEADINGS, glance.lines(timed, trained))
+    yield glance.NOTE
     for title, base in (("over vanilla", "vanilla"), ("over the best exact or bf16 baseline", None)):
         if timed:
             yield f"### Epochs {title}: times faster, and the geometric mean over all cells\n"
             against = [base or best_baseline(methods) for methods in timed.values()]
             cells = [f"{study} {model}, over {name}" for (study, model), name in zip(timed, against, strict=True)]
             yield _table(["strategy", *cells, "all"], speedups(timed, base))
-    if over_seeds := by_cell(trained(found, studies)):
+    if trained:
         yield "### Accuracy over all cells: not inferior to single by 0.3 points?\n"
-        yield _table(VERDICTS, verdicts(over_seeds))
+        yield _table(VERDICTS, verdicts(trained))
 
 
 def in_order(rows: Rows, study: Study) -> Rows:
     """As the study lists its jobs, whatever was done first; a tuned job after the same as it comes."""
     place = {name: i for i, name in enumerate(study.listed)}
     return sorted(rows, key=lambda row: (place.get(row["job"], len(place)), row["block"]))
-
-
-def trained(found: Mapping[str, Rows], studies: Mapping[str, Study]) -> dict[str, Rows]:
-    """Studies of accuracy over seeds, untuned."""
-    return {name: rows for name, rows in found.items() if studies[name].seeds and not studies[name].trials}
 
 
 def _table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -258,7 +258,7 @@ def notes(groups: Sequence[Group]) -> list[str]:
             lines.append(f"{task}: no negative control, so equal accuracy proves little; train codec=drop beside it")
         elif controls & {"inconclusive", "unpaired"}:
             lines.append(f"{task}: the negative control is inconclusive; train more seeds")
-    return lines
+    return list(dict.fromkeys(lines))  # what holds for two settings of a task is said once
 
 
 def _takes_many_steps(group: Group) -> bool:
