@@ -19,6 +19,7 @@ Cell = tuple[str, str]  # study, model
 Cells = Mapping[Cell, Mapping[str, Rows]]  # method -> its rows
 EXACT = [name for name in BASELINES if "control" not in name and "minibatch" not in name] + ["single, all threads"]
 ORDER = list(TIMED | TRAINED | DEEP)  # of lines in tables and figures
+LINKS = {"speed": "loopback", "paced": "1 Gbit/s"}  # study -> over what
 MARGIN = 0.3  # points
 VERDICTS = ("not inferior", "inconclusive", "inferior")
 

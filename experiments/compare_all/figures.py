@@ -9,11 +9,11 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import pictures
-from cells import Rows, by_cell, differences, methods_of, seconds
+from cells import LINKS, Rows, by_cell, differences, methods_of, seconds
 
 from gnnpar.results.statistics import Estimate, geometric_mean, mean
 
-LINKS = {"speed": ("loopback", "#7a8794", -0.12), "paced": ("1 Gbit/s", "#2b7bba", 0.12)}
+STYLES = {"speed": ("#7a8794", -0.12), "paced": ("#2b7bba", 0.12)}
 MODELS = {"gcn": ("#2b7bba", -0.2), "sage": ("#1a9e77", 0.0), "gat": ("#e09f1f", 0.2), "resgcn": ("#8e5ea2", 0.0)}
 LINES = (
     "#000000", "#7a8794", "#2b7bba", "#76b7d8", "#d9480f", "#f2a65a", "#c2255c", "#1a9e77", "#8fcfb0", "#6b4fa0",
@@ -34,11 +34,11 @@ def overview(studies: Mapping[str, Rows], file: Path) -> None:
         return
     plt = pictures.pyplot(8)
     figure, (times, off) = plt.subplots(1, 2, figsize=(8, 0.9 + 0.22 * len(names)), layout="constrained")
-    for study, (label, colour, shift) in LINKS.items():
+    for study, (colour, shift) in STYLES.items():
         for i, name in enumerate(names):
             found = list(seconds(timed[study].get(name, ())).values())
             if found and "minibatch" not in name:
-                _point(times, geometric_mean(found), i + shift, colour, label)
+                _point(times, geometric_mean(found), i + shift, colour, LINKS[study])
     _accuracy(off, accuracy, names)
     times.set(xlabel="seconds an epoch (GCN)", xlim=(0, None))
     off.set_xlabel("test accuracy over single, points")

@@ -7,7 +7,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from cells import VERDICTS, Cell, Cells, Row, Rows, counts, judged, methods_of, ratios
+from cells import LINKS, VERDICTS, Cell, Cells, Row, Rows, counts, judged, methods_of, ratios
 
 from gnnpar.results.statistics import geometric_mean, mean
 
@@ -15,7 +15,6 @@ NOTE = """Speed (times faster), bytes and memory beside vanilla, means over mode
 differences to `single` say of a loss of 0.3 points; those whose control passes too are in none of the three. Gradient:
 from the best cell to the worst.
 """
-LINKS = {"speed": "loopback", "paced": "1 Gbit/s"}
 HEADINGS = (
     "strategy", "exactness", *(f"speed, {link}" for link in LINKS.values()), "sent", "peak/rank", *VERDICTS,
     "gradient error",
