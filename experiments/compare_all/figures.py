@@ -15,6 +15,7 @@ from gnnpar.results.statistics import Estimate, geometric_mean, mean
 
 STYLES = {"speed": ("#7a8794", -0.12), "paced": ("#2b7bba", 0.12)}
 MODELS = {"gcn": ("#2b7bba", -0.2), "sage": ("#1a9e77", 0.0), "gat": ("#e09f1f", 0.2), "resgcn": ("#8e5ea2", 0.0)}
+COLUMNS = 5  # of panels beside each other
 LINES = (
     "#000000", "#7a8794", "#2b7bba", "#76b7d8", "#d9480f", "#f2a65a", "#c2255c", "#1a9e77", "#8fcfb0", "#6b4fa0",
     "#b39ddb", "#e09f1f", "#8d6e63", "#3c7d22", "#5c940d", "#00838f",
@@ -49,7 +50,7 @@ def overview(studies: Mapping[str, Rows], file: Path) -> None:
 
 
 def datasets(studies: Mapping[str, Rows], file: Path) -> None:
-    """The same difference on every other dataset: a column each."""
+    """The same difference on every other dataset: a panel each, on one scale."""
     shown: dict[str, dict[str, Any]] = {}
     for (study, model), methods in by_cell(studies).items():
         shown.setdefault(study, {})[model] = methods
@@ -57,13 +58,21 @@ def datasets(studies: Mapping[str, Rows], file: Path) -> None:
     if not names:
         return
     plt = pictures.pyplot(7)
-    size = (1.2 + 1.5 * len(shown), 0.9 + 0.22 * len(names))
-    figure, axes = plt.subplots(1, len(shown), figsize=size, sharey=True, squeeze=False, layout="constrained")
-    for axis, (study, models) in zip(axes[0], shown.items(), strict=True):
+    columns = min(COLUMNS, len(shown))
+    lines = -(-len(shown) // columns)
+    size = (1.2 + 1.5 * columns, lines * (0.9 + 0.18 * len(names)))
+    figure, grid = plt.subplots(
+        lines, columns, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
+    axes = grid.flatten()
+    for axis, (study, models) in zip(axes, shown.items(), strict=False):
         _accuracy(axis, models, names)
         axis.set_title(study)
-    _rows(axes[0, 0], names)
-    _legend(axes[0, -1], axes[0], loc="upper left", bbox_to_anchor=(1, 1))
+        axis.tick_params(labelbottom=True)
+    for axis in axes[len(shown) :]:
+        axis.set_axis_off()
+    _rows(axes[0], names)
+    _legend(axes[columns - 1], axes, loc="upper left", bbox_to_anchor=(1, 1))
     figure.supxlabel("test metric over single, points")
     pictures.save(figure, file)
 
@@ -98,7 +107,7 @@ def _accuracy(axes: Any, models: Mapping[str, Mapping[str, Rows]], names: Sequen
             if found and name != "single":
                 _point(axes, mean(found), i + shift, colour, model)
     axes.set_xscale("symlog")
-    axes.set_xticks([-10, -1, 0, 1], ["-10", "-1", "0", "1"])
+    axes.set_xticks([-10, -1, 0, 1, 10], ["-10", "-1", "0", "1", "10"])
     axes.axvline(-0.3, color="#5a6572", linewidth=0.6, linestyle=":")
 
 

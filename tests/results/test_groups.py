@@ -169,6 +169,15 @@ def test_unfair_comparisons_are_told(plant: Plant, tmp_path: Path, changes: dict
     assert warning.startswith(line)
 
 
+def test_strategies_that_are_unfair_alike_share_a_line(plant: Plant, tmp_path: Path) -> None:
+    for model in ("gcn", "gat"):
+        plant(model=model)
+    for strategy, model in (("sar", "gcn"), ("sar", "gat"), ("adaqp", "gcn"), ("adaqp", "gat"), ("tag", "gcn")):
+        plant(strategy=strategy, model=model, provenance="emulated")
+    (warning,) = compared(tmp_path).warnings
+    assert warning.startswith("sar, adaqp with gcn, gat; tag with gcn (5 runs): no run of single with equal provenance")
+
+
 def test_among_baselines_that_of_the_same_session_counts(plant: Plant, tmp_path: Path) -> None:
     plant(session="a", median=2.0)
     plant(session="b", median=1.0)

@@ -125,8 +125,16 @@ def _tail(what: str) -> str:
 
 
 def _names(runs: Sequence[str]) -> str:
-    counts = Counter(runs)
-    return ", ".join(name if n == 1 else f"{name} ({n} runs)" for name, n in counts.items())
+    """strategy/model, or the strategies with the models that they share, and how many runs these are."""
+    models: dict[str, list[str]] = {}
+    for strategy, _, model in (name.partition("/") for name in dict.fromkeys(runs)):
+        models.setdefault(strategy, []).append(model)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for strategy, found in models.items():
+        alike.setdefault(tuple(found), []).append(strategy)
+    groups = [f"{', '.join(strategies)} with {', '.join(found)}" for found, strategies in alike.items()]
+    named = "; ".join(groups) if len(set(runs)) > 1 else runs[0]
+    return named if len(runs) == 1 else f"{named} ({_runs(len(runs))})"
 
 
 def _runs(count: int) -> str:
