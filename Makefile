@@ -16,7 +16,7 @@ COMPARE := outputs/compare$(if $(QUICK),-quick)
 
 help:
 	@echo "make demo      train every strategy on the embedded dataset with 2 ranks, then compare: a table and report.html"
-	@echo "make compare   every strategy by the protocol, table, figures and page in outputs/compare; 12 hours, goes on where it was stopped"
+	@echo "make compare   every strategy by the protocol, table, figures and page in outputs/compare; 9 hours, goes on where it was stopped"
 	@echo "               (QUICK=1: a rehearsal of ten minutes in outputs/compare-quick; STUDIES='speed cora': only these)"
 	@echo "make test      the test suite; no network, no GPU, no data"
 	@echo "make test-all  the same plus what is long"
