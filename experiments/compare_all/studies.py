@@ -144,7 +144,7 @@ STUDIES = [
     Study(
         name="accuracy", about="sbm, 3,000 nodes: accuracy, fidelity and bytes over 10 seeds",
         jobs={name: [*overrides, f"model={','.join(THREE)}"] for name, overrides in TRAINED.items()},
-        common=SMALL, seeds=SEEDS, minutes=40,
+        common=SMALL, seeds=SEEDS, minutes=20,
     ),
     Study(
         name="target", about="sbm, 20,000 nodes: time and gigabytes to accuracy, a seed a block",
