@@ -1,4 +1,4 @@
-"""Published accuracy on real data by the command line, alone and on two ranks (ten seeds: experiments/accuracy)."""
+"""Trainings to the end, alone and on two ranks: published accuracy (ten seeds: experiments/accuracy), equal losses."""
 
 import json
 import statistics
@@ -39,3 +39,22 @@ def test_reaches_the_published_accuracy_on_one_and_two_ranks(study, run_here, tm
     assert statistics.mean(alone) >= least
     # equal masks and weights: two ranks differ by rounding alone, which may flip a prediction or the best epoch
     assert abs(ranks[0] - alone[0]) <= 0.01
+
+
+@pytest.mark.slow  # two minutes
+def test_a_deep_model_in_fp64_has_the_losses_of_one_device_in_every_epoch(run_here, tmp_path):
+    """The `deep` study of compare_all, where rounding to fp32 makes losses part by half within 100 epochs."""
+
+    def losses(strategy: str) -> list[float]:
+        done = run_here(
+            "train", f"strategy={strategy}", "model=resgcn", "model.num_layers=16", "model.dropout=0.2",
+            "optim.lr=0.003", "dataset=sbm", "world_size=2", "comm=threads", "threads_per_rank=1", "epochs=150",
+            "eval_every=5", "precision=fp64", "tracker=jsonl", f"hydra.run.dir={tmp_path / strategy}", cwd=ROOT,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return [json.loads(row)["loss/train"] for row in (tmp_path / strategy / "metrics.jsonl").open()]
+
+    alone, ranks = losses("single"), losses("graph_parallel")
+    assert alone[-1] < 0.1 * alone[0]
+    assert ranks == pytest.approx(alone, rel=1e-9)
+    assert len(alone) == 150

@@ -133,7 +133,7 @@ def _names(runs: Sequence[str]) -> str:
     for strategy, found in models.items():
         alike.setdefault(tuple(found), []).append(strategy)
     groups = [f"{', '.join(strategies)} with {', '.join(found)}" for found, strategies in alike.items()]
-    named = "; ".join(groups) if len(set(runs)) > 1 else runs[0]
+    named = runs[0] if len(set(runs)) == 1 else "; ".join(groups)
     return named if len(runs) == 1 else f"{named} ({_runs(len(runs))})"
 
 
