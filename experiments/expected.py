@@ -40,10 +40,12 @@ def expected(name: str) -> list[Mapping[str, Any]]:
 def value_of(entry: Mapping[str, Any], lines: Sequence[Line]) -> float:
     """The number that an entry names; ValueError where none or several lines are meant."""
     meant = [
-        cells for above, cells in lines
-        if above.startswith(entry.get("under", "")) and entry["column"] in cells
+        cells
+        for above, cells in lines
+        if above.startswith(entry.get("under", ""))
+        and entry["column"] in cells
         and all(name in cells and text in ("*", cells[name]) for name, text in entry["row"].items())
-    ]  # fmt: skip
+    ]
     if len(meant) != 1:
         raise ValueError(f"{len(meant)} lines are {entry['row']} and have a column {entry['column']}")
     number = NUMBER.search(meant[0][entry["column"]])

@@ -7,10 +7,10 @@ from typing import Any
 
 import blocks
 
-from gnnpar.results import exports
-from gnnpar.results.comparison import Comparison, compare
-from gnnpar.results.page.page import write_page
-from gnnpar.results.runs import collect
+from gnnpar.report import exports
+from gnnpar.report.comparison import Comparison, compare
+from gnnpar.report.page.page import write_page
+from gnnpar.report.runs import collect
 
 
 def comparison(rows: Sequence[Mapping[str, Any]], *, baseline: str = "single") -> Comparison:

@@ -6,14 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gnnpar.main import compose
-from gnnpar.runner import checkpoint
-from gnnpar.runner.launch import Outcome, launch
+from gnnpar.config.compose import compose
+from gnnpar.launch.launch import Outcome, launch
+from gnnpar.training.checkpoint import files as checkpoint
 
 SMALL = (
-    "comm=threads", "dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12", "model.hidden=8",
-    "tracker=jsonl", "threads_per_rank=1", "eval_every=2",
-)  # fmt: skip
+    "comm=threads",
+    "dataset.num_nodes=200",
+    "dataset.avg_degree=6",
+    "dataset.num_features=12",
+    "model.hidden=8",
+    "tracker=jsonl",
+    "threads_per_rank=1",
+    "eval_every=2",
+)
 ADAPTIVE = ("strategy.codec.period=2", "strategy.codec.warmup=1", "strategy.codec.trace_epochs=2")
 WALL = ("time/", "memory/", "comm/wire", "system/")  # what no two runs share
 

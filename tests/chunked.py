@@ -13,16 +13,16 @@ from torch import Tensor
 from gnnpar.codecs.codec import Identity
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
-from gnnpar.ops.block import Block
-from gnnpar.ops.sum import Sum
-from gnnpar.runner.conformance import Job
-from gnnpar.shard.shard import cut, with_chunks
-from gnnpar.views.chunk import ChunkGraph, Way, Weights
-from gnnpar.views.chunks import Ages, Chunks, epoch_order
-from gnnpar.views.history import History
-from gnnpar.views.local import LocalRows, Pass
-from gnnpar.views.slots import Slots
-from gnnpar.views.whole import fold_block
+from gnnpar.folds.block import Block
+from gnnpar.folds.sum import Sum
+from gnnpar.parallel.local import LocalRows, Pass
+from gnnpar.parallel.pipeline.chunk import ChunkGraph, Way, Weights
+from gnnpar.parallel.pipeline.chunks import Ages, Chunks, epoch_order
+from gnnpar.parallel.pipeline.history import History
+from gnnpar.parallel.pipeline.slots import Slots
+from gnnpar.parallel.whole import fold_block
+from gnnpar.partition.shard import cut, with_chunks
+from gnnpar.verify.conformance import Job
 
 
 @dataclass
@@ -64,9 +64,13 @@ class _Slot:
         edges = (where[data.edge_index[1]] >= 0).nonzero().flatten()
         ends = data.edge_index[:, edges]
         block = Block.from_edges(
-            where[ends[1]], ends[0], num_dst=len(self.rows), num_src=data.num_nodes, edge_ids=edges,
+            where[ends[1]],
+            ends[0],
+            num_dst=len(self.rows),
+            num_src=data.num_nodes,
+            edge_ids=edges,
             src_ids=torch.arange(data.num_nodes),
-        )  # fmt: skip
+        )
         tables = tuple(self._mixed(call, i, x) for i, x in enumerate(src))
         if self.study.stale and isinstance(agg, Sum) and src[0].requires_grad:
             self._add_last_gradients(call, src[0])
@@ -134,9 +138,9 @@ class ByAutograd:
                 loss = loss + task.loss_sum(logits[train], data.y[g.rows][train]) / int(data.train_mask.sum())
             loss.backward()
             losses.append(loss.item())
-            gradients.append({
-                n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()
-            })  # fmt: skip
+            gradients.append(
+                {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+            )
             optimizer.step()
             self._remember(epoch, slot_of)
         return losses, gradients

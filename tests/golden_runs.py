@@ -16,7 +16,7 @@ from typing import Any
 
 from composing import configured, names
 from gnnpar.models.gcn import GCN
-from gnnpar.runner.conformance import runs_on, small_graph, train_in_threads
+from gnnpar.verify.conformance import runs_on, small_graph, train_in_threads
 
 FOLDER = Path(__file__).parent / "golden"
 WORLDS = (1, 2, 4)

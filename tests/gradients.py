@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.data.tasks import make_task
-from gnnpar.plan import Topology
-from gnnpar.shard.partition import Random
-from gnnpar.shard.shard import Shard
-from gnnpar.strategies.adaqp import AdaQP
-from gnnpar.strategies.strategy import Workload
+from gnnpar.parallel.halo.adaqp import AdaQP
+from gnnpar.parallel.strategy import Workload
+from gnnpar.partition.partition import Random
+from gnnpar.partition.shard import Shard
+from gnnpar.placement import Topology
 
 
 @dataclass(frozen=True)

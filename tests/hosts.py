@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from conftest import environment
-from gnnpar.comm.namespaces import Network, address, own_prefix
+from gnnpar.launch.namespaces import Network, address, own_prefix
 
 NAMES = ("node-a", "node-b")
 PORT = 29500
@@ -34,10 +34,14 @@ class Hosts:
         names.write_text("127.0.0.1 localhost\n" + "".join(f"{address(i)} {name}\n" for i, name in enumerate(NAMES)))
         script = f'hostname {NAMES[host]} && mount --bind {names} /etc/hosts && exec "$@"'
         process = subprocess.Popen(
-            [*inside, script, "sh", *command], cwd=self.folder, text=True,
-            env=environment() | {"OMP_NUM_THREADS": "1"} | dict(env or {}), start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [*inside, script, "sh", *command],
+            cwd=self.folder,
+            text=True,
+            env=environment() | {"OMP_NUM_THREADS": "1"} | dict(env or {}),
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         self.started.append(process)
         return process
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnnpar.codecs.codec import RowLike
 from gnnpar.comm import Site, ThreadWorld
-from gnnpar.shard.shard import Shard, cut
+from gnnpar.partition.shard import Shard, cut
 from graphs import dataset_of
 
 

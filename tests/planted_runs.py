@@ -13,8 +13,8 @@ Plant = Callable[..., dict[str, Any]]
 
 def real_run(folder: Path, *overrides: str) -> dict[str, Any]:
     """A result of a run of a second, with its files, in `folder`."""
-    from gnnpar.main import compose
-    from gnnpar.runner.launch import launch
+    from gnnpar.config.compose import compose
+    from gnnpar.launch.launch import launch
 
     folder.mkdir(parents=True, exist_ok=True)
     common = ["debug=tiny", "threads_per_rank=1", "tracker=jsonl", f"data_dir={folder}"]

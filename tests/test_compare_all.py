@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from conftest import ROOT, environment
-from gnnpar.main import compose
+from gnnpar.config.compose import compose
 
 FOLDER = ROOT / "experiments" / "compare_all"
 
@@ -252,8 +252,13 @@ def test_pages_lead_to_every_study(tmp_path: Path) -> None:
     (tmp_path / "quick_accuracy.jsonl").write_text("\n".join(kept[::5]) + "\n", encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(FOLDER / "report.py"), "--quick", "--folder", str(tmp_path), "--page", str(tmp_path)],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("A rehearsal")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

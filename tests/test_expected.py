@@ -41,8 +41,9 @@ def test_a_number_outside_or_missing_is_told() -> None:
     moved = text.replace("| 19.1 | 6.9x | 0.38 |", "| 19.1 | 6.9x | 0.45 |")
     assert moved != text
     assert expected.verdicts("sar_memory", moved)[0] == (
-        False, "OUTSIDE 0.36 to 0.4: 0.45 (GAT, random cut, 8 ranks: SAR of graph parallelism)",
-    )  # fmt: skip
+        False,
+        "OUTSIDE 0.36 to 0.4: 0.45 (GAT, random cut, 8 ranks: SAR of graph parallelism)",
+    )
     gone = "\n".join(line for line in text.splitlines() if "| gat | random | sar, prefetch 0 |" not in line)
     assert [(inside, line[:8]) for inside, line in expected.verdicts("sar_memory", gone)] == [(False, "missing:")] * 3
     assert expected.verdicts("nothing", text) == []

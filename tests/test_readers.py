@@ -14,24 +14,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoints import train
-from gnnpar.codecs.links import Profile, nominal
-from gnnpar.commands.partition import run as partition
-from gnnpar.main import composed
-from gnnpar.plan import Plan
-from gnnpar.results.runs import collect
-from gnnpar.runner import checkpoint, state
-from gnnpar.runner.jobs import Manifest
-from gnnpar.runner.result import read_result
+from gnnpar.cli.partition import run as partition
+from gnnpar.codecs.adaptive.links import Profile, nominal
+from gnnpar.config.compose import composed
+from gnnpar.config.jobs import Manifest
+from gnnpar.partition.manifest import Check, read_manifest
+from gnnpar.partition.read import open_part
+from gnnpar.placement import Plan
+from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError
-from gnnpar.shard.manifest import Check, read_manifest
-from gnnpar.shard.read import open_part
 from gnnpar.track.jsonl import read_rows
+from gnnpar.training.checkpoint import files as checkpoint
+from gnnpar.training.checkpoint import state
+from gnnpar.training.result.result import read_result
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 FUZZ = settings(
-    max_examples=1000 if NIGHTLY else 25, deadline=None, derandomize=not NIGHTLY, database=None,
+    max_examples=1000 if NIGHTLY else 25,
+    deadline=None,
+    derandomize=not NIGHTLY,
+    database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
+)
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 TREES = st.recursive(LEAVES, lambda t: st.lists(t, max_size=3) | st.dictionaries(st.text(max_size=8), t, max_size=3))

@@ -105,8 +105,12 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="extra [docs] is not installed; make docs builds the site")
     pytest.importorskip("mkdocstrings", reason="extra [docs] is not installed; make docs builds the site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")], cwd=ROOT,
-        env=environment() | {"NO_MKDOCS_2_WARNING": "1", "GNNPAR_SITE_TABLES": "no"}, capture_output=True, text=True,
-        check=False, timeout=250,
-    )  # fmt: skip
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env=environment() | {"NO_MKDOCS_2_WARNING": "1", "GNNPAR_SITE_TABLES": "no"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
     assert done.returncode == 0, done.stderr[-3000:]

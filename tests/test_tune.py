@@ -15,10 +15,10 @@ from hydra import compose, initialize_config_dir
 from composing import names
 from conftest import ROOT
 from gnnpar.__main__ import main
-from gnnpar.main import composed
+from gnnpar.config.compose import composed
 from gnnpar.paths import conf_dir
-from gnnpar.runner.optim import Adam
 from gnnpar.settings import ConfigError
+from gnnpar.training.optim import Adam
 
 sys.path.insert(0, str(ROOT / "experiments" / "compare_all"))
 

@@ -20,9 +20,14 @@ PAGES = sorted(page for page in FOLDER.glob("*.md") if page.name != "README.md")
 def test_every_block_runs(page: Path, tmp_path: Path) -> None:
     assert len(blocks(page)) >= 2
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "tutorial_steps.py"), str(page)], cwd=tmp_path, env=environment(),
-        capture_output=True, text=True, check=False, timeout=250,
-    )  # fmt: skip
+        [sys.executable, str(ROOT / "tests" / "tutorial_steps.py"), str(page)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -44,8 +44,13 @@ def test_it_holds_both_packages_and_the_configuration(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     configuration = {f"gnnpar/conf/{p.relative_to(ROOT / 'conf')}" for p in (ROOT / "conf").rglob("*.yaml")}
     assert configuration <= names
-    wanted = {"gnnpar/__main__.py", "gnnpar/py.typed", "gnnpar/runner/result.schema.json", "gnnpar_kernels/__init__.py"}
-    wanted |= {f"gnnpar/results/page/report.{kind}" for kind in ("html.j2", "css", "js")}
+    wanted = {
+        "gnnpar/__main__.py",
+        "gnnpar/py.typed",
+        "gnnpar/training/result/result.schema.json",
+        "gnnpar_kernels/__init__.py",
+    }
+    wanted |= {f"gnnpar/report/page/report.{kind}" for kind in ("html.j2", "css", "js")}
     assert wanted <= names
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"gnnpar", "gnnpar_kernels"}
 

@@ -11,9 +11,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 BUCKET = {
-    "id": "b", "name": "run", "displayName": "run", "description": None, "config": None, "sweepName": None,
-    "historyLineCount": 0, "project": {"id": "p", "name": "gnnpar", "entity": {"id": "e", "name": "me"}},
-}  # fmt: skip
+    "id": "b",
+    "name": "run",
+    "displayName": "run",
+    "description": None,
+    "config": None,
+    "sweepName": None,
+    "historyLineCount": 0,
+    "project": {"id": "p", "name": "gnnpar", "entity": {"id": "e", "name": "me"}},
+}
 ANSWERS = {
     "Viewer": {"viewer": {"id": "1", "entity": "me", "username": "me", "email": "", "flags": "{}"}},
     "UpsertBucket": {"upsertBucket": {"bucket": BUCKET, "inserted": True}},

@@ -11,9 +11,9 @@ import torch
 import torch.multiprocessing as mp
 
 from gnnpar.comm import Communicator, ThreadWorld
-from gnnpar.comm.namespaces import Network
 from gnnpar.comm.process import connect
-from gnnpar.runner.ranks import enter_network
+from gnnpar.launch.namespaces import Network
+from gnnpar.launch.ranks import enter_network
 
 Kind = Literal["threads", "gloo"]
 

@@ -7,12 +7,12 @@ import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from gnnpar.config.compose import compose
 from gnnpar.data.dataset import Dataset
-from gnnpar.main import compose
+from gnnpar.parallel.single.strategy import Single
 from gnnpar.paths import conf_dir
-from gnnpar.runner.conformance import TOLERANCE, check, relative_error, small_graph, train_in_threads
-from gnnpar.runner.optim import Adam
-from gnnpar.strategies.single import Single
+from gnnpar.training.optim import Adam
+from gnnpar.verify.conformance import TOLERANCE, check, relative_error, small_graph, train_in_threads
 
 WORLD = 3
 WORLDS = (1, 3)

@@ -36,11 +36,16 @@ def main(folder: Path) -> None:
         values = [value for _, value in sorted(runs)]
         rows.append(
             {
-                "dataset": dataset, "model": model, "ranks": ranks, "seeds": len(values),
-                "mean": round(statistics.mean(values), 2), "deviation": round(statistics.stdev(values), 2),
-                "published": PUBLISHED[dataset, model], "values": " ".join(f"{v:.2f}" for v in values),
+                "dataset": dataset,
+                "model": model,
+                "ranks": ranks,
+                "seeds": len(values),
+                "mean": round(statistics.mean(values), 2),
+                "deviation": round(statistics.stdev(values), 2),
+                "published": PUBLISHED[dataset, model],
+                "values": " ".join(f"{v:.2f}" for v in values),
             }
-        )  # fmt: skip
+        )
     print("| dataset | model | ranks | seeds | test accuracy | published |\n|---|---|---|---|---|---|")
     for r in rows:
         measured = f"{r['mean']:.1f} +- {r['deviation']:.1f}"

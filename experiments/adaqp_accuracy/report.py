@@ -12,7 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from gnnpar.results.statistics import mean, non_inferiority
+from gnnpar.report.statistics import mean, non_inferiority
 
 HERE = Path(__file__).parent
 MARGIN = 0.3

@@ -20,19 +20,19 @@ from typing import Any
 
 import torch
 
-from gnnpar.codecs.adaptive import Adaptive
+from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import Drop, Identity
 from gnnpar.codecs.uniform import Random, Uniform
 from gnnpar.comm import Communicator, ThreadWorld
+from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
-from gnnpar.main import compose
-from gnnpar.plan import Plan, Topology
-from gnnpar.runner.evaluate import evaluate, fidelity
-from gnnpar.runner.facts import commit, processor
+from gnnpar.parallel.halo.adaqp import AdaQP
+from gnnpar.parallel.strategy import Workload
+from gnnpar.partition.shard import Shard
+from gnnpar.placement import Plan, Topology
 from gnnpar.settings import Settings
-from gnnpar.shard.shard import Shard
-from gnnpar.strategies.adaqp import AdaQP
-from gnnpar.strategies.strategy import Workload
+from gnnpar.training.evaluate import evaluate, fidelity
+from gnnpar.training.result.facts import commit, processor
 
 HERE = Path(__file__).parent
 SHARED = HERE.parents[2] / "shared" / "data"
@@ -108,9 +108,12 @@ def run(settings: Settings, dataset: Any, plan: Plan, codec: Any) -> dict[str, A
     curve = [[*row[:3], row[3] + sum(c[i][3] for c in others)] for i, row in enumerate(result["curve"])]
     best = max(curve, key=lambda row: row[1])
     return result | {
-        "curve": curve, "best_val": best[1], "test": best[2], "best_epoch": best[0],
+        "curve": curve,
+        "best_val": best[1],
+        "test": best[2],
+        "best_epoch": best[0],
         "halo_bytes": sum(r["halo_bytes"] for r in ranks),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

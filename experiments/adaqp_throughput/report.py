@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gnnpar.results.statistics import geometric_mean
+from gnnpar.report.statistics import geometric_mean
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -27,9 +27,16 @@ PARTS = {
     "reduce": ("reduce",),
 }
 ORDER = (
-    "vanilla", "bf16_overlap", "adaqp_p", "adaqp_q", "uniform_8", "uniform_4", "uniform_2", "adaptive",
+    "vanilla",
+    "bf16_overlap",
+    "adaqp_p",
+    "adaqp_q",
+    "uniform_8",
+    "uniform_4",
+    "uniform_2",
+    "adaptive",
     "adaptive_paper",
-)  # fmt: skip
+)
 COLORS = ("#444444", "#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02", "#a6761d", "#1f78b4")
 Rows = list[dict[str, Any]]
 
@@ -68,9 +75,19 @@ def table(rows: Rows) -> None:
     if first["oversubscribed"]:
         print("\n**more ranks than cores: bytes and accuracy stand, times do not**")
     columns = [
-        "mode", "epochs/s", "over vanilla (95 %)", "bound: none / full overlap", "over bf16", "over fp32 overlapped",
-        *PARTS, "comm total", "encode share", "halo MB", "bits", "test",
-    ]  # fmt: skip
+        "mode",
+        "epochs/s",
+        "over vanilla (95 %)",
+        "bound: none / full overlap",
+        "over bf16",
+        "over fp32 overlapped",
+        *PARTS,
+        "comm total",
+        "encode share",
+        "halo MB",
+        "bits",
+        "test",
+    ]
     print("\n| " + " | ".join(columns) + " |")
     print("|" + "---|" * 15)
     for mode in sorted({row["mode"] for row in rows}, key=ORDER.index):
@@ -82,11 +99,18 @@ def table(rows: Rows) -> None:
         parts = [mean(rows, mode, keys) for keys in PARTS.values()]
         bits = next((f"{row['assign/mean_bits']:.2f}" for row in mine if "assign/mean_bits" in row), "")
         cells = [
-            mode, f"{1 / seconds:.2f}", f"{over.value:.2f} ({over.low:.2f} to {over.high:.2f})",
-            f"{none:.2f} / {full:.2f}", *others, *(f"{1e3 * p:.0f} ms" for p in parts),
-            f"{1e3 * mean(rows, mode, ['comm_total']):.0f} ms", f"{mean(rows, mode, ['encode']) / seconds:.0%}",
-            f"{halo_bytes(rows, mode) / 1e6:.2f}", bits, f"{100 * mine[0]['test']:.1f}",
-        ]  # fmt: skip
+            mode,
+            f"{1 / seconds:.2f}",
+            f"{over.value:.2f} ({over.low:.2f} to {over.high:.2f})",
+            f"{none:.2f} / {full:.2f}",
+            *others,
+            *(f"{1e3 * p:.0f} ms" for p in parts),
+            f"{1e3 * mean(rows, mode, ['comm_total']):.0f} ms",
+            f"{mean(rows, mode, ['encode']) / seconds:.0%}",
+            f"{halo_bytes(rows, mode) / 1e6:.2f}",
+            bits,
+            f"{100 * mine[0]['test']:.1f}",
+        ]
         print("| " + " | ".join(cells) + " |")
 
 

@@ -25,25 +25,25 @@ import torch
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1] / "tests")]
 
-from gnnpar.codecs.adaptive import Adaptive
+from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import BFloat16
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.comm import Communicator
-from gnnpar.comm.namespaces import Network, own_prefix
+from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
-from gnnpar.main import compose
+from gnnpar.launch.namespaces import Network, own_prefix
+from gnnpar.launch.paced import burst_kib, reached_gbps
 from gnnpar.models.gcn import GCN
 from gnnpar.models.sage import SAGE
-from gnnpar.plan import Plan, Topology
-from gnnpar.runner.evaluate import evaluate
-from gnnpar.runner.facts import commit, processor
-from gnnpar.runner.measure import EpochMeter, merge
-from gnnpar.runner.paced import burst_kib, reached_gbps
-from gnnpar.shard.partition import Metis
-from gnnpar.shard.shard import Shard
-from gnnpar.strategies.adaqp import AdaQP
-from gnnpar.strategies.graph_parallel import GraphParallel
-from gnnpar.strategies.strategy import Strategy, Workload
+from gnnpar.parallel.halo.adaqp import AdaQP
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.strategy import Strategy, Workload
+from gnnpar.partition.partition import Metis
+from gnnpar.partition.shard import Shard
+from gnnpar.placement import Plan, Topology
+from gnnpar.training.evaluate import evaluate
+from gnnpar.training.measure import EpochMeter, merge
+from gnnpar.training.result.facts import commit, processor
 from worlds import run_world
 
 TARGET, TOLERANCE = 0.72, 0.03
@@ -183,12 +183,25 @@ def main() -> None:
         for gbps, what, kind in points:
             rows, reached = over_link(what, gbps, options.ranks)
             stamp = {
-                "session": session, "kind": kind, "model": name, "scale": scale, "nodes": dataset.num_nodes,
-                "edges": dataset.num_edges, "alpha": plan.statistics["alpha"], "ranks": options.ranks,
-                "rate_gbps": gbps, "reached_gbps": reached, "share": share(rows), "found_share": found,
-                "cores": os.cpu_count(), "processor": processor(), "torch": torch.__version__, "commit": commit(),
-                "load": os.getloadavg()[0], "oversubscribed": options.ranks > (os.cpu_count() or 1),
-            }  # fmt: skip
+                "session": session,
+                "kind": kind,
+                "model": name,
+                "scale": scale,
+                "nodes": dataset.num_nodes,
+                "edges": dataset.num_edges,
+                "alpha": plan.statistics["alpha"],
+                "ranks": options.ranks,
+                "rate_gbps": gbps,
+                "reached_gbps": reached,
+                "share": share(rows),
+                "found_share": found,
+                "cores": os.cpu_count(),
+                "processor": processor(),
+                "torch": torch.__version__,
+                "commit": commit(),
+                "load": os.getloadavg()[0],
+                "oversubscribed": options.ranks > (os.cpu_count() or 1),
+            }
             with out.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps({**stamp, **row}) + "\n" for row in rows)
             minutes = (time.perf_counter() - began) / 60

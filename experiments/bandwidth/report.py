@@ -11,7 +11,7 @@ import blocks
 import pictures
 import reports
 
-from gnnpar.results.statistics import Estimate, geometric_mean
+from gnnpar.report.statistics import Estimate, geometric_mean
 
 STYLES = {
     "vanilla": ("#7a8794", "s--"),

@@ -20,10 +20,20 @@ STRATEGIES = {
     "adaqp": ["strategy=adaqp"],
 }
 COMMON = [
-    "dataset=sbm", "dataset.num_nodes=20000", "dataset.num_features=128", "model=gcn", "model.num_layers=3",
-    "model.hidden=128", "world_size=2", "threads_per_rank=1", "launch=paced", "launch.hosts=2", "seed=0", "epochs=20",
+    "dataset=sbm",
+    "dataset.num_nodes=20000",
+    "dataset.num_features=128",
+    "model=gcn",
+    "model.num_layers=3",
+    "model.hidden=128",
+    "world_size=2",
+    "threads_per_rank=1",
+    "launch=paced",
+    "launch.hosts=2",
+    "seed=0",
+    "epochs=20",
     "eval_every=20",
-]  # fmt: skip
+]
 
 if __name__ == "__main__":
     jobs = {

@@ -11,7 +11,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from studies import BASELINES, DEEP, TIMED, TRAINED
 
-from gnnpar.results.statistics import Verdict, geometric_mean, mean, non_inferiority
+from gnnpar.report.statistics import Verdict, geometric_mean, mean, non_inferiority
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]

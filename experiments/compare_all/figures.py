@@ -11,15 +11,29 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import pictures
 from cells import LINKS, Rows, by_cell, differences, methods_of, seconds
 
-from gnnpar.results.statistics import Estimate, geometric_mean, mean
+from gnnpar.report.statistics import Estimate, geometric_mean, mean
 
 STYLES = {"speed": ("#7a8794", -0.12), "paced": ("#2b7bba", 0.12)}
 MODELS = {"gcn": ("#2b7bba", -0.2), "sage": ("#1a9e77", 0.0), "gat": ("#e09f1f", 0.2), "resgcn": ("#8e5ea2", 0.0)}
 COLUMNS = 5  # of panels beside each other
 LINES = (
-    "#000000", "#7a8794", "#2b7bba", "#76b7d8", "#d9480f", "#f2a65a", "#c2255c", "#1a9e77", "#8fcfb0", "#6b4fa0",
-    "#b39ddb", "#e09f1f", "#8d6e63", "#3c7d22", "#5c940d", "#00838f",
-)  # fmt: skip
+    "#000000",
+    "#7a8794",
+    "#2b7bba",
+    "#76b7d8",
+    "#d9480f",
+    "#f2a65a",
+    "#c2255c",
+    "#1a9e77",
+    "#8fcfb0",
+    "#6b4fa0",
+    "#b39ddb",
+    "#e09f1f",
+    "#8d6e63",
+    "#3c7d22",
+    "#5c940d",
+    "#00838f",
+)
 
 
 def overview(studies: Mapping[str, Rows], file: Path) -> None:

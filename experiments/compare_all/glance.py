@@ -9,16 +9,21 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from cells import LINKS, VERDICTS, Cell, Cells, Row, Rows, counts, judged, methods_of, ratios
 
-from gnnpar.results.statistics import geometric_mean, mean
+from gnnpar.report.statistics import geometric_mean, mean
 
 NOTE = """Speed (times faster), bytes and memory beside vanilla, means over models. Accuracy: cells, by what paired
 differences to `single` say of a loss of 0.3 points; those whose control passes too are in none of the three. Gradient:
 from the best cell to the worst.
 """
 HEADINGS = (
-    "strategy", "exactness", *(f"speed, {link}" for link in LINKS.values()), "sent", "peak/rank", *VERDICTS,
+    "strategy",
+    "exactness",
+    *(f"speed, {link}" for link in LINKS.values()),
+    "sent",
+    "peak/rank",
+    *VERDICTS,
     "gradient error",
-)  # fmt: skip
+)
 
 
 def sent(row: Row) -> float:

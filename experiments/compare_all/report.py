@@ -19,8 +19,8 @@ import tables
 from cells import VERDICTS, Cells, Rows, best_baseline, by_cell, differences, points, speedups, verdicts
 from studies import QUICK, STUDIES, Study
 
-from gnnpar.results.statistics import mean, non_inferiority
-from gnnpar.results.words import interval
+from gnnpar.report.formatting import interval
+from gnnpar.report.statistics import mean, non_inferiority
 
 FIGURES = ("figure.svg", "datasets.svg", "target.svg")
 TRIALS = ("| strategy | as it comes | tuned | gain | over single, both tuned | verdict |", "|" + "---|" * 6)

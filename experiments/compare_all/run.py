@@ -24,9 +24,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import blocks
 from studies import QUICK, SEEDS, STUDIES, TUNED, Study
 
-from gnnpar.runner.facts import num_cores
-from gnnpar.runner.paced import trial
+from gnnpar.launch.paced import trial
 from gnnpar.settings import ConfigError
+from gnnpar.training.result.facts import num_cores
 
 paced = functools.cache(trial)  # whether links can be shaped here
 

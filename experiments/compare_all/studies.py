@@ -31,10 +31,23 @@ NOMINAL = {"tag": ["strategy=tag", "strategy.rates=nominal"]}  # threads have no
 TIMED = {k: v for k, v in (BASELINES | METHODS | CACHED).items() if k != "minibatch subgraph"}
 TRAINED = {k: v for k, v in (BASELINES | METHODS | HYBRID | NOMINAL).items() if k != "hybrid 1x2"}
 # those whose numbers differ: overlaps move messages, not sums
-DISTINCT = {
-    name: TRAINED[name]
-    for name in ("single", "graph_parallel", "graph_parallel bf16", "minibatch", "control", "sar", "adaqp", "gnnpipe")
-} | HYBRID | NOMINAL  # fmt: skip
+DISTINCT = (
+    {
+        name: TRAINED[name]
+        for name in (
+            "single",
+            "graph_parallel",
+            "graph_parallel bf16",
+            "minibatch",
+            "control",
+            "sar",
+            "adaqp",
+            "gnnpipe",
+        )
+    }
+    | HYBRID
+    | NOMINAL
+)
 REMEDY = ["strategy.gradient=mix", "strategy.history_init=exact", "strategy.refresh_exact=true"]
 DEEP = DISTINCT | {
     "gnnpipe mix": ["strategy=gnnpipe", *REMEDY],
@@ -50,9 +63,16 @@ THREADS = ["world_size=2", "comm=threads", "threads_per_rank=1"]
 CURVE = ["epochs=60", "eval_every=5", "fidelity_every=20"]
 SMALL = ["dataset=sbm", "model.num_layers=3", "model.hidden=64", *THREADS, *CURVE]
 SMALL_DEEP = [
-    "dataset=sbm", "model=resgcn", "model.num_layers=16", "model.dropout=0.2", "optim.lr=0.003", *THREADS,
-    "epochs=150", "eval_every=5", "fidelity_every=50",
-]  # fmt: skip
+    "dataset=sbm",
+    "model=resgcn",
+    "model.num_layers=16",
+    "model.dropout=0.2",
+    "optim.lr=0.003",
+    *THREADS,
+    "epochs=150",
+    "eval_every=5",
+    "fidelity_every=50",
+]
 PACED = ["launch=paced", "launch.hosts=2", "launch.rate_gbps=1"]
 CLASSIC = ["model.hidden=64", "optim.weight_decay=5e-4", *THREADS, "fidelity_every=20", "eval_every=5"]
 # dataset -> folder of its raw files, epochs, minutes, overrides; where there are several splits, a seed has its own
@@ -124,60 +144,99 @@ def trained(models: Sequence[str], methods: Jobs) -> Jobs:
 def real(dataset: str, *, models: Sequence[str], methods: Jobs, seeds: int, epochs: int = 0) -> Study:
     files, usual, minutes, overrides = REAL[dataset]
     return Study(
-        name=dataset, about=f"{dataset}: accuracy, fidelity and bytes over {seeds} seeds",
+        name=dataset,
+        about=f"{dataset}: accuracy, fidelity and bytes over {seeds} seeds",
         jobs=trained(models, methods),
         common=[f"dataset={dataset}", *overrides, *CLASSIC, f"epochs={epochs or usual}"],
-        seeds=seeds, files=files, minutes=minutes,
-    )  # fmt: skip
+        seeds=seeds,
+        files=files,
+        minutes=minutes,
+    )
 
 
 THREE = ("gcn", "sage", "gat")
 STUDIES = [
     Study(
-        name="speed", about="sbm, 20,000 nodes: epochs over loopback",
-        jobs=timed(THREE, TIMED), common=LARGE, blocks=BLOCKS, minutes=60,
+        name="speed",
+        about="sbm, 20,000 nodes: epochs over loopback",
+        jobs=timed(THREE, TIMED),
+        common=LARGE,
+        blocks=BLOCKS,
+        minutes=60,
     ),
     Study(
-        name="paced", about="the same over links of 1 Gbit/s", paced=True, baseline="graph_parallel",
-        jobs=timed(THREE, TIMED, paced=True), common=LARGE, blocks=BLOCKS, minutes=75,
+        name="paced",
+        about="the same over links of 1 Gbit/s",
+        paced=True,
+        baseline="graph_parallel",
+        jobs=timed(THREE, TIMED, paced=True),
+        common=LARGE,
+        blocks=BLOCKS,
+        minutes=75,
     ),
     Study(
-        name="accuracy", about="sbm, 3,000 nodes: accuracy, fidelity and bytes over 10 seeds",
+        name="accuracy",
+        about="sbm, 3,000 nodes: accuracy, fidelity and bytes over 10 seeds",
         jobs={name: [*overrides, f"model={','.join(THREE)}"] for name, overrides in TRAINED.items()},
-        common=SMALL, seeds=SEEDS, minutes=20,
+        common=SMALL,
+        seeds=SEEDS,
+        minutes=20,
     ),
     Study(
-        name="target", about="sbm, 20,000 nodes: time and gigabytes to accuracy, a seed a block",
-        jobs=timed(["gcn"], BASELINES | METHODS), common=TO_TARGET, blocks=BLOCKS, minutes=40,
+        name="target",
+        about="sbm, 20,000 nodes: time and gigabytes to accuracy, a seed a block",
+        jobs=timed(["gcn"], BASELINES | METHODS),
+        common=TO_TARGET,
+        blocks=BLOCKS,
+        minutes=40,
     ),
     Study(
-        name="target_paced", about="the same over links of 1 Gbit/s", paced=True, baseline="graph_parallel",
-        jobs=timed(["gcn"], BASELINES | METHODS, paced=True), common=TO_TARGET, blocks=BLOCKS, minutes=50,
+        name="target_paced",
+        about="the same over links of 1 Gbit/s",
+        paced=True,
+        baseline="graph_parallel",
+        jobs=timed(["gcn"], BASELINES | METHODS, paced=True),
+        common=TO_TARGET,
+        blocks=BLOCKS,
+        minutes=50,
     ),
     Study(
-        name="deep", about="sbm, 3,000 nodes, ResGCN+ of 16 layers: accuracy over 10 seeds",
-        jobs=DEEP, common=SMALL_DEEP, seeds=SEEDS, minutes=50,
+        name="deep",
+        about="sbm, 3,000 nodes, ResGCN+ of 16 layers: accuracy over 10 seeds",
+        jobs=DEEP,
+        common=SMALL_DEEP,
+        seeds=SEEDS,
+        minutes=50,
     ),
     Study(
-        name="sbm_products", about="sbm_products, 12,245 nodes: accuracy over 10 seeds",
-        jobs=trained(["gcn"], DISTINCT), common=["dataset=sbm_products", "model.num_layers=3", *THREADS, *CURVE],
-        seeds=SEEDS, minutes=20,
+        name="sbm_products",
+        about="sbm_products, 12,245 nodes: accuracy over 10 seeds",
+        jobs=trained(["gcn"], DISTINCT),
+        common=["dataset=sbm_products", "model.num_layers=3", *THREADS, *CURVE],
+        seeds=SEEDS,
+        minutes=20,
     ),
     Study(
-        name="sbm_reddit", about="sbm_reddit, 9,319 nodes of 492 edges: accuracy over 10 seeds",
+        name="sbm_reddit",
+        about="sbm_reddit, 9,319 nodes of 492 edges: accuracy over 10 seeds",
         jobs=trained(["gcn"], DISTINCT),
         common=["dataset=sbm_reddit", *THREADS, "epochs=30", "eval_every=5", "fidelity_every=10"],
-        seeds=SEEDS, minutes=15,
+        seeds=SEEDS,
+        minutes=15,
     ),
     # every model on one graph; what another graph changes is seen on one model
     real("cora", models=THREE, methods=DISTINCT, seeds=SEEDS),
     *(real(name, models=["gcn"], methods=DISTINCT, seeds=SEEDS) for name in REAL if name != "cora"),
     Study(
-        name="tuned", about="sbm, 3,000 nodes: 16 trials a strategy on other seeds, then 10 seeds of the best",
-        jobs=trained(("gcn", "gat"), {k: v for k, v in DISTINCT.items() if k != "tag"}), common=SMALL,
-        seeds=SEEDS, trials=16, minutes=60,
+        name="tuned",
+        about="sbm, 3,000 nodes: 16 trials a strategy on other seeds, then 10 seeds of the best",
+        jobs=trained(("gcn", "gat"), {k: v for k, v in DISTINCT.items() if k != "tag"}),
+        common=SMALL,
+        seeds=SEEDS,
+        trials=16,
+        minutes=60,
     ),
-]  # fmt: skip
+]
 
 # the same in small, in ten minutes: a rehearsal, whose figures say nothing
 FEW = {name: TIMED[name] for name in ("single", "vanilla", "graph_parallel bf16", "control", "adaqp", "gnnpipe", "tag")}
@@ -185,27 +244,42 @@ BRIEFLY = ("single", "graph_parallel", "control", "adaqp", "minibatch")
 BRIEF = ["epochs=24", "eval_every=6"]  # more than a period of adaptive bits
 QUICK = [
     Study(
-        name="quick_speed", about="sbm, 3,000 nodes: every strategy over loopback",
-        jobs=timed(["gcn"], TIMED), blocks=1, minutes=5,
+        name="quick_speed",
+        about="sbm, 3,000 nodes: every strategy over loopback",
+        jobs=timed(["gcn"], TIMED),
+        blocks=1,
+        minutes=5,
         common=["dataset=sbm", "model.num_layers=3", "world_size=2", "seed=0", *BRIEF],
     ),
     Study(
-        name="quick_paced", about="some over links of 1 Gbit/s", paced=True, baseline="graph_parallel",
-        jobs=timed(["gcn"], FEW, paced=True), blocks=1, minutes=1,
+        name="quick_paced",
+        about="some over links of 1 Gbit/s",
+        paced=True,
+        baseline="graph_parallel",
+        jobs=timed(["gcn"], FEW, paced=True),
+        blocks=1,
+        minutes=1,
         common=["dataset=sbm", "model.num_layers=3", "world_size=2", "seed=0", *BRIEF],
     ),
     Study(
-        name="quick_accuracy", about="sbm, 1,000 nodes: accuracy, fidelity and bytes over 2 seeds",
+        name="quick_accuracy",
+        about="sbm, 1,000 nodes: accuracy, fidelity and bytes over 2 seeds",
         jobs={name: [*overrides, f"model={','.join(THREE)}"] for name, overrides in DISTINCT.items()},
-        common=[*SMALL, "dataset.num_nodes=1000", "epochs=20", "fidelity_every=10"], seeds=2, minutes=2,
+        common=[*SMALL, "dataset.num_nodes=1000", "epochs=20", "fidelity_every=10"],
+        seeds=2,
+        minutes=2,
     ),
     Study(
-        name="quick_deep", about="sbm, 1,000 nodes, ResGCN+ of 16 layers: accuracy over 2 seeds",
+        name="quick_deep",
+        about="sbm, 1,000 nodes, ResGCN+ of 16 layers: accuracy over 2 seeds",
         jobs={name: DEEP[name] for name in ("single", "graph_parallel", "control", "gnnpipe", "hybrid 2x2")},
-        common=[*SMALL_DEEP, "dataset.num_nodes=1000", "epochs=12", "fidelity_every=5"], seeds=2, minutes=1,
+        common=[*SMALL_DEEP, "dataset.num_nodes=1000", "epochs=12", "fidelity_every=5"],
+        seeds=2,
+        minutes=1,
     ),
     replace(
         real("cora", models=["gcn"], seeds=2, epochs=30, methods={k: DISTINCT[k] for k in BRIEFLY}),
-        name="quick_cora", minutes=1,
+        name="quick_cora",
+        minutes=1,
     ),
-]  # fmt: skip
+]

@@ -32,13 +32,13 @@ from gnnpar.models.gat import GAT
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import ModelConfig
 from gnnpar.models.sage import SAGE
-from gnnpar.plan import Topology
-from gnnpar.runner.memory import measure_epoch
-from gnnpar.shard.partition import Metis
-from gnnpar.shard.shard import Shard
-from gnnpar.strategies.graph_parallel import GraphParallel
-from gnnpar.strategies.single import Single
-from gnnpar.strategies.strategy import Strategy, Workload
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.parallel.strategy import Strategy, Workload
+from gnnpar.partition.partition import Metis
+from gnnpar.partition.shard import Shard
+from gnnpar.placement import Topology
+from gnnpar.training.memory import measure_epoch
 from worlds import run_world
 
 SHAPE = {"num_layers": 3, "hidden": 128, "dropout": 0.5}
@@ -100,7 +100,7 @@ def pyg_epoch(dataset: Dataset, kind: str) -> Epoch:
 
 def peak_bytes(epoch: Epoch) -> int:
     """The allocator's peak in one epoch above what was alive before it."""
-    from gnnpar.runner.memory import live_storages
+    from gnnpar.training.memory import live_storages
 
     with measure_epoch(torch.device("cpu")) as report:
         before = sum(live_storages().values())
@@ -131,13 +131,18 @@ def against_pyg(dataset: Dataset, *, epochs: int, rows: list[dict]) -> None:
             pairs = [p / s for p, s in zip(seconds["pyg"], seconds["single"], strict=True)]
             rows.append(
                 {
-                    "table": "pyg", "model": kind, "threads": threads,
+                    "table": "pyg",
+                    "model": kind,
+                    "threads": threads,
                     "single_seconds": statistics.median(seconds["single"]),
                     "other_seconds": statistics.median(seconds["pyg"]),
-                    "speedup": statistics.median(pairs), "low": min(pairs), "high": max(pairs),
-                    "single_mib": peaks["single"] / 2**20, "other_mib": peaks["pyg"] / 2**20,
+                    "speedup": statistics.median(pairs),
+                    "low": min(pairs),
+                    "high": max(pairs),
+                    "single_mib": peaks["single"] / 2**20,
+                    "other_mib": peaks["pyg"] / 2**20,
                 }
-            )  # fmt: skip
+            )
             show(rows[-1])
 
 
@@ -183,13 +188,18 @@ def two_ranks(dataset: Dataset, *, epochs: int, rows: list[dict]) -> None:
             pairs = [s / r for s, r in zip(seconds[base], seconds["ranks_2"], strict=True)]
             rows.append(
                 {
-                    "table": "ranks", "model": kind, "threads": int(base[-1]),
+                    "table": "ranks",
+                    "model": kind,
+                    "threads": int(base[-1]),
                     "single_seconds": statistics.median(seconds[base]),
                     "other_seconds": statistics.median(seconds["ranks_2"]),
-                    "speedup": statistics.median(pairs), "low": min(pairs), "high": max(pairs),
-                    "single_mib": "", "other_mib": "",
+                    "speedup": statistics.median(pairs),
+                    "low": min(pairs),
+                    "high": max(pairs),
+                    "single_mib": "",
+                    "other_mib": "",
                 }
-            )  # fmt: skip
+            )
             show(rows[-1])
 
 

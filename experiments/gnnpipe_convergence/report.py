@@ -20,7 +20,7 @@ import blocks
 import pictures
 import reports
 
-from gnnpar.results.statistics import mean, non_inferiority
+from gnnpar.report.statistics import mean, non_inferiority
 
 MARGIN = 1.0
 STUDIES = ("sbm", "squirrel", "cs")

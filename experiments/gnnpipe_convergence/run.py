@@ -23,7 +23,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 
-from gnnpar.runner.facts import num_cores
+from gnnpar.training.result.facts import num_cores
 
 STALE = ["strategy.gradient=mix", "strategy.mixing=1.0"]  # last epoch's gradients, factor 1: technique 3 off
 TECHNIQUES = {
@@ -41,10 +41,13 @@ REMEDIES = {
     "exact start": ["strategy.history_init=exact"],
     "exact refresh": ["strategy.history_init=exact", "strategy.refresh_exact=true"],
     "mix 0.5, exact refresh": [
-        "strategy.gradient=mix", "strategy.mixing=0.5", "strategy.history_init=exact", "strategy.refresh_exact=true",
+        "strategy.gradient=mix",
+        "strategy.mixing=0.5",
+        "strategy.history_init=exact",
+        "strategy.refresh_exact=true",
     ],
     "metis chunks": ["strategy.chunking=metis"],
-}  # fmt: skip
+}
 CONTROL = ["strategy=graph_parallel", "codec=drop", "world_size=2", "comm=threads"]
 ALL = ("exact", *TECHNIQUES, *REMEDIES, "drop")
 MOST = ("exact", *TECHNIQUES, "mix 0.5", "exact refresh", "mix 0.5, exact refresh", "drop")
@@ -60,10 +63,12 @@ MODELS = {
 STUDIES = {  # dataset and split by seed, epochs, variants by model
     "sbm": (["dataset=sbm"], 100, {"gcn": ALL, "gcnii": MOST, "resgcn": MOST}),
     "squirrel": (
-        ["dataset=squirrel", "dataset.split_index=${seed}"], 60, {"gcn deep": SOME, "gcnii": SOME, "resgcn": SOME},
+        ["dataset=squirrel", "dataset.split_index=${seed}"],
+        60,
+        {"gcn deep": SOME, "gcnii": SOME, "resgcn": SOME},
     ),
     "cs": (["dataset=cs", "dataset.split_seed=null"], 30, {"gcn deep": FEW, "gcnii": FEW}),
-}  # fmt: skip
+}
 FILES = {"squirrel": "Squirrel", "cs": "CS"}  # folders of raw files
 
 
@@ -101,12 +106,19 @@ def main() -> None:
             layers, rate, times = MODELS[model]
             length = 6 if options.smoke else epochs * times
             common = [
-                *dataset, f"data_dir={options.data_dir}", f"model.num_layers={layers}",
+                *dataset,
+                f"data_dir={options.data_dir}",
+                f"model.num_layers={layers}",
                 f"model.hidden={options.hidden}",
-                "model.encoder=linear", "model.decoder=linear", "model.dropout=0", f"optim.lr={rate}",
-                f"epochs={length}", f"eval_every={max(3, length // 20)}", "threads_per_rank=1",
+                "model.encoder=linear",
+                "model.decoder=linear",
+                "model.dropout=0",
+                f"optim.lr={rate}",
+                f"epochs={length}",
+                f"eval_every={max(3, length // 20)}",
+                "threads_per_rank=1",
                 f"seed={','.join(map(str, range(options.seeds)))}",
-            ]  # fmt: skip
+            ]
             at_once = 1 if options.smoke else num_cores()
             blocks.sweep(jobs(study, model, options.chunks, variants[model]), common=common, out=out, at_once=at_once)
 

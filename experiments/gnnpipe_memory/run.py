@@ -21,10 +21,21 @@ SWEEPS = (
     ("strategy=gnnpipe", "strategy.chunks=8", "strategy.remat=none,layer,chunk"),
 )
 COMMON = (
-    "dataset=sbm", "dataset.num_nodes=2000", "model.hidden=64", "model.encoder=linear", "model.decoder=linear",
-    "epochs=3", "eval_every=3", "threads_per_rank=1", "world_size=1", "tracker=jsonl", "seed=0", "checkpoint.keep=0",
-    f"model={','.join(MODELS)}", f"model.num_layers={','.join(map(str, DEPTHS))}",
-)  # fmt: skip
+    "dataset=sbm",
+    "dataset.num_nodes=2000",
+    "model.hidden=64",
+    "model.encoder=linear",
+    "model.decoder=linear",
+    "epochs=3",
+    "eval_every=3",
+    "threads_per_rank=1",
+    "world_size=1",
+    "tracker=jsonl",
+    "seed=0",
+    "checkpoint.keep=0",
+    f"model={','.join(MODELS)}",
+    f"model.num_layers={','.join(map(str, DEPTHS))}",
+)
 KEPT = ("model", "strategy", "memory_bytes", "loss", "commit", "versions", "hardware")
 
 

@@ -29,9 +29,9 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 
-from gnnpar.runner.trace import costs_of
-from gnnpar.schedule.generate import fill_drain
-from gnnpar.schedule.simulate import Link, simulate
+from gnnpar.parallel.pipeline.schedule.generate import fill_drain
+from gnnpar.parallel.pipeline.schedule.simulate import Link, simulate
+from gnnpar.training.trace import costs_of
 
 STAGES, HIDDEN, REPEATS = 2, 100, 3
 LATENCY_SECONDS = 2e-4  # of a message between two processes of this machine, posting included
@@ -42,11 +42,23 @@ DEPTHS, CHUNKS, RATES = (8, 32), (8, 32), (0.05, 0.5, None)  # layers, K, Gbit/s
 def common(layers: int, chunks: int, nodes: int) -> list[str]:
     """The order of chunks is fixed, so that a slot is the same chunk in every epoch."""
     return [
-        "dataset=sbm", f"dataset.num_nodes={nodes}", "dataset.num_features=100", "model=gcn", f"model.hidden={HIDDEN}",
-        f"model.num_layers={layers}", "model.encoder=linear", "model.decoder=linear", "threads_per_rank=1", "seed=0",
-        "strategy=gnnpipe", f"strategy.chunks={chunks}", "strategy.order=fixed", "epochs=15", "eval_every=15",
+        "dataset=sbm",
+        f"dataset.num_nodes={nodes}",
+        "dataset.num_features=100",
+        "model=gcn",
+        f"model.hidden={HIDDEN}",
+        f"model.num_layers={layers}",
+        "model.encoder=linear",
+        "model.decoder=linear",
+        "threads_per_rank=1",
+        "seed=0",
+        "strategy=gnnpipe",
+        f"strategy.chunks={chunks}",
+        "strategy.order=fixed",
+        "epochs=15",
+        "eval_every=15",
         "tracker=jsonl",
-    ]  # fmt: skip
+    ]
 
 
 def start(overrides: list[str], folder: str) -> subprocess.Popen[str]:
@@ -65,9 +77,7 @@ def read(folder: str) -> tuple[dict[str, Any], list[tuple[int, str, float, float
     here = Path(folder)
     result = json.loads((here / "result.json").read_text(encoding="utf-8"))
     events = json.loads((here / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
-    rows = [
-        (e["pid"], e["name"], e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6) for e in events if e["ph"] == "X"
-    ]  # fmt: skip
+    rows = [(e["pid"], e["name"], e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6) for e in events if e["ph"] == "X"]
     chunk_of = np.load(here / json.loads((here / "plan.json").read_text(encoding="utf-8"))["arrays"]["chunk_of"])
     return result, rows, np.bincount(chunk_of).tolist()
 

@@ -17,7 +17,7 @@ import blocks
 import pictures
 import reports
 
-from gnnpar.results.statistics import geometric_mean
+from gnnpar.report.statistics import geometric_mean
 
 BASE = "vanilla"
 COLOURS = ("#444444", "#1b9e77", "#7570b3", "#d95f02", "#e7298a")
@@ -59,11 +59,16 @@ def table(rows: Rows, links: str) -> Iterable[str]:
         compute = mean_ms(mine, "compute", "encode", "other")
         base = mean_ms(results(rows, f"{links}; {model}; {BASE}"), "compute", "encode", "other")
         cell = [
-            f"{1e3 * geometric_mean([r['epoch_seconds']['median'] for r in mine]).value:.0f}", speed(rows, job, mine),
-            f"{compute:.0f}", f"{compute / base:.2f}", f"{mean_ms(mine, 'exposed_wire', 'exposed_skew'):.0f}",
-            f"{mean_ms(mine, 'bubble'):.0f}", f"{mean_ms(mine, 'reduce'):.0f}",
-            f"{mine[0]['bytes_per_epoch']['total'] / 2**20:.2f}", f"{100 * mine[0]['metric']['test']:.1f}",
-        ]  # fmt: skip
+            f"{1e3 * geometric_mean([r['epoch_seconds']['median'] for r in mine]).value:.0f}",
+            speed(rows, job, mine),
+            f"{compute:.0f}",
+            f"{compute / base:.2f}",
+            f"{mean_ms(mine, 'exposed_wire', 'exposed_skew'):.0f}",
+            f"{mean_ms(mine, 'bubble'):.0f}",
+            f"{mean_ms(mine, 'reduce'):.0f}",
+            f"{mine[0]['bytes_per_epoch']['total'] / 2**20:.2f}",
+            f"{100 * mine[0]['metric']['test']:.1f}",
+        ]
         yield f"| {links} | {model} | {strategy} | " + " | ".join(cell) + " |"
 
 
@@ -96,9 +101,11 @@ def draw(rows: Rows, file: Path) -> None:
     models = list(dict.fromkeys(named(job)[1] for job in jobs))
     figure, axes = plt.subplots(1, len(models), figsize=(2.6 * len(models), 3.4), squeeze=False, layout="constrained")
     phases = {
-        "compute": ("compute", "encode", "other"), "bubble": ("bubble",), "exposed": ("exposed_wire", "exposed_skew"),
+        "compute": ("compute", "encode", "other"),
+        "bubble": ("bubble",),
+        "exposed": ("exposed_wire", "exposed_skew"),
         "reduce": ("reduce",),
-    }  # fmt: skip
+    }
     for axis, model in zip(axes[0], models, strict=True):
         mine = [job for job in jobs if named(job)[1] == model]
         below = [0.0] * len(mine)

@@ -41,10 +41,18 @@ FOUR = {  # bytes and bubble at 4 ranks; on 2 cores its times say nothing
 def common(layers: int, scale: float, degree: float, epochs: int) -> list[str]:
     """H = 100 and linear layers in and out, as in the paper; the graph is Reddit's in small, with Reddit's alpha."""
     return [
-        "dataset=sbm_reddit", f"dataset.scale={scale}", f"dataset.avg_degree={degree}", "model.hidden=100",
-        f"model.num_layers={layers}", "model.encoder=linear", "model.decoder=linear", "threads_per_rank=1", "seed=0",
-        f"epochs={epochs}", f"eval_every={epochs}",
-    ]  # fmt: skip
+        "dataset=sbm_reddit",
+        f"dataset.scale={scale}",
+        f"dataset.avg_degree={degree}",
+        "model.hidden=100",
+        f"model.num_layers={layers}",
+        "model.encoder=linear",
+        "model.decoder=linear",
+        "threads_per_rank=1",
+        "seed=0",
+        f"epochs={epochs}",
+        f"eval_every={epochs}",
+    ]
 
 
 def paced(rate: float) -> list[str]:
@@ -101,9 +109,11 @@ def main() -> None:
         options.blocks, options.models = 1, ["gcn"]
     asked = common(options.layers, options.scale, options.degree, options.epochs)
     found = rates(
-        out.with_name(out.stem.replace("results", "rates") + ".json"), options.models, asked,
+        out.with_name(out.stem.replace("results", "rates") + ".json"),
+        options.models,
+        asked,
         tolerance=1.0 if options.smoke else TOLERANCE,
-    )  # fmt: skip
+    )
     two, four = {}, {}
     for model, at in found.items():
         shape = [f"model={model}"]

@@ -32,22 +32,42 @@ class Graph:
 
 GRAPHS = {
     "Squirrel": Graph(
-        nodes=5201, features=2089, classes=5, hidden=1000, alpha_8=2.220, alpha_2=0.823,
+        nodes=5201,
+        features=2089,
+        classes=5,
+        hidden=1000,
+        alpha_8=2.220,
+        alpha_2=0.823,
         log=((4.43, 0.27, 1.38), (6.10, 0.27, 1.61), (4.53, 0.54, 1.51), (6.20, 0.27, 1.63)),
     ),
     "Flickr": Graph(
-        nodes=89250, features=500, classes=7, hidden=100, alpha_8=2.154, alpha_2=0.843,
+        nodes=89250,
+        features=500,
+        classes=7,
+        hidden=100,
+        alpha_8=2.154,
+        alpha_2=0.843,
         log=((4.60, 0.47, 2.00), (4.62, 0.47, 2.00), (4.60, 0.93, 2.19), (4.62, 0.47, 2.00)),
     ),
     "Reddit": Graph(
-        nodes=232965, features=602, classes=41, hidden=100, alpha_8=2.607, alpha_2=0.962,
+        nodes=232965,
+        features=602,
+        classes=41,
+        hidden=100,
+        alpha_8=2.607,
+        alpha_2=0.962,
         log=((14.50, 1.22, 5.87), (14.52, 1.22, 5.87), (14.50, 2.43, 6.39), (14.52, 1.22, 5.87)),
     ),
     "Physics": Graph(
-        nodes=34493, features=8415, classes=5, hidden=100, alpha_8=0.993, alpha_2=0.650,
+        nodes=34493,
+        features=8415,
+        classes=5,
+        hidden=100,
+        alpha_8=0.993,
+        alpha_2=0.650,
         log=((0.88, 0.18, 0.62), (0.94, 0.18, 0.63), (0.88, 0.36, 0.70), (0.89, 0.18, 0.62)),
     ),
-}  # fmt: skip
+}
 
 
 def num_parameters(model: str, graph: Graph) -> int:

@@ -27,9 +27,18 @@ MODELS = ("gcn", "sage", "gcnii", "resgcn")
 DEPTHS = (8, 32)
 # linear layers in and out: every aggregation is of `hidden` numbers a row, as in the formulas
 COMMON = (
-    "dataset=sbm", "dataset.num_nodes=1000", "model.hidden=32", "model.encoder=linear", "model.decoder=linear",
-    "epochs=2", "eval_every=2", "comm=threads", "threads_per_rank=1", f"world_size={RANKS}", "tracker=jsonl",
-)  # fmt: skip
+    "dataset=sbm",
+    "dataset.num_nodes=1000",
+    "model.hidden=32",
+    "model.encoder=linear",
+    "model.decoder=linear",
+    "epochs=2",
+    "eval_every=2",
+    "comm=threads",
+    "threads_per_rank=1",
+    f"world_size={RANKS}",
+    "tracker=jsonl",
+)
 
 
 def cell(model: str, depth: int, strategy: str) -> dict[str, Any]:

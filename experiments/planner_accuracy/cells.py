@@ -68,10 +68,13 @@ CELLS = (
     *(
         Cell(graph=graph, model=model, link=LOOPBACK, ranks=1, candidates=("single",))
         for graph, model in (
-            ("sbm 8k", "gcn 3"), ("sbm 20k", "sage 3"), ("reddit 2 %", "gat 2"), ("sbm 4k", "resgcn 16"),
+            ("sbm 8k", "gcn 3"),
+            ("sbm 20k", "sage 3"),
+            ("reddit 2 %", "gat 2"),
+            ("sbm 4k", "resgcn 16"),
         )
     ),
-)  # fmt: skip
+)
 
 SMOKE = (
     Cell(graph="sbm 4k", model="gcn 3", link=LOOPBACK, candidates=(OVERLAP, CHUNKS)),

@@ -16,11 +16,9 @@ sys.path.insert(0, str(HERE.parent))
 
 import pictures
 
-from gnnpar.planning.planner import USABLE
+from gnnpar.planner.planner import USABLE
 
-COLOURS = {
-    "single": "#444444", "graph_parallel": "#1b9e77", "adaqp": "#d95f02", "sar": "#7570b3", "gnnpipe": "#e7298a",
-}  # fmt: skip
+COLOURS = {"single": "#444444", "graph_parallel": "#1b9e77", "adaqp": "#d95f02", "sar": "#7570b3", "gnnpipe": "#e7298a"}
 Pairs = Sequence[Pair]
 
 

@@ -25,14 +25,25 @@ sys.path.insert(0, str(HERE.parent))
 import blocks
 from cells import CELLS, SMOKE, Cell
 
-from gnnpar.commands.plan import strategy_yaml
-from gnnpar.main import composed
-from gnnpar.planning.candidate import QUALITIES
-from gnnpar.runner.planned import Searching, plan_of, planned
+from gnnpar.cli.plan import strategy_yaml
+from gnnpar.config.compose import composed
+from gnnpar.planner.candidate import QUALITIES
+from gnnpar.planner.planned import Searching, plan_of, planned
 
 WARMUP, SECONDS = 6, 3.0  # five epochs are not timed and one records memory; then about so many seconds
-KEPT = ("epoch_seconds", "breakdown_seconds", "bytes_per_epoch", "cpu_seconds", "hardware", "load", "commit",
-        "oversubscribed", "provenance", "versions", "paced")  # fmt: skip
+KEPT = (
+    "epoch_seconds",
+    "breakdown_seconds",
+    "bytes_per_epoch",
+    "cpu_seconds",
+    "hardware",
+    "load",
+    "commit",
+    "oversubscribed",
+    "provenance",
+    "versions",
+    "paced",
+)
 
 
 def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
@@ -50,15 +61,23 @@ def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
         plan.save(plans / folder_of(job))
         seconds = priced[label].phases.seconds
         yield {
-            "job": job, "graph": cell.graph, "model": cell.model, "ranks": cell.ranks, "link": cell.link,
+            "job": job,
+            "graph": cell.graph,
+            "model": cell.model,
+            "ranks": cell.ranks,
+            "link": cell.link,
             "label": label,
-            "family": priced[label].candidate.family, "quality": sorted(priced[label].candidate.quality),
-            "layers": found.request.ir.num_layers, "alpha": found.request.partition(cell.ranks).alpha,
-            "epoch_seconds": seconds, "phases": dict(vars(priced[label].phases)),
+            "family": priced[label].candidate.family,
+            "quality": sorted(priced[label].candidate.quality),
+            "layers": found.request.ir.num_layers,
+            "alpha": found.request.partition(cell.ranks).alpha,
+            "epoch_seconds": seconds,
+            "phases": dict(vars(priced[label].phases)),
             "peak_bytes": [round(m.total) for m in priced[label].memory],
-            "epochs": WARMUP + min(40, max(10, round(SECONDS / seconds))), "refused": priced[label].refused,
+            "epochs": WARMUP + min(40, max(10, round(SECONDS / seconds))),
+            "refused": priced[label].refused,
             "calibration": {"residuals": dict(found.setting.rates[0].residuals)},
-        }  # fmt: skip
+        }
 
 
 def folder_of(job: str) -> str:
@@ -119,8 +138,9 @@ def main() -> None:
         seconds = result["epoch_seconds"]["median"]
         print(
             f"{i + 1}/{len(todo)} {row['job']}: {1e3 * seconds:.1f} ms, predicted {1e3 * row['epoch_seconds']:.1f} "
-            f"({row['epoch_seconds'] / seconds - 1:+.0%})", flush=True,
-        )  # fmt: skip
+            f"({row['epoch_seconds'] / seconds - 1:+.0%})",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -65,11 +65,14 @@ def choose(pairs: Sequence[Pair]) -> dict[str, Any]:
     chosen = min(pairs, key=lambda p: (p.predicted, p.label))  # as the planner does where predictions are equal
     rules = {"planner": chosen, "always graph_parallel": always(pairs), "depth rule": depth_rule(pairs)}
     return {
-        "candidates": len(pairs), "best": best.label, "best_seconds": best.measured,
+        "candidates": len(pairs),
+        "best": best.label,
+        "best_seconds": best.measured,
         "chosen": {rule: p.label for rule, p in rules.items()},
         "regret": {rule: p.measured / best.measured - 1 for rule, p in rules.items()} | {"random": random_mean(pairs)},
-        "speedup": always(pairs).measured / chosen.measured, "possible": always(pairs).measured / best.measured,
-    }  # fmt: skip
+        "speedup": always(pairs).measured / chosen.measured,
+        "possible": always(pairs).measured / best.measured,
+    }
 
 
 def main() -> None:

@@ -16,9 +16,13 @@ import reports
 PIPELINES, FLAT = ("gnnpipe", "hybrid"), ("graph_parallel", "sar")
 COLOURS = {"graph_parallel": "#2b7bba", "sar": "#1a9e77", "gnnpipe": "#d1495b", "hybrid": "#e09f1f", "none": "#d5d9dd"}
 TITLES = {
-    "depth, slow links": "2 Gbit/s a host", "depth": "25 Gbit/s a host", "depth, fast links": "400 Gbit/s a host",
-    "nodes": "32 layers, 25 Gbit/s", "rate": "32 layers, 10^7 nodes", "depth and rate": "64 ranks, 10^7 nodes",
-}  # fmt: skip
+    "depth, slow links": "2 Gbit/s a host",
+    "depth": "25 Gbit/s a host",
+    "depth, fast links": "400 Gbit/s a host",
+    "nodes": "32 layers, 25 Gbit/s",
+    "rate": "32 layers, 10^7 nodes",
+    "depth and rate": "64 ranks, 10^7 nodes",
+}
 AXES = {"nodes": ("ranks", "nodes"), "rate": ("ranks", "rate"), "depth and rate": ("rate", "layers")}
 LABELS = {"ranks": "ranks", "layers": "layers", "nodes": "nodes", "rate": "Gbit/s a host"}
 Row = dict[str, Any]
@@ -74,7 +78,7 @@ def table(panels: dict[str, list[Row]]) -> str:
         "| ranks W | alpha | rule: W / alpha | pipelines win at 2 Gbit/s from layer | at 25 Gbit/s | at 400 Gbit/s | "
         "gnnpipe alone, 25 Gbit/s | deepest that fits |",
         "|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for ranks in sorted({row["ranks"] for row in panels["depth"]}):
         columns = [[row for row in panels[name] if row["ranks"] == ranks] for name in names]
         alpha = columns[0][0]["alpha"]
@@ -90,12 +94,15 @@ def wins(panels: dict[str, list[Row]]) -> str:
         "| panel | points | graph_parallel | sar | gnnpipe | hybrid | nothing fits | most over graph_parallel | "
         "with 4 bit rows adaqp wins |",
         "|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for name, title in TITLES.items():
         rows = panels[name]
         count = Counter(map(winner, rows))
-        ahead = [row["seconds"]["graph_parallel"] / best(row, (*FLAT, *PIPELINES)) for row in rows
-                 if "graph_parallel" in row["seconds"]]  # fmt: skip
+        ahead = [
+            row["seconds"]["graph_parallel"] / best(row, (*FLAT, *PIPELINES))
+            for row in rows
+            if "graph_parallel" in row["seconds"]
+        ]
         adaqp = sum(best(row, ("adaqp",)) < best(row, (*FLAT, *PIPELINES)) for row in rows)
         cells = " | ".join(str(count[family]) for family in ("graph_parallel", "sar", "gnnpipe", "hybrid", "none"))
         lines.append(f"| {name}: {title} | {len(rows)} | {cells} | {max(ahead):.1f} x | {adaqp} |")
@@ -115,15 +122,23 @@ def draw(panels: dict[str, list[Row]], file: Path) -> None:
         xs, ys = (sorted({row[key] for row in panels[panel]}) for key in (across, up))
         at = {(row[across], row[up]): row for row in panels[panel]}
         kinds = [[names.index(winner(at[x, y])) for x in xs] for y in ys]
-        axis.pcolormesh(range(len(xs)), range(len(ys)), kinds, cmap=ListedColormap(list(COLOURS.values())), vmin=0,
-                        vmax=len(names) - 1, alpha=0.75)  # fmt: skip
+        axis.pcolormesh(
+            range(len(xs)),
+            range(len(ys)),
+            kinds,
+            cmap=ListedColormap(list(COLOURS.values())),
+            vmin=0,
+            vmax=len(names) - 1,
+            alpha=0.75,
+        )
         ahead = [[advantage(at[x, y]) for x in xs] for y in ys]
         if min(map(min, ahead)) < 0 < max(map(max, ahead)):
             axis.contour(range(len(xs)), range(len(ys)), ahead, levels=[0], colors="black", linewidths=1.8)
         rule = [[math.log2(at[x, y]["layers"] * at[x, y]["alpha"] / at[x, y]["ranks"]) for x in xs] for y in ys]
         if min(map(min, rule)) < 0 < max(map(max, rule)):
-            axis.contour(range(len(xs)), range(len(ys)), rule, levels=[0], colors="black", linewidths=1.2,
-                         linestyles="dashed")  # fmt: skip
+            axis.contour(
+                range(len(xs)), range(len(ys)), rule, levels=[0], colors="black", linewidths=1.2, linestyles="dashed"
+            )
         for set_ticks, values in ((axis.set_xticks, xs), (axis.set_yticks, ys)):
             shown = [i for i in range(len(values)) if len(values) <= 8 or i % 2 == 0]
             set_ticks(shown, [f"{values[i]:.0e}" if values[i] >= 1e5 else f"{values[i]:g}" for i in shown])
@@ -132,8 +147,10 @@ def draw(panels: dict[str, list[Row]], file: Path) -> None:
     handles: list[Any] = [
         Patch(color=COLOURS[n], alpha=0.75, label=n if n != "none" else "nothing fits") for n in names
     ]
-    handles += [Line2D([], [], color="black", lw=1.8, label="predicted crossing"),
-                Line2D([], [], color="black", lw=1.2, ls="--", label="rule L alpha = W")]  # fmt: skip
+    handles += [
+        Line2D([], [], color="black", lw=1.8, label="predicted crossing"),
+        Line2D([], [], color="black", lw=1.2, ls="--", label="rule L alpha = W"),
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=7, frameon=False)
     figure.suptitle("Modelled, not measured: the fastest strategy of full precision", fontsize=9)
     pictures.save(figure, file)

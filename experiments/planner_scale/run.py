@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from gnnpar.models.resgcn import ResGCN
-from gnnpar.planning.candidate import Candidate, even_cuts
-from gnnpar.planning.extract import record
-from gnnpar.planning.ir import ModelIR
-from gnnpar.planning.laws import law_of
-from gnnpar.planning.rates import derived
-from gnnpar.planning.scale import Cluster, Paper
-from gnnpar.planning.statistics import GraphStats
+from gnnpar.planner.candidate import Candidate, even_cuts
+from gnnpar.planner.extract import record
+from gnnpar.planner.ir import ModelIR
+from gnnpar.planner.laws import law_of
+from gnnpar.planner.rates import derived
+from gnnpar.planner.scale import Cluster, Paper
+from gnnpar.planner.statistics import GraphStats
 
 HERE = Path(__file__).parent
 DEVICE = {"speed": 19.5e12, "memory_rate": 2039e9, "memory_bytes": 80 * 2**30}  # an A100's data sheet
@@ -38,9 +38,13 @@ PANELS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]] = {  
     "nodes": (RANKS, NODES, {"layers": 32, "rate": 25}),
     "rate": (RANKS, RATES, {"layers": 32, "nodes": 1e7}),
     "depth and rate": (RATES, DEPTHS, {"ranks": 64, "nodes": 1e7}),
-}  # fmt: skip
-AXES = {"depth": ("ranks", "layers"), "nodes": ("ranks", "nodes"), "rate": ("ranks", "rate"),
-        "depth and rate": ("rate", "layers")}  # fmt: skip
+}
+AXES = {
+    "depth": ("ranks", "layers"),
+    "nodes": ("ranks", "nodes"),
+    "rate": ("ranks", "rate"),
+    "depth and rate": ("rate", "layers"),
+}
 
 
 def axes(panel: str) -> tuple[str, str]:
@@ -56,9 +60,10 @@ def model(layers: int) -> ModelIR:
 def candidates(layers: int, ranks: int) -> list[Candidate]:
     """One a family and knob; grids are powers of two, chunks 0 (one), 1, 2, 4, 8 times the stages."""
     found = [
-        Candidate(family="graph_parallel", parts=ranks), Candidate(family="sar", parts=ranks),
+        Candidate(family="graph_parallel", parts=ranks),
+        Candidate(family="sar", parts=ranks),
         Candidate(family="adaqp", parts=ranks, bits=4),
-    ]  # fmt: skip
+    ]
     for stages in (2**i for i in range(1, 11) if 2**i <= min(ranks, layers)):
         family = "gnnpipe" if stages == ranks else "hybrid"
         for chunks in (1, *(factor * stages for factor in (1, 2, 4, 8))):

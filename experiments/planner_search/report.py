@@ -15,11 +15,15 @@ import reports
 from marks import EVALUATIONS, SECONDS
 
 STYLES = {
-    "tag": ("#7a8794", "s--", "TAG's tree, as published"), "mcts": ("#2b7bba", "o-", "our tree, uniform prior"),
-    "guided": ("#d1495b", "D-", "our tree, guide"), "descent": ("#1a9e77", "^-", "coordinate descent"),
-    "anneal": ("#e09f1f", "v-", "annealing"), "random": ("#b0b7bd", "x:", "random"),
-    "enumerate": ("#4a4e57", "*--", "enumeration alone"), "refine": ("#6b4ba3", "P-", "enumeration, then descent"),
-}  # fmt: skip
+    "tag": ("#7a8794", "s--", "TAG's tree, as published"),
+    "mcts": ("#2b7bba", "o-", "our tree, uniform prior"),
+    "guided": ("#d1495b", "D-", "our tree, guide"),
+    "descent": ("#1a9e77", "^-", "coordinate descent"),
+    "anneal": ("#e09f1f", "v-", "annealing"),
+    "random": ("#b0b7bd", "x:", "random"),
+    "enumerate": ("#4a4e57", "*--", "enumeration alone"),
+    "refine": ("#6b4ba3", "P-", "enumeration, then descent"),
+}
 Row = dict[str, Any]
 
 
@@ -62,8 +66,9 @@ def table(runs: dict[str, list[Row]], best: dict[int, float]) -> str:
     evaluations, seconds = (10, 30, 60, 120), (0.1, 0.3, 1.0, 2.0)
     heads = [*(f"{n} evaluations" for n in evaluations), *(f"{s:g} s" for s in seconds)]
     lines = [
-        "| search | " + " | ".join(heads) + " | runs within 1 % | ms an evaluation |", "|---" * (len(heads) + 3) + "|",
-    ]  # fmt: skip
+        "| search | " + " | ".join(heads) + " | runs within 1 % | ms an evaluation |",
+        "|---" * (len(heads) + 3) + "|",
+    ]
     for name, (_, _, words) in STYLES.items():
         rows = runs[name]
         cells = [shown(excess(rows, best, "at_evaluations", EVALUATIONS.index(n))) for n in evaluations]

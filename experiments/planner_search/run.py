@@ -23,14 +23,14 @@ sys.path.insert(0, str(HERE))
 
 from marks import EVALUATIONS, SECONDS
 
-from gnnpar.planning.guide.instances import Split, draw
-from gnnpar.planning.guide.prior import load, prior_of
-from gnnpar.planning.planner import Request, search
-from gnnpar.planning.search.named import DEFAULT, run, start_of
-from gnnpar.planning.search.points import Points
-from gnnpar.planning.search.space import Evaluator, anneal, descend_again
-from gnnpar.planning.search.space import draw as draw_points
-from gnnpar.planning.search.tree import climb, published
+from gnnpar.planner.guide.instances import Split, draw
+from gnnpar.planner.guide.prior import load, prior_of
+from gnnpar.planner.planner import Request, search
+from gnnpar.planner.search.named import DEFAULT, run, start_of
+from gnnpar.planner.search.points import Points
+from gnnpar.planner.search.space import Evaluator, anneal, descend_again
+from gnnpar.planner.search.space import draw as draw_points
+from gnnpar.planner.search.tree import climb, published
 
 INSTANCES, SEEDS, BUDGET, MOST = 10, 10, 120, 16
 SEARCHES = ("tag", "mcts", "guided", "descent", "anneal", "random", "refine")
@@ -79,12 +79,14 @@ def one(points: Points, price: Charged, name: str, seed: int, budget: int) -> di
         start = start_of(points, listed)
     enumerated = time.process_time() - began
     ways: dict[str, Callable[[], object]] = {
-        "tag": lambda: published(evaluate, seed=seed), "mcts": lambda: climb(evaluate, seed=seed),
+        "tag": lambda: published(evaluate, seed=seed),
+        "mcts": lambda: climb(evaluate, seed=seed),
         "guided": lambda: climb(evaluate, seed=seed, prior=prior_of(load(), points)),
-        "descent": lambda: descend_again(evaluate, seed=seed), "anneal": lambda: anneal(evaluate, seed=seed),
+        "descent": lambda: descend_again(evaluate, seed=seed),
+        "anneal": lambda: anneal(evaluate, seed=seed),
         "random": lambda: draw_points(evaluate, seed=seed),
         "refine": lambda: descend_again(evaluate, seed=seed, start=start),
-    }  # fmt: skip
+    }
     ways[name]()
     clock = [enumerated] * len(first) + [t - began for t in evaluate.clock]
     curve = first + [min([value, *first[-1:]]) for value in evaluate.curve]
@@ -100,10 +102,11 @@ def marks(curve: Sequence[float], clock: Sequence[float]) -> dict[str, Any]:
     """The curve at EVALUATIONS and SECONDS; null before the first."""
     within = [sum(t <= limit for t in clock) for limit in SECONDS]
     return {
-        "evaluations": len(curve), "cpu_seconds": round(clock[-1], 4),
+        "evaluations": len(curve),
+        "cpu_seconds": round(clock[-1], 4),
         "at_evaluations": [_six(curve[min(n, len(curve)) - 1]) for n in EVALUATIONS],
         "at_seconds": [_six(curve[n - 1]) if n else None for n in within],
-    }  # fmt: skip
+    }
 
 
 def _six(value: float) -> float | None:
@@ -136,10 +139,10 @@ def study(number: int, *, split: Split, seeds: int, budget: int) -> list[dict[st
 def large() -> dict[str, Any]:
     """Whole planning for 64 different devices and 64 layers."""
     from gnnpar.models.resgcn import ResGCN
-    from gnnpar.planning.closed import Setting
-    from gnnpar.planning.extract import record
-    from gnnpar.planning.rates import derived
-    from gnnpar.planning.topology import Machines
+    from gnnpar.planner.closed import Setting
+    from gnnpar.planner.extract import record
+    from gnnpar.planner.rates import derived
+    from gnnpar.planner.topology import Machines
 
     kinds = {"v100": (14, 900, 32), "p100": (9.3, 549, 12)}
     fabric = Machines(
@@ -152,7 +155,7 @@ def large() -> dict[str, Any]:
             for i in range(LARGE["hosts"])
         ),
         links={"bus": {"rate": "50 GB/s", "latency": "8 us"}, "nic": {"rate": "25 Gbit/s", "latency": "30 us"}},
-    ).fabric  # fmt: skip
+    ).fabric
     base: Request = draw(0, split="train").request
     began = time.process_time()
     made = ResGCN(num_layers=LARGE["layers"], hidden=128, encoder="linear", decoder="linear", norm="layer")
@@ -163,9 +166,14 @@ def large() -> dict[str, Any]:
     found = run(request, DEFAULT)
     spent = time.process_time() - began
     return {
-        "kind": "large", "search": DEFAULT, "devices": fabric.size, "layers": LARGE["layers"],
-        "evaluations": found.evaluations, "cpu_seconds": round(spent, 2), "label": found.priced[0].label,
-    }  # fmt: skip
+        "kind": "large",
+        "search": DEFAULT,
+        "devices": fabric.size,
+        "layers": LARGE["layers"],
+        "evaluations": found.evaluations,
+        "cpu_seconds": round(spent, 2),
+        "label": found.priced[0].label,
+    }
 
 
 def main() -> None:

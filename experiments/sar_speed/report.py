@@ -8,7 +8,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 
-from gnnpar.results.statistics import geometric_mean
+from gnnpar.report.statistics import geometric_mean
 
 
 def main() -> None:

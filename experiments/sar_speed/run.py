@@ -20,9 +20,16 @@ MODELS = {
 }
 WORLDS = {"5 ranks, peer": ["world_size=5", "strategy.rounds=peer"], "2 ranks, 1.2 MiB": ["strategy.rounds=1.2"]}
 COMMON = [
-    "dataset=sbm", "dataset.num_nodes=20000", "dataset.num_features=128", "world_size=2", "threads_per_rank=1",
-    "partition=random", "epochs=20", "eval_every=20", "seed=0",
-]  # fmt: skip
+    "dataset=sbm",
+    "dataset.num_nodes=20000",
+    "dataset.num_features=128",
+    "world_size=2",
+    "threads_per_rank=1",
+    "partition=random",
+    "epochs=20",
+    "eval_every=20",
+    "seed=0",
+]
 
 
 def jobs(world: str) -> blocks.Jobs:

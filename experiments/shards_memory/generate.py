@@ -18,9 +18,17 @@ CHUNK = 1 << 20
 
 
 def generate(
-    folder: Path, *, nodes: int, edges: int, features: int = 32, classes: int = 16, communities: int = 64,
-    inside: float = 0.9, noise: float = 2.0, seed: int = 0,
-) -> None:  # fmt: skip
+    folder: Path,
+    *,
+    nodes: int,
+    edges: int,
+    features: int = 32,
+    classes: int = 16,
+    communities: int = 64,
+    inside: float = 0.9,
+    noise: float = 2.0,
+    seed: int = 0,
+) -> None:
     """`edges`: directed entries; half as many pairs are drawn, of which some hundredths coincide."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
@@ -54,9 +62,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     for name, kind, value in (
-        ("nodes", int, 5_000_000), ("edges", int, 100_000_000), ("features", int, 32), ("classes", int, 16),
-        ("communities", int, 64), ("inside", float, 0.9), ("noise", float, 2.0), ("seed", int, 0),
-    ):  # fmt: skip
+        ("nodes", int, 5_000_000),
+        ("edges", int, 100_000_000),
+        ("features", int, 32),
+        ("classes", int, 16),
+        ("communities", int, 64),
+        ("inside", float, 0.9),
+        ("noise", float, 2.0),
+        ("seed", int, 0),
+    ):
         parser.add_argument(f"--{name}", type=kind, default=value)
     generate(**vars(parser.parse_args()))
 

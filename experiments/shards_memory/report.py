@@ -45,9 +45,11 @@ def table(rows: dict[str, dict]) -> Iterable[str]:
             peak = row["peaks"][role]
             early = loading(row, role)
             cells = [
-                f"{peak[ANONYMOUS] / GIB:.2f}", "" if early != early else f"{early:.2f}",
-                f"{peak[RESIDENT] / GIB:.2f}", f"{peak[PROPORTIONAL] / GIB:.2f}",
-            ]  # fmt: skip
+                f"{peak[ANONYMOUS] / GIB:.2f}",
+                "" if early != early else f"{early:.2f}",
+                f"{peak[RESIDENT] / GIB:.2f}",
+                f"{peak[PROPORTIONAL] / GIB:.2f}",
+            ]
             name = step if row["ended"] == 0 else f"{step} (ended at {row['limit_gib']:g} GiB)"
             yield f"| {name} | {role} | {' | '.join(cells)} |"
     shards, memory = rows["from shards"], rows["from memory"]

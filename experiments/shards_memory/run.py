@@ -46,10 +46,8 @@ def steps(graph: Path, shards: Path, runs: Path) -> dict[str, list[str]]:
     return {
         "partition": [*gnnpar, "partition", *source, "partition=ldg", f"world_size={RANKS}", f"out={shards}"],
         "from shards": [*train, f"shards={shards}", f"hydra.run.dir={runs / 'shards'}"],
-        "from memory": [
-            *train, *source, "partition=ldg", f"hydra.run.dir={runs / 'memory'}"
-        ],
-    }  # fmt: skip
+        "from memory": [*train, *source, "partition=ldg", f"hydra.run.dir={runs / 'memory'}"],
+    }
 
 
 def trained(folder: Path, began: float) -> dict:

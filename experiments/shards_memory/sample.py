@@ -74,6 +74,10 @@ def run(command: list[str], *, limit_bytes: float, environment: Mapping[str, str
         time.sleep(EVERY_SECONDS)
     output = process.communicate()[0]
     return {
-        "ended": None if stopped else process.returncode, "began": began, "seconds": round(time.time() - began, 1),
-        "samples": [[second, roles] for second, roles in samples.items()], "peaks": peaks, "output": output[-1500:],
-    }  # fmt: skip
+        "ended": None if stopped else process.returncode,
+        "began": began,
+        "seconds": round(time.time() - began, 1),
+        "samples": [[second, roles] for second, roles in samples.items()],
+        "peaks": peaks,
+        "output": output[-1500:],
+    }

@@ -12,7 +12,7 @@ import blocks
 import pictures
 import reports
 
-from gnnpar.results.statistics import geometric_mean
+from gnnpar.report.statistics import geometric_mean
 
 COLOURS = {"graph_parallel": "#2b7bba", "graph_parallel bf16": "#7a8794", "sar": "#1a9e77", "adaqp": "#e09f1f"}
 

@@ -18,9 +18,17 @@ STRATEGIES = {
     "adaqp": ["strategy=adaqp"],
 }
 COMMON = [
-    "dataset=sbm", "dataset.num_nodes=40000", "dataset.num_features=128", "model=gcn", "model.num_layers=3",
-    "model.hidden=128", "threads_per_rank=1", "seed=0", "epochs=20", "eval_every=20",
-]  # fmt: skip
+    "dataset=sbm",
+    "dataset.num_nodes=40000",
+    "dataset.num_features=128",
+    "model=gcn",
+    "model.num_layers=3",
+    "model.hidden=128",
+    "threads_per_rank=1",
+    "seed=0",
+    "epochs=20",
+    "eval_every=20",
+]
 
 if __name__ == "__main__":
     out = HERE / "results.jsonl"

@@ -127,7 +127,7 @@ def _attend_grad(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.
 
 
 class _Attend(torch.autograd.Function):
-    """The op under autograd, as `gnnpar.ops` wraps it, for a fair race with a layer."""
+    """The op under autograd, as `gnnpar.folds` wraps it, for a fair race with a layer."""
 
     @staticmethod
     def forward(ctx: Any, body: Body, data: Inputs, x: Tensor, a_src: Tensor, a_dst: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
-from gnnpar.ops.aggregator import Aggregator, EdgeDropout
-from gnnpar.ops.block import Rows
+from gnnpar.folds.aggregator import Aggregator, EdgeDropout
+from gnnpar.folds.block import Rows
 
 
 class Local(Protocol):

@@ -21,7 +21,8 @@ from typing import Annotated, Any, Literal, Protocol
 
 import annotated_types as at
 
-from gnnpar.planning.topology import Machines
+from gnnpar.aliases import current
+from gnnpar.planner.topology import Machines
 
 Positive = Annotated[int, at.Ge(1)]
 Count = Annotated[int, at.Ge(0)]
@@ -369,7 +370,7 @@ def _dataclasses_in(hint: Any) -> tuple[type, ...]:
 
 
 def _locate(target: str, path: str) -> Any:
-    module_name, _, name = str(target).rpartition(".")
+    module_name, _, name = current(str(target)).rpartition(".")
     try:
         return getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError) as error:

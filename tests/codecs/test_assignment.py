@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gnnpar.codecs import highs, threshold
-from gnnpar.codecs.links import Profile, fit, nominal
-from gnnpar.codecs.problem import Pair, Problem, merged, split, uniform_choice
+from gnnpar.codecs.adaptive import highs, threshold
+from gnnpar.codecs.adaptive.links import Profile, fit, nominal
+from gnnpar.codecs.adaptive.problem import Pair, Problem, merged, split, uniform_choice
 from gnnpar_kernels.wire import row_nbytes
 
 MENU = (2, 4, 8)
@@ -142,8 +142,8 @@ def test_a_profile_can_be_given_back(tmp_path):
 
 
 def test_scores_are_sums_of_edge_weights():
-    from gnnpar.codecs.importance import column_scores
-    from gnnpar.ops.block import Block
+    from gnnpar.codecs.adaptive.importance import column_scores
+    from gnnpar.folds.block import Block
 
     dst, src = torch.tensor([0, 0, 2, 2, 2]), torch.tensor([1, 2, 1, 1, 0])
     block = Block.from_edges(dst, src, num_dst=3, num_src=4, compress=True)

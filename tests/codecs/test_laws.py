@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from composing import configured, names
+from gnnpar.cli import check
 from gnnpar.codecs.codec import Codec, Exactness, Identity, RowLike
-from gnnpar.commands import check
-from gnnpar.main import compose
-from gnnpar.runner.codec_laws import check_codec
+from gnnpar.config.compose import compose
+from gnnpar.verify.codec_laws import check_codec
 
 
 @pytest.mark.parametrize("codec", names("codec"))

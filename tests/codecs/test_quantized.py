@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from gnnpar.codecs.adaptive.traces import row_variances
 from gnnpar.codecs.codec import RowLike
-from gnnpar.codecs.traces import row_variances
 from gnnpar.codecs.uniform import Random, Uniform
 from gnnpar_kernels.naive.quantize import ranges
 from gnnpar_kernels.wire import row_nbytes, row_offsets
@@ -176,8 +176,8 @@ def test_a_row_that_is_not_finite_is_one_clear_line(config, value):
 @pytest.mark.parametrize("config", [Uniform(bits=4), Random()], ids=["uniform", "random"])
 def test_one_launch_for_all_peers_gives_the_bytes_of_one_a_peer(config):
     from gnnpar.comm import Site, ThreadWorld
-    from gnnpar.runner.conformance import small_graph
-    from gnnpar.shard.shard import cut
+    from gnnpar.partition.shard import cut
+    from gnnpar.verify.conformance import small_graph
 
     data = small_graph()
     shard = cut(data, torch.arange(data.num_nodes) % 4, 4)[1]

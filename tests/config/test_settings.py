@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from conftest import environment
-from gnnpar.main import compose, hydra_line
+from gnnpar.config.compose import compose, hydra_line
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError, build_settings, describe, instantiate, with_plan
 
@@ -53,7 +53,7 @@ def test_every_debug_preset_has_the_last_word_but_one(file: Path) -> None:
         ("+model.depth=3", "unknown key model.depth=3; model has"),
         ("+epoch=3", "unknown key epoch=3, did you mean epochs?; there are"),
         ("+experiments/scaling=study", "experiments/scaling=study: there is no folder experiments/scaling"),
-        ("optim._target_=gnnpar.runner.optim.Adan", "optim._target_=gnnpar.runner.optim.Adan cannot be imported"),
+        ("optim._target_=gnnpar.training.optim.Adan", "optim._target_=gnnpar.training.optim.Adan cannot be imported"),
         ("comm._target_=gnnpar.settings.Host", "unknown key comm.backend=gloo"),
     ],
 )
@@ -103,7 +103,7 @@ def test_wrong_fields_of_adaqp(override: str, line: str) -> None:
 
 
 def test_a_period_longer_than_the_run_is_refused_before_a_rank_starts() -> None:
-    from gnnpar.runner.facts import world_of
+    from gnnpar.training.result.facts import world_of
 
     for strategy in ("adaqp", "adaqp_q"):
         with pytest.raises(ValueError, match=r"^codec.period=20 is longer than the run of 15 epochs; set it to 3, or "):
@@ -195,7 +195,7 @@ def test_types_in_words() -> None:
 
 def test_a_plan_sets_the_strategy(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    plan.write_text('{"strategy": {"name": "single", "_target_": "gnnpar.strategies.single.Single"}}')
+    plan.write_text('{"strategy": {"name": "single", "_target_": "gnnpar.parallel.single.strategy.Single"}}')
     base = compose([])
     config, names = with_plan({**base.resolved, "plan": str(plan)}, base.names, ["epochs=3"])
     assert build_settings(config, names).names["strategy"] == "single"
@@ -225,8 +225,8 @@ def test_a_rank_imports_neither_hydra_nor_services_nor_pyg(tmp_path: Path) -> No
     code = """
 import pickle, sys, pathlib
 settings = pickle.loads(pathlib.Path("settings").read_bytes())
-from gnnpar.runner.launch import launch
-import gnnpar.runner.ranks
+from gnnpar.launch.launch import launch
+import gnnpar.launch.ranks
 assert launch(settings, pathlib.Path(".")).status == "completed"
 print(sorted({"hydra", "omegaconf", "wandb", "torch_geometric"} & set(sys.modules)))
 """

@@ -6,29 +6,40 @@ from pathlib import Path
 
 import pytest
 
-from gnnpar.main import run, without_folders
-from gnnpar.runner.launch import Outcome
-from gnnpar.runner.slurm import as_rank, first_host, tasks_per_node
+from gnnpar.config.compose import run, without_folders
+from gnnpar.launch.launch import Outcome
+from gnnpar.launch.slurm import as_rank, first_host, tasks_per_node
 from gnnpar.settings import ConfigError
 
 STEP = {
-    "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "7", "SLURM_NTASKS": "7", "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
-    "SLURM_STEP_NODELIST": "gpu[07-09],login1", "SLURM_JOB_NODELIST": "gpu[01-09],login1",
-}  # fmt: skip
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_NTASKS": "7",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+    "SLURM_STEP_NODELIST": "gpu[07-09],login1",
+    "SLURM_JOB_NODELIST": "gpu[01-09],login1",
+}
 
 
 @pytest.fixture(autouse=True)
 def _without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnnpar.runner.slurm.shutil.which", lambda name: None)
+    monkeypatch.setattr("gnnpar.launch.slurm.shutil.which", lambda name: None)
 
 
 def test_a_task_of_a_step_is_a_rank() -> None:
     found = as_rank(STEP)
     assert found == {
-        "RANK": "5", "WORLD_SIZE": "7", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "gpu07",
+        "RANK": "5",
+        "WORLD_SIZE": "7",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "gpu07",
         "MASTER_PORT": str(20000 + (4711 * 31 + 2) % 12000),
-    }  # fmt: skip
+    }
     others = [as_rank(STEP | {"SLURM_PROCID": str(i), "SLURM_NODEID": str(i // 2)}) for i in range(7)]
     assert len({(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in others}) == 1
     assert others[6]["LOCAL_WORLD_SIZE"] == "1"
@@ -69,7 +80,7 @@ def test_scontrol_is_asked_where_it_is(tmp_path: Path, monkeypatch: pytest.Monke
     tool.write_text('#!/bin/sh\n[ "$*" = "show hostnames odd{1..3}" ] && printf "odd1\\nodd2\\n"\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr("gnnpar.runner.slurm.shutil.which", lambda name: str(tool))
+    monkeypatch.setattr("gnnpar.launch.slurm.shutil.which", lambda name: str(tool))
     assert first_host("odd{1..3}") == "odd1"
 
 
@@ -92,12 +103,12 @@ def test_train_joins_under_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     seen = []
 
     def launched(settings, run_dir: Path) -> Outcome:
-        from gnnpar.runner.facts import world_of
+        from gnnpar.training.result.facts import world_of
 
         seen.append((world_of(settings), run_dir))
         return Outcome("completed")
 
-    monkeypatch.setattr("gnnpar.runner.launch.launch", launched)
+    monkeypatch.setattr("gnnpar.launch.launch.launch", launched)
     monkeypatch.chdir(tmp_path)
     assert run("train", ["strategy=graph_parallel", "device=cpu"]) == 0
     ((world, folder),) = seen

@@ -9,21 +9,21 @@ import pytest
 import torch
 
 from composing import configured, names
-from gnnpar.codecs.adaptive import Adaptive
+from gnnpar.codecs.adaptive.codec import Adaptive
+from gnnpar.codecs.adaptive.links import nominal
 from gnnpar.codecs.codec import Identity
-from gnnpar.codecs.links import nominal
 from gnnpar.codecs.uniform import Random, Uniform, code_of
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.synthetic import SBM
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gcn import GCN
 from gnnpar.models.sage import SAGE
-from gnnpar.runner.conformance import make_job, relative_error, small_graph, train_in_threads
-from gnnpar.shard.shard import Shard
-from gnnpar.strategies.adaqp import AdaQP
-from gnnpar.strategies.graph_parallel import GraphParallel
-from gnnpar.strategies.sar import SAR
-from gnnpar.strategies.single import Single
+from gnnpar.parallel.halo.adaqp import AdaQP
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.sequential.strategy import SAR
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.partition.shard import Shard
+from gnnpar.verify.conformance import make_job, relative_error, small_graph, train_in_threads
 from gnnpar_kernels.wire import row_nbytes
 from gradients import Study
 from graphs import ODD
@@ -233,7 +233,7 @@ def test_a_group_larger_than_a_message_is_one_line():
 def test_the_bias_of_the_gradient_is_an_l2_term():
     """Y = Q(H) W: the same noise is in the activation and in its weight's gradient, so that
     E[Q^T (Q W - Y)] = H^T (H W - Y) + diag(variance of the columns) W. No test may claim an unbiased gradient."""
-    from gnnpar.codecs.traces import row_variances
+    from gnnpar.codecs.adaptive.traces import row_variances
     from messages import Message
 
     torch.manual_seed(0)

@@ -4,9 +4,9 @@ import pytest
 
 from composing import configured
 from gnnpar.codecs.codec import Drop
-from gnnpar.runner.conformance import relative_error, small_graph, train_in_threads
-from gnnpar.strategies.graph_parallel import GraphParallel
-from gnnpar.strategies.single import Single
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.verify.conformance import relative_error, small_graph, train_in_threads
 
 F, HIDDEN = 6, 8
 LIVE = ["gcn", "sage", "sage_max", "gin", "gat", "gatv2"]  # models without an encoder by default

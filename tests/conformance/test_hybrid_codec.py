@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from composing import configured
-from gnnpar.codecs.adaptive import Adaptive
+from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import BFloat16, Drop, Identity
 from gnnpar.codecs.uniform import Random, Uniform
-from gnnpar.main import compose
+from gnnpar.config.compose import compose
 from gnnpar.models.gat import GAT
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.resgcn import ResGCN
-from gnnpar.runner.conformance import make_job, merge_ranks, relative_error, small_graph, train_in_threads
-from gnnpar.runner.facts import world_of
-from gnnpar.runner.train import how_of
-from gnnpar.shard.partition import Range
-from gnnpar.strategies.gnnpipe import GNNPipe
-from gnnpar.strategies.graph_parallel import GraphParallel
-from gnnpar.strategies.hybrid import Hybrid
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.pipeline.hybrid import Hybrid
+from gnnpar.parallel.pipeline.strategy import GNNPipe
+from gnnpar.partition.partition import Range
+from gnnpar.training.loop import how_of
+from gnnpar.training.result.facts import world_of
+from gnnpar.verify.conformance import make_job, merge_ranks, relative_error, small_graph, train_in_threads
 from gnnpar_kernels.wire import row_nbytes
 from worlds import run_world
 

@@ -5,9 +5,9 @@ import torch
 
 from composing import configured
 from gnnpar.codecs.codec import BFloat16, Drop, Identity
-from gnnpar.runner.conformance import make_job, small_graph, train_in_threads
-from gnnpar.shard.partition import Random
-from gnnpar.strategies.graph_parallel import GraphParallel
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.partition.partition import Random
+from gnnpar.verify.conformance import make_job, small_graph, train_in_threads
 from worlds import run_world
 
 F, HIDDEN, CLASSES, HEADS = 6, 8, 3, 2
@@ -63,7 +63,7 @@ def test_processes_count_like_threads():
 
 def test_a_partition_without_cut_edges_sends_nothing():
     from gnnpar.comm import ThreadWorld
-    from gnnpar.runner.conformance import merge_ranks
+    from gnnpar.verify.conformance import merge_ranks
     from graphs import ODD
 
     data = ODD["no_edges"]()

@@ -16,14 +16,22 @@ from torch_geometric.nn import GCNConv, GINConv
 from checkpoints import result, rows, train
 from composing import configured, names
 from gnnpar.comm import ThreadWorld
-from gnnpar.data.neighbours import native, sampler_of
 from gnnpar.data.tasks import make_task
-from gnnpar.engines.minibatch import Batches
+from gnnpar.folds.generic import Generic
+from gnnpar.folds.sum import Sum
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import ModelConfig
-from gnnpar.ops.generic import Generic
-from gnnpar.ops.sum import Sum
-from gnnpar.runner.conformance import (
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.sampling import strategy as minibatch
+from gnnpar.parallel.sampling.engine import Batches
+from gnnpar.parallel.sampling.neighbours import native, sampler_of
+from gnnpar.parallel.sampling.replica import Replica, replica_of
+from gnnpar.parallel.sampling.strategy import Minibatch
+from gnnpar.parallel.sampling.view import SampledGraph, subgraph_of
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.partition.shard import Shard
+from gnnpar.training.result.result import schema_path
+from gnnpar.verify.conformance import (
     TOLERANCE,
     check,
     make_job,
@@ -31,14 +39,6 @@ from gnnpar.runner.conformance import (
     small_graph,
     train_in_threads,
 )
-from gnnpar.runner.result import schema_path
-from gnnpar.shard.replica import Replica, replica_of
-from gnnpar.shard.shard import Shard
-from gnnpar.strategies import minibatch
-from gnnpar.strategies.minibatch import Minibatch
-from gnnpar.strategies.single import Single
-from gnnpar.views.local import Pass
-from gnnpar.views.sampled import SampledGraph, subgraph_of
 from graphs import ODD
 
 ALL = Minibatch(fanout=(-1,), batch_size=None)

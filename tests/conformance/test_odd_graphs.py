@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from composing import configured, names
-from gnnpar.runner.conformance import relative_error, train_in_threads
-from gnnpar.shard.partition import Partitioner, Random, Range
-from gnnpar.strategies.graph_parallel import GraphParallel
-from gnnpar.strategies.single import Single
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.partition.partition import Partitioner, Random, Range
+from gnnpar.verify.conformance import relative_error, train_in_threads
 from graphs import ODD
 
 

@@ -8,11 +8,11 @@ from conformance.test_sar import assert_equal, assert_same_bits
 from gnnpar.codecs.codec import BFloat16, Identity
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
-from gnnpar.engines import paging
-from gnnpar.runner.conformance import make_job, relative_error, small_graph, train_in_threads
-from gnnpar.shard.shard import Shard
-from gnnpar.strategies.sar import SAR
-from gnnpar.strategies.single import Single
+from gnnpar.parallel.sequential import paging
+from gnnpar.parallel.sequential.strategy import SAR
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.partition.shard import Shard
+from gnnpar.verify.conformance import make_job, relative_error, small_graph, train_in_threads
 
 WAYS = [("gat", "push"), *((model, "pull") for model in ("gcn", "gat", "gatv2", "sage_max", "gcnii"))]
 

@@ -14,16 +14,16 @@ from composing import configured, names
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.resgcn import ResGCN
-from gnnpar.runner.conformance import Job, make_job, merge_ranks, relative_error, small_graph, train_in_threads
-from gnnpar.runner.optim import SGD
-from gnnpar.shard.partition import Range
-from gnnpar.shard.shard import Shard
-from gnnpar.strategies.gnnpipe import GNNPipe
-from gnnpar.strategies.graph_parallel import GraphParallel
-from gnnpar.strategies.hybrid import Hybrid
-from gnnpar.strategies.single import Single
-from gnnpar.views.chunk import Weights
-from gnnpar.views.chunks import epoch_order
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.pipeline.chunk import Weights
+from gnnpar.parallel.pipeline.chunks import epoch_order
+from gnnpar.parallel.pipeline.hybrid import Hybrid
+from gnnpar.parallel.pipeline.strategy import GNNPipe
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.partition.partition import Range
+from gnnpar.partition.shard import Shard
+from gnnpar.training.optim import SGD
+from gnnpar.verify.conformance import Job, make_job, merge_ranks, relative_error, small_graph, train_in_threads
 from graphs import both, dataset_of
 from worlds import run_world
 
@@ -97,7 +97,7 @@ def test_stages_do_not_change_a_bit(model, parts):
 
 def test_eight_stages_of_64_layers_have_the_bits_of_one(monkeypatch):
     """Invariants 4 and 10: every rank asks for the order of an epoch once, and all get the same."""
-    from gnnpar.engines import pipeline
+    from gnnpar.parallel.pipeline import engine as pipeline
 
     asked: list[tuple[int, tuple[int, ...]]] = []
 

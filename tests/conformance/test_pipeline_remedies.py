@@ -8,23 +8,23 @@ import pytest
 import torch
 
 from composing import configured
-from gnnpar.codecs.adaptive import Adaptive
+from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import BFloat16
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gat import GAT
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.resgcn import ResGCN
-from gnnpar.plan import Topology
-from gnnpar.runner.conformance import Job, make_job, relative_error, small_graph, train_in_threads
-from gnnpar.runner.layer_costs import layer_seconds
-from gnnpar.runner.optim import SGD
-from gnnpar.shard.partition import Random
-from gnnpar.shard.shard import Shard
-from gnnpar.strategies.gnnpipe import GNNPipe
-from gnnpar.strategies.hybrid import Hybrid
-from gnnpar.strategies.single import Single
-from gnnpar.strategies.strategy import Workload
+from gnnpar.parallel.pipeline.hybrid import Hybrid
+from gnnpar.parallel.pipeline.strategy import GNNPipe
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.parallel.strategy import Workload
+from gnnpar.partition.partition import Random
+from gnnpar.partition.shard import Shard
+from gnnpar.placement import Topology
+from gnnpar.training.layer_seconds import layer_seconds
+from gnnpar.training.optim import SGD
+from gnnpar.verify.conformance import Job, make_job, relative_error, small_graph, train_in_threads
 from worlds import run_world
 
 DEEP = {"hidden": 8, "num_layers": 4, "encoder": "linear", "decoder": "linear"}

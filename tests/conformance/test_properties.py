@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from composing import configured, names
 from gnnpar.data.dataset import Dataset
-from gnnpar.runner.conformance import train_in_threads
-from gnnpar.strategies.sar import SAR
-from gnnpar.strategies.single import Single
+from gnnpar.parallel.sequential.strategy import SAR
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.verify.conformance import train_in_threads
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 MODELS = {name: configured("model", name, "model.hidden=4", "model.num_layers=2") for name in names("model")}
@@ -47,9 +47,14 @@ def graphs(draw: st.DrawFn) -> Dataset:
     train = torch.rand(num_nodes, generator=gen) < 0.6
     train[draw(node)] = True
     return Dataset.of(
-        "drawn", x=torch.randn(num_nodes, 3, generator=gen), y=torch.randint(0, 3, (num_nodes,), generator=gen),
-        edge_index=edges, masks=(train, ~train, ~train), num_classes=3, task="single_label",
-    )  # fmt: skip
+        "drawn",
+        x=torch.randn(num_nodes, 3, generator=gen),
+        y=torch.randint(0, 3, (num_nodes,), generator=gen),
+        edge_index=edges,
+        masks=(train, ~train, ~train),
+        num_classes=3,
+        task="single_label",
+    )
 
 
 def _takes(strategy: Any, ranks: int) -> bool:
@@ -86,18 +91,19 @@ def runs(draw: st.DrawFn) -> tuple[Dataset, str, Any, int, Given, str]:
 
 @pytest.mark.timeout(3000 if NIGHTLY else 300)
 @settings(
-    max_examples=1000 if NIGHTLY else 40, deadline=None, derandomize=not NIGHTLY, database=None,
+    max_examples=1000 if NIGHTLY else 40,
+    deadline=None,
+    derandomize=not NIGHTLY,
+    database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)  # fmt: skip
+)
 @given(runs())
 def test_every_way_to_run_is_the_single_device(run: tuple[Dataset, str, Any, int, Given, Any]) -> None:
     dataset, model, strategy, world, partition, first_layer = run
     if MODELS[model].encoder != "none":
         first_layer = "live"  # refused otherwise: learned rows stand in front of layer 0
     expected = train_in_threads(Single(), MODELS[model], dataset, world=1, first_layer=first_layer)
-    got = train_in_threads(
-        strategy, MODELS[model], dataset, world=world, partition=partition, first_layer=first_layer
-    )  # fmt: skip
+    got = train_in_threads(strategy, MODELS[model], dataset, world=world, partition=partition, first_layer=first_layer)
     assert got.losses == pytest.approx(expected.losses, rel=1e-9, abs=1e-12)
     torch.testing.assert_close(got.logits, expected.logits, rtol=1e-9, atol=1e-11)
     for mine, theirs in zip(got.gradients, expected.gradients, strict=True):

@@ -14,10 +14,10 @@ from gnnpar.models.gcnii import GCNIIConv
 from gnnpar.models.gin import GINConv
 from gnnpar.models.gnn import initialise
 from gnnpar.models.sage import SAGEConv
-from gnnpar.runner.conformance import small_graph
-from gnnpar.shard.shard import cut
-from gnnpar.views.local import Pass
-from gnnpar.views.whole import WholeGraph
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.shard import cut
+from gnnpar.verify.conformance import small_graph
 from graphs import dataset_of
 
 IN, OUT, HEADS = 6, 8, 2

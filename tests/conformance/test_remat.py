@@ -9,14 +9,14 @@ import torch
 from composing import configured, names
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
-from gnnpar.engines.stage import Remat
 from gnnpar.models.gcn import GCN
-from gnnpar.runner.conformance import Outcome, make_job, small_graph, train_in_threads
-from gnnpar.runner.memory import measure_epoch
-from gnnpar.runner.optim import SGD
-from gnnpar.shard.shard import Shard
-from gnnpar.strategies.gnnpipe import GNNPipe
-from gnnpar.strategies.hybrid import Hybrid
+from gnnpar.parallel.pipeline.hybrid import Hybrid
+from gnnpar.parallel.pipeline.stage import Remat
+from gnnpar.parallel.pipeline.strategy import GNNPipe
+from gnnpar.partition.shard import Shard
+from gnnpar.training.memory import measure_epoch
+from gnnpar.training.optim import SGD
+from gnnpar.verify.conformance import Outcome, make_job, small_graph, train_in_threads
 
 REMATS: tuple[Remat, ...] = ("chunk", "layer")
 CASES: dict[int, list[dict[str, Any]]] = {  # by ways: stages do not change a bit either

@@ -6,7 +6,11 @@ import torch
 from composing import configured
 from gnnpar.codecs.codec import BFloat16, Drop
 from gnnpar.comm import ThreadWorld
-from gnnpar.runner.conformance import (
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.sequential.strategy import SAR
+from gnnpar.parallel.sequential.view import SequentialGraph
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.verify.conformance import (
     check,
     make_job,
     merge_ranks,
@@ -14,10 +18,6 @@ from gnnpar.runner.conformance import (
     small_graph,
     train_in_threads,
 )
-from gnnpar.strategies.graph_parallel import GraphParallel
-from gnnpar.strategies.sar import SAR
-from gnnpar.strategies.single import Single
-from gnnpar.views.sequential import SequentialGraph
 from graphs import ODD
 from worlds import Several, run_world
 

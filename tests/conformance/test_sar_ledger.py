@@ -10,11 +10,11 @@ from composing import configured
 from gnnpar.codecs.codec import BFloat16
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
-from gnnpar.engines.flat import FlatEngine
-from gnnpar.runner.conformance import make_job, small_graph, train_in_threads
-from gnnpar.shard.shard import Shard
-from gnnpar.strategies.sar import SAR
-from gnnpar.views.sequential import SequentialGraph
+from gnnpar.parallel.flat import FlatEngine
+from gnnpar.parallel.sequential.strategy import SAR
+from gnnpar.parallel.sequential.view import SequentialGraph
+from gnnpar.partition.shard import Shard
+from gnnpar.verify.conformance import make_job, small_graph, train_in_threads
 
 F, HIDDEN, CLASSES, HEADS, WORLD = 6, 8, 3, 2, 4
 ATTENTION = [(HIDDEN, HEADS)] * 2 + [(CLASSES, 1)]  # (F, H) of every layer

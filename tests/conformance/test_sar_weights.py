@@ -13,12 +13,12 @@ from composing import configured
 from gnnpar.codecs.codec import BFloat16, Exactness, Identity, _Cast
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
-from gnnpar.engines.flat import FlatEngine
-from gnnpar.ops.softmax import Softmax
-from gnnpar.runner.conformance import make_job, small_graph
-from gnnpar.shard.shard import Shard
-from gnnpar.strategies.sar import SAR
-from gnnpar.views.local import Pass
+from gnnpar.folds.softmax import Softmax
+from gnnpar.parallel.flat import FlatEngine
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.sequential.strategy import SAR
+from gnnpar.partition.shard import Shard
+from gnnpar.verify.conformance import make_job, small_graph
 from gnnpar_kernels import fold_key
 
 WORLD, HEADS, SEED = 4, 2, 5

@@ -11,9 +11,9 @@ import torch
 from composing import configured, names, presets_slow
 from gnnpar.codecs.codec import BFloat16, Drop
 from gnnpar.models.gcn import GCN
-from gnnpar.runner.conformance import check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
-from gnnpar.strategies.graph_parallel import GraphParallel
-from gnnpar.strategies.single import Single
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.verify.conformance import check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
 from worlds import Several, run_world
 
 MODELS = names("model")
@@ -100,7 +100,7 @@ def test_inexact_codecs_differ_and_evaluate_exactly():
 
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
 def test_the_suite_notices_a_strategy_that_is_wrong(broken, monkeypatch):
-    from gnnpar.engines.flat import FlatEngine
+    from gnnpar.parallel.flat import FlatEngine
 
     true = FlatEngine.train_epoch
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from composing import configured, names
-from gnnpar.runner.conformance import relative_error, small_graph, train_in_threads
+from gnnpar.verify.conformance import relative_error, small_graph, train_in_threads
 from gnnpar_kernels.triton.tuning import interpreting
 
 QUICK = ("graph_parallel", "sar", "gnnpipe")  # the views that call kernels; the others are made of them

@@ -73,10 +73,20 @@ def test_what_pyg_makes_of_a_graph_comes_back() -> None:
 def test_a_raw_graph_takes_it() -> None:
     mask = torch.ones(5, dtype=torch.bool)
     made = [
-        prepare(RawGraph(name="five", x=torch.zeros(5, 2), y=torch.arange(5), edge_index=graph, task="single_label",
-                         masks=(mask, ~mask, ~mask)), Preprocess(), seed=0)
+        prepare(
+            RawGraph(
+                name="five",
+                x=torch.zeros(5, 2),
+                y=torch.arange(5),
+                edge_index=graph,
+                task="single_label",
+                masks=(mask, ~mask, ~mask),
+            ),
+            Preprocess(),
+            seed=0,
+        )
         for graph in (EDGES, matrix("csr"), matrix("stand-in"))
-    ]  # fmt: skip
+    ]
     assert len({dataset.graph_hash for dataset in made}) == 1
 
 

@@ -50,11 +50,14 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"symmetrize": True}, {"self_loops": False, "drop_duplicates": False}, {"normalize": "row"},
+        {},
+        {"symmetrize": True},
+        {"self_loops": False, "drop_duplicates": False},
+        {"normalize": "row"},
         {"split": "random", "num_classes": 6},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_in_chunks_it_is_the_same_graph(tmp_path: Path, kind: str, options: dict) -> None:
     config = Folder(path=str(write(tmp_path / "g", kind=kind)), **options)
     whole = config.load(None, 0)
@@ -79,10 +82,16 @@ def test_the_bucket_sort_is_canonical(tmp_path: Path, nodes: int, edges: int) ->
             torch.from_numpy(pairs), num_nodes=nodes, symmetrize=both, self_loops=loops, drop_duplicates=distinct
         )
         indptr, indices = external.canonical_csr(
-            lambda: iter([(pairs[0, :7], pairs[1, :7]), (pairs[0, 7:], pairs[1, 7:])]), tmp_path, name="g",
-            num_nodes=nodes, num_edges=edges, symmetrize=both, self_loops=loops, drop_duplicates=distinct,
+            lambda: iter([(pairs[0, :7], pairs[1, :7]), (pairs[0, 7:], pairs[1, 7:])]),
+            tmp_path,
+            name="g",
+            num_nodes=nodes,
+            num_edges=edges,
+            symmetrize=both,
+            self_loops=loops,
+            drop_duplicates=distinct,
             bucket_edges=20,
-        )  # fmt: skip
+        )
         assert np.array_equal(indices[0 : len(indices)], want[0].numpy())
         assert np.array_equal(np.repeat(np.arange(nodes), np.diff(indptr)), want[1].numpy())
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from gnnpar.data import neighbours
-from gnnpar.data.neighbours import Body, InEdges, Sample, distinct, native, sampler_of
+from gnnpar.parallel.sampling import neighbours
+from gnnpar.parallel.sampling.neighbours import Body, InEdges, Sample, distinct, native, sampler_of
 
 NEEDS_NATIVE = pytest.mark.skipif(native() is None, reason="neither pyg-lib nor torch-sparse is installed")
 BODIES = ["own", pytest.param("pyg", marks=NEEDS_NATIVE)]

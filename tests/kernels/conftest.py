@@ -36,9 +36,15 @@ def _csr(row: Tensor, column: Tensor, ids: Tensor, num_rows: int, dtype: torch.d
 
 
 def make_graph(
-    src: Tensor, dst: Tensor, *, num_src: int, num_dst: int, ids: Tensor | None = None,
-    dtype: torch.dtype = torch.int32, compress: bool = False,
-) -> Graph:  # fmt: skip
+    src: Tensor,
+    dst: Tensor,
+    *,
+    num_src: int,
+    num_dst: int,
+    ids: Tensor | None = None,
+    dtype: torch.dtype = torch.int32,
+    compress: bool = False,
+) -> Graph:
     """Both CSR orientations of an edge list; compress drops rows without edges from the row lists."""
     ids = torch.arange(src.shape[0]) * 3 + 2**33 if ids is None else ids
     forward = _csr(dst, src, ids, num_dst, dtype, compress)

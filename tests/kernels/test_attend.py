@@ -63,9 +63,19 @@ def _fold(body, pieces, x, a_src, a_dst, drop, *, slope=SLOPE, branch=False):
     for piece in pieces:
         indptr, indices, rows, ids = piece.forward
         state = body.attend(
-            indptr, indices, x, a_src, a_dst, slope=slope, num_rows=a_dst.shape[0], rows=rows, state=state,
-            drop=drop, edge_ids=ids, branch=branch,
-        )  # fmt: skip
+            indptr,
+            indices,
+            x,
+            a_src,
+            a_dst,
+            slope=slope,
+            num_rows=a_dst.shape[0],
+            rows=rows,
+            state=state,
+            drop=drop,
+            edge_ids=ids,
+            branch=branch,
+        )
     return body.attend_finish(state)
 
 

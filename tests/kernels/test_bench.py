@@ -30,9 +30,11 @@ def test_every_case_of_a_gpu_runs_on_a_cpu(tmp_path, capsys):
 
 def test_a_wrong_op_is_not_timed(tmp_path, capsys, monkeypatch):
     wrong = Case(
-        name="wrong", shape="3", dtype=torch.float32,
+        name="wrong",
+        shape="3",
+        dtype=torch.float32,
         race=lambda data: Race(op=lambda body: torch.full((3,), 1.0 + 0.01 * (body is kernels))),
-    )  # fmt: skip
+    )
     broken = Case(name="broken", shape="3", dtype=torch.float32, race=lambda data: Race(op=lambda body: 1 / 0))
     monkeypatch.setattr(run, "cases", lambda kind: [wrong, broken])
     options = ["--quick", "--scale", "0.01", "--threads", "1", "--csv", str(tmp_path / "bench.csv")]
@@ -47,9 +49,11 @@ def test_a_rival_without_memory_leaves_a_row():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 118 GiB")
 
     case = Case(
-        name="sum", shape="2", dtype=torch.float32,
+        name="sum",
+        shape="2",
+        dtype=torch.float32,
         race=lambda data: Race(op=lambda body: torch.ones(2), others={"rival": build}),
-    )  # fmt: skip
+    )
     data, clock = draw(SMALL, device="cpu"), measuring.clock_of("cpu")
     measured, failure = measuring.measure(case, data, clock, device="cpu", repeats=2, seconds=1.0)
     assert failure == ""

@@ -90,9 +90,7 @@ def test_ops_run_in_inference_mode(kit, dtype):
 
     def run():
         z = x.clone()
-        state = gnnpar_kernels.attend(
-            indptr, indices, z[..., None], a_src, a_dst, slope=0.2, num_rows=graph.num_dst
-        )  # fmt: skip
+        state = gnnpar_kernels.attend(indptr, indices, z[..., None], a_src, a_dst, slope=0.2, num_rows=graph.num_dst)
         return (
             gnnpar_kernels.spmm(indptr, indices, z, num_rows=graph.num_dst),
             *gnnpar_kernels.extremum(indptr, indices, z, ids, num_rows=graph.num_dst),

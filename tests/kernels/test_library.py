@@ -14,9 +14,13 @@ def _inputs(kit) -> tuple[Csr, Csr, dict[str, torch.Tensor]]:
     graph = kit.degree_graph()
     n, m = graph.num_dst, graph.num_src
     tensors = {
-        "x": torch.randn(m, 2, 4), "a_src": torch.randn(m, 2), "a_dst": torch.randn(n, 2),
-        "grad_out": torch.randn(n, 2, 4), "ids": torch.arange(m), "index": torch.tensor([3, 1, 7]),
-    }  # fmt: skip
+        "x": torch.randn(m, 2, 4),
+        "a_src": torch.randn(m, 2),
+        "a_dst": torch.randn(n, 2),
+        "grad_out": torch.randn(n, 2, 4),
+        "ids": torch.arange(m),
+        "index": torch.tensor([3, 1, 7]),
+    }
     return graph.forward, graph.reverse, tensors
 
 

@@ -7,11 +7,11 @@ from composing import configured, names
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gnn import GNN
-from gnnpar.runner.conformance import small_graph, train_in_threads
-from gnnpar.shard.shard import cut
-from gnnpar.strategies.single import Single
-from gnnpar.views.local import LocalRows, Pass
-from gnnpar.views.whole import WholeGraph
+from gnnpar.parallel.local import LocalRows, Pass
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.shard import cut
+from gnnpar.verify.conformance import small_graph, train_in_threads
 
 
 def whole(data=None):

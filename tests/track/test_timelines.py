@@ -5,13 +5,13 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from gnnpar.runner.trace import costs_of, plan_of, schedules_of
-from gnnpar.schedule.action import Action
-from gnnpar.schedule.generate import fill_drain
-from gnnpar.schedule.lower import lower
-from gnnpar.schedule.simulate import Link, simulate
+from gnnpar.parallel.pipeline.schedule.action import Action
+from gnnpar.parallel.pipeline.schedule.generate import fill_drain
+from gnnpar.parallel.pipeline.schedule.lower import lower
+from gnnpar.parallel.pipeline.schedule.simulate import Link, simulate
 from gnnpar.track.chrome_trace import ROWS, chrome_trace, save_trace
 from gnnpar.track.schedule_picture import Panel, schedule_picture
+from gnnpar.training.trace import costs_of, plan_of, schedules_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -92,12 +92,21 @@ def drawn(facts: dict, capsys: pytest.CaptureFixture) -> list[str]:
 def test_the_picture_of_a_plan(capsys: pytest.CaptureFixture) -> None:
     layer = {"mode": "halo", "how": "bfloat16, overlap edges"}
     facts = {
-        "strategy": "graph_parallel", "model": "gcn", "dataset": "sbm", "nodes": 3000, "edges": 50000, "ranks": 2,
-        "threads": 1, "transport": "gloo", "cut_share": 0.125, "alpha": 0.85,
+        "strategy": "graph_parallel",
+        "model": "gcn",
+        "dataset": "sbm",
+        "nodes": 3000,
+        "edges": 50000,
+        "ranks": 2,
+        "threads": 1,
+        "transport": "gloo",
+        "cut_share": 0.125,
+        "alpha": 0.85,
         "parts": [{"part": i, "nodes": 1500, "edges": 25000, "halo_rows": 7, "train_nodes": 900} for i in range(2)],
-        "halo_from": [[0, 1300], [1250, 0]], "mesh": [{"ranks": [0, 1], "layers": [0, 4]}],
+        "halo_from": [[0, 1300], [1250, 0]],
+        "mesh": [{"ranks": [0, 1], "layers": [0, 4]}],
         "layers": [layer | {"in": 64, "out": 32}] * 3 + [layer | {"in": 32, "out": 8}],
-    }  # fmt: skip
+    }
     lines = drawn(facts, capsys)
     assert lines[0] == "graph_parallel gcn sbm  3,000 nodes  50,000 edges  2 ranks x 1 thread over gloo"
     assert lines[1] == "layers: 64 -halo-> 32 (3 layers) -halo-> 8  (bfloat16, overlap edges)"
@@ -112,10 +121,12 @@ def test_the_picture_of_a_plan(capsys: pytest.CaptureFixture) -> None:
 def test_a_picture_stays_small_and_shows_stages(capsys: pytest.CaptureFixture) -> None:
     many = 64
     facts = {
-        "strategy": "hybrid", "ranks": many, "parts": [{"part": i, "nodes": 10} for i in range(many)],
+        "strategy": "hybrid",
+        "ranks": many,
+        "parts": [{"part": i, "nodes": 10} for i in range(many)],
         "halo_from": [[int(i != j) for j in range(many)] for i in range(many)],
         "mesh": [{"ranks": [0, 1], "layers": [0, 2]}, {"ranks": [2, 3], "layers": [2, 3]}],
-    }  # fmt: skip
+    }
     lines = drawn(facts, capsys)
     assert len(lines) <= 15
     assert lines[1] == "stage 0: ranks 0 1, layers 0 to 1; stage 1: ranks 2 3, layers 2 to 2"

@@ -44,9 +44,19 @@ def load(folder: Path, name: str = "result.json") -> dict[str, Any]:
 
 def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
     done = gnnpar(
-        "train", "model=gat", "world_size=2", "epochs=9", "eval_every=4", "fidelity_every=4", *OFFLINE, *TINY,
-        "tracker.tags=[mine]", "tracker.group=study", "hydra.run.dir=run", "trace=true",
-    )  # fmt: skip
+        "train",
+        "model=gat",
+        "world_size=2",
+        "epochs=9",
+        "eval_every=4",
+        "fidelity_every=4",
+        *OFFLINE,
+        *TINY,
+        "tracker.tags=[mine]",
+        "tracker.group=study",
+        "hydra.run.dir=run",
+        "trace=true",
+    )
     assert (done.returncode, done.stderr) == (0, "")
     kept, result, plan = read_run(tmp_path / "run"), load(tmp_path / "run"), load(tmp_path / "run", "plan.json")
     assert "wandb: kept offline; upload with: wandb sync run/wandb/offline-run-" in done.stdout
@@ -92,9 +102,16 @@ def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
 @pytest.mark.slow  # processes that start: 15 s
 def test_a_sweep_is_a_run_a_job_in_one_group_also_where_jobs_fail(gnnpar: Run, tmp_path: Path) -> None:
     done = gnnpar(
-        "train", "-m", "strategy=single,graph_parallel", "optim.lr=0.01,1e30", "comm=threads", "epochs=8", *OFFLINE,
-        *TINY, "hydra.sweep.dir=multirun/monday/noon",
-    )  # fmt: skip
+        "train",
+        "-m",
+        "strategy=single,graph_parallel",
+        "optim.lr=0.01,1e30",
+        "comm=threads",
+        "epochs=8",
+        *OFFLINE,
+        *TINY,
+        "hydra.sweep.dir=multirun/monday/noon",
+    )
     assert done.returncode == 1
     folders = [tmp_path / "multirun/monday/noon" / str(job) for job in range(4)]
     kept, results = [read_run(folder) for folder in folders], [load(folder) for folder in folders]
@@ -113,9 +130,15 @@ def test_a_sweep_is_a_run_a_job_in_one_group_also_where_jobs_fail(gnnpar: Run, t
 def test_an_online_run_arrives(gnnpar: Run, tmp_path: Path) -> None:
     with serve() as server:
         done = gnnpar(
-            "train", "strategy=single", "epochs=4", *TINY, "tracker=wandb", "hydra.run.dir=run",
-            WANDB_BASE_URL=server.url, WANDB_API_KEY=KEY,
-        )  # fmt: skip
+            "train",
+            "strategy=single",
+            "epochs=4",
+            *TINY,
+            "tracker=wandb",
+            "hydra.run.dir=run",
+            WANDB_BASE_URL=server.url,
+            WANDB_API_KEY=KEY,
+        )
     assert (done.returncode, done.stderr) == (0, "")
     assert "wandb sync" not in done.stdout
     received = [row for row in server.history if "epoch" in row]
@@ -130,9 +153,16 @@ def test_a_server_that_stops_answering_is_waited_for_at_the_end_and_briefly(gnnp
     with serve() as server:
         threading.Thread(target=hang_after_first_epochs, args=(server, tmp_path / "run" / "metrics.jsonl")).start()
         done = gnnpar(
-            "train", "strategy=single", "epochs=400", *TINY, "tracker=wandb", "tracker.upload_seconds=4",
-            "hydra.run.dir=run", WANDB_BASE_URL=server.url, WANDB_API_KEY=KEY,
-        )  # fmt: skip
+            "train",
+            "strategy=single",
+            "epochs=400",
+            *TINY,
+            "tracker=wandb",
+            "tracker.upload_seconds=4",
+            "hydra.run.dir=run",
+            WANDB_BASE_URL=server.url,
+            WANDB_API_KEY=KEY,
+        )
         ended = time.time()
     assert done.returncode == 0
     assert server.hang.is_set()
@@ -155,10 +185,17 @@ def test_a_server_that_never_answers_is_one_line_and_an_offline_run(gnnpar: Run,
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         done = gnnpar(
-            "train", "strategy=single", "epochs=5", *TINY, "tracker=wandb", "tracker.mode=online",
-            "tracker.connect_seconds=1", "hydra.run.dir=run",
-            WANDB_BASE_URL=f"http://127.0.0.1:{port}", WANDB_API_KEY=KEY,
-        )  # fmt: skip
+            "train",
+            "strategy=single",
+            "epochs=5",
+            *TINY,
+            "tracker=wandb",
+            "tracker.mode=online",
+            "tracker.connect_seconds=1",
+            "hydra.run.dir=run",
+            WANDB_BASE_URL=f"http://127.0.0.1:{port}",
+            WANDB_API_KEY=KEY,
+        )
     ended = time.time()
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
@@ -185,9 +222,17 @@ mirror.log({"epoch": 0, "loss/train": 1.5, "comm/total_bytes_so_far": 10**9})
 mirror.close()
 """
 JOB = dict.fromkeys(mirror.FACTS) | {
-    "strategy": "single", "model": "gcn", "dataset": "sbm", "world_size": 1, "seed": 0, "provenance": "measured",
-    "exactness": ["exact"], "study": "", "names": {}, "resolved": {"epochs": 1},
-}  # fmt: skip
+    "strategy": "single",
+    "model": "gcn",
+    "dataset": "sbm",
+    "world_size": 1,
+    "seed": 0,
+    "provenance": "measured",
+    "exactness": ["exact"],
+    "study": "",
+    "names": {},
+    "resolved": {"epochs": 1},
+}
 
 
 @pytest.mark.parametrize(
@@ -219,8 +264,10 @@ def test_wandb_is_imported_when_a_run_is_opened_and_not_before(tmp_path: Path) -
     code = """
 import sys
 from pathlib import Path
-from gnnpar.main import compose
-from gnnpar.runner import launch, ranks, train
+from gnnpar.config.compose import compose
+from gnnpar.launch import launch
+from gnnpar.launch import ranks
+from gnnpar.training import loop as train
 for mode in ("disabled", "offline", "online"):
     settings = compose(["tracker=wandb", f"tracker.mode={mode}"])
     settings.tracker.build(Path("."), 1, {})
@@ -284,11 +331,18 @@ def test_without_a_working_wandb_training_has_no_mirror(
 
 def test_lists_are_by_rank_and_mappings_by_name() -> None:
     row = {
-        "epoch": 3, "metric/name": "accuracy", "time/cpu_seconds": [1.0, 2.0],
-        "memory/live_bytes": {"halo": 5}, "fidelity/layers": {"layers.0": [0.5, 0.25]},
-    }  # fmt: skip
+        "epoch": 3,
+        "metric/name": "accuracy",
+        "time/cpu_seconds": [1.0, 2.0],
+        "memory/live_bytes": {"halo": 5},
+        "fidelity/layers": {"layers.0": [0.5, 0.25]},
+    }
     assert mirror.flat(row) == {
-        "epoch": 3, "metric/name": "accuracy", "time/cpu_seconds/rank_0": 1.0, "time/cpu_seconds/rank_1": 2.0,
+        "epoch": 3,
+        "metric/name": "accuracy",
+        "time/cpu_seconds/rank_0": 1.0,
+        "time/cpu_seconds/rank_1": 2.0,
         "memory/live_bytes/halo": 5,
-        "fidelity/layers/layers_0/cosine": 0.5, "fidelity/layers/layers_0/relative_error": 0.25,
-    }  # fmt: skip
+        "fidelity/layers/layers_0/cosine": 0.5,
+        "fidelity/layers/layers_0/relative_error": 0.25,
+    }

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator, Site
-from gnnpar.ops.block import Rows
-from gnnpar.shard.shard import Shard
+from gnnpar.folds.block import Rows
+from gnnpar.partition.shard import Shard
 from gnnpar_kernels import gather_rows
 
 Exactness = Literal["exact", "rounded", "quantized", "stale", "sampled"]
@@ -100,19 +100,28 @@ class CodecConfig(Protocol):
 
 
 def codec_of_lists(
-    config: CodecConfig, comm: Communicator, seed: int, *, part: int, node_ids: Tensor, sent: Mapping[int, Tensor],
+    config: CodecConfig,
+    comm: Communicator,
+    seed: int,
+    *,
+    part: int,
+    node_ids: Tensor,
+    sent: Mapping[int, Tensor],
     read: Mapping[int, Tensor],
-) -> Codec:  # fmt: skip
+) -> Codec:
     """A codec for rows that are no halo rows of a shard: all that it is told of is which rows go where.
 
     part: this rank's among those of `comm`; node_ids [N]: global ids of its rows; sent: reader -> rows that it reads;
     read: sender -> global ids of its rows that are read here.
     """
     shard: Any = SimpleNamespace(
-        part=part, parts=comm.size, node_ids=node_ids, boundary=dict(sent),
+        part=part,
+        parts=comm.size,
+        node_ids=node_ids,
+        boundary=dict(sent),
         halo={p: SimpleNamespace(src_ids=ids) for p, ids in read.items()},
         num_halo={p: len(ids) for p, ids in read.items()},
-    )  # fmt: skip
+    )
     return config.build(shard, comm, seed)
 
 

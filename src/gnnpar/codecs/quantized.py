@@ -17,8 +17,8 @@ from torch import Tensor
 
 from gnnpar.codecs.codec import RowLike
 from gnnpar.comm import Site
-from gnnpar.ops.block import Rows
-from gnnpar.shard.shard import Shard
+from gnnpar.folds.block import Rows
+from gnnpar.partition.shard import Shard
 from gnnpar_kernels import dequantize_rows, fold_key, gather_rows, quantize_rows
 from gnnpar_kernels.wire import FP32, NAN, has_metadata, metadata_nbytes, row_nbytes, row_offsets
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from gnnpar.codecs.codec import Codec, Exactness
 from gnnpar.codecs.quantized import DIRECTIONS, Key, QuantizedRows
 from gnnpar.comm import Communicator
-from gnnpar.shard.shard import Shard
+from gnnpar.partition.shard import Shard
 from gnnpar_kernels import fold_key
 from gnnpar_kernels.naive.quantize import random_bits
 from gnnpar_kernels.wire import BF16, FP8, FP32

@@ -40,8 +40,10 @@ def check_asked_for(asked: str) -> None:
         if name not in there:
             state = "is down or has no address" if name in psutil.net_if_addrs() else "does not exist"
             known = ", ".join(f"{n} ({a})" for n, a in there.items()) or "none"
-            raise MeetingError(f"{VARIABLE}={name} {state} on {socket.gethostname()}, which has {known}: name one of "
-                               "them, or leave it out and the one that leads to MASTER_ADDR is taken")  # fmt: skip
+            raise MeetingError(
+                f"{VARIABLE}={name} {state} on {socket.gethostname()}, which has {known}: name one of "
+                "them, or leave it out and the one that leads to MASTER_ADDR is taken"
+            )
 
 
 def towards(master: str, port: int, *, asked: str, other_hosts: bool) -> tuple[str, str]:
@@ -59,8 +61,10 @@ def towards(master: str, port: int, *, asked: str, other_hosts: bool) -> tuple[s
         # the master's own name often leads to a loopback address on the master itself
         outward = [n for n, a in there.items() if not a.startswith("127.") and not n.startswith(("lo", *_VIRTUAL))]
         if not outward:
-            raise MeetingError(f"{socket.gethostname()} has no network interface but the loopback: ranks of other "
-                               f"hosts cannot reach it; bring one up, or set {VARIABLE}")  # fmt: skip
+            raise MeetingError(
+                f"{socket.gethostname()} has no network interface but the loopback: ranks of other "
+                f"hosts cannot reach it; bring one up, or set {VARIABLE}"
+            )
         name = outward[0]
         mine = there[name]
     return name, mine
@@ -71,8 +75,10 @@ def _route(master: str, port: int) -> str:
     try:
         found = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)
     except OSError as error:
-        raise UnknownMaster(f"MASTER_ADDR={master}: {socket.gethostname()} does not know that name ({error.strerror}); "
-                           "give the address of rank 0's host") from error  # fmt: skip
+        raise UnknownMaster(
+            f"MASTER_ADDR={master}: {socket.gethostname()} does not know that name ({error.strerror}); "
+            "give the address of rank 0's host"
+        ) from error
     last: OSError | None = None
     for family, kind, protocol, _, target in found:
         try:
@@ -82,5 +88,7 @@ def _route(master: str, port: int) -> str:
         except OSError as error:
             last = error
     why = last.strerror if last else "no address"
-    raise UnknownMaster(f"MASTER_ADDR={master} cannot be reached from {socket.gethostname()}: {why}; is the interface "
-                       "up that leads there?")  # fmt: skip
+    raise UnknownMaster(
+        f"MASTER_ADDR={master} cannot be reached from {socket.gethostname()}: {why}; is the interface "
+        "up that leads there?"
+    )

@@ -104,9 +104,15 @@ class Ledger:
             wire += r.wait_ended - r.wait_began - late
             in_flight.append((posted, max(posted, r.arrived)))
         traffic = EpochTraffic(
-            dict(self._bytes), self._metadata, self._messages, wire, skew, union_seconds(in_flight),
-            bubble, dict(self._layer_bytes),
-        )  # fmt: skip
+            dict(self._bytes),
+            self._metadata,
+            self._messages,
+            wire,
+            skew,
+            union_seconds(in_flight),
+            bubble,
+            dict(self._layer_bytes),
+        )
         self._bytes, self._layer_bytes = defaultdict(int), defaultdict(int)
         self._posts, self._their_posts = defaultdict(list), {}
         self._metadata = self._messages = 0

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.communicator import Pending, Site
+from gnnpar.comm.flight_recorder import WAITING_FOR_ALL, Whereabouts
 from gnnpar.comm.interfaces import VARIABLE, check_asked_for
 from gnnpar.comm.ledger import Ledger, Receipt, now
 from gnnpar.comm.mesh import Axis, Mesh
 from gnnpar.comm.threads import Ready, ring_reduce_nbytes
-from gnnpar.comm.whereabouts import WAITING_FOR_ALL, Whereabouts
 
 
 def connect(
@@ -55,10 +55,22 @@ def connect(
     control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
     upward, downward = (dist.new_group(backend=backend, timeout=timeout) for _ in range(2))
     comm = ProcessCommunicator(
-        ranks=tuple(range(size)), me=rank, device=device, transport=backend, group=None, control=control,
-        upward=upward, downward=downward, clock=PhaseClock(device), ledger=Ledger(), watcher=_Watcher(),
-        stage_watcher=_Watcher(), outbox=_Outbox(), whereabouts=whereabouts or Whereabouts(), timeout=timeout,
-    )  # fmt: skip
+        ranks=tuple(range(size)),
+        me=rank,
+        device=device,
+        transport=backend,
+        group=None,
+        control=control,
+        upward=upward,
+        downward=downward,
+        clock=PhaseClock(device),
+        ledger=Ledger(),
+        watcher=_Watcher(),
+        stage_watcher=_Watcher(),
+        outbox=_Outbox(),
+        whereabouts=whereabouts or Whereabouts(),
+        timeout=timeout,
+    )
     hosts = comm.broadcast(comm.gather(socket.gethostname()))
     assert isinstance(hosts, list)
     comm.ledger.shared_clock = len(set(hosts)) == 1
@@ -311,10 +323,22 @@ class ProcessCommunicator:
             if self.me in ranks:
                 mine, group, control = ranks, made, made_control
         return ProcessCommunicator(
-            ranks=mine, me=self.me, device=self.device, transport=self.transport, group=group, control=control,
-            upward=self.upward, downward=self.downward, clock=self.clock, ledger=self.ledger, watcher=self.watcher,
-            stage_watcher=self.stage_watcher, outbox=self.outbox, whereabouts=self.whereabouts, timeout=self.timeout,
-        )  # fmt: skip
+            ranks=mine,
+            me=self.me,
+            device=self.device,
+            transport=self.transport,
+            group=group,
+            control=control,
+            upward=self.upward,
+            downward=self.downward,
+            clock=self.clock,
+            ledger=self.ledger,
+            watcher=self.watcher,
+            stage_watcher=self.stage_watcher,
+            outbox=self.outbox,
+            whereabouts=self.whereabouts,
+            timeout=self.timeout,
+        )
 
     def settle_accounts(self) -> None:
         everyone: list[Any] = [None] * self.size

@@ -31,8 +31,9 @@ class Column:
             with file.open("rb") as opened:
                 version = np.lib.format.read_magic(opened)
                 read: Any = {
-                    (1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0,
-                }.get(version)  # fmt: skip
+                    (1, 0): np.lib.format.read_array_header_1_0,
+                    (2, 0): np.lib.format.read_array_header_2_0,
+                }.get(version)
                 if read is None:
                     raise ValueError(f"version {version} of the format")
                 shape, fortran, dtype = read(opened)

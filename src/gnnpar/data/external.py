@@ -20,9 +20,18 @@ EdgeList = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]  # (sources, de
 
 
 def canonical_csr(
-    edges: EdgeList, folder: Path, *, name: str, num_nodes: int, num_edges: int, symmetrize: bool, self_loops: bool,
-    drop_duplicates: bool, bucket_edges: int = BUCKET_EDGES, tell: Tell = silent,
-) -> tuple[np.ndarray, Column]:  # fmt: skip
+    edges: EdgeList,
+    folder: Path,
+    *,
+    name: str,
+    num_nodes: int,
+    num_edges: int,
+    symmetrize: bool,
+    self_loops: bool,
+    drop_duplicates: bool,
+    bucket_edges: int = BUCKET_EDGES,
+    tell: Tell = silent,
+) -> tuple[np.ndarray, Column]:
     """(indptr int64 [N + 1] in memory, indices [E] in `folder`/indices.npy), rows by destination, sources ascending.
 
     num_edges: of the list as it is, for progress alone.

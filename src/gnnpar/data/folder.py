@@ -66,15 +66,30 @@ class Folder(Preprocess):
         train, val, test = make_split(raw, self, seed=seed)
         check_split(raw, (train, val, test))
         indptr, indices = canonical_csr(
-            files.edges, scratch, name=self.name, num_nodes=num_nodes, num_edges=files.num_edges,
-            symmetrize=self.symmetrize, self_loops=self.self_loops, drop_duplicates=self.drop_duplicates, tell=tell,
-        )  # fmt: skip
+            files.edges,
+            scratch,
+            name=self.name,
+            num_nodes=num_nodes,
+            num_edges=files.num_edges,
+            symmetrize=self.symmetrize,
+            self_loops=self.self_loops,
+            drop_duplicates=self.drop_duplicates,
+            tell=tell,
+        )
         x, y, masks = _Features(self, files.x), raw.y.numpy(), (train.numpy(), val.numpy(), test.numpy())
         graph, split = hashes_of(x, y, indptr, indices, masks, num_classes=raw.num_classes, task=raw.task, tell=tell)
         return Stored(
-            name=self.name, x=x, y=y, indptr=indptr, indices=indices, masks=masks, num_classes=raw.num_classes,
-            task=raw.task, graph_hash=graph, split_hash=split,
-        )  # fmt: skip
+            name=self.name,
+            x=x,
+            y=y,
+            indptr=indptr,
+            indices=indices,
+            masks=masks,
+            num_classes=raw.num_classes,
+            task=raw.task,
+            graph_hash=graph,
+            split_hash=split,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,9 +150,12 @@ class _Files:
     def raw(self, config: Folder, x: Tensor, edge_index: Tensor) -> RawGraph:
         y = _tensor(self.y)
         task: TaskName = (
-            config.task if config.task != "auto" else "multi_label" if y.ndim == 2 and y.shape[1] > 1 else
-            "single_label"
-        )  # fmt: skip
+            config.task
+            if config.task != "auto"
+            else "multi_label"
+            if y.ndim == 2 and y.shape[1] > 1
+            else "single_label"
+        )
         masks = None
         if "train" in self.masks:
             train = _tensor(self.masks["train"])
@@ -145,9 +163,14 @@ class _Files:
             val, test = (_tensor(self.masks[part]) if part in self.masks else none for part in ("val", "test"))
             masks = (train, val, test)
         return RawGraph(
-            name=config.name, x=x, y=y, edge_index=edge_index, task=task, masks=masks,
+            name=config.name,
+            x=x,
+            y=y,
+            edge_index=edge_index,
+            task=task,
+            masks=masks,
             num_classes=config.num_classes if task == "single_label" else None,
-        )  # fmt: skip
+        )
 
 
 _KNOWN = ("src", "dst", "indptr", "indices", "x", "y", "train_mask", "val_mask", "test_mask")

@@ -70,9 +70,19 @@ _SOURCES: dict[str, _Source] = {
 }
 
 Name = Literal[
-    "cora", "citeseer", "pubmed", "computers", "photo", "cs", "physics", "tolokers",
-    "flickr", "reddit", "yelp", "amazon_products",
-]  # fmt: skip
+    "cora",
+    "citeseer",
+    "pubmed",
+    "computers",
+    "photo",
+    "cs",
+    "physics",
+    "tolokers",
+    "flickr",
+    "reddit",
+    "yelp",
+    "amazon_products",
+]
 
 
 @dataclass(frozen=True, kw_only=True)

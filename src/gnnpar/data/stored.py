@@ -91,16 +91,30 @@ class Stored:
         indptr = np.concatenate([[0], np.cumsum(dataset.in_degree.numpy())]).astype(np.int64)
         train, val, test = (mask.numpy() for mask in (dataset.train_mask, dataset.val_mask, dataset.test_mask))
         return Stored(
-            name=dataset.name, x=dataset.x.numpy(), y=dataset.y.numpy(), indptr=indptr,
-            indices=dataset.edge_index[0].numpy(), masks=(train, val, test), num_classes=dataset.num_classes,
-            task=dataset.task, graph_hash=dataset.graph_hash, split_hash=dataset.split_hash,
-        )  # fmt: skip
+            name=dataset.name,
+            x=dataset.x.numpy(),
+            y=dataset.y.numpy(),
+            indptr=indptr,
+            indices=dataset.edge_index[0].numpy(),
+            masks=(train, val, test),
+            num_classes=dataset.num_classes,
+            task=dataset.task,
+            graph_hash=dataset.graph_hash,
+            split_hash=dataset.split_hash,
+        )
 
 
 def hashes_of(
-    x: Slices, y: np.ndarray, indptr: np.ndarray, indices: Slices, masks: tuple[np.ndarray, ...], *, num_classes: int,
-    task: str, tell: Tell = silent,
-) -> tuple[str, str]:  # fmt: skip
+    x: Slices,
+    y: np.ndarray,
+    indptr: np.ndarray,
+    indices: Slices,
+    masks: tuple[np.ndarray, ...],
+    *,
+    num_classes: int,
+    task: str,
+    tell: Tell = silent,
+) -> tuple[str, str]:
     """(graph_hash, split_hash) as `Dataset.of` makes them, read by chunks."""
     digest = hashlib.sha256(f"{task}/{num_classes}".encode())
     num_edges, num_nodes = len(indices), len(y)

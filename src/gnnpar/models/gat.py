@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 
+from gnnpar.folds.block import Rows
+from gnnpar.folds.softmax import Softmax
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gnn import ModelConfig, Probability
-from gnnpar.ops.block import Rows
-from gnnpar.ops.softmax import Softmax
 
 
 def head_scores(x: Tensor, attend: Tensor) -> Tensor:

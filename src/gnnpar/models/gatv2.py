@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gnnpar.folds.block import Rows
+from gnnpar.folds.generic import Generic
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gat import GAT
-from gnnpar.ops.block import Rows
-from gnnpar.ops.generic import Generic
 
 
 def _value(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gnnpar.folds.block import Rows
+from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gnn import ModelConfig
-from gnnpar.ops.block import Rows
-from gnnpar.ops.sum import Sum
 
 
 def symmetric_norm(g: Local) -> Tensor:

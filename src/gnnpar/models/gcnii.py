@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
+from gnnpar.folds.block import Rows
+from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gcn import symmetric_norm
 from gnnpar.models.gnn import ModelConfig
-from gnnpar.ops.block import Rows
-from gnnpar.ops.sum import Sum
 
 
 class GCNIIConv(nn.Module):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gnnpar.folds.block import Rows
+from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gnn import ModelConfig
-from gnnpar.ops.block import Rows
-from gnnpar.ops.sum import Sum
 
 
 class GINConv(nn.Module):

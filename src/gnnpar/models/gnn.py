@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
+from gnnpar.folds.block import Rows
 from gnnpar.graph import Graph
-from gnnpar.ops.block import Rows
 from gnnpar_kernels import fold_key
 
 Order = Literal["auto", "transform_first", "aggregate_first"]
@@ -119,11 +119,15 @@ class GNN(nn.Module):
         self.encoder = nn.Linear(in_dim, hidden) if config.encoder == "linear" else None
         self.layers = nn.ModuleList(
             Layer(
-                config, widths[i], widths[i + 1], index=i, cached=cached_first_layer,
+                config,
+                widths[i],
+                widths[i + 1],
+                index=i,
+                cached=cached_first_layer,
                 last=i == count - 1 and config.decoder == "none",
             )
             for i in range(count)
-        )  # fmt: skip
+        )
         self.final_norm = nn.LayerNorm(hidden) if config.pre_activation and config.norm == "layer" else None
         self.decoder = nn.Linear(hidden, out_dim) if config.decoder == "linear" else None
 

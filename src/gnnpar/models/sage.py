@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gnnpar.folds.block import Rows
+from gnnpar.folds.max import Max
+from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gnn import ModelConfig
-from gnnpar.ops.block import Rows
-from gnnpar.ops.max import Max
-from gnnpar.ops.sum import Sum
 
 
 class SAGEConv(nn.Module):

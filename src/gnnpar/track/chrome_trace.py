@@ -30,13 +30,18 @@ def chrome_trace(rows: Iterable[Row], facts: dict[str, Any] | None = None) -> di
         row = row_of(text)
         lanes = free.setdefault((rank, row), [])
         lane = next((i for i, until in enumerate(lanes) if until <= start), len(lanes))
-        lanes[lane:lane + 1] = [max(start, end)]  # fmt: skip
+        lanes[lane : lane + 1] = [max(start, end)]
         events.append(
             {
-                "name": text, "cat": row, "ph": "X", "pid": rank, "tid": ROWS.index(row) * _LANES + lane,
-                "ts": start * 1e6, "dur": max(0.0, end - start) * 1e6,
+                "name": text,
+                "cat": row,
+                "ph": "X",
+                "pid": rank,
+                "tid": ROWS.index(row) * _LANES + lane,
+                "ts": start * 1e6,
+                "dur": max(0.0, end - start) * 1e6,
             }
-        )  # fmt: skip
+        )
     return {"traceEvents": [*_names(free), *events], "displayTimeUnit": "ms", "otherData": facts or {}}
 
 

@@ -89,9 +89,14 @@ class Bar:
     def __init__(self, epochs: int) -> None:
         self.console = stdout()
         self.progress = Progress(
-            TextColumn("epoch"), MofNCompleteColumn(), BarColumn(bar_width=24), TextColumn("{task.fields[figures]}"),
-            TextColumn("left"), TimeRemainingColumn(compact=True), console=self.console,
-        )  # fmt: skip
+            TextColumn("epoch"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[figures]}"),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+        )
         self._task = self.progress.add_task("train", total=epochs, figures="")
         self._val: float | None = None
         self._probe = ""

@@ -30,13 +30,33 @@ CURVES = ("loss/train", "metric/train", "metric/val", "metric/test")
 GIGABYTES = "comm/total_gigabytes_so_far"
 AXES = {"against_seconds": "time/train_seconds", "against_gigabytes": GIGABYTES}
 RESULTS = (
-    "epochs_done", "loss", "metric", "epoch_seconds", "train_wall_seconds", "cold_start_seconds", "breakdown_seconds",
-    "bytes_per_epoch", "cpu_seconds", "memory_bytes", "time_to_target", "fidelity",
-)  # fmt: skip
+    "epochs_done",
+    "loss",
+    "metric",
+    "epoch_seconds",
+    "train_wall_seconds",
+    "cold_start_seconds",
+    "breakdown_seconds",
+    "bytes_per_epoch",
+    "cpu_seconds",
+    "memory_bytes",
+    "time_to_target",
+    "fidelity",
+)
 FACTS = (
-    "commit", "hardware", "versions", "world_size", "threads_per_rank", "cores", "oversubscribed", "transport",
-    "device", "provenance", "exactness", "config_hash",
-)  # fmt: skip
+    "commit",
+    "hardware",
+    "versions",
+    "world_size",
+    "threads_per_rank",
+    "cores",
+    "oversubscribed",
+    "transport",
+    "device",
+    "provenance",
+    "exactness",
+    "config_hash",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,13 +164,24 @@ def load() -> Any:
 def begin(wandb: Any, config: Wandb, run_dir: Path, mode: str, run_id: str, arguments: Mapping[str, Any]) -> Any:
     """wandb.init without what disturbs a measurement: no console capture, no sampling of the system, no code."""
     settings = wandb.Settings(
-        silent=True, console="off", x_disable_stats=True, save_code=False, init_timeout=config.connect_seconds,
-        finish_timeout=config.upload_seconds / 2, finish_timeout_raises=True,
-    )  # fmt: skip
+        silent=True,
+        console="off",
+        x_disable_stats=True,
+        save_code=False,
+        init_timeout=config.connect_seconds,
+        finish_timeout=config.upload_seconds / 2,
+        finish_timeout_raises=True,
+    )
     return wandb.init(
-        dir=str(run_dir), mode=mode, id=run_id, reinit="create_new", settings=settings, project=config.project,
-        entity=config.entity, **arguments,
-    )  # fmt: skip
+        dir=str(run_dir),
+        mode=mode,
+        id=run_id,
+        reinit="create_new",
+        settings=settings,
+        project=config.project,
+        entity=config.entity,
+        **arguments,
+    )
 
 
 def identity(config: Wandb, job: Mapping[str, Any]) -> dict[str, Any]:

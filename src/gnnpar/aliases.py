@@ -1,0 +1,63 @@
+"""Modules that were renamed, for the `_target_` of run folders, checkpoints, plans and YAML written before.
+
+A file keeps the name of the class as it was published; hashes of configurations are made with the first published
+name, so that a job stays the same job when its code moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MOVED = {  # 0.1.0 -> now
+    "gnnpar.codecs.adaptive": "gnnpar.codecs.adaptive.codec",
+    "gnnpar.planning.topology": "gnnpar.planner.topology",
+    "gnnpar.runner.optim": "gnnpar.training.optim",
+    "gnnpar.shard.partition": "gnnpar.partition.partition",
+    "gnnpar.shard.streaming": "gnnpar.partition.streaming",
+    "gnnpar.strategies.adaqp": "gnnpar.parallel.halo.adaqp",
+    "gnnpar.strategies.gnnpipe": "gnnpar.parallel.pipeline.strategy",
+    "gnnpar.strategies.graph_parallel": "gnnpar.parallel.halo.strategy",
+    "gnnpar.strategies.hybrid": "gnnpar.parallel.pipeline.hybrid",
+    "gnnpar.strategies.minibatch": "gnnpar.parallel.sampling.strategy",
+    "gnnpar.strategies.sar": "gnnpar.parallel.sequential.strategy",
+    "gnnpar.strategies.single": "gnnpar.parallel.single.strategy",
+    "gnnpar.strategies.tag": "gnnpar.planner.strategy",
+}
+_PUBLISHED = {now: before for before, now in MOVED.items()}
+
+
+def current(target: str) -> str:
+    """The path of a class today, given the one it had in any version."""
+    return _moved(target, MOVED)
+
+
+def published(target: str) -> str:
+    """The path under which a class was first published."""
+    return _moved(target, _PUBLISHED)
+
+
+def with_current_targets(tree: Any) -> Any:  # Any: plain data of JSON or YAML
+    """The tree with every `_target_` as it is called today."""
+    return _mapped(tree, MOVED)
+
+
+def with_published_targets(tree: Any) -> Any:  # Any: plain data of JSON or YAML
+    """The tree with every `_target_` as it was first published, for hashes."""
+    return _mapped(tree, _PUBLISHED)
+
+
+def _moved(target: str, table: Mapping[str, str]) -> str:
+    module, _, name = target.rpartition(".")
+    return f"{table[module]}.{name}" if module in table else target
+
+
+def _mapped(tree: Any, table: Mapping[str, str]) -> Any:
+    if isinstance(tree, Mapping):
+        return {
+            key: _moved(value, table) if key == "_target_" and isinstance(value, str) else _mapped(value, table)
+            for key, value in tree.items()
+        }
+    if isinstance(tree, (list, tuple)):
+        return [_mapped(value, table) for value in tree]
+    return tree

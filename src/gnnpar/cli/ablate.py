@@ -1,0 +1,237 @@
+"""`gnnpar ablate study.yaml`: what each factor of a study does, as differences to its base with intervals.
+
+Time ratios are formed inside blocks, one a block (protocol, rule 5); bytes, memory and accuracy are paired by seed,
+their blocks averaged, because another launch of a seed is no new sample of them (rule 12).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import shutil
+import statistics as plain
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from gnnpar.config.jobs import Manifest, job_key
+from gnnpar.config.study import Variant, job_overrides, read_study
+from gnnpar.report.statistics import Estimate, geometric_mean, mean
+from gnnpar.settings import ConfigError, Settings
+from gnnpar.track.console import num_bytes, say, seconds, stdout
+from gnnpar.training.result.result import read_result
+
+Compose = Callable[[Sequence[str]], Settings]
+Sweep = Callable[[list[str], list[list[str]], list[str]], int]
+Pair = tuple[int, int]  # (seed, block)
+COLUMNS = ("epoch", "bytes", "memory", "accuracy")
+Measures = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant beside the base. Estimates are of variant / base (epoch) or variant - base; None: no pair has both.
+
+    epoch [1], bytes [B an epoch], memory [B, the rank with the largest peak], accuracy [points of the test metric].
+    """
+
+    variant: str
+    pairs: int
+    epoch: Estimate | None
+    bytes: Estimate | None
+    memory: Estimate | None
+    accuracy: Estimate | None
+    cosine: float | None  # of the gradient with the exact one, mean over probes and runs; None: fidelity_every=0
+
+
+def run(argv: list[str], compose: Compose, sweep: Sweep) -> int:
+    """0: every run completed; 1: some failed; what is there is in the table either way."""
+    options = parse(argv)
+    study = read_study(options.study)
+    variants = study.variants()
+    jobs = study.jobs(variants)
+    check(options.study, variants, compose)
+    folder = options.folder or Path("multirun") / options.study.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(shutil.SameFileError):
+        shutil.copyfile(options.study, folder / "study.yaml")
+    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+        say(f"{options.study}: {len(variants)} variants x {len(study.seed_list)} seeds x {study.blocks} blocks")
+        argv = ["-m", *options.overrides, f"hydra.sweep.dir='{folder}'"]
+        code = sweep(argv, [job_overrides(*job) for job in jobs], keys := [])
+    named = [(variant.name, seed, block) for variant, seed, block in jobs]
+    results = completed(folder, dict(zip(named, keys, strict=True)))
+    rows = [row(variant.name, results) for variant in variants]
+    timeless = [r["oversubscribed"] or r["provenance"] == "emulated" for r in results.values()]
+    if options.json:
+        sys.stdout.write(json.dumps(as_json(rows, results, speed=not any(timeless)), indent=1) + "\n")
+    else:
+        display(rows, base_line(results), speed=not any(timeless))
+    return code
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("gnnpar ablate", description="What each factor of a study does to its base.")
+    parser.add_argument("study", type=Path, metavar="study.yaml", help="base, factors, mode, seeds, blocks, order_seed")
+    parser.add_argument("overrides", nargs="*", help="hydra/launcher=..., hydra.sweep...: how the jobs are run")
+    parser.add_argument("--folder", type=Path, help="where the runs are (multirun/STUDY); runs that are done stay")
+    parser.add_argument("--json", action="store_true", help="the table as JSON; all else on stderr")
+    options = parser.parse_args(argv)
+    for override in options.overrides:
+        if not override.startswith("hydra"):
+            raise ConfigError(f"{override}: what is trained is said by {options.study}; put it into base")
+    return options
+
+
+def check(file: Path, variants: Sequence[Variant], compose: Compose) -> None:
+    """Every variant composes, and none is another one by a different name."""
+    seen: dict[str, Variant] = {}
+    for variant in variants:
+        where = " and ".join(variant.keys)
+        try:
+            key = key_of(compose(variant.overrides))
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {where}: {error}") from error
+        if key in seen:
+            other = seen[key].name or "the base"
+            raise ConfigError(f"{file}: {where} ({variant.name}) is the same run as {other}; leave it out")
+        seen[key] = variant
+
+
+def key_of(settings: Settings) -> str:
+    return job_key(settings.resolved, settings.names)
+
+
+def completed(folder: Path, keys: Mapping[tuple[str, int, int], str]) -> dict[tuple[str, int, int], Mapping[str, Any]]:
+    """(variant, seed, block) -> result.json, of the runs that completed."""
+    manifest = Manifest.read(folder)
+    found = {job: read_result(folder / manifest.jobs[key].folder) for job, key in keys.items() if key in manifest.jobs}
+    return {job: result for job, result in found.items() if result and result["status"] == "completed"}
+
+
+def measures(result: Mapping[str, Any]) -> Measures:
+    peak = result["memory_bytes"]["peak"]
+    metric = result["metric"]
+    test = metric["test_at_best_val"] if metric["test_at_best_val"] is not None else metric["test"]
+    return {
+        "epoch": result["epoch_seconds"]["median"],
+        "bytes": result["bytes_per_epoch"]["total"],
+        "memory": max(peak) if peak and None not in peak else None,
+        "accuracy": None if test is None else 100 * test,
+    }
+
+
+def row(variant: str, results: Mapping[tuple[str, int, int], Mapping[str, Any]]) -> Row:
+    """A variant against the base; the base against itself says nothing but how many runs it has."""
+    mine = {(seed, block): measures(r) for (name, seed, block), r in results.items() if name == variant}
+    base = {(seed, block): measures(r) for (name, seed, block), r in results.items() if name == ""}
+    pairs = sorted(mine.keys() & base.keys())
+    probes = [r["fidelity"] for (name, *_), r in results.items() if name == variant and r["fidelity"]]
+    cosine = plain.fmean(probe["cosine"]["mean"] for probe in probes) if probes else None
+    if variant == "":
+        return Row("", len(mine), None, None, None, None, cosine)
+    differences = {name: by_seed(name, mine, base, pairs) for name in ("bytes", "memory", "accuracy")}
+    side_by_side = [pair for pair in pairs if session(results, variant, pair) == session(results, "", pair)]
+    return Row(variant, len(pairs), by_block(mine, base, side_by_side), **differences, cosine=cosine)
+
+
+def session(results: Mapping[tuple[str, int, int], Mapping[str, Any]], variant: str, pair: Pair) -> str | None:
+    """A resumed study has several: what ran on another day forms no time ratio."""
+    return results[variant, *pair].get("session")
+
+
+def by_block(mine: Mapping[Pair, Measures], base: Mapping[Pair, Measures], pairs: Sequence[Pair]) -> Estimate | None:
+    """Geometric mean over blocks of the block's own geometric mean of time ratios over seeds."""
+    logs: dict[int, list[float]] = {}
+    for seed, block in pairs:
+        a, b = mine[seed, block]["epoch"], base[seed, block]["epoch"]
+        if a and b:
+            logs.setdefault(block, []).append(math.log(a / b))
+    return geometric_mean([math.exp(plain.fmean(each)) for each in logs.values()]) if logs else None
+
+
+def by_seed(
+    name: str, mine: Mapping[Pair, Measures], base: Mapping[Pair, Measures], pairs: Sequence[Pair]
+) -> Estimate | None:
+    """Mean paired difference over seeds, each the mean over its blocks."""
+    differences: dict[int, list[float]] = {}
+    for seed, block in pairs:
+        a, b = mine[seed, block][name], base[seed, block][name]
+        if a is not None and b is not None:
+            differences.setdefault(seed, []).append(a - b)
+    return mean([plain.fmean(each) for each in differences.values()]) if differences else None
+
+
+def base_line(results: Mapping[tuple[str, int, int], Mapping[str, Any]]) -> dict[str, float | None]:
+    """What the base itself measures, means over its runs."""
+    found = [measures(r) for (name, *_), r in results.items() if name == ""]
+    columns = {
+        name: [m[name] for m in found if m[name] is not None] for name in ("epoch", "bytes", "memory", "accuracy")
+    }
+    return {name: plain.fmean(values) if values else None for name, values in columns.items()}  # type: ignore[type-var]
+
+
+def as_json(rows: Sequence[Row], results: Mapping[Any, Any], *, speed: bool) -> dict[str, Any]:
+    """null for what is not known. `speed` false: threads share cores, or ranks are threads; times are no statement."""
+
+    def known(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: known(each) for name, each in value.items()}
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    base = base_line(results) | {"runs": rows[0].pairs, "cosine": rows[0].cosine}
+    return {"speed": speed, "base": base, "rows": [known(asdict(each)) for each in rows[1:]]}
+
+
+def display(rows: Sequence[Row], base: Mapping[str, float | None], *, speed: bool) -> None:
+    table = Table(title="differences to the base, with 95 % intervals", title_justify="left", box=None)
+    table.add_column("variant")
+    for name in ("pairs", "epoch, ratio", "sent/epoch", "peak/rank", "test, points", "cosine"):
+        table.add_column(name, justify="right")
+    shown: dict[str, Callable[[float], str]] = {
+        "epoch": seconds,
+        "bytes": num_bytes,
+        "memory": num_bytes,
+        "accuracy": lambda x: f"{x:.2f}",
+    }
+    cells = ["-" if (value := base[name]) is None else form(value) for name, form in shown.items()]
+    table.add_row("base", str(rows[0].pairs), *greyed(cells, speed), cosine(rows[0]))
+    for each in rows[1:]:
+        ratio = interval(each.epoch, lambda x: f"{x:.3f}")
+        sizes = [interval(estimate, signed_bytes) for estimate in (each.bytes, each.memory)]
+        points = interval(each.accuracy, lambda x: f"{x:+.2f}")
+        table.add_row(escape(each.variant), str(each.pairs), *greyed([ratio, *sizes, points], speed), cosine(each))
+    console = stdout()
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)
+    if not speed:
+        say("(times in parentheses) more threads than cores, or ranks as threads: no statement on speed")
+
+
+def greyed(cells: list[str], speed: bool) -> list[str]:
+    return cells if speed else [f"[dim]({cells[0]})[/dim]", *cells[1:]]
+
+
+def cosine(each: Row) -> str:
+    return "-" if each.cosine is None else f"{each.cosine:.4f}"
+
+
+def interval(estimate: Estimate | None, form: Callable[[float], str]) -> str:
+    """'1.234 (1.1 to 1.3)'; the value alone where one sample allows no interval or all samples agree."""
+    if estimate is None:
+        return "-"
+    if math.isnan(estimate.low) or estimate.low == estimate.high:
+        return form(estimate.value)
+    return f"{form(estimate.value)} ({form(estimate.low)} to {form(estimate.high)})"
+
+
+def signed_bytes(value: float) -> str:
+    return "0" if value == 0 else ("-" if value < 0 else "+") + num_bytes(abs(value))

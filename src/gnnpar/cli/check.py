@@ -1,0 +1,99 @@
+"""`gnnpar check strategy=...`: the conformance suite as a command, also for a strategy in the user's own folder."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from gnnpar.paths import conf_dir, installed_confs
+from gnnpar.settings import ConfigError, Settings
+from gnnpar.track.console import say, stdout
+
+Compose = Callable[[Sequence[str]], Settings]
+HELP = """Every strategy must equal the single device in fp64, in its exact limit, for every model and world: the loss
+and each gradient. `gnnpar check strategy=mine` looks for strategy/mine.yaml and model/*.yaml in this folder too.
+`gnnpar check codec=mine`, without a strategy: the laws that every codec keeps."""
+
+
+def run(argv: list[str], compose: Compose) -> int:
+    """0: all cases pass. 1: some do not. Arguments are Hydra overrides; model=a,b restricts the models."""
+    parser = argparse.ArgumentParser("gnnpar check", description=HELP)
+    parser.add_argument("--worlds", default="1,2,3,4", help="world sizes, as threads (1,2,3,4)")
+    parser.add_argument("overrides", nargs="*", help="strategy=NAME, model=NAME[,NAME], key=value ...")
+    options = parser.parse_intermixed_args(argv)
+    worlds = parse_worlds(options.worlds)
+    asked = {o.partition("=")[0]: o for o in options.overrides}
+    if "codec" in asked and "strategy" not in asked:
+        return run_codec(compose(options.overrides).codec, asked["codec"])
+    chosen = [o.partition("=")[2] for o in options.overrides if o.startswith("model=")]
+    rest = [o for o in options.overrides if not o.startswith("model=")]
+    models = chosen[-1].split(",") if chosen else model_names()
+    settings = {name: compose([*rest, f"model={name}"]) for name in models}
+    first = next(iter(settings.values()))
+    if (limit := getattr(first.strategy, "max_ranks", None)) is not None:
+        worlds = tuple(world for world in worlds if world <= limit)
+    from gnnpar.verify import conformance
+
+    cases = conformance.check(first.strategy, {name: s.model for name, s in settings.items()}, worlds=worlds)
+    show(cases, first.names.get("strategy", "?"))
+    failed = sum(not case.passed for case in cases)
+    say(f"{len(cases) - failed} of {len(cases)} cases pass")
+    return 1 if failed or not cases else 0
+
+
+def run_codec(codec: Any, title: str) -> int:
+    """0: the codec keeps all laws. 1: it breaks one."""
+    from gnnpar.verify.codec_laws import check_codec
+
+    laws = check_codec(codec)
+    table = Table(title=f"{title}, on three parts of a small graph", title_justify="left", box=None)
+    for name in ("law", "", "seen"):
+        table.add_column(name)
+    for law in laws:
+        table.add_row(law.name, "ok" if law.passed else "[red]FAILED[/red]", escape(law.seen))
+    _print(table)
+    kept = sum(law.passed for law in laws)
+    say(f"{kept} of {len(laws)} laws hold")
+    return 0 if kept == len(laws) else 1
+
+
+def parse_worlds(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise ConfigError(f"--worlds={text} must be whole numbers >= 1, separated by commas")
+    return tuple(map(int, text.split(",")))
+
+
+def model_names() -> list[str]:
+    """Every model YAML: the project's, those of installed packages and of the folder we are in."""
+    folders = (conf_dir(), *installed_confs(), Path.cwd())
+    return sorted({file.stem for folder in folders for file in folder.glob("model/*.yaml")})
+
+
+def show(cases: Sequence[Any], strategy: str) -> None:
+    table = Table(
+        title=f"strategy={strategy}, in its exact limit, against the single device", title_justify="left", box=None
+    )
+    for name in ("model", "ranks", "loss error", "worst gradient error", ""):
+        table.add_column(name, justify="right" if name in ("ranks", "loss error", "worst gradient error") else "left")
+    for case in cases:
+        why = case.error or (case.worst_parameter and f"worst: {case.worst_parameter}")
+        verdict = "ok" if case.passed else f"[red]FAILED[/red] {escape(why)}"
+        table.add_row(case.model, str(case.world), _error(case.loss_error), _error(case.worst_gradient_error), verdict)
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    console = stdout()
+    if not console.is_terminal:
+        console.width = 160
+    console.print(table)
+
+
+def _error(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"

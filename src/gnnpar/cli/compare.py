@@ -1,0 +1,105 @@
+"""`gnnpar compare FOLDER ...`: runs side by side, and a ratio only where it is fair (docs: protocol, rule 1)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from gnnpar.report import exports, terminal
+from gnnpar.report.comparison import Comparison, compare
+from gnnpar.report.groups import MARGIN
+from gnnpar.report.runs import collect
+from gnnpar.settings import ConfigError
+from gnnpar.track.console import say
+
+
+def run(argv: list[str]) -> int:
+    options = parse(argv)
+    found = compare(
+        collect(options.folders),
+        baseline=options.baseline,
+        allow_unfair=options.allow_unfair,
+        margin=options.margin,
+        target=options.target,
+    )
+    group = found.repeated if options.group is None else options.group
+    if options.format:
+        sys.stdout.write(export(found, options.format, options.group, group))
+    else:
+        show(found, group)
+    if options.html:
+        from gnnpar.report.page.page import write_page
+
+        _say(options, f"page -> {os.path.relpath(write_page(found, options.html))}")
+    if options.figures:
+        from gnnpar.report.figures import write_figures
+
+        files = write_figures(found, options.figures)
+        _say(options, f"{len(files)} figures -> {os.path.relpath(options.figures)}")
+    return 0
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("gnnpar compare", description="Runs side by side; folders may hold whole sweeps.")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--baseline", default="single", help="strategy that epoch times are divided by (single)")
+    parser.add_argument("--allow-unfair", action="store_true", help="print ratios between unequal runs, and say so")
+    parser.add_argument(
+        "--group", action=argparse.BooleanOptionalAction, help="one row a configuration, over seeds and blocks"
+    )
+    parser.add_argument("--margin", type=float, default=MARGIN, help="of non-inferiority, in points of accuracy (0.3)")
+    parser.add_argument("--target", type=float, help="validation metric to reach, 0 to 1, instead of the baseline's")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page that needs no network")
+    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="write vector figures, svg and pdf")
+    output = parser.add_mutually_exclusive_group()
+    for name, what in (
+        ("json", "runs and groups as JSON"),
+        ("csv", "one line a run as CSV, with --group one a group"),
+        ("markdown", "the table in Markdown"),
+        ("latex", "the table in LaTeX (booktabs)"),
+    ):
+        output.add_argument(f"--{name}", dest="format", action="store_const", const=name, help=what)
+    options = parser.parse_intermixed_args(argv)
+    if options.margin <= 0:
+        raise ConfigError(f"--margin {options.margin:g} must be positive: points of accuracy, such as 0.3")
+    if options.target is not None and not 0 < options.target < 1:
+        raise ConfigError(f"--target {options.target:g} must lie between 0 and 1: 72 % is 0.72")
+    return options
+
+
+def export(found: Comparison, form: str, asked: bool | None, group: bool) -> str:
+    """The comparison in one of the formats; CSV has a line a run unless groups were asked for."""
+    if form == "json":
+        stamps = {"baseline": found.baseline, "unfair": found.allow_unfair, "margin": found.margin}
+        return exports.as_json(found.rows, found.groups, **stamps, warnings=found.warnings, notes=found.notes)
+    if form == "csv":
+        return exports.as_csv(found.rows, found.groups if asked else None)
+    table = (
+        exports.group_table(found.groups, found.baseline) if group else exports.row_table(found.rows, found.baseline)
+    )
+    notes = [*(f"UNFAIR: {line}" for line in found.warnings), *found.notes]
+    return exports.as_markdown(table, notes) if form == "markdown" else exports.as_latex(table, notes)
+
+
+def show(found: Comparison, group: bool) -> None:
+    asked = {"baseline": found.baseline, "allow_unfair": found.allow_unfair}
+    if group:
+        terminal.show_groups(found.groups, found.rows, **asked)
+    else:
+        terminal.show_rows(found.rows, **asked)
+    for line in terminal.row_notes(found.rows):
+        terminal.say(line)
+    for line in found.warnings:
+        terminal.say(f"no fair comparison: {line}")
+    for line in found.notes if group else ():
+        terminal.say(line)
+
+
+def _say(options: argparse.Namespace, line: str) -> None:
+    """Where the table goes to a file, stdout is left to it."""
+    if options.format:
+        sys.stderr.write(line + "\n")
+    else:
+        say(line)

@@ -1,0 +1,92 @@
+"""`gnnpar dashboard FOLDER ...`: a wandb workspace and a report that compare the runs below the folders."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gnnpar.report import dashboard
+from gnnpar.report.rows import table_rows
+from gnnpar.report.runs import collect
+from gnnpar.settings import ConfigError
+from gnnpar.track.console import num_bytes, say, seconds
+from gnnpar.track.jsonl import read_rows
+from gnnpar.track.wandb import LINK, against, flat
+
+TABLE = ("strategy", "model", "dataset", "seed", "ranks", "time an epoch", "sent an epoch", "test at best validation")
+
+
+def run(argv: list[str]) -> int:
+    options = parse(argv)
+    if importlib.util.find_spec("wandb_workspaces") is None:
+        raise ConfigError("gnnpar dashboard needs wandb-workspaces; call pip install 'gnnpar[dashboard]'")
+    results = collect(options.folders)
+    entity, project, study = place_of([folder for folder, _ in results], options.entity)
+    if options.save and not entity:
+        raise ConfigError("--save needs to know whose project it is; give --entity NAME")
+    logged = {name for folder, _ in results for row in read_rows(folder) for name in flat(row) | against(row)}
+    sections = dashboard.panels_for(logged)
+    where = {"entity": entity, "project": project, "study": study}
+    things = {
+        "workspace": dashboard.workspace(sections, **where),
+        "report": dashboard.report(sections, table_of(results), **where),
+    }
+    if options.save:
+        for name, thing in things.items():
+            thing.save()
+            say(f"{name}: {thing.url}")
+        return 0
+    text = json.dumps({name: dashboard.specification(thing) for name, thing in things.items()}, indent=1) + "\n"
+    if options.out is None:
+        sys.stdout.write(text)
+    else:
+        options.out.write_text(text, encoding="utf-8")
+        count = sum(map(len, sections.values()))
+        say(
+            f"{count} panels for {study} in {project} -> {os.path.relpath(options.out)}; --save puts them on the server"
+        )
+    return 0
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("gnnpar dashboard", description="A wandb workspace and report of a study.")
+    parser.add_argument("folders", nargs="+", type=Path, help="runs of one study, trained with tracker=wandb")
+    parser.add_argument("--entity", default="", help="whose project it is, where the runs do not say")
+    parser.add_argument("--out", type=Path, help="write both specifications, as JSON, here instead of stdout")
+    parser.add_argument("--save", action="store_true", help="create both on the server")
+    return parser.parse_args(argv)
+
+
+def place_of(folders: Sequence[Path], entity: str) -> tuple[str, str, str]:
+    """Entity, project and study that the runs agree on."""
+    files = [folder / LINK for folder in folders]
+    if missing := [file.parent for file in files if not file.exists()]:
+        raise ConfigError(f"{missing[0]} has no wandb run; train with tracker=wandb")
+    links = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    places = sorted({(entity or link["entity"] or "", link["project"], link["group"] or "") for link in links})
+    if len(places) > 1:
+        raise ConfigError(f"the runs are of {len(places)} studies, {places[0]} and {places[1]}; give folders of one")
+    if not places[0][2]:
+        raise ConfigError("the runs have no group; train a sweep (-m), or set tracker.group")
+    return places[0]
+
+
+def table_of(results: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[list[str]]:
+    """Names and cells of the runs that completed, for a page."""
+    rows = [row for row in table_rows(results, baseline="single") if row["status"] == "completed"]
+    cells = [
+        [
+            *(str(row[name]) for name in ("strategy", "model", "dataset", "seed", "world_size")),
+            seconds(row["epoch_seconds"]) + (" (no statement on speed)" if row["oversubscribed"] else ""),
+            num_bytes(row["bytes_per_epoch"]),
+            "" if row["test_at_best_val"] is None else f"{row['test_at_best_val']:.4f}",
+        ]
+        for row in rows
+    ]
+    return [list(TABLE), *cells]

@@ -1,0 +1,84 @@
+"""`gnnpar doctor`: what this machine can run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from typing import Any
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from gnnpar.launch.paced import trial
+from gnnpar.track.console import stdout
+from gnnpar.training.result.facts import installed, num_cores, processor, versions
+
+EXTRAS = {"torch_sparse": "[sparse]", "torch_scatter": "[sparse]", "ogb": "[ogb]", "wandb_workspaces": "[dashboard]"}
+
+
+def run(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("gnnpar doctor", description="What this machine can run.")
+    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    options = parser.parse_args(argv)
+    facts = diagnose()
+    if options.json:
+        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        return 0
+    table = Table(box=None, show_header=False)
+    for section, values in facts.items():
+        for i, (name, value) in enumerate(values.items()):
+            table.add_row(section if i == 0 else "", name, escape(str(value)))
+    stdout().print(table)
+    return 0
+
+
+def diagnose() -> dict[str, dict[str, Any]]:
+    """Versions, devices, backends, launches, kernels, extras."""
+    named = versions() | {"torch": torch.__version__}
+    packages = ("torch_geometric", "hydra-core", "pymetis", "scipy", "wandb")
+    return {
+        "versions": {k: v or "not installed" for k, v in named.items()}
+        | {name: installed(name) or "not installed" for name in packages},
+        "devices": devices(),
+        "backends": backends(),
+        "launch": {"local": "yes", "paced": trial()},
+        "kernels": kernels(),
+        "extras": {name: extra(name, how) for name, how in EXTRAS.items()},
+    }
+
+
+def devices() -> dict[str, str]:
+    found = {"cpu": f"{processor()}, {num_cores()} cores for ranks, {torch.get_num_threads()} threads by default"}
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        found[f"cuda:{i}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    if not torch.cuda.is_available():
+        found["cuda"] = "none that torch sees"
+    return found
+
+
+def kernels() -> dict[str, str]:
+    """Which body each operation takes here, and why."""
+    import gnnpar_kernels
+
+    try:
+        chosen = gnnpar_kernels.implementations()
+    except ValueError as error:  # GNNPAR_KERNELS forces a body that cannot run here
+        return {"error": str(error)}
+    return {op: f"{choice.body} ({choice.reason})" for op, choice in chosen.items()}
+
+
+def extra(name: str, how: str) -> str:
+    if importlib.util.find_spec(name) is None:
+        return f"not installed; pip install gnnpar{how}"
+    return installed(name) or "installed"
+
+
+def backends() -> dict[str, str]:
+    """Which transports this torch was built with."""
+    from gnnpar.comm.process import backends as built
+
+    return {name: "yes" if there else "not in this torch" for name, there in built().items()} | {"threads": "yes"}

@@ -1,0 +1,125 @@
+"""`gnnpar estimate`: time, bytes and memory of a run, of every strategy or of one as configured, without running it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gnnpar.cli.plan import show
+from gnnpar.settings import ConfigError, Settings
+from gnnpar.track.console import say
+
+if TYPE_CHECKING:
+    from gnnpar.planner.estimate import Estimate, Estimator
+
+Compose = Callable[[Sequence[str]], Settings]
+HELP = """What `gnnpar train` with these overrides would take, without training: predicted epoch time, bytes sent an
+epoch, peak memory of the largest rank, and whether it fits. Without a strategy, a row each; with strategy=NAME (or any
+strategy.KEY=VALUE) that run as it is configured, and where its time, bytes and memory go. topology=NAME: of other
+machines, as in `gnnpar plan`. Overrides are those of `gnnpar train`."""
+
+ROWS = (
+    ("single", "strategy=single"),
+    ("graph_parallel", "strategy=graph_parallel", "codec=identity"),
+    ("graph_parallel codec=bf16", "strategy=graph_parallel", "codec=bf16"),
+    ("adaqp", "strategy=adaqp"),
+    ("sar", "strategy=sar"),
+    ("gnnpipe", "strategy=gnnpipe"),
+    ("hybrid", "strategy=hybrid"),
+    ("tag", "strategy=tag"),
+    ("minibatch", "strategy=minibatch"),
+)
+_OF_A_STRATEGY = re.compile(r"\+*(strategy[=.]|codec@strategy)")
+_OF_A_CODEC = re.compile(r"\+*codec[=.]")
+
+
+def run(argv: list[str], compose: Compose) -> int:
+    """0: the table is printed, whether or not a row fits."""
+    parser = argparse.ArgumentParser("gnnpar estimate", description=HELP)
+    parser.add_argument("--json", action="store_true", help="the table as JSON")
+    parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME world_size=N strategy=NAME key=value ...")
+    options = parser.parse_intermixed_args(argv)
+    refuse(options.overrides)
+    settings = compose(options.overrides)
+    if settings.shards.folder is not None:
+        raise ConfigError(
+            f"shards={settings.shards.folder}: gnnpar estimate reads the whole graph; name its dataset instead"
+        )
+    from gnnpar.planner.estimate import COLUMNS, Estimator, details, row_of, why
+
+    one = any(map(_OF_A_STRATEGY.match, options.overrides))
+    asked = any(o.startswith("world_size=") for o in options.overrides)
+    try:
+        estimator = Estimator(
+            settings, settings.world_size if asked else None, (lambda _: None) if options.json else say
+        )
+        runs = [(title(options.overrides, settings), options.overrides)] if one else rows(options.overrides)
+        found = [estimated(estimator, compose, name, overrides) for name, overrides in runs]
+    except ValueError as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    if one and found[0].refused:
+        raise ConfigError(found[0].refused)
+    if options.json:
+        sys.stdout.write(json.dumps({"estimates": [e.as_json() for e in found]}, indent=1) + "\n")
+        return 0
+    data, setting = estimator.inputs.workload.dataset, estimator.setting(found[0].ranks if one else estimator.count)
+    say(f"model: {settings.names.get('model')}, {estimator.inputs.ir.describe()}")
+    say(f"graph: {data.name}, {data.num_nodes} nodes, {data.num_edges} edges")
+    say(f"topology: {settings.names.get('topology')}, {setting.fabric.describe()}")
+    show(COLUMNS, [row_of(e) for e in found])
+    for line in [*(details(found[0]) if one else ()), *why(found, setting, on_gpu=on_gpu(settings))]:
+        say(f"- {line}")
+    return 0
+
+
+def estimated(estimator: Estimator, compose: Compose, name: str, overrides: Sequence[str]) -> Estimate:
+    """A strategy that the other overrides do not fit is a row that says so."""
+    from gnnpar.planner.estimate import Estimate
+
+    try:
+        settings = compose(overrides)
+    except ConfigError as error:
+        return Estimate(name=name, ranks=estimator.count, refused=str(error))
+    return estimator.estimate(settings, name)
+
+
+def rows(overrides: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """(name, overrides) of every row. A codec that is asked for is sar's and hybrid's, and a row more."""
+    codec = [o for o in overrides if _OF_A_CODEC.match(o)]
+    rest = [o for o in overrides if o not in codec]
+    found = []
+    for name, strategy, *own in ROWS:
+        takes = codec if strategy in ("strategy=sar", "strategy=hybrid") else own
+        found.append((" ".join([name, *(codec if takes is codec else ())]), [*rest, strategy, *takes]))
+    if codec and codec not in (["codec=identity"], ["codec=bf16"]):
+        found.insert(3, (" ".join(["graph_parallel", *codec]), [*rest, "strategy=graph_parallel", *codec]))
+    return found
+
+
+def title(overrides: Sequence[str], settings: Settings) -> str:
+    """The strategy and what was said of it."""
+    said = [o for o in overrides if _OF_A_CODEC.match(o) or _OF_A_STRATEGY.match(o)]
+    return " ".join([settings.names.get("strategy", "?"), *(o for o in said if not o.startswith("strategy="))])
+
+
+def refuse(overrides: Sequence[str]) -> None:
+    """What already has a prediction, or is no run."""
+    for asked in overrides:
+        if asked.startswith("plan="):
+            raise ConfigError(f"{asked}: gnnpar plan has priced it (predicted in the file); leave plan= out")
+        if asked in ("-m", "--multirun") or (asked.startswith("strategy=") and "," in asked):
+            raise ConfigError(f"{asked}: gnnpar estimate takes one strategy, or none for all of them")
+
+
+def on_gpu(settings: Settings) -> bool:
+    """Would the run use a GPU that no rates are known of?"""
+    import torch
+
+    from gnnpar.planner.topology import Machines
+
+    cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+    return cuda and not isinstance(settings.topology, Machines)

@@ -1,0 +1,39 @@
+"""`gnnpar export RUN`: the trained model as files that need no gnnpar."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from gnnpar.settings import ConfigError
+from gnnpar.track.console import complain, say
+
+
+def run(argv: list[str]) -> int:
+    """0 all is written, 1 the model has no program (its weights are there), 2 there is no good checkpoint."""
+    parser = argparse.ArgumentParser("gnnpar export", description="A trained model as files that need no gnnpar.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (export/ of the run)")
+    parser.add_argument(
+        "--which", choices=("best", "last"), default="best", help="checkpoint: best on validation, last"
+    )
+    options = parser.parse_args(argv)
+    from gnnpar.training.checkpoint import files as checkpoint
+    from gnnpar.training.result.export import export
+    from gnnpar.training.result.trained import load
+
+    try:
+        trained = load(options.run, which=options.which)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    run_dir = options.run.resolve()
+    if (run_dir / checkpoint.MANIFEST).exists():  # a checkpoint is what its checksums say, and nothing beside
+        run_dir = run_dir.parent.parent
+    folder = options.out or run_dir / "export"
+    problems = export(trained, folder)
+    for line in problems:
+        complain(line)
+    files = ", ".join(sorted(p.name for p in folder.iterdir()))
+    say(f"epoch {trained.epoch}: {files}  ->  {os.path.relpath(folder)}")
+    return 1 if problems else 0

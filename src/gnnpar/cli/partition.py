@@ -1,0 +1,123 @@
+"""`gnnpar partition`: a dataset cut into shards on disk, a folder a rank, for graphs that no process can hold."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from gnnpar.settings import ConfigError, Settings
+from gnnpar.track.console import num_bytes, say, stdout
+
+Compose = Callable[[Sequence[str]], Settings]
+USAGE = """usage: gnnpar partition dataset=NAME world_size=N out=FOLDER [partition=NAME] [model=NAME] [key=value ...]
+
+Cuts a dataset into N shards in FOLDER, which `gnnpar train shards=FOLDER` trains from: every rank maps its own files
+and never sees the whole graph. dataset=folder passes by in chunks, with partition=ldg, fennel, random or range in
+O(nodes) memory; partition=metis holds all edges, and any other dataset is loaded whole. Overrides are those of
+`gnnpar train`; model= matters only for attention dropout, for which shards carry edge ids.
+"""
+
+
+def run(argv: list[str], compose: Compose) -> int:
+    """0: the shards are there."""
+    if not argv or {"-h", "--help"} & set(argv):
+        sys.stdout.write(USAGE)
+        return 0 if argv else 2
+    outs = [a.removeprefix("out=") for a in argv if a.startswith("out=")]
+    if len(outs) != 1 or not outs[0]:
+        raise ConfigError(f"out=FOLDER is given {len(outs)} times; name one folder for the shards")
+    overrides = [a for a in argv if not a.startswith("out=")]
+    if asked := next((o for o in overrides if o.startswith(("shards", "plan=", "-"))), None):
+        raise ConfigError(f"{asked}: gnnpar partition takes out=FOLDER and overrides of dataset, partition, world_size")
+    settings, out = compose(overrides), Path(outs[0]).expanduser()
+    if out.exists():
+        raise ConfigError(f"out={out} is there already; remove it, or name another folder")
+    try:
+        cut_into(settings, out)
+    except ValueError as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    except OSError as error:
+        raise ConfigError(f"out={out}: {error.strerror or error} ({error.filename})") from error
+    return 0
+
+
+def cut_into(settings: Settings, out: Path) -> None:
+    """Read, partition and write. Scratch files lie beside `out`."""
+    from gnnpar.data.stored import Stored
+    from gnnpar.partition.partition import partition
+    from gnnpar.partition.write import write_shards
+    from gnnpar.training.plans import heed, partition_cache
+
+    began, parts = time.perf_counter(), settings.world_size
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch, progress() as tell:
+        tell("read", 0.0)
+        if hasattr(settings.dataset, "stored"):  # a dataset that passes by in chunks
+            graph = settings.dataset.stored(settings.data_dir, settings.seed, Path(scratch), tell)
+        else:
+            graph = Stored.of(settings.dataset.load(settings.data_dir, settings.seed))
+        tell("partition", 0.0)
+        part_of = partition(graph, parts, by=settings.partition, cache=partition_cache(settings), say=heed)
+        manifest = write_shards(
+            graph, part_of, parts, out, edge_ids=needs_edge_ids(settings, graph), setup=setup_of(settings), tell=tell
+        )
+    told, size = manifest.statistics, sum(facts.nbytes for facts in manifest.files.values())
+    say(f"{manifest.name}: {manifest.num_nodes} nodes, {manifest.num_edges} edges, {manifest.num_features} features")
+    for p in range(parts):
+        say(f"  part {p}: {told['nodes'][p]} nodes, {told['edges'][p]} in-edges, {told['halo_rows'][p]} halo rows")
+    say(f"{settings.names.get('partition')}: {told['cut_share']:.1%} of the edges are cut, alpha {told['alpha']:.3f}")
+    say(f"{num_bytes(size)} in {time.perf_counter() - began:.1f} s  ->  {out}  (gnnpar train shards={out})")
+
+
+def needs_edge_ids(settings: Settings, graph: Any) -> bool:
+    """Whether the model of the settings reads them."""
+    from gnnpar.data.tasks import make_task
+
+    task = make_task(graph.task, graph.num_classes)
+    return settings.model.build(graph.num_features, task.out_dim, seed=0).needs_edge_ids
+
+
+def setup_of(settings: Settings) -> dict[str, dict[str, Any]]:
+    """What a run from the shards takes over."""
+    groups = ("dataset", "partition")
+    names = {group: settings.names.get(group, group) for group in groups}
+    return {"names": names, **{group: settings.resolved[group] for group in groups}}
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, float], None]]:
+    """tell(stage, share): a bar a stage on a terminal, else a line when a stage begins."""
+    console, stages = stdout(), dict[str, Any]()
+    if not console.is_terminal:
+        began = time.perf_counter()
+
+        def line(stage: str, share: float) -> None:
+            if stage not in stages:
+                stages[stage] = True
+                say(f"{time.perf_counter() - began:6.1f} s  {stage}")
+
+        yield line
+        return
+    bar = Progress(
+        TextColumn("{task.description:14}"), BarColumn(24), TaskProgressColumn(), TimeElapsedColumn(), console=console
+    )
+
+    def tell(stage: str, share: float) -> None:
+        if stage not in stages:
+            for task in stages.values():
+                bar.update(task, completed=1.0)
+                bar.stop_task(task)
+            stages[stage] = bar.add_task(stage, total=1.0)
+        bar.update(stages[stage], completed=share)
+
+    with bar:
+        yield tell
+        for task in stages.values():
+            bar.update(task, completed=1.0)

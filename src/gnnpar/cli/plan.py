@@ -1,0 +1,202 @@
+"""`gnnpar plan`: which strategy to use for a model, a dataset and a topology; leaves plan.json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from rich.markup import escape
+from rich.table import Table
+
+from gnnpar.planner.candidate import QUALITIES, Quality
+from gnnpar.settings import ConfigError, Settings, closest
+from gnnpar.track.console import say, stdout
+
+if TYPE_CHECKING:
+    from gnnpar.planner.planned import Planned, Searching
+    from gnnpar.planner.search.named import Name
+
+Compose = Callable[[Sequence[str]], Settings]
+HELP = """Which strategy, with which parameters, for this model, dataset and topology: predicted time and memory of
+every candidate, the choice and why. Overrides are those of `gnnpar train`. Writes plan.json, which `gnnpar train
+plan=plan.json` runs as it is. search=NAME budget=N seed=N say how to look: guided (the default: a tree search
+with a trained prior over places, sizes of parts, grids and knobs), mcts (the same without), tag (TAG's tree), descent,
+anneal, random, enumerate (uniform grids on the devices as given), refine (the best of these, then descent); fewer=true
+lets devices stay unused."""
+
+
+def run(argv: list[str], compose: Compose) -> int:
+    """0: a plan was found and written."""
+    parser = argparse.ArgumentParser("gnnpar plan", description=HELP)
+    parser.add_argument("--quality", default="exact", help=f"what is allowed: of {', '.join(QUALITIES)} (exact)")
+    parser.add_argument("--factor", default="", help="epochs a class costs: stale=1.2,quantized=1.05 (1 each)")
+    parser.add_argument("--out", default=".", help="folder for plan.json (.)")
+    parser.add_argument("--top", type=int, default=8, help="rows of the table (8), and the best of every family")
+    parser.add_argument("--measure", type=int, default=0, help="run the so many best predicted, and choose by time (0)")
+    parser.add_argument("--trace", help="file for the chosen plan's simulated epoch, as a Chrome trace (Perfetto)")
+    parser.add_argument("--json", action="store_true", help="the table as JSON")
+    parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME topology=NAME world_size=N key=value ...")
+    options = parser.parse_intermixed_args(argv)
+    allowed, factors = qualities(options.quality), factors_of(options.factor)
+    overrides, words = search_words(options.overrides)
+    options.overrides = overrides
+    refuse_strategy(options.overrides)
+    how = searching(words)
+    settings = compose(options.overrides)
+    if settings.shards.folder is not None:
+        raise ConfigError(
+            f"shards={settings.shards.folder}: gnnpar plan reads the whole graph; name its dataset instead"
+        )
+    from gnnpar.planner import planned as planner
+
+    asked = any(o.startswith("world_size=") for o in options.overrides)
+    talk = (lambda _: None) if options.json else say
+    try:
+        found = planner.planned(
+            settings,
+            ranks=settings.world_size if asked else None,
+            allowed=allowed,
+            factors=factors,
+            how=how,
+            say=talk,
+            recompute=not any(o.startswith("first_layer=") for o in options.overrides),
+        )
+    except ValueError as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    yaml_of = partial(strategy_yaml, compose, options.overrides)
+    measured: dict[str, float] = {}
+    if options.measure:
+        found, measured = by_measuring(found, settings, options.measure, yaml_of, options.overrides, talk)
+    plan = planner.plan_of(found, yaml_of, settings)
+    if measured:
+        plan = replace(plan, predicted={**(plan.predicted or {}), "measured_seconds": measured})
+    file = plan.save(Path(options.out))
+    if options.trace:
+        Path(options.trace).write_text(json.dumps(planner.timeline(found).chrome_trace()), encoding="utf-8")
+    if options.json:
+        data = [
+            p.as_predicted()
+            | {"refused": p.refused, "objective": p.objective, "measured": measured.get(p.candidate.label)}
+            for p in found.priced
+        ]
+        told = {"plan": str(file), "search": found.found.as_predicted(), "candidates": data}
+        sys.stdout.write(json.dumps(told, indent=1) + "\n")
+        return 0
+    say(f"model: {settings.names.get('model')}, {found.request.ir.describe()}")
+    say(f"graph: {found.dataset.name}, {found.request.graph.nodes} nodes, {found.request.graph.edges} edges")
+    say(f"topology: {settings.names.get('topology')}, {found.setting.fabric.describe()}")
+    show(planner.COLUMNS, planner.table_rows(found.priced, options.top, measured))
+    for line in planner.why(found, planner.timeline(found).seconds):
+        say(f"- {line}")
+    say(f"chosen: {found.chosen.label}  ->  {file}  (gnnpar train plan={file} world_size={plan.num_ranks})")
+    return 0
+
+
+def by_measuring(
+    found: Planned,
+    settings: Settings,
+    count: int,
+    yaml_of: Callable[[str], Mapping[str, Any]],
+    overrides: Sequence[str],
+    say: Callable[[str], None],
+) -> tuple[Planned, dict[str, float]]:
+    """The answer with the fastest of `count` launched plans first, and what was measured."""
+    from gnnpar.planner import halving
+    from gnnpar.planner import planned as planner
+
+    ranks = found.chosen.candidate.ranks
+    if count < 2:
+        raise ConfigError(f"--measure={count} compares nothing; measure 2 plans or more")
+    if found.request.fewer:
+        raise ConfigError(f"--measure={count} launches plans of one number of ranks; leave fewer=true out")
+    try:
+        halving.check(settings, ranks, count)
+        return halving.halved(
+            found,
+            count,
+            lambda p: planner.plan_of(replace(found, priced=(p,)), yaml_of, settings),
+            halving.launcher(overrides, ranks),
+            say,
+        )
+    except ValueError as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+
+
+SEARCH_WORDS = ("search", "budget", "fewer")
+
+
+def search_words(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """(the other overrides, what was said of the search)."""
+    said = {o.partition("=")[0]: o.partition("=")[2] for o in overrides if o.partition("=")[0] in SEARCH_WORDS}
+    return [o for o in overrides if o.partition("=")[0] not in SEARCH_WORDS], said
+
+
+def searching(words: Mapping[str, str]) -> Searching:
+    """From search=NAME budget=N fewer=true."""
+    from gnnpar.planner.planned import Searching
+    from gnnpar.planner.search.named import BUDGET, DEFAULT, NAMES
+
+    name, budget, fewer = words.get("search", DEFAULT), words.get("budget", str(BUDGET)), words.get("fewer", "false")
+    if name not in NAMES:
+        raise ConfigError(f"search={name} is no search{closest(name, NAMES)}; there are {', '.join(NAMES)}")
+    if not budget.isdecimal() or int(budget) < 1:
+        raise ConfigError(f"budget={budget} must be a whole number of evaluations >= 1")
+    if fewer not in ("true", "false"):
+        raise ConfigError(f"fewer={fewer} must be true or false")
+    return Searching(search=cast("Name", name), budget=int(budget), fewer=fewer == "true")
+
+
+def qualities(text: str) -> frozenset[Quality]:
+    """'exact,stale' as a set; exact is always allowed."""
+    chosen = [word for word in text.split(",") if word]
+    for word in chosen:
+        if word not in QUALITIES:
+            raise ConfigError(
+                f"--quality={word} is no class{closest(word, QUALITIES)}; there are {', '.join(QUALITIES)}"
+            )
+    return frozenset(cast("Quality", word) for word in (*chosen, "exact"))
+
+
+def factors_of(text: str) -> dict[Quality, float]:
+    """'stale=1.2' as a number a class, at least 1."""
+    factors: dict[Quality, float] = {}
+    for word in filter(None, text.split(",")):
+        name, _, value = word.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = 0.0
+        if name not in QUALITIES or not 1.0 <= number < float("inf"):
+            raise ConfigError(f"--factor={word} must be a class ({', '.join(QUALITIES)}) = a number >= 1")
+        factors[cast("Quality", name)] = number
+    return factors
+
+
+def refuse_strategy(overrides: Sequence[str]) -> None:
+    """The planner chooses it."""
+    for asked in overrides:
+        if asked.startswith(("strategy=", "strategy.", "plan=")):
+            raise ConfigError(f"{asked}: gnnpar plan chooses the strategy; leave it out, or use gnnpar train")
+
+
+def strategy_yaml(compose: Compose, overrides: Sequence[str], name: str) -> Mapping[str, Any]:
+    """The resolved YAML of a strategy beside these overrides."""
+    return compose([*overrides, f"strategy={name}"]).resolved["strategy"]
+
+
+def show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=None)
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i in (0, len(columns) - 1) else "right")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console = stdout()
+    if not console.is_terminal:
+        console.width = 160
+    console.print(table)

@@ -1,0 +1,58 @@
+"""`gnnpar status FOLDER ...`: which jobs of a sweep are done, which failed and why, which are missing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gnnpar.config.jobs import MANIFEST, Manifest, count, in_words
+from gnnpar.settings import ConfigError
+from gnnpar.track.console import say
+
+
+def run(argv: list[str]) -> int:
+    """0: every planned job is done; 1: some are not."""
+    parser = argparse.ArgumentParser("gnnpar status", description="What is done of a sweep, and what not, and why.")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--json", action="store_true", help="every job with its state, as JSON")
+    options = parser.parse_args(argv)
+    sweeps = find(options.folders)
+    states = [sweep.states() for sweep in sweeps]
+    if options.json:
+        told = [
+            {
+                "folder": str(sweep.folder),
+                "counts": count(state),
+                "jobs": [
+                    {"folder": sweep.jobs[k].folder, "overrides": list(sweep.jobs[k].overrides), "key": k}
+                    | {"state": how, "why": why or None}
+                    for k, (how, why) in state.items()
+                ],
+            }
+            for sweep, state in zip(sweeps, states, strict=True)
+        ]
+        sys.stdout.write(json.dumps(told, indent=1) + "\n")
+    else:
+        for sweep, state in zip(sweeps, states, strict=True):
+            say(f"{sweep.folder}: {in_words(count(state))}")
+            for key, (how, why) in state.items():
+                if how != "done":
+                    say(f"  {sweep.jobs[key].folder:>4} {how}{why and ': ' + why}  ({sweep.title(key)})")
+    return 0 if all(how == "done" for state in states for how, _ in state.values()) else 1
+
+
+def find(folders: Sequence[Path]) -> list[Manifest]:
+    """The sweeps in and below the folders."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder; give the folder of a sweep")
+        for file in sorted(folder.rglob(MANIFEST)):
+            found.setdefault(file.resolve(), file)
+    if not found:
+        where = ", ".join(map(str, folders))
+        raise ConfigError(f"no {MANIFEST} below {where}; give the folder of a sweep (gnnpar train -m ...)")
+    return [Manifest.read(file.parent) for file in found.values()]

@@ -1,0 +1,142 @@
+"""`gnnpar train`: one job, from a composed configuration to an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gnnpar.config import jobs
+from gnnpar.launch.slurm import rank_on_host
+from gnnpar.settings import ConfigError, Settings
+from gnnpar.track import progress
+from gnnpar.track.console import Console, complain, complain_once, say
+from gnnpar.track.tracker import Quiet
+
+
+def train_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping[str, Any]) -> int:
+    """0 completed, 1 failed or interrupted, 2 the configuration is wrong. An interruption ends a sweep as well, and
+    nothing else does: also a defect is the job's alone, whose traceback goes to stderr."""
+    if facts["sweep"] is None:
+        return run_one(settings_of, run_dir, facts)
+    if not quiet():
+        say(title(facts))
+    jobs.begin_job(run_dir, facts["overrides"])
+    try:
+        return run_one(settings_of, run_dir, facts)
+    except Exception as error:
+        jobs.refuse_job(run_dir, f"{type(error).__name__}: {error}", refused=False)
+        traceback.print_exception(error)
+        return 1
+
+
+def quiet() -> bool:
+    """Whether the parent shows the jobs of a sweep itself."""
+    return progress.SHOWN in os.environ
+
+
+def title(facts: Mapping[str, Any]) -> str:
+    """The line before a job of a sweep: which it is, and how far the sweep."""
+    manifest = jobs.Manifest.read(facts["sweep"])
+    seen = jobs.snapshot(manifest, list(manifest.jobs)) if manifest.jobs else None
+    return facts["title"] + (f"  ({seen.line})" if seen else "")
+
+
+def run_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping[str, Any]) -> int:
+    """One job, in a sweep or not."""
+    first = int(os.environ.get("RANK", "0")) == 0
+    try:
+        settings = composed_settings(settings_of, facts["overrides"])
+        if facts["sweep"] is not None and quiet() and isinstance(settings.tracker, Console):
+            settings = replace(settings, tracker=Quiet())
+        if first:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            (run_dir / "config.yaml").write_text(facts["yaml"], encoding="utf-8")
+        from gnnpar.launch.launch import launch
+
+        outcome = launch(settings, run_dir)
+    except ValueError as error:
+        if facts["sweep"] is not None:
+            jobs.refuse_job(run_dir, str(error), refused=True)
+        return _refused(error)
+    if outcome.error:
+        if os.environ.get("GNNPAR_TRACEBACK") == "1" and outcome.traceback:
+            sys.stderr.write(outcome.traceback)
+        if not outcome.quiet:
+            complain(outcome.error)
+    elif first and not quiet():
+        say(summary(run_dir))
+    if outcome.status == "interrupted":
+        raise KeyboardInterrupt
+    return outcome.exit_code
+
+
+def composed_settings(settings_of: Callable[[], Settings], overrides: list[str]) -> Settings:
+    """Of one job. Joined ranks hear of the one whose settings cannot be had (a folder that this host lacks)."""
+    try:
+        settings = settings_of()
+        check_world(settings, overrides)
+        return settings
+    except ValueError as error:
+        from gnnpar.launch.joined import refusal
+
+        raise refusal(error) from error
+
+
+def check_world(settings: Settings, overrides: list[str]) -> None:
+    """A world size asked for and another one started cannot both be meant."""
+    started = os.environ.get("WORLD_SIZE") if os.environ.get("RANK") is not None else None
+    asked = [o for o in overrides if o.startswith("world_size=")]
+    if started is not None and asked and int(started) != settings.world_size:
+        raise ConfigError(f"{asked[-1]}, but WORLD_SIZE={started} ranks were started; leave world_size out")
+
+
+def summary(run_dir: Path) -> str:
+    """The last line of a run."""
+    from gnnpar.track.console import num_bytes, seconds
+
+    result = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
+    metric, median = result["metric"], result["epoch_seconds"]["median"]
+    name = metric["name"] or "metric"
+    parts = [f"{name} {part} {metric[part]:.4f}" for part in ("val", "test") if metric[part] is not None]
+    if fidelity := result["fidelity"]:
+        worst = fidelity["worst"]
+        parts.append(f"gradient cosine {fidelity['cosine']['mean']:.4f} (worst {worst['layer']})")
+    figures = ", ".join(
+        [*parts, f"{seconds(median)}/epoch", f"{num_bytes(result['bytes_per_epoch']['total'])}/epoch sent"]
+    )
+    return f"completed: {figures}  ->  {os.path.relpath(run_dir)}" + prediction(result)
+
+
+REPLAN_ABOVE = 0.2
+"""Share by which an epoch may differ from its prediction before a run says how to plan again."""
+
+
+def prediction(result: Mapping[str, Any]) -> str:
+    """Predicted against measured, on a line of its own; nothing where no planner made the plan."""
+    from gnnpar.track.console import seconds
+
+    said = result["predicted"]
+    if said is None or said["epoch_error"] is None:
+        return ""
+    line = f"\nplanned: {said['label']}, predicted {seconds(said['epoch_seconds'])}/epoch"
+    if result["provenance"] == "emulated" or result["oversubscribed"]:
+        return f"{line}; times of ranks that share cores or a process are not compared with it"
+    line += f", measured {said['epoch_error']:+.0%}"
+    if said["peak_error"] is not None:
+        line += f", peak memory {said['peak_error']:+.0%}"
+    if abs(said["epoch_error"]) > REPLAN_ABOVE:
+        line += "; topology=measured topology.refresh=true measures this machine again and plans anew"
+    return line
+
+
+def _refused(error: ValueError) -> int:
+    if os.environ.get("GNNPAR_TRACEBACK") == "1":
+        traceback.print_exception(error)
+    complain_once(str(error), rank=rank_on_host())
+    return 2

@@ -1,0 +1,198 @@
+"""AdaQP's codec: bits by row, chosen for little variance in little time, and chosen anew as training goes on.
+
+Wan, Zhao, Wu, MLSys 2023 (arXiv 2306.01381). Epochs before `warmup` travel in `first_bits`; then every `period` epochs
+the rows of each exchange get 2, 4 or 8 bits that minimise variance_weight variance + (1 - variance_weight) time.
+
+Deviations: metadata are unbiased and codes clamped; bits are chosen after `warmup` epochs, not a fifth of the
+training; variances are traced in the `trace_epochs` before a choice alone, in training alone, and exactly by default
+(trace=range is the paper's D/6 proxy); groups have one row by default; thresholds replace the mixed-integer program,
+which is solver=highs; rows are weighed by the gradients that come back for them, and all exchanges of an epoch are one
+problem (the paper: importance=square_of_sum scope=exchange); metadata are charged; links are profiled with a few
+megabytes. objective=overlap and budget_bits are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Gt, Le
+from torch import Tensor
+
+from gnnpar.codecs.adaptive.assigner import Assigner, Objective, Rules, Scope, Solver
+from gnnpar.codecs.adaptive.importance import Importance, Powers, Scores, degree_powers
+from gnnpar.codecs.adaptive.links import Profile, open_profile
+from gnnpar.codecs.adaptive.traces import Trace, row_variances
+from gnnpar.codecs.codec import Codec, CodecConfig, Exactness, RowLike
+from gnnpar.codecs.quantized import Key, QuantizedRows, is_wide
+from gnnpar.codecs.uniform import Bits, GridBits, check_period, checked_menu, code_of
+from gnnpar.comm import Communicator, Site
+from gnnpar.folds.block import Rows
+from gnnpar.partition.shard import Shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptive:
+    """Fields as in conf/codec/adaptive.yaml; `powers`: what a model's layers say about their edge weights."""
+
+    menu: tuple[GridBits, ...] = (2, 4, 8)
+    first_bits: GridBits = 8
+    warmup: Annotated[int, Ge(1)] = 2
+    period: Annotated[int, Ge(1)] = 20
+    trace_epochs: Annotated[int, Ge(1)] = 3
+    group_size: Annotated[int, Ge(1)] = 1
+    variance_weight: Annotated[float, Ge(0), Le(1)] = 0.5
+    trace: Trace = "exact"
+    importance: Importance = "energy"
+    forward_weight: Annotated[float, Gt(0)] = 4.0
+    objective: Objective = "time"
+    budget_bits: Annotated[float, Ge(1), Le(8)] | None = None
+    gradient_budget_bits: Annotated[float, Ge(1), Le(8)] | None = None
+    scope: Scope = "epoch"
+    solver: Solver = "threshold"
+    score_bits: Bits = 8
+    profile: Path | None = None
+    powers: tuple[Powers, ...] = ()
+    exactness = frozenset[Exactness]({"quantized"})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "menu", checked_menu(self.menu))
+        for name, bits in (("budget_bits", self.budget_bits), ("gradient_budget_bits", self.gradient_budget_bits)):
+            if bits is not None and not self.menu[0] <= bits <= self.menu[-1]:
+                raise ValueError(f"{name}={bits:g} is outside menu={list(self.menu)}; give a number between its ends")
+
+    def check_run(self, epochs: int) -> None:
+        check_period(self.period, epochs)
+
+    def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec:
+        rules = Rules(
+            menu=self.menu,
+            group_size=self.group_size,
+            variance_weight=self.variance_weight,
+            objective=self.objective,
+            solver=self.solver,
+            scope=self.scope,
+            forward_weight=self.forward_weight,
+            forward_budget_bits=self.budget_bits,
+            backward_budget_bits=self.gradient_budget_bits or self.budget_bits,
+        )
+        profile = open_profile(self.profile, shard, comm)
+        scores = Scores(shard, comm, self.powers, self.importance)
+        return AdaptiveRows(self, Assigner(rules, shard, comm, scores, profile), shard, seed)
+
+
+def for_model(config: CodecConfig, model: Any) -> CodecConfig:
+    """A codec that weighs rows is told how the model's layers weigh their edges."""
+    if isinstance(config, Adaptive) and not config.powers:
+        return replace(config, powers=degree_powers(model))
+    return config
+
+
+class AdaptiveRows(QuantizedRows):
+    """The runtime half. Rows that SAR pushes, and those of epochs without traces, travel in `first_bits`."""
+
+    def __init__(self, config: Adaptive, assigner: Assigner, shard: Shard, seed: int) -> None:
+        super().__init__(shard, seed=seed, score_bits=code_of(config.score_bits))
+        self._config, self._assigner = config, assigner
+        self._codes: dict[tuple[Key, int, bool], Tensor] = {}  # by exchange, peer, sending?
+        self._traces: dict[tuple[Key, int], Tensor] = {}
+        self._energies: dict[tuple[Key, int], Tensor] = {}
+        self._widths: dict[Key, int] = {}
+        self._tracing = False
+        self._assigned_at = -1
+        self._facts: dict[str, Any] = {}
+
+    @property
+    def profile(self) -> Profile:
+        return self._assigner.profile
+
+    def begin_epoch(self, epoch: int) -> None:
+        super().begin_epoch(epoch)
+        if self._assigns(epoch) and epoch != self._assigned_at and self._has_traces():
+            self._assign(epoch)
+        self._tracing = any(self._assigns(epoch + ahead) for ahead in range(1, self._config.trace_epochs + 1))
+
+    def facts(self) -> dict[str, Any]:
+        """Metrics of the epoch that has begun, once; not empty after an assignment, on rank 0."""
+        facts, self._facts = self._facts, {}
+        return facts
+
+    def codes(self, key: Key, peer: int, *, sending: bool) -> int | Tensor:
+        return self._codes.get((key, peer, sending), self._config.first_bits)
+
+    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+        self._note(like, site)
+        return super().nbytes(num_rows, like, site, peer)
+
+    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+        self._note(RowLike.of(rows), site)
+        if self._tracing and site.phase in ("forward", "backward") and Key.of(site) in self._widths:
+            self._trace(rows[0].detach().flatten(1), index, site, peer)
+        return super().encode(rows, index, site, peer)
+
+    def encode_all(self, rows: Rows, lists: Mapping[int, Tensor], site: Site) -> dict[int, Tensor]:
+        if self._tracing:
+            return {p: self.encode(rows, index, site, p) for p, index in lists.items()}
+        return super().encode_all(rows, lists, site)
+
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
+        rows = super().decode(buffer, num_rows, like, site, peer)
+        if self._tracing and self._config.importance == "energy" and site.phase in ("forward", "backward"):
+            back = "backward" if site.phase == "forward" else "forward"
+            key = Key(site.layer, site.call, back)
+            total = self._list(self._energies, key, peer, (), rows[0].device)
+            total[site.first : site.first + num_rows] += rows[0].flatten(1).square().sum(1)
+        return rows
+
+    def state_dict(self) -> dict:
+        """Bits, traces and when they were chosen; the profile too, since it is part of every later choice."""
+        names = ("_codes", "_traces", "_energies", "_widths", "_assigned_at")
+        return {name[1:]: getattr(self, name) for name in names} | {"profile": self.profile.as_json()}
+
+    def load_state_dict(self, state: dict) -> None:
+        # keys may come back as plain tuples
+        self._codes = {(Key(*key), peer, sending): codes for (key, peer, sending), codes in state["codes"].items()}
+        self._traces = {(Key(*key), peer): total for (key, peer), total in state["traces"].items()}
+        self._energies = {(Key(*key), peer): total for (key, peer), total in state["energies"].items()}
+        self._widths = {Key(*key): width for key, width in state["widths"].items()}
+        self._assigned_at = state["assigned_at"]
+        self._assigner.profile = Profile.of_json(state["profile"])
+        self.forget_packings()
+
+    def _assigns(self, epoch: int) -> bool:
+        return epoch >= self._config.warmup and (epoch - self._config.warmup) % self._config.period == 0
+
+    def _has_traces(self) -> bool:
+        """Does any rank have some? Not in a run that was begun here."""
+        return bool(self._widths) or self._assigner.comm.size > 1
+
+    def _assign(self, epoch: int) -> None:
+        found = self._assigner.assign(self._traces, self._energies, self._widths, epoch)
+        for (key, peer), codes in found.sending.items():
+            self._codes[key, peer, True] = codes
+        for (key, peer), codes in found.receiving.items():
+            self._codes[key, peer, False] = codes
+        self._traces, self._energies, self._widths = {}, {}, {}
+        self._assigned_at, self._facts = epoch, found.facts
+        self.forget_packings()
+
+    def _note(self, like: Sequence[RowLike], site: Site) -> None:
+        """Widths are told by every rank that sends or receives."""
+        if self._tracing and site.phase in ("forward", "backward") and like and is_wide(like[0].width):
+            self._widths[Key.of(site)] = like[0].width
+
+    def _trace(self, x: Tensor, index: Tensor | None, site: Site, peer: int) -> None:
+        """Of rows that may be a piece of their list."""
+        rows = x if index is None else x.index_select(0, index)
+        total = self._list(self._traces, Key.of(site), peer, (len(self._config.menu),), x.device)
+        part = row_variances(rows, self._config.menu, trace=self._config.trace)
+        total[site.first : site.first + len(rows)] += part
+
+    def _list(self, of: dict, key: Key, peer: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Of all rows that go to a peer in an exchange; pieces are put into it."""
+        if (key, peer) not in of:
+            of[key, peer] = torch.zeros(self._assigner.mine[key.direction][peer], *shape, device=device)
+        return of[key, peer]

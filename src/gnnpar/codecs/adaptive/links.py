@@ -1,0 +1,139 @@
+"""What a message costs, seconds = theta bytes + gamma for each ordered pair of ranks, measured once at the start.
+
+Ring rounds as in training: in round r every rank sends to rank + r at once, so contention is in the figures. Five sizes
+of at most a megabyte, five times each; the fastest counts. The same file holds what one column of the inner fold costs
+on each rank, for the objective that knows of overlap. What is measured decides which bits are chosen: it is hashed in
+result.json, kept in profile.json, and profile=path gives it back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gnnpar.comm import Communicator, Site
+from gnnpar.partition.shard import Shard
+from gnnpar_kernels import spmm
+
+SIZES = (1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 20)
+_REPEATS, _COLUMNS = 5, 32
+NOMINAL_SECONDS_PER_BYTE, NOMINAL_LATENCY_SECONDS = 8e-9, 5e-5  # 1 Gbit/s: worlds without links (threads, one rank)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """`links`: (sender, receiver) -> (seconds per byte, seconds). `fold_seconds`: of one column of each rank's fold."""
+
+    num_ranks: int
+    links: dict[tuple[int, int], tuple[float, float]]
+    fold_seconds: tuple[float, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        links = [[s, d, theta, gamma] for (s, d), (theta, gamma) in sorted(self.links.items())]
+        return {"schema": 1, "num_ranks": self.num_ranks, "links": links, "fold_seconds": list(self.fold_seconds)}
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()
+
+    @staticmethod
+    def of_json(data: dict[str, Any]) -> Profile:
+        links = {(int(s), int(d)): (float(theta), float(gamma)) for s, d, theta, gamma in data["links"]}
+        return Profile(int(data["num_ranks"]), links, tuple(map(float, data["fold_seconds"])))
+
+    @staticmethod
+    def read(path: Path, num_ranks: int) -> Profile:
+        """ValueError where it is of no use here."""
+        try:
+            profile = Profile.of_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            kind = type(error).__name__
+            raise ValueError(f"profile={path} cannot be read ({kind}); give the profile.json of a run") from error
+        if profile.num_ranks != num_ranks:
+            raise ValueError(f"profile={path} is of {profile.num_ranks} ranks, but there are {num_ranks}")
+        return profile
+
+
+def nominal(num_ranks: int) -> Profile:
+    """All links alike."""
+    link = NOMINAL_SECONDS_PER_BYTE, NOMINAL_LATENCY_SECONDS
+    pairs = {(s, d): link for s in range(num_ranks) for d in range(num_ranks) if s != d}
+    return Profile(num_ranks, pairs, (0.0,) * num_ranks)
+
+
+def open_profile(path: Path | None, shard: Shard, comm: Communicator) -> Profile:
+    """Read, measured, or nominal where ranks have no links. Collective; the same on every rank."""
+    profile: Any = None
+    if path is not None:
+        profile = Profile.read(path, comm.size) if comm.rank == 0 else None
+    elif comm.transport in ("gloo", "nccl"):
+        profile = measure(shard, comm)
+    else:
+        profile = nominal(comm.size)
+    shared = comm.broadcast(profile)
+    assert isinstance(shared, Profile)
+    return shared
+
+
+def measure(shard: Shard, comm: Communicator) -> Profile | None:
+    """Collective; on rank 0."""
+    mine = {}
+    for hop in range(1, comm.size):
+        sender = (comm.rank - hop) % comm.size
+        seconds = [min(_once(comm, hop, size) for _ in range(_REPEATS)) for size in SIZES]
+        mine[sender, comm.rank] = fit(SIZES, seconds)
+    everyone = comm.gather((mine, _fold_seconds(shard, comm)))
+    if everyone is None:
+        return None
+    links = {pair: cost for costs, _ in everyone for pair, cost in costs.items()}
+    return Profile(comm.size, links, tuple(seconds for _, seconds in everyone))
+
+
+def fit(nbytes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """(seconds per byte, seconds) by least squares of relative errors.
+
+    A byte costs at least a tenth of what the largest message took for each: where noise hides the slope, bytes are not
+    free.
+    """
+    sizes, times = np.asarray(nbytes, dtype=float), np.asarray(seconds, dtype=float)
+    weight = 1.0 / np.maximum(times, 1e-9)
+    theta, gamma = np.polyfit(sizes, times, 1, w=weight)
+    if gamma < 0:
+        theta, gamma = float((weight**2 * sizes * times).sum() / (weight**2 * sizes**2).sum()), 0.0
+    return max(float(theta), 0.1 * float(times[-1] / sizes[-1])), float(gamma)
+
+
+def _once(comm: Communicator, hop: int, nbytes: int) -> float:
+    """Seconds until a message of the rank `hop` before this one is here, all ranks sending at once."""
+    target, source = (comm.rank + hop) % comm.size, (comm.rank - hop) % comm.size
+    buffer = torch.zeros(nbytes, dtype=torch.uint8, device=comm.device)
+    comm.barrier()
+    began = time.perf_counter()
+    pending = comm.exchange({target: buffer}, {source: nbytes}, Site(0, -1, 0, "setup"))
+    pending[source].wait()
+    if comm.device.type == "cuda":
+        torch.cuda.synchronize(comm.device)
+    seconds = time.perf_counter() - began
+    comm.flush(keep=0)
+    return seconds
+
+
+def _fold_seconds(shard: Shard, comm: Communicator) -> float:
+    """Of the inner block's sum, by column."""
+    x = torch.zeros(shard.num_inner, _COLUMNS, device=comm.device)
+    best = float("inf")
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        spmm(shard.inner.indptr, shard.inner.indices, x, num_rows=shard.num_inner)
+        if comm.device.type == "cuda":
+            torch.cuda.synchronize(comm.device)
+        best = min(best, time.perf_counter() - began)
+    return best / _COLUMNS

@@ -1,0 +1,1 @@
+"""Hydra: composing settings, sweeps, studies. Nothing else drives it."""

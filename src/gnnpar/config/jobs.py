@@ -1,0 +1,198 @@
+"""The jobs of a sweep on disk: which were planned, where each lives, how far it is.
+
+sweep.json, beside the run folders, is written before the first job starts and names every planned job by the hash of
+its resolved configuration; a job leaves job.json when it starts and result.json when it ends. Whether a job is done is
+read from these files alone, so that it is known after any kind of end, kill -9 included.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from gnnpar.aliases import with_published_targets
+from gnnpar.settings import ConfigError
+from gnnpar.track.jsonl import read_rows
+from gnnpar.track.progress import Snapshot
+from gnnpar.training.result.result import forget, read_result
+
+State = Literal["done", "failed", "interrupted", "killed", "running", "missing"]
+STATES: tuple[State, ...] = ("done", "failed", "interrupted", "killed", "running", "missing")
+MANIFEST, RECORD = "sweep.json", "job.json"
+# where a run reads, keeps and tells: it computes the same
+_NOT_HASHED = ("data_dir", "cache_dir", "tracker", "trace", "checkpoint", "resume")
+_SILENT_SECONDS = 600.0  # a job of another host that has written nothing for so long is taken for dead
+
+
+def job_key(resolved: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """The hash of a resolved configuration less its folders and its tracker: equal keys are the same job."""
+    relevant = {k: v for k, v in resolved.items() if k not in _NOT_HASHED}
+    kept = {group: name for group, name in names.items() if group not in _NOT_HASHED}
+    text = json.dumps({"names": kept, "settings": with_published_targets(relevant)}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One planned run. `folder` is relative to the sweep's."""
+
+    key: str
+    folder: str
+    overrides: tuple[str, ...]
+
+
+@dataclass
+class Manifest:
+    """The planned jobs of a sweep, in the order of their planning, and how the sweep was asked for."""
+
+    folder: Path
+    argv: list[str] = field(default_factory=list)
+    jobs: dict[str, Job] = field(default_factory=dict)
+
+    @staticmethod
+    def read(folder: Path) -> Manifest:
+        """As it stands in the folder; an empty one where nothing was planned yet."""
+        file = folder / MANIFEST
+        if not file.exists():
+            return Manifest(folder)
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            jobs = [Job(each["key"], each["folder"], tuple(each["overrides"])) for each in data["jobs"]]
+            return Manifest(folder, list(data["argv"]), {job.key: job for job in jobs})
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{file} cannot be read: {type(error).__name__} {error}; remove it") from error
+
+    def title(self, key: str) -> str:
+        """The overrides of a job that are not those of every job."""
+        mine = self.jobs[key].overrides
+        shared = set(mine).intersection(*(job.overrides for job in self.jobs.values())) if len(self.jobs) > 1 else ()
+        return " ".join(o for o in mine if o not in shared)
+
+    def save(self) -> None:
+        jobs = [{"key": j.key, "folder": j.folder, "overrides": list(j.overrides)} for j in self.jobs.values()]
+        write_json(self.folder / MANIFEST, {"schema": 1, "argv": self.argv, "jobs": jobs})
+
+    def states(self, keys: Sequence[str] | None = None) -> dict[str, tuple[State, str]]:
+        """Key -> (state, why it is not done), of all jobs or of these."""
+        return {key: state_of(self.folder / self.jobs[key].folder) for key in keys or self.jobs}
+
+
+def write_json(file: Path, data: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    partial.replace(file)
+
+
+def begin_job(run_dir: Path, overrides: Sequence[str]) -> None:
+    """A job starts here: what an earlier attempt left is no result any more."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    forget(run_dir)
+    process = psutil.Process()
+    record = {"pid": process.pid, "born": process.create_time(), "host": socket.gethostname(), "error": None}
+    write_json(run_dir / RECORD, record | {"started": time.time(), "overrides": list(overrides)})
+
+
+def refuse_job(run_dir: Path, error: str, *, refused: bool) -> None:
+    """A job that ended without a result.json says why. `refused`: by its configuration."""
+    record = read_record(run_dir) or {"started": time.time(), "overrides": []}
+    write_json(run_dir / RECORD, record | {"error": " ".join(error.split()), "refused": refused})
+
+
+def read_record(run_dir: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((run_dir / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def state_of(run_dir: Path) -> tuple[State, str]:
+    """How far a job is, and why it is not done."""
+    record = read_record(run_dir)
+    result = read_result(run_dir)
+    if result is not None and result["status"] == "completed":
+        return "done", ""
+    if record is not None and record["error"]:
+        return "failed", record["error"]
+    if record is not None and result is None:
+        return ("running", "") if is_alive(record, run_dir) else ("killed", "ended without a word: killed?")
+    if result is not None:
+        return ("interrupted" if result["status"] == "interrupted" else "failed"), result["error"] or ""
+    return "missing", ""
+
+
+def is_alive(record: Mapping[str, Any], run_dir: Path) -> bool:
+    """Whether the process that began the job is there; on another host: whether it wrote of late."""
+    if record["host"] != socket.gethostname():
+        latest = max((file.stat().st_mtime for file in run_dir.iterdir() if file.is_file()), default=0.0)
+        return time.time() - latest < _SILENT_SECONDS
+    try:
+        process = psutil.Process(record["pid"])
+        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - record["born"]) < 1.0
+    except psutil.Error:
+        return False
+
+
+def seconds_of(run_dir: Path) -> float | None:
+    """Wall seconds of a job that has ended with a result."""
+    record, file = read_record(run_dir), run_dir / "result.json"
+    return file.stat().st_mtime - record["started"] if record and file.exists() else None
+
+
+def snapshot(manifest: Manifest, keys: Sequence[str]) -> Snapshot:
+    """The sweep as it stands. Remaining time: mean of the jobs that have ended, over as many as run now."""
+    states = manifest.states(keys)
+    folders = {key: manifest.folder / manifest.jobs[key].folder for key in states}
+    took = [seconds for key, (state, _) in states.items() if state == "done" and (seconds := seconds_of(folders[key]))]
+    running = tuple(running_line(manifest, k) for k, (state, _) in states.items() if state == "running")
+    done = sum(state == "done" for state, _ in states.values())
+    failed = sum(state in ("failed", "interrupted") for state, _ in states.values())
+    left = statistics.fmean(took) * (len(states) - done - failed) / max(1, len(running)) if took else None
+    return Snapshot(len(states), done, failed, running, left)
+
+
+def running_line(manifest: Manifest, key: str) -> str:
+    """'7: strategy=single seed=1  epoch 31  loss 0.52'."""
+    folder = manifest.jobs[key].folder
+    rows = read_rows(manifest.folder / folder)
+    loss = rows[-1]["loss/train"] if rows else None
+    far = "" if loss is None else f"  epoch {rows[-1]['epoch'] + 1}  loss {loss:.4g}"
+    return f"  {folder}: {manifest.title(key)}{far}"
+
+
+def count(states: Mapping[str, tuple[State, str]]) -> dict[State, int]:
+    """How many jobs are in each state; states without one are left out."""
+    counted = Counter(state for state, _ in states.values())
+    return {state: counted[state] for state in STATES if counted[state]}
+
+
+def in_words(counts: Mapping[State, int]) -> str:
+    """'3 of 5 done, 1 failed, 1 missing'."""
+    others = [f"{number} {state}" for state, number in counts.items() if state != "done"]
+    return ", ".join([f"{counts.get('done', 0)} of {sum(counts.values())} done", *others])
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """One sweep works in a folder at a time; the lock ends with the process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".sweep.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"another gnnpar works in {folder}; wait for it, or choose another folder") from None
+        yield

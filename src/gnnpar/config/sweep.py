@@ -1,0 +1,290 @@
+"""Sweeps: what Hydra's launchers are given to run, and what they need not run again.
+
+Whatever launcher is configured, it is wrapped here: planned jobs go into sweep.json first, jobs whose completed result
+is in the folder are left out, and a job that fails, in whatever way, ends neither the sweep nor the sweeper.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gnnpar.config.jobs import Job, Manifest, State, alone_in, count, in_words, job_key, read_record, snapshot
+from gnnpar.settings import ConfigError, with_plan
+from gnnpar.track.console import complain, say
+from gnnpar.track.progress import shown
+from gnnpar.training.result.result import read_result
+from gnnpar.training.shards import with_shards
+
+Overrides = Sequence[str]
+_SETTLE_SECONDS = 15.0  # how long a job that a launcher has lost may take to show that it runs
+_FLAGS = ("-m", "--multirun")
+
+
+@dataclass
+class Sweep:
+    """One start of a sweep. `listed`: the jobs themselves, for a study; None: those the sweeper makes of argv."""
+
+    argv: list[str]
+    listed: list[Overrides] | None = None
+    folder: Path | None = None  # known once the launcher is there
+    keys: list[str] = field(default_factory=list)  # of its jobs, each once
+    planned: list[str] = field(default_factory=list)  # as they were asked for, in that order
+    composing: Overrides = ()  # the job that is being planned
+
+    @contextmanager
+    def through_hydra(self) -> Iterator[None]:
+        """Inside, Hydra makes its sweeper and launcher as configured, and gets them wrapped."""
+        from hydra.core.plugins import Plugins
+
+        make_sweeper, make_launcher = Plugins.instantiate_sweeper, Plugins.instantiate_launcher
+
+        def sweeper(plugins: Any, **given: Any) -> Any:
+            if self.listed is not None:
+                return Listed(launcher(plugins, **given), self.listed)
+            made: Any = make_sweeper(plugins, **given)
+            logging.getLogger("optuna").setLevel(logging.WARNING)
+            if type(made).__name__ == "BasicSweeper":  # by name: Hydra loads its plugins' modules a second time
+                made.launcher.at_once, made.max_batch_size = made.max_batch_size, None  # all are planned at the start,
+                made.validate_batch_is_legal = lambda batch: None  # which also says of which job a key is wrong
+            return made
+
+        def launcher(plugins: Any, **given: Any) -> Any:
+            return Resuming(make_launcher(plugins, **given), self, **given)
+
+        Plugins.instantiate_sweeper, Plugins.instantiate_launcher = sweeper, launcher  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            Plugins.instantiate_sweeper, Plugins.instantiate_launcher = make_sweeper, make_launcher
+
+    def exit_code(self, states: Mapping[str, tuple[State, str]]) -> int:
+        """0: all done; 2: no job could start, its configuration is wrong; else 1."""
+        if all(state == "done" for state, _ in states.values()):
+            return 0
+        manifest = self.manifest()
+        records = [read_record(manifest.folder / manifest.jobs[key].folder) for key in self.keys]
+        return 2 if all((record or {}).get("refused") for record in records) else 1
+
+    def manifest(self) -> Manifest:
+        assert self.folder is not None
+        return Manifest.read(self.folder)
+
+    def close(self) -> int:
+        """What became of the jobs, failed ones with their reason, and the table; the exit code."""
+        if self.folder is None or not self.keys:
+            return 0
+        manifest = self.manifest()
+        states = manifest.states(self.keys)
+        if self.listed is None and any(state == "done" for state, _ in states.values()):
+            from gnnpar.cli import compare
+
+            compare.run([str(self.folder)])
+        self.report(manifest, states)
+        return self.exit_code(states)
+
+    def report(self, manifest: Manifest, states: Mapping[str, tuple[State, str]]) -> None:
+        folder = os.path.relpath(manifest.folder)
+        say(f"sweep: {in_words(count(states))}  ->  {folder}")
+        for key, (state, why) in states.items():
+            if state != "done":
+                say(f"  {folder}/{manifest.jobs[key].folder} {state}{why and ': ' + why}  ({manifest.title(key)})")
+        if any(state != "done" for state, _ in states.values()):
+            say("  the same command again runs what is missing" + resume_line(self, folder))
+
+
+def resume_line(sweep: Sweep, folder: str) -> str:
+    return "" if sweep.listed is not None else f"; so does gnnpar train --resume {folder}"
+
+
+class Listed:
+    """A sweeper that is told its jobs."""
+
+    def __init__(self, launcher: Resuming, jobs: Sequence[Overrides]) -> None:
+        self.launcher, self.jobs = launcher, jobs
+
+    def sweep(self, arguments: list[str]) -> None:
+        self.launcher.launch([[*arguments, *job] for job in self.jobs], initial_job_idx=0)
+
+
+class Resuming:
+    """A launcher that hands on what has no completed result yet, `at_once` jobs at a time (None: all)."""
+
+    def __init__(
+        self, inner: Any, sweep: Sweep, *, hydra_context: Any, config: Any, at_once: int | None = None, **_: Any
+    ) -> None:
+        self.inner, self.sweep, self.at_once = inner, sweep, at_once
+        self.loader, self.config = hydra_context.config_loader, config
+        self.raises = "basic_sweeper" not in str(config.hydra.sweeper._target_)  # sweepers that learn from failures
+
+    def launch(self, job_overrides: Sequence[Overrides], initial_job_idx: int) -> list[Any]:
+        """What Hydra's sweepers call; one JobReturn a job, whose value is the best validation metric."""
+        folder = Path(str(self.config.hydra.sweep.dir))
+        self.sweep.folder = folder
+        with alone_in(folder):
+            manifest = Manifest.read(folder)
+            manifest.argv = asked(self.sweep.argv)
+            jobs = [self.plan(overrides, manifest) for overrides in job_overrides]
+            manifest.save()
+            self.sweep.planned += [job.key for job in jobs]
+            self.sweep.keys += [job.key for job in jobs if job.key not in self.sweep.keys]
+            todo = self.missing(manifest, jobs)
+            with session(), shown(lambda: snapshot(manifest, [job.key for job in jobs])):
+                chunk = self.at_once or len(todo) or 1
+                for start in range(0, len(todo), chunk):
+                    self.start(manifest, todo[start : start + chunk])
+        return [self.returned(manifest, job) for job in jobs]
+
+    def plan(self, overrides: Overrides, manifest: Manifest) -> Job:
+        """The job of these overrides: the one that is planned already, or a new one in a folder of its own."""
+        from omegaconf import OmegaConf, open_dict
+
+        self.sweep.composing = overrides
+        config = self.loader.load_sweep_config(self.config, list(overrides))
+        self.sweep.composing = ()
+        names = {g: str(name) for g, name in config.hydra.runtime.choices.items() if not g.startswith("hydra")}
+        keys = [str(key) for key in config if key != "hydra"]
+        try:
+            resolved: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
+            key = job_key(*with_plan(*with_shards(resolved, names, overrides), overrides))
+        except ValueError:  # it will say so itself
+            key = job_key({"overrides": list(overrides)}, names)
+        if key in manifest.jobs:
+            return manifest.jobs[key]
+        taken = {job.folder for job in manifest.jobs.values()}
+        for number in range(len(manifest.jobs), len(manifest.jobs) + 1_000):
+            with open_dict(config):
+                config.hydra.job.num = number
+            name = str(config.hydra.sweep.subdir)
+            if name not in taken and not (manifest.folder / name / "result.json").exists():
+                shown = [o for o in overrides if not o.startswith("hydra")]
+                return manifest.jobs.setdefault(key, Job(key, name, tuple(shown)))
+        subdir = config.hydra.sweep.subdir
+        raise ConfigError(f"hydra.sweep.subdir={subdir} is one folder for several jobs; put ${{hydra.job.num}} into it")
+
+    def missing(self, manifest: Manifest, jobs: Sequence[Job]) -> list[tuple[Job, Overrides]]:
+        """The jobs to run, each once, with the overrides that put them into their folders."""
+        unique = {job.key: job for job in jobs}
+        states = manifest.states(list(unique))
+        todo = [job for key, job in unique.items() if states[key][0] not in ("done", "running")]
+        counts = count(states)
+        if not self.raises and (counts.get("done") or counts.get("running")):
+            running = f"{counts['running']} running elsewhere, " if counts.get("running") else ""
+            say(f"resuming: {counts.get('done', 0)} of {len(unique)} jobs are done, {running}{len(todo)} to run")
+        return [(job, [*job.overrides, "hydra.sweep.subdir=" + quoted(job.folder)]) for job in todo]
+
+    def start(self, manifest: Manifest, jobs: Sequence[tuple[Job, Overrides]]) -> None:
+        """Run some jobs to their ends. A launcher that loses one (killed, out of memory) loses no other."""
+        try:
+            with told("GNNPAR_JOBS_AT_ONCE", str(self.beside_each_other(len(jobs)))):
+                self.inner.launch([overrides for _, overrides in jobs], initial_job_idx=0)
+        except Exception as error:
+            complain(f"a job was lost: {type(error).__name__} {error}")
+            settle(manifest, [job.key for job, _ in jobs])
+
+    def beside_each_other(self, jobs: int) -> int:
+        """Of so many jobs, those that run on this machine at a time: as many as a launcher has processes."""
+        launcher = self.config.hydra.launcher
+        kind = str(launcher.get("_target_", "")).lower()
+        if "joblib" in kind:
+            processes = int(launcher.get("n_jobs") or 1)
+            return min(jobs, processes if processes > 0 else max(1, (os.cpu_count() or 1) + 1 + processes))
+        return jobs if "submitit" in kind and "local" in kind else 1
+
+    def returned(self, manifest: Manifest, job: Job) -> Any:
+        """A job's end as Hydra's sweepers know it."""
+        from hydra.core.utils import JobReturn, JobStatus
+
+        run_dir = manifest.folder / job.folder
+        state, why = manifest.states([job.key])[job.key]
+        end = JobReturn(overrides=job.overrides, working_dir=str(run_dir), status=JobStatus.COMPLETED)
+        if state == "done":
+            result = read_result(run_dir) or {}
+            best = result["metric"]["best_val"]
+            end.return_value = math.nan if best is None else best
+        elif self.raises:
+            end.status, end.return_value = JobStatus.FAILED, RuntimeError(f"{state}: {why}")
+        return end
+
+
+def asked(argv: Sequence[str]) -> list[str]:
+    """What a resumed sweep must be told again: all but its folder and the flag."""
+    return [a for a in argv if a not in _FLAGS and not a.startswith("hydra.sweep.dir=")]
+
+
+def per_job(argv: Sequence[str]) -> list[str]:
+    """Keys of a group that is swept become values of each job, `strategy.chunks=8` a choice of one: before there are
+    jobs, Hydra looks for every other key in the group's default, which need not have it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    found = list(argv)
+    try:
+        parsed = OverridesParser.create().parse_overrides([a for a in argv if not a.startswith("-")])
+    except OverrideParseException:  # Hydra says so itself
+        return found
+    swept = tuple(f"{o.key_or_group}." for o in parsed if o.is_sweep_override() and "." not in o.key_or_group)
+    for o in parsed:
+        plain = not (o.is_sweep_override() or o.is_add() or o.is_force_add() or o.is_delete())
+        if plain and swept and o.key_or_group.startswith(swept):
+            key, _, value = str(o.input_line).partition("=")
+            found[found.index(str(o.input_line))] = f"{key}=choice({value})"
+    return found
+
+
+def quoted(text: str) -> str:
+    """A literal in Hydra's grammar of overrides."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def settle(manifest: Manifest, keys: Sequence[str]) -> None:
+    """Wait until none of these jobs runs any more."""
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while True:
+        states = [state for state, _ in manifest.states(keys).values()]
+        if "running" not in states and ("missing" not in states or time.monotonic() > deadline):
+            return
+        time.sleep(0.5)
+
+
+@contextmanager
+def session() -> Iterator[None]:
+    """All jobs started inside carry one session in result.json."""
+    with told("GNNPAR_SESSION", uuid.uuid4().hex[:12]):
+        yield
+
+
+@contextmanager
+def told(name: str, value: str) -> Iterator[None]:
+    """An environment variable that jobs inherit, unless it is set already: by a sweep around this one."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def resumed(argv: list[str]) -> list[str]:
+    """`--resume FOLDER` as the overrides of the sweep in FOLDER, and what else is said."""
+    if "--resume" not in argv:
+        return argv
+    at = argv.index("--resume")
+    if at + 1 == len(argv):
+        raise ConfigError("--resume needs the folder of a sweep: gnnpar train --resume multirun/DATE/TIME")
+    folder = Path(argv[at + 1])
+    manifest = Manifest.read(folder)
+    if not manifest.jobs:
+        raise ConfigError(f"{folder} has no sweep.json with jobs; give the folder of a sweep (gnnpar train -m ...)")
+    rest = [a for a in (*argv[:at], *argv[at + 2 :]) if a not in _FLAGS]
+    return ["-m", *manifest.argv, *rest, f"hydra.sweep.dir={quoted(str(folder))}"]

@@ -1,1 +1,0 @@
-"""The ways to run an epoch."""

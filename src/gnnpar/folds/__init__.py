@@ -1,0 +1,1 @@
+"""Folds over blocks of in-edges. They know tensors and kernels only."""

@@ -1,0 +1,182 @@
+"""A block of in-edges: some rows (destinations) times some columns (sources) of the adjacency matrix, as CSR."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnpar_kernels import Csr
+
+Rows = tuple[Tensor, ...]  # row-aligned tensors, each [N, ...]: the unit that travels
+
+
+class Operands(NamedTuple):
+    """What an aggregation reads. Gradients come back in the same shape; None stands for "no gradient asked"."""
+
+    src: tuple  # rows of sources: travel, cost bytes
+    dst: tuple = ()  # rows of destinations: stay
+    edge: tuple = ()  # one row per in-edge of this block: live on the destination's rank, never travel
+    shared: tuple = ()  # replicated tensors (learned matrices)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """In-edges of `num_dst` destinations from `num_src` sources, CSR by destination. Structure only, never weights.
+
+    Shapes: indptr [R + 1], indices [E] (columns), both int32 while E < 2^31; rows [R] (destinations that the R CSR
+    rows stand for, ascending; None: all of them); edge_ids [E] global edge ids; src_ids [num_src] ascending global ids
+    of the columns.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    num_dst: int
+    num_src: int
+    rows: Tensor | None = None
+    edge_ids: Tensor | None = None
+    src_ids: Tensor | None = None
+
+    @property
+    def num_edges(self) -> int:
+        return self.indices.numel()
+
+    @property
+    def num_listed(self) -> int:
+        """Rows of the CSR: destinations in `rows`, all where it is None."""
+        return len(self.indptr) - 1
+
+    @property
+    def forward(self) -> Csr:
+        """CSR by destination."""
+        return Csr(self.indptr, self.indices, self.rows, self.edge_ids)
+
+    @cached_property
+    def edge_dst(self) -> Tensor:
+        """Destination of every edge, int64 [E]."""
+        return self._listed if self.rows is None else self.rows[self._listed]
+
+    @property
+    def _listed(self) -> Tensor:
+        """CSR row of every edge, int64 [E]."""
+        degrees = self.indptr.long().diff()
+        rows = torch.arange(len(degrees), device=degrees.device)
+        return rows.repeat_interleave(degrees, output_size=self.num_edges)
+
+    @cached_property
+    def destinations(self) -> Tensor | None:
+        """The destinations that have an edge here, ascending; None: all of them."""
+        used = self.indptr.diff() > 0
+        if self.rows is not None:
+            return self.rows[used]
+        return None if bool(used.all()) else used.nonzero().flatten()
+
+    @cached_property
+    def columns(self) -> Tensor | None:
+        """The sources that have an edge here, ascending; None: all of them."""
+        used = torch.bincount(self.indices, minlength=self.num_src) > 0
+        return None if bool(used.all()) else used.nonzero().flatten()
+
+    @cached_property
+    def reverse(self) -> Csr:
+        """The transposed CSR (row = source, index = destination), built at the first gradient and kept."""
+        order = torch.argsort(self.indices, stable=True)
+        counts = torch.bincount(self.indices, minlength=self.num_src)
+        rows = None
+        if 2 * int((counts > 0).sum()) < self.num_src:
+            rows = counts.nonzero().flatten()
+            counts = counts[rows]
+        edge_ids = None if self.edge_ids is None else self.edge_ids[order]
+        return Csr(_indptr(counts, self.indptr.dtype), self.edge_dst[order].to(self.indices.dtype), rows, edge_ids)
+
+    def restrict(self, keep: Tensor) -> Block:
+        """The sub-block of the edges where `keep` [E] is true; rows without an edge left are compressed away."""
+        edge_ids = None if self.edge_ids is None else self.edge_ids[keep]
+        return Block.from_edges(
+            self.edge_dst[keep],
+            self.indices[keep],
+            num_dst=self.num_dst,
+            num_src=self.num_src,
+            edge_ids=edge_ids,
+            src_ids=self.src_ids,
+            compress=True,
+        )
+
+    def between(self, first: int, last: int) -> Block:
+        """The sub-block of the columns [first, last), which it numbers from 0; rows without an edge are left out."""
+        if (first, last) == (0, self.num_src):
+            return self
+        keep = ((self.indices >= first) & (self.indices < last)).nonzero().flatten()
+        dst = self._listed[keep] if self.rows is None else self.rows[self._listed[keep]]
+        return Block.from_edges(
+            dst,
+            self.indices[keep] - first,
+            num_dst=self.num_dst,
+            num_src=last - first,
+            edge_ids=None if self.edge_ids is None else self.edge_ids[keep],
+            src_ids=None if self.src_ids is None else self.src_ids[first:last],
+            compress=True,
+        )
+
+    def transposed(self) -> Block:
+        """The same edges from the sources' side: its rows are my columns, its columns the rows of my CSR."""
+        order = torch.argsort(self.indices, stable=True)
+        return Block.from_edges(
+            self.indices[order].long(),
+            self._listed[order],
+            num_dst=self.num_src,
+            num_src=self.num_listed,
+            edge_ids=None if self.edge_ids is None else self.edge_ids[order],
+            compress=True,
+        )
+
+    def to(self, device: torch.device) -> Block:
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: t.to(device) for k, t in tensors.items() if isinstance(t, Tensor)})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of structure held, the transposed CSR and cached edge lists included once they are built."""
+        held = [getattr(self, f.name) for f in fields(self)] + [
+            self.__dict__.get("edge_dst"),
+            self.__dict__.get("columns"),
+        ]
+        held += list(self.__dict__.get("reverse", ()))
+        return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
+
+    @staticmethod
+    def from_edges(
+        dst: Tensor,
+        src: Tensor,
+        *,
+        num_dst: int,
+        num_src: int,
+        edge_ids: Tensor | None = None,
+        src_ids: Tensor | None = None,
+        compress: bool = False,
+    ) -> Block:
+        """Build from an edge list sorted by destination. `compress` keeps only destinations that have an edge."""
+        index_type = index_dtype(dst.numel(), num_dst, num_src)
+        indptr, rows = layout(torch.bincount(dst, minlength=num_dst), index_type, compress=compress)
+        return Block(indptr, src.to(index_type), num_dst, num_src, rows, edge_ids, src_ids)
+
+
+def index_dtype(num_edges: int, num_dst: int, num_src: int) -> torch.dtype:
+    """int32 where everything fits."""
+    return torch.int32 if max(num_edges, num_dst, num_src) < 2**31 else torch.int64
+
+
+def layout(counts: Tensor, dtype: torch.dtype, *, compress: bool) -> tuple[Tensor, Tensor | None]:
+    """(indptr, rows) of a block whose destinations have so many edges each; `compress` lists those that have any."""
+    rows = None
+    if compress and bool((counts == 0).any()):
+        rows = counts.nonzero().flatten()
+        counts = counts[rows]
+    return _indptr(counts, dtype), rows
+
+
+def _indptr(counts: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(dtype)

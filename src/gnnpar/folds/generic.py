@@ -1,0 +1,170 @@
+"""Your own message: two functions of one edge, folded and differentiated block by block, no kernel to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnnpar.folds.aggregator import ByBlock, EdgeDropout
+from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar_kernels import keep_mask
+
+EdgeFunction = Callable[[Rows, Rows, Rows, Rows], Tensor]
+"""(src rows, dst rows, edge rows, shared) of the same e edges -> [e, ...]: called with rows gathered per edge."""
+
+_EDGES_AT_ONCE = 1 << 16  # bounds the per-edge tensors that are alive; rows are never split
+
+
+@dataclass(frozen=True)
+class Generic(ByBlock):
+    """out_i = sum_j softmax_j(score_ij) value_ij with a score, sum_j value_ij without.
+
+    `score` gives [e, H], `value` gives [e, H, D] (with a score) or [e, ...]. The gradient is autograd inside a slice
+    of edges against the fold's own logsumexp: it costs recomputation, not memory. Row-local state goes into `src` and
+    `dst`, learned tensors into `shared`; a function must not close over a tensor that requires grad.
+
+    Shapes: src (any [M, ...]), dst (any [N, ...]), edge (any [E, ...]) -> out [N, ...].
+    """
+
+    value: EdgeFunction
+    score: EdgeFunction | None = None
+    dropout: EdgeDropout | None = None
+    needs_src = True
+    linear = False
+
+    @property
+    def summed(self) -> bool:
+        return self.score is None
+
+    @property
+    def needs_edge_ids(self) -> bool:
+        return self.dropout is not None
+
+    def init(self, num_dst: int, x: Operands) -> Rows:
+        return ()
+
+    def update(self, state: Rows, block: Block, x: Operands) -> Rows:
+        for piece in _slices(block, x):
+            value = self.value(*piece.rows)
+            if self.score is None:
+                (acc,) = state or (value.new_zeros(block.num_dst, *value.shape[1:]),)
+                state = (acc.index_add_(0, piece.dst, value),)
+            else:
+                state = self._attend(state, piece, self.score(*piece.rows), value, block.num_dst)
+        return state or self._empty(block, x)
+
+    def _attend(self, state: Rows, piece: _Slice, score: Tensor, value: Tensor, num_dst: int) -> Rows:
+        heads = score.shape[1]
+        m, total, acc = state or (
+            score.new_full((num_dst, heads), -torch.inf),
+            score.new_zeros(num_dst, heads),
+            value.new_zeros(num_dst, *value.shape[1:]),
+        )
+        rows, local = piece.dst.unique_consecutive(return_inverse=True)
+        old = m[rows]
+        new = old.scatter_reduce(0, local[:, None].expand_as(score), score, "amax")
+        rescale = torch.where(old > -torch.inf, (old - new).exp(), 0.0)
+        weight = (score - new[local]).exp()
+        m[rows] = new
+        total[rows] = (total[rows] * rescale).index_add_(0, local, weight)
+        acc[rows] = (acc[rows] * rescale[..., None]).index_add_(0, local, self._kept(weight, piece)[..., None] * value)
+        return m, total, acc
+
+    def _empty(self, block: Block, x: Operands) -> Rows:
+        """The state of a block without edges: the functions are asked for their shapes on zero edges."""
+        none = torch.zeros(0, dtype=torch.long, device=block.indices.device)
+        rows = _gather(x, none, none, slice(0, 0))
+        value = self.value(*rows)
+        acc = value.new_zeros(block.num_dst, *value.shape[1:])
+        if self.score is None:
+            return (acc,)
+        score = self.score(*rows)
+        return score.new_full((block.num_dst, score.shape[1]), -torch.inf), score.new_zeros(acc.shape[:2]), acc
+
+    def finish(self, state: Rows) -> tuple[Tensor, Rows]:
+        if self.score is None:
+            return state[0], ()
+        m, total, acc = state
+        out = torch.where(total[..., None] > 0, acc / total.clamp_min(torch.finfo(acc.dtype).tiny)[..., None], 0.0)
+        return out, (out, torch.where(total > 0, m + total.log(), torch.inf))
+
+    def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
+        grads = Operands(*(tuple(torch.zeros_like(t) for t in group) for group in x))
+        delta = (grad_out * prepared[0]).sum(-1) if prepared else None
+        for piece in _slices(block, x):
+            leaves = tuple(tuple(t.detach().requires_grad_(t.is_floating_point()) for t in g) for g in piece.rows)
+            with torch.enable_grad():
+                outputs, seeds = self._differentials(leaves, piece, prepared, delta, grad_out[piece.dst])
+            flat = [t for group in leaves for t in group]
+            wanted = [t for t in flat if t.requires_grad]
+            found = dict(
+                zip(map(id, wanted), torch.autograd.grad(outputs, wanted, seeds, allow_unused=True), strict=True)
+            )
+            self._scatter(grads, leaves, found, piece)
+        return grads
+
+    def _differentials(
+        self, leaves: tuple, piece: _Slice, saved: Rows, delta: Tensor | None, grad_edges: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Results of the edge functions, gradients: alpha K dO of the value, alpha (K <dO, v> - delta) of the score."""
+        value = self.value(*leaves)
+        if self.score is None or delta is None:
+            return [value], [grad_edges]
+        score = self.score(*leaves)
+        alpha = (score.detach() - saved[1][piece.dst]).exp()
+        along = self._kept((grad_edges * value.detach()).sum(-1), piece)
+        return [value, score], [self._kept(alpha, piece)[..., None] * grad_edges, alpha * (along - delta[piece.dst])]
+
+    def _kept(self, weight: Tensor, piece: _Slice) -> Tensor:
+        if self.dropout is None:
+            return weight
+        assert piece.edge_ids is not None
+        keep = keep_mask(piece.edge_ids, weight.shape[1], p=self.dropout.p, key=self.dropout.key)
+        return weight * keep / (1 - self.dropout.p)
+
+    @staticmethod
+    def _scatter(grads: Operands, leaves: tuple, found: Mapping[int, Tensor | None], piece: _Slice) -> None:
+        src, dst, edge, shared = leaves
+        for total, index, group in ((grads.src, piece.src, src), (grads.dst, piece.dst, dst)):
+            for into, leaf in zip(total, group, strict=True):
+                if (g := found.get(id(leaf))) is not None:
+                    into.index_add_(0, index, g)
+        for into, leaf in zip(grads.edge, edge, strict=True):
+            if (g := found.get(id(leaf))) is not None:
+                into[piece.span] = g
+        for into, leaf in zip(grads.shared, shared, strict=True):
+            if (g := found.get(id(leaf))) is not None:
+                into.add_(g)
+
+
+@dataclass(frozen=True, eq=False)
+class _Slice:
+    """Consecutive edges of a block and their gathered rows."""
+
+    span: slice
+    src: Tensor
+    dst: Tensor
+    edge_ids: Tensor | None
+    rows: tuple[Rows, Rows, Rows, Rows]
+
+
+def _gather(x: Operands, src: Tensor, dst: Tensor, span: slice) -> tuple[Rows, Rows, Rows, Rows]:
+    return tuple(t[src] for t in x.src), tuple(t[dst] for t in x.dst), tuple(t[span] for t in x.edge), x.shared
+
+
+def _slices(block: Block, x: Operands) -> Iterator[_Slice]:
+    """Whole CSR rows, at most about _EDGES_AT_ONCE edges at a time (more only where one row has more)."""
+    ends = block.indptr.long().cpu()
+    start_row, last = 0, len(ends) - 1
+    while start_row < last:
+        limit = int(ends[start_row]) + _EDGES_AT_ONCE
+        end_row = max(start_row + 1, int(torch.searchsorted(ends, limit, right=True)) - 1)
+        span = slice(int(ends[start_row]), int(ends[end_row]))
+        start_row = end_row
+        if span.stop > span.start:
+            src, dst = block.indices[span].long(), block.edge_dst[span]
+            edge_ids = None if block.edge_ids is None else block.edge_ids[span]
+            yield _Slice(span, src, dst, edge_ids, _gather(x, src, dst, span))

@@ -1,0 +1,57 @@
+"""Maximum over in-edges, element by element, with one winner per element. GraphSAGE-max."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gnnpar.folds.aggregator import ByBlock
+from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar_kernels import extremum, extremum_finish, extremum_grad
+
+
+@dataclass(frozen=True)
+class Max(ByBlock):
+    """out_i = max_j x_j (0 without in-edges). Ties go to the smallest global id, so any split of the edges agrees.
+
+    A block must hold all edges between its rows and its columns: then the winner's id says whose edge it was.
+
+    Shapes: src (x [M, F],) -> out [N, F]; the gradient goes to the winner alone.
+    """
+
+    needs_src = False  # the winner's id is saved, not its value
+    linear = False
+    summed = False
+    needs_edge_ids = False
+
+    def init(self, num_dst: int, x: Operands) -> Rows:
+        return ()
+
+    def update(self, state: Rows, block: Block, x: Operands) -> Rows:
+        assert block.src_ids is not None
+        best, arg = extremum(
+            block.indptr,
+            block.indices,
+            x.src[0],
+            block.src_ids,
+            num_rows=block.num_dst,
+            rows=block.rows,
+            state=(state[0], state[1]) if state else None,
+        )
+        return best, arg
+
+    def finish(self, state: Rows) -> tuple[Tensor, Rows]:
+        best, arg = state
+        return extremum_finish((best, arg)), (arg,)
+
+    def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
+        assert block.src_ids is not None
+        arg, rows, columns = prepared[0], block.destinations, block.columns
+        if rows is not None:
+            arg, grad_out = arg[rows], grad_out[rows]
+        if columns is None:
+            return Operands(src=(extremum_grad(arg, block.src_ids, grad_out),))
+        grad = grad_out.new_zeros(block.num_src, *grad_out.shape[1:])
+        grad[columns] = extremum_grad(arg, block.src_ids[columns], grad_out)
+        return Operands(src=(grad,))

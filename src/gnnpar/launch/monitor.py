@@ -1,0 +1,92 @@
+"""The parent's watch over its ranks: where nothing moves for comm.timeout_seconds, who holds the others up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from gnnpar.comm.flight_recorder import WORKING, Sighting, sighting
+from gnnpar.launch.ranks import Failure
+
+_ANSWER_SECONDS = 0.5
+_OURS = re.compile(r'File "([^"]*gnnpar[^"]*)", line (\d+) in (\S+)')
+
+
+def is_stopped(pid: int) -> bool:
+    """By SIGSTOP or a debugger."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
+class Watch:
+    """A thread that ends the rank that hangs; `verdict` says which one and where, once it has.
+
+    It watches from the first epoch on: before, the longest steps (reading, partitioning) are rank 0's, and gloo's own
+    time-out stands.
+    """
+
+    def __init__(self, scratch: Path, num_ranks: int, *, timeout_seconds: float) -> None:
+        self._scratch, self._num_ranks, self._timeout = scratch, num_ranks, timeout_seconds
+        self._over = threading.Event()
+        self.verdict: Failure | None = None
+        self._thread = threading.Thread(target=self._loop, name="watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        if self._num_ranks > 1:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        if self._num_ranks > 1:
+            self._thread.join()
+
+    def _loop(self) -> None:
+        while not self._over.wait(min(1.0, self._timeout / 4)):
+            seen = self.sightings()
+            if len(seen) == self._num_ranks and self._stand_still(seen):
+                self._end(seen)
+                return
+
+    def sightings(self) -> dict[int, Sighting]:
+        """By rank, of those that have begun to tell."""
+        files = {rank: self._scratch / f"{rank}.at" for rank in range(self._num_ranks)}
+        return {rank: sighting(file) for rank, file in files.items() if file.exists()}
+
+    def _stand_still(self, seen: dict[int, Sighting]) -> bool:
+        begun = any(each.epoch >= 0 for each in seen.values())
+        return begun and time.monotonic() - max(each.seconds for each in seen.values()) > self._timeout
+
+    def _end(self, seen: dict[int, Sighting]) -> None:
+        """Blame a rank that is stopped, else one that waits for nobody, else the one that came least far; kill it."""
+        stopped = [rank for rank, each in seen.items() if is_stopped(each.pid)]
+        working = [rank for rank, each in seen.items() if each.waits_for == WORKING]
+        rank = min(stopped or working or seen, key=lambda r: seen[r].seconds)
+        where = seen[rank].place
+        if not stopped and (frame := self._frame(rank, seen[rank].pid)):
+            where += f", {frame}"
+        waits = "; the process is stopped" if stopped else "" if working else "; all ranks wait for each other"
+        limit = f"comm.timeout_seconds={self._timeout:g}"
+        self.verdict = Failure(rank, f"hangs: nothing heard of it for {limit}; last seen in {where}{waits}", lost=True)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(seen[rank].pid, signal.SIGKILL)
+
+    def _frame(self, rank: int, pid: int) -> str:
+        """'at engines/flat.py:63 in train_epoch': the innermost of our frames, if the rank still answers signals."""
+        stack = self._scratch / f"{rank}.stack"
+        try:
+            os.kill(pid, signal.SIGUSR1)
+            time.sleep(_ANSWER_SECONDS)
+            found = _OURS.search(stack.read_text(encoding="utf-8"))
+        except OSError:
+            return ""
+        return f"at {'/'.join(Path(found[1]).parts[-2:])}:{found[2]} in {found[3]}" if found else ""

@@ -1,0 +1,297 @@
+"""A small cluster on one machine: each host a network namespace, its link shaped in both directions.
+
+    host 0 [eth0]----[port0]  switch  [port1]----[eth0] host 1      every [end] a token bucket: `tbf` at the host's rate
+
+What a host sends is paced by its own end, what it receives by the switch's: three senders to one receiver share the
+receiver's link, as on a real switch. The bridge has a namespace of its own, so nothing of the machine's own network is
+touched. Per-link rates become classes (`htb`) at the sending end. Needs root and iproute2 (`missing`).
+
+Names are gnnpar-PID-START-HOST, with the process that built them and when that process started: whoever builds the next
+network removes those whose builder is dead, also after kill -9.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+INTERFACE = "eth0"
+# A queue holds the burst and this much; what is more is dropped and sent again. The switch's is deep: three senders to
+# one receiver at 0.2 Gbit/s sent up to 14 % again with 0.02 s there, and 0.2 % with 0.1 s (0.4 s transfers, cubic).
+LATENCY_SECONDS = 0.02
+SWITCH_LATENCY_SECONDS = 0.1
+CONGESTION_CONTROL = "cubic"  # the kernel's own default, so that machines with another one measure the same
+FOLDER = Path("/run/netns")
+_NAME = re.compile(r"gnnpar-(\d+)-(\d+)-\w+")
+_SWITCH = "switch"
+_CLONE_NEWNET = 0x40000000
+_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
+
+class NetworkError(ValueError):
+    """The network cannot be built here: one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Hosts, what their links carry, and the host of every rank.
+
+    host_gbps: 10^9 bit/s of each host's link, each direction. link_gbps: [i][j] what host i may send to host j at most,
+    None: as much as both links carry. burst_kib: what a link that was idle passes at once, unpaced.
+    """
+
+    prefix: str
+    host_gbps: tuple[float, ...]
+    link_gbps: tuple[tuple[float | None, ...], ...] | None = None
+    host_of: tuple[int, ...] = ()
+    burst_kib: int = 256
+
+    @property
+    def num_hosts(self) -> int:
+        return len(self.host_gbps)
+
+    def namespace(self, host: int | Literal["switch"]) -> str:
+        return f"{self.prefix}-{host}"
+
+    def gbps(self, source: int, target: int) -> float:
+        """What the path from one host to another carries when nobody else uses it."""
+        link = self.link_gbps[source][target] if self.link_gbps else None
+        both = min(self.host_gbps[source], self.host_gbps[target])
+        return both if link is None else min(both, link)
+
+    @contextmanager
+    def built(self) -> Iterator[None]:
+        """The namespaces exist inside, and are gone afterwards, whatever happened."""
+        try:
+            remove_stale()
+            self._connect()
+            self.pace()
+            yield
+        finally:
+            with finishing():
+                self.remove()
+
+    def enter(self, host: int) -> None:
+        """Put this thread, and the threads it starts from now on, on a host."""
+        enter(self.namespace(host))
+
+    def remove(self) -> None:
+        delete([name for name in names() if name.startswith(f"{self.prefix}-")])
+
+    def sent_bytes(self, host: int) -> int:
+        """What the interface of a host has sent since it was built."""
+        with entered(self.namespace(host)):
+            return interface_sent_bytes()
+
+    def _connect(self) -> None:
+        hosts = range(self.num_hosts)
+        switch = self.namespace(_SWITCH)
+        links = [
+            f"link add {INTERFACE} netns {self.namespace(i)} type veth peer name port{i} netns {switch}" for i in hosts
+        ]
+        _batch("ip", [f"netns add {self.namespace(i)}" for i in (_SWITCH, *hosts)] + links)
+        _batch(
+            "ip",
+            [
+                "link add bridge type bridge",
+                "link set bridge up",
+                *(f"link set port{i} master bridge addrgenmode none up" for i in hosts),
+            ],
+            switch,
+        )
+        for i in hosts:
+            _batch(
+                "ip",
+                [
+                    "link set lo up",
+                    f"addr add {address(i)}/16 dev {INTERFACE}",
+                    f"link set {INTERFACE} addrgenmode none up",
+                ],
+                self.namespace(i),
+            )
+            with entered(self.namespace(i)), suppress(OSError):  # a kernel without it keeps its default
+                Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(CONGESTION_CONTROL, encoding="ascii")
+
+    def pace(self) -> None:
+        """Shape both ends of every link of a network that is there."""
+        into = [self.bucket(gbps, SWITCH_LATENCY_SECONDS) for gbps in self.host_gbps]
+        ports = [f"qdisc replace dev port{i} root {bucket}" for i, bucket in enumerate(into)]
+        _batch("tc", ports, self.namespace(_SWITCH))
+        for host in range(self.num_hosts):
+            _batch("tc", self.shape(host), self.namespace(host))
+
+    def shape(self, host: int) -> list[str]:
+        """The tc commands for what a host sends: one token bucket, or one class a peer under a class of the host."""
+        mine = self.host_gbps[host]
+        if self.link_gbps is None:
+            return [f"qdisc replace dev {INTERFACE} root {self.bucket(mine)}"]
+        commands = [
+            f"qdisc replace dev {INTERFACE} root handle 1: htb default 1",
+            f"class add dev {INTERFACE} parent 1: classid 1:ffff {self.limit(mine)}",
+            f"class add dev {INTERFACE} parent 1:ffff classid 1:1 {self.limit(mine)}",  # ARP, and whoever is no peer
+        ]
+        for peer in range(self.num_hosts):
+            if peer == host:
+                continue
+            link = self.gbps(host, peer)
+            queue_bytes = self.burst_kib * 1024 + int(LATENCY_SECONDS * link * 1e9 / 8)
+            commands += [
+                f"class add dev {INTERFACE} parent 1:ffff classid 1:{peer + 2:x} {self.limit(link)}",
+                f"qdisc add dev {INTERFACE} parent 1:{peer + 2:x} bfifo limit {queue_bytes}",
+                f"filter add dev {INTERFACE} parent 1: protocol ip prio 1 u32 "
+                f"match ip dst {address(peer)}/32 flowid 1:{peer + 2:x}",
+            ]
+        return commands
+
+    def bucket(self, gbps: float, latency: float = LATENCY_SECONDS) -> str:
+        """The token bucket of one direction of a link, with a queue of so many seconds."""
+        return f"tbf rate {gbps * 1e9:.0f}bit burst {self.burst_kib}kb latency {latency * 1e3:.0f}ms"
+
+    def limit(self, gbps: float) -> str:
+        """The same for one class of traffic."""
+        rate, burst = f"{gbps * 1e9:.0f}bit", f"{self.burst_kib}kb"
+        return f"htb rate {rate} ceil {rate} burst {burst} cburst {burst} quantum 65536"
+
+
+def address(host: int) -> str:
+    """Of a host; nobody outside the namespaces sees it."""
+    return f"10.77.{(host + 1) // 256}.{(host + 1) % 256}"
+
+
+def missing() -> str | None:
+    """What this machine lacks for namespaces, and what to do; None: nothing that can be seen without trying."""
+    if not sys.platform.startswith("linux"):
+        return f"needs Linux, this is {sys.platform}"
+    lacking = [name for name in ("ip", "tc") if shutil.which(name, path=_PATH) is None]
+    if lacking:
+        return f"needs {' and '.join(lacking)} of iproute2, not found on PATH; install iproute2"
+    if os.geteuid() != 0:
+        return f"needs root to make network namespaces, this is user {os.geteuid()}; run as root"
+    return None
+
+
+def own_prefix() -> str:
+    """The prefix of this process's names."""
+    return f"gnnpar-{os.getpid()}-{started(os.getpid())}"
+
+
+def started(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None: it is no more. Two processes never share both."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before may hold spaces
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def names() -> list[str]:
+    """Every namespace of any gnnpar on this machine."""
+    try:
+        return sorted(name for name in os.listdir(FOLDER) if _NAME.fullmatch(name))
+    except OSError:
+        return []
+
+
+def is_stale(name: str) -> bool:
+    """Is the process that built it dead?"""
+    found = _NAME.fullmatch(name)
+    return found is not None and started(int(found[1])) != int(found[2])
+
+
+def remove_stale() -> list[str]:
+    """Remove what processes that are dead have left; the names."""
+    stale = [name for name in names() if is_stale(name)]
+    delete(stale)
+    return stale
+
+
+def delete(gone: Sequence[str]) -> None:
+    """Remove namespaces; one that somebody else removes at the same time is no error."""
+    for name in gone:
+        with suppress(NetworkError):
+            _batch("ip", [f"netns del {name}"])
+    left = [name for name in gone if (FOLDER / name).exists()]
+    if left:
+        raise NetworkError(f"cannot remove the network namespaces {', '.join(left)}; try `ip netns del`")
+
+
+def enter(name: str) -> None:
+    """Put the calling thread into a network namespace. `os.setns` is there only from Python 3.12 on."""
+    with (FOLDER / name).open("rb") as file:
+        _setns(file.fileno(), name)
+
+
+def _setns(descriptor: int, name: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+        raise NetworkError(f"cannot enter the network namespace {name}: {os.strerror(ctypes.get_errno())}")
+
+
+@contextmanager
+def entered(name: str) -> Iterator[None]:
+    """This thread is in a network namespace inside, and where it was afterwards."""
+    with open(f"/proc/self/task/{threading.get_native_id()}/ns/net", "rb") as before:
+        enter(name)
+        try:
+            yield
+        finally:
+            _setns(before.fileno(), "of before")
+
+
+def interface_sent_bytes() -> int:
+    """The interface's counter of bytes sent, headers included, on the host this thread is on."""
+    lines = Path(f"/proc/self/task/{threading.get_native_id()}/net/dev").read_text(encoding="ascii").splitlines()
+    counters = next(line.partition(":")[2].split() for line in lines if line.strip().startswith(f"{INTERFACE}:"))
+    return int(counters[8])
+
+
+@contextmanager
+def finishing() -> Iterator[None]:
+    """A signal that arrives inside takes effect afterwards: a second Ctrl-C must not leave namespaces behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    late: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        late.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(late):
+            signal.raise_signal(number)
+
+
+def _batch(tool: Literal["ip", "tc"], commands: Sequence[str], namespace: str | None = None) -> None:
+    """Commands of iproute2 in one process, out of reach of the terminal's Ctrl-C."""
+    inside = [] if namespace is None else ["-n", namespace]
+    done = subprocess.run(
+        [shutil.which(tool, path=_PATH) or tool, *inside, "-batch", "-"],
+        input="\n".join(commands) + "\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        failed = re.search(r"Command failed -:(\d+)", done.stderr)
+        command = commands[int(failed[1]) - 1] if failed else commands[0]
+        raise NetworkError(f"`{tool} {command}` failed: {said[0]}")

@@ -1,0 +1,179 @@
+"""launch=paced: from settings to a network of shaped links, and what a link really carries.
+
+The rate that is set counts what a link carries, headers included; the rate reached, the payload of one TCP stream.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from gnnpar.launch.namespaces import (
+    LATENCY_SECONDS,
+    SWITCH_LATENCY_SECONDS,
+    Network,
+    NetworkError,
+    address,
+    entered,
+    missing,
+    own_prefix,
+)
+from gnnpar.settings import Cluster, Paced, Settings
+
+_PROBE_SECONDS = 0.25
+_PATIENCE_SECONDS = 30.0
+
+
+def network_of(settings: Settings, *, size: int, joined: bool) -> Network | None:
+    """The network that ranks of this run live in; None: the machine's own. ValueError where it cannot be."""
+    launch = settings.launch
+    if not isinstance(launch, Paced) or size == 1:
+        return None
+    if joined:
+        raise ValueError("launch=paced starts its ranks itself and cannot join RANK's world; leave torchrun out")
+    if settings.comm.backend != "gloo":
+        raise ValueError(f"launch=paced needs comm=gloo: what comm={settings.comm.backend} sends takes no link")
+    if (lack := missing()) is not None:
+        raise ValueError(f"launch=paced {lack}, or set launch=local")
+    cluster = settings.topology if isinstance(settings.topology, Cluster) else None
+    hosts = num_hosts(launch, cluster, size, settings.names.get("topology", ""))
+    given = cluster and cluster.host_gbps
+    return Network(
+        prefix=own_prefix(),
+        host_gbps=tuple(given or (launch.rate_gbps,) * hosts),
+        link_gbps=cluster and cluster.link_gbps,
+        host_of=tuple(rank * hosts // size for rank in range(size)),
+        burst_kib=burst_kib(launch.rate_gbps) if launch.burst_kib == "auto" else launch.burst_kib,
+    )
+
+
+def burst_kib(gbps: float) -> int:
+    """What a link carries in 2.1 ms; below 16 KiB a bucket holds too few packets to keep to its rate."""
+    return max(16, round(256 * gbps))
+
+
+def num_hosts(launch: Paced, cluster: Cluster | None, size: int, topology: str) -> int:
+    """As many as the topology names, else as launch.hosts says, else one a rank; no host without a rank."""
+    if cluster is not None:
+        if launch.hosts not in ("auto", cluster.num_hosts):
+            named = f"topology={topology} names {cluster.num_hosts}"
+            raise ValueError(f"launch.hosts={launch.hosts}, but {named}; leave launch.hosts out")
+        if cluster.num_hosts > size:
+            raise ValueError(f"topology={topology} names {cluster.num_hosts} hosts for {size} ranks; set world_size")
+        return cluster.num_hosts
+    hosts = size if launch.hosts == "auto" else launch.hosts
+    if hosts > size:
+        raise ValueError(f"launch.hosts={hosts}, but there are {size} ranks; set launch.hosts={size} or lower")
+    return hosts
+
+
+def describe(network: Network) -> str:
+    """'2 hosts x 1 Gbit/s'."""
+    rates = sorted(set(network.host_gbps))
+    rate = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
+    return f"{network.num_hosts} hosts x {rate} Gbit/s" + (", links by topology" if network.link_gbps else "")
+
+
+def facts(network: Network) -> dict[str, Any]:
+    """What result.json says about the links, as far as it is known before they are made."""
+    rates = network.host_gbps
+    return {
+        "hosts": network.num_hosts,
+        "host_of": list(network.host_of),
+        "rates": {
+            "host_gbps": rates[0] if len(set(rates)) == 1 else list(rates),
+            "link_gbps": network.link_gbps and [list(row) for row in network.link_gbps],
+            "burst_kib": network.burst_kib,
+            "latency_seconds": LATENCY_SECONDS,
+            "switch_latency_seconds": SWITCH_LATENCY_SECONDS,
+        },
+        "reached_gbps": None,
+    }
+
+
+@contextmanager
+def paced(network: Network) -> Iterator[list[float]]:
+    """The network is there inside; what each host's link reached, in the order of hosts."""
+    try:
+        with network.built():
+            yield reached_gbps(network)
+    except NetworkError as error:
+        raise ValueError(f"launch=paced: {error}; set launch=local where this cannot be helped") from error
+
+
+def reached_gbps(network: Network) -> list[float]:
+    """10^9 bit/s of payload from each host to the next, one after the other: a quarter of a second each."""
+    return [reached(network, i, (i + 1) % network.num_hosts) for i in range(network.num_hosts)]
+
+
+def burst_share(network_facts: Mapping[str, Any], wire_bytes: float | None) -> float | None:
+    """One burst of every host over what all hosts send in an epoch: what the links pass unpaced after each pause."""
+    if not wire_bytes:
+        return None
+    return min(1.0, network_facts["rates"]["burst_kib"] * 1024 * network_facts["hosts"] / wire_bytes)
+
+
+def shortfalls(network: Network, reached: list[float]) -> list[str]:
+    """A line for every link that carries less than nine tenths of what it was set to: this machine can no more."""
+    lines = []
+    for i, got in enumerate(reached):
+        target = (i + 1) % network.num_hosts
+        if got < 0.9 * network.gbps(i, target):
+            lines.append(f"host {i} to {target}: {got:.2f} of {network.gbps(i, target):g} Gbit/s reached")
+    return lines
+
+
+def reached(network: Network, source: int, target: int) -> float:
+    """10^9 bit/s of payload that one TCP stream gets through, once the burst is used up."""
+    with entered(network.namespace(target)):  # a socket stays in the namespace it was made in
+        server = socket.create_server((address(target), 0))
+    with server:
+        server.settimeout(_PATIENCE_SECONDS)
+        sender = threading.Thread(target=_send, args=(network.namespace(source), server.getsockname()), daemon=True)
+        sender.start()
+        try:
+            connection, _ = server.accept()
+        except TimeoutError as error:
+            raise NetworkError(f"host {source} does not reach host {target}") from error
+        with connection:
+            connection.settimeout(_PATIENCE_SECONDS)
+            gbps = _receive(connection, skip=3 * 1024 * network.burst_kib)
+        sender.join(_PATIENCE_SECONDS)
+    return gbps
+
+
+def _send(namespace: str, to: tuple[str, int]) -> None:
+    block = bytes(256 * 1024)
+    with suppress(OSError, NetworkError), entered(namespace), socket.create_connection(to, _PATIENCE_SECONDS) as stream:
+        while True:  # until the receiver has seen enough and closes
+            stream.sendall(block)
+
+
+def _receive(stream: socket.socket, *, skip: int) -> float:
+    buffer = bytearray(256 * 1024)
+    skipped = 0
+    while skipped < skip:
+        skipped += stream.recv_into(buffer)
+    began = now = time.perf_counter()
+    counted = 0
+    while now - began < _PROBE_SECONDS:
+        counted += stream.recv_into(buffer)
+        now = time.perf_counter()
+    return counted * 8 / (now - began) / 1e9
+
+
+def trial() -> str:
+    """Whether launch=paced works here, in a few words: a network of two hosts is built, used and removed."""
+    if (lack := missing()) is not None:
+        return f"no: {lack}"
+    network = Network(prefix=own_prefix(), host_gbps=(1.0, 1.0))
+    try:
+        with network.built():
+            got = min(reached_gbps(network))
+    except NetworkError as error:
+        return f"no: {error}"
+    return f"yes; at 1 Gbit/s a link carried {got:.2f} Gbit/s of payload"

@@ -1,0 +1,1 @@
+"""One folder a method, and what several of them need."""

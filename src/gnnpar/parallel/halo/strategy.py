@@ -1,0 +1,75 @@
+"""Graph parallelism: Y[N_P, F] = A[N_P, N] . halo(X[N_P, F]), one halo exchange per aggregation and direction.
+
+The papers' vanilla is overlap=none; overlap=edges also hides the wire behind every inner edge. With codec=drop it is
+the negative control: nothing is communicated in training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gnnpar.codecs.adaptive.codec import for_model
+from gnnpar.codecs.codec import CodecConfig, Exactness, Identity
+from gnnpar.comm import Communicator
+from gnnpar.data.tasks import Task
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.engine import Engine
+from gnnpar.parallel.flat import FlatEngine
+from gnnpar.parallel.halo_graph import HaloGraph, Overlap, Walk
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.strategy import FirstLayer, Workload
+from gnnpar.partition.shard import Shard
+from gnnpar.placement import LayerPolicy, Plan, Topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphParallel:
+    """`codec`: what halo rows and their gradients look like on the wire, in training; evaluation is always exact."""
+
+    codec: CodecConfig = Identity()
+    overlap: Overlap = "edges"
+    max_ranks = None
+    from_shards = True
+
+    @property
+    def exactness(self) -> frozenset[Exactness]:
+        return self.codec.exactness
+
+    def exact_limit(self) -> GraphParallel:
+        return replace(self, codec=Identity())
+
+    def plan(self, workload: Workload, topology: Topology) -> Plan:
+        return workload.flat_plan(topology, LayerPolicy(mode="halo", codec=self.codec, overlap=self.overlap))
+
+    def build(
+        self,
+        plan: Plan,
+        shard: Shard,
+        model: GNN,
+        task: Task,
+        comm: Communicator,
+        *,
+        seed: int,
+        first_layer: FirstLayer = "live",
+    ) -> Engine:
+        configs = for_model(self.codec, model), Identity()
+        codec, exact_codec = (c.build(shard, comm, seed) for c in configs)
+        walk = Walk(shard, self.overlap)
+        cache: dict | None = {} if first_layer == "cached" else None
+        # what a lossy codec kept must not leak into evaluation
+        exact_cache = cache if cache is None or "exact" in self.exactness else {}
+        once = exact_codec if "quantized" in self.exactness else None
+        view = HaloGraph(shard, Pass(seed), comm=comm, codec=codec, walk=walk, cache=cache, once=once)
+        exact = HaloGraph(shard, Pass(seed), comm=comm, codec=exact_codec, walk=walk, cache=exact_cache)
+        return FlatEngine(
+            view=view,
+            exact=exact,
+            shard=shard,
+            model=model,
+            task=task,
+            comm=comm,
+            seed=seed,
+            codecs=(codec,),
+            held=view.held,
+            cache=cache,
+        )

@@ -1,0 +1,317 @@
+"""One part of the graph and its neighbours' rows: Y[N_P, F] = A[N_P, N] . halo(X[N_P, F]).
+
+Forward: send boundary rows, fold inner in-edges, fold the halo rows as they come. Backward: differentiate the halo
+blocks first, so that their gradients travel while the inner block is differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from gnnpar.codecs.codec import Codec, RowLike, encode_all
+from gnnpar.comm import Communicator, Pending, Site
+from gnnpar.comm.communicator import Phase
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.graph import Message
+from gnnpar.parallel.local import LocalRows, Source
+from gnnpar.parallel.shares import Shares, add_returned
+from gnnpar.parallel.view import View, edge_order
+from gnnpar.parallel.whole import fold_block, split_operands, wanted_gradients
+from gnnpar.partition.shard import Shard
+
+Overlap = Literal["none", "edges", "central_marginal"]
+
+
+class Walk:
+    """Which inner edges are worked on while messages travel (`early`) and which after, in both directions.
+
+    none: nothing early (the papers' vanilla). edges: every inner edge early. central_marginal: early only the edges of
+    destinations without a halo in-neighbour, backward of sources that no other part reads (AdaQP, section 1.2).
+    """
+
+    def __init__(self, shard: Shard, overlap: Overlap) -> None:
+        self.shard, self.overlap = shard, overlap
+
+    @cached_property
+    def forward(self) -> tuple[list[Block], list[Block]]:
+        """(early, late) blocks of inner edges."""
+        marginal = torch.zeros(self.shard.num_inner, dtype=torch.bool, device=self.shard.node_ids.device)
+        for block in self.shard.halo.values():
+            marginal[slice(None) if block.rows is None else block.rows] = True
+        return self._split(lambda inner: marginal[inner.edge_dst])
+
+    @cached_property
+    def backward(self) -> tuple[list[Block], list[Block]]:
+        boundary = torch.zeros(self.shard.num_inner, dtype=torch.bool, device=self.shard.node_ids.device)
+        for index in self.shard.boundary.values():
+            boundary[index] = True
+        return self._split(lambda inner: boundary[inner.indices])
+
+    def _split(self, waits) -> tuple[list[Block], list[Block]]:
+        inner = self.shard.inner
+        if self.overlap == "none":
+            return [], [inner]
+        if self.overlap == "edges":
+            return [inner], []
+        late = waits(inner)
+        return [inner.restrict(~late)], [inner.restrict(late)]
+
+    @cached_property
+    def edge_ids(self) -> Tensor:
+        return edge_order(self.shard)
+
+    def edge_rows(self, block: Block, edge: Rows) -> Rows:
+        """The rows of edge operands that belong to a block."""
+        if not edge:
+            return ()
+        slots = self.slots(block)
+        return tuple(t[slots] for t in edge)
+
+    def slots(self, block: Block) -> Tensor:
+        """Positions of a block's edges in the order of edge operands."""
+        assert block.edge_ids is not None
+        return torch.searchsorted(self.edge_ids, block.edge_ids)
+
+    @cached_property
+    def combined(self) -> tuple[Block, Tensor]:
+        """(one block over all in-edges with inner and halo columns by ascending global id, the order that sorts
+        [inner rows, halo rows] into these columns); only first_layer=cached builds it."""
+        shard = self.shard
+        order = torch.argsort(torch.cat([shard.node_ids, shard.halo_ids]))
+        column = torch.empty_like(order)
+        column[order] = torch.arange(len(order), device=order.device)
+        blocks, start, dst, src, ids = [shard.inner], 0, [], [], []
+        blocks += [shard.halo[p] for p in sorted(shard.halo)]
+        for block in blocks:
+            dst.append(block.edge_dst)
+            src.append(column[block.indices.long() + start])
+            ids.append(block.edge_ids)
+            start += block.num_src
+        dst, src = torch.cat(dst), torch.cat(src)
+        by_row = torch.argsort(dst * len(order) + src, stable=True)  # repeated edges keep the order of their ids
+        edge_ids = None if ids[0] is None else torch.cat(ids)[by_row]
+        all_ids = torch.cat([shard.node_ids, shard.halo_ids])[order]
+        block = Block.from_edges(
+            dst[by_row], src[by_row], num_dst=shard.num_inner, num_src=len(order), edge_ids=edge_ids, src_ids=all_ids
+        )
+        return block, order
+
+
+@dataclass(eq=False)
+class HaloGraph(View):
+    """A rank's part, with one exchange of boundary rows per aggregation.
+
+    `codec` turns rows into bytes both ways; `heard` is told of the rows that come in, by site and peer. With a `cache`,
+    what layer 0 reads of the features is fetched once, by the codec `once` where it is given: noise that is drawn once
+    would stay for the whole run.
+    """
+
+    comm: Communicator = field(kw_only=True)
+    codec: Codec = field(kw_only=True)
+    walk: Walk = field(kw_only=True)
+    once: Codec | None = field(default=None, kw_only=True)
+    heard: Callable[[Site, int, Rows], None] | None = field(default=None, kw_only=True)
+    held: dict = field(default_factory=dict, kw_only=True)  # (layer, call) -> bytes of halo rows kept for backward
+    _features: tuple[Tensor, float, int] | None = field(default=None, init=False)  # the features after dropout
+
+    @property
+    def edge_ids(self) -> Tensor:
+        return self.walk.edge_ids
+
+    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
+        out = super().dropout(x, p, tag=tag)
+        if x is self.shard.x:
+            self._features = (out, p, tag)
+        return out
+
+    def source(self, message: Message, *rows: Tensor) -> Rows:
+        source = super().source(message, *rows)
+        assert isinstance(source, Source)
+        features, p, tag = self._features or (self.shard.x, 0.0, 0)
+        if self.cache is not None and self.layer == 0 and len(rows) == 1 and rows[0] is features:
+            local = LocalRows(self.shard.halo_ids, self.shard.halo_in_degree, run=self.run, layer=0)
+            source.halo = lambda: message(local, local.dropout(self._kept_halo(), p, tag=tag))
+        return source
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        call = self.next_call()
+        if (found := self.kept_result(call, agg, src)) is not None:
+            return found
+        if isinstance(src, Source) and src.halo is not None and not (agg.linear and src.constant):
+            block, order = self.walk.combined
+            both = tuple(torch.cat([inner, halo])[order] for inner, halo in zip(src, src.halo(), strict=True))
+            return fold_block(agg, block, both, dst, edge, shared)
+        view = self.exactly() if self.cache is not None and self._constant(agg, src) else self
+        out = _HaloFold.apply(view, agg, call, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
+        assert isinstance(out, Tensor)
+        return self.keep_result(call, agg, src, out)
+
+    def _kept_halo(self) -> Tensor:
+        """Features of the halo nodes, fetched once."""
+        assert self.cache is not None
+        if "features" not in self.cache:
+            site = self.site(call=0, phase="forward")
+            view = self.exactly()
+            rows = view.receive(view.send((self.shard.x,), site), RowLike.of((self.shard.x,)), site)
+            self.cache["features"] = torch.cat([rows[p][0] for p in sorted(rows)] or [self.shard.x[:0]])
+        return self.cache["features"]
+
+    def exactly(self) -> Self:
+        """This view with the codec of what is sent once."""
+        return self if self.once is None else replace(self, codec=self.once)
+
+    def site(self, *, call: int, phase: Phase) -> Site:
+        return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
+
+    def send(self, src: Rows, site: Site) -> Mapping[int, Pending[Tensor]]:
+        """Boundary rows out; what will come in."""
+        like, shard = RowLike.of(src), self.shard
+        with self.comm.clock("encode"):
+            outgoing = encode_all(self.codec, src, {p: shard.boundary[p] for p in self.readers}, site)
+        incoming = {p: self.codec.nbytes(rows, like, site, p) for p, rows in shard.num_halo.items()}
+        extra = sum(self.codec.metadata_nbytes(len(i), like, site, p) for p, i in shard.boundary.items())
+        return self.comm.exchange(outgoing, incoming, site, metadata=extra)
+
+    def receive(self, pending: Mapping[int, Pending[Tensor]], like: Sequence[RowLike], site: Site) -> dict[int, Rows]:
+        """All halo rows, by peer."""
+        return {p: self.received(p, pending, like, site) for p in sorted(pending)}
+
+    def received(self, p: int, pending: Mapping[int, Pending[Tensor]], like: Sequence[RowLike], site: Site) -> Rows:
+        buffer = pending[p].wait()
+        with self.comm.clock("encode"):
+            rows = self.codec.decode(buffer, self.shard.num_halo[p], like, site, p)
+        if self.heard is not None:
+            self.heard(site, p, rows)
+        return rows
+
+    def send_back(self, grads: dict[int, Rows], like: Sequence[RowLike], site: Site) -> Mapping[int, Pending[Tensor]]:
+        """Gradients of halo rows to their owners; those of my boundary rows will come in."""
+        boundary = self.shard.boundary
+        with self.comm.clock("encode"):
+            outgoing = {p: self.codec.encode(grads[p], None, site, p) for p in grads}
+        incoming = {p: self.codec.nbytes(len(index), like, site, p) for p, index in boundary.items()}
+        extra = sum(self.codec.metadata_nbytes(rows, like, site, p) for p, rows in self.shard.num_halo.items())
+        return self.comm.exchange(outgoing, incoming, site, metadata=extra)
+
+    def received_back(self, p: int, buffer: Pending[Tensor], like: Sequence[RowLike], site: Site) -> Rows:
+        arrived = buffer.wait()
+        with self.comm.clock("encode"):
+            return self.codec.decode(arrived, len(self.shard.boundary[p]), like, site, p)
+
+    @property
+    def sources(self) -> list[int]:
+        """Peers whose rows this part reads, the previous rank first: at any time each sends to another one."""
+        return sorted(self.shard.halo, key=lambda p: (self.comm.rank - p) % self.comm.size)
+
+    @property
+    def readers(self) -> list[int]:
+        """Peers that read rows of this part, the next rank first."""
+        return sorted(self.shard.boundary, key=lambda p: (p - self.comm.rank) % self.comm.size)
+
+
+class _HaloFold(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, view: HaloGraph, agg: Aggregator, call: int, counts: tuple[int, int, int], *flat: Tensor
+    ) -> Tensor:  # type: ignore[override]
+        x = split_operands(counts, flat)
+        early, late = view.walk.forward
+        halos, state = _fold(view, agg, x, early, late, view.site(call=call, phase="forward"))
+        out, saved = agg.finish(state)
+        kept = [*flat, *(t for p in halos for t in halos[p])] if agg.needs_src else []
+        ctx.view, ctx.agg, ctx.call, ctx.counts, ctx.num_kept = view, agg, call, counts, len(kept)
+        ctx.like = RowLike.of(x.src)
+        view.held[view.layer, call] = sum(t.numel() * t.element_size() for t in kept[len(flat) :])
+        ctx.save_for_backward(*kept, *saved)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
+        tensors = ctx.saved_tensors
+        kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
+        asked = ctx.needs_input_grad[4:]
+        num_flat = len(asked) if kept else 0
+        x, halos = split_operands(ctx.counts, kept[:num_flat]), _by_peer(ctx.view, kept[num_flat:], ctx.counts[0])
+        back = _Backward(ctx.view, ctx.agg, x, saved, grad_out.contiguous(), asked, ctx.counts)
+        site = ctx.view.site(call=ctx.call, phase="backward")
+        return (None, None, None, None, *wanted_gradients(back.walk(halos, ctx.like, site), asked))
+
+
+def _fold(
+    view: HaloGraph, agg: Aggregator, x: Operands, early: list[Block], late: list[Block], site: Site
+) -> tuple[dict[int, Rows], Rows]:
+    """Exchange and fold. Returns the halo rows (when the gradient needs them) and the state."""
+    like, pending = RowLike.of(x.src), view.send(x.src, site)
+    edge = view.walk.edge_rows
+    there = view.receive(pending, like, site) if view.walk.overlap == "none" else {}
+    state = agg.init(view.shard.num_inner, x)
+    for block in early:
+        state = agg.update(state, block, x._replace(edge=edge(block, x.edge)))
+    if view.walk.overlap == "central_marginal":
+        there = view.receive(pending, like, site)
+    for block in late:
+        state = agg.update(state, block, x._replace(edge=edge(block, x.edge)))
+    halos: dict[int, Rows] = {}
+    for p in view.sources:  # a fixed order gives the same bits, whatever arrives first
+        rows = there.pop(p, None) or view.received(p, pending, like, site)
+        block = view.shard.halo[p]
+        state = agg.update(state, block, x._replace(src=rows, edge=edge(block, x.edge)))
+        if agg.needs_src:
+            halos[p] = rows
+    return halos, state
+
+
+def _by_peer(view: HaloGraph, rows: Rows, num_src: int) -> dict[int, Rows]:
+    peers = view.sources if rows else []
+    return {p: rows[i * num_src : (i + 1) * num_src] for i, p in enumerate(peers)}
+
+
+class _Backward:
+    """The gradient of one halo aggregation: halo blocks, then inner blocks while gradients travel."""
+
+    def __init__(
+        self,
+        view: HaloGraph,
+        agg: Aggregator,
+        x: Operands,
+        saved: Rows,
+        grad_out: Tensor,
+        asked: tuple[bool, ...],
+        counts: tuple[int, int, int],
+    ) -> None:
+        self.view, self.agg, self.x, self.grad_out = view, agg, x, grad_out
+        self.prepared = agg.prepare(saved, grad_out)
+        self.wanted = asked[: counts[0]]
+        self.shares = Shares(view.walk.slots, x.edge)
+
+    def walk(self, halos: dict[int, Rows], like: Sequence[RowLike], site: Site) -> Operands:
+        view, shares = self.view, self.shares
+        travelling = [each for each, wanted in zip(like, self.wanted, strict=True) if wanted]
+        sent = {}
+        for p in view.sources:
+            block = view.shard.halo[p]
+            sent[p] = self._chosen(shares.add_halo(self._grad(block, halos.get(p, ())), block))
+        pending = view.send_back(sent, travelling, site) if travelling else {}
+        early, late = view.walk.backward
+        for block in early:
+            shares.add_inner(self._grad(block, self.x.src), block)
+        back = {p: view.received_back(p, pending[p], travelling, site) for p in view.readers if p in pending}
+        for block in late:
+            shares.add_inner(self._grad(block, self.x.src), block)
+        for p, rows in back.items():
+            add_returned(self._chosen(shares.src), view.shard.boundary[p], rows)
+        return shares.finished(self.agg, self.prepared, self.grad_out)
+
+    def _chosen(self, src: Rows) -> Rows:
+        return tuple(g for g, wanted in zip(src, self.wanted, strict=True) if wanted)
+
+    def _grad(self, block: Block, src: Rows) -> Operands:
+        edge = self.view.walk.edge_rows(block, self.x.edge)
+        return self.agg.grad(block, self.x._replace(src=src, edge=edge), self.prepared, self.grad_out)

@@ -1,0 +1,1 @@
+"""GNNPipe: layers in stages, nodes in chunks; hybrid has several parts a stage."""

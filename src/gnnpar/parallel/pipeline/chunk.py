@@ -1,0 +1,297 @@
+"""One chunk of a way in its turn: Y[c] = A[c, fresh] X[fresh] + A[c, stale] H[stale].
+
+Source: Chen, Chen and Qian, GNNPipe (arXiv 2308.10087). Forward, a chunk's source rows are written to the table, and
+the fold reads this epoch's rows of all chunks up to its slot, of the others the history. Backward, in the reverse
+order, rows of the history are constants: a source gets 1 x the gradients of destinations in its own slot, `fresh` x
+those of later slots, and `stale` x last epoch's gradients of earlier ones. The paper: fresh 2, stale 0.
+
+Ways exchange slot by slot: halo rows of the chunks in the same slot travel before the fold, their gradients, by then
+complete, after it. Each row travels once a direction, as in graph parallelism.
+
+A sum is differentiated by pulling: the gradient rows of destinations lie in a table, times `fresh` once their slot is
+over, and the sources of a slot read them over the out-edges (specification 2.3). Other folds push: the gradients of a
+chunk's columns are added to a table, where they wait for their sources' turn; last epoch's gradients cannot be mixed in
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from gnnpar.codecs.codec import RowLike
+from gnnpar.comm import Site
+from gnnpar.comm.communicator import Phase
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Operands, Rows
+from gnnpar.folds.sum import Sum
+from gnnpar.graph import Message
+from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, masked
+from gnnpar.parallel.pipeline.chunks import Ages, Chunks, Span, Turn
+from gnnpar.parallel.pipeline.history import Call, History
+from gnnpar.parallel.pipeline.slots import Arriving, Slots
+from gnnpar.parallel.shares import add_returned
+from gnnpar.parallel.whole import split_operands, wanted_gradients
+from gnnpar_kernels import spmm
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of gradients by the destination's turn: `fresh` of later slots, `stale` of last epoch's in earlier slots."""
+
+    fresh: float = 2.0
+    stale: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """What all chunks of a way on a rank share. `in_degree` [N] in table order."""
+
+    chunks: Chunks
+    in_degree: Tensor
+    slots: Slots
+    history: History
+    weights: Weights
+
+
+@dataclass(eq=False)
+class ChunkGraph(OwnRows):
+    """The Graph of the chunk in a slot, in one layer of one epoch.
+
+    `keeps_masks`: those of all chunks live through the epoch. `published`: the rows that folds read are in the tables
+    already, of this way and of the others, so this is a second forward, for the gradient.
+    """
+
+    way: Way
+    ages: Ages
+    run: Pass
+    slot: int
+    layer: int = 0
+    keeps_masks: bool = True
+    published: bool = False
+    _calls: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.chunk = self.ages.order[self.slot]
+        self.span = self.way.chunks.own(self.chunk)
+        self._rows = self.way.chunks.ids[self.span.rows], self.way.in_degree[self.span.rows]
+        self.local = LocalRows(*self._rows, run=self.run, layer=self.layer)
+
+    @property
+    def edge_ids(self) -> Tensor:
+        return self._edge_ids().sort().values
+
+    def _edge_ids(self) -> Tensor:
+        chunks = self.way.chunks
+        if chunks.edge_ids is None:
+            raise ValueError("edge operands need edge ids on the shard: give the model needs_edge_ids = True.")
+        return chunks.edge_ids[chunks.edges(self.chunk)]
+
+    def at(self, layer: int) -> Self:
+        """As dataclasses.replace, in fewer calls: a chunk names its layer 2 L times an epoch."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, layer=layer, _calls=0)
+        other.local = LocalRows(*self._rows, run=self.run, layer=layer)
+        return other
+
+    def again(self) -> Self:
+        """This chunk in a second forward."""
+        return replace(self, published=True)
+
+    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
+        """As everywhere; on a CPU a mask is drawn for all chunks at once, a third of the time for small ones."""
+        if p == 0 or not self.run.training or x.is_cuda:
+            return self.local.dropout(x, p, tag=tag)
+        width, masks, chunks = x.shape[1:].numel(), self.ages.masks, self.way.chunks
+        if not self.keeps_masks:
+            return masked(x, self.local.mask(self.node_ids, width, p, tag=tag), p)
+        key = self.layer, tag, width, p
+        if key not in masks:
+            masks[key] = self.local.mask(chunks.ids[: chunks.num_own], width, p, tag=tag)
+        return masked(x, masks[key][self.span.rows], p)
+
+    def source(self, message: Message, *rows: Tensor) -> Rows:
+        return Source(message(self, *rows))
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        call, self._calls = self._calls, self._calls + 1
+        counts = len(src), len(dst), len(edge)
+        fold = _PulledFold if isinstance(agg, Sum) else _PushedFold
+        out = fold.apply(self, agg, (self.layer, call), counts, *src, *dst, *edge, *shared)
+        assert isinstance(out, Tensor)
+        return out
+
+    def publish(self, call: Call, src: Rows) -> tuple[Rows, Arriving]:
+        """Write the chunk's source rows and send those that other ways read: (tables, both halves; what will come)."""
+        way = self.way
+        history = way.history
+        tables = history.sources(call, src)
+        if self.published:
+            return tables, {}
+        first = history.fresh + self.span.first
+        for table, rows in zip(tables, src, strict=True):
+            table[first : first + len(self.span)] = rows
+        if way.slots.comm.size == 1:
+            return tables, {}
+        own = tuple(table[history.fresh : history.fresh + history.own] for table in tables)
+        return tables, way.slots.send(own, self.chunk, self.site(call, "forward"))
+
+    def complete(self, call: Call, tables: Rows, arriving: Arriving) -> Rows:
+        """Write what the other ways sent of their chunks in this slot; the tables."""
+        if arriving:
+            fresh, site = self.way.history.fresh, self.site(call, "forward")
+            for span, rows in self.way.slots.received(arriving, self.chunk, RowLike.of(tables), site):
+                for table, each in zip(tables, rows, strict=True):
+                    table[fresh + span.first : fresh + span.last] = each
+        return tables
+
+    def spans_of_peers(self) -> dict[int, Span]:
+        """Way -> the rows here of its chunk in this slot."""
+        return {p: self.way.chunks.spans[p, self.chunk] for p in self.way.chunks.peers}
+
+    def send_back(self, call: Call, theirs: Mapping[int, Rows], like: Sequence[RowLike]) -> Arriving:
+        """Gradients of halo rows to their ways; what will come for this chunk's rows."""
+        slots = self.way.slots
+        return {} if slots.comm.size == 1 else slots.send_back(theirs, self.chunk, like, self.site(call, "backward"))
+
+    def add_returned(self, call: Call, mine: Rows, arriving: Arriving, like: Sequence[RowLike]) -> Rows:
+        """This way's gradients of the chunk's rows, and those of the others."""
+        if arriving:
+            for index, grads in self.way.slots.returned(arriving, self.chunk, like, self.site(call, "backward")):
+                add_returned(mine, index, grads)
+        return mine
+
+    def site(self, call: Call, phase: Phase) -> Site:
+        counted = phase if self.run.counted else "evaluate"
+        return Site(self.run.epoch, call[0], call[1], counted, chunk=self.slot)
+
+
+class _PulledFold(torch.autograd.Function):
+    """The sum. Nothing is saved: the gradient needs the structure and the table of gradient rows alone."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
+    ) -> Tensor:
+        x = split_operands(counts, flat)
+        tables, arriving = view.publish(call, x.src)
+        own, halo = view.ages.split(view.chunk)  # own columns are summed while rows of other ways travel
+        state = agg.update(agg.init(own.num_dst, x), own, x._replace(src=tables))
+        view.complete(call, tables, arriving)
+        if halo is not None:
+            state = agg.update(state, halo, x._replace(src=tables))
+        ctx.view, ctx.call = view, call
+        return agg.finish(state)[0]
+
+    @staticmethod
+    def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
+        view, call = ctx.view, ctx.call
+        if not any(ctx.needs_input_grad[4:]):
+            return (None,) * len(ctx.needs_input_grad)
+        like, way = RowLike.of((grad_out,)), view.way
+        rows = way.history.gradients(call, like[0])[view.span.rows]
+        rows.copy_(grad_out)
+        theirs = {p: (_pull(view, call, span, like[0]),) for p, span in view.spans_of_peers().items()}
+        arriving = view.send_back(call, theirs, like)
+        mine = (_pull(view, call, view.span, like[0]),)  # while those of halo rows travel
+        if way.weights.fresh != 1 and (view.slot or way.history.remembers):
+            rows.mul_(way.weights.fresh)  # for the chunks of earlier slots, whose turn comes now
+        grads = view.add_returned(call, mine, arriving, like)
+        return (None, None, None, None, *wanted_gradients(Operands(grads), ctx.needs_input_grad[4:]))
+
+
+def _pull(view: ChunkGraph, call: Call, span: Span, like: RowLike) -> Tensor:
+    """The gradient of table rows whose turn is now, from this way's destinations."""
+    way = view.way
+    total = _read(view, "now", span, way.history.gradients(call, like))
+    before = way.history.last_gradients(call, like) if way.weights.stale else None
+    more = None if before is None else _read(view, "before", span, before)
+    if more is not None:  # rows of the last epoch are kept times `fresh`, too
+        more.mul_(way.weights.stale / way.weights.fresh)
+        total = more if total is None else total.add_(more)
+    return like.empty(len(span)).zero_() if total is None else total
+
+
+def _read(view: ChunkGraph, turn: Turn, span: Span, table: Tensor) -> Tensor | None:
+    """Sums of the table over the out-edges of a span; None where there are none."""
+    csr = view.ages.readers(turn, span)
+    return None if csr is None else spmm(csr.indptr, csr.indices, table, num_rows=len(span))
+
+
+class _PushedFold(torch.autograd.Function):
+    """Any other fold, over columns gathered from both halves; they are gathered again for the gradient."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
+    ) -> Tensor:
+        x = split_operands(counts, flat)
+        tables = view.complete(call, *view.publish(call, x.src))
+        block, rows, _, _ = view.ages.compact(view.chunk)
+        x = _on_block(view, x, tables, rows)
+        out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))
+        ctx.view, ctx.agg, ctx.call, ctx.counts, ctx.like = view, agg, call, counts, RowLike.of(flat[: counts[0]])
+        ctx.num_kept = len(flat) - counts[0]
+        ctx.save_for_backward(*flat[counts[0] :], *saved)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
+        view, agg, tensors = ctx.view, ctx.agg, ctx.saved_tensors
+        kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
+        asked, grad_out = ctx.needs_input_grad[4:], grad_out.contiguous()
+        block, rows, columns, ahead = view.ages.compact(view.chunk)
+        own = split_operands((0, *ctx.counts[1:]), kept)
+        x = _on_block(view, own, view.way.history.sources(ctx.call, ctx.like), rows)
+        prepared = agg.prepare(saved, grad_out)
+        grads = agg.grad(block, x, prepared, grad_out)
+        grads = grads._replace(dst=grads.dst or agg.grad_dst(prepared, grad_out), src=tuple(grads.src))
+        if grads.edge:
+            grads = grads._replace(edge=_in_model_order(view, grads.edge))
+        src = _push(ctx, grads.src, columns, ahead, asked) if any(asked[: ctx.counts[0]]) else (None,) * ctx.counts[0]
+        return (None, None, None, None, *wanted_gradients(grads._replace(src=src), asked))
+
+
+def _push(ctx, grads: Rows, columns: Tensor, ahead: Tensor, asked: tuple[bool, ...]) -> list[Tensor | None]:
+    """Add the gradients of a chunk's columns to the table; take out those of the sources whose turn is now."""
+    view: ChunkGraph = ctx.view
+    wanted = [i for i in range(ctx.counts[0]) if asked[i]]
+    like = [ctx.like[i] for i in wanted]
+    tables = view.way.history.pushed(ctx.call, like)
+    weight = torch.where(ahead > 0, view.way.weights.fresh, torch.where(ahead < 0, 0.0, 1.0))
+    for table, i in zip(tables, wanted, strict=True):
+        shape = (-1, *[1] * (table.dim() - 1))
+        table.index_add_(0, columns, grads[i] * weight.to(table.dtype).view(shape))
+    theirs = {p: _taken(tables, span) for p, span in view.spans_of_peers().items()}
+    arriving = view.send_back(ctx.call, theirs, like)
+    mine = view.add_returned(ctx.call, _taken(tables, view.span), arriving, like)
+    out: list[Tensor | None] = [None] * ctx.counts[0]
+    for i, g in zip(wanted, mine, strict=True):
+        out[i] = g
+    return out
+
+
+def _taken(tables: Rows, span: Span) -> Rows:
+    """Rows of the tables, which are zeros for the next epoch afterwards."""
+    taken = tuple(table[span.rows].clone() for table in tables)
+    for table in tables:
+        table[span.rows] = 0
+    return taken
+
+
+def _on_block(view: ChunkGraph, x: Operands, tables: Rows, rows: Tensor) -> Operands:
+    """Operands of the chunk's compact block: columns gathered, edge rows in the block's order."""
+    x = x._replace(src=tuple(table[rows] for table in tables))
+    if not x.edge:
+        return x
+    order = torch.searchsorted(view.edge_ids, view._edge_ids())
+    return x._replace(edge=tuple(t[order] for t in x.edge))
+
+
+def _in_model_order(view: ChunkGraph, edge: Rows) -> Rows:
+    order = torch.searchsorted(view.edge_ids, view._edge_ids())
+    return tuple(torch.empty_like(t).index_copy_(0, order, t) for t in edge)

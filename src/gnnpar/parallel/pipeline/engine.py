@@ -1,0 +1,337 @@
+"""A schedule, interpreted: chunks of a way through the stages, all forwards, then all backwards, one optimiser step.
+
+Source: Chen, Chen and Qian, GNNPipe (arXiv 2308.10087). The numbers depend on the chunks, their order, the history and
+the weights of gradients, never on how many stages there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gnnpar.codecs.codec import Codec, RowLike
+from gnnpar.comm import Communicator, Site
+from gnnpar.comm.ledger import now
+from gnnpar.data.tasks import Task
+from gnnpar.folds.block import Rows
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.engine import EpochReport, Stepper
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.pipeline.boundary import Boundary, Form, Lanes, Message
+from gnnpar.parallel.pipeline.chunk import ChunkGraph, Way
+from gnnpar.parallel.pipeline.chunks import Ages, epoch_order
+from gnnpar.parallel.pipeline.exact_pass import Relay
+from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
+from gnnpar.parallel.pipeline.snapshot import Snapshot, take_snapshot
+from gnnpar.parallel.pipeline.stage import Kept, Remat, Stage
+from gnnpar.partition.shard import Shard
+
+
+class View(Protocol):
+    """A Graph that can be told which pass it serves."""
+
+    def during(self, run: Pass) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rhythm:
+    """`shuffled`: a new order every epoch. `exact_start`, `exact_refresh`: snapshots by an exact pass, the first one
+    and all later ones."""
+
+    shuffled: bool = True
+    exact_start: bool = False
+    exact_refresh: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ranks:
+    """Who a rank talks to: everybody, the ways of its stage, the stages of its way."""
+
+    world: Communicator
+    ways: Communicator
+    stages: Communicator
+
+
+@dataclass(eq=False)
+class _Epoch:
+    """What lives from a chunk's forward to its backward."""
+
+    run: Pass
+    ages: Ages
+    boundary: Boundary
+    loss: Tensor
+    kept: dict[tuple[int, int], Kept] = field(default_factory=dict)  # by (stage, slot)
+    kept_bytes: int = 0
+    ready: dict[Message, Rows] = field(default_factory=dict)  # to be sent, or to be read on this rank
+
+
+class PipelineEngine:
+    """`layers_of`: of virtual stages; stage s runs on rank s % stages. `schedule` is lowered."""
+
+    def __init__(
+        self,
+        *,
+        way: Way,
+        exact: View,
+        shard: Shard,
+        model: GNN,
+        task: Task,
+        ranks: Ranks,
+        layers_of: tuple[range, ...],
+        schedule: Schedule,
+        boundary: Codec,
+        seed: int,
+        rhythm: Rhythm,
+        remat: Remat = "none",
+    ) -> None:
+        self._way, self._exact, self._shard, self._model, self._task = way, exact, shard, model, task
+        self._ranks, self._layers_of, self._schedule, self._codec = ranks, layers_of, schedule, boundary
+        self._codecs = boundary, way.slots.codec
+        self._seed, self._rhythm = seed, rhythm
+        stages = ranks.stages
+        self._lanes = Lanes.of(schedule, stages.rank)
+        self._mine = [s for s in range(len(layers_of)) if s % stages.size == stages.rank]
+        self._is_last = self._mine[-1] == len(layers_of) - 1
+        self._relay = Relay(model, layers_of, stages, shard.x, shard.num_inner)
+        self._parameters = {n: p for n, p in model.named_parameters() if self._stage_of(n) in self._mine}
+        self._targets = self._targets_of_chunks() if self._is_last else {}
+        self._remat: Remat = remat
+        self._stages = {s: Stage(layers_of[s], self._piece, remat=remat) for s in self._mine}
+        self._turning = _turning_back(schedule.actions[stages.rank])
+        self._most_kept = 0  # bytes of rows kept to compute chunks again, at most in the last epoch
+        self.timeline: list[tuple[str, float, float]] | None = None  # (action, start, end) of the last epoch; None: off
+
+    @property
+    def node_ids(self) -> Tensor:
+        return self._shard.node_ids if self._is_last else self._shard.node_ids[:0]
+
+    def train_epoch(self, epoch: int, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
+        comm = self._ranks.world
+        with comm.clock("compute"):
+            optimizer.zero_grad()
+            loss = self._run(epoch)
+        if self._ranks.stages.size > 1:
+            with comm.clock("bubble"):  # the drain: whoever is through waits for the first stage
+                comm.barrier()
+        gradients = self._reduced(epoch)
+        total = self._totals(epoch, loss, gradients)
+        with comm.clock("compute"):
+            kept = {name: g.clone() for name, g in gradients.items()} if keep_gradient else None
+            for name, parameter in self._parameters.items():
+                parameter.grad = gradients[name]
+            optimizer.step(norm=float(total[1]) ** 0.5)
+        comm.flush(keep=0)
+        return EpochReport(float(total[0]), kept)
+
+    def _run(self, epoch: int) -> Tensor:
+        """All actions of this rank; its share of the loss. Gradients are left in the parameters."""
+        history, chunks = self._way.history, self._way.chunks
+        for codec in self._codecs:
+            codec.begin_epoch(epoch)
+        self._refresh(epoch)
+        order = epoch_order(chunks.num, seed=self._seed, epoch=epoch, shuffled=self._rhythm.shuffled)
+        ages = Ages(chunks, order, fresh=history.fresh, stale=history.stale)
+        boundary = Boundary(
+            self._ranks.stages, self._codec, self._lanes, epoch=epoch, form=lambda m: self._form(m, ages)
+        )
+        run = Pass(self._seed, epoch, training=True)
+        now_running = _Epoch(
+            run, ages, boundary, torch.zeros((), dtype=self._shard.x.dtype, device=self._shard.x.device)
+        )
+        self._most_kept = 0
+        if self.timeline is not None:
+            self.timeline = []
+        for action in self._schedule.actions[self._ranks.stages.rank]:
+            began = now()
+            self._do(action, now_running)
+            if self.timeline is not None:
+                self.timeline.append((str(action), began, now()))
+        assert not now_running.kept, "the schedule left a forward without its backward"
+        history.end_epoch(epoch, take=not self._rhythm.exact_refresh)
+        return now_running.loss
+
+    def _do(self, action: Action, at: _Epoch) -> None:
+        stage, slot = action.stage, action.slot
+        if action.kind == "forward":
+            self._forward(stage, slot, at)
+        elif action.kind == "backward":
+            self._backward(stage, slot, at)
+        elif action.kind == "receive_forward":
+            at.boundary.post(Message("forward", stage, slot))
+        elif action.kind == "receive_backward":
+            at.boundary.post(Message("backward", stage + 1, slot))
+        elif action.kind == "send_forward":
+            message = Message("forward", stage + 1, slot)
+            at.boundary.send(message, at.ready.pop(message), (stage + 1) % self._ranks.stages.size)
+        else:
+            message = Message("backward", stage, slot)
+            at.boundary.send(message, at.ready.pop(message), (stage - 1) % self._ranks.stages.size)
+
+    def _forward(self, stage: int, slot: int, at: _Epoch) -> None:
+        graph = ChunkGraph(self._way, at.ages, at.run, slot, keeps_masks=self._remat == "none")
+        given = self._arrived(Message("forward", stage, slot), stage - 1, at) if stage else ()
+        keep = self._remat == "none" or (self._remat == "chunk" and (stage, slot) in self._turning)
+        made, at.kept[stage, slot] = self._stages[stage].forward(graph, given, keep=keep)
+        if stage + 1 == len(self._layers_of):
+            at.loss += made[0]
+        else:
+            at.ready[Message("forward", stage + 1, slot)] = made
+        at.kept_bytes += at.kept[stage, slot].nbytes
+        self._most_kept = max(self._most_kept, at.kept_bytes)
+
+    def _piece(self, graph: ChunkGraph, layers: range, carry: Rows) -> Rows:
+        """Some layers of a chunk; the encoder in front of the first, the loss behind the last."""
+        if layers.start == 0:
+            carry = self._model.begin(graph, self._shard.x[self._way.chunks.order[graph.span.rows]])
+        for i in layers:
+            carry = self._model.layers[i](graph.at(i), carry)
+        if layers.stop < self._model.num_layers:
+            return carry
+        rows, labels = self._targets[graph.chunk]
+        logits = self._model.end(graph, carry)
+        return (self._task.loss_sum(logits[rows], labels) / self._shard.num_train,)
+
+    def _backward(self, stage: int, slot: int, at: _Epoch) -> None:
+        kept, arrived = at.kept.pop((stage, slot)), None
+        at.kept_bytes -= kept.nbytes
+        if stage + 1 < len(self._layers_of):
+            message = Message("backward", stage + 1, slot)
+            arrived = partial(self._arrived, message, stage + 1, at)
+        grads = self._stages[stage].backward(kept, arrived)
+        if grads:
+            at.ready[Message("backward", stage, slot)] = grads
+
+    def _arrived(self, message: Message, sender: int, at: _Epoch) -> Rows:
+        """What another virtual stage made, here or on its way."""
+        stages = self._ranks.stages
+        if sender % stages.size == stages.rank:
+            return at.ready.pop(message)
+        return at.boundary.take(message)
+
+    def _form(self, message: Message, ages: Ages) -> Form:
+        layer = self._layers_of[message.stage].start
+        like = RowLike((), self._shard.x.dtype, self._shard.x.device)
+        widths = self._model.carry_widths(layer)
+        span = self._way.chunks.own(ages.order[message.slot])
+        return Form(layer, tuple(like._replace(shape=(width,)) for width in widths), span)
+
+    def _refresh(self, epoch: int) -> None:
+        """The snapshot of an exact pass at the present weights, where one is due. A run that goes on without its
+        history, on other ranks, starts one again."""
+        history, rhythm = self._way.history, self._rhythm
+        start = rhythm.exact_start and history.taken_after is None
+        again = rhythm.exact_refresh and epoch > 0 and epoch % history.refresh == 0
+        if (start or again) and history.halves == 2:
+            run = Pass(self._seed, epoch, training=True)
+            snapshot = Snapshot.of(self._exact.during(run), self._way)
+            take_snapshot(snapshot, lambda graph: self._relay.forward(graph, run), epoch)
+
+    def _reduced(self, epoch: int) -> dict[str, Tensor]:
+        """Gradients by name, summed over the ways: stages hold different layers."""
+        ways = self._ranks.ways
+        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._parameters.items()}
+        if ways.size == 1:
+            return grads
+        with ways.clock("compute"):
+            bucket = torch.cat([g.reshape(-1) for g in grads.values()])
+        bucket = ways.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
+        pieces = bucket.split([g.numel() for g in grads.values()])
+        return {n: piece.view_as(g) for (n, g), piece in zip(grads.items(), pieces, strict=True)}
+
+    def _totals(self, epoch: int, loss: Tensor, gradients: dict[str, Tensor]) -> Tensor:
+        """The loss, and the square of the gradient's norm over all stages."""
+        squares = torch.stack([g.square().sum() for g in gradients.values()] or [loss.new_zeros(())]).sum()
+        mine = torch.stack([loss, squares / self._ranks.ways.size])
+        return self._ranks.world.all_reduce(mine, Site(epoch, -1, 1, "reduce"))
+
+    @torch.no_grad()
+    def predict(self) -> Tensor:
+        run = Pass(self._seed)
+        logits = self._relay.forward(self._exact.during(run), run).logits
+        self._ranks.world.flush(keep=0)
+        return self._shard.x.new_zeros(0, self._model.out_dim) if logits is None else logits
+
+    def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
+        run = Pass(self._seed, epoch, training=True, probe=True)
+        before = {name: p.grad for name, p in self._parameters.items()}
+        for p in self._parameters.values():
+            p.grad = None
+        lap = self._relay.forward(self._exact.during(run), run)
+        loss = None
+        if lap.logits is not None:
+            train = self._shard.train_mask
+            loss = self._task.loss_sum(lap.logits[train], self._shard.y[train]) / self._shard.num_train
+        lap.backward(loss)
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters.values()]
+        bucket = self._ranks.ways.all_reduce(torch.cat([g.reshape(-1) for g in parts]))
+        for name, p in self._parameters.items():
+            p.grad = before[name]
+        self._ranks.world.flush(keep=0)
+        pieces = bucket.split([g.numel() for g in parts])
+        return {n: piece.view_as(p) for (n, p), piece in zip(self._parameters.items(), pieces, strict=True)}
+
+    def drain(self) -> None:
+        """Nothing is in flight between epochs."""
+
+    def live_bytes(self) -> dict[str, int]:
+        return {
+            "features": self._shard.features_nbytes,
+            "structure": self._shard.structure_nbytes + self._way.chunks.nbytes,
+            "halo": 0,
+            "history": self._way.history.nbytes,
+            "host": 0,
+            "activations": self._most_kept,
+        }
+
+    def peak_elsewhere(self) -> int:
+        return 0
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return iter(self._parameters.items())
+
+    def state_dict(self) -> dict:
+        return {
+            "model": {name: p.detach() for name, p in self._parameters.items()},
+            "history": self._way.history.state_dict(),
+            "codecs": [c.state_dict() for c in self._codecs],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict) -> None:
+        for name, p in self._parameters.items():
+            p.copy_(state["model"][name])
+        self._way.history.load_state_dict(state["history"])
+        for codec, saved in zip(self._codecs, state["codecs"], strict=True):
+            codec.load_state_dict(saved)
+
+    def _stage_of(self, parameter: str) -> int:
+        """The virtual stage of a parameter: the encoder's is the first, the decoder's the last."""
+        layer = self._model.layer_of(parameter)
+        if layer is None:
+            return len(self._layers_of) - 1
+        return next(s for s, layers in enumerate(self._layers_of) if layer in layers)
+
+    def _targets_of_chunks(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Chunk -> (its training rows, their labels)."""
+        chunks, targets = self._way.chunks, {}
+        for k in range(chunks.num):
+            rows = chunks.order[chunks.own(k).rows]
+            train = self._shard.train_mask[rows].nonzero().flatten()
+            targets[k] = train, self._shard.y[rows[train]]
+        return targets
+
+
+def _turning_back(actions: tuple[Action, ...]) -> set[tuple[int, int]]:
+    """(stage, slot) whose backward is the next thing that a rank computes after its forward."""
+    computing = [a for a in actions if a.computes]
+    return {
+        (a.stage, a.slot)
+        for a, b in pairwise(computing)
+        if a.kind == "forward" and b == Action("backward", a.stage, a.slot)
+    }

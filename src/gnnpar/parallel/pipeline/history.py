@@ -1,0 +1,104 @@
+"""Source rows of this epoch and of an earlier one, and gradient rows of this epoch and the last, by aggregation.
+
+The snapshot is frozen for `refresh` epochs (GNNPipe's second technique): taken at the end of epochs R - 1, 2R - 1, ...,
+zeros before the first. Taking it copies nothing: the two halves of a table change places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from gnnpar.codecs.codec import RowLike
+from gnnpar.folds.block import Rows
+
+Call = tuple[int, int]
+"""(layer, number of the aggregation in it)."""
+
+
+class History:
+    """Tables of one rank. `rows`: T of the way's table, `own`: its owned rows; `halves`: 1 where nothing is ever stale.
+
+    `remembers`: keep the last epoch's gradient rows too (lambda-mix).
+    """
+
+    def __init__(self, rows: int, own: int, *, refresh: int, halves: int = 2, remembers: bool = False) -> None:
+        self.rows, self.own, self.refresh, self.halves, self.remembers = rows, own, refresh, halves, remembers
+        self._sources: dict[Call, Rows] = {}
+        self._gradients: dict[Call, Tensor] = {}
+        self._pushed: dict[Call, Rows] = {}
+        self._flipped = self._turned = 0
+        self.taken_after: int | None = None  # the epoch whose rows the snapshot holds
+        self._finished = -1  # the last epoch that ended
+
+    @property
+    def fresh(self) -> int:
+        """First row of this epoch's half."""
+        return self._flipped * self.rows * (self.halves - 1)
+
+    @property
+    def stale(self) -> int:
+        """First row of the snapshot."""
+        return (1 - self._flipped) * self.rows * (self.halves - 1)
+
+    def sources(self, call: Call, like: Sequence[RowLike] | Rows) -> Rows:
+        """Both halves of every operand's rows, zeros at first. Shapes: [halves * T, ...]. `like`: or such rows."""
+        found = self._sources.get(call)
+        if found is None:
+            forms = [each if isinstance(each, RowLike) else RowLike.of((each,))[0] for each in like]
+            found = self._sources[call] = tuple(form.empty(self.halves * self.rows).zero_() for form in forms)
+        return found
+
+    def pushed(self, call: Call, like: Sequence[RowLike]) -> Rows:
+        """Gradients on their way to sources whose turn comes later, of folds that are differentiated by block."""
+        if call not in self._pushed:
+            self._pushed[call] = tuple(each.empty(self.rows).zero_() for each in like)
+        return self._pushed[call]
+
+    def gradients(self, call: Call, like: RowLike) -> Tensor:
+        """Gradient rows of an aggregation's result, this epoch's, weighted once a slot is over. Shapes: [N, ...]."""
+        return self._gradient_halves(call, like)[self._turned if self.remembers else 0]
+
+    def last_gradients(self, call: Call, like: RowLike) -> Tensor | None:
+        """The same of the last epoch; None before there is one."""
+        return self._gradient_halves(call, like)[1 - self._turned] if self.remembers and self._finished >= 0 else None
+
+    def _gradient_halves(self, call: Call, like: RowLike) -> Tensor:
+        if call not in self._gradients:
+            both = like.empty((1 + self.remembers) * self.own).zero_()
+            self._gradients[call] = both.view(1 + self.remembers, self.own, *like.shape)
+        return self._gradients[call]
+
+    def end_epoch(self, epoch: int, *, take: bool = True) -> None:
+        """`take`: snapshots are this history's own business, nobody makes exact ones."""
+        self._finished = epoch
+        if self.remembers:
+            self._turned = 1 - self._turned
+        if take and self.halves == 2 and (epoch + 1) % self.refresh == 0:
+            self.take(epoch)
+
+    def take(self, epoch: int) -> None:
+        """What was written since is the snapshot from now on."""
+        self._flipped, self.taken_after = 1 - self._flipped, epoch
+
+    @property
+    def nbytes(self) -> int:
+        tables = [t for rows in (*self._sources.values(), *self._pushed.values()) for t in rows]
+        return sum(t.numel() * t.element_size() for t in (*tables, *self._gradients.values()))
+
+    def state_dict(self) -> dict:
+        fields = ("_sources", "_gradients", "_flipped", "_turned", "taken_after", "_finished")
+        return {name: getattr(self, name) for name in fields}
+
+    def load_state_dict(self, state: dict) -> None:
+        for name, value in state.items():
+            setattr(self, name, _copied(value))
+
+
+def _copied(value: object) -> object:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {k: _copied(v) for k, v in value.items()}
+    return tuple(map(_copied, value)) if isinstance(value, tuple) else value

@@ -1,0 +1,174 @@
+"""Event simulator: when every action of a schedule runs, from seconds of computations and a model of the links.
+
+A rank computes one action at a time, in order. A message starts when it is sent, its receive is posted and both ranks'
+ports are free; it holds the ports for bytes / bandwidth and is there a latency later. Ports are one in and one out a
+rank (full duplex), or one for both (half). Asynchronous: a rank waits for its inputs only, there are no barriers.
+GNNPipe's own simulator is lock step, the sum over slots of the slowest stage (specs/gnnpipe.md 2.4): `lock_step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from gnnpar.parallel.pipeline.schedule.action import Action, Kind, Schedule
+from gnnpar.parallel.pipeline.schedule.lower import inputs, lower, message_of
+
+Seconds = Callable[[Kind, int, int], float]  # kind, virtual stage, slot -> seconds a rank is busy
+Bytes = Callable[[Kind, int, int], float]  # of a send
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Seconds a message takes: latency + bytes / bandwidth. The default is free."""
+
+    latency_seconds: float = 0.0
+    bytes_per_second: float = float("inf")
+    duplex: Literal["full", "half"] = "full"
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """One action from `start` to `end`, seconds; of a send the time on the wire, of a receive from posted to there."""
+
+    start: float
+    end: float
+    rank: int
+    action: Action
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans in order of their start."""
+
+    ranks: int
+    spans: tuple[Span, ...]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first start to the last end."""
+        return max((s.end for s in self.spans), default=0.0) - min((s.start for s in self.spans), default=0.0)
+
+    def busy(self, rank: int) -> float:
+        """Seconds a rank computes."""
+        return sum(span.end - span.start for span in self.spans if span.rank == rank and span.action.computes)
+
+    def bubble(self, rank: int) -> float:
+        """Seconds a rank does not compute."""
+        return self.makespan - self.busy(rank)
+
+    @property
+    def bubble_share(self) -> float:
+        """Mean over ranks of the share of the makespan that they do not compute."""
+        total = self.ranks * self.makespan
+        return sum(map(self.bubble, range(self.ranks))) / total if total else 0.0
+
+    def rows(self) -> list[tuple[int, str, float, float]]:
+        """(rank, action, start seconds, end seconds): what pictures and traces are made of."""
+        return [(span.rank, str(span.action), span.start, span.end) for span in self.spans]
+
+
+def bubble_share(stages: int, slots: int, virtual: int = 1) -> float:
+    """The closed form for equal stages and free links: (S - 1) / (v K + S - 1). For v > 1 it needs K >= S."""
+    return (stages - 1) / (virtual * slots + stages - 1)
+
+
+def simulate(schedule: Schedule, seconds: Seconds, *, link: Link = Link(), nbytes: Bytes = lambda *_: 0.0) -> Timeline:
+    """`seconds` of computations, and of sends and receives where posting one keeps its rank busy (0: it does not)."""
+    lowered = schedule if schedule.lowered else lower(schedule)
+    return _World(lowered, seconds, link, nbytes).run()
+
+
+class _World:
+    """The state of one simulation: what is done when, where every rank is, when its ports are free."""
+
+    def __init__(self, schedule: Schedule, seconds: Seconds, link: Link, nbytes: Bytes) -> None:
+        self._schedule, self._seconds, self._link, self._nbytes = schedule, seconds, link, nbytes
+        self._done: dict[Action, float] = {}  # of a receive: when it was posted
+        self._there: dict[Action, float] = {}  # receive -> when its message has arrived
+        self._free = [0.0] * schedule.stages
+        self._ports: dict[tuple[int, str], float] = {}
+        self._spans: list[Span] = []
+        self._sent: list[tuple[float, Action]] = []  # sends whose message has not started
+
+    def run(self) -> Timeline:
+        at = [0] * self._schedule.stages
+        actions = self._schedule.actions
+        while any(at[rank] < len(mine) for rank, mine in enumerate(actions)):
+            moved = False
+            for rank, mine in enumerate(actions):
+                while at[rank] < len(mine) and (ready := self._ready(rank, mine[at[rank]])) is not None:
+                    self._do(rank, mine[at[rank]], ready)
+                    at[rank] += 1
+                    moved = True
+            moved |= self._transfer()
+            assert moved, "a validated schedule runs to its end"
+        while self._transfer():
+            pass
+        return Timeline(self._schedule.stages, tuple(sorted(self._spans)))
+
+    def _ready(self, rank: int, action: Action) -> float | None:
+        """The earliest start, or None where an input is not known yet."""
+        start = self._free[rank]
+        for needed in inputs(self._schedule, action):
+            if needed.kind.startswith("receive"):
+                known = self._there.get(needed)
+            elif needed.kind.startswith("send"):
+                continue  # its message says when it is there
+            else:
+                known = self._done.get(needed)
+            if known is None:
+                return None
+            if self._schedule.rank_of(needed.stage) == rank:  # the others come as messages
+                start = max(start, known)
+        return start
+
+    def _do(self, rank: int, action: Action, start: float) -> None:
+        end = start + self._seconds(action.kind, action.stage, action.slot)
+        self._free[rank] = self._done[action] = end
+        if action.computes:
+            self._spans.append(Span(start, end, rank, action))
+        elif action.kind.startswith("send"):
+            self._sent.append((end, action))
+
+    def _transfer(self) -> bool:
+        """Start the message that can start first; was there one?
+
+        Every rank is blocked when this is called, so a send that is not known yet starts after the earliest one.
+        """
+        ready = []
+        for posted, send in self._sent:
+            source, target, receive = message_of(self._schedule, send)
+            if receive in self._done:
+                begin = max(posted, self._done[receive], self._port(source, "out"), self._port(target, "in"))
+                ready.append((begin, posted, send, source, target, receive))
+        if not ready:
+            return False
+        begin, posted, send, source, target, receive = min(ready)
+        self._sent.remove((posted, send))
+        left = begin + self._nbytes(send.kind, send.stage, send.slot) / self._link.bytes_per_second
+        for port in ((source, "out"), (target, "in")):
+            self._ports[self._named(*port)] = left
+        there = left + self._link.latency_seconds
+        self._there[receive] = there
+        self._spans.append(Span(begin, there, source, send))
+        self._spans.append(Span(self._done[receive], there, target, receive))
+        return True
+
+    def _port(self, rank: int, side: str) -> float:
+        return self._ports.get(self._named(rank, side), 0.0)
+
+    def _named(self, rank: int, side: str) -> tuple[int, str]:
+        return rank, side if self._link.duplex == "full" else "both"
+
+
+def lock_step(schedule: Schedule, seconds: Seconds) -> float:
+    """GNNPipe's estimate for fill-drain with v = 1: in every slot all stages wait for the slowest. Seconds an epoch."""
+    assert schedule.virtual == 1, "the published estimate knows no virtual stages"
+    stages, slots, total = schedule.stages, schedule.slots, 0.0
+    for step in range(slots + stages - 1):
+        active = [(stage, step - stage) for stage in range(stages) if 0 <= step - stage < slots]
+        total += max(seconds("forward", stage, slot) for stage, slot in active)
+        total += max(seconds("backward", stage, slot) for stage, slot in active)
+    return total

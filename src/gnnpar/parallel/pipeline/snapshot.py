@@ -1,0 +1,59 @@
+"""An exact pass that leaves its source rows as the history: the remedy for zeros at first and for old snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm import Site
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Rows
+from gnnpar.parallel.halo_graph import HaloGraph
+from gnnpar.parallel.pipeline.chunk import Way
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """An exact view whose aggregations also write what they read into the way's tables."""
+
+    view: Any
+    way: Way
+    _calls: int = 0
+
+    @staticmethod
+    def of(view: Any, way: Way) -> Snapshot:
+        """What other ways send is written as the view receives it, and sent once."""
+        return Snapshot(replace(view, heard=partial(_keep, way)) if isinstance(view, HaloGraph) else view, way)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.view, name)
+
+    def at(self, layer: int) -> Self:
+        return type(self)(self.view.at(layer), self.way)
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        call, self._calls = self._calls, self._calls + 1
+        history, chunks = self.way.history, self.way.chunks
+        tables = history.sources((self.view.layer, call), src)
+        for table, rows in zip(tables, src, strict=True):
+            table[history.fresh : history.fresh + chunks.num_own] = rows[chunks.order]
+        return self.view.aggregate(agg, src, dst, edge, shared)
+
+
+def _keep(way: Way, site: Site, peer: int, operands: Rows) -> None:
+    """Halo rows of an aggregation, into its table."""
+    tables = way.history.sources((site.layer, site.call), operands)
+    for table, rows in zip(tables, operands, strict=True):
+        table[way.history.fresh + way.chunks.halo_rows[peer]] = rows
+
+
+@torch.no_grad()
+def take_snapshot(snapshot: Snapshot, run: Callable[[Any], object], epoch: int) -> None:
+    """Run one pass through the recording view; what it wrote is the history from now on."""
+    run(snapshot)
+    snapshot.way.history.take(epoch - 1)

@@ -1,0 +1,279 @@
+"""GNNPipe: layers in stages, nodes in chunks: Y[c] = A[c, fresh] X[fresh] + A[c, stale] H[stale], stage after stage.
+
+Chen, Chen and Qian, GNNPipe: Scaling Deep GNN Training with Pipelined Model Parallelism (arXiv 2308.10087). A chunk
+never waits for another one: it reads this epoch's rows of the chunks before it and historical rows of the others. A
+boundary carries N rows forward and N back, whatever the graph: 2 b N H (S - 1) bytes an epoch, twice that for GCNII.
+Three techniques keep it converging, on at every number of stages: the order of the chunks is drawn anew each epoch
+(`order`), the history is frozen for R epochs and zeros at first (`refresh`), gradients of stale edges are dropped and
+those of fresh ones doubled (`gradient`). Evaluation is exact.
+
+Deviations. A rank holds the rows and edges of its ways, not of the graph. Messages are posted ahead and never wait for
+a slot to end. Remedies: `gradient=mix` weighs fresh gradients 2 - lambda and last epoch's of stale edges lambda;
+`history_init=exact` and `refresh_exact` take snapshots by an exact pass; `virtual` interleaves stages; `boundary` and
+`codec` are codecs of rows between stages and between ways. `remat` computes a chunk again instead of keeping it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+from torch import nn
+
+from gnnpar.codecs.adaptive.codec import Adaptive
+from gnnpar.codecs.codec import CodecConfig, Exactness, Identity
+from gnnpar.comm import Communicator
+from gnnpar.comm.mesh import Mesh
+from gnnpar.data.tasks import Task
+from gnnpar.folds.sum import Sum
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.engine import Engine
+from gnnpar.parallel.halo_graph import HaloGraph, Walk
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.pipeline.boundary import boundary_codec
+from gnnpar.parallel.pipeline.chunk import Way, Weights
+from gnnpar.parallel.pipeline.chunks import Chunks
+from gnnpar.parallel.pipeline.engine import PipelineEngine, Ranks, Rhythm
+from gnnpar.parallel.pipeline.history import History
+from gnnpar.parallel.pipeline.schedule.action import Schedule
+from gnnpar.parallel.pipeline.schedule.coverage import expected
+from gnnpar.parallel.pipeline.schedule.generate import fill_drain
+from gnnpar.parallel.pipeline.schedule.lower import lower
+from gnnpar.parallel.pipeline.schedule.stages import balanced, even
+from gnnpar.parallel.pipeline.slots import Slots, slot_codec
+from gnnpar.parallel.pipeline.stage import Remat
+from gnnpar.parallel.sketch import sketch
+from gnnpar.parallel.strategy import FirstLayer, Workload
+from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.chunking import Balanced, Metis, Range, chunk, chunk_statistics, quotient
+from gnnpar.partition.shard import Shard, comm_check, partition_statistics
+from gnnpar.placement import LayerPolicy, Placement, Plan, Topology, array_hash
+
+CHUNKS_PER_RANK = 4
+_CHUNKERS = {"balanced": Balanced, "metis": Metis, "range": Range}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GNNPipe:
+    """`stages` x `parts` ranks; null: what the world leaves. `virtual`: layer groups a stage has, interleaved.
+
+    `chunks`: of all parts together; auto: 4 a rank; one: one a part, which is exact. `chunking`: balanced (METIS into
+    four times as many with node weights 50 + degree, merged at random), metis or range. `order`: of chunks.
+    `refresh`: epochs a history is kept. `history_init`: zeros, or one exact pass. `refresh_exact`: later ones too.
+    `gradient`: double (fresh gradients count twice, stale ones nothing), fresh (once), mix (`mixing` = lambda).
+    `cut`: of layers into stages, even in number or balanced in measured time. `boundary`: codec between stages.
+    `codec`: of halo rows between the parts of a stage. `remat`: what a chunk keeps for its backward, all (none), the
+    rows that enter the stage (chunk) or each layer (layer); the rest is computed again, to the same bits.
+    """
+
+    stages: Annotated[int, Ge(1)] | None = None
+    parts: Annotated[int, Ge(1)] | None = 1
+    virtual: Annotated[int, Ge(1)] = 1
+    chunks: Annotated[int, Ge(1)] | Literal["auto", "one"] = "auto"
+    chunking: Literal["balanced", "metis", "range"] = "balanced"
+    order: Literal["shuffled", "fixed"] = "shuffled"
+    refresh: Annotated[int, Ge(1)] = 23
+    history_init: Literal["zeros", "exact"] = "zeros"
+    refresh_exact: bool = False
+    gradient: Literal["double", "fresh", "mix"] = "double"
+    mixing: Annotated[float, Gt(0.0), Le(1.0)] = 0.5
+    cut: Literal["even", "balanced"] = "even"
+    boundary: CodecConfig = Identity()
+    codec: CodecConfig = Identity()
+    remat: Remat = "none"
+    max_ranks = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.boundary, Adaptive):
+            raise ValueError("boundary=adaptive needs traces of halo rows; use uniform, bf16 or identity")
+        if isinstance(self.codec, Adaptive):
+            raise ValueError(
+                "codec=adaptive chooses bits by the links of all ranks and for all layers at once, but a stage knows "
+                "only its own: use codec=uniform, random, bf16, drop or identity"
+            )
+
+    @property
+    def exactness(self) -> frozenset[Exactness]:
+        stale = frozenset[Exactness]() if self.chunks == "one" else frozenset[Exactness]({"stale"})
+        lossy = (self.boundary.exactness | self.codec.exactness) - {"exact"}
+        return (stale | lossy) or frozenset({"exact"})
+
+    def exact_limit(self) -> GNNPipe:
+        return replace(self, chunks="one", boundary=Identity(), codec=Identity())
+
+    def mesh(self, num_ranks: int) -> Mesh:
+        stages, parts = self.stages, self.parts
+        if stages is None:
+            parts = parts or default_parts(num_ranks)
+            stages = max(1, num_ranks // parts)
+        return Mesh.grid(num_ranks, stages=stages, parts=parts)
+
+    def chunks_per_part(self, num_ranks: int) -> int:
+        """Chunks of each part, checked against the stages."""
+        mesh = self.mesh(num_ranks)
+        stages, parts = len(mesh.ranks), len(mesh.ranks[0])
+        if self.chunks == "one":
+            return 1
+        chunks = CHUNKS_PER_RANK * num_ranks if self.chunks == "auto" else self.chunks
+        if chunks % parts:
+            raise ValueError(
+                f"strategy.chunks={chunks} does not divide by strategy.parts={parts}: "
+                f"use {-(-chunks // parts) * parts} chunks."
+            )
+        if chunks // parts < stages:
+            raise ValueError(
+                f"strategy.chunks={chunks} gives each of {parts} parts {chunks // parts} chunks, fewer than its "
+                f"{stages} stages: use at least {stages * parts} chunks, or chunks=one, where all stages but one wait."
+            )
+        return chunks // parts
+
+    def check_world(self, num_ranks: int, num_layers: int) -> None:
+        """Refuse what no plan can be made for."""
+        stages = len(self.mesh(num_ranks).ranks)
+        if stages * self.virtual > num_layers:
+            groups = f"{stages} stages" + (f" x {self.virtual} virtual ones" if self.virtual > 1 else "")
+            raise ValueError(
+                f"{num_layers} layers cannot fill {groups}: use model.num_layers={stages * self.virtual} or more, "
+                f"or at most {num_layers} stages (strategy=hybrid with strategy.stages)."
+            )
+        self.chunks_per_part(num_ranks)
+        if len(self.mesh(num_ranks).ranks[0]) == 1 and self.codec.exactness != {"exact"}:
+            raise ValueError(
+                f"codec={type(self.codec).__name__.lower()} is for rows between the parts of a stage, but "
+                "strategy.parts=1: use two parts or more (strategy=hybrid), codec=identity, or codec@strategy.boundary "
+                "for rows between stages."
+            )
+
+    def plan(self, workload: Workload, topology: Topology) -> Plan:
+        self.check_world(topology.num_ranks, workload.num_layers)
+        mesh, per_part = self.mesh(topology.num_ranks), self.chunks_per_part(topology.num_ranks)
+        parts = len(mesh.ranks[0])
+        data, part_of = workload.dataset, workload.part_of(parts)
+        by = _CHUNKERS[self.chunking]()
+        chunk_of = chunk(data, part_of, per_part, by=by, cache=workload.cache, say=workload.say)
+        layers_of = self._layers_of(workload, len(mesh.ranks) * self.virtual)
+        covered = expected(self.schedule(1, per_part), quotient(data.edge_index, chunk_of, per_part).tolist())
+        statistics = partition_statistics(data, part_of, parts) | chunk_statistics(data.edge_index, part_of, chunk_of)
+        statistics |= {"gradient_coverage": covered.kept}
+        return Plan(
+            Placement(mesh.ranks, part_of, chunk_of, layers_of),
+            (self._policy(parts),) * workload.num_layers,
+            hashes={
+                "graph": data.graph_hash,
+                "split": data.split_hash,
+                "partition": array_hash(part_of),
+                "chunks": array_hash(chunk_of),
+            },
+            statistics=statistics,
+        )
+
+    def _policy(self, parts: int) -> LayerPolicy:
+        halo = self.codec if parts > 1 else None
+        return LayerPolicy(mode="chunk", codec=halo, boundary=self.boundary, overlap="none")
+
+    def _layers_of(self, workload: Workload, stages: int) -> tuple[range, ...]:
+        if self.cut == "even":
+            return even(workload.num_layers, stages)
+        if workload.layer_seconds is None:
+            raise ValueError("strategy.cut=balanced needs measured layers, which only a run has: use cut=even.")
+        return balanced(workload.layer_seconds(), stages)
+
+    def schedule(self, stages: int, slots: int, *, virtual: int = 1) -> Schedule:
+        """Forwards and backwards of every rank; an own one takes its place here (docs/tutorials/own_schedule.md)."""
+        return fill_drain(stages, slots, virtual=virtual)
+
+    def build(
+        self,
+        plan: Plan,
+        shard: Shard,
+        model: GNN,
+        task: Task,
+        comm: Communicator,
+        *,
+        seed: int,
+        first_layer: FirstLayer = "live",
+    ) -> Engine:
+        if first_layer == "cached":
+            raise ValueError("first_layer=cached is for strategies without chunks: set first_layer=live.")
+        if comm.transport == "nccl" and len(plan.placement.mesh) > 1:
+            raise ValueError(
+                "comm=nccl runs messages in the order of posting, but stages post receives ahead of sends: "
+                "set comm=gloo, or strategy.stages=1."
+            )
+        self._check_folds(model, shard)
+        mesh, layers_of = Mesh(plan.placement.mesh), plan.placement.layers_of
+        stages = len(mesh.ranks)
+        ranks = Ranks(world=comm, ways=comm.along(mesh, "part"), stages=comm.along(mesh, "stage"))
+        if stages > 1:
+            comm_check(ranks.ways, shard)
+        chunks = Chunks.of(shard)
+        history = History(
+            chunks.num_rows,
+            chunks.num_own,
+            refresh=self.refresh,
+            halves=1 if chunks.num == 1 else 2,
+            remembers=self.gradient == "mix",
+        )
+        slots = Slots(chunks, ranks.ways, slot_codec(self.codec, chunks, ranks.ways, seed))
+        way = Way(chunks, shard.in_degree[chunks.order], slots, history, self.weights)
+        exact_codec = Identity().build(shard, ranks.ways, seed)
+        whole = WholeGraph(shard, Pass(seed))
+        halo = HaloGraph(shard, Pass(seed), comm=ranks.ways, codec=exact_codec, walk=Walk(shard, "edges"))
+        keep_stages(model, layers_of, ranks.stages)
+        return PipelineEngine(
+            way=way,
+            exact=whole if shard.parts == 1 else halo,
+            shard=shard,
+            model=model,
+            task=task,
+            ranks=ranks,
+            layers_of=layers_of,
+            schedule=lower(self.schedule(stages, chunks.num, virtual=len(layers_of) // stages)),
+            boundary=boundary_codec(self.boundary, chunks.ids[: chunks.num_own], ranks.stages, seed),
+            seed=seed,
+            rhythm=Rhythm(
+                shuffled=self.order == "shuffled",
+                exact_start=self.history_init == "exact",
+                exact_refresh=self.refresh_exact,
+            ),
+            remat=self.remat,
+        )
+
+    @property
+    def weights(self) -> Weights:
+        """Of fresh and of last epoch's gradients."""
+        return {
+            "double": Weights(2.0, 0.0),
+            "fresh": Weights(1.0, 0.0),
+            "mix": Weights(2.0 - self.mixing, self.mixing),
+        }[self.gradient]
+
+    def _check_folds(self, model: GNN, shard: Shard) -> None:
+        if self.gradient != "mix":
+            return
+        one = replace(shard, x=shard.x.new_zeros(1, model.in_dim))
+        for use in sketch(model, one):
+            if not isinstance(use.agg, Sum):
+                raise ValueError(
+                    f"strategy.gradient=mix needs sums, but layer {use.layer} folds by {type(use.agg).__name__}: "
+                    "use gradient=double, or a model that sums (gcn, sage, gcnii, resgcn, gin)."
+                )
+
+
+def default_parts(num_ranks: int) -> int:
+    """The smallest number of ways above one that the ranks divide by."""
+    return next((p for p in range(2, num_ranks + 1) if num_ranks % p == 0), 1)
+
+
+def keep_stages(model: GNN, layers_of: tuple[range, ...], stages: Communicator) -> None:
+    """Let go of the layers that other stages hold."""
+    mine = [s for s in range(len(layers_of)) if s % stages.size == stages.rank]
+    held = {i for s in mine for i in layers_of[s]}
+    for i in range(model.num_layers):
+        if i not in held:
+            model.layers[i] = nn.Identity()
+    if 0 not in mine:
+        model.encoder = None
+    if len(layers_of) - 1 not in mine:
+        model.decoder = model.final_norm = None

@@ -1,0 +1,100 @@
+"""The whole graph on every rank, put together from the ranks' shards: what sampled training reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm import Communicator
+from gnnpar.data.dataset import Dataset
+from gnnpar.folds.block import Block
+from gnnpar.parallel.sampling.neighbours import InEdges
+from gnnpar.partition.shard import Shard
+
+
+@dataclass(frozen=True, eq=False)
+class Replica:
+    """N nodes. Features and labels lie on the device, all else on the CPU, where neighbours are drawn.
+
+    Shapes: x [N, F]; y [N] or [N, C]; in_degree [N], in the dtype of x; train [T] training nodes, ascending;
+    edges: those between different nodes; loops [N]: self loops of each node, first_loop [N]: how many before them;
+    edge_ids, loop_ids: the global ids of both, in their order (None: nobody reads them).
+    """
+
+    x: Tensor
+    y: Tensor
+    in_degree: Tensor
+    train: Tensor
+    edges: InEdges
+    loops: Tensor
+    first_loop: Tensor
+    edge_ids: Tensor | None
+    loop_ids: Tensor | None
+    shared: bool  # rows are those of the shard, which is the whole graph
+
+    @property
+    def features_nbytes(self) -> int:
+        """Beside the shard's."""
+        rows = () if self.shared else (self.x, self.y)
+        return _nbytes(*rows, self.in_degree, self.train)
+
+    @property
+    def structure_nbytes(self) -> int:
+        return _nbytes(*self.edges, self.loops, self.first_loop, self.edge_ids, self.loop_ids)
+
+
+def _nbytes(*tensors: Tensor | None) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def replica_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Replica:
+    """Collective. Not counted: a set-up, like the cutting before it."""
+    alone = comm.size == 1
+    rows = (shard.node_ids, shard.train_mask, shard.in_degree, *(() if alone else (shard.x, shard.y)))
+    mine = (*(t.cpu() for t in rows), _global_edges(shard))
+    everyone = [mine] if alone else comm.broadcast(comm.gather(mine))
+    assert isinstance(everyone, list)
+    ids, train, in_degree, *x_and_y, edges = zip(*everyone, strict=True)
+    order = torch.cat(ids).argsort()
+    x, y = (torch.cat(parts)[order].to(comm.device) for parts in x_and_y) if x_and_y else (shard.x, shard.y)
+    structure = _structure(torch.cat(edges, dim=1), len(order), edge_ids=edge_ids)
+    return Replica(
+        x, y, torch.cat(in_degree)[order], torch.cat(train)[order].nonzero().flatten(), *structure, shared=alone
+    )
+
+
+def replica_of_dataset(dataset: Dataset, *, edge_ids: bool) -> Replica:
+    """What every rank would hold, without ranks."""
+    structure = _structure(dataset.edge_index, dataset.num_nodes, edge_ids=edge_ids)
+    train = dataset.train_mask.nonzero().flatten()
+    return Replica(dataset.x, dataset.y, dataset.in_degree.to(dataset.x.dtype), train, *structure, shared=True)
+
+
+def _global_edges(shard: Shard) -> Tensor:
+    """[2, E] (source, destination) of all in-edges of the shard's nodes, on the CPU."""
+    pieces = [_edges_of(shard.inner, shard.node_ids, shard.node_ids)]
+    for block in shard.halo.values():
+        assert block.src_ids is not None
+        pieces.append(_edges_of(block, block.src_ids, shard.node_ids))
+    return torch.cat(pieces, dim=1).cpu()
+
+
+def _edges_of(block: Block, columns: Tensor, node_ids: Tensor) -> Tensor:
+    rows = node_ids if block.rows is None else node_ids[block.rows]
+    return torch.stack([columns[block.indices.long()], rows.repeat_interleave(block.indptr.long().diff())])
+
+
+def _structure(
+    edges: Tensor, num_nodes: int, *, edge_ids: bool
+) -> tuple[InEdges, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Fields of a Replica. An edge's id is its place in the order of (destination, source)."""
+    key = (edges[1] * num_nodes + edges[0]).sort().values
+    src, dst = key % num_nodes, key // num_nodes
+    is_loop = src == dst
+    counts = torch.bincount(dst[~is_loop], minlength=num_nodes)
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    loops = torch.bincount(dst[is_loop], minlength=num_nodes)
+    ids = [found.nonzero().flatten() if edge_ids else None for found in (~is_loop, is_loop)]
+    return InEdges(indptr, src[~is_loop]), loops, loops.cumsum(0) - loops, ids[0], ids[1]

@@ -1,0 +1,1 @@
+"""SAR: sequential aggregation and rematerialization, on ranks or out of core."""

@@ -1,0 +1,69 @@
+"""Rounds on their way: started ahead of their use, and gone as soon as they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gnnpar.comm import Pending
+from gnnpar.folds.block import Rows
+from gnnpar.parallel.sequential.rounds import Rounds, Slice
+
+Post = Callable[[int], Mapping[int, Pending[Tensor]]]
+"""round -> what will come in it, by peer."""
+
+
+@dataclass(eq=False)
+class Remote:
+    """Bytes of remote rows that are here or on their way to this rank: now, and at most since the beginning."""
+
+    now: int = 0
+    most: int = 0
+
+    def add(self, nbytes: int) -> None:
+        self.now += nbytes
+        self.most = max(self.most, self.now)
+
+
+class Flight:
+    """One exchange in rounds; at most `prefetch` + 1 of them are under way or here at a time.
+
+    Made, it starts the first `prefetch` rounds; every rank must then take all rounds in their order.
+    """
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        rank: int,
+        *,
+        prefetch: int,
+        post: Post,
+        decode: Callable[[Slice, Tensor], Rows],
+        remote: Remote,
+        row_nbytes: int,
+    ) -> None:
+        self._rounds, self._rank, self._prefetch = rounds, rank, prefetch
+        self._post, self._decode, self._remote, self._row_nbytes = post, decode, remote, row_nbytes
+        self._flying: list[dict[int, Pending[Tensor]]] = []
+        self._started = 0
+        self._start_until(prefetch)
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    def round(self, r: int) -> Iterator[tuple[Slice, Rows]]:
+        """The rows of round r, a peer at a time in the order of folding. A consumer lets go of one before the next."""
+        self._start_until(r + self._prefetch + 1)
+        pending = self._flying.pop(0)
+        for s in self._rounds.incoming(self._rank, r):
+            yield s, self._decode(s, pending.pop(s.peer).wait())
+            self._remote.add(-s.num_rows * self._row_nbytes)
+
+    def _start_until(self, r: int) -> None:
+        while self._started < min(r, len(self._rounds)):
+            rows = sum(s.num_rows for s in self._rounds.incoming(self._rank, self._started))
+            self._remote.add(rows * self._row_nbytes)
+            self._flying.append(dict(self._post(self._started)))
+            self._started += 1

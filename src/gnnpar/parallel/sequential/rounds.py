@@ -1,0 +1,146 @@
+"""Which rows travel in which round: a pure function of row counts that every rank knows.
+
+In ring distance d rank p reads rows of rank p - d while rank p + d reads its own, so that nobody serves two peers at a
+time. A round is a run of distances, or a piece of one, the same on all ranks: rows of a nearer peer never come after
+those of a farther one, in both directions, whatever the rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, NamedTuple
+
+from annotated_types import Gt
+
+from gnnpar.comm import Communicator
+from gnnpar.partition.shard import Shard
+
+Sizing = Annotated[float, Gt(0)] | Literal["part", "peer", "one"]
+"""How many rows a round may hold: part = as many as the largest part owns (small peers grouped, big ones cut);
+peer = one peer's, as the paper; one = all, one-shot; a number = so many MiB of rows as the fold reads them."""
+
+Counts = tuple[tuple[int, ...], ...]
+
+MIB = 1 << 20
+
+
+class Slice(NamedTuple):
+    """Rows [first, last) of the list that is exchanged with a peer."""
+
+    peer: int
+    first: int
+    last: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.last - self.first
+
+
+class Piece(NamedTuple):
+    """Piece `number` of the `pieces` that the blocks in ring distance `distance` are cut into."""
+
+    distance: int
+    number: int
+    pieces: int
+
+    def cut(self, num_rows: int) -> tuple[int, int]:
+        return num_rows * self.number // self.pieces, num_rows * (self.number + 1) // self.pieces
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """counts[p][q]: rows that rank p receives from rank q; steps[r]: what all ranks handle in round r."""
+
+    counts: Counts
+    steps: tuple[tuple[Piece, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def incoming(self, rank: int, r: int) -> list[Slice]:
+        """What `rank` receives in round r, in the order of folding."""
+        peers = ((piece, (rank - piece.distance) % len(self.counts)) for piece in self.steps[r])
+        return _filled(Slice(peer, *piece.cut(self.counts[rank][peer])) for piece, peer in peers)
+
+    def outgoing(self, rank: int, r: int) -> list[Slice]:
+        """What `rank` sends in round r."""
+        peers = ((piece, (rank + piece.distance) % len(self.counts)) for piece in self.steps[r])
+        return _filled(Slice(peer, *piece.cut(self.counts[peer][rank])) for piece, peer in peers)
+
+
+def _filled(slices: Iterable[Slice]) -> list[Slice]:
+    return [s for s in slices if s.num_rows]
+
+
+def plan_rounds(counts: Counts, *, limit: int | None, group: bool) -> Rounds:
+    """Rounds of at most `limit` rows on every rank (None: no limit); `group`: several peers may share one."""
+    size = len(counts)
+    steps: list[tuple[Piece, ...]] = []
+    open_step: list[Piece] = []
+    load = [0] * size
+    for distance in range(1, size):
+        rows = [counts[p][(p - distance) % size] for p in range(size)]
+        pieces = min(1, max(rows)) if limit is None else -(-max(rows) // limit)
+        for piece in (Piece(distance, i, pieces) for i in range(pieces)):
+            more = [last - first for first, last in map(piece.cut, rows)]
+            full = limit is not None and any(a + b > limit for a, b in zip(load, more, strict=True))
+            if open_step and (full or not group or open_step[-1].distance == distance):
+                steps.append(tuple(open_step))
+                open_step, load = [], [0] * size
+            open_step.append(piece)
+            load = [a + b for a, b in zip(load, more, strict=True)]
+    return Rounds(counts, (*steps, tuple(open_step)) if open_step else tuple(steps))
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Rounds of rows pulled by their readers and, in push mode, of rows pushed by destinations to their sources.
+
+    Pulling, p receives the halo rows of q; pushing, p receives the rows of q's destinations that have an in-edge from
+    p. `edges[p][q]`: in-edges of p from q.
+    """
+
+    sizing: Sizing
+    most_inner: int
+    pulled: Counts
+    pushed: Counts
+    edges: Counts
+    _planned: dict = field(default_factory=dict)
+
+    @staticmethod
+    def agree(sizing: Sizing, shard: Shard, comm: Communicator) -> Schedule:
+        """Every rank tells its counts. Collective."""
+        mine = {p: (block.num_src, block.num_listed, block.num_edges) for p, block in shard.halo.items()}
+        everyone = comm.broadcast(comm.gather((shard.num_inner, mine)))
+        assert isinstance(everyone, list)
+
+        def matrix(column: int) -> Counts:
+            return tuple(tuple(of.get(q, (0, 0, 0))[column] for q in range(comm.size)) for _, of in everyone)
+
+        pushed = tuple(zip(*matrix(1), strict=True))
+        return Schedule(sizing, max(rows for rows, _ in everyone), matrix(0), pushed, matrix(2))
+
+    def pulls(self, row_nbytes: int) -> Rounds:
+        return self._rounds("pulled", row_nbytes)
+
+    def pushes(self, row_nbytes: int) -> Rounds:
+        return self._rounds("pushed", row_nbytes)
+
+    def limit(self, row_nbytes: int) -> int | None:
+        """Rows a round may hold. Refuses a budget below one row."""
+        if isinstance(self.sizing, str):
+            return self.most_inner if self.sizing == "part" else None
+        rows = int(self.sizing * MIB) // max(1, row_nbytes)
+        if not rows:
+            raise ValueError(
+                f"strategy.rounds={self.sizing:g} MiB holds no row of {row_nbytes} bytes: "
+                f"set it to at least {row_nbytes / MIB:.2g} (better a thousand times that), or to part."
+            )
+        return rows
+
+    def _rounds(self, name: Literal["pulled", "pushed"], row_nbytes: int) -> Rounds:
+        limit = self.limit(row_nbytes)
+        if (name, limit) not in self._planned:
+            self._planned[name, limit] = plan_rounds(getattr(self, name), limit=limit, group=self.sizing != "peer")
+        return self._planned[name, limit]

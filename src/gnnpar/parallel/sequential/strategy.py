@@ -1,0 +1,167 @@
+"""Sequential aggregation and rematerialization: Y[N_P, F] = sum_r A[N_P, N_r] X[N_r, F] over rounds r, exact.
+
+Source: Mostafa, MLSys 2022 (arXiv 2111.06483). A rank folds its own block, then the rows of one round of peers after
+the other, and lets go of them: (2 + prefetch)/N of the features are alive on a rank, whatever the cut. Backward:
+linear folds send gradients back and need no row twice: 2C bytes an aggregation, C one halo exchange. Others get the
+rows of each round again: 3C. Attention with additive scores (GAT) pushes instead: (dO, a_dst, logsumexp, <dO, O>) of
+destinations go to the owners of their sources, who hold all else. That is F + 3H numbers for each pair of a
+destination and a peer with an edge to it, less than the 2 (F + H) a halo row of the last two thirds of 3C, and no
+gradient of a remote row ever exists.
+
+Deviations: push mode is ours, backward=pull is the paper. Rounds are sized by rows (`rounds`), not by parts. Messages
+go point to point, never as collectives. A fold's gradient is its own rule, not autograd per block. Ties of a maximum
+go to one winner.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt
+
+from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, row_nbytes
+from gnnpar.comm import Communicator
+from gnnpar.data.tasks import Task
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.engine import Engine
+from gnnpar.parallel.flat import FlatEngine
+from gnnpar.parallel.halo_graph import Walk
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.sequential.cuts import Cuts, Pushes
+from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
+from gnnpar.parallel.sequential.prefetch import Remote
+from gnnpar.parallel.sequential.rounds import Schedule, Sizing
+from gnnpar.parallel.sequential.view import SequentialGraph
+from gnnpar.parallel.sketch import sketch
+from gnnpar.parallel.strategy import FirstLayer, Workload
+from gnnpar.partition.shard import Shard, split
+from gnnpar.placement import LayerPolicy, Plan, Topology
+
+EVERY_ROUND = 1 << 30  # of messages that wait on the host: a part then waits once an exchange
+
+
+@dataclass(frozen=True, kw_only=True)
+class SAR:
+    """`rounds`: remote rows at once: part (as many as the largest part owns), peer (the paper), one (one-shot), MiB.
+
+    `prefetch`: rounds in flight ahead of the fold. `backward`: push where the fold can, or pull everywhere. `remat`:
+    pulled rows that backward reads are fetched again, not kept.
+    `codec`: halo rows and their gradients on the wire, in training; evaluation is exact, and sequential too.
+    `logical_parts`: out of core, so many parts on one device, one at a time; all else lies on the host (a GPU's: its
+    memory, a CPU's: a file in `host_dir`, the system's folder for temporary files if null). Messages wait there too, so
+    `prefetch` has no meaning.
+    first_layer=cached keeps results of linear folds of the features; it never keeps features of halo nodes.
+    """
+
+    rounds: Sizing = "part"
+    prefetch: Annotated[int, Ge(0)] = 1
+    remat: bool = True
+    backward: Literal["push", "pull"] = "push"
+    codec: CodecConfig = Identity()
+    logical_parts: Annotated[int, Gt(1)] | None = None
+    host_dir: Path | None = None
+
+    @property
+    def max_ranks(self) -> int | None:
+        return None if self.logical_parts is None else 1
+
+    @property
+    def from_shards(self) -> bool:
+        return self.logical_parts is None
+
+    @property
+    def exactness(self) -> frozenset[Exactness]:
+        return self.codec.exactness
+
+    def exact_limit(self) -> SAR:
+        return replace(self, codec=Identity())
+
+    def plan(self, workload: Workload, topology: Topology) -> Plan:
+        policy = LayerPolicy(
+            mode="sar",
+            codec=self.codec,
+            remat=self.remat,
+            rounds=self.rounds,
+            prefetch=self.prefetch,
+            backward=self.backward,
+        )
+        if self.logical_parts is not None and topology.num_ranks != 1:
+            raise ValueError(
+                f"strategy.logical_parts={self.logical_parts} puts all parts on one device, but there are "
+                f"{topology.num_ranks} ranks: set world_size=1, or strategy.logical_parts=null."
+            )
+        return workload.flat_plan(topology, policy, chunks=self.logical_parts)
+
+    def build(
+        self,
+        plan: Plan,
+        shard: Shard,
+        model: GNN,
+        task: Task,
+        comm: Communicator,
+        *,
+        seed: int,
+        first_layer: FirstLayer = "live",
+    ) -> Engine:
+        chunk_of = plan.placement.chunk_of
+        if chunk_of is None:
+            return self._engine(shard, model, task, comm, seed=seed, first_layer=first_layer)
+        parts = split(shard, chunk_of.to(shard.node_ids.device), int(chunk_of.max()) + 1)
+        return OutOfCoreEngine(
+            build=lambda part, rank: replace(self, prefetch=EVERY_ROUND)._engine(
+                part, model, task, rank, seed=seed, first_layer=first_layer
+            ),
+            shard=shard,
+            parts=parts,
+            comm=comm,
+            host_dir=self.host_dir or Path(tempfile.gettempdir()),
+        )
+
+    def _engine(
+        self, shard: Shard, model: GNN, task: Task, comm: Communicator, *, seed: int, first_layer: FirstLayer
+    ) -> FlatEngine:
+        """Of one part."""
+        schedule = Schedule.agree(self.rounds, shard, comm)
+        uses = sketch(model, shard)
+        pushed = [use.pushed for use in uses if use.pushed and self.backward == "push"]
+        for like in [*(use.src for use in uses), *pushed]:
+            schedule.limit(row_nbytes(like))
+        pushes = Pushes.exchange(shard, schedule, comm) if pushed else None
+        codec, exact_codec = (c.build(shard, comm, seed) for c in (self.codec, Identity()))
+        cache: dict | None = {} if first_layer == "cached" else None
+        # what a lossy codec kept must not leak into evaluation
+        exact_cache = cache if cache is None or "exact" in self.exactness else {}
+        # statistics that are rounded would make weights of another softmax; a codec that drops rows drops them too
+        statistics = codec if "sampled" in self.exactness else exact_codec
+        cuts = Cuts(shard.halo)
+        view = SequentialGraph(
+            shard,
+            Pass(seed),
+            comm=comm,
+            codec=codec,
+            walk=Walk(shard, "edges"),
+            cache=cache,
+            schedule=schedule,
+            cuts=cuts,
+            prefetch=self.prefetch,
+            remat=self.remat,
+            pushes=pushes,
+            statistics=statistics,
+        )
+        exact = replace(view, codec=exact_codec, statistics=exact_codec, cache=exact_cache, held={}, remote=Remote())
+        return FlatEngine(
+            view=view,
+            exact=exact,
+            shard=shard,
+            model=model,
+            task=task,
+            comm=comm,
+            seed=seed,
+            codecs=(codec,),
+            held=view.held,
+            cache=cache,
+            structure=(cuts, pushes) if pushes else (cuts,),
+        )

@@ -1,0 +1,280 @@
+"""One part of the graph, its neighbours' rows a round at a time: Y[N_P, F] = sum_r A[N_P, N_r] X[N_r, F].
+
+Source: Mostafa, Sequential Aggregation and Rematerialization, MLSys 2022. Forward: fold the inner block, then the
+rows of every round as they come, and let go of them. Backward: a linear fold sends gradients round by round; a fold
+that needs its source rows again gets them again (remat); where the destinations' rows say all (ops.Pushable), they are
+pushed to the owners of the sources, who do the rest with rows that they hold.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gnnpar.codecs.codec import FirstAndRest, RowLike, Wire, row_nbytes
+from gnnpar.comm import Pending, Site
+from gnnpar.folds.aggregator import Aggregator, Pushable
+from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.graph import Message
+from gnnpar.parallel.halo_graph import HaloGraph
+from gnnpar.parallel.sequential.cuts import Cuts, Pushes
+from gnnpar.parallel.sequential.prefetch import Flight, Remote
+from gnnpar.parallel.sequential.rounds import Rounds, Schedule, Slice
+from gnnpar.parallel.shares import Shares, add_returned
+from gnnpar.parallel.view import View
+from gnnpar.parallel.whole import split_operands, wanted_gradients
+
+
+@dataclass(eq=False)
+class SequentialGraph(HaloGraph):
+    """A rank's part, with its halo in rounds.
+
+    `prefetch`: rounds started ahead of the fold, and exchanges whose buffers may wait for a slow reader.
+    `remat`: pulled source rows are fetched again in backward, not kept.
+    `pushes`: folds that can push do, their first operand by `codec` and the rest by `statistics`; None: all pull.
+    With a `cache`, constant results alone are kept, never features of halo nodes.
+    """
+
+    schedule: Schedule = field(kw_only=True)
+    cuts: Cuts = field(kw_only=True)
+    prefetch: int = field(default=1, kw_only=True)
+    remat: bool = field(default=True, kw_only=True)
+    pushes: Pushes | None = field(default=None, kw_only=True)
+    statistics: Wire = field(kw_only=True)
+    remote: Remote = field(default_factory=Remote, kw_only=True)
+
+    def source(self, message: Message, *rows: Tensor) -> Rows:
+        return View.source(self, message, *rows)
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        call = self.next_call()
+        if (found := self.kept_result(call, agg, src)) is not None:
+            return found
+        pushing = False
+        if isinstance(agg, Pushable) and self.pushes is not None and torch.is_grad_enabled():
+            agg, pushing = agg.pushing(), True
+        counts = len(src), len(dst), len(edge)
+        out = _SequentialFold.apply(self, agg, call, pushing, counts, *src, *dst, *edge, *shared)
+        assert isinstance(out, Tensor)
+        return self.keep_result(call, agg, src, out)
+
+    def pulls(self, like: Sequence[RowLike]) -> Rounds:
+        return self.schedule.pulls(row_nbytes(like))
+
+    def fetch(self, src: Rows, like: Sequence[RowLike], site: Site) -> Flight:
+        """Halo rows, pulled in rounds."""
+        return self.flight(self.pulls(like), self.codec, src, like, self.shard.boundary, site)
+
+    def flight(
+        self, rounds: Rounds, codec: Wire, rows: Rows, like: Sequence[RowLike], lists: Mapping[int, Tensor], site: Site
+    ) -> Flight:
+        """Everybody's rows[lists[peer]] to each peer, in rounds."""
+
+        def post(r: int) -> Mapping[int, Pending[Tensor]]:
+            return self._exchange(
+                rounds.outgoing(self.comm.rank, r),
+                rounds.incoming(self.comm.rank, r),
+                codec,
+                like,
+                site,
+                lambda s, at: codec.encode(rows, lists[s.peer][s.first : s.last], at, s.peer),
+            )
+
+        def decode(s: Slice, buffer: Tensor) -> Rows:
+            return self._decoded(codec, s, buffer, like, site)
+
+        return Flight(
+            rounds,
+            self.comm.rank,
+            prefetch=self.prefetch,
+            post=post,
+            decode=decode,
+            remote=self.remote,
+            row_nbytes=row_nbytes(like),
+        )
+
+    def send_round_back(
+        self, rounds: Rounds, r: int, grads: Mapping[Slice, Rows], like: Sequence[RowLike], site: Site
+    ) -> deque[tuple[Slice, Pending[Tensor]]]:
+        """Gradients of round r's rows to their owners; those of my rows will come in, the nearest reader's first."""
+        mine = rounds.outgoing(self.comm.rank, r)
+        self.remote.add(sum(s.num_rows for s in mine) * row_nbytes(like))
+        pending = self._exchange(
+            grads, mine, self.codec, like, site, lambda s, at: self.codec.encode(grads[s], None, at, s.peer)
+        )
+        return deque((s, pending[s.peer]) for s in mine)
+
+    def take_back(
+        self, returned: deque[tuple[Slice, Pending[Tensor]]], into: Rows, like: Sequence[RowLike], site: Site
+    ) -> None:
+        """Add the gradients of one round to the rows of this rank, as they come."""
+        while returned:
+            s, pending = returned.popleft()
+            rows = self._decoded(self.codec, s, pending.wait(), like, site)
+            del pending
+            add_returned(into, self.shard.boundary[s.peer][s.first : s.last], rows)
+            del rows
+            self.remote.add(-s.num_rows * row_nbytes(like))
+
+    def _exchange(
+        self,
+        out: Iterable[Slice],
+        into: Iterable[Slice],
+        codec: Wire,
+        like: Sequence[RowLike],
+        site: Site,
+        encode: Callable[[Slice, Site], Tensor],
+    ) -> Mapping[int, Pending[Tensor]]:
+        self.comm.flush(keep=self.prefetch)
+        at = {s: site._replace(first=s.first) for s in (*out, *into)}
+        with self.comm.clock("encode"):
+            outgoing = {s.peer: encode(s, at[s]) for s in out}
+        incoming = {s.peer: codec.nbytes(s.num_rows, like, at[s], s.peer) for s in into}
+        extra = sum(codec.metadata_nbytes(s.num_rows, like, at[s], s.peer) for s in out)
+        return self.comm.exchange(outgoing, incoming, site, metadata=extra)
+
+    def _decoded(self, codec: Wire, s: Slice, buffer: Tensor, like: Sequence[RowLike], site: Site) -> Rows:
+        with self.comm.clock("encode"):
+            return codec.decode(buffer, s.num_rows, like, site._replace(first=s.first), s.peer)
+
+    def note(self, call: int, kept: Sequence[Tensor]) -> None:
+        """Account for remote rows: the most in rounds at a time, and what a layer keeps for backward."""
+        self.held["rounds"] = self.remote.most
+        self.held[self.layer, call] = sum(t.numel() * t.element_size() for t in kept)
+
+
+class _SequentialFold(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx,
+        view: SequentialGraph,
+        agg: Aggregator,
+        call: int,
+        pushing: bool,
+        counts: tuple[int, int, int],
+        *flat: Tensor,
+    ) -> Tensor:  # type: ignore[override]
+        x = split_operands(counts, flat)
+        keeps = agg.needs_src and view.run.training and not (view.remat or pushing)
+        state, remote = _fold(view, agg, x, call, keeps=keeps)
+        out, saved = agg.finish(state)
+        own = flat if agg.needs_src else ()
+        ctx.view, ctx.agg, ctx.call, ctx.pushing, ctx.counts = view, agg, call, pushing, counts
+        ctx.ends, ctx.like = (len(own), len(own) + len(remote)), RowLike.of(x.src)
+        view.note(call, remote)
+        ctx.save_for_backward(*own, *remote, *saved)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
+        tensors, (a, b) = ctx.saved_tensors, ctx.ends
+        x, remote, saved = split_operands(ctx.counts, tensors[:a]), tensors[a:b], tensors[b:]
+        asked = ctx.needs_input_grad[5:]
+        gradient = _Backward(ctx.view, ctx.agg, ctx.call, x, saved, grad_out.contiguous(), ctx.like, asked)
+        total = gradient.push() if ctx.pushing else gradient.pull(remote)
+        ctx.view.note(ctx.call, remote)
+        return (None,) * 5 + tuple(wanted_gradients(total, asked))
+
+
+def _fold(view: SequentialGraph, agg: Aggregator, x: Operands, call: int, *, keeps: bool) -> tuple[Rows, list[Tensor]]:
+    """The state; and, where the gradient `keeps` them, the remote rows in the order of folding."""
+    edge, inner = view.walk.edge_rows, view.shard.inner
+    flight = view.fetch(x.src, RowLike.of(x.src), view.site(call=call, phase="forward"))
+    state = agg.update(agg.init(view.shard.num_inner, x), inner, x._replace(edge=edge(inner, x.edge)))
+    kept: list[Tensor] = []
+    for r in range(len(flight)):
+        for s, rows in flight.round(r):
+            block = view.cuts.of(s)
+            state = agg.update(state, block, x._replace(src=rows, edge=edge(block, x.edge)))
+            if keeps:
+                kept += rows
+            del rows
+    return state, kept
+
+
+class _Backward:
+    """The gradient of one sequential aggregation."""
+
+    def __init__(
+        self,
+        view: SequentialGraph,
+        agg: Aggregator,
+        call: int,
+        x: Operands,
+        saved: Rows,
+        grad_out: Tensor,
+        like: Sequence[RowLike],
+        asked: tuple[bool, ...],
+    ) -> None:
+        self.view, self.agg, self.call, self.x, self.grad_out = view, agg, call, x, grad_out
+        self.prepared = agg.prepare(saved, grad_out)
+        self.like, self.wanted = like, asked[: len(like)]
+        self.shares = Shares(view.walk.slots, x.edge)
+
+    def pull(self, kept: Rows) -> Operands:
+        """Source rows come again (or were kept, or are not needed), their gradients go back, round by round."""
+        view, shares = self.view, self.shares
+        travelling = self._chosen(self.like)
+        site = view.site(call=self.call, phase="backward")
+        rounds, kept_rows = view.pulls(self.like), iter(_grouped(kept, len(self.like)))
+        flight = None
+        if self.agg.needs_src and view.remat:
+            flight = view.fetch(self.x.src, self.like, view.site(call=self.call, phase="remat"))
+        shares.add_inner(self._grad(view.shard.inner, self.x.src), view.shard.inner)
+        into, returning = self._chosen(shares.src), deque()
+        for r in range(len(rounds)):
+            mine = rounds.incoming(view.comm.rank, r)
+            arriving = flight.round(r) if flight else ((s, next(kept_rows, ())) for s in mine)
+            sent = {}
+            for s, rows in arriving:
+                block = view.cuts.of(s)
+                sent[s] = self._chosen(shares.add_halo(self._grad(block, rows), block))
+                del rows
+            if travelling:
+                returning.append(view.send_round_back(rounds, r, sent, travelling, site))
+            del sent
+            while len(returning) > view.prefetch:
+                view.take_back(returning.popleft(), into, travelling, site)
+        while returning:
+            view.take_back(returning.popleft(), into, travelling, site)
+        return shares.finished(self.agg, self.prepared, self.grad_out)
+
+    def push(self) -> Operands:
+        """Rows of destinations go to the owners of their sources, who differentiate with what the destinations read."""
+        view, agg, src = self.view, self.agg, self.x.src
+        assert isinstance(agg, Pushable) and view.pushes is not None
+        rows = agg.pushed(self.x, self.prepared, self.grad_out)
+        like, codec = RowLike.of(rows), FirstAndRest(view.codec, view.statistics)
+        site, read_at = (view.site(call=self.call, phase=phase) for phase in ("push", "forward"))
+        rounds = view.schedule.pushes(row_nbytes(like))
+        flight = view.flight(rounds, codec, rows, like, view.pushes.lists, site)
+        into = agg.grad_src(view.shard.inner.reverse, src, rows)
+        dst = agg.grad_dst(self.prepared, self.grad_out)
+        reader, mine = None, ()  # what a peer read of my rows, for as long as its slices come
+        for r in range(len(flight)):
+            for s, theirs in flight.round(r):
+                block, index = view.pushes.cuts.of(s), view.shard.boundary[s.peer]
+                key = s if block.rows is not None else s.peer
+                index = index if block.rows is None else index[block.rows]
+                if key != reader:
+                    mine = ()
+                    with view.comm.clock("encode"):
+                        mine, reader = view.codec.as_received(src, index, read_at, s.peer), key
+                add_returned(into, index, agg.grad_src(block.forward._replace(rows=None), mine, theirs))
+                del theirs
+        return Operands(into, dst)
+
+    def _chosen(self, of: Sequence) -> tuple:
+        return tuple(each for each, wanted in zip(of, self.wanted, strict=True) if wanted)
+
+    def _grad(self, block: Block, src: Rows) -> Operands:
+        edge = self.view.walk.edge_rows(block, self.x.edge)
+        return self.agg.grad(block, self.x._replace(src=src, edge=edge), self.prepared, self.grad_out)
+
+
+def _grouped(rows: Rows, size: int) -> list[Rows]:
+    return [rows[i : i + size] for i in range(0, len(rows), size)]

@@ -1,0 +1,1 @@
+"""One device: the whole graph, the oracle of every other method."""

@@ -1,0 +1,52 @@
+"""One device, the whole graph: Y[N, F] = A[N, N] X[N, F]. The oracle of every exact strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnnpar.codecs.codec import Exactness
+from gnnpar.comm import Communicator
+from gnnpar.data.tasks import Task
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.engine import Engine
+from gnnpar.parallel.flat import FlatEngine
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.strategy import FirstLayer, Workload
+from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.shard import Shard
+from gnnpar.placement import LayerPolicy, Plan, Topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class Single:
+    """No fields: there is nothing to choose."""
+
+    exactness = frozenset[Exactness]({"exact"})
+    max_ranks = 1
+    from_shards = True
+
+    def exact_limit(self) -> Single:
+        return self
+
+    def plan(self, workload: Workload, topology: Topology) -> Plan:
+        if topology.num_ranks != 1:
+            raise ValueError(
+                f"strategy=single runs on 1 rank, got {topology.num_ranks}: "
+                "set world_size=1 or strategy=graph_parallel."
+            )
+        return workload.flat_plan(topology, LayerPolicy(mode="whole"))
+
+    def build(
+        self,
+        plan: Plan,
+        shard: Shard,
+        model: GNN,
+        task: Task,
+        comm: Communicator,
+        *,
+        seed: int,
+        first_layer: FirstLayer = "live",
+    ) -> Engine:
+        cache: dict | None = {} if first_layer == "cached" else None
+        view = WholeGraph(shard, Pass(seed), cache=cache)
+        return FlatEngine(view=view, exact=view, shard=shard, model=model, task=task, comm=comm, seed=seed, cache=cache)

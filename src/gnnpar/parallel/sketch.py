@@ -1,0 +1,65 @@
+"""What a model will aggregate, found out by running it on one node without edges: rows are all it can mix through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnpar.codecs.codec import RowLike
+from gnnpar.folds.aggregator import Aggregator, Pushable
+from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.shard import Shard
+
+
+class Use(NamedTuple):
+    """One aggregation of a model: the fold, its source rows, and the rows it would push (none: it cannot)."""
+
+    layer: int
+    agg: Aggregator
+    src: tuple[RowLike, ...]
+    pushed: tuple[RowLike, ...] = ()
+
+
+@dataclass(eq=False)
+class _Sketch(WholeGraph):
+    uses: list[Use] = field(default_factory=list, kw_only=True)
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        pushed = ()
+        if isinstance(agg, Pushable):
+            fold, x, block = agg.pushing(), Operands(src, dst, edge, shared), self.shard.inner
+            out, saved = fold.finish(fold.update(fold.init(block.num_dst, x), block, x))
+            pushed = RowLike.of(fold.pushed(x, fold.prepare(saved, out), out))
+        self.uses.append(Use(self.layer, agg, RowLike.of(src), pushed))
+        return super().aggregate(agg, src, dst, edge, shared)
+
+
+@torch.no_grad()
+def sketch(model: Callable[..., Tensor], shard: Shard) -> list[Use]:
+    """Every aggregation of model(graph, x), in order. Nothing is communicated. Refuses folds without a gradient."""
+    none = shard.node_ids[:0]
+    alone = Block.from_edges(none, none, num_dst=1, num_src=1, edge_ids=none, src_ids=shard.node_ids[:1])
+    one = replace(
+        shard,
+        node_ids=shard.node_ids[:1],
+        x=shard.x[:1],
+        in_degree=shard.in_degree[:1],
+        inner=alone,
+        halo={},
+        boundary={},
+    )
+    view = _Sketch(one, Pass(0))
+    model(view, one.x)
+    for use in view.uses:
+        if not callable(getattr(use.agg, "grad", None)):
+            raise ValueError(
+                f"the fold {type(use.agg).__name__} of layer {use.layer} has no gradient rule: give it a method grad "
+                "(ops/aggregator.py), or write it as Generic."
+            )
+    return view.uses

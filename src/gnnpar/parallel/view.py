@@ -1,0 +1,78 @@
+"""What all views share: the row-local half of the Graph Protocol, and results of layer 0 that never change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Rows
+from gnnpar.graph import Message
+from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source
+from gnnpar.partition.shard import Shard
+
+
+@dataclass(eq=False)
+class View(OwnRows):
+    """A shard in one layer of one pass. Views add `aggregate`.
+
+    `cache`: results of linear folds of constant rows in layer 0, kept over epochs (first_layer=cached); None: nothing.
+    """
+
+    shard: Shard
+    run: Pass
+    layer: int = 0
+    cache: dict | None = None
+    _calls: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.local = LocalRows(self.shard.node_ids, self.shard.in_degree, run=self.run, layer=self.layer)
+
+    @property
+    def edge_ids(self) -> Tensor:
+        return edge_order(self.shard)
+
+    def during(self, run: Pass) -> Self:
+        """This view in another pass. A probe keeps nothing: what it fetched would be bytes that training never sent."""
+        return replace(self, run=run, layer=0, cache=None if run.probe else self.cache)
+
+    def at(self, layer: int) -> Self:
+        return replace(self, layer=layer)
+
+    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
+        return self.local.dropout(x, p, tag=tag)
+
+    def source(self, message: Message, *rows: Tensor) -> Rows:
+        """message(self, *rows), marked constant where it reads the features alone and nothing learned or random."""
+        self.local.random = False
+        out = message(self, *rows)
+        fixed = len(rows) == 1 and rows[0] is self.shard.x and not self.local.random
+        return Source(out, constant=fixed and not any(t.requires_grad for t in out))
+
+    def next_call(self) -> int:
+        """Number of this aggregation within its layer."""
+        call, self._calls = self._calls, self._calls + 1
+        return call
+
+    def kept_result(self, call: int, agg: Aggregator, src: Rows) -> Tensor | None:
+        """A X from an earlier epoch, where it cannot have changed."""
+        return None if self.cache is None or not self._constant(agg, src) else self.cache.get(("fold", call))
+
+    def keep_result(self, call: int, agg: Aggregator, src: Rows, out: Tensor) -> Tensor:
+        if self.cache is not None and self._constant(agg, src):
+            self.cache["fold", call] = out
+        return out
+
+    def _constant(self, agg: Aggregator, src: Rows) -> bool:
+        return self.layer == 0 and agg.linear and isinstance(src, Source) and src.constant
+
+
+def edge_order(shard: Shard) -> Tensor:
+    """Global ids of the in-edges of the shard's rows, ascending: the order of edge operands."""
+    ids = [b.edge_ids for b in (shard.inner, *shard.halo.values()) if b.edge_ids is not None]
+    if not ids:
+        raise ValueError("edge operands need edge ids on the shard: give the model needs_edge_ids = True.")
+    return torch.cat(ids).sort().values

@@ -1,0 +1,102 @@
+"""One rank's shard from the folder that `write.write_shards` made: every array a mapping of its file.
+
+Mappings are private (copy on write): torch needs memory that it might write to, and no write reaches the file. Only
+this rank's folder is opened; what is never touched is never in memory, and what was may be dropped by the kernel again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnpar.folds.block import Block
+from gnnpar.partition.manifest import Check, FileFacts, Manifest, clear, folder_of, verify
+from gnnpar.partition.shard import Shard
+
+
+def open_part(folder: Path, manifest: Manifest, part: int, *, edge_ids: bool = False, check: Check = "full") -> Shard:
+    """The shard of a part, mapped; ValueError in one line where a file is missing, damaged or contradicts the rest."""
+    files = manifest.of_part(part)
+    for name, facts in files.items():
+        verify(folder, f"{folder_of(part)}/{name}", facts, check)
+    with clear(folder / folder_of(part)):
+        return _Part(folder / folder_of(part), files, manifest, part, edge_ids).shard()
+
+
+class _Part:
+    """The files of one part."""
+
+    def __init__(
+        self, folder: Path, files: Mapping[str, FileFacts], manifest: Manifest, part: int, edge_ids: bool
+    ) -> None:
+        self.folder, self.files, self.manifest, self.part, self.edge_ids = folder, files, manifest, part, edge_ids
+
+    def shard(self) -> Shard:
+        manifest = self.manifest
+        ids = self.array("node_ids", torch.int64)
+        count = len(ids)
+        labels = (count, manifest.num_classes) if manifest.task == "multi_label" else (count,)
+        masks: Any = {
+            f"{name}_mask": self.array(f"{name}_mask", torch.bool, (count,)) for name in ("train", "val", "test")
+        }
+        halo = {q: self.block(f"halo-{q}", count) for q in self.peers("halo", ".indptr")}
+        halo_rows = sum(block.num_src for block in halo.values())
+        return Shard(
+            part=self.part,
+            parts=manifest.parts,
+            node_ids=ids,
+            x=self.array("x", torch.float32, (count, manifest.num_features)),
+            y=self.array("y", torch.float32 if manifest.task == "multi_label" else torch.int64, labels),
+            **masks,
+            in_degree=self.array("in_degree", torch.float32, (count,)),
+            inner=self.block("inner", count, ids),
+            halo=halo,
+            boundary={q: self.index(f"boundary-{q}", count) for q in self.peers("boundary", "")},
+            halo_in_degree=self.array("halo_in_degree", torch.float32, (halo_rows,)),
+            num_nodes=manifest.num_nodes,
+            num_train=manifest.num_train,
+            num_classes=manifest.num_classes,
+            num_edges=manifest.num_edges,
+        )
+
+    def peers(self, kind: str, ending: str) -> list[int]:
+        """Parts that a file is named after, ascending."""
+        names = [n.removeprefix(f"{kind}-").removesuffix(f"{ending}.npy") for n in self.files if n.startswith(kind)]
+        found = sorted(int(name) for name in names if name.isdecimal())
+        if bad := [q for q in found if q == self.part or q >= self.manifest.parts]:
+            raise ValueError(f"part {self.part} has a {kind} of part {bad[0]} of {self.manifest.parts}")
+        return found
+
+    def block(self, name: str, count: int, ids: Tensor | None = None) -> Block:
+        ids = self.index(f"{name}.src_ids", self.manifest.num_nodes) if ids is None else ids
+        rows = self.index(f"{name}.rows", count) if f"{name}.rows.npy" in self.files else None
+        listed = self.files[f"{name}.indices.npy"]
+        num_edges, dtype = listed.shape[0], torch.int32 if listed.dtype == "<i4" else torch.int64
+        indptr = self.array(f"{name}.indptr", dtype, (count + 1 if rows is None else len(rows) + 1,))
+        indices = self.array(f"{name}.indices", dtype, (num_edges,))
+        edge_ids = self.array(f"{name}.edge_ids", torch.int64, (num_edges,)) if self.edge_ids else None
+        if int(indptr[0]) or int(indptr[-1]) != num_edges:
+            raise ValueError(f"{name} lists {int(indptr[-1])} edges and holds {num_edges}")
+        return Block(indptr, indices, count, len(ids), rows, edge_ids, ids)
+
+    def index(self, name: str, limit: int) -> Tensor:
+        """Ids that were written in ascending order; the first and the last are checked to lie in [0, limit)."""
+        ids = self.array(name, torch.int64)
+        if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < limit:
+            raise ValueError(f"{name} goes from {int(ids[0])} to {int(ids[-1])} of {limit}")
+        return ids
+
+    def array(self, name: str, dtype: torch.dtype, shape: tuple[int, ...] | None = None) -> Tensor:
+        """A mapped file; ValueError where it is not of this type and shape."""
+        told, file = self.files[f"{name}.npy"], self.folder / f"{name}.npy"
+        shape = (told.shape[0],) if shape is None else shape
+        found = np.load(file, mmap_mode="c" if told.shape and 0 not in told.shape else None, allow_pickle=False)
+        array = torch.from_numpy(found)
+        if tuple(array.shape) != shape or array.dtype != dtype or told.shape != shape:
+            raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, not {dtype} {list(shape)}")
+        return array

@@ -1,0 +1,291 @@
+"""Everything one rank holds of the dataset under a partition. The only door to data on a rank is `Shard.open`."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm import Communicator
+from gnnpar.data.dataset import Dataset
+from gnnpar.folds.block import Block
+from gnnpar.placement import Placement
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """One part: N inner nodes, the blocks of their in-edges, and the lists of a halo exchange.
+
+    Shapes: node_ids [N] ascending global ids; x [N, F]; y [N] or [N, C]; masks [N]; in_degree [N] global, in the
+    dtype of x.
+    `chunk_of` [N], `halo_chunk_of`: the chunk of a row within its part, where parts are cut into `num_chunks`. A stage
+    of a pipeline that is not the first holds features of no width, one that is not the last no labels and masks.
+    `halo[p]` are the in-edges from part p, its columns the halo nodes of p by ascending global id; `boundary[p]` [b]
+    are the inner rows that p needs, in the order in which p's block numbers them.
+    """
+
+    part: int
+    parts: int
+    node_ids: Tensor
+    x: Tensor
+    y: Tensor
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
+    in_degree: Tensor
+    inner: Block
+    halo: dict[int, Block]
+    boundary: dict[int, Tensor]
+    halo_in_degree: Tensor  # of the halo nodes, parts in ascending order
+    num_nodes: int  # of the whole graph, like the next three
+    num_train: int
+    num_classes: int
+    num_edges: int
+    chunk_of: Tensor | None = None
+    halo_chunk_of: Tensor | None = None  # of the halo nodes, parts in ascending order
+    num_chunks: int = 1
+
+    @property
+    def num_inner(self) -> int:
+        return len(self.node_ids)
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Parts this one exchanges rows with, ascending."""
+        return tuple(sorted(self.halo.keys() | self.boundary.keys()))
+
+    @property
+    def num_halo(self) -> dict[int, int]:
+        """peer -> halo rows received from it."""
+        return {p: b.num_src for p, b in self.halo.items()}
+
+    @property
+    def halo_ids(self) -> Tensor:
+        """Global ids of the halo nodes, parts in ascending order."""
+        ids = [self.halo[p].src_ids for p in sorted(self.halo)]
+        return torch.cat([i for i in ids if i is not None] or [self.node_ids[:0]])
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Shard:
+        """On a device, floating-point rows in `dtype`."""
+        tensors = {
+            name: value.to(device, dtype if value.is_floating_point() else None)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(
+            self,
+            **tensors,
+            inner=self.inner.to(device),
+            halo={p: b.to(device) for p, b in self.halo.items()},
+            boundary={p: i.to(device) for p, i in self.boundary.items()},
+        )
+
+    @property
+    def structure_nbytes(self) -> int:
+        lists = sum(i.numel() * i.element_size() for i in self.boundary.values())
+        return self.inner.nbytes + sum(b.nbytes for b in self.halo.values()) + lists
+
+    @property
+    def features_nbytes(self) -> int:
+        rows = (self.x, self.y, self.train_mask, self.val_mask, self.test_mask, self.in_degree, self.halo_in_degree)
+        return sum(t.numel() * t.element_size() for t in (*rows, self.node_ids))
+
+    @staticmethod
+    def open(
+        dataset: Dataset | None,
+        part_of: Tensor | None,
+        comm: Communicator,
+        *,
+        edge_ids: bool = False,
+        placement: Placement | None = None,
+    ) -> Shard:
+        """Cut on rank 0, which alone holds the dataset, and hand every rank its own. Collective.
+
+        `comm` is the group of the parts, in order; with a `placement`, of all its stages, each of which holds every
+        part. `edge_ids`: keep global edge ids (attention dropout reads them).
+        """
+        shards = None
+        mesh = (tuple(range(comm.size)),) if placement is None else placement.mesh
+        if comm.rank == 0:
+            assert dataset is not None
+            assert part_of is not None
+            parts = cut(dataset, part_of, len(mesh[0]), edge_ids=edge_ids)
+            if placement is not None and placement.chunk_of is not None:
+                parts = with_chunks(parts, placement.chunk_of)
+            stages = len(mesh)
+            shards = [_of_stage(shard, s, stages) for s in range(stages) for shard in parts]
+        shard = comm.scatter(shards)
+        assert isinstance(shard, Shard)
+        if len(mesh) == 1:
+            comm_check(comm, shard)
+        return shard
+
+
+def _of_stage(shard: Shard, stage: int, stages: int) -> Shard:
+    """What a stage needs: features in the first, labels in the last, structure everywhere."""
+    if stage > 0:
+        shard = replace(shard, x=shard.x[:, :0])
+    if stage < stages - 1:
+        masks = {name: getattr(shard, name)[:0] for name in ("y", "train_mask", "val_mask", "test_mask")}
+        shard = replace(shard, **masks)
+    return shard
+
+
+def with_chunks(shards: list[Shard], chunk_of: Tensor) -> list[Shard]:
+    """All shards, told the chunk of every row they hold. Shapes: chunk_of [num_nodes]."""
+    num_chunks = int(chunk_of.max()) + 1
+    return [
+        replace(s, chunk_of=chunk_of[s.node_ids], halo_chunk_of=chunk_of[s.halo_ids], num_chunks=num_chunks)
+        for s in shards
+    ]
+
+
+def comm_check(comm: Communicator, shard: Shard) -> None:
+    """Every pair agrees on the rows it exchanges, before the first message: a wrong size would abort gloo."""
+    mine = {p: (_digest(i), len(i)) for p, i in sorted(_sent_ids(shard).items())}
+    everyone = comm.broadcast(comm.gather(mine))
+    assert isinstance(everyone, list)
+    for peer, block in shard.halo.items():
+        assert block.src_ids is not None
+        assert everyone[peer].get(shard.part) == (_digest(block.src_ids), block.num_src), (
+            f"parts {peer} and {shard.part} disagree on the rows they exchange"
+        )
+
+
+def _sent_ids(shard: Shard) -> dict[int, Tensor]:
+    return {p: shard.node_ids[index] for p, index in shard.boundary.items()}
+
+
+def _digest(ids: Tensor) -> str:
+    return hashlib.sha256(ids.cpu().numpy().tobytes()).hexdigest()
+
+
+class Whole(NamedTuple):
+    """What `cut` reads of a dataset. An edge's id is its position."""
+
+    x: Tensor
+    y: Tensor
+    edge_index: Tensor
+    in_degree: Tensor
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
+    num_nodes: int
+    num_edges: int
+    num_classes: int
+
+
+def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool = False) -> list[Shard]:
+    """All shards of a partition. One stable sort of the edges by (destination part, source part), then slices."""
+    src, dst = dataset.edge_index
+    pair = part_of[dst] * parts + part_of[src]
+    order = torch.argsort(pair, stable=True)  # inside a pair the order stays (dst, src)
+    ends = torch.cat([pair.new_zeros(1), torch.bincount(pair, minlength=parts * parts).cumsum(0)]).tolist()
+    node_ids = [(part_of == p).nonzero().flatten() for p in range(parts)]
+    local_of = torch.empty_like(part_of)
+    for ids in node_ids:
+        local_of[ids] = torch.arange(len(ids))
+    blocks: dict[tuple[int, int], Block] = {}
+    for p in range(parts):
+        for q in range(parts):
+            edges = order[ends[p * parts + q] : ends[p * parts + q + 1]]
+            if p != q and not len(edges):
+                continue
+            if p == q:
+                ids, columns = node_ids[p], local_of[src[edges]]
+            else:
+                ids, columns = torch.unique(src[edges], return_inverse=True)
+            blocks[p, q] = Block.from_edges(
+                local_of[dst[edges]],
+                columns,
+                num_dst=len(node_ids[p]),
+                num_src=len(ids),
+                edge_ids=edges if edge_ids else None,
+                src_ids=ids,
+                compress=p != q,
+            )
+    return [_shard(dataset, p, parts, node_ids[p], local_of, blocks) for p in range(parts)]
+
+
+def split(shard: Shard, part_of: Tensor, parts: int) -> list[Shard]:
+    """Shards of a partition, out of the only shard of a whole graph."""
+    assert shard.parts == 1, "only a whole graph can be cut"
+    inner = shard.inner
+    whole = Whole(
+        shard.x,
+        shard.y,
+        torch.stack([inner.indices.long(), inner.edge_dst]),
+        shard.in_degree,
+        shard.train_mask,
+        shard.val_mask,
+        shard.test_mask,
+        shard.num_nodes,
+        shard.num_edges,
+        shard.num_classes,
+    )
+    return cut(whole, part_of, parts, edge_ids=inner.edge_ids is not None)
+
+
+def _shard(
+    dataset: Dataset | Whole, p: int, parts: int, ids: Tensor, local_of: Tensor, blocks: dict[tuple[int, int], Block]
+) -> Shard:
+    halo = {q: blocks[p, q] for q in range(parts) if q != p and (p, q) in blocks}
+    needed = {q: blocks[q, p].src_ids for q in range(parts) if q != p and (q, p) in blocks}
+    halo_ids = [b.src_ids for _, b in sorted(halo.items()) if b.src_ids is not None]
+    return Shard(
+        part=p,
+        parts=parts,
+        node_ids=ids,
+        x=dataset.x[ids],
+        y=dataset.y[ids],
+        train_mask=dataset.train_mask[ids],
+        val_mask=dataset.val_mask[ids],
+        test_mask=dataset.test_mask[ids],
+        in_degree=dataset.in_degree[ids].to(dataset.x.dtype),
+        inner=blocks[p, p],
+        halo=halo,
+        boundary={q: local_of[rows] for q, rows in needed.items() if rows is not None},
+        halo_in_degree=dataset.in_degree[torch.cat(halo_ids or [ids[:0]])].to(dataset.x.dtype),
+        num_nodes=dataset.num_nodes,
+        num_train=int(dataset.train_mask.sum()),
+        num_classes=dataset.num_classes,
+        num_edges=dataset.num_edges,
+    )
+
+
+def partition_statistics(dataset: Dataset, part_of: Tensor, parts: int) -> dict:
+    """What a partition costs: nodes, edges and halo rows per part, cut edges, replication factor alpha.
+
+    alpha = halo rows of all parts / N, the mean number of remote copies of a node. halo_from[i][j]: the rows that part
+    i reads from part j in an aggregation.
+    """
+    src, dst = dataset.edge_index
+    source_part, target_part = part_of[src], part_of[dst]
+    is_cut = source_part != target_part
+    copies = torch.unique(target_part[is_cut] * dataset.num_nodes + src[is_cut])
+    owner = part_of[copies % max(1, dataset.num_nodes)]
+    rows = torch.bincount(copies // max(1, dataset.num_nodes) * parts + owner, minlength=parts * parts)
+    edges = torch.bincount(target_part * parts + source_part, minlength=parts * parts)
+    train = torch.bincount(part_of[dataset.train_mask], minlength=parts)
+    nodes = torch.bincount(part_of, minlength=parts)
+    return statistics_of(nodes, train, edges.view(parts, parts), rows.view(parts, parts))
+
+
+def statistics_of(nodes: Tensor, train: Tensor, edges: Tensor, halo_from: Tensor) -> dict:
+    """`partition_statistics` from counts. Shapes: nodes, train [P]; edges into i from j, and halo rows, [P, P]."""
+    num_edges, cut_edges = int(edges.sum()), int(edges.sum() - edges.diagonal().sum())
+    return {
+        "parts": len(nodes),
+        "nodes": nodes.tolist(),
+        "edges": edges.sum(1).tolist(),
+        "train_nodes": train.tolist(),
+        "halo_rows": halo_from.sum(1).tolist(),
+        "sent_rows": halo_from.sum(0).tolist(),
+        "halo_from": halo_from.tolist(),
+        "cut_edges": cut_edges,
+        "cut_share": cut_edges / num_edges if num_edges else 0.0,
+        "alpha": float(halo_from.sum() / max(1, int(nodes.sum()))),
+    }

@@ -1,0 +1,247 @@
+"""Shards written to disk, a folder a rank, while the graph passes by in chunks: the same blocks as `shard.cut` makes.
+
+Memory is O(nodes) and a chunk. Edges are dealt out once: those inside a part go straight into its block, those between
+parts wait in a scratch file a pair until it is known which of the sources occur. All is written under another name and
+renamed when the manifest is there.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import resource
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnpar.data.columns import Column, ColumnWriter
+from gnnpar.data.stored import CHUNK_EDGES, CHUNK_ROWS, Stored, Tell, silent
+from gnnpar.durable import file_hash, sync_folder
+from gnnpar.folds.block import index_dtype, layout
+from gnnpar.partition.manifest import SCHEMA, FileFacts, Manifest, folder_of
+from gnnpar.partition.shard import statistics_of
+from gnnpar.placement import array_hash
+
+INDEX_TYPES: dict[torch.dtype, type] = {torch.int32: np.int32, torch.int64: np.int64}
+
+
+def write_shards(
+    graph: Stored,
+    part_of: Tensor,
+    parts: int,
+    out: Path,
+    *,
+    edge_ids: bool,
+    setup: Mapping[str, dict[str, Any]],
+    tell: Tell = silent,
+) -> Manifest:
+    """All shards of a partition, int64 [N], into the new folder `out`. Disk: 8 bytes a cut edge beside it for a while.
+
+    Shapes of the files: those of `Shard` and `Block`; part_of.npy [N] is the partition.
+    """
+    if out.exists():
+        raise ValueError(f"out={out} is there already: remove it, or name another folder")
+    allow_files(parts**2 * (2 if edge_ids else 1) + 64)
+    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        writer = _Writer(graph, part_of, parts, partial, edge_ids, tell)
+        writer.nodes()
+        writer.features()
+        writer.edges()
+        writer.cut_blocks()
+        manifest = writer.manifest(setup, array_hash(part_of))
+        manifest.save(partial)
+        sync_folder(partial)
+        partial.rename(out)
+    except OSError as error:
+        raise ValueError(f"out={out} cannot be written: {error.strerror}; give it room, or another place") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def allow_files(count: int) -> None:
+    """So many may be open at once: a scratch file a pair of parts."""
+    soft, hard = (math.inf if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
+    if hard < count:
+        raise ValueError(
+            f"{count} files must be open at once, but the limit is {hard}: raise it (ulimit -Hn), or cut fewer parts"
+        )
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+class _Writer:
+    """The shards of a partition in the making; every method is a pass."""
+
+    def __init__(self, graph: Stored, part_of: Tensor, parts: int, folder: Path, edge_ids: bool, tell: Tell) -> None:
+        self.graph, self.parts, self.folder, self.with_ids, self.tell = graph, parts, folder, edge_ids, tell
+        self.part_of = part_of.to(torch.int32).numpy()
+        self.node_ids = [np.flatnonzero(self.part_of == p) for p in range(parts)]
+        self.local_of = np.empty(graph.num_nodes, dtype=np.int32)
+        for ids in self.node_ids:
+            self.local_of[ids] = np.arange(len(ids), dtype=np.int32)
+        self.inner_type = index_dtype(graph.num_edges, graph.num_nodes, graph.num_nodes)  # before its edges are counted
+        self.num_edges = np.zeros((parts, parts), dtype=np.int64)  # into i from j
+        self.inner_degree = [np.zeros(len(ids), dtype=np.int64) for ids in self.node_ids]
+        self.halo_from = np.zeros((parts, parts), dtype=np.int64)
+
+    def file(self, part: int, name: str) -> Path:
+        return self.folder / folder_of(part) / f"{name}.npy"
+
+    def nodes(self) -> None:
+        """What is a few bytes a node."""
+        graph, degree = self.graph, self.graph.in_degree.to(torch.float32).numpy()
+        np.save(self.folder / "part_of.npy", self.part_of)
+        for p, ids in enumerate(self.node_ids):
+            (self.folder / folder_of(p)).mkdir()
+            rows = {"node_ids": ids, "y": graph.y[ids], "in_degree": degree[ids]}
+            rows |= {f"{name}_mask": mask[ids] for name, mask in zip(_SPLITS, graph.masks, strict=True)}
+            for name, array in rows.items():
+                np.save(self.file(p, name), array)
+
+    def features(self) -> None:
+        graph = self.graph
+        with ExitStack() as open_files:
+            files = [
+                open_files.enter_context(ColumnWriter(self.file(p, "x"), np.float32, tuple(graph.x.shape[1:])))
+                for p in range(self.parts)
+            ]
+            for first in range(0, graph.num_nodes, CHUNK_ROWS):
+                self.tell("features", first / graph.num_nodes)
+                x, part = graph.x[first : first + CHUNK_ROWS], self.part_of[first : first + CHUNK_ROWS]
+                for p, file in enumerate(files):
+                    file.write(x[part == p])
+
+    def edges(self) -> None:
+        """Inner blocks, and the edges of the others as (local row, local source) in scratch files."""
+        with ExitStack() as opened:
+            columns: dict[tuple[int, int], ColumnWriter] = {}
+            ids: dict[tuple[int, int], ColumnWriter] = {}
+            for p in range(self.parts):
+                file = ColumnWriter(self.file(p, "inner.indices"), INDEX_TYPES[self.inner_type])
+                columns[p, p] = opened.enter_context(file)
+            for edges in self.graph.edges():
+                self.tell("edges", edges.first / self.graph.num_edges)
+                pair = self.part_of[edges.dst].astype(np.uint32) * self.parts + self.part_of[edges.src]
+                order = np.argsort(pair.astype(np.uint16) if self.parts < 256 else pair, kind="stable")
+                ends = np.cumsum(np.bincount(pair, minlength=self.parts**2))
+                for k in np.flatnonzero(np.diff(ends, prepend=0)).tolist():
+                    p, q = divmod(k, self.parts)
+                    chosen = order[ends[k - 1] if k else 0 : ends[k]]
+                    row, src = self.local_of[edges.dst[chosen]], self.local_of[edges.src[chosen]]
+                    self.num_edges[p, q] += len(chosen)
+                    if (p, q) not in columns:
+                        columns[p, q] = opened.enter_context(ColumnWriter(self._scratch(p, q), np.int32, (2,)))
+                    if p == q:
+                        low = int(row[0])  # rows come in ascending order
+                        self.inner_degree[p][low : int(row[-1]) + 1] += np.bincount(row - low)
+                        columns[p, p].write(src)
+                    else:
+                        columns[p, q].write(np.stack([row, src], axis=1))
+                    if self.with_ids:
+                        if (p, q) not in ids:
+                            ids[p, q] = opened.enter_context(ColumnWriter(self._edge_ids(p, q), np.int64))
+                        ids[p, q].write(chosen + edges.first)
+        for p, degree in enumerate(self.inner_degree):
+            self._save_rows(p, "inner", degree, self.inner_type, compress=False)
+            if self.with_ids and not self.num_edges[p, p]:
+                np.save(self._edge_ids(p, p), np.zeros(0, dtype=np.int64))
+
+    def _scratch(self, p: int, q: int) -> Path:
+        return self.folder / f"cut-{p}-{q}.npy"
+
+    def _edge_ids(self, p: int, q: int) -> Path:
+        return self.file(p, ("inner" if p == q else f"halo-{q}") + ".edge_ids")
+
+    def _save_rows(self, p: int, block: str, counts: np.ndarray, dtype: torch.dtype, *, compress: bool) -> None:
+        indptr, rows = layout(torch.from_numpy(counts), dtype, compress=compress)
+        np.save(self.file(p, f"{block}.indptr"), indptr.numpy())
+        if rows is not None:
+            np.save(self.file(p, f"{block}.rows"), rows.numpy())
+
+    def cut_blocks(self) -> None:
+        """Halo blocks and send lists, a pair of parts at a time."""
+        degree = self.graph.in_degree.to(torch.float32).numpy()
+        for p in range(self.parts):
+            halo_degree = [np.zeros(0, dtype=np.float32)]
+            for q in range(self.parts):
+                if p != q and self.num_edges[p, q]:
+                    self.tell("halo blocks", (p * self.parts + q) / self.parts**2)
+                    ids = self.node_ids[q][self._halo(p, q)]
+                    halo_degree.append(degree[ids])
+                    np.save(self.file(p, f"halo-{q}.src_ids"), ids)
+            np.save(self.file(p, "halo_in_degree"), np.concatenate(halo_degree))
+
+    def _halo(self, p: int, q: int) -> np.ndarray:
+        """Write the block of the in-edges of p from q; the rows of q that occur, which q sends."""
+        edges = Column(self._scratch(p, q))
+        sent = np.zeros(len(self.node_ids[q]), dtype=bool)
+        counts = np.zeros(len(self.node_ids[p]), dtype=np.int64)
+        for first in range(0, len(edges), CHUNK_EDGES):
+            row, src = edges[first : first + CHUNK_EDGES].T
+            sent[src] = True
+            counts[row[0] : row[-1] + 1] += np.bincount(row - row[0])
+        rows = np.flatnonzero(sent)
+        column_of = np.zeros(len(sent), dtype=np.int64)
+        column_of[rows] = np.arange(len(rows))
+        dtype = index_dtype(len(edges), len(counts), len(rows))
+        with ColumnWriter(self.file(p, f"halo-{q}.indices"), INDEX_TYPES[dtype]) as out:
+            for first in range(0, len(edges), CHUNK_EDGES):
+                out.write(column_of[edges[first : first + CHUNK_EDGES][:, 1]])
+        self._save_rows(p, f"halo-{q}", counts, dtype, compress=True)
+        np.save(self.file(q, f"boundary-{p}"), rows)
+        edges.file.unlink()
+        self.halo_from[p, q] = len(rows)
+        return rows
+
+    def manifest(self, setup: Mapping[str, dict[str, Any]], partition_hash: str) -> Manifest:
+        graph = self.graph
+        files = sorted(self.folder.rglob("*.npy"))
+        facts = {}
+        for i, file in enumerate(files):
+            self.tell("checksums", i / len(files))
+            facts[file.relative_to(self.folder).as_posix()] = _facts(file)
+        train = torch.from_numpy(graph.masks[0])
+        part_of = torch.from_numpy(self.part_of)
+        return Manifest(
+            schema=SCHEMA,
+            made_by=f"gnnpar {importlib.metadata.version('gnnpar')}",
+            name=graph.name,
+            task=graph.task,
+            num_nodes=graph.num_nodes,
+            num_edges=graph.num_edges,
+            num_features=graph.num_features,
+            num_classes=graph.num_classes,
+            num_train=int(train.sum()),
+            parts=self.parts,
+            edge_ids=self.with_ids,
+            hashes={"graph": graph.graph_hash, "split": graph.split_hash, "partition": partition_hash},
+            statistics=statistics_of(
+                torch.tensor([len(ids) for ids in self.node_ids]),
+                torch.bincount(part_of[train], minlength=self.parts),
+                torch.from_numpy(self.num_edges),
+                torch.from_numpy(self.halo_from),
+            ),
+            setup=dict(setup),
+            files=facts,
+        )
+
+
+_SPLITS = ("train", "val", "test")
+
+
+def _facts(file: Path) -> FileFacts:
+    with file.open("rb") as written:
+        os.fsync(written.fileno())
+    column = Column(file)
+    return FileFacts(shape=column.shape, dtype=column.dtype.str, nbytes=file.stat().st_size, sha256=file_hash(file))

@@ -1,0 +1,385 @@
+"""The one truth about how a run is laid out: hand-written, derived by a strategy or found by a planner."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The ranks at hand. `hosts[i]`: ranks on host i, together all of them; empty: one host."""
+
+    num_ranks: int
+    hosts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Who holds what. `mesh`: stage -> ranks of its parts; part_of, chunk_of [N]; layers_of: stage -> layers."""
+
+    mesh: tuple[tuple[int, ...], ...]
+    part_of: Tensor
+    chunk_of: Tensor | None
+    layers_of: tuple[range, ...]
+
+
+Mode = Literal["whole", "halo", "sar", "chunk", "sample"]
+Overlap = Literal["none", "edges", "central_marginal"]
+_KEYS = {
+    "schema",
+    "mesh",
+    "layers_of",
+    "arrays",
+    "layers",
+    "strategy",
+    "hashes",
+    "statistics",
+    "predicted",
+    "quality",
+    "devices",
+    "setup",
+}
+
+
+@dataclass(frozen=True)
+class LayerPolicy:
+    """How one layer's aggregation runs; `codec` is the configuration of what its halo rows look like on the wire.
+
+    Fields from `rounds` on are those of mode sar, `boundary` is that of rows between stages in mode chunk; None
+    elsewhere, and left out of plan.json.
+    """
+
+    mode: Mode
+    codec: Any = None
+    overlap: Overlap = "edges"
+    remat: bool = False
+    rounds: float | str | None = None
+    prefetch: int | None = None
+    backward: Literal["push", "pull"] | None = None
+    boundary: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Placement, one policy a layer, the strategy it came from, and hashes of what it was made for.
+
+    `statistics`: what the partition costs (nodes, edges, halo rows a part, cut, alpha). `predicted`: by a planner.
+    `quality`: classes of inexactness that were allowed, None: whatever the strategy is. `devices`: rank -> its place in
+    the topology that the plan was made for. `setup`: configuration groups it was made for (model, dataset, partition),
+    which `gnnpar train plan=` takes where the command line names no others.
+    """
+
+    placement: Placement
+    layers: tuple[LayerPolicy, ...]
+    strategy: dict = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)
+    statistics: dict = field(default_factory=dict)
+    predicted: dict | None = None
+    quality: tuple[str, ...] | None = None
+    devices: tuple[str, ...] = ()
+    setup: dict = field(default_factory=dict)
+
+    @property
+    def part_of(self) -> Tensor:
+        return self.placement.part_of
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.placement.mesh[0])
+
+    @property
+    def num_ranks(self) -> int:
+        return sum(map(len, self.placement.mesh))
+
+    def without_nodes(self) -> Plan:
+        """The plan less its per-node arrays: what ranks other than the first need."""
+        return replace(self, placement=replace(self.placement, part_of=self.part_of[:0], chunk_of=None))
+
+    def summary(self) -> dict:
+        """Flat facts for a tracker."""
+        flat = {f"partition/{k}": v for k, v in self.statistics.items()}
+        return {"ranks": self.num_ranks, "stages": len(self.placement.mesh), **flat, **(self.predicted or {})}
+
+    def verify(
+        self,
+        *,
+        num_layers: int | None = None,
+        num_nodes: int | None = None,
+        memory_bytes: float | None = None,
+        **hashes: str,
+    ) -> None:
+        """Refuse a plan that contradicts itself, was made for something else, or needs more than `memory_bytes`."""
+        for name, value in hashes.items():
+            made_for = self.hashes.get(name)
+            if made_for is not None and made_for != value:
+                raise ValueError(
+                    f"the plan was made for another {name} ({made_for[:12]}, here {value[:12]}): "
+                    f"plan again, or give the {name} it was made for."
+                )
+        if num_layers is not None and len(self.layers) != num_layers:
+            raise ValueError(
+                f"the plan has {len(self.layers)} layers, the model {num_layers}: "
+                f"set model.num_layers={len(self.layers)}"
+            )
+        if num_nodes is not None and len(self.part_of) != num_nodes:
+            raise ValueError(f"the plan places {len(self.part_of)} nodes, the graph has {num_nodes}: plan again")
+        for problem in self._problems():
+            raise ValueError(f"the plan cannot run: {problem}")
+        peak = max((self.predicted or {}).get("peak_bytes", None) or [0])
+        if memory_bytes is not None and peak > memory_bytes:
+            raise ValueError(
+                f"the plan needs {peak / 2**30:.2f} GiB on a rank, but there are {memory_bytes / 2**30:.2f} GiB: "
+                "use more ranks, strategy=sar, or a narrower model"
+            )
+
+    def _problems(self) -> Iterator[str]:
+        """Every contradiction, in one line each."""
+        yield from self._placement_problems()
+        yield from self._array_problems()
+        for i, policy in enumerate(self.layers):
+            yield from self._policy_problems(i, policy)
+        if not isinstance(self.strategy.get("name", ""), str):
+            yield f"strategy.name={self.strategy['name']} is no name"
+        if self.devices and len(self.devices) != self.num_ranks:
+            yield f"devices names {len(self.devices)} places for {self.num_ranks} ranks"
+        if len(set(self.devices)) != len(self.devices):
+            yield "devices puts two ranks on one device"
+
+    def _placement_problems(self) -> Iterator[str]:
+        mesh, layers_of = self.placement.mesh, self.placement.layers_of
+        ranks = [rank for stage in mesh for rank in stage]
+        if not mesh or not all(mesh):
+            yield f"a stage of mesh={list(map(list, mesh))} has no rank"
+        if twice := sorted({rank for rank in ranks if ranks.count(rank) > 1}):
+            yield f"rank {twice[0]} stands twice in mesh"
+        if sorted(ranks) != list(range(len(ranks))):
+            yield f"mesh has the ranks {sorted(ranks)}, not 0 to {len(ranks) - 1}"
+        if len(widths := {len(stage) for stage in mesh}) > 1:
+            yield f"stages have {sorted(widths)} parts, but one partition serves all of them"
+        if not layers_of or len(layers_of) % max(1, len(mesh)):  # a stage may have several groups of layers
+            yield f"layers_of has {len(layers_of)} stages, mesh {len(mesh)}"
+        expected = 0
+        for stage, layers in enumerate(layers_of):
+            if len(layers) == 0:
+                yield f"stage {stage} has no layer"
+            if layers.start != expected:
+                yield f"stage {stage} begins with layer {layers.start}, not with {expected}"
+            expected = layers.stop
+        if expected != len(self.layers):
+            yield f"stages end with layer {expected}, but there are {len(self.layers)} layers"
+
+    def _array_problems(self) -> Iterator[str]:
+        part_of, chunk_of = self.placement.part_of, self.placement.chunk_of
+        if len(part_of):  # ranks other than the first hold no array
+            sizes = torch.bincount(part_of.clamp_min(0), minlength=self.num_parts)
+            if int(part_of.min()) < 0 or len(sizes) > self.num_parts:
+                low, high = int(part_of.min()), int(part_of.max())
+                yield f"part_of goes from {low} to {high}, but there are {self.num_parts} parts"
+            if empty := (sizes == 0).nonzero().flatten().tolist():
+                yield f"part {empty[0]} has no node"
+        if chunk_of is not None:
+            if len(chunk_of) != len(part_of):
+                yield f"chunk_of has {len(chunk_of)} nodes, part_of {len(part_of)}"
+            if int(chunk_of.min()) < 0:
+                yield f"chunk_of has the negative chunk {int(chunk_of.min())}"
+            elif empty := (torch.bincount(chunk_of) == 0).nonzero().flatten().tolist():
+                yield f"chunk {empty[0]} has no node"
+
+    def _policy_problems(self, i: int, policy: LayerPolicy) -> Iterator[str]:
+        if policy.mode not in get_args(Mode):
+            yield f"layer {i} has mode={policy.mode}; it can be {', '.join(get_args(Mode))}"
+        if policy.overlap not in get_args(Overlap):
+            yield f"layer {i} has overlap={policy.overlap}; it can be {', '.join(get_args(Overlap))}"
+        if policy.mode == "whole" and self.num_ranks > 1:
+            yield f"layer {i} has mode=whole, which is for one rank, on {self.num_ranks}"
+        if policy.mode == "sar" and len(self.placement.mesh) > 1:
+            yield f"layer {i} has mode=sar, which has no chunks, in a pipeline of {len(self.placement.mesh)} stages"
+        if policy.prefetch is not None and policy.prefetch < 0:
+            yield f"layer {i} has prefetch={policy.prefetch}; it must be >= 0"
+        codecs = (policy.codec, policy.boundary)
+        lossy = {e for codec in codecs for e in getattr(codec, "exactness", ())} - {"exact"}
+        if self.quality is not None and (beyond := sorted(lossy - set(self.quality))):
+            yield f"layer {i} is {beyond[0]}, which quality={list(self.quality)} does not allow"
+
+    def save(self, folder: Path, *, part_of: Path | None = None) -> Path:
+        """plan.json, and its arrays beside it in files named by content. `part_of`: the file of a partition that this
+        plan has only the hash of."""
+        folder.mkdir(parents=True, exist_ok=True)
+        named = {} if part_of is None else {"part_of": f"{self.hashes['partition'][:16]}.npy"}
+        if part_of is not None:
+            shutil.copyfile(part_of, folder / named["part_of"])
+        names = {k: named.get(k) or _save_array(folder, v) for k, v in self.arrays.items()}
+        file = folder / "plan.json"
+        file.write_text(json.dumps(self.as_data(names), indent=2) + "\n")
+        return file
+
+    @property
+    def arrays(self) -> dict[str, Tensor]:
+        """What a node of it has, by name: part_of and, where there are chunks, chunk_of [N]."""
+        arrays = {"part_of": self.part_of, "chunk_of": self.placement.chunk_of}
+        return {k: v for k, v in arrays.items() if v is not None}
+
+    def as_data(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """All but the arrays, as plan.json has it. `names`: of the arrays, wherever they are kept."""
+        return {
+            "schema": 1,
+            "mesh": self.placement.mesh,
+            "layers_of": [[r.start, r.stop] for r in self.placement.layers_of],
+            "arrays": dict(names),
+            "layers": [_policy(p) for p in self.layers],
+            "strategy": self.strategy,
+            "hashes": self.hashes,
+            "statistics": self.statistics,
+            "predicted": self.predicted,
+            "quality": self.quality,
+            "devices": self.devices,
+            "setup": self.setup,
+        }
+
+    @staticmethod
+    def load(file: Path, *, rebuilt: Callable[[Any], Any] | None = None) -> Plan:
+        """Read plan.json back. `rebuilt`: makes a codec's configuration of its data; None: leaves the data."""
+        with clear(file):
+            data = Plan.data(file)
+            arrays = {k: _load_array(file.parent / name) for k, name in data["arrays"].items()}
+            return Plan.of_data(data, arrays, rebuilt=rebuilt, file=file)
+
+    @staticmethod
+    def of_data(
+        data: Mapping[str, Any],
+        arrays: Mapping[str, Tensor],
+        *,
+        rebuilt: Callable[[Any], Any] | None = None,
+        file: Path,
+    ) -> Plan:
+        """What `as_data` gave, with its arrays. `file`: where it stood, for messages."""
+        try:
+            policies = [LayerPolicy(**p) for p in data["layers"]]
+        except TypeError as error:
+            raise ValueError(f"plan={file}: a layer {str(error).rpartition('() ')[2]}; plan again") from error
+        if rebuilt is not None:
+            policies = [
+                replace(p, codec=p.codec and rebuilt(p.codec), boundary=p.boundary and rebuilt(p.boundary))
+                for p in policies
+            ]
+        placement = Placement(
+            tuple(tuple(map(int, ranks)) for ranks in data["mesh"]),
+            arrays["part_of"],
+            arrays.get("chunk_of"),
+            tuple(range(*ends) for ends in data["layers_of"]),
+        )
+        quality = data.get("quality")
+        return Plan(
+            placement,
+            tuple(policies),
+            data["strategy"],
+            data["hashes"],
+            data["statistics"],
+            data["predicted"],
+            quality if quality is None else tuple(quality),
+            tuple(data.get("devices", ())),
+            data.get("setup", {}),
+        )
+
+    @staticmethod
+    def data(file: Path) -> dict[str, Any]:
+        """What stands in plan.json, its keys and their kinds checked; ValueError where it is no plan."""
+        with clear(file):
+            data = _read(file)
+            shapes = {
+                "mesh": list,
+                "layers_of": list,
+                "arrays": dict,
+                "layers": list,
+                "strategy": dict,
+                "hashes": dict,
+                "statistics": dict,
+                "predicted": (dict, type(None)),
+            }
+            for name, kind in shapes.items():
+                if not isinstance(data[name], kind):
+                    raise ValueError(f"{name} is a {type(data[name]).__name__}")
+            if not data["mesh"] or not all(isinstance(layer, dict) and "codec" in layer for layer in data["layers"]):
+                raise ValueError("mesh or layers are empty")
+            return data
+
+
+@contextmanager
+def clear(file: Path) -> Iterator[None]:
+    """Whatever is wrong with a plan's file is one ValueError that names it."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, RecursionError) as error:
+        if type(error) is ValueError and str(file.parent) in str(error):
+            raise
+        what = " ".join(str(error).split())[:200] or type(error).__name__
+        what = f"{what} is missing" if isinstance(error, KeyError) else what
+        raise ValueError(
+            f"plan={file} is no plan: {what}; give the plan.json of a run, with its arrays beside it"
+        ) from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The text of a plan, its keys checked."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"plan={file} cannot be read ({type(error).__name__}); give a plan.json") from error
+    if not isinstance(data, dict) or data.get("schema") != 1:
+        raise ValueError(f"plan={file} is no plan of schema 1; plan again")
+    if unknown := sorted(data.keys() - _KEYS):
+        raise ValueError(f"plan={file} has the unknown field {unknown[0]}; remove it, or plan again")
+    if missing := sorted(_KEYS - {"quality", "devices", "setup"} - data.keys()):
+        raise ValueError(f"plan={file} lacks the field {missing[0]}; plan again")
+    return data
+
+
+def _load_array(file: Path) -> Tensor:
+    """[N] int64. Its name is the hash of its contents."""
+    try:
+        array = torch.from_numpy(np.load(file, allow_pickle=False)).long()
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{file} of the plan cannot be read ({type(error).__name__}); it lies beside plan.json"
+        ) from error
+    if array.ndim != 1 or array_hash(array)[:16] != file.stem:
+        raise ValueError(f"{file} of the plan was changed: its contents are not what its name says; plan again")
+    return array
+
+
+def array_hash(array: Tensor) -> str:
+    return hashlib.sha256(array.cpu().to(torch.int64).numpy().tobytes()).hexdigest()
+
+
+def _save_array(folder: Path, array: Tensor) -> str:
+    name = f"{array_hash(array)[:16]}.npy"
+    np.save(folder / name, array.to(torch.int32).numpy())
+    return name
+
+
+def _policy(policy: LayerPolicy) -> dict:
+    given = {k: v for k, v in vars(policy).items() if v is not None}
+    given |= {"boundary": _describe(policy.boundary)} if policy.boundary is not None else {}
+    return {**given, "codec": _describe(policy.codec)}
+
+
+def _describe(config: Any) -> Any:
+    """A configuration dataclass as data: its class and fields."""
+    if hasattr(config, "__dataclass_fields__"):
+        kind = type(config)
+        return {
+            "_target_": f"{kind.__module__}.{kind.__qualname__}",
+            **{k: _describe(v) for k, v in vars(config).items()},
+        }
+    return str(config) if isinstance(config, Path) else config

@@ -1,0 +1,244 @@
+"""From a stream of operations to a ModelIR: which group each belongs to, what it costs, what is learned and live."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from gnnpar.planner.ir import Fold, Gemm, Group, ModelIR, Phase
+
+_GEMMS = {"mm", "addmm", "matmul", "linear"}
+_VIEWS = {
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "t",
+    "permute",
+    "transpose",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+    "detach",
+    "alias",
+    "select",
+    "slice",
+    "lift_fresh_copy",
+    "clone",
+    "_to_copy",
+    "split_with_sizes",
+    "unbind",
+    "as_strided",
+    "flatten",
+}
+_SAVES_OUTPUT = {"relu", "elu", "sigmoid", "tanh", "exp", "softmax", "_softmax", "leaky_relu"}
+_SAVES_INPUT = {"native_layer_norm", "layer_norm", "gelu", "silu", "log"}
+
+
+class Seen(NamedTuple):
+    """A tensor: its name in the stream, and its shape. 'x' are the features, 'p:...' parameters, 'static' degrees."""
+
+    key: str
+    shape: tuple[int, ...]
+
+
+class Event(NamedTuple):
+    """An operation; `layer` of the module that ran it, None outside of all; `arguments` of a fold: see `extract`."""
+
+    name: str
+    inputs: tuple[Seen, ...]
+    outputs: tuple[Seen, ...]
+    layer: int | None
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass
+class _Draft:
+    """A group being filled. `saved`: tensor -> numbers a row."""
+
+    gemms: list[Gemm] = field(default_factory=list)
+    folds: list[Fold] = field(default_factory=list)
+    kernels: int = 0
+    numbers: int = 0
+    dropout: int = 0
+    saved: dict[str, int] = field(default_factory=dict)
+    params: set[str] = field(default_factory=set)
+
+
+@dataclass
+class _State:
+    rows: int
+    edges: int
+    learned: set[str] = field(default_factory=set)
+    base: dict[str, str] = field(default_factory=dict)  # view -> what it looks at
+    widths: dict[str, int] = field(default_factory=dict)  # row tensors -> numbers a row
+    static: set[str] = field(default_factory=lambda: {"static"})
+    saved: set[str] = field(default_factory=set)  # kept for backward by some group already
+
+    def of(self, seen: Seen) -> str:
+        return self.base.get(seen.key, seen.key)
+
+    def width(self, seen: Seen) -> int | None:
+        """Numbers a row, None where it is not a tensor of rows."""
+        if not seen.shape or seen.shape[0] not in (self.rows, self.edges):
+            return None
+        return math.prod(seen.shape[1:])
+
+    def save(self, draft: _Draft, key: str, width: int) -> None:
+        """A tensor is kept once, by the first group that asks for it; the features are there anyway."""
+        if key != "x" and key not in self.saved:
+            self.saved.add(key)
+            draft.saved[key] = width
+
+    def is_learned(self, seen: Seen) -> bool:
+        return self.of(seen).startswith("p:") or self.of(seen) in self.learned
+
+
+def assemble(events: Sequence[Event], model: nn.Module, *, in_dim: int, out: str, rows: int, edges: int) -> ModelIR:
+    """One pass over the stream."""
+    placed = _placed(events)
+    num_layers = max((layer for _, layer, _ in placed), default=0) + 1
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    state = _State(rows, edges, widths={"x": in_dim})
+    drafts: dict[tuple[int, Phase], _Draft] = {}
+    made, used = {"x": -1}, {}
+    for event, layer, phase in placed:
+        draft = drafts.setdefault((layer, phase), _Draft())
+        _account(event, draft, state)
+        for seen in event.inputs:
+            used[state.of(seen)] = layer
+        for seen in event.outputs:
+            made.setdefault(state.of(seen), layer)
+    last = state.base.get(out, out)
+    cuts = tuple(_live(made, used, state, i) for i in range(num_layers - 1))
+    order = sorted(drafts, key=lambda key: (key[0], _ORDER.index(key[1])))
+    assigned: set[str] = set()
+    groups = []
+    for key in order:
+        draft = drafts[key]
+        params = sum(sizes.get(name, 0) for name in draft.params - assigned)
+        assigned |= draft.params
+        groups.append(
+            Group(
+                *key,
+                tuple(sorted(draft.gemms)),
+                tuple(draft.folds),
+                (draft.kernels, draft.numbers),
+                draft.dropout,
+                sum(draft.saved.values()),
+                params,
+            )
+        )
+    kept = tuple(g for g in groups if g.kernels or g.dropout)
+    return ModelIR(num_layers, in_dim, state.widths.get(last, 0), kept, cuts)
+
+
+_ORDER: tuple[Phase, ...] = ("begin", "transform", "aggregate", "post", "end")
+
+
+def _placed(events: Sequence[Event]) -> list[tuple[Event, int, Phase]]:
+    """(event, layer, phase): before the first layer begin, after the last end, else by the layer's folds."""
+    layers = [e.layer for e in events if e.layer is not None]
+    current = layers[0] if layers else 0
+    folds = {e.layer: i for i, e in enumerate(events) if e.name == "fold"}  # layer -> its last fold
+    positions = [i for i, e in enumerate(events) if e.layer is not None]
+    start, stop = (positions[0], positions[-1]) if positions else (0, -1)
+    placed: list[tuple[Event, int, Phase]] = []
+    for i, event in enumerate(events):
+        current = current if event.layer is None else event.layer
+        if event.layer is None:
+            placed.append((event, current, "begin" if i < start else "end" if i > stop else "post"))
+        elif event.name == "fold":
+            placed.append((event, event.layer, "aggregate"))
+        else:
+            placed.append((event, event.layer, "transform" if i < folds.get(event.layer, -1) else "post"))
+    return placed
+
+
+def _account(event: Event, draft: _Draft, state: _State) -> None:
+    learned = any(state.is_learned(seen) for seen in event.inputs)
+    if event.name in _VIEWS:
+        if event.inputs:
+            for seen in event.outputs:
+                state.base[seen.key] = state.of(event.inputs[0])
+        return
+    draft.params |= {name for seen in event.inputs if (name := _parameter(seen, state))}
+    widths = [(seen, width) for seen in event.outputs[:1] if (width := state.width(seen)) is not None]
+    for seen in event.outputs:
+        if learned:
+            state.learned.add(seen.key)
+    if not widths:
+        return  # of weights alone
+    out, out_width = widths[0]
+    state.widths[out.key] = out_width
+    rows = [(seen, width) for seen in event.inputs if (width := state.width(seen)) is not None]
+    if rows and all(state.of(seen) in state.static for seen, _ in rows) and not learned:
+        state.static.add(out.key)  # of degrees alone: the same every epoch
+    if event.name == "fold":
+        _account_fold(event, draft, state, out_width)
+    elif event.name == "dropout":
+        draft.dropout += out_width
+    elif event.name in _GEMMS and rows:
+        seen, width = _left(event, state) or rows[0]
+        draft.gemms.append(Gemm(width, out_width, state.is_learned(seen)))
+        state.save(draft, state.of(seen), width)
+    else:
+        draft.kernels += 1
+        draft.numbers += out_width + sum(width for _, width in rows)
+        _save(event, draft, state, rows, (out, out_width))
+
+
+def _left(event: Event, state: _State) -> tuple[Seen, int] | None:
+    """The matrix of rows of a product: the last but one argument of mm and addmm, the first of linear."""
+    position = {"mm": 0, "matmul": 0, "linear": 0, "addmm": 1}[event.name]
+    seen = event.inputs[position]
+    width = state.width(seen)
+    return None if width is None else (seen, width)
+
+
+def _parameter(seen: Seen, state: _State) -> str | None:
+    key = state.of(seen)
+    return key[2:] if key.startswith("p:") else None
+
+
+def _save(event: Event, draft: _Draft, state: _State, rows: list[tuple[Seen, int]], out: tuple[Seen, int]) -> None:
+    """What autograd keeps: outputs of activations, inputs of norms, both factors of a product of learned rows."""
+    if not any(state.is_learned(seen) for seen in event.inputs):
+        return
+    if event.name in _SAVES_OUTPUT:
+        state.save(draft, out[0].key, out[1])
+    elif event.name in _SAVES_INPUT:
+        for seen, width in rows:
+            state.save(draft, state.of(seen), width)
+    elif event.name == "mul":
+        learned = [state.is_learned(seen) for seen in event.inputs]
+        for i, seen in enumerate(event.inputs):
+            if any(learned[:i] + learned[i + 1 :]) and (width := state.width(seen)) is not None:
+                state.save(draft, state.of(seen), width)
+
+
+def _account_fold(event: Event, draft: _Draft, state: _State, out_width: int) -> None:
+    num_src, num_dst, num_edge, _, kind, (linear, needs_src, pushed), _ = event.arguments
+    widths = [state.width(seen) or 0 for seen in event.inputs]
+    groups = [widths[:num_src], widths[num_src : num_src + num_dst], widths[num_src + num_dst :][:num_edge]]
+    learned = any(state.is_learned(seen) for seen in event.inputs[:num_src])
+    src, dst, edge = map(tuple, groups)
+    draft.folds.append(Fold(kind, src, dst, edge, out_width, bool(linear), bool(needs_src), learned, pushed))
+    if needs_src:
+        for seen, width in zip(event.inputs[: num_src + num_dst], widths, strict=False):
+            state.save(draft, state.of(seen), width)
+        beside = out_width + 2 * sum(dst) if pushed else 0  # sums over one branch of the scores, and their logarithms
+        state.save(draft, event.outputs[0].key, out_width + beside)
+
+
+def _live(made: dict[str, int], used: dict[str, int], state: _State, layer: int) -> tuple[int, ...]:
+    """Widths of the row tensors made up to this layer and read after it, the widest first."""
+    crossing = [
+        key
+        for key, at in made.items()
+        if at <= layer < used.get(key, -1) and key in state.widths and key not in state.static
+    ]
+    return tuple(sorted((state.widths[key] for key in crossing), reverse=True))

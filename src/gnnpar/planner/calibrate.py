@@ -1,0 +1,210 @@
+"""Rates and links of the machine at hand, measured in less than a minute and cached by what the machine is.
+
+Source: specs/tag.md 8.7. Costs are fitted by non-negative least squares of relative errors; what is left over is kept
+as `residuals` (the median of |error|), the planner's uncertainty.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gnnpar.codecs.adaptive.links import fit
+from gnnpar.comm import Communicator, ThreadWorld
+from gnnpar.planner.rates import DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
+from gnnpar.planner.samples import SIZES, Samples, measure
+from gnnpar.planner.visits import with_visits
+
+TinyEpochs = Callable[[Communicator], dict[str, dict[str, float]]]
+"""Runs the epochs of `visits`; a function of a module, for it goes to other processes."""
+
+_VERSION = 7  # of what is measured and fitted
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Rates of one rank among `ranks` with `threads` each; (seconds a byte, latency seconds) between two of them."""
+
+    ranks: int
+    threads: int
+    rates: Rates
+    link: tuple[float, float]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"ranks": self.ranks, "threads": self.threads, "rates": self.rates.as_json(), "link": list(self.link)}
+
+    @staticmethod
+    def of_json(data: dict[str, Any]) -> Calibration:
+        return Calibration(data["ranks"], data["threads"], Rates.of_json(data["rates"]), tuple(data["link"]))
+
+    def shared(self, ranks: int, cores: int) -> Calibration:
+        """For more ranks than it was measured with: cores are shared, and so is what moves the bytes."""
+        factor = max(1.0, ranks * self.threads / max(1, cores))
+        theta, gamma = self.link
+        return replace(
+            self, rates=replace(self.rates, scale=self.rates.scale * factor), link=(theta * factor, gamma * factor)
+        )
+
+
+def calibrate(
+    ranks: int,
+    *,
+    threads: int,
+    cache: Path | None,
+    refresh: bool = False,
+    tiny: TinyEpochs | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Calibration:
+    """From the cache where this machine has measured before; `refresh`: measured again.
+
+    `tiny`: runs the epochs of `visits` on every rank.
+    """
+    file = None if cache is None else cache / "calibration" / f"{_key(ranks, threads)}.json"
+    if file is not None and file.exists() and not refresh:
+        try:
+            return Calibration.of_json(json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError):
+            file.unlink()  # of another version, or half written
+    say(f"measuring what {ranks} ranks with {threads} threads do here (once; kept in the cache)")
+    found = fitted(world_samples(ranks, threads, tiny), ranks=ranks, threads=threads)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch = file.with_suffix(f".{os.getpid()}.tmp")
+        scratch.write_text(json.dumps(found.as_json(), indent=1) + "\n", encoding="utf-8")
+        scratch.replace(file)
+    return found
+
+
+def _key(ranks: int, threads: int) -> str:
+    model = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next((line for line in lines if line.startswith("model name")), model)
+    except OSError:
+        pass
+    facts = [_VERSION, model, os.cpu_count(), version("torch"), version("gnnpar"), ranks, threads]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def world_samples(ranks: int, threads: int, tiny: TinyEpochs | None = None) -> list[Samples]:
+    """Of every rank: processes over gloo, or this process alone."""
+    if ranks == 1:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return [_everything(ThreadWorld(1).communicators()[0], tiny)]
+        finally:
+            torch.set_num_threads(before)
+    import torch.multiprocessing as mp
+
+    with tempfile.TemporaryDirectory(prefix="gnnpar-") as folder:
+        mp.spawn(_rank, args=(ranks, threads, folder, tiny), nprocs=ranks, join=True)  # type: ignore[attr-defined]
+        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
+
+
+def _everything(comm: Communicator, tiny: TinyEpochs | None) -> Samples:
+    samples = measure(comm)
+    if tiny is not None:
+        samples.tiny = tiny(comm)
+    return samples
+
+
+def _rank(rank: int, ranks: int, threads: int, folder: str, tiny: TinyEpochs | None) -> None:
+    from gnnpar.comm.process import connect
+
+    torch.set_num_threads(threads)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    comm = connect("gloo", device=torch.device("cpu"), timeout_seconds=300, init_method=f"file://{folder}/meet")
+    torch.save(_everything(comm, tiny), Path(folder) / f"{rank}.pt")
+    comm.barrier()
+    comm.close()
+
+
+def fitted(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibration:
+    """One set of rates for all ranks; links as the mean of what each saw."""
+    residuals: dict[str, float] = {}
+
+    def solve(name: str, rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+        found, residuals[name] = nonnegative(rows, seconds)
+        return found
+
+    gemms = [g for s in samples for g in s.gemm]
+    gemm = solve("gemm", [(1.0, f, n) for f, n, _ in gemms], [t for *_, t in gemms])
+    small = [e for s in samples for e in s.elementwise]
+    elementwise = solve("elementwise", [(1.0, n, numbers_beyond(n)) for n, _ in small], [t for _, t in small])
+    folds = {}
+    for kind in samples[0].folds:
+        costs = []
+        for way in ("forward", "backward"):
+            rows = [row for s in samples for row in s.folds[kind][way]]
+            terms = [(1.0, e, e * w, n * w, e * w * doublings_beyond(n * w)) for e, n, w, _ in rows]
+            found = solve(f"{kind}.{way}", terms, [t for *_, t in rows])
+            costs.append(FoldCost(*found))
+        folds[kind] = (costs[0], costs[1])
+    number = {key: statistics.mean(s.per_number[key] for s in samples) for key in samples[0].per_number}
+    second = {key: statistics.mean(s.seconds[key] for s in samples) for key in samples[0].seconds}
+    params = second["numbers_large"] - second["numbers_small"]
+    step = max(0.0, second["step_large"] - second["step_small"]) / params
+    link, reduce = _links(samples)
+    rates = Rates(
+        gemm=DenseCost(*gemm),
+        elementwise=DenseCost(elementwise[0], 0.0, *elementwise[1:]),
+        folds=folds,
+        dropout=number["dropout"],
+        undrop=number.get("undrop"),
+        gather=number["gather"],
+        coded={bits: number[f"code{bits}"] for bits in (2, 4, 8, 16)},
+        message=second.get("message", 1e-5),
+        interference=second.get("interference", 1.0),
+        beside=second.get("beside", 0.0),
+        order=second.get("order", 0.0),
+        reduce=reduce,
+        epoch=second["step_small"],
+        step=step,
+        source="measured",
+        residuals=residuals,
+    )
+    if samples[0].tiny:
+        slowest = {
+            engine: {trial: max(s.tiny[engine][trial] for s in samples) for trial in by_trial}
+            for engine, by_trial in samples[0].tiny.items()
+        }
+        rates = with_visits(rates, link, ranks, slowest)
+    return Calibration(ranks, threads, rates, link)
+
+
+def _links(samples: Sequence[Samples]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """((seconds a byte, latency) of a message, (const, a byte) of a sum); nominal where there is one rank."""
+    if len(samples) == 1:
+        nominal = derived(20e9, 8e9)
+        return (1 / 1e9, 5e-5), nominal.reduce
+    pairs = [fit(SIZES, [t for _, t in rows]) for s in samples for rows in s.links.values()]
+    theta = statistics.mean(theta for theta, _ in pairs)
+    gamma = min(rows[0][1] for s in samples for rows in s.links.values())  # of the smallest message, undisturbed
+    reduces = [row for s in samples for row in s.reduce]
+    (const, byte), _ = nonnegative([(1.0, n) for n, _ in reduces], [t for _, t in reduces])
+    return (theta, gamma), (const, byte)
+
+
+def nonnegative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
+    """(coefficients >= 0 of least relative squares, median |relative error|)."""
+    from scipy.optimize import nnls
+
+    matrix, times = np.asarray(rows, dtype=float), np.asarray(seconds, dtype=float)
+    weighted = matrix / times[:, None]
+    scale = np.maximum(weighted.max(axis=0), 1e-300)
+    solution, _ = nnls(weighted / scale, np.ones(len(times)))
+    found = solution / scale
+    return found.tolist(), float(np.median(np.abs(matrix @ found / times - 1.0)))

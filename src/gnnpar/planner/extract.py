@@ -1,0 +1,274 @@
+"""From a model to its ModelIR, two ways that must agree: recording what it dispatches, and torch.export.
+
+Both run the model on a Graph whose aggregate and dropout are custom operators of torch, opaque to tracing, and both
+give the same stream of operations: `record` sees them as they are dispatched on meta tensors, `export` reads them off
+the exported program. Nothing is computed. A tensor's first dimension tells what it is about: rows, edges or neither.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gnnpar.folds.aggregator import Aggregator, EdgeDropout, Pushable
+from gnnpar.folds.block import Rows
+from gnnpar.graph import Message
+from gnnpar.planner.assemble import Event, Seen, assemble
+from gnnpar.planner.ir import ModelIR
+
+ROWS, EDGES = 10007, 20011  # primes: no width of a model is as large by chance
+_LAYER = re.compile(r"layers\.(\d+)")
+
+
+@torch.library.custom_op("gnnpar_trace::fold", mutates_args=())
+def _fold(
+    src: Sequence[Tensor],
+    dst: Sequence[Tensor],
+    edge: Sequence[Tensor],
+    shared: Sequence[Tensor],
+    kind: str,
+    flags: Sequence[int],
+    tail: Sequence[int],
+) -> Tensor:
+    """kind: of aggregator. flags: linear, needs_src, pushed numbers. tail: shape of a row of the result."""
+    return src[0].new_zeros([src[0].shape[0], *tail])
+
+
+@_fold.register_fake
+def _(src, dst, edge, shared, kind, flags, tail) -> Tensor:
+    return src[0].new_empty([src[0].shape[0], *tail])
+
+
+@torch.library.custom_op("gnnpar_trace::dropout", mutates_args=())
+def _dropout(x: Tensor, p: float) -> Tensor:
+    return x.clone()
+
+
+@_dropout.register_fake
+def _(x, p) -> Tensor:
+    return torch.empty_like(x)
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """The Graph of a model that is traced: no structure, only operators that say what was asked."""
+
+    node_ids: Tensor
+    in_degree: Tensor
+    edge_ids: Tensor
+    layer: int = 0
+
+    def at(self, layer: int) -> Self:
+        return type(self)(self.node_ids, self.in_degree, self.edge_ids, layer)
+
+    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
+        return x if p == 0 else _dropout(x, p)
+
+    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
+        return None if p == 0 else EdgeDropout(p, 0)
+
+    def source(self, message: Message, *rows: Tensor) -> Rows:
+        return message(self, *rows)
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        width = sum(t[0].numel() for t in src)
+        pushed = width + 2 * sum(t[0].numel() for t in dst) if isinstance(agg, Pushable) else 0
+        flags = [int(agg.linear), int(agg.needs_src), pushed]
+        tail = list(src[0].shape[1:]) if not hasattr(agg, "value") else _tail(agg, src, dst, edge, shared)
+        kind = type(agg).__name__
+        return _fold(list(src), list(dst), list(edge), list(shared), kind, flags, tail)
+
+
+def _tail(agg: Any, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> list[int]:
+    """Shape of a row of the result of a user's value function, asked on no edge."""
+    none = tuple(tuple(t[:0] for t in rows) for rows in (src, dst, edge))
+    return list(agg.value(*none, tuple(shared)).shape[1:])
+
+
+@dataclass
+class _Where:
+    """The stack of modules that are running."""
+
+    path: list[str] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)
+    failed: str = ""
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        handles: list[Any] = []
+        for name, module in model.named_modules():
+            if not name:
+                continue
+            self.kinds[name] = type(module).__name__
+            handles.append(module.register_forward_pre_hook(self._enter(name)))
+            handles.append(module.register_forward_hook(lambda *_: self.path.pop() and None))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.path.append(name)
+
+
+def record(model: nn.Module, in_dim: int) -> ModelIR:
+    """By running the model on meta tensors. ValueError names the module that cannot be traced."""
+    twin = copy.deepcopy(model).to("meta")
+    where, recorder = _Where(), _Recorder()
+    recorder.where = where
+    for name, parameter in twin.named_parameters():
+        recorder.parameters[id(parameter)] = name
+    x = torch.empty(ROWS, in_dim, device="meta")
+    graph = _graph(x)
+    recorder.named(x, "x")
+    recorder.named(graph.in_degree, "static")
+    recorder.named(graph.node_ids, "static")
+    try:
+        with torch.no_grad(), where.watching(twin), recorder:
+            out = twin(graph, x)
+    except Exception as error:
+        raise _untraceable(where.path[-1] if where.path else "", where.kinds, model, error) from error
+    return assemble(recorder.events, model, in_dim=in_dim, out=recorder.key(out), rows=ROWS, edges=EDGES)
+
+
+def _untraceable(path: str, kinds: dict[str, str], model: nn.Module, error: Exception) -> ValueError:
+    what = f"{path} ({kinds.get(path)})" if path else type(model).__name__
+    reason = " ".join(str(error).split())[:160]
+    return ValueError(
+        f"the model cannot be traced: module {what} raised {type(error).__name__}: {reason}. Its forward must not read "
+        "values of tensors, and must mix rows through the graph alone."
+    )
+
+
+def _graph(x: Tensor) -> Tracing:
+    device = x.device
+    ids = torch.empty(ROWS, dtype=torch.int64, device=device)
+    return Tracing(ids, torch.empty(ROWS, device=device), torch.empty(EDGES, dtype=torch.int64, device=device))
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down every operation with the shapes it saw."""
+
+    where: _Where
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+        self.parameters: dict[int, str] = {}
+        self._alive: list[Tensor] = []  # so that an id stands for one tensor
+        self._names: dict[int, str] = {}
+
+    def named(self, tensor: Tensor, name: str) -> None:
+        self._alive.append(tensor)
+        self._names[id(tensor)] = name
+
+    def key(self, tensor: Tensor) -> str:
+        if id(tensor) in self.parameters:
+            return f"p:{self.parameters[id(tensor)]}"
+        return self._names.setdefault(id(tensor), f"t{len(self._names)}")
+
+    def _seen(self, values: Any) -> tuple[Seen, ...]:
+        tensors = [t for t in tree_leaves(values) if isinstance(t, Tensor)]
+        self._alive += tensors
+        return tuple(Seen(self.key(t), tuple(t.shape)) for t in tensors)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        path = self.where.path[-1] if self.where.path else ""
+        inputs, arguments = self._seen((args, kwargs)), _scalars(func, args)
+        self.events.append(Event(_name(func), inputs, self._seen(out), _layer_of(path), arguments))
+        return out
+
+
+def _name(func: Any) -> str:
+    return str(getattr(func, "overloadpacket", func)).rpartition(".")[2]
+
+
+def _scalars(func: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments of a fold that say what it is, with the numbers of its lists of rows."""
+    if _name(func) != "fold":
+        return ()
+    src, dst, edge, shared, kind, flags, tail = args
+    return len(src), len(dst), len(edge), len(shared), kind, tuple(flags), tuple(tail)
+
+
+def _layer_of(path: str) -> int | None:
+    found = _LAYER.search(path)
+    return int(found[1]) if found else None
+
+
+class _Exportable(nn.Module):
+    """The model as a function of tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, node_ids: Tensor, in_degree: Tensor, edge_ids: Tensor) -> Tensor:
+        return self.model(Tracing(node_ids, in_degree, edge_ids), x)
+
+
+def export(model: nn.Module, in_dim: int) -> ModelIR:
+    """By torch.export, decomposed to the operations that run."""
+    twin = copy.deepcopy(model).to("meta")
+    x = torch.empty(ROWS, in_dim, device="meta")
+    graph = _graph(x)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of itself
+        program = torch.export.export(_Exportable(twin), (x, graph.node_ids, graph.in_degree, graph.edge_ids))
+        program = program.run_decompositions({})
+    program.graph.eliminate_dead_code()
+    names = _input_names(program)
+    events, out = [], ""
+    for node in program.graph.nodes:
+        if node.op == "output":
+            out = str(names.get(node.args[0][0].name, node.args[0][0].name))
+        if node.op != "call_function" or str(node.target).startswith("<built-in function getitem"):
+            continue
+        arguments, outputs = _scalars(node.target, node.args), (Seen(node.name, _shape(node)),)
+        events.append(Event(_name(node.target), _inputs(node, names), outputs, _stack_layer(node), arguments))
+    return assemble(events, model, in_dim=in_dim, out=out, rows=ROWS, edges=EDGES)
+
+
+def _inputs(node: Any, names: dict[str, str]) -> tuple[Seen, ...]:
+    """Tensor arguments in their order; results of getitem stand for what they take from."""
+    nodes = [n for n in tree_leaves((node.args, node.kwargs)) if isinstance(n, torch.fx.Node)]
+    sources = [n.args[0] if str(n.target).startswith("<built-in function getitem") else n for n in nodes]
+    return tuple(Seen(names.get(n.name, n.name), _shape(n)) for n in sources)  # type: ignore[union-attr]
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    value = node.meta.get("val")
+    first = value[0] if isinstance(value, (tuple, list)) else value
+    return tuple(int(d) for d in first.shape) if isinstance(first, Tensor) else ()
+
+
+def _input_names(program: Any) -> dict[str, str]:
+    """Placeholder -> the name that `record` gives the same tensor."""
+    names = {}
+    given = iter(("x", "static", "static", "static"))
+    for spec in program.graph_signature.input_specs:
+        kind = spec.kind.name
+        if kind == "PARAMETER":
+            names[spec.arg.name] = f"p:{spec.target.removeprefix('model.')}"
+        elif kind == "USER_INPUT":
+            names[spec.arg.name] = next(given)
+    return names
+
+
+def _stack_layer(node: Any) -> int | None:
+    for path, _ in reversed(list((node.meta.get("nn_module_stack") or {}).values())):
+        if (layer := _layer_of(str(path))) is not None:
+            return layer
+    return None

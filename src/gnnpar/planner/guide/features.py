@@ -1,0 +1,220 @@
+"""What the guide sees: a heterogeneous graph of op groups, classes of devices, links and sizes of partitions, and
+numbers of each choice.
+
+Source: specs/tag.md 8.11. Times and sizes are logarithms of ratios to one scale: the seconds that all devices together
+need to compute an epoch; sizes count as the time to move them over the fastest link (TAG 2.5). Deviations: an op group
+is a run of at most ceil(L / 16) layers, partition nodes are numbers of parts (2, 4, ...) as those of a grid do not
+exist yet, and there is no feedback of a simulator, so that the graph is encoded once for a whole search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnpar.planner.closed import DIRECTIONS
+from gnnpar.planner.rates import Rates
+from gnnpar.planner.search.points import FACTORS, KNOBS, Points
+from gnnpar.planner.search.space import Point
+from gnnpar.planner.statistics import PartStats
+from gnnpar.planner.work import Work
+
+WIDTHS = {"op": 8, "device": 5, "link": 3, "part": 5}
+RELATIONS = (
+    ("op", "next", "op"),
+    ("op", "prev", "op"),
+    ("op", "on", "device"),
+    ("device", "runs", "op"),
+    ("device", "uses", "link"),
+    ("link", "joins", "device"),
+    ("part", "cuts", "op"),
+    ("part", "finer", "part"),
+)
+PRICED = (("op", "on", "device"), ("device", "runs", "op"))  # relations with a number an edge
+NAMES = ("grid", *KNOBS, "shares", "next")
+FAMILIES = ("single", "graph_parallel", "sar", "gnnpipe", "hybrid")
+CHOICE_WIDTH = len(NAMES) + len(FAMILIES) + 16
+_BLOCKS = 16
+
+
+@dataclass(frozen=True)
+class Scene:
+    """`nodes[type]` [count, WIDTHS[type]]; `edges[relation]` [2, count] of (source, target); `prices` [count, 1] of
+    PRICED relations; `device_of`: number of a device node -> its kind."""
+
+    nodes: dict[str, Tensor]
+    edges: dict[tuple[str, str, str], Tensor]
+    prices: dict[tuple[str, str, str], Tensor]
+    kinds: tuple[str, ...]
+
+
+def _log(value: float, scale: float) -> float:
+    """Decades of a ratio over 3, within +-2."""
+    return max(-2.0, min(2.0, math.log10(max(value, 1e-30) / scale) / 3))
+
+
+def scene(points: Points) -> Scene:
+    """Of a request."""
+    request, classes = points.request, points.places.classes
+    fabric, ir = request.setting.fabric, request.ir
+    rates = [request.setting.rates[c[0]] for c in classes]
+    alone = [points.seconds_alone(r) for r in rates]
+    scale = 1 / sum(len(c) / seconds for c, seconds in zip(classes, alone, strict=True))
+    fastest = max((link.rate for link in fabric.links), default=1e9)
+    size = max(1, -(-ir.num_layers // _BLOCKS))
+    blocks = [range(i, min(i + size, ir.num_layers)) for i in range(0, ir.num_layers, size)]
+    even = points.statistics(request.ranks, ()) if request.ranks > 1 else None
+    moved = 4.0 * (even.alpha if even else 0.0) * request.graph.nodes
+    seconds = [[_block_seconds(points, r, block) for r in rates] for block in blocks]
+    nodes = {
+        "op": [_op(points, b, s, scale, (moved, fastest)) for b, s in zip(blocks, seconds, strict=True)],
+        "device": [_device(points, c, a, scale) for c, a in zip(classes, alone, strict=True)],
+        "link": [],
+        "part": [],
+    }
+    total = moved * max(1, sum(sum(f.width for f in ir.folds(i)) for i in range(ir.num_layers)))
+    used = _used_links(points)
+    for number in used:
+        link = fabric.links[number]
+        nodes["link"].append([_log(total / link.rate, scale), _log(link.latency, scale), len(used[number]) / 8])
+    sizes = _sizes(request.ranks)
+    nodes["part"] = [_part(points, parts) for parts in sizes]
+    ops, devs = len(blocks), len(classes)
+    chain = [(i, i + 1) for i in range(ops - 1)]
+    pairs = [(i, j) for i in range(ops) for j in range(devs)]
+    uses = [(c, i) for i, number in enumerate(used) for c in used[number]]
+    edges = {
+        RELATIONS[0]: chain,
+        RELATIONS[1]: [(b, a) for a, b in chain],
+        RELATIONS[2]: pairs,
+        RELATIONS[3]: [(b, a) for a, b in pairs],
+        RELATIONS[4]: uses,
+        RELATIONS[5]: [(b, a) for a, b in uses],
+        RELATIONS[6]: [(i, j) for i in range(len(sizes)) for j in range(ops)],
+        RELATIONS[7]: [(i, i + 1) for i in range(len(sizes) - 1)],
+    }
+    price = torch.tensor([[_log(seconds[i][j], scale)] for i, j in pairs])
+    return Scene(
+        {name: torch.tensor(rows, dtype=torch.float32).view(len(rows), WIDTHS[name]) for name, rows in nodes.items()},
+        {name: torch.tensor(found, dtype=torch.int64).reshape(-1, 2).T for name, found in edges.items()},
+        dict.fromkeys(PRICED, price),
+        tuple(points.places.kind(i) for i in range(devs)),
+    )
+
+
+def _sizes(ranks: int) -> list[int]:
+    return sorted({*(1 << i for i in range(1, 11) if 1 << i <= ranks), max(2, ranks)})
+
+
+def _whole(points: Points, rates: Rates) -> Work:
+    graph = points.request.graph
+    one = PartStats.even(graph.nodes, graph.edges, 1, alpha=0.0, cut_share=0.0)
+    return Work(points.request.ir, graph, one, (rates,))
+
+
+def _block_seconds(points: Points, rates: Rates, block: range) -> float:
+    """Computing of these layers on one device."""
+    work = _whole(points, rates)
+    alike = points.request.ir.alike(block)
+    return sum(count * work.piece(i, 0, d).compute for i, count in alike for d in DIRECTIONS)
+
+
+def _op(points: Points, block: range, seconds: Sequence[float], scale: float, way: tuple[float, float]) -> list[float]:
+    """way: (bytes of one number of each halo row, bytes/s of the fastest link)."""
+    ir, graph = points.request.ir, points.request.graph
+    folds = [f for i in block for f in ir.folds(i)]
+    width = sum(f.width * (1 + f.learned) for f in folds)
+    cut = sum(ir.cuts[block.stop - 1]) if block.stop < ir.num_layers else 0
+    return [
+        _log(sum(seconds) / len(seconds), scale),
+        _log(width * way[0] / way[1], scale),
+        _log(4.0 * cut * graph.nodes / way[1], scale),
+        _log(4.0 * sum(ir.saved_of[i] for i in block) * graph.nodes, 2.0**30),
+        float(any(not f.linear for f in folds)),
+        float(any(f.pushed for f in folds)),
+        len(block) / 8,
+        math.log2(ir.num_layers) / 6,
+    ]
+
+
+def _device(points: Points, members: Sequence[int], alone: float, scale: float) -> list[float]:
+    fabric = points.request.setting.fabric
+    device = fabric.devices[members[0]]
+    inside = fabric.rate(members[0], members[1]) if len(members) > 1 else 0.0
+    need = 4.0 * points.request.graph.nodes * sum(points.request.ir.saved_of)
+    return [
+        math.log2(len(members)) / 4,
+        _log(alone, scale),
+        _log(need, device.memory_bytes),
+        _log(inside, 1e9) if inside else -2.0,
+        len(members) / fabric.size,
+    ]
+
+
+def _used_links(points: Points) -> dict[int, list[int]]:
+    """Number of a link -> classes whose first device sends over it to another class, or to its neighbour."""
+    fabric, classes = points.request.setting.fabric, points.places.classes
+    found: dict[int, list[int]] = {}
+    for c, members in enumerate(classes):
+        ends = [other[0] for other in classes if other is not members] + members[1:2]
+        for number in sorted({n for end in ends for n in fabric.routes[members[0]][end]}):
+            found.setdefault(number, []).append(c)
+    return found
+
+
+def _part(points: Points, parts: int) -> list[float]:
+    ranks, layers = points.request.ranks, points.request.ir.num_layers
+    stats = points.statistics(parts, ())
+    edges = max(1.0, sum(stats.edges(p) for p in range(parts)))
+    return [
+        math.log2(parts) / 6,
+        _log(stats.alpha, 1.0),
+        sum(map(sum, stats.cut)) / edges,
+        _log(layers * stats.alpha, ranks),
+        parts / ranks,
+    ]
+
+
+def choice_features(points: Points, prefix: Point, rest: Point) -> tuple[Tensor, list[str]]:
+    """[choices, CHOICE_WIDTH] of the name after `prefix`, completed as in `rest`; and the kind each would place, ''
+    where it places none."""
+    names = list(points.space.choices)
+    name, at = names[len(prefix)], len(prefix)
+    rows, kinds = [], []
+    for i, value in enumerate(points.space.choices[name]):
+        chosen = points.space.at((*prefix, i, *rest[at + 1 :]))
+        rows.append(_row(points, name, chosen, same=i == rest[at]))
+        kinds.append(value if name.startswith("next") else "")
+    return torch.tensor(rows, dtype=torch.float32), kinds
+
+
+def _row(points: Points, name: str, chosen: dict[str, Any], *, same: bool) -> list[float]:
+    word, _, number = name.partition(".")
+    family, stages, parts = chosen["grid"]
+    ranks, layers = points.request.ranks, points.request.ir.num_layers
+    alpha = points.statistics(parts, ()).alpha if parts > 1 else 0.0
+    return [
+        *(float(word == other) for other in NAMES),
+        *(float(family == other) for other in FAMILIES),
+        math.log2(ranks) / 6,
+        math.log2(stages * parts / ranks),
+        math.log2(stages) / 6,
+        math.log2(parts) / 6,
+        FACTORS.index(chosen["chunks"]) / 4,
+        math.log2(chosen["bits"]) / 5,
+        float(chosen["overlap"] == "edges"),
+        chosen["prefetch"] / 2,
+        float(chosen["backward"] == "push"),
+        float(chosen["remat"]),
+        {"even": 0.0, "speed": 1.0, "half": 0.5}[chosen["shares"]],
+        float(chosen["layout"] == "parts"),
+        _log(layers * alpha, ranks) if alpha else -2.0,
+        math.log2(stages / layers) / 6,
+        int(number or 0) / 8,
+        float(same),
+    ]

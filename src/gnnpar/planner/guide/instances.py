@@ -1,0 +1,140 @@
+"""Requests drawn at random, to train the guide and to compare searches: models x graphs x topologies.
+
+Source: specs/tag.md 8.11 and 2.4. Graphs are laws of what a partition costs (`laws`). One family of each of the three
+is held out of training: models gatv2 and resgcn, mesh graphs, two racks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from gnnpar.models.gat import GAT
+from gnnpar.models.gatv2 import GATv2
+from gnnpar.models.gcn import GCN
+from gnnpar.models.gcnii import GCNII
+from gnnpar.models.gin import GIN
+from gnnpar.models.resgcn import ResGCN
+from gnnpar.models.sage import SAGE
+from gnnpar.planner.candidate import QUALITIES, Quality
+from gnnpar.planner.closed import Setting
+from gnnpar.planner.extract import record
+from gnnpar.planner.ir import ModelIR
+from gnnpar.planner.laws import partitioned
+from gnnpar.planner.planner import Request
+from gnnpar.planner.rates import derived
+from gnnpar.planner.statistics import GraphStats
+from gnnpar.planner.topology import Machines
+
+Split = Literal["train", "held_out"]
+FAMILIES: tuple[Any, ...] = ("graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid")
+_MODELS: dict[str, Callable[..., Any]] = {
+    "gcn": GCN,
+    "sage": SAGE,
+    "gat": GAT,
+    "gin": GIN,
+    "gcnii": GCNII,
+    "gatv2": GATv2,
+    "resgcn": ResGCN,
+}
+HELD_OUT = {"models": ("gatv2", "resgcn"), "graphs": ("mesh",), "topologies": ("two_racks",)}
+_ALL = {
+    "models": tuple(_MODELS),
+    "graphs": ("random", "community", "mesh"),
+    "topologies": ("switch", "shared", "two_racks"),
+}
+_KINDS = {  # flop/s, bytes/s, GiB
+    "v100": (14e12, 900e9, 32),
+    "p100": (9.3e12, 549e9, 12),
+    "a100": (19.5e12, 2039e9, 80),
+    "t4": (8.1e12, 320e9, 16),
+    "gtx1080ti": (11e12, 484e9, 11),
+}
+_ETHERNET = ("1 Gbit/s", "10 Gbit/s", "25 Gbit/s", "100 Gbit/s")
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """`name`: model, graph and topology in words."""
+
+    name: str
+    request: Request
+
+
+def families(split: Split, group: str) -> tuple[str, ...]:
+    """Those of a split; nothing is in both."""
+    held = HELD_OUT[group]
+    return held if split == "held_out" else tuple(name for name in _ALL[group] if name not in held)
+
+
+def draw(seed: int, *, split: Split, most: int = 16) -> Instance:
+    """One instance of at most `most` devices; the same for the same arguments."""
+    rng = random.Random(f"{split} {seed}")
+    model, law, wiring = (rng.choice(families(split, group)) for group in ("models", "graphs", "topologies"))
+    layers, hidden = rng.choice((2, 3, 4, 8, 16, 32, 64)), rng.choice((16, 32, 64, 128, 256, 512))
+    nodes = int(10 ** rng.uniform(4, 6.7))
+    degree = 10 ** rng.uniform(0.5, 2)
+    graph = GraphStats(nodes, int(nodes * degree), rng.choice((32, 100, 500)), 16, nodes // 2)
+    fabric = _fabric(rng, wiring, most).fabric
+    rates = {d.kind: derived(d.speed or 0, d.memory_rate or 0) for d in fabric.devices}
+    setting = Setting(fabric, tuple(rates[d.kind] for d in fabric.devices))
+    ir = _model(model, layers, hidden, graph.features)
+    even = partitioned(graph, law, rng.uniform(0.05, 0.4))
+    allowed: frozenset[Quality] = frozenset(QUALITIES) if rng.random() < 0.75 else frozenset({"exact"})
+    request = Request(
+        ir,
+        graph,
+        even,
+        setting,
+        fabric.size,
+        FAMILIES,
+        allowed,
+        {"quantized": 1.05, "stale": 1.1},
+        places=True,
+        fewer=True,
+        uneven=lambda shares: even(len(shares)).reshaped(shares),
+    )
+    lossy = "any quality" if len(allowed) > 1 else "exact"
+    words = f"{model} {layers}x{hidden}, {law} {nodes:.0e} nodes of degree {degree:.0f}, {wiring}, {lossy}"
+    return Instance(words, request)
+
+
+@cache
+def _model(name: str, layers: int, hidden: int, features: int) -> ModelIR:
+    norm = {"norm": "layer", "encoder": "linear", "decoder": "linear"} if name in ("resgcn", "gcnii") else {}
+    return record(_MODELS[name](num_layers=layers, hidden=hidden, **norm).build(features, 16, seed=0), features)
+
+
+def _fabric(rng: random.Random, wiring: str, most: int) -> Machines:
+    """Up to 8 hosts of 1 to 8 devices, of 2 or 3 kinds; their speeds vary by a lognormal of 0.3."""
+    kinds = rng.sample(sorted(_KINDS), rng.choice((2, 2, 3)))
+    devices = {}
+    for kind in kinds:
+        speed, memory_rate, gib = _KINDS[kind]
+        factor = rng.lognormvariate(0, 0.3)
+        devices[kind] = {
+            "type": "cuda",
+            "memory": f"{gib} GiB",
+            "speed": f"{speed * factor / 1e12:.3f} Tflop/s",
+            "memory_rate": f"{memory_rate * factor / 1e9:.1f} GB/s",
+        }
+    hosts, left = [], most
+    for i in range(rng.randint(2, 8)):
+        count = min(left, rng.choice((1, 2, 4, 4, 8)))
+        if count == 0:
+            break
+        left -= count
+        rack = {"rack": rng.choice(("left", "right"))} if wiring == "two_racks" else {}
+        hosts.append({"name": f"h{i}", "devices": {rng.choice(kinds): count}, "inside": "bus", "nic": "nic", **rack})
+    shared = wiring == "shared" or (wiring == "two_racks" and rng.random() < 0.5)
+    bus = {"rate": "12 GB/s" if shared else rng.choice(("12 GB/s", "50 GB/s", "300 GB/s")), "latency": "8 us"}
+    links = {
+        "bus": bus | {"shared": shared},
+        "nic": {"rate": rng.choice(_ETHERNET), "latency": "30 us"},
+        "trunk": {"rate": rng.choice(_ETHERNET), "latency": "15 us"},
+    }
+    racks = {"left": {"uplink": "trunk"}, "right": {"uplink": "trunk"}} if wiring == "two_racks" else {}
+    return Machines(devices=devices, hosts=tuple(hosts), links=links, racks=racks)

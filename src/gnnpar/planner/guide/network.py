@@ -1,0 +1,58 @@
+"""The guide network: relation-wise attention over the scene, and a score for each choice of the next name.
+
+Source: specs/tag.md 8.11 and 2.6 (TAG's, of 14 M parameters): here two layers of 32, LayerNorm, 43 k parameters, a
+policy alone: values come from the cost model, which is as quick. Encoding is once an instance; scoring once a node of
+the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GATv2Conv, HeteroConv
+
+from gnnpar.planner.guide.features import CHOICE_WIDTH, PRICED, RELATIONS, WIDTHS, Scene
+
+LAYERS = 2
+
+
+class Guide(nn.Module):
+    """Shapes: a scene's nodes -> embeddings [count, width] -> logits [choices]."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.width = width
+        self.enter = nn.ModuleDict({name: nn.Linear(size, width) for name, size in WIDTHS.items()})
+        self.layers = nn.ModuleList(
+            HeteroConv({relation: self._conv(relation) for relation in RELATIONS}, aggr="mean") for _ in range(LAYERS)
+        )
+        self.norms = nn.ModuleList(nn.ModuleDict({name: nn.LayerNorm(width) for name in WIDTHS}) for _ in range(LAYERS))
+        self.whole = nn.Linear(len(WIDTHS) * width, width)
+        self.choice = nn.Sequential(nn.Linear(2 * width + CHOICE_WIDTH, width), nn.Tanh(), nn.Linear(width, 1))
+
+    def _conv(self, relation: tuple[str, str, str]) -> GATv2Conv:
+        price = 1 if relation in PRICED else None
+        return GATv2Conv((self.width, self.width), self.width, edge_dim=price, add_self_loops=False)
+
+    def encode(self, scene: Scene) -> tuple[Tensor, Tensor]:
+        """(the whole scene [width], device nodes [D, width])."""
+        h = {name: torch.tanh(self.enter[name](x)) for name, x in scene.nodes.items()}
+        for layer, norms in zip(self.layers, self.norms, strict=True):
+            told = layer(h, scene.edges, edge_attr_dict=scene.prices)
+            assert isinstance(norms, nn.ModuleDict)
+            h = {name: norms[name](x + torch.relu(told[name])) if name in told else x for name, x in h.items()}
+        means = [h[name].mean(0) if len(h[name]) else h[name].new_zeros(self.width) for name in WIDTHS]
+        return torch.tanh(self.whole(torch.cat(means))), h["device"]
+
+    def score(self, whole: Tensor, devices: Tensor, rows: Tensor, picks: Tensor) -> Tensor:
+        """Logits. Shapes: rows [choices, CHOICE_WIDTH]; picks [choices, D], the mean over what a choice would place."""
+        together = torch.cat([whole.expand(len(rows), -1), picks @ devices, rows], dim=1)
+        return self.choice(together).squeeze(1)
+
+
+def picks_of(kinds: Sequence[str], devices: Sequence[str]) -> Tensor:
+    """[choices, D]: equal weights on the classes of the kind a choice places, 0 where it places none."""
+    marks = torch.tensor([[float(kind == device) for device in devices] for kind in kinds])
+    return marks / marks.sum(1, keepdim=True).clamp_min(1.0)

@@ -1,0 +1,56 @@
+"""A guide as the prior of a tree search, and the weights that come with the package."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from gnnpar.planner.guide.features import choice_features, scene
+from gnnpar.planner.guide.network import Guide, picks_of
+from gnnpar.planner.search.points import Points
+from gnnpar.planner.search.space import Point
+from gnnpar.planner.search.tree import Prior
+
+WEIGHTS = Path(__file__).with_name("weights.pt")
+
+
+def prior_of(guide: Guide, points: Points) -> Prior:
+    """The scene is encoded when the first prior is asked for."""
+
+    @cache
+    def encoded() -> tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]:
+        with torch.no_grad():
+            seen = scene(points)
+            return (*guide.encode(seen), seen.kinds)
+
+    def prior(prefix: Point, rest: Point) -> list[float]:
+        whole, devices, kinds = encoded()
+        rows, placed = choice_features(points, prefix, rest)
+        with torch.no_grad():
+            logits = guide.score(whole, devices, rows, picks_of(placed, kinds))
+            return torch.softmax(logits, 0).tolist()
+
+    return prior
+
+
+@cache
+def load(file: Path = WEIGHTS) -> Guide:
+    """From a file of half-precision weights; ValueError where it is none of this architecture."""
+    try:
+        state = torch.load(file, weights_only=True)
+        guide = Guide()
+        guide.load_state_dict({name: value.float() for name, value in state.items()})
+    except (OSError, RuntimeError, AttributeError) as error:
+        raise ValueError(f"{file} holds no guide ({type(error).__name__}): train one, or use another search") from error
+    return guide.eval()
+
+
+def save(guide: Guide, file: Path) -> None:
+    torch.save({name: value.half() for name, value in guide.state_dict().items()}, file)
+
+
+def shipped(points: Points) -> Prior:
+    """The prior of the weights that come with the package."""
+    return prior_of(load(), points)

@@ -1,0 +1,148 @@
+"""Training of the guide: the tree plays on drawn instances, and the network learns where its visits and the best plans
+lie.
+
+    python -m gnnpar.planner.guide.train --instances 80 --rounds 2 --seed 0 --out weights.pt
+
+Source: specs/tag.md 4 and 8.11 (iii, with imitation of the best plan known, ii). In the first round the prior is
+uniform, then it is the network's. On every node along the way to the best plan of an instance the target is half that
+choice and half the visits of the tree where it went there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnpar.planner.guide.features import Scene, choice_features, scene
+from gnnpar.planner.guide.instances import draw
+from gnnpar.planner.guide.network import Guide, picks_of
+from gnnpar.planner.guide.prior import WEIGHTS, prior_of, save
+from gnnpar.planner.search.points import Points
+from gnnpar.planner.search.space import Evaluator, Point, descend_again
+from gnnpar.planner.search.tree import Node, climb
+from gnnpar.track.console import say
+
+NOISE, PLAYS = 0.25, 150  # of the root's prior (8.10 D); evaluations of a game
+
+
+class Example(NamedTuple):
+    """Shapes: rows [choices, CHOICE_WIDTH], picks [choices, D], target [choices], which sums to 1."""
+
+    rows: Tensor
+    picks: Tensor
+    target: Tensor
+
+
+class Game(NamedTuple):
+    """What one instance teaches."""
+
+    scene: Scene
+    examples: tuple[Example, ...]
+
+
+def play(seed: int, guide: Guide | None, *, plays: int = PLAYS, most: int = 16) -> Game | None:
+    """None where nothing fits on the instance drawn."""
+    points = Points(draw(seed, split="train", most=most).request)
+    tree = Evaluator(points.space, points.objective, plays, points.canonical)
+    root = climb(tree, seed=seed, prior=prior_of(guide, points) if guide else None, noise=NOISE)
+    other = Evaluator(points.space, points.objective, plays, points.canonical)
+    descend_again(other, seed=seed)
+    best, value = min((tree.best, other.best), key=lambda found: found[1])
+    if value == float("inf"):
+        return None
+    seen = scene(points)
+    default = points.canonical((0,) * len(best))
+    examples = [e for rest in {default, best} for e in _along(points, root, best, rest, seen.kinds)]
+    return Game(seen, tuple(examples))
+
+
+def _along(points: Points, root: Node, best: Point, rest: Point, kinds: Sequence[str]) -> list[Example]:
+    """The decisions that lead to the best point, as they look when the rest is completed by `rest`."""
+    found: list[Example] = []
+    node: Node | None = root
+    for i, size in enumerate(points.space.sizes):
+        if size > 1:
+            rows, placed = choice_features(points, best[:i], rest)
+            visits = torch.tensor(
+                [float(node.children[c].visits) if node and c in node.children else 0.0 for c in range(size)]
+            )
+            target = torch.zeros(size)
+            target[best[i]] = 1.0
+            if visits.sum() >= 8:
+                target = 0.5 * target + 0.5 * visits / visits.sum()
+            found.append(Example(rows, picks_of(placed, kinds), target))
+        node = node.children.get(best[i]) if node else None
+    return found
+
+
+def fit(guide: Guide, games: Sequence[Game], *, epochs: int, seed: int, rate: float = 2e-3) -> list[float]:
+    """Cross-entropy an example, after each epoch."""
+    rng = random.Random(seed)
+    optimizer = torch.optim.AdamW(guide.parameters(), lr=rate, weight_decay=1e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    losses = []
+    for _ in range(epochs):
+        total = count = 0.0
+        for game in rng.sample(list(games), len(games)):
+            loss = loss_of(guide, game)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(guide.parameters(), 0.6)
+            optimizer.step()
+            total += float(loss.detach()) * len(game.examples)
+            count += len(game.examples)
+        schedule.step()
+        losses.append(total / count)
+    return losses
+
+
+def loss_of(guide: Guide, game: Game) -> Tensor:
+    """The mean over a game's examples of the entropy that the guide adds to the target's (0 when they agree)."""
+    whole, devices = guide.encode(game.scene)
+    sizes = [len(e.rows) for e in game.examples]
+    rows, picks = (torch.cat([getattr(e, name) for e in game.examples]) for name in ("rows", "picks"))
+    terms = []
+    for logits, example in zip(guide.score(whole, devices, rows, picks).split(sizes), game.examples, strict=True):
+        told = torch.log_softmax(logits, 0)
+        terms.append(torch.xlogy(example.target, example.target).sum() - (example.target * told).sum())
+    return torch.stack(terms).mean()
+
+
+def train(*, instances: int, rounds: int, epochs: int, seed: int, plays: int = PLAYS, most: int = 16) -> Guide:
+    """Plays and learns; the same for the same arguments."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    guide, games = Guide(), []
+    began = time.process_time()
+    for number in range(rounds):
+        seeds = range(seed * 10**6 + number * instances, seed * 10**6 + (number + 1) * instances)
+        played = [play(s, guide.eval() if number else None, plays=plays, most=most) for s in seeds]
+        games += [game for game in played if game is not None]
+        losses = fit(guide.train(), games, epochs=epochs, seed=seed + number)
+        spent = time.process_time() - began
+        say(f"round {number}: {len(games)} games, loss {losses[0]:.3f} to {losses[-1]:.3f}, {spent:.0f} s of CPU")
+    return guide.eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--instances", type=int, default=80, help="a round")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=30, help="a round")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=WEIGHTS)
+    options = parser.parse_args()
+    guide = train(instances=options.instances, rounds=options.rounds, epochs=options.epochs, seed=options.seed)
+    save(guide, options.out)
+    say(f"{sum(p.numel() for p in guide.parameters())} parameters -> {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Measured successive halving: the plans predicted best are run for a few epochs, the better half of them for more.
+
+Source: specs/tag.md 8.10 F. What is measured decides; what is predicted says whom to measure.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gnnpar.placement import Plan
+from gnnpar.planner.planned import Planned
+from gnnpar.planner.planner import Priced
+from gnnpar.planner.quantity import seconds_text
+from gnnpar.planner.topology import Machines
+from gnnpar.settings import Settings
+from gnnpar.training.result.facts import WARMUP_EPOCHS, num_cores
+
+EPOCHS = 8
+"""That are timed in the first round; twice as many in every further one."""
+Run = Callable[[Plan, int], float]
+Say = Callable[[str], None]
+
+
+def check(settings: Settings, ranks: int, count: int) -> None:
+    """ValueError where launches here would say nothing about the topology."""
+    name = settings.names.get("topology", "")
+    if isinstance(settings.topology, Machines):
+        raise ValueError(
+            f"--measure={count} runs plans on this machine, but topology={name} is another one: leave --measure out, "
+            "or plan with topology=measured"
+        )
+    cores = num_cores() if settings.topology.cores == "auto" else settings.topology.cores
+    threads = 1 if settings.threads_per_rank == "auto" else settings.threads_per_rank
+    if ranks * threads > cores:
+        raise ValueError(
+            f"--measure={count}: {ranks} ranks of {threads} threads share {cores} cores, so their times say nothing: "
+            f"set world_size={max(1, cores // threads)} or leave --measure out"
+        )
+
+
+def halved(
+    found: Planned, count: int, plan_of: Callable[[Priced], Plan], run: Run, say: Say
+) -> tuple[Planned, dict[str, float]]:
+    """The answer with the fastest of the last round first, and label -> measured seconds an epoch of the `count` best
+    that may be chosen, each as of its last round.
+    """
+    left = [p for p in found.priced if not p.refused][:count]
+    plans = {p.candidate.label: plan_of(p) for p in left}
+    seconds: dict[str, float] = {}
+    epochs = EPOCHS
+    while True:
+        for p in left:
+            label = p.candidate.label
+            seconds[label] = run(plans[label], epochs)
+            said = seconds_text(p.phases.seconds)
+            say(f"{label}: measured {seconds_text(seconds[label])} in {epochs} epochs, predicted {said}")
+        left.sort(key=lambda p: seconds[p.candidate.label])
+        if len(left) <= 2:
+            return replace(found, priced=tuple(sorted(found.priced, key=lambda p: p is not left[0]))), seconds
+        left, epochs = left[: (len(left) + 1) // 2], 2 * epochs
+
+
+def launcher(overrides: Sequence[str], ranks: int) -> Run:
+    """Runs a plan through `gnnpar train`, with what else the user set."""
+
+    def run(plan: Plan, epochs: int) -> float:
+        total = WARMUP_EPOCHS + 1 + epochs  # one records memory and is not timed
+        with tempfile.TemporaryDirectory(prefix="gnnpar-") as folder:
+            file = plan.save(Path(folder) / "plan")
+            rest = [o for o in overrides if not o.startswith(("world_size=", "epochs=", "eval_every=", "topology"))]
+            command = [
+                sys.executable,
+                "-m",
+                "gnnpar",
+                "train",
+                *rest,
+                f"plan={file}",
+                f"world_size={ranks}",
+                f"epochs={total}",
+                f"eval_every={total}",
+                "checkpoint.keep=0",
+                "tracker=jsonl",
+                f"hydra.run.dir={folder}/run",
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+                raise ValueError(f"a plan could not be measured: {reason}")
+            result: Any = json.loads((Path(folder) / "run" / "result.json").read_text(encoding="utf-8"))
+        return result["epoch_seconds"]["median"]
+
+    return run

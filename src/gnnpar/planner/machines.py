@@ -1,0 +1,103 @@
+"""From settings to the planner's view of where ranks run: devices, links and what each device needs for its work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import psutil
+
+from gnnpar.launch.paced import burst_kib, num_hosts
+from gnnpar.planner.calibrate import Calibration, calibrate
+from gnnpar.planner.closed import Setting
+from gnnpar.planner.fabric import Fabric
+from gnnpar.planner.rates import derived
+from gnnpar.planner.tiny import tiny_epochs
+from gnnpar.planner.topology import Machines, hosts_of_one_machine, one_host
+from gnnpar.settings import Cluster, Measured, Paced, Settings
+from gnnpar.training.result.facts import num_cores
+
+_PAYLOAD = 0.94  # of a link's rate, what headers leave
+_ROUND_TRIP_SECONDS = 2e-4
+
+
+def setting_of(
+    settings: Settings, ranks: int | None, say: Callable[[str], None] = lambda _: None
+) -> tuple[Setting, int]:
+    """(where each rank runs, how many ranks). `ranks` None: as many as the topology has devices, else world_size."""
+    topology = settings.topology
+    cores = cores_of(settings)
+    if isinstance(topology, Machines):
+        return _machines(settings, topology.fabric, ranks, cores, say)
+    count = ranks or settings.world_size
+    found = _calibration(settings, count, cores, say)
+    fabric = _here(settings, count, cores, found)
+    return Setting(fabric, (found.rates,) * count), count
+
+
+def cores_of(settings: Settings) -> int:
+    """Of this machine."""
+    return num_cores() if settings.topology.cores == "auto" else settings.topology.cores
+
+
+def threads_of(settings: Settings, ranks: int) -> int:
+    """Of each rank on this machine."""
+    return max(1, cores_of(settings) // ranks) if settings.threads_per_rank == "auto" else settings.threads_per_rank
+
+
+def _calibration(settings: Settings, ranks: int, cores: int, say: Callable[[str], None]) -> Calibration:
+    """Of as many ranks as have a core of their own; more of them share."""
+    threads = threads_of(settings, ranks)
+    measured = max(1, min(ranks, cores // threads))
+    cache = settings.cache_dir if os.access(settings.cache_dir, os.W_OK) or not settings.cache_dir.exists() else None
+    again = isinstance(settings.topology, Measured) and settings.topology.refresh
+    return calibrate(measured, threads=threads, cache=cache, refresh=again, tiny=tiny_epochs, say=say).shared(
+        ranks, cores
+    )
+
+
+def _here(settings: Settings, ranks: int, cores: int, found: Calibration) -> Fabric:
+    """This machine, or the hosts that launch=paced makes of it."""
+    available = float(psutil.virtual_memory().available)
+    theta, gamma = found.link
+    launch = settings.launch
+    if not isinstance(launch, Paced) or ranks == 1:
+        return one_host(ranks, cores=cores, memory_bytes=available, rate=1 / theta, latency=gamma)
+    cluster = settings.topology if isinstance(settings.topology, Cluster) else None
+    hosts = num_hosts(launch, cluster, ranks, settings.names.get("topology", ""))
+    gbps = (cluster and cluster.host_gbps) or (launch.rate_gbps,) * hosts
+    links = cluster.link_gbps if cluster else None
+    burst = burst_kib(launch.rate_gbps) if launch.burst_kib == "auto" else launch.burst_kib
+    return hosts_of_one_machine(
+        tuple(rank * hosts // ranks for rank in range(ranks)),
+        host_rates=tuple(map(_bytes_per_second, gbps)),
+        link_rates=links and tuple(tuple(r and _bytes_per_second(r) for r in row) for row in links),
+        cores=cores,
+        memory_bytes=available,
+        inside_rate=1 / theta,
+        latency=gamma + _ROUND_TRIP_SECONDS,
+        burst=1024.0 * burst,
+    )
+
+
+def _bytes_per_second(gbps: float) -> float:
+    return _PAYLOAD * gbps * 1e9 / 8
+
+
+def _machines(
+    settings: Settings, fabric: Fabric, ranks: int | None, cores: int, say: Callable[[str], None]
+) -> tuple[Setting, int]:
+    """A topology file: devices without speeds are as a core of this machine."""
+    count = ranks or fabric.size
+    fabric = fabric.first(count)
+    here = None
+    if any(d.speed is None for d in fabric.devices):
+        here = _calibration(settings, min(count, cores), cores, say).rates
+    rates = []
+    for device in fabric.devices:
+        if device.speed is None or device.memory_rate is None:
+            assert here is not None
+            rates.append(here)
+        else:
+            rates.append(derived(device.speed, device.memory_rate, launch=8e-6 if device.type == "cuda" else 2e-6))
+    return Setting(fabric, tuple(rates)), count

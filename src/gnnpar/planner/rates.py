@@ -1,0 +1,186 @@
+"""What a device needs for each kind of work: affine costs, measured (`calibrate`) or derived from two speeds.
+
+Seconds of a call = const + flops f + numbers b for products; const + edges (e + width w) + rows width r for folds.
+What does not stay in a core's own cache costs `far` more: streams a number beyond it, folds an edge's number and
+doubling of the table of rows that they read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from gnnpar.planner.ir import Fold, Gemm, Group
+
+NEAR = float(1 << 18)  # numbers that stay in a core's own cache
+
+
+def numbers_beyond(numbers: float) -> float:
+    """Of a stream, what the cache does not hold."""
+    return max(0.0, numbers - NEAR)
+
+
+def doublings_beyond(numbers: float) -> float:
+    """How often a table of so many numbers is twice what the cache holds."""
+    return max(0.0, math.log2(max(numbers, 1.0) / NEAR))
+
+
+@dataclass(frozen=True)
+class DenseCost:
+    """Of products and of elementwise kernels."""
+
+    const: float
+    flop: float
+    number: float
+    far: float = 0.0
+
+    def seconds(self, flops: float, numbers: float, *, calls: float = 1.0) -> float:
+        far = calls * numbers_beyond(numbers / calls) * self.far if self.far and calls else 0.0
+        return calls * self.const + flops * self.flop + numbers * self.number + far
+
+
+@dataclass(frozen=True)
+class FoldCost:
+    """Of one direction of a fold."""
+
+    const: float
+    edge: float
+    edge_number: float
+    row_number: float
+    far: float = 0.0
+
+    def seconds(self, edges: float, rows: float, width: float, *, table: float = 0.0) -> float:
+        """`table`: rows that sources are read from."""
+        number = self.edge_number + (self.far and self.far * doublings_beyond(table * width))
+        return self.const + edges * (self.edge + width * number) + rows * width * self.row_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Seconds of everything a rank does.
+
+    folds: kind -> (forward, backward); kinds that are missing cost what Softmax does. `dropout`: a number masked in
+    forward, `undrop` in backward, where the mask is kept.
+    `gather`: a number packed, received or added back. `coded`: bits -> a number encoded or decoded. `message`: of
+    posting and taking one message. `interference`: share of the shorter of computing and receiving that is lost when
+    they overlap (0 on a GPU with copy engines, up to 1 on a CPU whose cores move the bytes), where bytes come at
+    `beside` bytes/s; on slower links the cores move fewer of them a second. `reduce`: (const, a byte)
+    of the sum over ranks besides the wire. `epoch`: what an epoch costs besides. `step`: of the optimizer, a parameter.
+    `order`: of an epoch's order of chunks, an edge. `visits`: engine -> (a layer in one direction, a chunk; an epoch;
+    factor): what engines take besides, measured on tiny graphs, and how much slower than in a loop of their own kernels
+    are that wait for memory, on a small one (`visits`). `cold`: that factor, of the engine that is priced. `scale`: all
+    of computing."""
+
+    gemm: DenseCost
+    elementwise: DenseCost
+    folds: Mapping[str, tuple[FoldCost, FoldCost]]
+    dropout: float
+    gather: float
+    coded: Mapping[int, float]
+    message: float
+    interference: float
+    reduce: tuple[float, float]
+    epoch: float
+    step: float
+    undrop: float | None = None
+    beside: float = 0.0
+    order: float = 0.0
+    visits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    cold: float = 1.0
+    scale: float = 1.0
+    source: str = "nominal"
+    residuals: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def kernel(self) -> float:
+        """What seconds of kernels that wait for memory are multiplied by: streams, sums, gathers."""
+        return self.scale * self.cold
+
+    def of_engine(self, engine: str) -> Rates:
+        """With kernels as they run in this engine."""
+        return replace(self, cold=self.visits[engine][2]) if engine in self.visits else self
+
+    def gemm_seconds(self, op: Gemm, rows: float, *, backward: bool = False) -> float:
+        flops, numbers = op.flops(rows, 0), op.numbers(rows, 0)
+        times = (1.0 + op.learned) if backward else 1.0
+        return self.scale * times * self.gemm.seconds(flops, numbers)
+
+    def elementwise_seconds(self, group: Group, rows: float) -> float:
+        kernels, numbers = group.elementwise
+        return self.kernel * self.elementwise.seconds(0.0, numbers * rows, calls=kernels)
+
+    def dense_seconds(self, group: Group, rows: float, *, backward: bool = False) -> float:
+        """A group without its folds."""
+        gemms = sum(self.gemm_seconds(op, rows, backward=backward) for op in group.gemms)
+        mask = self.undrop if backward and self.undrop is not None else self.dropout
+        return gemms + self.elementwise_seconds(group, rows) + self.scale * mask * group.dropout * rows
+
+    def lost(self, rate: float) -> float:
+        """Share of the shorter of computing and receiving that is lost, where bytes come at `rate` bytes/s."""
+        return self.interference * (min(1.0, rate / self.beside) if self.beside else 1.0)
+
+    def visit_seconds(self, engine: str) -> tuple[float, float]:
+        """(a layer in one direction, an epoch)."""
+        layer, epoch, _ = self.visits.get(engine, (0.0, 0.0, 1.0))
+        return self.scale * layer, self.scale * epoch
+
+    def fold_seconds(self, op: Fold, edges: float, rows: float, *, table: float = 0.0, backward: bool = False) -> float:
+        if edges == 0:
+            return 0.0
+        if backward and op.linear and not op.learned:
+            return 0.0
+        costs = self.folds.get(op.kind) or self.folds["Softmax"]
+        factor = self.kernel if op.kind in ("Sum", "Max") else self.scale
+        return factor * costs[backward].seconds(edges, rows, op.width, table=table)
+
+    def gather_seconds(self, numbers: float) -> float:
+        return self.kernel * self.gather * numbers
+
+    def code_seconds(self, bits: int, numbers: float) -> float:
+        """Of one side; 32 bits are copied as they are."""
+        return self.scale * (self.coded.get(bits, self.gather)) * numbers
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def of_json(data: Mapping[str, Any]) -> Rates:
+        changed = dict(data)
+        changed["gemm"], changed["elementwise"] = DenseCost(**data["gemm"]), DenseCost(**data["elementwise"])
+        changed["folds"] = {k: (FoldCost(**f), FoldCost(**b)) for k, (f, b) in data["folds"].items()}
+        changed["coded"] = {int(bits): seconds for bits, seconds in data["coded"].items()}
+        changed["reduce"] = tuple(data["reduce"])
+        changed["visits"] = {engine: tuple(seconds) for engine, seconds in data["visits"].items()}
+        return Rates(**changed)
+
+
+def derived(speed: float, memory_rate: float, *, launch: float = 8e-6) -> Rates:
+    """From a device's flop/s and bytes/s: 60 % of the speed in products, 70 % of the rate in streams, 35 % in gathers.
+
+    The shares are what dense and sparse kernels commonly reach; an uncalibrated device is a what-if, and says so.
+    """
+    number = 4 / (0.7 * memory_rate)
+    gathered = 4 / (0.35 * memory_rate)
+    plain = FoldCost(launch, gathered, gathered, number)
+    attention = FoldCost(2 * launch, 6 * gathered, 1.5 * gathered, 3 * number)
+    back = FoldCost(3 * launch, 12 * gathered, 3 * gathered, 4 * number)
+    return Rates(
+        gemm=DenseCost(launch, 1 / (0.6 * speed), number),
+        elementwise=DenseCost(launch, 0.0, number),
+        folds={"Sum": (plain, plain), "Max": (plain, plain), "Softmax": (attention, back)},
+        dropout=4 * number,
+        gather=number + gathered,
+        coded=dict.fromkeys((2, 4, 8), 2 * number),
+        message=2 * launch,
+        interference=0.1,
+        reduce=(4 * launch, 0.0),
+        epoch=20 * launch,
+        step=8 * number,
+        source="derived",
+    )
+
+
+NOMINAL = derived(20e9, 8e9, launch=10e-6)
+"""One core of a server processor: for tests and for plans made without calibration."""

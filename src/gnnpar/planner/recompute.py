@@ -1,0 +1,142 @@
+"""What to recompute instead of receiving it, by a minimum cut: rows of remote nodes, and gradients of weights.
+
+Source: specs/tag.md 5 and 8.12. Operations of the cut: the message of every layer on a part's halo rows, and the
+gradient of every weight. Recomputing a message needs the rows it is made of: the features, fetched once a run, or for
+a deeper layer what the halo's own in-neighbours send. Making a weight's gradient everywhere needs its factors,
+gathered, and saves their sum over ranks.
+
+The runner executes it for layer 0 (first_layer=cached): what linear folds of the features give is held, and of other
+folds the halo's features, from which messages are made anew. The rest is counted, and told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnnpar.planner.closed import DIRECTIONS, Setting
+from gnnpar.planner.ir import ModelIR
+from gnnpar.planner.mincut import Tensor, duplicate, sufficient_factors
+from gnnpar.planner.quantity import bytes_text, seconds_text
+from gnnpar.planner.work import Held, Work
+
+RUN_EPOCHS = 100
+"""Over which what is fetched once is spread."""
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """`layers`: whose halo the cut would recompute; `factors`: (weights by sufficient factors, all); `seconds`: saved
+    an epoch; `nbytes`: of layer 0 that no longer travel, an epoch of all ranks."""
+
+    held: Held
+    layers: tuple[int, ...]
+    depth: int
+    factors: tuple[int, int]
+    seconds: float
+    nbytes: float
+
+    def describe(self, *, chosen: bool) -> str:
+        """One line for the user. `chosen`: does the plan do so?"""
+        cheaper, weights = self.factors
+        rest = f"; weights by sufficient factors: {cheaper} of {weights}"
+        if deeper := [i for i in self.layers if i > 0]:
+            rest += f"; the cut would also recompute layers {', '.join(map(str, deeper))}, which the runner does not"
+        if self.held == "no":
+            return f"recomputing instead of receiving: halos of 0 of {self.depth} layers{rest}"
+        stays = "stays" if chosen else "would stay under graph_parallel, which is not chosen with it"
+        what = "what layer 0 sums up of the features" if self.held == "result" else "features of the halo"
+        return (
+            f"recomputing instead of receiving: halos of 1 of {self.depth} layers: {what} {stays} "
+            f"(first_layer=cached), {bytes_text(self.nbytes)} and {seconds_text(self.seconds)} less an epoch{rest}"
+        )
+
+
+def how_held(ir: ModelIR, *, random: bool) -> Held:
+    """Of layer 0 of a model that keeps it. `random`: are features dropped?"""
+    folds = ir.folds(0)
+    return "result" if folds and all(f.linear and not f.learned for f in folds) and not random else "rows"
+
+
+def decide(live: Work, held: Work, setting: Setting) -> Recompute:
+    """The cut for graph parallelism over the parts of `live`. `held`: the same with what layer 0 would keep."""
+    depth, parts = live.ir.num_layers, live.parts.parts
+    weights: list[float] = []
+    tensors: list[Tensor] = []
+    kinds = {i: _extra(live, i) - _received(live, setting, i) for i in set(live.ir.twins)}
+    fetched = {cut: _second_halo(live, setting, cut) for cut in set(live.ir.cuts[: depth - 1])}
+    for layer in range(depth):
+        weights.append(kinds[live.ir.twins[layer]])
+        needed = _features(held, setting) if layer == 0 else fetched[live.ir.cuts[layer - 1]]
+        source = None if layer == 0 else layer - 1
+        tensors.append(Tensor(source, (layer,), needed))
+    weights[0] = _layer_seconds(held, 0) - _layer_seconds(live, 0) - _received(live, setting, 0)
+    weights[0] += _features(held, setting)  # a producer that everybody has broadcasts for nothing
+    gemms = [g for group in live.ir.groups for g in group.gemms]
+    rate = min(setting.fabric.rate(a, b) for a in range(parts) for b in range(parts) if a != b)
+    for gemm in gemms:
+        factored, summed = sufficient_factors(
+            max(live.parts.nodes),
+            gemm.width_in,
+            gemm.width_out,
+            replicas=parts,
+            rate=rate,
+            seconds_per_flop=live.rates[0].scale * live.rates[0].gemm.flop,
+        )
+        weights.append(factored - summed)
+    chosen = duplicate(weights, tensors).duplicated
+    fires = 0 in chosen
+    return Recompute(
+        held=held.held if fires else "no",
+        layers=tuple(sorted(i for i in chosen if i < depth)),
+        depth=depth,
+        factors=(sum(i >= depth for i in chosen), len(gemms)),
+        seconds=-weights[0] if fires else 0.0,
+        nbytes=sum(n for d in DIRECTIONS for _, _, n in live.flows(0, d)) if fires else 0.0,
+    )
+
+
+def _layer_seconds(work: Work, layer: int) -> float:
+    """Computing of the slowest part, both directions."""
+    return sum(max(work.piece(layer, p, d).compute for p in range(work.parts.parts)) for d in DIRECTIONS)
+
+
+def _received(work: Work, setting: Setting, layer: int) -> float:
+    """What a layer's exchanges take, with packing and unpacking."""
+    parts = range(work.parts.parts)
+    pieces = [work.piece(layer, p, d) for d in DIRECTIONS for p in parts]
+    wire = sum(setting.exchange(work.flows(layer, d)) for d in DIRECTIONS)
+    return wire + 2 * max(p.pack + p.unpack for p in pieces)
+
+
+def _extra(work: Work, layer: int) -> float:
+    """Computing that the halo's rows add: folds over their in-edges, and the dense work in front of the message."""
+    found = 0.0
+    for p, rates in enumerate(work.rates):
+        rows = sum(work.parts.halo[p])
+        edges = rows * work.graph.edges / max(1, work.graph.nodes)
+        dense = sum(
+            rates.dense_seconds(g, rows, backward=backward) for g in work.ir.layer(layer) for backward in (False, True)
+        )
+        folds = sum(rates.fold_seconds(f, edges, rows, backward=b) for f in work.ir.folds(layer) for b in (False, True))
+        found = max(found, dense + folds)
+    return found
+
+
+def _features(held: Work, setting: Setting) -> float:
+    """Fetching the halo's features once, spread over a run."""
+    row = 4.0 * held.ir.in_dim
+    flows = [(q, p, row * rows) for p, halos in enumerate(held.parts.halo) for q, rows in enumerate(halos) if rows]
+    return setting.exchange(flows) / RUN_EPOCHS
+
+
+def _second_halo(work: Work, setting: Setting, widths: tuple[int, ...]) -> float:
+    """Receiving, both ways, what the halo's in-neighbours have: at most all rows of the others."""
+    degree = work.graph.edges / max(1, work.graph.nodes)
+    width = sum(widths)
+    parts, total = work.parts, sum(work.parts.nodes)
+    flows = []
+    for p, halos in enumerate(parts.halo):
+        wanted = min(total - parts.nodes[p], sum(halos) * degree)
+        share = wanted / max(1.0, sum(halos))
+        flows += [(q, p, 4.0 * width * rows * share) for q, rows in enumerate(halos) if rows]
+    return 2 * setting.exchange(flows)

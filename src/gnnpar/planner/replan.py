@@ -1,0 +1,182 @@
+"""strategy=tag after the warm-up: predicted against measured and, on request, a better plan where they differ.
+
+The machine's figures are corrected by measured over predicted, phase by phase, and everything is planned again. A run
+goes on with another plan where that is predicted to be faster than what was measured, from a checkpoint of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+from typing import Any
+
+from gnnpar.data.dataset import Dataset
+from gnnpar.placement import Plan, Topology
+from gnnpar.planner.closed import Setting
+from gnnpar.planner.machines import setting_of
+from gnnpar.planner.quantity import seconds_text
+from gnnpar.track.console import say
+from gnnpar.training.plans import with_strategy, workload_of
+from gnnpar.training.result.facts import WARMUP_EPOCHS, World
+
+ABOVE = 0.2
+"""Share by which an epoch may differ from its prediction."""
+EPOCHS = 8
+"""That are compared, after the warm-up and the epoch that records memory."""
+_GAIN = 0.95  # of the measured epoch: what another plan must stay below
+_SHARE, _LIMIT = 0.1, 8.0  # phases below this share of the epoch are not corrected, none by more than this factor
+_MEASURED = {
+    "compute": ("compute", "other"),
+    "encode": ("encode",),
+    "wire": ("exposed_wire", "exposed_skew"),
+    "reduce": ("reduce",),
+}
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Again:
+    """A plan to go on with, and the graph it is of; None on ranks other than 0."""
+
+    plan: Plan | None
+    dataset: Dataset | None
+
+
+@dataclass
+class Replanner:
+    """Rank 0's memory of a plan's epochs. `since`: the first epoch of the plan."""
+
+    since: int
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def due(self) -> int:
+        """The epoch after which predicted and measured are compared."""
+        return self.since + WARMUP_EPOCHS + EPOCHS
+
+    def add(self, row: Row) -> None:
+        if row["epoch"] >= self.since + WARMUP_EPOCHS and row["time/timed"]:
+            self.rows.append(row)
+
+    @property
+    def seconds(self) -> float:
+        return median(row["time/epoch_seconds"] for row in self.rows)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """As the planner names them, means an epoch."""
+        return {
+            phase: fmean(sum(row[f"time/{name}_seconds"] for name in names) for row in self.rows)
+            for phase, names in _MEASURED.items()
+        }
+
+
+def wanted(settings: Any) -> bool:
+    """Is a plan compared, and made again?"""
+    return settings.plan is None and getattr(settings.strategy, "replan", False)
+
+
+def not_compared(world: World) -> str:
+    """Why times of this world say nothing of a plan; empty where they do."""
+    if world.how == "threads":
+        return "ranks are threads of one process"
+    if world.oversubscribed:
+        return f"{world.jobs_at_once * world.local_size} ranks share {world.cores} cores"
+    return ""
+
+
+def deviation(said: Mapping[str, Any], seconds: float) -> float:
+    return seconds / said["epoch_seconds"] - 1.0
+
+
+def factors(said: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+    """Phase -> measured over predicted; 1 where a phase is a small share of the epoch either way."""
+    found = {}
+    totals = sum(said.values()), sum(measured.values())
+    for phase, seconds in measured.items():
+        shares = said[phase] / totals[0], seconds / totals[1]
+        ratio = seconds / said[phase] if said[phase] > 0 and max(shares) >= _SHARE else 1.0
+        found[phase] = min(_LIMIT, max(1 / _LIMIT, ratio))
+    return found
+
+
+def corrected(setting: Setting, by: Mapping[str, float]) -> Setting:
+    """Rates and links, told what they really take."""
+    compute, encode, wire = by["compute"], by["encode"], by["wire"]
+    moved = encode / compute  # encoding is scaled as computing is
+    rates = tuple(
+        replace(
+            r,
+            scale=r.scale * compute,
+            epoch=r.epoch * compute,
+            gather=r.gather * moved,
+            coded={bits: seconds * moved for bits, seconds in r.coded.items()},
+            message=r.message * wire,
+            reduce=(r.reduce[0] * by["reduce"], r.reduce[1] * by["reduce"]),
+        )
+        for r in setting.rates
+    )
+    links = tuple(replace(k, rate=k.rate / wire, latency=k.latency * wire) for k in setting.fabric.links)
+    return Setting(replace(setting.fabric, links=links), rates)
+
+
+def compared(plan_said: Mapping[str, Any], found: Replanner) -> tuple[str, dict[str, float]]:
+    """(what differs and in which phases, the factors); the text is empty where the prediction holds."""
+    off = deviation(plan_said, found.seconds)
+    by = factors(plan_said["phases"], found.phases)
+    if abs(off) <= ABOVE:
+        return "", by
+    phases = ", ".join(f"{phase} x{ratio:.2f}" for phase, ratio in by.items() if ratio != 1.0)
+    said = seconds_text(plan_said["epoch_seconds"])
+    return f"measured {seconds_text(found.seconds)} an epoch, predicted {said} ({off:+.0%}; {phases or 'evenly'})", by
+
+
+def better(plan: Plan, before: Mapping[str, Any], found: Replanner, epoch: int, why: str) -> Plan | None:
+    """The new plan with what it replaces, where it is another one and worth the change."""
+    said = plan.predicted
+    assert said is not None
+    if said["candidate"] == before["candidate"] or said["epoch_seconds"] > _GAIN * found.seconds:
+        return None
+    told = {
+        "epoch": epoch,
+        "before": before["label"],
+        "predicted_seconds": before["epoch_seconds"],
+        "measured_seconds": found.seconds,
+        "why": why,
+    }
+    return replace(plan, predicted={**said, "replanned": told})
+
+
+def since_of(said: Mapping[str, Any] | None) -> int:
+    """The epoch in which the plan of these figures began."""
+    return ((said or {}).get("replanned") or {}).get("epoch", 0)
+
+
+def plan_again(run: Any, epoch: int, comparing: Replanner) -> Again | None:
+    """A better plan than the run's, where what was measured says so; one line tells. On rank 0; `run`: a train.Run."""
+    settings, said = run.settings, run.said
+    if said is None or not comparing.rows:
+        return None
+    if reason := not_compared(run.world):
+        say(f"tag: {reason}: their times are not compared with what was predicted")
+        return None
+    why, by = compared(said, comparing)
+    if not why:
+        return None
+    dataset = settings.dataset.load(settings.data_dir, settings.seed)
+    setting = corrected(setting_of(settings, run.world.size, say)[0], by)
+    workload = workload_of(settings, run.world, dataset, run.model, run.comm.device)
+    workload = replace(workload, setting=lambda: setting, say=_silent)
+    plan = replace(settings.strategy, rates="measured").plan(workload, Topology(run.world.size))
+    found = better(plan, said, comparing, epoch, why)
+    if found is None:
+        say(f"tag: {why}; planned again: {said['label']} stays the best")
+        return None
+    assert found.predicted is not None
+    say(f"tag: {why}; goes on with {found.predicted['label']} from epoch {epoch}")
+    return Again(with_strategy(found, settings), dataset)
+
+
+def _silent(line: str) -> None:
+    """One line tells of planning again, and it is not the planner's."""

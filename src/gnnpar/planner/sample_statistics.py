@@ -1,0 +1,91 @@
+"""Batches of an epoch, drawn as a run draws them: what neighbour sampling is priced by."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.sampling.engine import Batches
+from gnnpar.parallel.sampling.replica import replica_of_dataset
+from gnnpar.parallel.sampling.strategy import Minibatch
+from gnnpar.parallel.sampling.view import SampledGraph, Subgraph
+from gnnpar.planner.ir import ModelIR
+from gnnpar.planner.planned import Inputs
+from gnnpar.planner.sampled import Ring, Step, Whole
+
+MOST = 8  # batches of an epoch that are drawn
+_REPEATS = 2  # the quicker one counts: the first finds cold caches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """`num`: batches; `seconds`: of drawing one here, in the mean; `by`: who draws."""
+
+    steps: tuple[Step, ...]
+    whole: Whole
+    num: int
+    seconds: float
+    by: str
+
+
+def draw(strategy: Minibatch, inputs: Inputs, *, seed: int, ranks: int, threads: int) -> Drawn:
+    """Rank 0's batches, of the most seeds: the first ones of epoch 0 and its last, which may be smaller."""
+    dataset, model, ir = inputs.workload.dataset, inputs.model, inputs.ir
+    graph = replica_of_dataset(dataset, edge_ids=model.needs_edge_ids)
+    hops = [len(ir.folds(i)) for i in range(ir.num_layers)]
+    batches, by = strategy.batches(graph, hops, seed=seed, rank=0, ranks=ranks)
+    count = len(batches)
+    chosen = range(count) if count <= MOST else (*range(MOST - 1), count - 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        ones = [_step(batches, step, hops, ir) for step in chosen]
+    finally:
+        torch.set_num_threads(before)
+    more = (count - 1) / (len(ones) - 1) if len(ones) > 1 else 1.0
+    steps = tuple(replace(one, times=more if i + 1 < len(ones) else 1.0) for i, one in enumerate(ones))
+    whole = replace(graph, shared=ranks == 1)
+    seconds = sum(s.times * s.draw_seconds for s in steps) / count
+    held = Whole(features=whole.features_nbytes, structure=whole.structure_nbytes)
+    return Drawn(steps=steps, whole=held, num=len(ones), seconds=seconds, by=by)
+
+
+def _step(batches: Batches, step: int, hops: list[int], ir: ModelIR) -> Step:
+    tries = [_once(batches, step, hops, ir) for _ in range(_REPEATS)]
+    seconds = {name: min(getattr(one, name) for one in tries) for name in ("draw_seconds", "sort_seconds")}
+    return replace(tries[0], **seconds)
+
+
+def _once(batches: Batches, step: int, hops: list[int], ir: ModelIR) -> Step:
+    began = time.perf_counter()
+    sub = batches[0, step]
+    drawn = time.perf_counter()
+    rings = _rings(sub, hops, ir)
+    return Step(
+        rings=rings,
+        seeds=sub.ends[0],
+        times=1.0,
+        scaled=sub.scale is not None,
+        draw_seconds=drawn - began,
+        sort_seconds=time.perf_counter() - drawn,
+    )
+
+
+def _rings(sub: Subgraph, hops: list[int], ir: ModelIR) -> tuple[Ring, ...]:
+    """Of each layer, its edges sorted by source where gradients go that way."""
+    graph, rings = SampledGraph(sub, Pass(0), sum(hops)), []
+    for i, count in enumerate(hops):
+        folds = ir.folds(i)
+        blocks = [graph.block] if folds else []
+        if sub.scale is not None and any(f.linear for f in folds):
+            blocks.append(graph.loops[0])
+        if any(f.learned or not f.linear for f in folds):
+            for block in blocks:
+                _ = block.reverse
+        edges, loops = ([block.num_edges for block in blocks] + [0, 0])[:2]
+        rings.append(Ring(rows=graph.num_rows, edges=edges, loops=loops))
+        graph = graph.at(i).inwards(count)
+    return tuple(rings)

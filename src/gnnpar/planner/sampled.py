@@ -1,0 +1,189 @@
+"""What an epoch of neighbour sampling takes, in closed form: steps of the flat engine, each on a sample of the graph.
+
+Layer i of a step reads the rows within h hops of its seeds and folds the edges drawn for those within h - 1, which are
+the rows of the next layer (views/sampled.py): each is priced as `single` prices a graph of that size. Besides: rows of
+features gathered, gradients of rows that were cut off, sums made up for what was left out, and a sum over ranks a step.
+Drawing and sorting samples have no rates: who draws them measures it. Units: seconds, bytes; a number is 4 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gnnpar.planner.closed import Setting
+from gnnpar.planner.ir import Fold, ModelIR
+from gnnpar.planner.memory import Memory
+from gnnpar.planner.prediction import Prediction
+from gnnpar.planner.rates import Rates
+from gnnpar.planner.work import Work
+
+_ENGINE, _NUMBER = "single", 4.0
+# scale out + (1 - scale) loops: kernels, and numbers read and written for one of the result
+_MADE_UP = (3, 7.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring:
+    """What one layer of a step works on. `rows`: that it reads; `edges`: drawn, loops with them; `loops` alone."""
+
+    rows: int
+    edges: int
+    loops: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A rank's share of one, which stands for `times` steps of an epoch. `rings`: of each layer. `scaled`: do sums make
+    up for edges left out? `draw_seconds`, `sort_seconds`: of drawing it, and of its edges sorted by source for
+    gradients; 0 where nobody knows."""
+
+    rings: tuple[Ring, ...]
+    seeds: int
+    times: float
+    scaled: bool
+    draw_seconds: float = 0.0
+    sort_seconds: float = 0.0
+
+    def after(self, layer: int) -> int:
+        """Rows that a layer hands on."""
+        return self.rings[layer + 1].rows if layer + 1 < len(self.rings) else self.seeds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """Bytes of the whole graph, which every rank holds beside its part."""
+
+    features: float
+    structure: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledPhases:
+    """Seconds of an epoch. `sample`: of drawing."""
+
+    sample: float
+    compute: float
+    reduce: float
+
+    @property
+    def seconds(self) -> float:
+        return self.sample + self.compute + self.reduce
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledEpoch(Prediction):
+    """As `planner.Priced` is of a candidate. `steps`: of an epoch; memory by rank."""
+
+    steps: int
+    phases: SampledPhases
+    memory: tuple[Memory, ...]
+    refused: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"minibatch, {self.steps} steps"
+
+
+def sampled_epoch(steps: Sequence[Step], work: Work, setting: Setting, whole: Whole) -> SampledEpoch:
+    """`work`: the graph in a part a rank, which only the evaluation walks."""
+    ranks, scale = work.parts.parts, max(r.scale for r in work.rates)
+    count = round(sum(s.times for s in steps))
+    phases = SampledPhases(
+        sample=scale * sum(s.times * s.draw_seconds for s in steps),
+        compute=sum(s.times * (_slowest(s, work) + scale * s.sort_seconds) for s in steps),
+        reduce=count * setting.reduce(range(ranks), _NUMBER * (work.ir.params + 1)),
+    )
+    return SampledEpoch(steps=count, phases=phases, memory=_memory(steps, work, whole))
+
+
+def _slowest(step: Step, work: Work) -> float:
+    return max(step_seconds(step, work.ir, rates) for rates in work.rates)
+
+
+def step_seconds(step: Step, ir: ModelIR, rates: Rates) -> float:
+    """Forward, loss, backward and the optimizer, of a rank."""
+    rates = rates.of_engine(_ENGINE)
+    visit, epoch = rates.visit_seconds(_ENGINE)
+    total = rates.gather_seconds(step.rings[0].rows * ir.in_dim)
+    for i, ring in enumerate(step.rings):
+        total += sum(visit + _layer_seconds(step, ir, i, rates, backward=back) for back in (False, True))
+        width = sum(ir.cuts[i]) if i + 1 < ir.num_layers else ir.final
+        total += _streamed(rates, 1, width * (ring.rows + step.after(i)))  # zeros where rows were cut off
+    loss = rates.scale * rates.elementwise.seconds(0.0, 8.0 * ir.final * step.seeds, calls=8)
+    return total + loss + rates.scale * rates.step * ir.params + rates.epoch + epoch
+
+
+def _layer_seconds(step: Step, ir: ModelIR, layer: int, rates: Rates, *, backward: bool) -> float:
+    ring, total = step.rings[layer], 0.0
+    for group in ir.layer(layer):
+        rows = step.after(layer) if group.phase == "end" else ring.rows
+        total += rates.dense_seconds(group, rows, backward=backward)
+    for fold in ir.folds(layer):
+        total += rates.fold_seconds(fold, ring.edges, ring.rows, table=ring.rows, backward=backward)
+        if made_up(step, fold) and (fold.learned or not backward):
+            total += rates.fold_seconds(fold, ring.loops, ring.rows, table=ring.rows, backward=backward)
+            kernels, numbers = _MADE_UP
+            total += _streamed(rates, kernels, numbers * fold.out * ring.rows)
+    return total
+
+
+def made_up(step: Step, fold: Fold) -> bool:
+    """Sums alone: maxima and attention have no degrees."""
+    return step.scaled and fold.linear
+
+
+def _streamed(rates: Rates, kernels: int, numbers: float) -> float:
+    return rates.kernel * rates.elementwise.seconds(0.0, numbers, calls=kernels)
+
+
+def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ...]:
+    """Of the moment with most in any step, by rank."""
+    ir = work.ir
+    _, kept, passing, step = max((a + b, a, b, i) for i, s in enumerate(steps) for a, b in _moments(s, ir))
+    sample = sum(_sample_bytes(ring) for ring in steps[step].rings)
+    found = []
+    for p, n in enumerate(work.parts.nodes):
+        halo, sent = sum(work.parts.halo[p]), work.parts.sent(p)
+        blocks = 4.0 * work.parts.edges(p) + 12.0 * n + 8.0 * (halo + sent)  # by destination alone, for no gradient
+        found.append(
+            Memory(
+                parameters=5 * _NUMBER * ir.params,
+                structure=whole.structure + blocks + sample,
+                features=whole.features + n * ir.in_dim * _NUMBER + n * 20.0,
+                saved=kept,
+                halo=0.0,
+                history=0.0,
+                transient=passing,
+            )
+        )
+    return tuple(found)
+
+
+def _sample_bytes(ring: Ring) -> float:
+    """Block of a layer: by destination and by source of 32 bits, ends of edges and ids of columns of 64."""
+    return 16.0 * ring.edges + 16.0 * ring.rows
+
+
+def _moments(step: Step, ir: ModelIR) -> Iterator[tuple[float, float]]:
+    """(kept for gradients, passing) in every layer, while it folds and while its products are made. Forward and
+    backward alike: what the layers before it keep is there, what those after it keep is not.
+
+    Sums that are made up hold five rows of results beside their sources, which are the rows that came in where a layer
+    folds first.
+    """
+    kept = _NUMBER * step.rings[0].rows * ir.in_dim
+    for i, ring in enumerate(step.rings):
+        folds, groups, rows = ir.folds(i), ir.layer(i), _NUMBER * ring.rows
+        first = sum(rows * g.saved for g in groups if g.phase in ("begin", "transform"))
+        sources = any(g.phase == "transform" for g in groups)
+        folding = max([sources * f.width + f.out * (5 if made_up(step, f) else 1) for f in folds], default=0)
+        yield kept + first, rows * folding
+        kept += first
+        for group in groups:
+            if group.phase not in ("begin", "transform"):
+                kept += _NUMBER * group.saved * (step.after(i) if group.phase == "end" else ring.rows)
+        made = [op.width_out for g in groups for op in g.gemms]
+        widest = max([*made, *(f.width for f in folds), *(g.dropout for g in groups)], default=0)
+        gathered = max([f.width + f.out for f in folds if f.needs_src], default=0)
+        yield kept, rows * (2 * widest + gathered) + _NUMBER * 3 * step.seeds * ir.final

@@ -1,0 +1,280 @@
+"""Short measurements of one rank's kernels and links: rows of (what it was asked, seconds) for `calibrate` to fit.
+
+All ranks of a world measure at once, each sample behind a barrier, so that what they share (memory, cores, links) is in
+the figures. Torch runs with as many threads as a rank will have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm import Communicator, Site
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Block, Operands
+from gnnpar.folds.max import Max
+from gnnpar.folds.softmax import Softmax
+from gnnpar.folds.sum import Sum
+from gnnpar.parallel.pipeline.chunks import Ages, Chunks, Span
+from gnnpar_kernels import (
+    apply_mask,
+    dequantize_rows,
+    dropout,
+    gather_rows,
+    keep_mask,
+    quantize_rows,
+    scatter_add_rows_,
+)
+
+_REPEATS, _WARMUP = 8, 2
+_GEMMS = (
+    (500, 64, 64),
+    (4000, 64, 64),
+    (16000, 64, 64),
+    (4000, 256, 64),
+    (8000, 128, 128),
+    (8000, 64, 8),
+    (8000, 16, 16),
+)
+_FOLDS = (
+    (400, 3000, 64),
+    (2000, 8000, 64),
+    (4000, 60000, 64),
+    (4000, 60000, 16),
+    (8000, 120000, 128),
+    (8000, 30000, 64),
+    (2500, 150000, 32),
+    (1200, 12000, 128),
+    (20000, 200000, 64),
+)
+_NUMBERS = (2_000, 60_000, 600_000, 2_000_000)
+_BURST = 9  # messages posted at once: what more of them take is the ranks' own work
+SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
+
+
+@dataclass
+class Samples:
+    """What was measured, by kind. gemm: (flops, numbers, s); elementwise: (numbers, s); fold: kind -> direction ->
+    (edges, rows, width, s); links: peer -> (bytes, s); reduce: (bytes, s); tiny: see `visits`."""
+
+    gemm: list[tuple[float, float, float]] = field(default_factory=list)
+    elementwise: list[tuple[float, float]] = field(default_factory=list)
+    folds: dict[str, dict[str, list[tuple[float, float, float, float]]]] = field(default_factory=dict)
+    per_number: dict[str, float] = field(default_factory=dict)
+    links: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    reduce: list[tuple[float, float]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    tiny: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+def measure(comm: Communicator) -> Samples:
+    """Everything, on this rank. Collective."""
+    samples = Samples()
+    watch = _Watch(comm)
+    _products(watch, samples)
+    _elementwise(watch, samples)
+    for agg in (Sum(), Max(), Softmax(branch=True)):
+        _folds(watch, samples, agg)
+    _rows(watch, samples)
+    _order(watch, samples)
+    _step(watch, samples)
+    if comm.size > 1:
+        _messages(watch, samples)
+    return samples
+
+
+@dataclass(frozen=True)
+class _Watch:
+    comm: Communicator
+
+    def __call__(self, body: Callable[[], Any]) -> float:
+        """Seconds, all ranks at once: the second best of several, which what else runs here rarely touches."""
+        times = []
+        for i in range(_WARMUP + _REPEATS):
+            if i == 0:
+                self.comm.barrier()
+            began = time.perf_counter()
+            body()
+            if self.comm.device.type == "cuda":
+                torch.cuda.synchronize(self.comm.device)
+            times.append(time.perf_counter() - began)
+        return sorted(times[_WARMUP:])[1]
+
+    def rand(self, *shape: int) -> Tensor:
+        return torch.rand(*shape, device=self.comm.device)
+
+
+def _products(watch: _Watch, samples: Samples) -> None:
+    """Forward and the weight's gradient; the input's is another product of the same size."""
+    for n, a, b in _GEMMS:
+        x, weight, grad = watch.rand(n, a), watch.rand(b, a), watch.rand(n, b)
+        cost = (2.0 * n * a * b, n * (a + b) + a * b)
+        samples.gemm.append((*cost, watch(lambda x=x, w=weight: torch.nn.functional.linear(x, w))))
+        samples.gemm.append((*cost, watch(lambda x=x, g=grad: g.t() @ x)))
+
+
+def _elementwise(watch: _Watch, samples: Samples) -> None:
+    """Under autograd, forward and backward halves together; the constant is a kernel's and a node's of the tape."""
+    for numbers in _NUMBERS:
+        x = watch.rand(numbers // 64 + 1, 64).requires_grad_()
+        seed = torch.ones_like(x)
+
+        def both(x: Tensor = x, seed: Tensor = seed) -> None:
+            torch.autograd.grad(torch.relu(torch.relu(torch.relu(x))), x, seed)
+
+        samples.elementwise.append((2.0 * x.numel(), watch(both) / 6))
+
+
+def _folds(watch: _Watch, samples: Samples, agg: Aggregator) -> None:
+    kind = type(agg).__name__
+    rows: dict[str, list[tuple[float, float, float, float]]] = {"forward": [], "backward": []}
+    generator = torch.Generator().manual_seed(0)
+    for n, e, width in _FOLDS:
+        block = _block(n, e, generator).to(watch.comm.device)
+        x, numbers = _operands(watch, kind, n, width)
+        state = agg.update(agg.init(n, x), block, x)
+        out, saved = agg.finish(tuple(t.clone() for t in state))
+        grad = torch.rand_like(out)
+
+        def forward(x: Operands = x, block: Block = block, n: int = n) -> None:
+            agg.finish(agg.update(agg.init(n, x), block, x))
+
+        def backward(x: Operands = x, block: Block = block, saved: Any = saved, grad: Tensor = grad) -> None:
+            prepared = agg.prepare(saved, grad)
+            agg.grad(block, x, prepared, grad)
+            agg.grad_dst(prepared, grad)
+
+        rows["forward"].append((e, n, numbers, watch(forward)))
+        rows["backward"].append((e, n, numbers, watch(backward)))
+    samples.folds[kind] = rows
+
+
+def _block(n: int, e: int, generator: torch.Generator) -> Block:
+    """Random in-edges, sorted by destination and source."""
+    pairs = torch.randint(0, n * n, (e,), generator=generator).sort().values
+    return Block.from_edges(pairs // n, pairs % n, num_dst=n, num_src=n, src_ids=torch.arange(n))
+
+
+def _operands(watch: _Watch, kind: str, n: int, width: int) -> tuple[Operands, int]:
+    """(operands, numbers of a source row)."""
+    if kind != "Softmax":
+        return Operands((watch.rand(n, width),)), width
+    heads = 4
+    return Operands(
+        (watch.rand(n, heads, width // heads), watch.rand(n, heads)), (watch.rand(n, heads),)
+    ), width + heads
+
+
+def _rows(watch: _Watch, samples: Samples) -> None:
+    """Packing, adding back, masks and codes, a number."""
+    n, width = 6000, 64
+    x = watch.rand(n, width)
+    index = torch.randperm(n)[: n // 2].sort().values.to(x.device)
+    ids, numbers = index.clone(), index.numel() * width
+    packed = watch(lambda: gather_rows(x, index))
+    half = gather_rows(x, index)
+    added = watch(lambda: scatter_add_rows_(x, index, half))
+    samples.per_number["gather"] = (packed + added) / 2 / numbers
+    samples.per_number["dropout"] = watch(lambda: dropout(half, ids, p=0.5, key=7)) / numbers
+    kept = keep_mask(ids, width, p=0.5, key=7)
+    samples.per_number["undrop"] = watch(lambda: apply_mask(half, kept, p=0.5)) / numbers
+    for bits in (2, 4, 8):
+        buffer = quantize_rows(x, index, bits, ids=ids, key=7)
+        there = watch(lambda bits=bits: quantize_rows(x, index, bits, ids=ids, key=7))
+        back = watch(lambda bits=bits, b=buffer: dequantize_rows(b, bits, width=width))
+        samples.per_number[f"code{bits}"] = (there + back) / 2 / numbers
+    cast = watch(lambda: gather_rows(x, index).to(torch.bfloat16).to(torch.float32))
+    samples.per_number["code16"] = cast / 2 / numbers
+
+
+def _order(watch: _Watch, samples: Samples) -> None:
+    """What the order of an epoch's chunks takes: columns of every chunk, and readers of two ages."""
+    n, e, num = 6000, 90000, 8
+    generator = torch.Generator().manual_seed(0)
+    rows, device = torch.arange(n), watch.comm.device
+    src, dst = torch.randint(0, n, (2, e), generator=generator)
+    spans = {(0, k): Span(n * k // num, n * (k + 1) // num) for k in range(num)}
+    chunks = Chunks(
+        num=num,
+        way=0,
+        order=rows.to(device),
+        chunk_of=(rows * num // n).to(device),
+        ids=rows.to(device),
+        spans=spans,
+        sent={},
+        halo_rows={},
+        dst=dst.sort().values.to(device),
+        src=src.to(device),
+        edge_ids=None,
+    )
+
+    def order() -> None:
+        ages = Ages(chunks, range(num), fresh=0, stale=n)
+        for k in range(num):
+            ages.block(k)
+            ages.readers("now", spans[0, k])
+            ages.readers("before", spans[0, k])
+
+    samples.seconds["order"] = watch(order) / e
+
+
+def _step(watch: _Watch, samples: Samples) -> None:
+    """An optimizer's step of a small and a larger model."""
+    for name, width in (("small", 16), ("large", 512)):
+        weights = [torch.nn.Parameter(watch.rand(width, width)) for _ in range(6)]
+        optimizer = torch.optim.Adam(weights, foreach=True)
+        for w in weights:
+            w.grad = torch.ones_like(w)
+        samples.seconds[f"step_{name}"] = watch(optimizer.step)
+        samples.seconds[f"numbers_{name}"] = 6.0 * width * width
+
+
+def _messages(watch: _Watch, samples: Samples) -> None:
+    """Rings over every distance, sums over all ranks, and computing beside a message."""
+    comm = watch.comm
+    for hop in range(1, comm.size):
+        rows = [(float(size), watch(lambda size=size, hop=hop: _ring(comm, hop, size))) for size in SIZES]
+        samples.links[(comm.rank - hop) % comm.size] = rows
+    for size in (1 << 10, 1 << 16, 1 << 19):
+        vector = torch.zeros(size // 4, device=comm.device)
+        samples.reduce.append((float(size), watch(lambda vector=vector: comm.all_reduce(vector))))
+    many, one = (watch(lambda count=count: _burst(comm, count)) for count in (_BURST, 1))
+    samples.seconds["message"] = max(0.0, many - one) / (_BURST - 1) / 2
+    x = watch.rand(1500, 1500)
+    size, alone = 1 << 21, watch(lambda: _ring(comm, 1, 1 << 21))
+    compute = watch(lambda: x @ x)
+    repeats = max(1, round(alone / compute))
+
+    def busy() -> None:
+        for _ in range(repeats):
+            torch.mm(x, x)
+
+    computing, both = watch(busy), watch(lambda: _ring(comm, 1, size, meanwhile=busy))
+    lost = (both - max(alone, computing)) / max(1e-9, min(alone, computing))
+    samples.seconds["interference"] = min(1.0, max(0.0, lost))
+    samples.seconds["beside"] = size / alone
+
+
+def _ring(comm: Communicator, hop: int, nbytes: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Every rank sends to the rank `hop` ahead."""
+    target, source = (comm.rank + hop) % comm.size, (comm.rank - hop) % comm.size
+    buffer = torch.zeros(nbytes, dtype=torch.uint8, device=comm.device)
+    pending = comm.exchange({target: buffer}, {source: nbytes}, Site(0, -1, 0, "setup"))
+    meanwhile()
+    pending[source].wait()
+    comm.flush(keep=0)
+
+
+def _burst(comm: Communicator, count: int) -> None:
+    """Several small messages at once, both ways."""
+    target, source = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    buffer = torch.zeros(64, dtype=torch.uint8, device=comm.device)
+    posted = [comm.exchange({target: buffer}, {source: 64}, Site(0, -1, 0, "setup")) for _ in range(count)]
+    for pending in posted:
+        pending[source].wait()
+    comm.flush(keep=0)

@@ -1,0 +1,155 @@
+"""Monte-Carlo tree search over the names of a space, in order: ours, with or without a guide's priors, and TAG's.
+
+A node is a prefix of choices; every playout prices one whole point. Source: specs/tag.md 4 (TAG) and 8.10 D (ours).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gnnpar.planner.search.space import Evaluator, Point
+
+Prior = Callable[[Point, Point], Sequence[float]]
+"""(choices made, how the rest would be completed) -> a probability for each choice of the next name."""
+
+
+@dataclass
+class Node:
+    """Of a prefix of choices. `prior` of its children: empty until it is asked for."""
+
+    visits: int = 0
+    total: float = 0.0
+    most: float = -math.inf
+    prior: Sequence[float] = ()
+    children: dict[int, Node] = field(default_factory=dict)
+    closed: bool = False  # every point below was priced: prices do not change, so nothing is to be found there
+
+    @property
+    def value(self) -> float:
+        """We want the best plan, not the best average."""
+        return 0.5 * self.total / max(1, self.visits) + 0.5 * self.most if self.visits else -math.inf
+
+    def add(self, reward: float) -> None:
+        self.visits += 1
+        self.total += reward
+        self.most = max(self.most, reward)
+
+
+def climb(
+    evaluate: Evaluator, *, seed: int, playouts: int | None = None, prior: Prior | None = None, noise: float = 0.0
+) -> Node:
+    """Our tree: the rest of a prefix is completed by the incumbent. Returns its root.
+
+    A playout's reward is ln(default / seconds), -1 where the point cannot be. Selection is PUCT on values normalised
+    over the tree, a mean of the mean and the best below; children widen with the root of the visits, by prior where
+    there is one. `noise`: share of a Dirichlet draw in the root's prior (training).
+    """
+    rng, sizes = random.Random(seed), evaluate.space.sizes
+    base = evaluate((0,) * len(sizes))
+    root, range_ = Node(), [math.inf, -math.inf]
+    for _ in range(playouts or 20 * evaluate.budget):
+        if evaluate.spent or root.closed:
+            break
+        incumbent = evaluate.best[0]
+        path, prefix = [root], []
+        while len(prefix) < len(sizes):
+            node, size = path[-1], sizes[len(prefix)]
+            if prior is not None and not node.prior and size > 1:
+                node.prior = prior(tuple(prefix), incumbent)
+                if node is root and noise:
+                    node.prior = _disturbed(node.prior, noise, rng)
+            choice = _select(node, size, range_, rng)
+            new = choice not in node.children and size > 1
+            path.append(node.children.setdefault(choice, Node()))
+            prefix.append(choice)
+            if new:
+                break
+        seconds = evaluate((*prefix, *incumbent[len(prefix) :]))
+        if base == math.inf and seconds < math.inf:
+            base = seconds
+        reward = math.log(base / seconds) if seconds < math.inf else -1.0
+        range_[:] = [min(range_[0], reward), max(range_[1], reward)]
+        path[-1].closed = len(prefix) == len(sizes)
+        for depth, node in reversed(list(enumerate(path))):
+            node.add(reward)
+            below = node.children.values()
+            if depth < len(prefix) and len(below) == sizes[depth] and all(child.closed for child in below):
+                node.closed = True
+    return root
+
+
+def _select(node: Node, size: int, bounds: Sequence[float], rng: random.Random) -> int:
+    """Widen while it is allowed, then PUCT. Without a prior a new child is drawn, with one it is the likeliest."""
+    fresh = [c for c in range(size) if c not in node.children]
+    if size == 1:
+        return 0
+    room = len(node.children) < max(1.0, 4 * math.sqrt(node.visits + 1))
+    if fresh and room and not node.prior:
+        return rng.choice(fresh)
+    span = bounds[1] - bounds[0] if bounds[1] > bounds[0] else 1.0
+    explore = 1.25 + math.log((node.visits + 19653) / 19652)
+    prior = node.prior or [1 / size] * size
+    known = [child.value for child in node.children.values()]
+    unseen = (sum(known) / len(known) - bounds[0]) / span if known else 0.0  # a new child is worth what the others are
+
+    def score(choice: int) -> float:
+        child = node.children.get(choice)
+        value = unseen if child is None else (child.value - bounds[0]) / span
+        visits = 0 if child is None else child.visits
+        return value + explore * prior[choice] * math.sqrt(node.visits + 1) / (1 + visits)
+
+    left = [
+        *(c for c, child in node.children.items() if not child.closed),
+        *((sorted(fresh, key=lambda c: -prior[c])[:1]) if room else ()),
+    ]
+    return max(left or fresh, key=score)
+
+
+def _disturbed(prior: Sequence[float], noise: float, rng: random.Random) -> list[float]:
+    draws = [rng.gammavariate(10 / len(prior), 1.0) + 1e-12 for _ in prior]
+    return [(1 - noise) * p + noise * d / sum(draws) for p, d in zip(prior, draws, strict=True)]
+
+
+def published(evaluate: Evaluator, *, seed: int, playouts: int | None = None) -> None:
+    """TAG's tree with a uniform prior, as its code has it.
+
+    Reward T_base/T - 1, its fourth root above 1, -1 where the point cannot be; the value of a child is the mean; all
+    children at once, in random order; c = sqrt(children / 10). Names that are not decided copy the first decision where
+    they are of its kind (`next.0`, `next.1`, ...), else they are as in the baseline.
+    """
+    rng, space = random.Random(seed), evaluate.space
+    sizes, kinds = space.sizes, [name.partition(".")[0] for name in space.choices]
+    base = evaluate((0,) * len(sizes))
+    root = Node()
+    for _ in range(playouts or 20 * evaluate.budget):
+        if evaluate.spent:
+            return
+        node, path, prefix = root, [root], []
+        while len(prefix) < len(sizes) and (node.visits or node is root):
+            choice = _published_choice(node, sizes[len(prefix)], rng)
+            node = node.children[choice]
+            path.append(node)
+            prefix.append(choice)
+        first = {kind: prefix[kinds.index(kind)] for kind in kinds[: len(prefix)]}
+        rest = [first.get(kind, 0) for kind in kinds[len(prefix) :]]
+        seconds = evaluate((*prefix, *rest))
+        if base == math.inf and seconds < math.inf:
+            base = seconds
+        gain = base / seconds - 1 if seconds < math.inf else -1.0
+        for visited in path:
+            visited.add(gain**0.25 if gain > 1 else gain)
+
+
+def _published_choice(node: Node, size: int, rng: random.Random) -> int:
+    if not node.children:
+        node.children = {choice: Node() for choice in rng.sample(range(size), size)}
+    explore = math.sqrt(size / 10)
+
+    def score(child: Node) -> float:
+        mean = child.total / child.visits if child.visits else 0.0
+        return mean + explore / size * math.sqrt(node.visits) / (1 + child.visits)
+
+    return max(node.children.items(), key=lambda item: score(item[1]))[0]

@@ -1,0 +1,213 @@
+"""Event simulator of a task graph: serial streams on devices, flows that share links max-min fairly.
+
+Source: specs/tag.md 8.6. A stream runs one task at a time, by priority and then by number; a flow waits out its
+latency, then for its stream, and progresses at its fair share; while a flow touches a device, computing there is
+`slowdown` times slower. A task's output is held from its start until its last consumer has ended. Ties go to the lower
+number: same input, same timeline.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from gnnpar.planner.fair import fair_rates
+
+_END = 1e-12  # of a task's work: rounding may leave so much
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One piece of work. compute: `seconds` on the stream. flow: `nbytes` over `demand` after `latency`.
+
+    `devices`: those it occupies (compute: one; flow: its ends). `after`: numbers of tasks that must have ended.
+    `holds`: bytes of its output on the last of its devices.
+    """
+
+    name: str
+    kind: Literal["compute", "flow"]
+    stream: Hashable
+    devices: tuple[int, ...]
+    after: tuple[int, ...] = ()
+    seconds: float = 0.0
+    nbytes: float = 0.0
+    latency: float = 0.0
+    demand: Mapping[int, float] = field(default_factory=dict)
+    priority: int = 0
+    holds: float = 0.0
+
+
+class Span(NamedTuple):
+    """When a task ran, in seconds."""
+
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """`link_bytes`: what crossed each link; `peak_bytes`: most held at once on each device."""
+
+    tasks: tuple[Task, ...]
+    spans: tuple[Span, ...]
+    link_bytes: dict[int, float]
+    peak_bytes: dict[int, float]
+
+    @property
+    def seconds(self) -> float:
+        return max((span.end for span in self.spans), default=0.0)
+
+    def busy(self, device: int) -> float:
+        """Seconds the device computes."""
+        pairs = zip(self.tasks, self.spans, strict=True)
+        return sum(s.end - s.start for t, s in pairs if t.kind == "compute" and device in t.devices)
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """Trace events for Perfetto or chrome://tracing: a process a device, a thread a stream; microseconds."""
+        threads: dict[Hashable, int] = {}
+        events: list[dict[str, Any]] = []
+        for task, span in zip(self.tasks, self.spans, strict=True):
+            key = (task.devices[-1], task.stream)
+            if key not in threads:
+                threads[key] = len(threads)
+                events.append(_meta("thread_name", key[0], threads[key], str(task.stream)))
+            events.append(
+                {
+                    "name": task.name,
+                    "cat": task.kind,
+                    "ph": "X",
+                    "ts": span.start * 1e6,
+                    "dur": (span.end - span.start) * 1e6,
+                    "pid": key[0],
+                    "tid": threads[key],
+                    "args": {"bytes": task.nbytes} if task.kind == "flow" else {},
+                }
+            )
+        devices = sorted({event["pid"] for event in events})
+        return {"traceEvents": [_meta("process_name", d, 0, f"rank {d}") for d in devices] + events}
+
+
+def _meta(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def simulate(tasks: Sequence[Task], capacity: Sequence[float], *, slowdown: float = 1.0) -> Timeline:
+    """Run the graph. `capacity`: bytes/s of each link. ValueError where tasks wait for each other."""
+    return _Simulation(tasks, capacity, slowdown).run()
+
+
+class _Simulation:
+    def __init__(self, tasks: Sequence[Task], capacity: Sequence[float], slowdown: float) -> None:
+        self.tasks, self.capacity, self.slowdown = tuple(tasks), capacity, slowdown
+        self.waiting = [len(set(t.after)) for t in tasks]
+        self.followers: list[list[int]] = [[] for _ in tasks]
+        for i, task in enumerate(tasks):
+            for before in set(task.after):
+                self.followers[before].append(i)
+        self.consumers = [len(f) for f in self.followers]
+        self.queues: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+        self.occupied: set[Hashable] = set()
+        self.now = 0.0
+        self.left: dict[int, float] = {}  # active: seconds of compute, bytes of a flow
+        self.rate: dict[int, float] = {}
+        self.late: list[tuple[float, int]] = []  # flows in their latency
+        self.start, self.end = [0.0] * len(tasks), [0.0] * len(tasks)
+        self.held: dict[int, float] = defaultdict(float)
+        self.peak: dict[int, float] = defaultdict(float)
+        self.stale = False
+
+    def run(self) -> Timeline:
+        for i, count in enumerate(self.waiting):
+            if count == 0:
+                self._ready(i)
+        done = 0
+        while self.left or self.late:
+            if self.stale:
+                self._share()
+            done += self._advance()
+        if done != len(self.tasks):
+            stuck = next(t.name for t, n in zip(self.tasks, self.waiting, strict=True) if n > 0)
+            raise ValueError(f"{len(self.tasks) - done} tasks wait for each other, {stuck} among them")
+        crossed: dict[int, float] = defaultdict(float)
+        for task in self.tasks:
+            for link, demand in task.demand.items():
+                crossed[link] += demand * task.nbytes
+        return Timeline(self.tasks, tuple(map(Span, self.start, self.end)), dict(crossed), dict(self.peak))
+
+    def _ready(self, i: int) -> None:
+        task = self.tasks[i]
+        if task.kind == "flow" and task.latency > 0:
+            heapq.heappush(self.late, (self.now + task.latency, i))
+        else:
+            self._queue(i)
+
+    def _queue(self, i: int) -> None:
+        task = self.tasks[i]
+        heapq.heappush(self.queues[task.stream], (task.priority, i))
+        self._start_next(task.stream)
+
+    def _start_next(self, stream: Hashable) -> None:
+        queue = self.queues[stream]
+        if stream in self.occupied or not queue:
+            return
+        _, i = heapq.heappop(queue)
+        self.occupied.add(stream)
+        task = self.tasks[i]
+        self.start[i] = self.now - task.latency
+        self.held[task.devices[-1]] += task.holds
+        self.peak[task.devices[-1]] = max(self.peak[task.devices[-1]], self.held[task.devices[-1]])
+        self.left[i] = task.seconds if task.kind == "compute" else task.nbytes
+        self.stale = True
+
+    def _share(self) -> None:
+        """Rates of everything active: fair shares of links, and slower computing beside flows."""
+        self.stale = False
+        flows = sorted(i for i in self.left if self.tasks[i].kind == "flow")
+        shares = fair_rates([self.tasks[i].demand for i in flows], self.capacity)
+        self.rate = dict(zip(flows, shares, strict=True))
+        touched = {d for i in flows for d in self.tasks[i].devices}
+        for i in self.left:
+            if self.tasks[i].kind == "compute":
+                self.rate[i] = 1.0 / self.slowdown if self.tasks[i].devices[0] in touched else 1.0
+
+    def _advance(self) -> int:
+        """To the next event; how many tasks ended."""
+        finish = {i: self._seconds_left(i) for i in self.left}
+        step = min(finish.values(), default=float("inf"))
+        if self.late and self.late[0][0] - self.now < step:
+            step = self.late[0][0] - self.now
+        self.now += step
+        for i in self.left:
+            if self.rate[i] != float("inf"):
+                self.left[i] -= self.rate[i] * step
+        while self.late and self.late[0][0] <= self.now:
+            self._queue(heapq.heappop(self.late)[1])
+        ended = sorted(i for i, seconds in finish.items() if seconds <= step + _END * max(self.now, 1e-9))
+        for i in ended:
+            self._finish(i)
+        return len(ended)
+
+    def _seconds_left(self, i: int) -> float:
+        left = max(self.left[i], 0.0)
+        return 0.0 if left == 0 or self.rate[i] == float("inf") else left / self.rate[i]
+
+    def _finish(self, i: int) -> None:
+        task = self.tasks[i]
+        del self.left[i]
+        self.end[i] = self.now
+        self.stale = True
+        for before in set(task.after):
+            self.consumers[before] -= 1
+            if self.consumers[before] == 0:
+                self.held[self.tasks[before].devices[-1]] -= self.tasks[before].holds
+        if not self.followers[i]:
+            self.held[task.devices[-1]] -= task.holds
+        self.occupied.discard(task.stream)
+        self._start_next(task.stream)
+        for follower in self.followers[i]:
+            self.waiting[follower] -= 1
+            if self.waiting[follower] == 0:
+                self._ready(follower)

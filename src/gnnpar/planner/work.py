@@ -1,0 +1,147 @@
+"""What one epoch asks of every rank, by layer: seconds of each piece and bytes on each way.
+
+The pieces are those of the engines: dense work before and after a fold, the fold over inner edges and over each peer's
+halo, packing and adding back. Closed forms and the simulator put the same pieces together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal
+
+from gnnpar.planner.ir import Fold, ModelIR
+from gnnpar.planner.rates import Rates
+from gnnpar.planner.statistics import GraphStats, PartStats
+from gnnpar_kernels.wire import BF16, FP32, row_nbytes
+
+Bits = Literal[32, 16, 8, 4, 2, 1]
+Direction = Literal["forward", "backward"]
+Held = Literal["no", "result", "rows"]
+"""Of layer 0, over epochs: nothing, what it sums up of the features, or the features of the halo."""
+
+
+@lru_cache(maxsize=4096)
+def wire_bytes(widths: tuple[int, ...], bits: int) -> int:
+    """Of one row of all operands in these bits; scores beside the first operand travel in 8, or as they are."""
+    if bits == 32:
+        return 4 * sum(widths)
+    if bits == 16:
+        return 2 * sum(widths)
+    first = row_nbytes(widths[0], min(bits, 8))
+    rest = sum(min(row_nbytes(w, 8), row_nbytes(w, FP32)) for w in widths[1:])
+    return min(first, row_nbytes(widths[0], BF16)) + rest
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Seconds of one layer in one direction on one part. `halo[q]`: folding what came from q."""
+
+    before: float
+    inner: float
+    halo: tuple[float, ...]
+    after: float
+    pack: float  # rows made ready to be sent, all peers
+    unpack: float  # rows taken in or added back, all peers
+
+    @property
+    def compute(self) -> float:
+        return self.before + self.inner + sum(self.halo) + self.after
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model on a graph in some parts, with what each rank's device needs. rates[p]: of part p's rank."""
+
+    ir: ModelIR
+    graph: GraphStats
+    parts: PartStats
+    rates: tuple[Rates, ...]
+    held: Held = "no"
+
+    def piece(self, layer: int, p: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> Piece:
+        """`share`: of the part's rows and edges, for a chunk."""
+        rates, backward = self.rates[p], direction == "backward"
+        n = self.parts.nodes[p] * share
+        more = sum(self.parts.halo[p]) if layer == 0 and self.held == "rows" else 0.0  # messages made here
+        before = after = 0.0
+        for group in self.ir.layer(layer):
+            rows = n + more if group.phase == "transform" else n
+            seconds = rates.dense_seconds(group, rows, backward=backward)
+            if group.phase in ("begin", "transform"):
+                before += seconds
+            else:
+                after += seconds
+        folds = () if layer == 0 and self.held == "result" else self.ir.folds(layer)
+        inner = sum(
+            rates.fold_seconds(f, self.parts.inner[p] * share, n, table=self.parts.nodes[p], backward=backward)
+            for f in folds
+        )
+        halo = tuple(sum(self._halo_fold(f, p, q, share, backward) for f in folds) for q in range(self.parts.parts))
+        width = self.travelling(layer, direction)
+        out, into = self.parts.sent(p) * share, sum(self.parts.halo[p]) * share
+        pack, unpack = (out, into) if direction == "forward" else (into, out)
+        return Piece(
+            before, inner, halo, after, rates.code_seconds(bits, pack * width), rates.code_seconds(bits, unpack * width)
+        )
+
+    def _halo_fold(self, fold: Fold, p: int, q: int, share: float, backward: bool) -> float:
+        """The rows of a halo block: the result's in forward, the sources' in backward, at most the part's own."""
+        edges, rows = self.parts.cut[p][q] * share, self.parts.halo[p][q] * share
+        touched = min(rows if backward else edges, self.parts.nodes[p] * share)
+        table = self.parts.nodes[p] if backward else self.parts.halo[p][q]
+        return self.rates[p].fold_seconds(fold, edges, touched, table=table, backward=backward)
+
+    def alike(self, layers: Iterable[int]) -> list[tuple[int, int]]:
+        """(a layer, how many of these take as long), so that each kind is priced once; a layer 0 that is held is its
+        own kind."""
+        kinds: dict[int, list[int]] = {}
+        for layer in layers:
+            alone = layer == 0 and self.held != "no"
+            kinds.setdefault(-1 if alone else self.ir.twins[layer], []).append(layer)
+        return [(same[0], len(same)) for same in kinds.values()]
+
+    def travelling(self, layer: int, direction: Direction) -> int:
+        """Numbers of a row that is exchanged in this layer: every source forward, backward those with a gradient."""
+        return sum(f.width for f in self._exchanged(layer, direction))
+
+    def _exchanged(self, layer: int, direction: Direction) -> list[Fold]:
+        if layer == 0 and self.held != "no":
+            return []
+        return [f for f in self.ir.folds(layer) if direction == "forward" or f.learned]
+
+    def row_bytes(self, layer: int, direction: Direction, bits: int) -> int:
+        folds = self._exchanged(layer, direction)
+        return sum(wire_bytes(f.src, bits) for f in folds)
+
+    def flows(self, layer: int, direction: Direction, bits: int = 32) -> list[tuple[int, int, float]]:
+        """(sender, receiver, bytes) of one exchange; backward goes the other way."""
+        row = self.row_bytes(layer, direction, bits)
+        ways = [(q, p, rows * row) for p, halos in enumerate(self.parts.halo) for q, rows in enumerate(halos) if rows]
+        if direction == "backward":
+            ways = [(b, a, nbytes) for a, b, nbytes in ways]
+        return [way for way in ways if way[2]]
+
+    @cached_property
+    def loss_seconds(self) -> tuple[float, ...]:
+        """Loss and its gradient: a few passes over the logits of the training rows."""
+        share = self.graph.train / max(1, self.graph.nodes)
+        return tuple(
+            r.scale * r.elementwise.seconds(0, 8 * self.ir.final * n * share, calls=8)
+            for r, n in zip(self.rates, self.parts.nodes, strict=True)
+        )
+
+    def step_seconds(self, p: int, params: float, engine: str = "") -> float:
+        """The optimizer's step, and what an engine takes for an epoch besides."""
+        rates = self.rates[p]
+        return rates.scale * rates.step * params + rates.epoch + rates.visit_seconds(engine)[1]
+
+    def visit_seconds(self, engine: str) -> float:
+        """What an engine takes for a layer in one direction besides, the slowest part."""
+        return max(r.visit_seconds(engine)[0] for r in self.rates)
+
+    def halo_bytes(self, bits: Sequence[int]) -> float:
+        """Of all exchanges of an epoch, all parts; bits: (forward, backward)."""
+        pairs = zip(("forward", "backward"), bits, strict=True)
+        return sum(f[2] for d, b in pairs for i in range(self.ir.num_layers) for f in self.flows(i, d, b))  # type: ignore[arg-type]

@@ -1,0 +1,5 @@
+"""What runs leave behind, read back and compared. `load("multirun/**")` and `history(run)` are for notebooks."""
+
+from gnnpar.report.frames import history, load
+
+__all__ = ["history", "load"]

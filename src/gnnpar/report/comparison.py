@@ -1,0 +1,52 @@
+"""Everything that is said about some runs, computed once for all outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gnnpar.report import groups as grouping
+from gnnpar.report.fairness import warnings
+from gnnpar.report.groups import MARGIN, Group
+from gnnpar.report.rows import table_rows
+from gnnpar.report.runs import Result
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Runs, one row each; groups of them; what is unfair about it; what the accuracies do not show."""
+
+    results: Sequence[tuple[Path, Result]]
+    rows: list[dict[str, Any]]
+    groups: list[Group]
+    warnings: list[str]
+    notes: list[str]
+    baseline: str
+    allow_unfair: bool
+    margin: float
+
+    @property
+    def repeated(self) -> bool:
+        return grouping.repeated(self.groups)
+
+    @property
+    def stamped(self) -> bool:
+        """Do ratios between unequal runs stand in it?"""
+        return any(row["why_no_ratio"] == "unfair" for row in self.rows)
+
+
+def compare(
+    results: Sequence[tuple[Path, Result]],
+    *,
+    baseline: str = "single",
+    allow_unfair: bool = False,
+    margin: float = MARGIN,
+    target: float | None = None,
+) -> Comparison:
+    """Rows, groups and warnings. margin: points of accuracy; target: validation metric, by default rule 13's."""
+    rows = table_rows(results, baseline=baseline, allow_unfair=allow_unfair)
+    groups = grouping.grouped(results, rows, baseline=baseline, margin=margin, target=target)
+    unfair = warnings([result for _, result in results], baseline)
+    return Comparison(results, rows, groups, unfair, grouping.notes(groups), baseline, allow_unfair, margin)

@@ -1,0 +1,118 @@
+"""What pictures are drawn from: means over the runs of a group, and its curves against epochs, seconds and bytes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gnnpar.report.groups import Group
+from gnnpar.report.runs import flat
+from gnnpar.track.jsonl import read_rows
+
+MOST_POINTS = 80
+_NAMED = ("world_size", "threads_per_rank", "strategy", "codec", "model", "dataset")  # what is said elsewhere
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Of one run, at its evaluations: epochs, training seconds, bytes sent so far, validation metric in percent."""
+
+    epochs: list[int]
+    seconds: list[float]
+    bytes: list[float]
+    val: list[float]
+
+
+def curve_of(folder: Path) -> Curve | None:
+    """None where the run left no evaluation. At most MOST_POINTS of them, the last always."""
+    rows = [row for row in read_rows(folder) if row.get("metric/val") is not None]
+    if not rows:
+        return None
+    step = -(-len(rows) // MOST_POINTS)
+    rows = rows[::-1][::step][::-1]
+    return Curve(
+        [row["epoch"] + 1 for row in rows],
+        [row["time/train_seconds"] for row in rows],
+        [row["comm/total_bytes_so_far"] for row in rows],
+        [100 * row["metric/val"] for row in rows],
+    )
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve | None:
+    """Mean over runs at equal epochs; up to the shortest, so that no run leaves the mean on the way."""
+    common = [epoch for epoch in (curves[0].epochs if curves else ()) if all(epoch in c.epochs for c in curves)]
+    if len(common) < 2:
+        return None
+    at = [[curve.epochs.index(epoch) for epoch in common] for curve in curves]
+
+    def means(name: str) -> list[float]:
+        columns = zip(*([getattr(c, name)[i] for i in found] for c, found in zip(curves, at, strict=True)), strict=True)
+        return [statistics.fmean(column) for column in columns]
+
+    return Curve(common, means("seconds"), means("bytes"), means("val"))
+
+
+def curves_of(group: Group) -> list[Curve]:
+    found = [curve_of(Path(row["folder"])) for row in group.rows]
+    return [curve for curve in found if curve is not None]
+
+
+def means_of(group: Group, field: str, names: Sequence[str]) -> dict[str, float] | None:
+    """Mean over completed runs of each entry of a mapping in result.json; None where no run has it."""
+    found = [part for r in group.completed if isinstance(part := r.get(field), Mapping)]
+    if not found:
+        return None
+    return {name: statistics.fmean(part.get(name) or 0 for part in found) for name in names}
+
+
+def live_bytes(group: Group, names: Sequence[str]) -> dict[str, float] | None:
+    """Live tensors by category, mean over runs; None where none was profiled."""
+    found = [r["memory_bytes"]["live"] for r in group.completed if r["memory_bytes"]["peak"]]
+    return {name: statistics.fmean(live.get(name) or 0 for live in found) for name in names} if found else None
+
+
+def layer_bytes(group: Group) -> list[float]:
+    """Bytes of an epoch by layer, mean over runs; empty where nothing is sent or known."""
+    found = [layers for r in group.completed if (layers := r.get("bytes_by_layer"))]
+    depth = max(map(len, found), default=0)
+    return [statistics.fmean(layers[i] if i < len(layers) else 0 for layers in found) for i in range(depth)]
+
+
+def tasks(groups: Sequence[Group]) -> dict[str, str]:
+    """arena -> 'dataset / model', and the settings that tell apart two of the same name."""
+    firsts = {group.arena: group.results[0] for group in groups}
+    names = {arena: f"{r['dataset']} / {r['model']}" for arena, r in firsts.items()}
+    for name in set(names.values()):
+        same = [arena for arena, other in names.items() if other == name]
+        if len(same) > 1:
+            flats = [_arena_settings(arena) for arena in same]
+            keys = [k for k in dict.fromkeys(k for f in flats for k in f) if len({f.get(k) for f in flats}) > 1]
+            for arena, settings in zip(same, flats, strict=True):
+                names[arena] = " ".join([name, *(f"{key}={settings.get(key)}" for key in keys)])
+    return names
+
+
+def _arena_settings(arena: str) -> dict[str, str]:
+    named, settings = json.loads(arena)
+    return flat({"epochs": named[2]} | settings)
+
+
+def varying(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
+    """Settings that are not the same in all groups: their keys, and the values of each group."""
+    flats: list[dict[str, Any]] = []
+    for group in groups:
+        seeds = sorted({row["seed"] for row in group.rows})
+        facts = {"ranks": group.first["world_size"], "threads": group.first["threads_per_rank"]}
+        facts |= flat(group.results[0].get("settings", {}))
+        facts |= {"seed": ", ".join(map(str, seeds))}
+        flats.append({key: str(value) for key, value in facts.items() if key not in _NAMED})
+    columns = {key: tuple(f.get(key, "") for f in flats) for f in flats for key in f}
+    first: dict[tuple[str, ...], str] = {}  # settings that vary together, a codec's name in two places, stand once
+    for key, column in columns.items():
+        if len(set(column)) > 1:
+            first.setdefault(column, key)
+    return list(first.values()), [list(cells) for cells in zip(*first, strict=True)] if first else [[] for _ in flats]

@@ -1,0 +1,126 @@
+"""A shared wandb workspace and a report that compare the strategies of a study, as specifications made offline.
+
+Built through the `wandb-workspaces` package (extra [dashboard]). A panel shows only what the runs have logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gnnpar.track.keys import BYTE_PHASES, PHASES
+from gnnpar.track.wandb import AXES, GIGABYTES
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot. `kind`: a line against `x`, or bars of the last values."""
+
+    title: str
+    y: tuple[str, ...]
+    x: str = "epoch"
+    kind: Literal["line", "bars"] = "line"
+
+
+AGAINST = {"training seconds": "against_seconds", "gigabytes sent": "against_gigabytes"}
+SECTIONS: dict[str, tuple[Panel, ...]] = {
+    "Convergence": (
+        Panel("training loss, by epoch", ("loss/train",)),
+        Panel("validation, by epoch", ("metric/val",)),
+        Panel("test, by epoch", ("metric/test",)),
+        *(Panel(f"training loss, by {what}", (f"{name}/loss/train",), AXES[name]) for what, name in AGAINST.items()),
+        *(Panel(f"validation, by {what}", (f"{name}/metric/val",), AXES[name]) for what, name in AGAINST.items()),
+    ),
+    "Time": (
+        Panel("seconds an epoch", ("time/epoch_seconds",)),
+        *(Panel(f"{phase} seconds an epoch", (f"time/{phase}_seconds",), kind="bars") for phase in PHASES),
+        Panel("seconds with a transfer in flight", ("time/comm_total_seconds",), kind="bars"),
+    ),
+    "Communication": (
+        Panel("gigabytes sent so far", (GIGABYTES,)),
+        Panel("bytes an epoch", ("comm/total_bytes",), kind="bars"),
+        *(Panel(f"{phase} bytes an epoch", (f"comm/{phase}_bytes",), kind="bars") for phase in BYTE_PHASES),
+        Panel("messages an epoch", ("comm/messages",), kind="bars"),
+    ),
+    "Memory": (
+        Panel("peak bytes by rank", ("memory/peak_bytes/*",), kind="bars"),
+        Panel("live bytes by category", ("memory/live_bytes/*",), kind="bars"),
+    ),
+    "Fidelity": (
+        Panel("cosine with the exact gradient", ("fidelity/cosine",)),
+        Panel("relative error of the gradient", ("fidelity/relative_error",)),
+    ),
+}
+
+
+def panels_for(logged: Iterable[str]) -> dict[str, list[Panel]]:
+    """The sections, without what no run has logged; `name/*` stands for every metric below it."""
+    known = sorted(set(logged))
+    sections: dict[str, list[Panel]] = {}
+    for name, panels in SECTIONS.items():
+        for panel in panels:
+            y = tuple(metric for wanted in panel.y for metric in known if matches(metric, wanted))
+            if y and (panel.kind == "bars" or panel.x in known):
+                sections.setdefault(name, []).append(Panel(panel.title, y, panel.x, panel.kind))
+    return sections
+
+
+def matches(metric: str, wanted: str) -> bool:
+    return metric.startswith(wanted[:-1]) if wanted.endswith("/*") else metric == wanted
+
+
+def workspace(sections: dict[str, list[Panel]], *, entity: str, project: str, study: str) -> Any:
+    """A saved view of the study's runs, grouped by strategy."""
+    import wandb_workspaces.workspaces as ws
+
+    return ws.Workspace(
+        entity=entity,
+        project=project,
+        name=f"gnnpar {study}",
+        sections=[
+            ws.Section(name=name, panels=list(map(plot, panels)), is_open=True) for name, panels in sections.items()
+        ],
+        runset_settings=ws.RunsetSettings(filters=of_study(study), groupby=[ws.Metric("JobType")]),
+    )
+
+
+def report(
+    sections: dict[str, list[Panel]], table: Sequence[Sequence[str]], *, entity: str, project: str, study: str
+) -> Any:
+    """The same panels under headings, after the table of `gnnpar compare`; its first row names the columns."""
+    import wandb_workspaces.reports.v2 as wr
+
+    head, *rows = ["| " + " | ".join(row) + " |" for row in table]
+    rule = "|" + " --- |" * len(table[0])
+    blocks: list[Any] = [wr.MarkdownBlock("\n".join([head, rule, *rows]))]
+    for name, panels in sections.items():
+        # without entity and project a run set is of the report's project, and nobody is asked
+        runs = wr.Runset(name=study, filters=of_study(study), groupby=["JobType"])  # pyright: ignore[reportPrivateImportUsage]
+        blocks += [wr.H2(name), wr.PanelGrid(runsets=[runs], panels=list(map(plot, panels)))]
+    return wr.Report(  # pyright: ignore[reportPrivateImportUsage]
+        project=project,
+        entity=entity,
+        title=f"gnnpar {study}",
+        description="Strategies of a study, side by side",
+        blocks=blocks,
+    )
+
+
+def of_study(study: str) -> Any:
+    from wandb_workspaces import expr
+
+    return expr.And(expr.Metric("Group") == study)
+
+
+def plot(panel: Panel) -> Any:
+    import wandb_workspaces.reports.v2 as wr
+
+    if panel.kind == "bars":
+        return wr.BarPlot(title=panel.title, metrics=list(panel.y))
+    return wr.LinePlot(title=panel.title, x=panel.x, y=list(panel.y), title_x=panel.x)
+
+
+def specification(thing: Any) -> dict[str, Any]:
+    """A workspace or a report as the data that a server is sent."""
+    return thing._to_model().model_dump(mode="json", by_alias=True)

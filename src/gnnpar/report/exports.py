@@ -1,0 +1,110 @@
+"""The comparison as text for other programs and for papers: CSV, JSON, Markdown, LaTeX (booktabs)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gnnpar.report import formatting as words
+from gnnpar.report.groups import Group, cells
+from gnnpar.report.rows import COLUMNS
+from gnnpar.report.runs import no_speed
+from gnnpar.track.console import seconds
+
+_ESCAPED = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"\\": r"\textbackslash{}", "±": r"$\pm$", ">": "$>$", "<": "$<$"}
+)
+_RUN_HEADINGS = ("strategy", "model", "dataset", "seed", "ranks", "epoch", "speed-up", "sent/epoch", "test %", "status")
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]], groups: Sequence[Group] | None = None) -> str:
+    """Exact values, one line a run, or one a group where groups are given."""
+    lines = list(rows) if groups is None else [cells(group) for group in groups]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS if groups is None else list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def as_json(rows: Sequence[Mapping[str, Any]], groups: Sequence[Group], **stamps: Any) -> str:
+    """Exact values of runs and groups, with what was asked for and what is unfair."""
+    return json.dumps({**stamps, "rows": rows, "groups": [cells(group) for group in groups]}, indent=1) + "\n"
+
+
+def as_markdown(table: Table, notes: Sequence[str] = ()) -> str:
+    """A pipe table; what a paired test puts first is bold, and notes follow as a list."""
+    headings, texts, lines, bold = table
+    shown = [
+        [f"**{_pipe(cell)}**" if (i, j) in bold else _pipe(cell) for j, cell in enumerate(line)]
+        for i, line in enumerate(lines)
+    ]
+    rule = ["---" if text else "---:" for text in texts]
+    body = "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *shown))
+    return body + "\n" + ("\n" + "\n".join(f"- {note}" for note in notes) + "\n" if notes else "")
+
+
+def as_latex(table: Table, notes: Sequence[str] = ()) -> str:
+    """A booktabs tabular; needs \\usepackage{booktabs}. Notes stand above it as comments."""
+    headings, texts, lines, bold = table
+    shown = [
+        [rf"\textbf{{{_tex(cell)}}}" if (i, j) in bold else _tex(cell) for j, cell in enumerate(line)]
+        for i, line in enumerate(lines)
+    ]
+    above = "".join(f"% {note}\n" for note in notes)
+    rows = [" & ".join(line) + r" \\" for line in shown]
+    columns = "".join("l" if text else "r" for text in texts)
+    top = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", " & ".join(map(_tex, headings)) + r" \\", r"\midrule"]
+    return above + "\n".join([*top, *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+# headings, whether each is text, lines of cells, and the (line, column) of what is best by a paired test
+Table = tuple[list[str], list[bool], list[list[str]], set[tuple[int, int]]]
+
+
+def group_table(groups: Sequence[Group], baseline: str) -> Table:
+    used = words.used_columns(groups)
+    names = [*words.HEADINGS]
+    headings = [f"x {baseline}" if names[i] == "speed-up" else names[i] for i in used]
+    lines = [[words.group_cells(group)[i] for i in used] for group in groups]
+    columns = {"accuracy": "test %", "speedup": "speed-up"}
+    bold = {
+        (i, j)
+        for i, group in enumerate(groups)
+        for j, position in enumerate(used)
+        if names[position] in (columns[best] for best in group.best)
+    }
+    return headings, [words.HEADINGS[names[i]] for i in used], lines, bold
+
+
+def row_table(rows: Sequence[Mapping[str, Any]], baseline: str) -> Table:
+    """One line a run; nothing is bold, as one run proves nothing."""
+    lines = []
+    for row in rows:
+        time = words.NOTHING if row["epoch_seconds"] is None else seconds(row["epoch_seconds"])
+        ratio = words.NOTHING if row["ratio"] is None else f"{row['ratio']:.2f}"
+        if row["why_no_ratio"] == "unfair":
+            ratio += "?"
+        if no_speed(row):
+            time, ratio = (f"({text})" if text != words.NOTHING else text for text in (time, ratio))
+        test = row["test_at_best_val"]
+        name = f"{row['strategy']} {row['variant']}".strip()
+        ranks = f"{row['world_size']}x{row['threads_per_rank']}"
+        percent = words.NOTHING if test is None else f"{100 * test:.2f}"
+        sent, seed = words.size(row["bytes_per_epoch"]), str(row["seed"])
+        lines.append([name, row["model"], row["dataset"], seed, ranks, time, ratio, sent, percent, row["status"]])
+    headings = [f"x {baseline}" if name == "speed-up" else name for name in _RUN_HEADINGS]
+    return headings, [name in ("strategy", "model", "dataset", "status") for name in _RUN_HEADINGS], lines, set()
+
+
+def _pipe(text: str) -> str:
+    return text.replace("|", r"\|")
+
+
+def _tex(text: str) -> str:
+    return text.translate(_ESCAPED)

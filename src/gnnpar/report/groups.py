@@ -1,0 +1,315 @@
+"""One row a group: runs that differ in seed and block alone, with intervals (protocol, rules 5, 11, 12, 13).
+
+Speed-ups are formed inside blocks, accuracies paired by seed; what did not complete is counted, never dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics as plain
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gnnpar.report import statistics
+from gnnpar.report.fairness import exact_runs_of, unequal_accuracy
+from gnnpar.report.runs import Result, flat, is_control, is_exact, no_speed
+from gnnpar.report.statistics import Estimate
+from gnnpar.report.targets import Median, Reached, median, reached, target_of
+
+MARGIN = 0.3  # points of accuracy
+_REPEATED = ("seed", "block")  # settings that runs of one group may differ in
+_ARENA = ("dataset", "model", "optim", "precision", "first_layer", "epochs", "eval_every")
+
+
+@dataclass(eq=False)
+class Group:
+    """Runs of one configuration. times: (seed, block) -> epoch seconds; accuracies: seed -> percent."""
+
+    rows: list[dict[str, Any]]
+    results: list[Result]
+    arena: str  # what must be equal to be compared at all: data, model, optimizer, budget
+    changed: str = ""  # settings outside the strategy that set it apart from a group of the same name
+    times: dict[Hashable, float] = field(default_factory=dict)
+    accuracies: dict[int, float] = field(default_factory=dict)
+    epoch_seconds: Estimate | None = None
+    speedup: Estimate | None = None
+    ratios: list[float] = field(default_factory=list)  # one a block
+    accuracy: Estimate | None = None
+    difference: Estimate | None = None
+    verdict: str = ""
+    control_verdict: str = ""
+    target: float | None = None
+    seconds_to_target: Median | None = None
+    bytes_to_target: Median | None = None
+    best: set[str] = field(default_factory=set)  # columns in which a paired test puts it before all others
+
+    @property
+    def first(self) -> Mapping[str, Any]:
+        return self.rows[0]
+
+    @property
+    def control(self) -> bool:
+        return is_control(self.results[0])
+
+    @property
+    def timeless(self) -> bool:
+        return no_speed(self.first)
+
+    @property
+    def name(self) -> str:
+        """Strategy and what sets it apart, without model and dataset."""
+        ranks, threads = self.first["world_size"], self.first["threads_per_rank"]
+        parts = (self.first["strategy"], self.first["variant"], self.changed, f"{ranks}x{threads}")
+        return " ".join(filter(None, parts))
+
+    @property
+    def completed(self) -> list[Result]:
+        return [r for r in self.results if r["status"] == "completed"]
+
+
+def grouped(
+    results: Sequence[tuple[Path, Result]],
+    rows: Sequence[dict[str, Any]],
+    *,
+    baseline: str,
+    margin: float = MARGIN,
+    target: float | None = None,
+) -> list[Group]:
+    """Groups by task. rows: of table_rows; margin in points; target: of validation, instead of rule 13's."""
+    found = timed_groups(results, rows)
+    exact = exact_runs_of(baseline, [result for _, result in results])
+    by_arena: dict[str, list[Result]] = {}
+    for base in exact:
+        by_arena.setdefault(arena_of(base), []).append(base)
+    for group in found:
+        _accuracy(group, by_arena.get(group.arena, ()), baseline, margin)
+        fixed = target if target is not None else target_of(by_arena.get(group.arena, ()))
+        _to_target(group, fixed)
+    _controls(found)
+    for arena in dict.fromkeys(group.arena for group in found):
+        _bold([group for group in found if group.arena == arena and not group.control])
+    return found
+
+
+def timed_groups(results: Sequence[tuple[Path, Result]], rows: Sequence[dict[str, Any]]) -> list[Group]:
+    """Groups by task, in the order of their first runs, with times and speed-ups alone."""
+    groups: dict[Hashable, Group] = {}
+    for (_, result), row in zip(results, rows, strict=True):
+        group = groups.setdefault(_key(result, row), Group([], [], arena_of(result)))
+        group.rows.append(row)
+        group.results.append(result)
+    order = {arena: i for i, arena in enumerate(dict.fromkeys(group.arena for group in groups.values()))}
+    found = sorted(groups.values(), key=lambda group: order[group.arena])
+    _tell_apart(found)
+    for group in found:
+        _times(group)
+    return found
+
+
+def repeated(groups: Iterable[Group]) -> bool:
+    """Has any configuration been run with several seeds or blocks?"""
+    return any(len({(row["seed"], row["block"]) for row in group.rows}) > 1 for group in groups)
+
+
+def arena_of(result: Result) -> str:
+    settings = result.get("settings", {})
+    named = (result["dataset"], result["model"], result["epochs"])
+    return json.dumps([named, {key: settings.get(key) for key in _ARENA}], sort_keys=True, default=str)
+
+
+def _key(result: Result, row: Mapping[str, Any]) -> Hashable:
+    same = (
+        "strategy",
+        "variant",
+        "exactness",
+        "model",
+        "dataset",
+        "world_size",
+        "threads_per_rank",
+        "provenance",
+        "links",
+        "oversubscribed",
+    )
+    return (*(row[name] for name in same), result["epochs"], result["hardware"], *sorted(_settings(result).items()))
+
+
+def _settings(result: Result) -> dict[str, str]:
+    return {key: value for key, value in flat(result.get("settings", {})).items() if key not in _REPEATED}
+
+
+def _tell_apart(groups: Sequence[Group]) -> None:
+    """Names the settings in which groups differ that would otherwise read the same."""
+    alike: dict[Hashable, list[Group]] = {}
+    for group in groups:
+        alike.setdefault((group.name, group.first["model"], group.first["dataset"]), []).append(group)
+    for same in alike.values():
+        flats = [_settings(group.results[0]) for group in same]
+        keys = [key for key in dict.fromkeys(k for f in flats for k in f) if len({f.get(key) for f in flats}) > 1]
+        hardware = len({group.results[0]["hardware"] for group in same}) > 1
+        for group, settings in zip(same, flats, strict=True):
+            words = [f"{key}={settings.get(key)}" for key in keys]
+            words += [group.results[0]["hardware"]] if hardware else []
+            words += [f"{group.first['provenance']} {group.first['links']}".strip()] if len(same) > 1 else []
+            group.changed = " ".join(words)
+
+
+def _times(group: Group) -> None:
+    """Epoch time over blocks, and the geometric mean of the ratios formed inside them."""
+    seconds: dict[Hashable, list[float]] = {}
+    ratios: dict[Hashable, list[float]] = {}
+    for row in group.rows:
+        if row["status"] == "completed" and row["epoch_seconds"]:
+            seconds.setdefault((row["seed"], row["block"]), []).append(row["epoch_seconds"])
+            if row["ratio"] is not None:
+                ratios.setdefault((row["seed"], row["block"]), []).append(row["ratio"])
+    group.times = {block: _middle(values) for block, values in seconds.items()}
+    group.ratios = [_middle(values) for values in ratios.values()]
+    group.epoch_seconds = statistics.geometric_mean(list(group.times.values())) if group.times else None
+    group.speedup = statistics.geometric_mean(group.ratios) if group.ratios else None
+
+
+def _middle(values: Sequence[float]) -> float:
+    """Geometric mean of what ran more than once in a block; a single value as it is, to its last bit."""
+    return values[0] if len(values) == 1 else plain.geometric_mean(values)
+
+
+def _accuracy(group: Group, exact: Sequence[Result], baseline: str, margin: float) -> None:
+    """Test metric at best validation in percent, and its paired difference to the exact runs of the baseline."""
+    ours = _by_seed(group.completed)
+    group.accuracies = {seed: plain.fmean(map(_percent, runs)) for seed, runs in ours.items()}
+    group.accuracy = statistics.mean(list(group.accuracies.values())) if ours else None
+    if group.first["strategy"] == baseline and is_exact(group.results[0]):
+        group.verdict = "baseline"
+        return
+    theirs = _by_seed(exact)
+    differences = []
+    for seed, runs in ours.items():
+        fair = [_percent(base) for base in theirs.get(seed, ()) if not unequal_accuracy(runs[0], base)]
+        if fair:
+            differences.append(group.accuracies[seed] - plain.fmean(fair))
+    if differences:
+        group.difference = statistics.mean(differences)
+        group.verdict = statistics.non_inferiority(differences, margin)
+
+
+def _percent(result: Result) -> float:
+    return 100 * result["metric"]["test_at_best_val"]
+
+
+def _by_seed(results: Sequence[Result]) -> dict[int, list[Result]]:
+    found: dict[int, list[Result]] = {}
+    for result in results:
+        if result["metric"]["test_at_best_val"] is not None:
+            found.setdefault(result["seed"], []).append(result)
+    return found
+
+
+def _to_target(group: Group, target: float | None) -> None:
+    group.target = target
+    if target is None:
+        return
+    ends = [reached(Path(row["folder"]), r, target) for row, r in zip(group.rows, group.results, strict=True)]
+    known: list[Reached] = [end for end in ends if end is not None]
+    group.seconds_to_target = median([end.seconds for end in known], [end.censored for end in known])
+    group.bytes_to_target = median([end.bytes for end in known], [end.censored for end in known])
+
+
+def _controls(groups: Sequence[Group]) -> None:
+    """Beside every verdict that of the negative control on the same task; of those with as many ranks, if any."""
+    for group in groups:
+        controls = [c for c in groups if c.control and c.arena == group.arena]
+        equal = [c for c in controls if c.first["world_size"] == group.first["world_size"]]
+        verdicts = [c.verdict or "unpaired" for c in equal or controls]
+        passing = [v for v in verdicts if v == "not inferior"]
+        group.control_verdict = (passing or verdicts or ["none"])[0]
+
+
+def _bold(groups: Sequence[Group]) -> None:
+    """Marks the best accuracy and the best epoch time, where paired tests (Bonferroni, 5 %) hold against all others."""
+    accurate = [group for group in groups if group.accuracies]
+    _mark(accurate, "accuracy", [group.accuracies for group in accurate])
+    timed = [group for group in groups if group.times and not group.timeless]
+    if len({group.first["provenance"] for group in timed if group.first["world_size"] > 1}) < 2:
+        _mark(timed, "speedup", [{k: -math.log(v) for k, v in group.times.items()} for group in timed])
+
+
+def _mark(groups: Sequence[Group], column: str, values: Sequence[Mapping[Any, float]]) -> None:
+    if len(groups) < 2:
+        return
+    level = 1 - 0.05 / (len(groups) - 1)
+    best = max(range(len(groups)), key=lambda i: plain.fmean(values[i].values()))
+    for i, other in enumerate(values):
+        pairs = [values[best][key] - other[key] for key in values[best] if key in other]
+        if i != best and not (pairs and statistics.mean(pairs, level=level).low > 0):
+            return
+    groups[best].best.add(column)
+
+
+def notes(groups: Sequence[Group]) -> list[str]:
+    """What the numbers do not show by themselves: one line a task where an epoch is many steps in some rows only, one
+    where the negative control is absent or passes."""
+    lines = []
+    for arena in dict.fromkeys(group.arena for group in groups):
+        here = [group for group in groups if group.arena == arena]
+        task = f"{here[0].first['dataset']}/{here[0].first['model']}"
+        batches = dict.fromkeys(group.first["strategy"] for group in here if _takes_many_steps(group))
+        if batches and not all(map(_takes_many_steps, here)):
+            lines.append(f"{task}: an epoch of {', '.join(batches)} is many steps: compare time to target, not epochs")
+        claims = [group for group in here if not group.control and group.verdict not in ("", "baseline")]
+        if not claims:
+            continue
+        controls = {group.control_verdict for group in claims}
+        if "not inferior" in controls:
+            lines.append(
+                f"{task}: dataset unfit for the claim: the negative control (codec=drop) is not inferior either"
+            )
+        elif "none" in controls:
+            lines.append(f"{task}: no negative control, so equal accuracy proves little; train codec=drop beside it")
+        elif controls & {"inconclusive", "unpaired"}:
+            lines.append(f"{task}: the negative control is inconclusive; train more seeds")
+    return list(dict.fromkeys(lines))  # what holds for two settings of a task is said once
+
+
+def _takes_many_steps(group: Group) -> bool:
+    """Does a step see a batch, and not all training nodes?"""
+    return bool((group.results[0].get("settings", {}).get("strategy") or {}).get("batch_size"))
+
+
+def cells(group: Group) -> dict[str, Any]:
+    """The group as plain data, None where nothing is known; accuracies in percent, differences in points."""
+    first, done = group.first, group.completed
+    copied = (
+        "strategy",
+        "variant",
+        "exactness",
+        "model",
+        "dataset",
+        "world_size",
+        "threads_per_rank",
+        "provenance",
+        "links",
+        "oversubscribed",
+        "metric",
+    )
+    found: dict[str, Any] = {name: first[name] for name in copied}
+    found |= {"settings": group.changed, "control": group.control, "runs": len(group.rows), "completed": len(done)}
+    found |= _estimate("epoch_seconds", group.epoch_seconds) | _estimate("speedup", group.speedup, "blocks")
+    for name in ("bytes_per_epoch", "memory_peak_bytes", "gradient_cosine", "gradient_error"):
+        values = [row[name] for row in group.rows if row["status"] == "completed" and row[name] is not None]
+        found[name] = plain.fmean(values) if values else None
+    found |= _estimate("accuracy", group.accuracy, "seeds") | _estimate("difference", group.difference, "pairs")
+    found |= {"verdict": group.verdict, "control_verdict": group.control_verdict, "target": group.target}
+    for name, value in (("seconds_to_target", group.seconds_to_target), ("bytes_to_target", group.bytes_to_target)):
+        low, high = value or (None, math.inf)
+        found |= {name: low, f"{name}_high": high if high < math.inf else None}
+    return found | {"best": " ".join(sorted(group.best))}
+
+
+def _estimate(name: str, estimate: Estimate | None, count: str = "") -> dict[str, Any]:
+    low, high = (estimate.low, estimate.high) if estimate else (math.nan, math.nan)
+    found: dict[str, Any] = {name: estimate and estimate.value}
+    found |= {f"{name}_{end}": value if math.isfinite(value) else None for end, value in (("low", low), ("high", high))}
+    return found | ({count: estimate.n if estimate else 0} if count else {})

@@ -1,0 +1,177 @@
+"""report.html: everything `compare` knows on one self-contained page, no network, scripts and styles inside."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from gnnpar.report import colours, curves
+from gnnpar.report.comparison import Comparison
+from gnnpar.report.groups import Group, timed_groups
+from gnnpar.report.page import plots, tables
+from gnnpar.report.page.answers import answers
+from gnnpar.report.rows import table_rows
+from gnnpar.report.runs import no_speed
+from gnnpar.settings import ConfigError
+from gnnpar.track.keys import BYTE_PHASES
+
+SCHEDULE = "schedule.svg"  # a run that has a picture of its schedule leaves it under this name
+
+STACKED = {"time": colours.TIME, "bytes": colours.BYTES, "memory": colours.MEMORY}  # sections of parts that add up
+
+
+def write_page(found: Comparison, file: Path) -> Path:
+    """Write the page; its folder is made when missing."""
+    if file.is_dir():
+        raise ConfigError(f"--html {file} is a folder; name a file, such as {file / 'report.html'}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(render(found), encoding="utf-8")
+    return file
+
+
+def render(found: Comparison) -> str:
+    """The page as text."""
+    import jinja2
+    from plotly.offline import get_plotlyjs
+
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    template = environment.from_string(_file("report.html.j2"))
+    return template.render(
+        **context(found), style=_file("report.css"), script=_file("report.js"), plotly=get_plotlyjs()
+    )
+
+
+def _file(name: str) -> str:
+    return resources.files("gnnpar.report.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def context(found: Comparison) -> dict[str, Any]:
+    """What the template fills in."""
+    tint = colours.of_strategies(row["strategy"] for row in found.rows)
+    names = curves.tasks(found.groups)
+    by_task = {arena: [group for group in found.groups if group.arena == arena] for arena in names}
+    specs, sections = pictures(found, by_task, names, tint)
+    keys, values = curves.varying(found.groups)
+    headings, group_rows = tables.group_rows(found.groups, found.baseline, tint)
+    columns = tables.run_columns(found.rows)
+    return {
+        "title": "gnnpar: " + ", ".join(dict.fromkeys(names.values())) if len(names) < 4 else "gnnpar comparison",
+        "found": found,
+        "answers": [(names[arena], answers(groups, found.baseline)) for arena, groups in by_task.items()],
+        "facts": facts(found),
+        "provenances": list(dict.fromkeys(f"{row['provenance']} {row['links']}".strip() for row in found.rows)),
+        "grey": any(no_speed(row) for row in found.rows),
+        "headings": headings,
+        "group_rows": [(names[arena], [r for r in group_rows if r.group.arena == arena]) for arena in names],
+        "targets": {names[group.arena]: group.target for group in found.groups if group.target is not None},
+        "columns": columns,
+        "runs": [tables.run_row(row, columns, tint) for row in found.rows],
+        "choices": {name: sorted({str(row[name]) for row in found.rows}) for name in ("strategy", "model", "dataset")},
+        "keys": keys,
+        "differing": [(group, cells) for group, cells in zip(found.groups, values, strict=True)],
+        "sections": sections,
+        "keys_of": {section: legend(specs, section, tints) for section, tints in STACKED.items()},
+        "strategies": list(dict.fromkeys(row["strategy"] for row in found.rows if row["epoch_seconds"])),
+        "schedules": schedules(found),
+        "specs": _json(specs),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def facts(found: Comparison) -> list[tuple[str, str]]:
+    """What holds for the whole page, in words; several values where the runs do not agree."""
+    results = [result for _, result in found.results]
+    named = {
+        "hardware": [r["hardware"] for r in results],
+        "commit": [r["commit"] or "installed package" for r in results],
+        "torch": [r["versions"].get("torch") or "unknown" for r in results],
+        "gnnpar": [r["versions"].get("gnnpar") or "unknown" for r in results],
+        "epochs": [str(r["epochs"]) for r in results],
+    }
+    lines = [(name, " | ".join(dict.fromkeys(values))) for name, values in named.items()]
+    return [*lines, ("baseline", found.baseline), ("margin", f"{found.margin:g} points")]
+
+
+def pictures(
+    found: Comparison, by_task: Mapping[str, list[Group]], names: Mapping[str, str], tint: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    """Specifications by identifier, and for each section of the page the pictures that are in it."""
+    specs: dict[str, Any] = {}
+    sections: dict[str, list[dict[str, Any]]] = {}
+    speeds = speedups(found, tint)
+    for i, (arena, groups) in enumerate(by_task.items()):
+        drawn = {
+            "speed-up": speeds.get(arena),
+            "time": plots.stacked(groups, _breakdown, colours.TIME, "seconds", timed=True),
+            "bytes": plots.stacked(groups, _bytes, colours.BYTES, "bytes"),
+            "layers": plots.layers(groups, tint),
+            "memory": plots.stacked(groups, _memory, colours.MEMORY, "bytes"),
+            "accuracy against time": plots.accuracy(groups, tint, "seconds"),
+            "accuracy against bytes": plots.accuracy(groups, tint, "bytes"),
+        }
+        for section, spec in drawn.items():
+            if spec:
+                name = f"{section.replace(' ', '-')}-{i}"
+                specs[name] = spec
+                first = groups[0].first
+                place = {"id": name, "task": names[arena], "model": first["model"], "dataset": first["dataset"]}
+                sections.setdefault(section, []).append(place)
+    return specs, sections
+
+
+def speedups(found: Comparison, tint: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """arena -> baseline -> picture; the reader chooses the baseline. Only the one asked for may be unfair."""
+    pictured: dict[str, dict[str, Any]] = {}
+    for baseline in dict.fromkeys([found.baseline, *(row["strategy"] for row in found.rows)]):
+        groups = found.groups
+        if baseline != found.baseline:
+            groups = timed_groups(found.results, table_rows(found.results, baseline=baseline))
+        for arena in {group.arena for group in groups if group.speedup is not None}:
+            here = [group for group in groups if group.arena == arena]
+            pictured.setdefault(arena, {})[baseline] = plots.speedup(here, baseline, tint)
+    return pictured
+
+
+def legend(specs: Mapping[str, Any], section: str, tints: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Names and colours of the parts that any picture of a section shows."""
+    drawn = [spec for name, spec in specs.items() if name.startswith(f"{section}-")]
+    shown = {trace.get("name") for spec in drawn for trace in spec["data"]}
+    named = [(plots.LABELS.get(part, part), tint) for part, tint in tints.items()]
+    return [(name, tint) for name, tint in named if name in shown]
+
+
+def _breakdown(group: Group) -> dict[str, float] | None:
+    return curves.means_of(group, "breakdown_seconds", list(colours.TIME))
+
+
+def _bytes(group: Group) -> dict[str, float] | None:
+    return curves.means_of(group, "bytes_per_epoch", BYTE_PHASES)
+
+
+def _memory(group: Group) -> dict[str, float] | None:
+    return curves.live_bytes(group, list(colours.MEMORY))
+
+
+def schedules(found: Comparison) -> list[tuple[str, str]]:
+    """Pictures that runs have left of their schedules: caption and data address; one a group."""
+    pictured = []
+    for group in found.groups:
+        for row in group.rows:
+            file = Path(row["folder"]) / SCHEDULE
+            if file.exists():
+                data = base64.b64encode(file.read_bytes()).decode("ascii")
+                pictured.append((f"{group.name}, {row['model']}", f"data:image/svg+xml;base64,{data}"))
+                break
+    return pictured
+
+
+def _json(data: Any) -> str:
+    """JSON that no text in it can end the script element of."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -1,0 +1,253 @@
+"""The pictures of the page, as plotly specifications: plain data, drawn in the browser.
+
+One picture a task (dataset and model), groups from top to bottom, a strategy's colour the same in all of them. Colours
+of text, grid and background are the page's: report.js fills them in, for light, dark and paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from gnnpar.report import colours, curves
+from gnnpar.report.curves import Curve
+from gnnpar.report.groups import Group
+
+Spec = dict[str, Any]
+_WIDEST = 28  # characters of a label
+LABELS = {"exposed_wire": "exposed, wire", "exposed_skew": "exposed, skew", "host": "host, off the device"}
+
+
+def label(group: Group) -> str:
+    """Two lines for an axis: the strategy, and below it what sets the group apart."""
+    first = group.first
+    details = " ".join(filter(None, (first["variant"], group.changed, _ranks(group))))
+    details = details if len(details) <= _WIDEST else details[: _WIDEST - 1] + "\u2026"
+    return f"{escape(first['strategy'])}<br><span style='font-size:10px'>{escape(details)}</span>"
+
+
+def speedup(groups: Sequence[Group], baseline: str, colour: Mapping[str, str]) -> Spec:
+    """A marker a group with its interval, and a dot a block; grey where times are no statement on speed."""
+    shown = [group for group in groups if group.speedup is not None]
+    names = [label(group) for group in shown]
+    data: list[Spec] = []
+    for i, group in enumerate(shown):
+        estimate, tint = group.speedup, colours.GREY if group.timeless else colour[group.first["strategy"]]
+        assert estimate is not None
+        open_ = "-open" if group.timeless or group.control else ""
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "x": group.ratios,
+                "y": [i] * len(group.ratios),
+                "marker": {"color": tint, "size": 5, "opacity": 0.45},
+                "hovertemplate": "one block: %{x:.3f}<extra></extra>",
+            }
+        )
+        point: Spec = {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [estimate.value],
+            "y": [i],
+            "marker": {"color": tint, "size": 11, "symbol": f"diamond{open_}", "line": {"width": 1.5, "color": tint}},
+            "hovertemplate": _hover(estimate.value, estimate.low, estimate.high, estimate.n),
+        }
+        if estimate.low == estimate.low:
+            ends = {"array": [estimate.high - estimate.value], "arrayminus": [estimate.value - estimate.low]}
+            point["error_x"] = {"type": "data", "symmetric": False, **ends, "color": tint, "thickness": 1.6, "width": 5}
+        data.append(point)
+    highest = max(
+        [1.0, *(r for g in shown for r in g.ratios), *(high for g in shown if (high := _high(g)) is not None)]
+    )
+    layout = _horizontal(names, f"times faster than {baseline}", highest * 1.08)
+    line = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1, "dash": "dot"}}
+    return {"data": data, "layout": layout | {"shapes": [line]}}
+
+
+def _high(group: Group) -> float:
+    """The upper end of the interval; 0 where one block gave none."""
+    return group.speedup.high if group.speedup is not None and group.speedup.high == group.speedup.high else 0.0
+
+
+def _hover(value: float, low: float, high: float, n: int) -> str:
+    interval = f", 95 % [{low:.3f}, {high:.3f}]" if low == low else ""
+    return f"{value:.3f}{interval}, {n} block{'s' if n > 1 else ''}<extra></extra>"
+
+
+def stacked(
+    groups: Sequence[Group],
+    parts_of: Callable[[Group], Mapping[str, float] | None],
+    tints: Mapping[str, str],
+    quantity: str,
+    *,
+    timed: bool = False,
+) -> Spec | None:
+    """Horizontal bars of parts that add up, the total at their ends; None where no group has any."""
+    found = [(group, parts) for group in groups if (parts := parts_of(group)) is not None]
+    largest = max((sum(parts.values()) for _, parts in found), default=0.0)
+    if not largest:
+        return None
+    scale, unit = scale_of(largest, quantity)
+    names = [label(group) for group, _ in found]
+    places = list(range(len(found)))
+    faint = [0.4 if timed and group.timeless else 1.0 for group, _ in found]
+    data: list[Spec] = []
+    for part, tint in tints.items():
+        values = [parts.get(part, 0.0) / scale for _, parts in found]
+        if any(values):
+            data.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "name": LABELS.get(part, part),
+                    "x": values,
+                    "y": places,
+                    "marker": {"color": tint, "opacity": faint, "line": {"width": 0}},
+                    "hovertemplate": f"{LABELS.get(part, part)}: %{{x:.4~g}} {unit}<extra></extra>",
+                }
+            )
+    totals = [sum(parts.values()) / scale for _, parts in found]
+    forms = [" (%.3g)" if timed and group.timeless else " %.3g" for group, _ in found]
+    data.append(
+        {
+            "type": "scatter",
+            "mode": "text",
+            "x": totals,
+            "y": places,
+            "textposition": "middle right",
+            "hoverinfo": "skip",
+            "cliponaxis": False,
+            "text": [form % total for form, total in zip(forms, totals, strict=True)],
+        }
+    )
+    layout = _horizontal(names, unit, largest / scale * 1.2) | {"barmode": "stack", "bargap": 0.42}
+    return {"data": data, "layout": layout}
+
+
+def layers(groups: Sequence[Group], colour: Mapping[str, str]) -> Spec | None:
+    """Bars by layer, a group beside the other; None where nothing is sent or known."""
+    found = [(group, layer) for group in groups if (layer := curves.layer_bytes(group))]
+    if not found:
+        return None
+    scale, unit = scale_of(max(max(layer) for _, layer in found), "bytes")
+    data = []
+    for i, (group, layer) in enumerate(found):
+        patterns = ("", "/", ".", "x", "-", "+")
+        before = sum(g.first["strategy"] == group.first["strategy"] for g, _ in found[:i])
+        data.append(
+            {
+                "type": "bar",
+                "name": _one_line(group),
+                "x": [f"layer {k}" for k in range(len(layer))],
+                "y": [value / scale for value in layer],
+                "marker": {"color": colour[group.first["strategy"]], "pattern": {"shape": patterns[before % 6]}},
+                "hovertemplate": f"%{{x}}: %{{y:.4~g}} {unit}<extra>{_one_line(group)}</extra>",
+            }
+        )
+    layout = {"height": 280, "barmode": "group", "xaxis": {}, "yaxis": {"title": {"text": unit}, "rangemode": "tozero"}}
+    return {"data": data, "layout": layout | {"legend": _below(-0.18)}}
+
+
+def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> Spec | None:
+    """Validation metric against `axis` (epochs, seconds, bytes): a thin line a run, a thick one their mean."""
+    found = [(group, runs) for group in groups if (runs := curves.curves_of(group))]
+    if not found:
+        return None
+    counted = [pair for pair in found if not pair[0].timeless] or found
+    largest = max(getattr(run, axis)[-1] for _, runs in counted for run in runs)
+    scale, unit = (1.0, "epochs") if axis == "epochs" else scale_of(largest, axis)
+    data: list[Spec] = []
+    for i, (group, runs) in enumerate(found):
+        grey = axis == "seconds" and group.timeless
+        tint = colours.GREY if grey else colour[group.first["strategy"]]
+        before = sum(g.first["strategy"] == group.first["strategy"] for g, _ in found[:i])
+        line = {"color": tint, "dash": colours.DASHES[before % len(colours.DASHES)]}
+        mean = curves.mean_curve(runs)
+        thin = [run for run in runs if mean is not None and len(runs) > 1]
+        data += [_line(run, axis, scale, group, line | {"width": 1}, opacity=0.25) for run in thin]
+        thick = [mean] if mean is not None else runs
+        for k, run in enumerate(thick):
+            data.append(_line(run, axis, scale, group, line | {"width": 2.4}, legend=k == 0, grey=grey))
+    layout: Spec = {
+        "height": 340,
+        "xaxis": {"title": {"text": {"seconds": f"training time, {unit}", "bytes": f"sent, {unit}"}.get(axis, unit)}},
+        "yaxis": {"title": {"text": f"{groups[0].first['metric'] or 'metric'} on validation, %"}},
+        "legend": _below(-0.26),
+    }
+    target = next((group.target for group in groups if group.target is not None), None)
+    timed = [getattr(run, axis)[-1] for group, runs in found for run in runs if not group.timeless]
+    if axis == "seconds" and timed:  # grey curves may leave the picture
+        layout["xaxis"]["range"] = [0, max(timed) / scale * 1.04]
+    if target is not None:
+        ends = {"xref": "paper", "x0": 0, "x1": 1, "y0": 100 * target, "y1": 100 * target}
+        layout["shapes"] = [{"type": "line", **ends, "line": {"width": 1, "dash": "dot"}}]
+    return {"data": data, "layout": layout}
+
+
+def _line(
+    curve: Curve,
+    axis: str,
+    scale: float,
+    group: Group,
+    line: Spec,
+    *,
+    opacity: float = 1.0,
+    legend: bool = False,
+    grey: bool = False,
+) -> Spec:
+    name = _one_line(group) + (" (no speed)" if grey else "")
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [value / scale for value in getattr(curve, axis)],
+        "y": curve.val,
+        "line": line,
+        "opacity": opacity,
+        "name": name,
+        "legendgroup": name,
+        "showlegend": legend,
+        "hoverinfo": "all" if opacity == 1.0 else "skip",
+        "hovertemplate": "%{y:.2f} % at %{x:.4~g}<extra>" + name + "</extra>" if opacity == 1.0 else None,
+    }
+
+
+def _one_line(group: Group) -> str:
+    parts = (group.first["strategy"], group.first["variant"], group.changed, _ranks(group))
+    return escape(" ".join(filter(None, parts)))
+
+
+def _ranks(group: Group) -> str:
+    return f"{group.first['world_size']}x{group.first['threads_per_rank']}"
+
+
+def scale_of(largest: float, quantity: str) -> tuple[float, str]:
+    """Divisor and unit in which the largest value reads well."""
+    units = {
+        "seconds": ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
+        "bytes": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
+    }[quantity]
+    if quantity == "seconds" and 60 <= largest < 600:
+        return 1.0, "s"
+    return next((unit for unit in units if largest >= unit[0]), units[-1])
+
+
+def _horizontal(names: Sequence[str], title: str, highest: float) -> Spec:
+    return {
+        "height": 44 * len(names) + 62,
+        "xaxis": {"title": {"text": title}, "range": [0, highest]},
+        "yaxis": {
+            "tickvals": list(range(len(names))),
+            "ticktext": list(names),
+            "range": [len(names) - 0.45, -0.55],
+            "showgrid": False,
+            "zeroline": False,
+        },
+        "margin": {"l": 8, "r": 8, "t": 4, "b": 40},
+        "showlegend": False,  # the page has one for all pictures of a section
+    }
+
+
+def _below(y: float) -> Spec:
+    return {"orientation": "h", "x": 0, "xanchor": "left", "y": y, "yanchor": "top", "traceorder": "normal"}

@@ -1,0 +1,119 @@
+"""The cells of the page's tables: texts for people, exact values as attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gnnpar.report import formatting as words
+from gnnpar.report.formatting import NOTHING
+from gnnpar.report.groups import Group
+from gnnpar.report.runs import no_speed
+from gnnpar.track.console import num_bytes, seconds
+
+# columns of the table of runs: heading, column of rows.COLUMNS, is it text?
+RUN_COLUMNS = (
+    ("strategy", "strategy", True),
+    ("model", "model", True),
+    ("dataset", "dataset", True),
+    ("seed", "seed", False),
+    ("block", "block", False),
+    ("ranks", "world_size", False),
+    ("threads", "threads_per_rank", False),
+    ("epoch", "epoch_seconds", False),
+    ("speed-up", "ratio", False),
+    ("sent/epoch", "bytes_per_epoch", False),
+    ("peak/rank", "memory_peak_bytes", False),
+    ("val", "val", False),
+    ("test", "test", False),
+    ("at best val", "test_at_best_val", False),
+    ("gradient cosine", "gradient_cosine", False),
+    ("times", "provenance", True),
+    ("status", "status", True),
+)
+_ALWAYS = ("strategy", "model", "seed", "world_size", "epoch_seconds", "bytes_per_epoch", "status")
+
+
+class Cell(NamedTuple):
+    """A text, a smaller one below it, and the classes of its style."""
+
+    text: str
+    below: str = ""
+    style: str = ""
+
+
+class GroupRow(NamedTuple):
+    group: Group
+    colour: str
+    cells: dict[str, Cell]
+
+
+def group_rows(groups: Sequence[Group], baseline: str, tint: Mapping[str, str]) -> tuple[list[str], list[GroupRow]]:
+    """Headings in which any group has something to say, and the rows."""
+    mixed = len({_times(group.first) for group in groups}) > 1
+    rows = [GroupRow(group, tint[group.first["strategy"]], _group_cells(group, baseline, mixed)) for group in groups]
+    used = [name for name in rows[0].cells if any(row.cells[name].text not in (NOTHING, "") for row in rows)]
+    return used, rows
+
+
+def _times(row: Mapping[str, Any]) -> str:
+    return f"{row['provenance']} {row['links']}".strip()
+
+
+def _group_cells(group: Group, baseline: str, mixed: bool) -> dict[str, Cell]:
+    first, grey = group.first, "grey" if group.timeless else ""
+    table = dict(zip(words.HEADINGS, words.group_cells(group), strict=True))
+    ratio, _, interval = words.ratio(group.speedup).partition(" ")
+    cosine, error = words.fidelity_of(group)
+    details = [first["variant"], group.changed, first["exactness"], _times(first) if mixed else ""]
+    best = dict.fromkeys(group.best, " best")
+    judged = not group.control and group.verdict not in ("", "baseline")
+    style = f"text verdict-{group.verdict.replace(' ', '-')}" if judged else "text"
+    return {
+        "strategy": Cell(first["strategy"], " · ".join(filter(None, details)), "text"),
+        "ranks": Cell(table["ranks"]),
+        "runs": Cell(table["runs"]),
+        "epoch": Cell(table["epoch"], style=grey),
+        f"x {baseline}": Cell(words.greyed(ratio, group), interval, grey + best.get("speedup", "")),
+        "sent/epoch": Cell(table["sent/epoch"]),
+        "peak/rank": Cell(table["peak/rank"]),
+        "test %": Cell(table["test %"], style=best.get("accuracy", "")),
+        "difference": Cell(table["difference"]),
+        "verdict": Cell(table["verdict"], f"control: {group.control_verdict}" if judged else "", style),
+        "to target": Cell(table["to target"], "" if table["to target"] == NOTHING else table["sent to target"], grey),
+        "gradient": Cell(cosine, "" if error == NOTHING else f"error {error}"),
+    }
+
+
+def run_columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, bool]]:
+    """Columns that tell runs apart: neither empty nor the same name everywhere."""
+    texts = {column: {run_text(row, column) for row in rows} for _, column, _ in RUN_COLUMNS}
+    same = [name for name in ("dataset", "provenance") if len(texts[name]) == 1 and len(rows) > 1]
+    return [c for c in RUN_COLUMNS if c[1] in _ALWAYS or (c[1] not in same and texts[c[1]] != {NOTHING})]
+
+
+def run_row(
+    row: Mapping[str, Any], columns: Sequence[tuple[str, str, bool]], tint: Mapping[str, str]
+) -> dict[str, Any]:
+    """Texts for people, and the exact values of result.json as attributes."""
+    exact = {name: "" if value is None else value for name, value in row.items()}
+    cells = [(column, run_text(row, column), is_text) for _, column, is_text in columns]
+    return {"exact": exact, "cells": cells, "colour": tint[row["strategy"]], "grey": no_speed(row)}
+
+
+def run_text(row: Mapping[str, Any], column: str) -> str:
+    value = row[column]
+    if value is None or value == "":
+        return NOTHING
+    if column == "strategy":
+        return f"{value} {row['variant']}".strip()
+    if column == "provenance":
+        return _times(row)
+    if column == "epoch_seconds":
+        return f"({seconds(value)})" if no_speed(row) else seconds(value)
+    if column == "ratio":
+        text = f"{value:.2f}" + ("?" if row["why_no_ratio"] == "unfair" else "")
+        return f"({text})" if no_speed(row) else text
+    if column in ("bytes_per_epoch", "memory_peak_bytes"):
+        return num_bytes(value)
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,119 @@
+"""Run folders read back: result.json of every run, and what tells runs of one strategy apart."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gnnpar.aliases import with_current_targets
+from gnnpar.settings import ConfigError
+
+Result = Mapping[str, Any]
+FILE = "result.json"
+
+
+def collect(folders: Sequence[Path]) -> list[tuple[Path, Result]]:
+    """Every result.json below the folders, each once, in the order of their paths."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder; give the folder of a run or of a sweep")
+        for file in sorted(folder.rglob(FILE), key=_natural):
+            found.setdefault(file.resolve(), file)
+    if not found:
+        raise ConfigError(f"no result.json below {', '.join(map(str, folders))}; give folders that runs have left")
+    return [(file.parent, _read(file)) for file in found.values()]
+
+
+def folders_of(pattern: str | os.PathLike[str]) -> list[Path]:
+    """The folders that a path or a glob pattern names."""
+    names = glob.glob(os.path.expanduser(pattern), recursive=True)
+    folders = sorted({Path(name) for name in names if os.path.isdir(name)}, key=_natural)
+    if not folders:
+        raise ConfigError(f"{pattern} names no folder; give the folder of a run or of a sweep, or a pattern of them")
+    return folders
+
+
+def _read(file: Path) -> Result:
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is no JSON ({error}); remove it or run again") from error
+    if not isinstance(result, dict) or result.get("schema", 1) != 1:
+        raise ConfigError(f"{file} is of another schema than 1; compare it with the gnnpar that wrote it")
+    return with_current_targets(result)
+
+
+def _natural(file: Path) -> list[tuple[int, int, str]]:
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in file.parts]
+
+
+def value_at(result: Result, path: Sequence[str]) -> Any:
+    """What stands at a path of nested keys; None where there is nothing."""
+    value: Any = result
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings by dotted key; a nested object by the name of its class."""
+    found: dict[str, str] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        elif key == "_target_":
+            found[prefix.rstrip(".") or key] = str(value).rpartition(".")[2].lower()
+        else:
+            found[f"{prefix}{key}"] = str(value)
+    return found
+
+
+def variant(result: Result, results: Sequence[Result]) -> str:
+    """Those settings of the strategy that differ between its runs here, as one would write them."""
+    return variants([result], results)[0]
+
+
+def variants(some: Sequence[Result], results: Sequence[Result]) -> list[str]:
+    """`variant` of each of `some`."""
+    seen: dict[str, dict[str, set[str | None]]] = {}
+    for strategy in {r["strategy"] for r in results}:
+        flats = [flat(value_at(r, ("settings", "strategy")) or {}) for r in results if r["strategy"] == strategy]
+        seen[strategy] = {key: {f.get(key) for f in flats} for key in {key for f in flats for key in f}}
+    return [
+        " ".join(
+            f"{key}={value}"
+            for key, value in flat(value_at(result, ("settings", "strategy")) or {}).items()
+            if len(seen.get(result["strategy"], {}).get(key, ())) > 1
+        )
+        for result in some
+    ]
+
+
+def is_control(result: Result) -> bool:
+    """The negative control: what crosses a cut edge is dropped, so nothing is communicated in training."""
+    codecs = (value_at(result, ("settings", "strategy", "codec", "_target_")),)
+    return "dropped" in result["exactness"] or any(str(codec).endswith(".Drop") for codec in codecs)
+
+
+def is_exact(result: Result) -> bool:
+    return list(result["exactness"]) == ["exact"]
+
+
+def no_speed(row: Mapping[str, Any]) -> bool:
+    """More threads than cores, or ranks as threads: its times are no statement on speed (rule 6)."""
+    return bool(row["oversubscribed"]) or row["provenance"] == "emulated"
+
+
+def links(result: Result) -> str:
+    """'2 x 1 Gbit/s' for launch=paced, 'by topology' where links differ, else nothing."""
+    paced = result.get("paced")
+    if not paced:
+        return ""
+    rate = paced["rates"]["host_gbps"]
+    by_topology = isinstance(rate, list) or paced["rates"]["link_gbps"]
+    return f"{paced['hosts']} x " + ("by topology" if by_topology else f"{rate:g} Gbit/s")

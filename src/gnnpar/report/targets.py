@@ -1,0 +1,56 @@
+"""Time and gigabytes to accuracy (protocol, rule 13): the target is fixed on validation, who never gets there is
+censored."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gnnpar.report.runs import Result
+from gnnpar.track.jsonl import read_rows
+
+
+class Reached(NamedTuple):
+    """Training seconds and bytes sent up to the first evaluation at the target; censored: up to the end, without."""
+
+    seconds: float
+    bytes: float
+    censored: bool
+
+
+class Median(NamedTuple):
+    """Between what bounds a median lies: the same twice where it is known, inf where half never got there."""
+
+    low: float
+    high: float
+
+
+def target_of(exact: Sequence[Result]) -> float | None:
+    """Mean best validation of the exact baseline minus one deviation over its runs; with one run: its best."""
+    best = [r["metric"]["best_val"] for r in exact if r["metric"]["best_val"] is not None]
+    if not best:
+        return None
+    return statistics.fmean(best) - (statistics.stdev(best) if len(best) > 1 else 0.0)
+
+
+def reached(folder: Path, result: Result, target: float) -> Reached | None:
+    """When a run first validates at `target`; None where it left no metrics.jsonl to tell."""
+    rows = read_rows(folder)
+    if not rows:
+        return None
+    for row in rows:
+        if (row.get("metric/val") or -math.inf) >= target:
+            return Reached(row["time/train_seconds"], row["comm/total_bytes_so_far"], censored=False)
+    return Reached(rows[-1]["time/train_seconds"], rows[-1]["comm/total_bytes_so_far"], censored=True)
+
+
+def median(values: Sequence[float], censored: Sequence[bool]) -> Median | None:
+    """The median where those that were cut off may have ended anywhere later; None without values."""
+    if not values:
+        return None
+    low = statistics.median(values)
+    high = statistics.median(math.inf if cut else value for value, cut in zip(values, censored, strict=True))
+    return Median(low, high)

@@ -1,5 +1,0 @@
-"""What runs leave behind, read back and compared. `load("multirun/**")` and `history(run)` are for notebooks."""
-
-from gnnpar.results.frames import history, load
-
-__all__ = ["history", "load"]

@@ -1,1 +1,0 @@
-"""One run from Settings to result.json: launch ranks, the training loop, evaluation, measurement."""

@@ -1,1 +1,0 @@
-"""What one rank holds of the dataset: partitioning, and cutting shards along a partition."""

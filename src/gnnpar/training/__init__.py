@@ -1,0 +1,1 @@
+"""The training loop of one rank, from settings to the last epoch."""

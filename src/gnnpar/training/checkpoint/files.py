@@ -1,0 +1,262 @@
+"""Checkpoints of a run: written whole or not at all, verified before they are believed, never unpickled.
+
+checkpoint/epoch-000012/ holds one file a rank and manifest.json, which names what it is a checkpoint of, checksums of
+all files, and what rank 0 knew. It is written under another name, through to the disk, and renamed at the end.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnnpar.aliases import with_current_targets
+from gnnpar.comm import Communicator
+from gnnpar.training.checkpoint.state import (
+    file_hash,
+    plain,
+    read_checked_json,
+    read_tree,
+    sync_folder,
+    tree_hash,
+    write_json_through,
+    write_tree,
+)
+
+FOLDER, MANIFEST = "checkpoint", "manifest.json"
+_PARTIAL, _OLD = ".partial", ".old"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint: `epoch` epochs were done."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def epoch(self) -> int:
+        return self.manifest["epoch"]
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run that wrote it."""
+        return self.folder.parent.parent
+
+    @property
+    def val(self) -> float | None:
+        """Validation metric of its weights, where they were evaluated."""
+        return self.manifest["val"]
+
+    def rank(self, rank: int, device: torch.device) -> dict[str, Any]:
+        """All that a rank left: model, optimizer, engine, random."""
+        return read_tree(self.folder / name_of(rank), device)
+
+    def merged(self, device: torch.device) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """(parameters, optimizer) by name, of all ranks together."""
+        model: dict[str, torch.Tensor] = {}
+        optimizer: dict[str, Any] = {"kind": "", "state": {}}
+        for rank in range(len(self.manifest["files"])):
+            tree = self.rank(rank, device)
+            model |= tree["model"]
+            optimizer["kind"] = tree["optimizer"]["kind"]
+            optimizer["state"] |= tree["optimizer"]["state"]
+        return model, optimizer
+
+
+def name_of(rank: int) -> str:
+    return f"rank-{rank}.pt"
+
+
+def save(
+    folder: Path,
+    epoch: int,
+    comm: Communicator,
+    tree: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    *,
+    keep: int,
+    say: Say,
+) -> bool:
+    """Write checkpoint/epoch-N under a run's folder and drop what is no longer kept; whether it is there, on rank 0.
+
+    Collective. A disk that takes no more is a line, not the end of the run: what was there before stays.
+    """
+    final = folder / FOLDER / f"epoch-{epoch:06d}"
+    partial = final.with_name(final.name + _PARTIAL)
+    mine: dict[str, Any] = {"error": ""}
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        mine |= write_tree(partial / name_of(comm.rank), tree)
+        mine["hashes"] = {name: tree_hash(plain(tree[name])) for name in ("model", "optimizer", "engine")}
+    except OSError as error:
+        mine["error"] = f"{error.strerror or error} ({partial})"
+    except RuntimeError as error:  # torch's own writer tells a full disk so
+        mine["error"] = f"{' '.join(str(error).split())[:200]} ({partial})"
+    everyone = comm.gather(mine)
+    if everyone is None:
+        return False
+    try:
+        if problem := next((each["error"] for each in everyone if each["error"]), ""):
+            raise OSError(problem)
+        _finish(partial, final, {"schema": 1, "epoch": epoch, "time": time.time(), **manifest}, everyone)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        say(f"checkpoint of epoch {epoch} not written: {error}; those before it stay")
+        return False
+    prune(folder, keep=keep)
+    return True
+
+
+def _finish(partial: Path, final: Path, manifest: Mapping[str, Any], everyone: list[dict[str, Any]]) -> None:
+    """The manifest, and the name that makes it a checkpoint."""
+    files = {name_of(i): {"nbytes": each["nbytes"], "sha256": each["sha256"]} for i, each in enumerate(everyone)}
+    for stray in partial.iterdir():
+        if stray.name not in files:
+            stray.unlink()
+    hashes = {name: tree_hash([each["hashes"][name] for each in everyone]) for name in ("model", "optimizer", "engine")}
+    write_json_through(partial / MANIFEST, {**manifest, "files": files, "hashes": hashes})
+    sync_folder(partial)
+    old = final.with_name(final.name + _OLD)
+    if final.exists():
+        final.rename(old)
+    partial.rename(final)
+    sync_folder(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def folders(run_dir: Path) -> list[Path]:
+    """Folders that claim to be checkpoints, the latest first."""
+    found = [p for p in (run_dir / FOLDER).glob("epoch-*") if p.is_dir() and p.name.removeprefix("epoch-").isdigit()]
+    return sorted(found, key=lambda p: int(p.name.removeprefix("epoch-")), reverse=True)
+
+
+def read(folder: Path) -> Checkpoint:
+    """A checkpoint whose every byte is as it was written; ValueError says what is not."""
+    try:
+        manifest = checked(with_current_targets(read_checked_json(folder / MANIFEST)))
+        files = manifest["files"]
+        for name, told in files.items():
+            if file_hash(folder / Path(name).name) != told["sha256"]:
+                raise ValueError(f"{name} has another checksum than manifest.json says")
+        return Checkpoint(folder, manifest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder} is no good checkpoint: {_why(error)}") from error
+
+
+_NEEDED = {"epoch": int, "files": dict, "hashes": dict, "progress": dict, "run": dict, "val": (int, float, type(None))}
+_NEEDED_OF_RUN = {
+    "graph": str,
+    "split": str,
+    "partition": str,
+    "world_size": int,
+    "strategy": dict,
+    "model": dict,
+    "precision": str,
+    "first_layer": str,
+    "seed": int,
+    "num_features": int,
+    "num_outputs": int,
+    "names": dict,
+    "settings": dict,
+}
+_NEEDED_OF_PROGRESS = {
+    "train_seconds": (int, float),
+    "num_bytes": int,
+    "best_val": (int, float, type(None)),
+    "evaluations_since": int,
+}
+
+
+def checked(manifest: dict[str, Any]) -> dict[str, Any]:
+    """A manifest in which everything that is read later stands, in its type."""
+    if manifest.get("schema") != 1:
+        raise ValueError(f"schema {manifest.get('schema')} is not 1: written by another version of gnnpar")
+    _require(manifest, _NEEDED)
+    _require(manifest["run"], _NEEDED_OF_RUN)
+    _require(manifest["progress"], _NEEDED_OF_PROGRESS)
+    if manifest.get("plan") is not None:
+        _require(manifest, {"plan": dict})
+    names = [name_of(rank) for rank in range(manifest["run"]["world_size"])]
+    if manifest["epoch"] < 0 or sorted(manifest["files"]) != sorted(names):
+        raise ValueError(f"it names files {', '.join(manifest['files']) or 'of no rank'}, epoch {manifest['epoch']}")
+    for told in manifest["files"].values():
+        _require(told, {"sha256": str, "nbytes": int})
+    return manifest
+
+
+def _require(data: Any, kinds: Mapping[str, Any]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(data, dict) or not isinstance(data.get(name), kind) or isinstance(data.get(name), bool):
+            raise ValueError(f"{name} is missing or of another type in {MANIFEST}")
+
+
+def _why(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if type(error) is ValueError else f"{type(error).__name__} {text}"
+
+
+def latest(run_dir: Path, say: Say) -> Checkpoint | None:
+    """The last good checkpoint of a run; a line for each one that is passed over."""
+    for folder in folders(run_dir):
+        try:
+            return read(folder)
+        except ValueError as error:
+            say(f"{error}; going back to the one before")
+    return None
+
+
+def best(run_dir: Path, say: Say) -> Checkpoint | None:
+    """The good checkpoint with the highest validation metric, the first of equals; the last where none has one."""
+    marked = sorted((-(value or 0.0), _epoch(p), p) for p in folders(run_dir) if (value := _val(p)) is not None)
+    for _, _, folder in marked:
+        try:
+            return read(folder)
+        except ValueError as error:
+            say(f"{error}; taking the next best")
+    return latest(run_dir, say)
+
+
+def prune(run_dir: Path, *, keep: int) -> None:
+    """Drop all but the last `keep` and the best on validation."""
+    there = folders(run_dir)
+    values = {p: value for p in there if (value := _val(p)) is not None}
+    kept = set(there[:keep])
+    if values:
+        kept.add(min(values, key=lambda p: (-values[p], _epoch(p))))
+    for folder in there:
+        if folder not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def forget_after(run_dir: Path, epoch: int) -> None:
+    """Drop checkpoints of epochs that a run which goes on from `epoch` does anew, and what was never finished."""
+    for folder in folders(run_dir):
+        if _epoch(folder) > epoch:
+            shutil.rmtree(folder, ignore_errors=True)
+    _drop((run_dir / FOLDER).glob(f"*{_PARTIAL}"))
+    _drop((run_dir / FOLDER).glob(f"*{_OLD}"))
+
+
+def _drop(paths: Iterable[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _epoch(folder: Path) -> int:
+    return int(folder.name.removeprefix("epoch-"))
+
+
+def _val(folder: Path) -> float | None:
+    """Without reading the tensors."""
+    try:
+        value = read_checked_json(folder / MANIFEST).get("val")
+    except (OSError, ValueError):
+        return None
+    return float(value) if isinstance(value, (int, float)) else None

@@ -1,0 +1,83 @@
+"""When a run writes a checkpoint and when it ends before its last epoch: rank 0 decides, all ranks follow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from gnnpar.comm import Communicator
+from gnnpar.launch.stop import Stop
+from gnnpar.placement import Plan
+from gnnpar.settings import Settings
+from gnnpar.training.checkpoint import files as checkpoint
+from gnnpar.training.checkpoint.files import Say
+
+
+class Decision(NamedTuple):
+    """After an epoch: write a checkpoint, end because somebody asked, end because numbers are not finite."""
+
+    save: bool
+    interrupted: bool
+    broken: bool
+
+
+class Keeper:
+    """One a rank."""
+
+    def __init__(self, settings: Settings, run_dir: Path, stop: Stop, say: Say) -> None:
+        self._when, self._epochs, self._run_dir = settings.checkpoint, settings.epochs, run_dir
+        self._stop, self._say, self._saved_at = stop, say, time.monotonic()
+
+    def sign(self) -> bool:
+        """Was this rank asked to end the run?"""
+        return self._stop.asked()
+
+    def decide(
+        self, comm: Communicator, done: int, everyone: Sequence[Mapping[str, Any]] | None, *, ends: bool
+    ) -> Decision:
+        """After `done` epochs, from what all ranks told rank 0; `ends`: no epoch follows. Collective."""
+        decision = None
+        if everyone is not None:
+            broken = any(each["broken"] for each in everyone)
+            asked = any(each["asked"] for each in everyone) and not ends
+            decision = Decision(not broken and self._due(done, ends or asked), asked and not broken, broken)
+        told: Any = comm.broadcast(decision)
+        return told
+
+    def _due(self, done: int, ends: bool) -> bool:
+        when, minutes = self._when, (time.monotonic() - self._saved_at) / 60
+        regularly = bool(when.every) and done % when.every == 0
+        return bool(when.keep) and (ends or regularly or 0 < when.minutes <= minutes)
+
+    def save(
+        self, run: Any, done: int, progress: Mapping[str, Any], val: float | None, plan: Plan | None = None
+    ) -> bool:
+        """Collective; True on rank 0 where it is written. `plan`: rank 0's, that the run goes on with from here."""
+        run.engine.drain()
+        tree = {
+            "model": dict(run.engine.named_parameters()),
+            "optimizer": run.optimizer.state_dict(),
+            "engine": run.engine.state_dict(),
+            "random": random_state(run.comm.device),
+        }
+        manifest = {"val": val, "rows": done, "progress": dict(progress), "run": run.identity}
+        if (plan := plan or run.replanned) is not None:
+            tree["plan"] = {name: array.to(torch.int32) for name, array in plan.arrays.items()}
+            manifest["plan"] = plan.as_data({name: checkpoint.name_of(0) for name in plan.arrays})
+        keep, self._saved_at = self._when.keep, time.monotonic()
+        return checkpoint.save(self._run_dir, done, run.comm, tree, manifest, keep=keep, say=self._say)
+
+    def last_good(self) -> str:
+        """'; the last good checkpoint is ...', or that there is none."""
+        found = checkpoint.folders(self._run_dir)
+        return f"; the last good checkpoint is {found[0]}" if found else "; there is no checkpoint yet"
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Of torch's generators. Nothing of gnnpar draws from them; a model or strategy of a user may."""
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return {"cpu": torch.get_rng_state(), "cuda": cuda}

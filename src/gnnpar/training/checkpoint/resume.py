@@ -1,0 +1,258 @@
+"""Where a run begins: at epoch 0, or where a checkpoint left off; and what of the checkpoint fits this run.
+
+An equal run (graph, model, strategy, partition, ranks, precision, seed) goes on bit for bit. On other ranks or with
+another strategy the model and the optimizer are taken and one line says what was dropped. Another graph, split or model
+is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnnpar.comm import Communicator
+from gnnpar.settings import ConfigError, Settings, show
+from gnnpar.training.checkpoint import files as checkpoint
+from gnnpar.training.checkpoint.files import Checkpoint, Say
+
+_SAME = ("world_size", "strategy", "partition", "precision", "first_layer", "seed")
+
+
+@dataclass(frozen=True)
+class Start:
+    """What rank 0 found to begin with. `profile`: what was measured beforehand, to be used again. `alike`: the epochs
+    before were run by the same strategy on as many ranks, so that their times and bytes are those of this run.
+    `with_plan`: the run had planned again, and its new plan is this run's."""
+
+    found: Checkpoint | None = None
+    profile: Path | None = None
+    alike: bool = True
+    with_plan: bool = False
+
+    @property
+    def epoch(self) -> int:
+        return self.found.epoch if self.found else 0
+
+
+def check(settings: Settings) -> None:
+    """Refuse a resume=PATH that holds nothing, and plans that cannot change, before any rank starts."""
+    if getattr(settings.strategy, "replan", False) and not settings.checkpoint.keep:
+        raise ConfigError(
+            "strategy.replan=true goes on from a checkpoint, but checkpoint.keep=0 keeps none; set checkpoint.keep=1"
+        )
+    if isinstance(settings.resume, Path) and not _claims(settings.resume):
+        raise ConfigError(
+            f"resume={settings.resume} holds no checkpoint; give the folder of a run with {checkpoint.FOLDER}/ in it, "
+            "one of its checkpoints, or auto"
+        )
+
+
+def _claims(path: Path) -> bool:
+    return (path / checkpoint.MANIFEST).exists() or bool(checkpoint.folders(path))
+
+
+def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, say: Say) -> Start:
+    """The checkpoint to begin with, on rank 0. `restarted`: this run has begun before, and lost a rank."""
+    found = None
+    if restarted or settings.resume == "auto":
+        found = checkpoint.latest(run_dir, say)
+    if found is None and isinstance(settings.resume, Path):
+        path = settings.resume
+        found = checkpoint.read(path) if (path / checkpoint.MANIFEST).exists() else checkpoint.latest(path, say)
+        if found is None:
+            raise ValueError(f"resume={path} has no good checkpoint left; give another run's folder, or leave it out")
+    if found is None:
+        return Start(None, profile_in(run_dir) if restarted else None)
+    if found.run_dir.resolve() == run_dir.resolve():
+        checkpoint.forget_after(run_dir, found.epoch)
+    theirs = found.manifest["run"]
+    alike = theirs["world_size"] == num_ranks and all(
+        _without_profiles(theirs["settings"].get(name)) == _without_profiles(_json(settings.resolved.get(name)))
+        for name in ("strategy", "partition", "precision", "first_layer")
+    )
+    with_plan = alike and theirs["seed"] == settings.seed and settings.plan is None and found.manifest.get("plan")
+    return Start(found, profile_in(found.run_dir), alike, bool(with_plan))
+
+
+def clean(settings: Settings, run_dir: Path, say: Say) -> None:
+    """Before the first start: checkpoints and a profile of an earlier run in the same folder are not this run's, unless
+    it is told to go on from them."""
+    if _goes_on_in(settings, run_dir):
+        return
+    folder = run_dir / checkpoint.FOLDER
+    if checkpoint.folders(run_dir):
+        aside = folder.with_name(folder.name + "-before")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        say(f"{folder} is of an earlier run: moved to {aside.name}; resume=auto would have gone on from it")
+    profile = run_dir / "profile.json"
+    if settings.profile is None or settings.profile.resolve() != profile.resolve():
+        profile.unlink(missing_ok=True)
+
+
+def _goes_on_in(settings: Settings, run_dir: Path) -> bool:
+    if isinstance(settings.resume, Path):
+        return settings.resume.resolve().is_relative_to(run_dir.resolve())
+    return settings.resume == "auto" and bool(checkpoint.folders(run_dir))
+
+
+def profile_in(folder: Path) -> Path | None:
+    file = folder / "profile.json"
+    return file if file.exists() else None
+
+
+def replaying(strategy: Any, profile: Path | None, num_ranks: int) -> Any:
+    """The strategy with what was measured by the run it continues, where it would measure again."""
+    if profile is None or _ranks_of(profile) != num_ranks:
+        return strategy
+    if is_dataclass(strategy) and not isinstance(strategy, type):
+        codec: Any = getattr(strategy, "codec", None)
+        if _measures(codec):
+            strategy = replace(strategy, codec=replace(codec, profile=profile))
+        if _measures(strategy):
+            strategy = replace(strategy, profile=profile)
+    return strategy
+
+
+def _ranks_of(profile: Path) -> int | None:
+    try:
+        return json.loads(profile.read_text(encoding="utf-8"))["num_ranks"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _measures(config: Any) -> bool:
+    named = is_dataclass(config) and any(f.name == "profile" for f in fields(config))
+    return named and config.profile is None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def identity(
+    settings: Settings,
+    hashes: Mapping[str, str],
+    world_size: int,
+    num_features: int,
+    task: Any,
+    predicted: Mapping[str, Any] | None = None,
+) -> dict:
+    """What a checkpoint is of: plain data that JSON gives back as it was.
+
+    `predicted`: by the planner that chose the strategy, of what it chose.
+    """
+    chosen = {"chosen": predicted["candidate"]} if predicted else {}
+    told = {
+        "graph": hashes.get("graph", ""),
+        "split": hashes.get("split", ""),
+        "partition": hashes.get("partition", ""),
+        "world_size": world_size,
+        "strategy": {**settings.resolved.get("strategy", {}), **chosen},
+        "model": settings.resolved.get("model", {}),
+        "precision": settings.precision,
+        "first_layer": settings.first_layer,
+        "seed": settings.seed,
+        "num_features": num_features,
+        "num_outputs": task.out_dim,
+        "names": dict(settings.names),
+        "settings": settings.resolved,
+    }
+    return _json(told)
+
+
+def _json(tree: Any) -> Any:
+    """As a file gives it back."""
+    return json.loads(json.dumps(tree, default=str))
+
+
+def refuse_another(found: Checkpoint, mine: Mapping[str, Any]) -> None:
+    """A checkpoint of another graph, split or model cannot be gone on from: one line with both values."""
+    theirs = found.manifest["run"]
+    for name, group in (("graph", "dataset"), ("split", "dataset")):
+        if theirs[name] != mine[name]:
+            raise ValueError(
+                f"{found.folder} is of {name} {theirs[name][:12]}, this run's is {mine[name][:12]}: give the {group} "
+                "it was trained on, or leave resume out"
+            )
+    for key in sorted(theirs["model"].keys() | mine["model"].keys()):
+        told, have = theirs["model"].get(key), mine["model"].get(key)
+        if told != have:
+            raise ValueError(
+                f"{found.folder} is of a model with {key}={show(told)}, this run's has {key}={show(have)}: set "
+                f"{'model' if key == '_target_' else f'model.{key}'} as it was, or leave resume out"
+            )
+    for name in ("num_features", "num_outputs"):
+        if theirs[name] != mine[name]:
+            raise ValueError(f"{found.folder} is of a model with {name}={theirs[name]}, this run's has {mine[name]}")
+
+
+def differences(found: Checkpoint, mine: Mapping[str, Any]) -> list[str]:
+    """'world_size 4 -> 2': why a run cannot go on bit for bit; empty where it can."""
+    theirs = found.manifest["run"]
+    lines = []
+    for name in _SAME:
+        told, have = (_without_profiles(run[name]) for run in (theirs, mine))
+        if told != have:
+            lines.append(
+                f"{name} {_brief(told)} -> {_brief(have)}" if name != "strategy" else _strategies(theirs, mine)
+            )
+    return lines
+
+
+def _strategies(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+    told, have = (run["names"].get("strategy", "") for run in (theirs, mine))
+    return f"strategy {told} -> {have}" if told != have else f"settings of strategy {have}"
+
+
+def _brief(value: Any) -> str:
+    return value[:12] if isinstance(value, str) else str(value)
+
+
+def _without_profiles(tree: Any) -> Any:
+    """Where a profile lies is not what it says."""
+    if isinstance(tree, Mapping):
+        return {k: _without_profiles(v) for k, v in tree.items() if k != "profile"}
+    return tree
+
+
+def restore(
+    start: Start, mine: Mapping[str, Any], engine: Any, optimizer: Any, comm: Communicator, *, say: Say
+) -> dict[str, Any] | None:
+    """Put a checkpoint into an engine and an optimizer that were just made; what the loop remembered. Collective."""
+    found = start.found
+    if found is None:
+        return None
+    refuse_another(found, mine)
+    changed = differences(found, mine)
+    device = comm.device
+    if not changed:
+        tree = found.rank(comm.rank, device)
+        engine.load_state_dict(tree["engine"])
+        model, saved = tree["model"], tree["optimizer"]
+        torch.set_rng_state(tree["random"]["cpu"])
+        if device.type == "cuda" and tree["random"]["cuda"] is not None:
+            torch.cuda.set_rng_state(tree["random"]["cuda"], device)
+    else:
+        model, saved = found.merged(device)
+    load_parameters(engine, model, found)
+    dropped = ["the engine's state (codec, history, caches)"] if changed else []
+    if saved["kind"] == type(optimizer.optimizer).__name__:
+        optimizer.load_state_dict(saved)
+    else:
+        dropped.append(f"the optimizer's ({saved['kind']}, this run has {type(optimizer.optimizer).__name__})")
+    if comm.rank == 0:
+        lost = f"; dropped: {', '.join(dropped)}" + (f", because {', '.join(changed)}" if changed else "")
+        say(f"resumed from {found.folder} at epoch {found.epoch}" + (lost if dropped else ""))
+    return found.manifest["progress"]
+
+
+def load_parameters(engine: Any, model: Mapping[str, torch.Tensor], found: Checkpoint) -> None:
+    with torch.no_grad():
+        for name, parameter in engine.named_parameters():
+            if name not in model or model[name].shape != parameter.shape:
+                have = tuple(model[name].shape) if name in model else "no such parameter"
+                raise ValueError(f"{found.folder}: {name} is {have}, this run's model has {tuple(parameter.shape)}")
+            parameter.copy_(model[name])

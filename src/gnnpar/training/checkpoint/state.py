@@ -1,0 +1,94 @@
+"""Trees of tensors and plain values: how a state is hashed, written and read. Reading never unpickles foreign objects.
+
+A tree is a tensor, None, a bool, int, float or str, or a dict, list or tuple of trees. A NamedTuple becomes a tuple:
+what needs its names back makes it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnpar.durable import file_hash, read_checked_json, sync_folder, write_json_through
+
+__all__ = [
+    "file_hash",
+    "plain",
+    "read_checked_json",
+    "read_tree",
+    "sync_folder",
+    "tree_hash",
+    "write_json_through",
+    "write_tree",
+]
+
+_SCALARS = (bool, int, float, str)
+
+
+def plain(tree: Any, at: str = "state") -> Any:
+    """The same tree of exact types; TypeError names the place of anything else. Tensors keep their memory, unless they
+    show a part of a larger one."""
+    if tree is None or type(tree) in _SCALARS:
+        return tree
+    if isinstance(tree, Tensor):
+        part = tree.untyped_storage().nbytes() != tree.numel() * tree.element_size()
+        return tree.detach().clone() if part else tree.detach()
+    if isinstance(tree, Mapping):
+        return {plain(k, f"a key of {at}"): plain(v, f"{at}[{k!r}]") for k, v in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(plain(v, f"{at}[{i}]") for i, v in enumerate(tree))
+    if isinstance(tree, list):
+        return [plain(v, f"{at}[{i}]") for i, v in enumerate(tree)]
+    raise TypeError(
+        f"{at} is a {type(tree).__name__}: a state holds tensors, None, bool, int, float, str, and dict, "
+        "list and tuple of them"
+    )
+
+
+def tree_hash(tree: Any) -> str:
+    """sha256 over structure, types, shapes and bytes; equal for equal bits, wherever a tensor lies."""
+    digest = hashlib.sha256()
+    for piece in _pieces(plain(tree)):
+        digest.update(struct.pack("<q", len(piece)))
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(tree: Any) -> Iterator[bytes | memoryview]:
+    if isinstance(tree, Tensor):
+        yield f"tensor {tree.dtype} {tuple(tree.shape)}".encode()
+        flat = tree.cpu().contiguous().view(-1)
+        yield flat.view(torch.uint8).numpy().data if flat.numel() else b""
+    elif isinstance(tree, dict):
+        yield f"dict {len(tree)}".encode()
+        for key in sorted(tree, key=repr):
+            yield repr(key).encode()
+            yield from _pieces(tree[key])
+    elif isinstance(tree, (list, tuple)):
+        yield f"{type(tree).__name__} {len(tree)}".encode()
+        for each in tree:
+            yield from _pieces(each)
+    else:
+        yield f"{type(tree).__name__} {tree!r}".encode()
+
+
+def write_tree(file: Path, tree: Any) -> dict[str, Any]:
+    """Write a tree through to the disk; its size and checksum."""
+    with file.open("wb") as out:
+        torch.save(plain(tree), out)
+        out.flush()
+        os.fsync(out.fileno())
+    return {"nbytes": file.stat().st_size, "sha256": file_hash(file)}
+
+
+def read_tree(file: Path, device: torch.device) -> Any:
+    """What `write_tree` wrote; tensors of any GPU come to `device`, others to the CPU."""
+    places = {f"cuda:{i}": str(device) for i in range(64)}
+    return torch.load(file, map_location=places, weights_only=True)

@@ -1,0 +1,1 @@
+"""What a run leaves: result.json, the trained model, its export."""

@@ -1,0 +1,286 @@
+"""result.json: a pure function of what was known beforehand, plan.json, the rows of metrics.jsonl and how it ended.
+
+Rank 0 writes it at its end, and whoever supervises the ranks where the run did not complete: also after a rank was
+killed, from the epochs that were finished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from gnnpar.launch.paced import burst_share
+from gnnpar.track.jsonl import read_rows
+from gnnpar.track.keys import BYTE_PHASES, PHASES
+from gnnpar.training.result.facts import WARMUP_EPOCHS
+
+Status = Literal["completed", "failed", "interrupted", "skipped"]
+Row = Mapping[str, Any]
+FILE = "result.json"
+LIVE = ("parameters", "optimizer", "features", "structure", "activations", "halo", "history", "host")
+
+
+def schema_path() -> Path:
+    """The JSON Schema of result.json, shipped beside this module."""
+    return Path(__file__).with_name("result.schema.json")
+
+
+def write_result(run_dir: Path, header: Row, status: Status, error: str | None) -> dict[str, Any]:
+    """Build result.json from the files of a run folder and write it."""
+    plan_path = run_dir / "plan.json"
+    plan = json.loads(plan_path.read_text(encoding="utf-8")) if plan_path.exists() else None
+    result = build_result(header, plan, read_rows(run_dir), status, error)
+    result["load"] = {"before": header["load_before"], "after": os.getloadavg()[0]}
+    partial = run_dir / (FILE + ".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    partial.replace(run_dir / FILE)
+    return result
+
+
+def forget(run_dir: Path) -> None:
+    """Remove what an earlier run in the same folder found out."""
+    for name in (FILE, "trace.json", "schedule.svg", "schedule.txt"):
+        (run_dir / name).unlink(missing_ok=True)
+
+
+def read_result(run_dir: Path) -> dict[str, Any] | None:
+    """What rank 0 wrote, if it did; a file that is none counts as none."""
+    try:
+        result = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return result if isinstance(result, dict) and {"status", "error"} <= result.keys() else None
+
+
+def build_result(
+    header: Row, plan: Row | None, rows: Sequence[Row], status: Status, error: str | None
+) -> dict[str, Any]:
+    """Schema 1. Figures that no epoch supports are null."""
+    replanned = ((plan or {}).get("predicted") or {}).get("replanned")
+    since = replanned["epoch"] if replanned else 0
+    timed, warmup = timed_rows(rows, since=since)
+    of_plan = [row for row in rows if row["epoch"] >= since]
+    hashes = (plan or {}).get("hashes", {})
+    copied = (
+        "strategy",
+        "exactness",
+        "model",
+        "dataset",
+        "world_size",
+        "threads_per_rank",
+        "cores",
+        "oversubscribed",
+        "transport",
+        "provenance",
+        "session",
+        "block",
+        "seed",
+        "device",
+        "epochs",
+    )
+    return {
+        "schema": 1,
+        "status": status,
+        **{name: header[name] for name in copied},
+        "epochs_done": len(rows),
+        "restarts": header.get("restarts", 0),
+        "loss": {"first": rows[0]["loss/train"] if rows else None, "last": rows[-1]["loss/train"] if rows else None},
+        "metric": metric(rows),
+        "epoch_seconds": epoch_seconds(timed, warmup),
+        "train_wall_seconds": rows[-1]["time/train_seconds"] if rows else 0.0,
+        "cold_start_seconds": cold_start(rows[0] if rows else {}),
+        "breakdown_seconds": {name: _mean(timed, f"time/{name}_seconds") or 0.0 for name in (*PHASES, "comm_total")},
+        "bytes_per_epoch": bytes_per_epoch(timed),
+        "bytes_by_layer": bytes_by_layer(timed),
+        "error": error,
+        "cpu_seconds": _mean_list(timed, "time/cpu_seconds"),
+        "memory_bytes": memory(of_plan),
+        "time_to_target": time_to_target(rows, header["target"]),
+        "fidelity": fidelity(rows),
+        "assignment": assignment(rows),
+        "predicted": predicted(plan, timed, of_plan),
+        "hashes": {
+            "graph": hashes.get("graph", ""),
+            "split": hashes.get("split", ""),
+            "partition": hashes.get("partition", ""),
+            "config": header["config_hash"],
+            "profile": hashes.get("profile", "") or (rows[0].get("profile/hash", "") if rows else ""),
+        },
+        "paced": links(header["paced"], timed),
+        "settings": header["settings"],
+        "versions": header["versions"],
+        "hardware": header["hardware"],
+        "commit": header["commit"],
+    }
+
+
+def predicted(plan: Row | None, timed: Sequence[Row], rows: Sequence[Row]) -> dict[str, Any] | None:
+    """What a planner said of the plan, and by how much the epoch and the peak were above it (-0.1: 10 % below)."""
+    said = (plan or {}).get("predicted")
+    if not said:
+        return None
+    median, peaks = epoch_seconds(timed, 0)["median"], memory(rows)["peak"]
+    bytes_said = max(said["peak_bytes"])
+    return {
+        "label": said["label"],
+        "epoch_seconds": said["epoch_seconds"],
+        "peak_bytes": bytes_said,
+        "epoch_error": median / said["epoch_seconds"] - 1.0 if median is not None else None,
+        "peak_error": max(peaks) / bytes_said - 1.0 if peaks else None,
+        "replanned": said.get("replanned"),
+    }
+
+
+def timed_rows(rows: Sequence[Row], *, since: int = 0) -> tuple[list[Row], int]:
+    """Rows after the warm-up in which nothing but training ran, and the warm-up; all rows where none are left.
+
+    `since`: the epoch in which the plan began that the run ended with.
+    """
+    rows = [row for row in rows if row["epoch"] >= since] or rows
+    late = [row for row in rows if row["epoch"] >= since + WARMUP_EPOCHS and row["time/timed"]]
+    if late:
+        return late, WARMUP_EPOCHS
+    early = [row for row in rows if row["time/timed"]]
+    return early or list(rows), 0
+
+
+def epoch_seconds(timed: Sequence[Row], warmup: int) -> dict[str, Any]:
+    seconds = sorted(row["time/epoch_seconds"] for row in timed)
+    if not seconds:
+        return dict.fromkeys(("median", "mean", "p20", "p80")) | {"warmup_epochs": warmup, "num_epochs": 0}
+    return {
+        "median": statistics.median(seconds),
+        "mean": statistics.fmean(seconds),
+        "p20": _quantile(seconds, 0.2),
+        "p80": _quantile(seconds, 0.8),
+        "warmup_epochs": warmup,
+        "num_epochs": len(seconds),
+    }
+
+
+def metric(rows: Sequence[Row]) -> dict[str, Any]:
+    """Last evaluation, and the one with the best validation value (the first of equals)."""
+    evaluated = [row for row in rows if "metric/name" in row]
+    last = evaluated[-1] if evaluated else {}
+    validated = [row for row in evaluated if row["metric/val"] is not None]
+    best = max(validated, key=lambda row: row["metric/val"], default={})
+    return {
+        "name": last.get("metric/name"),
+        "train": last.get("metric/train"),
+        "val": last.get("metric/val"),
+        "test": last.get("metric/test"),
+        "best_val": best.get("metric/val"),
+        "test_at_best_val": best.get("metric/test"),
+        "best_epoch": best.get("epoch"),
+    }
+
+
+def cold_start(first: Row) -> dict[str, float]:
+    names = {"partition": "partition", "plan": "plan", "load": "load", "shard": "shard"}
+    cold = {name: first.get(f"time/cold_{key}_seconds", 0.0) for name, key in names.items()}
+    return cold | {"profile": 0.0, "compile": 0.0}
+
+
+def bytes_per_epoch(timed: Sequence[Row]) -> dict[str, int | float]:
+    """Exact means; whole numbers wherever every epoch sends the same."""
+    figures = {name: _mean(timed, f"comm/{name}_bytes") or 0 for name in ("total", *BYTE_PHASES, "metadata")}
+    return {name: int(value) if value == int(value) else value for name, value in figures.items()}
+
+
+def bytes_by_layer(timed: Sequence[Row]) -> list[float]:
+    """Means by layer, from 0; a layer that sends nothing in an epoch counts as 0 there."""
+    sent = [row.get("comm/layer_bytes") or {} for row in timed]
+    num_layers = 1 + max((int(layer) for layers in sent for layer in layers), default=-1)
+    return [statistics.fmean(layers.get(str(i), 0) for layers in sent) for i in range(num_layers)]
+
+
+def links(facts: Row | None, timed: Sequence[Row]) -> dict[str, Any] | None:
+    """The shaped links of launch=paced, and what the interface counters of all hosts saw; null for any other launch."""
+    if facts is None:
+        return None
+    wire = _mean(timed, "comm/wire_bytes")
+    return {**facts, "wire_bytes_per_epoch": wire, "burst_share": burst_share(facts, wire)}
+
+
+def memory(rows: Sequence[Row]) -> dict[str, Any]:
+    profiled = next((row for row in rows if row.get("memory/live_bytes") is not None), {})
+    live = profiled.get("memory/live_bytes") or {}
+    return {
+        "peak": profiled.get("memory/peak_bytes"),
+        "peak_rss": rows[-1].get("memory/peak_rss_bytes") if rows else None,
+        "live": {name: live.get(name) for name in LIVE},
+    }
+
+
+def time_to_target(rows: Sequence[Row], target: float | None) -> dict[str, Any]:
+    """Training seconds and bytes up to the first evaluation that reaches the target; null: never reached."""
+    reached = None
+    if target is not None:
+        reached = next((row for row in rows if (row.get("metric/val") or float("-inf")) >= target), None)
+    return {
+        "target": target,
+        "seconds": reached and reached["time/train_seconds"],
+        "bytes": reached and reached["comm/total_bytes_so_far"],
+    }
+
+
+def fidelity(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Gradient against the exact one at the same weights, over all probes; null without a probe."""
+    probes = [row for row in rows if row.get("fidelity/cosine") is not None]
+    if not probes:
+        return None
+    cosines = [row["fidelity/cosine"] for row in probes]
+    errors = [row["fidelity/relative_error"] for row in probes]
+    worst = max(probes, key=lambda row: row["fidelity/worst_relative_error"])
+    return {
+        "probes": len(probes),
+        "cosine": {"min": min(cosines), "mean": statistics.fmean(cosines), "last": cosines[-1]},
+        "relative_error": {"max": max(errors), "mean": statistics.fmean(errors), "last": errors[-1]},
+        "worst": {
+            "layer": worst["fidelity/worst_layer"],
+            "relative_error": worst["fidelity/worst_relative_error"],
+            "epoch": worst["epoch"],
+        },
+        "layers": probes[-1]["fidelity/layers"],
+    }
+
+
+def assignment(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """What an adaptive codec chose last, and what choosing took; null where nothing was chosen."""
+    chosen = [row for row in rows if "assign/bits" in row]
+    if not chosen:
+        return None
+    last = chosen[-1]
+    return {
+        "count": len(chosen),
+        "epoch": last["epoch"],
+        "seconds": statistics.fmean(row["time/assign_seconds"] for row in chosen),
+        "mean_bits": last["assign/mean_bits"],
+        "bits": last["assign/bits"],
+        "predicted_variance": last["assign/variance"],
+        "predicted_seconds": last["assign/seconds"],
+        "objective": last["assign/objective"],
+    }
+
+
+def _mean(rows: Sequence[Row], key: str) -> float | None:
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def _mean_list(rows: Sequence[Row], key: str) -> list[float]:
+    lists = [row[key] for row in rows if row.get(key)]
+    lists = [each for each in lists if len(each) == len(lists[-1])]  # a resumed run may have had other ranks before
+    return [statistics.fmean(column) for column in zip(*lists, strict=True)] if lists else []
+
+
+def _quantile(ordered: Sequence[float], q: float) -> float:
+    """Linear interpolation between the nearest two."""
+    position = q * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])

@@ -1,0 +1,114 @@
+"""`gnnpar.load(run_folder)`: the trained model of a run, on one device, for any graph with its features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gnnpar.comm import ThreadWorld
+from gnnpar.data.adjacency import edge_index_of, edges_of
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.preprocess import Preprocess, canonical_edges, normalized
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.shard import Shard
+from gnnpar.settings import Settings, build_settings
+from gnnpar.track.console import complain
+from gnnpar.training.checkpoint import files as checkpoint
+from gnnpar.training.checkpoint.files import Checkpoint
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+
+
+class Trained(nn.Module):
+    """Call it with a PyG `Data`, or with x [N, F] and edge_index [2, E]: exact logits [N, classes], no dropout. The
+    graph may also be an adj_t (a SparseTensor, or a tensor in one of torch's sparse layouts) in either's place.
+
+    Edges and features are prepared as those of the run were (self loops, reverse edges, repeated edges, row sums);
+    `prepared=True` takes them as they are. `settings`: of the run. `epoch`: epochs done. `val`: validation metric.
+    """
+
+    def __init__(self, model: GNN, settings: Settings, found: Checkpoint) -> None:
+        super().__init__()
+        self.model, self.settings, self.epoch, self.val = model, settings, found.epoch, found.val
+        self.eval()
+
+    def forward(self, x: Any, edge_index: Any = None, *, prepared: bool = False) -> Tensor:
+        x, edge_index = (x.x, edges_of(x)) if edge_index is None else (x, edge_index_of(edge_index))
+        if x.ndim != 2 or x.shape[1] != self.model.in_dim:
+            raise ValueError(f"x is {tuple(x.shape)}, but the model was trained on {self.model.in_dim} features a node")
+        if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < len(x):
+            raise ValueError(f"edge_index names node {int(edge_index.max())} or lower than 0 of {len(x)} nodes")
+        x, edges = (x, _sorted(edge_index, len(x))) if prepared else self._prepared(x, edge_index)
+        parameter = next(self.model.parameters())
+        shard = _shard(x, edges, edge_ids=self.model.needs_edge_ids).to(parameter.device, parameter.dtype)
+        return self.model(WholeGraph(shard, Pass(self.settings.seed)), shard.x)
+
+    def _prepared(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        how = self.settings.dataset
+        if not isinstance(how, Preprocess):
+            return x, _sorted(edge_index, len(x))
+        if how.normalize == "standard":
+            raise ValueError(
+                "the run's features were standardised by its training nodes, which a checkpoint does not hold: "
+                "standardise x in the same way and call with prepared=True"
+            )
+        edges = canonical_edges(
+            edge_index.cpu(),
+            num_nodes=len(x),
+            symmetrize=how.symmetrize,
+            self_loops=how.self_loops,
+            drop_duplicates=how.drop_duplicates,
+        )
+        return normalized(x, how.normalize, train_mask=torch.ones(len(x), dtype=torch.bool)), edges
+
+
+def load(run: str | Path, *, which: Literal["best", "last"] = "best", device: str | torch.device = "cpu") -> Trained:
+    """The model of a run's folder, or of one checkpoint in it. best: on validation, of the checkpoints that were kept.
+
+    Nothing foreign is unpickled. ValueError in one line where there is no good checkpoint.
+    """
+    folder = Path(run)
+    if (folder / checkpoint.MANIFEST).exists():
+        found = checkpoint.read(folder)
+    else:
+        found = (checkpoint.best if which == "best" else checkpoint.latest)(folder, complain)
+    if found is None:
+        raise ValueError(f"{folder} has no good checkpoint; give the folder of a run with {checkpoint.FOLDER}/ in it")
+    told = found.manifest["run"]
+    settings = build_settings(told["settings"], told["names"])
+    cached = settings.first_layer == "cached"
+    model = settings.model.build(
+        told["num_features"], told["num_outputs"], seed=settings.seed, cached_first_layer=cached
+    )
+    weights, _ = found.merged(torch.device("cpu"))
+    model.load_state_dict(weights)
+    return Trained(model.to(device, DTYPES[settings.precision]), settings, found)
+
+
+def _shard(x: Tensor, edges: Tensor, *, edge_ids: bool) -> Shard:
+    """The whole graph as the only part; labels and masks are nobody's business here."""
+    everywhere = torch.ones(len(x), dtype=torch.bool)
+    unknown = torch.zeros(len(x), dtype=torch.int64)
+    dataset = Dataset.of(
+        "given",
+        x=x.detach().cpu().float(),
+        y=unknown,
+        edge_index=edges,
+        masks=(everywhere, everywhere, everywhere),
+        num_classes=1,
+        task="single_label",
+    )
+    (comm,) = ThreadWorld(1).communicators()
+    return Shard.open(dataset, unknown, comm, edge_ids=edge_ids)
+
+
+def _sorted(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """By (destination, source), repeated edges kept."""
+    src, dst = edge_index.cpu().long()
+    order = torch.argsort(dst * num_nodes + src, stable=True)
+    return torch.stack([src[order], dst[order]])

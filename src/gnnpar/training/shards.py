@@ -1,0 +1,129 @@
+"""Runs from shards on disk: what the folder brings along, what it cannot serve, and how a rank gets its own part."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gnnpar.partition.manifest import Check, Manifest, folder_of, read_manifest, verify
+from gnnpar.settings import ConfigError, Settings
+
+if TYPE_CHECKING:
+    from gnnpar.comm import Communicator
+    from gnnpar.data.dataset import Dataset
+    from gnnpar.models.gnn import GNN
+    from gnnpar.partition.shard import Shard
+    from gnnpar.training.result.facts import World
+
+_BROUGHT = ("dataset", "partition")
+
+
+def spelled(overrides: Iterable[str]) -> list[str]:
+    """shards=FOLDER in full: Hydra would take `shards` for a group where there is a folder of this name."""
+    return [re.sub(r"^(\+*)shards=", r"\1shards.folder=", override) for override in overrides]
+
+
+def with_shards(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> tuple[dict, dict]:
+    """Configuration and names after shards=FOLDER: its dataset and partition, and a rank a part. Asking for others
+    beside it is an error."""
+    config, names = dict(config), dict(names)
+    if not isinstance(told := config.get("shards"), Mapping) or (path := told.get("folder")) is None:
+        return config, names
+    given = [o.lstrip("+~") for o in overrides]
+    if asked := next((o for o in given if re.match(r"(dataset|partition)(=|\.)|plan=", o)), None):
+        group = re.split(r"[=.]", asked)[0]
+        raise ConfigError(f"{asked} and shards={path}: the shards set the {group}; leave one of them out")
+    try:
+        manifest = read_manifest(Path(path))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    for group in _BROUGHT:
+        if isinstance(manifest.setup.get(group), Mapping):
+            config[group] = manifest.setup[group]
+        names |= {group: str(manifest.setup.get("names", {}).get(group, group))}
+    if not any(o.startswith("world_size=") for o in given):
+        config["world_size"] = manifest.parts
+    return config, names
+
+
+def check(settings: Settings, world: World) -> None:
+    """Refuse shards that this run cannot use, before any rank starts."""
+    if (folder := settings.shards.folder) is None:
+        return
+    name, manifest = settings.names.get("strategy"), read_manifest(folder)
+    if not getattr(settings.strategy, "from_shards", False):
+        raise ConfigError(
+            f"strategy={name} cuts the whole graph, which shards={folder} hold for no rank: set "
+            "strategy=graph_parallel, adaqp or sar (without logical_parts), or leave shards out"
+        )
+    if world.size != manifest.parts:
+        raise ConfigError(
+            f"shards={folder} are {manifest.parts} parts, but there are {world.size} ranks: set "
+            f"world_size={manifest.parts}, or partition again with world_size={world.size}"
+        )
+    here = [int(os.environ["RANK"])] if world.how == "joined" else range(manifest.parts)
+    for part in here:
+        for file, facts in manifest.of_part(part).items():
+            verify(folder, f"{folder_of(part)}/{file}", facts, "header")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The shards of a run, known to every rank."""
+
+    folder: Path
+    manifest: Manifest
+
+    def dataset(self) -> Dataset:
+        """The dataset less its rows: its name, width, task and hashes."""
+        import torch
+
+        from gnnpar.data.dataset import Dataset
+
+        told, none = self.manifest, torch.zeros(0, dtype=torch.int64)
+        empty = Dataset.of(
+            told.name,
+            x=torch.zeros(0, told.num_features),
+            y=none,
+            edge_index=none.expand(2, 0),
+            masks=(none.bool(), none.bool(), none.bool()),
+            num_classes=told.num_classes,
+            task=told.task,
+        )
+        return replace(empty, graph_hash=told.hashes["graph"], split_hash=told.hashes["split"])
+
+    @property
+    def part_of(self) -> Path:
+        """The file of the partition, int32 [N]."""
+        return self.folder / "part_of.npy"
+
+    def part(self, model: GNN, comm: Communicator, *, check: Check) -> Shard:
+        """This rank's own, mapped. Collective: all ranks must have the same shards."""
+        from gnnpar.partition.read import open_part
+        from gnnpar.partition.shard import comm_check
+
+        if model.needs_edge_ids and not self.manifest.edge_ids:
+            raise ValueError(
+                f"shards={self.folder} hold no edge ids, which this model's attention dropout reads: partition again "
+                "with the same model=, or set model.attention_dropout=0"
+            )
+        everyone = comm.broadcast(comm.gather(self.manifest.fingerprint))
+        assert isinstance(everyone, list)
+        if other := next((r for r, told in enumerate(everyone) if told != everyone[0]), None):
+            raise ValueError(
+                f"shards={self.folder} of rank {other} are not those of rank 0: copy the folder of one partitioning to "
+                "every host"
+            )
+        shard = open_part(self.folder, self.manifest, comm.rank, edge_ids=model.needs_edge_ids, check=check)
+        comm_check(comm, shard)
+        return shard
+
+
+def source_of(settings: Settings) -> Source | None:
+    """The shards that the settings name."""
+    folder = settings.shards.folder
+    return None if folder is None else Source(folder, read_manifest(folder))

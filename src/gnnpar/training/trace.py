@@ -1,0 +1,111 @@
+"""trace=true: what every rank did when in one epoch: trace.json, and of a pipeline schedule.svg and schedule.txt.
+
+Any engine gives the phases of its clock. An engine with a `timeline` (None; a list asks for one) gives its actions too:
+(text, start, end) on the host's monotonic clock. Times are seconds from the start of the epoch, which ranks enter
+together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from gnnpar.comm import Communicator
+from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
+from gnnpar.parallel.pipeline.schedule.grid import grid
+from gnnpar.parallel.pipeline.schedule.simulate import simulate
+from gnnpar.track.chrome_trace import Row, save_trace
+from gnnpar.track.schedule_picture import Panel, save_picture
+from gnnpar.training.result.facts import WARMUP_EPOCHS
+
+TRACE, PICTURE, TEXT = "trace.json", "schedule.svg", "schedule.txt"
+_WAITS = ("bubble", "exposed")
+
+
+def traced_epoch(epochs: int) -> int:
+    """The second epoch after the warm-up (the first records allocations), or the last."""
+    return min(WARMUP_EPOCHS + 1, epochs - 1)
+
+
+class Recorder:
+    """Around the training of one epoch; on every rank or on none."""
+
+    def __init__(self, engine: Any, comm: Communicator, *, on: bool) -> None:
+        self._engine, self._comm, self._on = engine, comm, on
+
+    def __enter__(self) -> Self:
+        if self._on and hasattr(self._engine, "timeline"):
+            self._engine.timeline = []
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def rows(self) -> list[Row]:
+        """Of this rank: what its engine did, and the phases of its clock."""
+        rank, clock = self._comm.rank, self._comm.clock
+        actions = getattr(self._engine, "timeline", None) or []
+        if hasattr(self._engine, "timeline"):
+            self._engine.timeline = None
+        found = [(rank, text, start - clock.began, end - clock.began) for text, start, end in actions]
+        return found + [(rank, phase, start, end) for phase, start, end in clock.spans() if end > start]
+
+    def save(self, mesh: tuple[tuple[int, ...], ...], folder: Path, facts: dict[str, Any]) -> None:
+        """Collective, before the clock is drained; rank 0 writes. `mesh`: stage -> ranks of its parts."""
+        if not self._on:
+            return
+        everyone = self._comm.gather(self.rows())
+        if everyone is None:
+            return
+        rows = [row for rank in everyone for row in rank]
+        save_trace(folder / TRACE, rows, facts)
+        schedules = schedules_of(rows, mesh)
+        if schedules:
+            measured = [row for row in rows if "@" in row[1] or row[1] in _WAITS]
+            told = "planned: median seconds of a stage's forward and backward, messages free"
+            said = f"measured: epoch {facts.get('epoch', '')}, {max(row[3] for row in measured) * 1e3:.1f} ms"
+            save_picture(folder / PICTURE, [Panel(told, plan_of(rows, schedules)), Panel(said, measured)])
+            schedule = next(iter(schedules.values()))
+            (folder / TEXT).write_text(f"{grid(schedule)}\n\n{schedule}\n", encoding="utf-8")
+
+
+def schedules_of(rows: list[Row], mesh: tuple[tuple[int, ...], ...]) -> dict[tuple[int, ...], Schedule]:
+    """Ranks of a way -> what they did; nothing where ranks have no actions."""
+    done: dict[int, list[str]] = defaultdict(list)
+    for rank, text, _, _ in rows:
+        if "@" in text:
+            done[rank].append(text)
+    ways = [tuple(stage[way] for stage in mesh) for way in range(min(map(len, mesh)))]
+    return {
+        ranks: Schedule.parse("\n".join(" ".join(done[rank]) for rank in ranks))
+        for ranks in ways
+        if all(done[rank] for rank in ranks)
+    }
+
+
+def plan_of(rows: list[Row], schedules: dict[tuple[int, ...], Schedule]) -> list[Row]:
+    """The simulated timeline of what was done, with the median cost of each stage."""
+    costs, planned = costs_of(rows), []
+    for ranks, schedule in schedules.items():
+        by_kind: dict[tuple[str, int], list[float]] = defaultdict(list)
+        for (rank, action), seconds in costs.items():
+            if rank in ranks and action.computes:
+                by_kind[action.kind, action.stage].append(seconds)
+        typical = {key: median(values) for key, values in by_kind.items()}
+        timeline = simulate(schedule, lambda kind, stage, _, m=typical: m.get((kind, stage), 0.0))
+        planned += [(ranks[rank], text, start, end) for rank, text, start, end in timeline.rows()]
+    return planned
+
+
+def costs_of(rows: list[Row]) -> dict[tuple[int, Action], float]:
+    """(rank, action) -> its seconds less what it waited in them (bubble and exposed phases of its rank)."""
+    waits: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for rank, text, start, end in rows:
+        if text in _WAITS:
+            waits[rank].append((start, end))
+    return {
+        (rank, Action.parse(text)): end - start - sum(max(0.0, min(end, b) - max(start, a)) for a, b in waits[rank])
+        for rank, text, start, end in rows
+        if "@" in text
+    }

@@ -1,0 +1,1 @@
+"""What `gnnpar check` runs: conformance with the single device, laws of codecs."""

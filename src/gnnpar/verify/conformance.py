@@ -1,0 +1,213 @@
+"""Does a strategy, in its exact limit, equal the single device? fp64, ranks as threads, dropout on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm import Communicator, ThreadWorld
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.tasks import make_task
+from gnnpar.models.gnn import GNN, ModelConfig
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.parallel.strategy import FirstLayer, Strategy, Workload
+from gnnpar.partition.partition import Partitioner, Random
+from gnnpar.partition.shard import Shard
+from gnnpar.placement import Plan, Topology
+from gnnpar.training.optim import SGD, Adam
+
+TOLERANCE = 1e-9
+"""Largest difference allowed, per tensor, relative to the reference's largest entry."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model on one world: the worst relative differences over the epochs compared."""
+
+    model: str
+    world: int
+    loss_error: float
+    worst_gradient_error: float
+    worst_parameter: str
+    logits_error: float
+    error: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        worst = max(self.loss_error, self.worst_gradient_error, self.logits_error)
+        return self.error is None and worst <= TOLERANCE
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a run leaves to compare: loss and gradient of every epoch, logits [N, C] in global order."""
+
+    losses: list[float]
+    gradients: list[dict[str, Tensor]]
+    logits: Tensor
+    traffic: list[dict[str, int]]  # bytes by phase, all ranks, per epoch
+
+
+def small_graph(*, num_nodes: int = 60, num_edges: int = 400, seed: int = 0) -> Dataset:
+    """Directed, with self loops on most nodes, isolated nodes and repeated edges."""
+    gen = torch.Generator().manual_seed(seed)
+    alone = max(0, min(2, num_nodes - 2))  # the last nodes have no edge at all
+    ends = torch.randint(0, max(1, num_nodes - alone), (2, num_edges), generator=gen)
+    loops = torch.arange(max(1, num_nodes - alone)).expand(2, -1)
+    repeated = ends[:, : num_edges // 20]
+    edges = torch.cat([ends, loops, repeated], dim=1)
+    edges = edges[:, torch.argsort(edges[1] * num_nodes + edges[0], stable=True)]
+    x = torch.randn(num_nodes, 6, generator=gen)
+    y = torch.randint(0, 3, (num_nodes,), generator=gen)
+    kind = torch.rand(num_nodes, generator=gen)
+    masks = (kind < 0.6, (kind >= 0.6) & (kind < 0.8), kind >= 0.8)
+    return Dataset.of("small", x=x, y=y, edge_index=edges, masks=masks, num_classes=3, task="single_label")
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One training to compare: what every rank does, given its communicator. Picklable, so ranks may be processes."""
+
+    strategy: Strategy
+    model: GNN
+    dataset: Dataset
+    plan: Plan
+    epochs: int
+    seed: int
+    first_layer: FirstLayer
+    dtype: torch.dtype
+    optim: Adam | SGD = SGD(lr=0.1)
+
+    def __call__(self, comm: Communicator) -> tuple[list[float], list[dict[str, Tensor]], Tensor, Tensor, list[dict]]:
+        """(losses, gradients, node ids, logits, bytes by phase) of this rank."""
+        task = make_task(self.dataset.task, self.dataset.num_classes)
+        model = copy.deepcopy(self.model).to(self.dtype)
+        given = self.dataset if comm.rank == 0 else None
+        shard = Shard.open(
+            given, self.plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=self.plan.placement
+        ).to(comm.device, self.dtype)
+        engine = self.strategy.build(self.plan, shard, model, task, comm, seed=self.seed, first_layer=self.first_layer)
+        optimizer = self.optim.build(engine.named_parameters(), epochs=self.epochs, layer_of=model.layer_of)
+        losses, gradients, traffic = [], [], []
+        for epoch in range(self.epochs):
+            report = engine.train_epoch(epoch, optimizer, keep_gradient=True)
+            assert report.gradient is not None
+            losses.append(report.loss)
+            gradients.append(report.gradient)
+            comm.settle_accounts()
+            traffic.append(comm.ledger.drain().bytes)
+        engine.drain()
+        return losses, gradients, engine.node_ids, engine.predict(), traffic
+
+
+def make_job(
+    strategy: Strategy,
+    config: ModelConfig,
+    dataset: Dataset,
+    *,
+    world: int,
+    epochs: int = 2,
+    seed: int = 3,
+    partition: Partitioner | None = None,
+    first_layer: FirstLayer = "live",
+    dtype: torch.dtype = torch.float64,
+    optim: Adam | SGD = SGD(lr=0.1),
+) -> Job:
+    """Build the model once (threads share torch's random state) and plan."""
+    task = make_task(dataset.task, dataset.num_classes)
+    model = config.build(dataset.num_features, task.out_dim, seed=seed, cached_first_layer=first_layer == "cached")
+    work = Workload(dataset, partition or Random(), model.num_layers, model=model, first_layer=first_layer)
+    plan = strategy.plan(work, Topology(world))
+    return Job(strategy, model, dataset, plan, epochs, seed, first_layer, dtype, optim)
+
+
+def merge_ranks(job: Job, results: Sequence[tuple]) -> Outcome:
+    """What all ranks of a job left, in global terms."""
+    out_dim = results[0][3].shape[1]
+    logits = torch.full((job.dataset.num_nodes, out_dim), torch.nan, dtype=job.dtype)
+    merged: list[dict[str, Tensor]] = [{} for _ in range(job.epochs)]
+    traffic: list[dict[str, int]] = [{} for _ in range(job.epochs)]
+    for _, gradients, ids, rows, sent in results:
+        logits[ids] = rows
+        for epoch in range(job.epochs):
+            merged[epoch].update(gradients[epoch])
+            for phase, nbytes in sent[epoch].items():
+                traffic[epoch][phase] = traffic[epoch].get(phase, 0) + nbytes
+    return Outcome(results[0][0], merged, logits, traffic)
+
+
+def train_in_threads(strategy: Strategy, config: ModelConfig, dataset: Dataset, *, world: int, **options) -> Outcome:
+    """Train on a world of threads; options as in make_job."""
+    job = make_job(strategy, config, dataset, world=world, **options)
+    return merge_ranks(job, ThreadWorld(world).run(job))
+
+
+def check(
+    strategy: Strategy,
+    models: Mapping[str, ModelConfig],
+    *,
+    worlds: Sequence[int] = (1, 2, 3, 4),
+    dataset: Dataset | None = None,
+    first_layer: FirstLayer = "live",
+) -> list[Case]:
+    """Every model on every world the strategy can use, against the single device."""
+    dataset = dataset or small_graph()
+    limit = strategy.exact_limit()
+    most = limit.max_ranks or max(worlds)
+    cases = []
+    for name, config in models.items():
+        reference = train_in_threads(Single(), config, dataset, world=1)
+        for world in (w for w in worlds if w <= most and runs_on(limit, w, config)):
+            cases.append(_case(limit, name, config, dataset, world, reference, first_layer))
+    return cases
+
+
+def runs_on(strategy: Strategy, world: int, config: ModelConfig) -> bool:
+    """Can it use so many ranks? A pipeline has no more stages than the model layers."""
+    check_world = getattr(strategy, "check_world", None)
+    try:
+        if check_world is not None:
+            check_world(world, config.num_layers)
+    except ValueError:
+        return False
+    return True
+
+
+def _case(
+    limit: Strategy,
+    name: str,
+    config: ModelConfig,
+    dataset: Dataset,
+    world: int,
+    reference: Outcome,
+    first_layer: FirstLayer,
+) -> Case:
+    try:
+        got = train_in_threads(limit, config, dataset, world=world, first_layer=first_layer)
+    except Exception as error:  # a strategy of the user's own may fail in any way: a row of the table
+        inf = float("inf")
+        return Case(name, world, inf, inf, "", inf, f"{type(error).__name__}: {error}")
+    worst, parameter = 0.0, ""
+    for mine, theirs in zip(got.gradients, reference.gradients, strict=True):
+        for key, expected in theirs.items():
+            error = relative_error(mine.get(key), expected)
+            if error >= worst:
+                worst, parameter = error, key
+    losses = zip(got.losses, reference.losses, strict=True)
+    loss_error = max(abs(a - b) / max(abs(b), 1e-300) for a, b in losses)
+    return Case(name, world, loss_error, worst, parameter, relative_error(got.logits, reference.logits))
+
+
+def relative_error(got: Tensor | None, expected: Tensor) -> float:
+    """Largest difference over the largest entry expected; infinite where something is missing or not a number."""
+    if got is None or got.shape != expected.shape:
+        return float("inf")
+    if not expected.numel():
+        return 0.0
+    scale = expected.abs().max().clamp_min(torch.finfo(expected.dtype).tiny)
+    error = float((got - expected).abs().max() / scale)
+    return error if error == error else float("inf")

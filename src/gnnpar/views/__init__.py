@@ -1,1 +1,0 @@
-"""Implementations of the Graph Protocol: what a strategy makes of one aggregation."""

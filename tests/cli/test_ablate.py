@@ -1,0 +1,182 @@
+"""Ablations: the jobs of a study, the table against values computed by hand, and one clear line for a wrong file."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnpar.cli import ablate
+from gnnpar.config.compose import composed, run
+from gnnpar.config.study import job_overrides, listed, read_study
+
+BASE = "base: [strategy=graph_parallel, comm=threads, world_size=2, debug=tiny, threads_per_rank=1, epochs=4]\n"
+
+
+def study(folder: Path, text: str) -> Path:
+    file = folder / "study.yaml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("mode", "names"),
+    [
+        ("one_at_a_time", ["", "a=1", "a=2 b=2", "c=3"]),
+        ("grid", ["", "c=3", "a=1", "a=1 c=3", "a=2 b=2", "a=2 b=2 c=3"]),
+        ("leave_one_out", ["", "without x", "without y"]),
+    ],
+)
+def test_variants_of_every_mode(tmp_path: Path, mode: str, names: list[str]) -> None:
+    text = f"base: [a=0, d=4]\nfactors: {{x: [a=1, [a=2, b=2]], y: [c=3]}}\nmode: {mode}\n"
+    variants = read_study(study(tmp_path, text)).variants()
+    assert [v.name for v in variants] == names
+    found = {v.name: set(v.overrides) for v in variants}
+    if mode == "leave_one_out":
+        assert found[""] == {"a=2", "b=2", "c=3", "d=4"}
+        assert (found["without x"], found["without y"]) == ({"a=0", "c=3", "d=4"}, {"a=2", "b=2", "d=4"})
+    else:
+        assert found[""] == {"a=0", "d=4"}
+        assert found["a=2 b=2"] == {"a=2", "b=2", "d=4"}
+
+
+def test_blocks_hold_every_run_once_in_orders_of_their_own(tmp_path: Path) -> None:
+    text = "factors: {x: [a=1, a=2, a=3]}\nseeds: [4, 7]\nblocks: 3\n"
+    made = read_study(study(tmp_path, text))
+    jobs = made.jobs(made.variants())
+    assert len(jobs) == len(set(jobs)) == 3 * 2 * 4
+    orders = [[(v.name, seed) for v, seed, b in jobs if b == block] for block in range(3)]
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
+    assert orders[0] != orders[1] != orders[2]
+    assert jobs == made.jobs(made.variants())  # the same when it is started again
+    assert job_overrides(made.variants()[1], 7, 2) == ["a=1", "tracker=jsonl", "seed=7", "block=2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("factors: {x: [codec=bf16]}\nmodus: grid", "unknown key modus=grid, did you mean mode?; there are base"),
+        ("factors: {x: [codec=bf16]}\nmode: gird", "mode=gird must be one of grid, one_at_a_time, leave_one_out, did"),
+        ("factors: {x: [codec=bf16]}\nblocks: 0", "blocks=0 must be a whole number >= 1"),
+        ("factors: {x: [codec=bf16]}\nseeds: [1, 1]", "seeds=[1, 1] must be a list of different seeds"),
+        ("factors: {x: codec=bf16}", "factors.x=codec=bf16 must be a list of overrides"),
+        ("factors: {x: []}", "factors.x is empty"),
+        ("factors: {}", "factors is empty"),
+        ("factor: {x: [codec=bf16]}", "factors is missing; it maps names to lists of overrides; rename factor"),
+        ("factors: {x: [bf16]}", "factors.x[0]=bf16 is no override"),
+        ("factors: {x: [seed=1]}", "factors.x[0]=seed=1: the study sets it; use its key seeds"),
+        ("base: [hydra.sweep.dir=a]\nfactors: {x: [codec=bf16]}", "base[0]=hydra.sweep.dir=a is for the command line"),
+        ("factors: {x: [codec=bf17]}", "factors.x[0]: codec=bf17 does not exist, did you mean bf16?"),
+        ("base: [epohs=3]\nfactors: {x: [codec=bf16]}", "base: unknown key epohs=3, did you mean epochs?"),
+        ("factors: {x: [codec=bf16], y: [codec=identity]}", "factors.y[0] (codec=identity) is the same run as"),
+        ("a: [", "is no YAML"),
+        ("- a", "must hold keys"),
+    ],
+)
+def test_a_wrong_study_is_one_line_with_the_key(
+    tmp_path: Path, text: str, line: str, capsys: pytest.CaptureFixture
+) -> None:
+    file = study(tmp_path, text)
+    assert run("ablate", [str(file), "--folder", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.startswith(f"gnnpar: {file}")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_arguments_that_belong_into_the_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run("ablate", [str(study(tmp_path, "factors: {x: [codec=bf16]}")), "epochs=3"]) == 2
+    assert "epochs=3: what is trained is said by" in capsys.readouterr().err
+    assert run("ablate", [str(tmp_path / "nowhere.yaml")]) == 2
+    assert "cannot be read: No such file" in capsys.readouterr().err
+
+
+def test_the_table_is_what_the_results_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Two seeds in two blocks: time ratios inside blocks, the rest paired by seed; a second start runs nothing."""
+    monkeypatch.chdir(tmp_path)
+    file = study(tmp_path, BASE + "factors: {codec: [codec=drop]}\nseeds: 2\nblocks: 2\n")
+    assert run("ablate", [str(file), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    results = [json.loads(path.read_text()) for path in Path("multirun/study").rglob("result.json")]
+    assert len(results) == 8
+    of = {(tuple(r["exactness"]), r["seed"], r["block"]): r for r in results}
+    assert {key[1:] for key in of} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+    def pair(seed: int, block: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        drop = next(r for (kind, s, b), r in of.items() if (s, b) == (seed, block) and kind != ("exact",))
+        return drop, of[("exact",), seed, block]
+
+    (row,) = told["rows"]
+    assert (row["variant"], row["pairs"], told["speed"]) == ("codec=drop", 4, False)  # threads: no speed
+    logs = []
+    for block in (0, 1):
+        medians = [[r["epoch_seconds"]["median"] for r in pair(seed, block)] for seed in (0, 1)]
+        ratios = [a / b for a, b in medians]
+        logs.append(sum(map(math.log, ratios)) / 2)
+    assert row["epoch"]["value"] == pytest.approx(math.exp(sum(logs) / 2))
+    assert (row["epoch"]["n"], row["accuracy"]["n"]) == (2, 2)
+    sent = [a["bytes_per_epoch"]["total"] - b["bytes_per_epoch"]["total"] for a, b in (pair(0, 0), pair(1, 0))]
+    assert row["bytes"]["value"] == pytest.approx(statistics.fmean(sent))
+    assert sent[0] < 0
+    by_seed = []
+    for seed in (0, 1):
+        tests = [[100 * r["metric"]["test_at_best_val"] for r in pair(seed, block)] for block in (0, 1)]
+        by_seed.append(statistics.fmean(a - b for a, b in tests))
+    assert row["accuracy"]["value"] == pytest.approx(statistics.fmean(by_seed), abs=1e-9)
+    half = 12.7062 * statistics.stdev(by_seed) / math.sqrt(2)
+    assert row["accuracy"]["high"] - row["accuracy"]["value"] == pytest.approx(half, rel=1e-4, abs=1e-9)
+    assert row["memory"] is None  # threads: nobody's own
+    written = {path: path.stat().st_mtime_ns for path in Path("multirun/study").rglob("result.json")}
+    assert run("ablate", [str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "resuming: 8 of 8 jobs are done, 0 to run" in shown
+    assert "codec=drop" in shown.rpartition("differences to the base")[2]
+    assert written == {path: path.stat().st_mtime_ns for path in Path("multirun/study").rglob("result.json")}
+
+
+def test_hand_made_rows() -> None:
+    def result(epoch: float, sent: int, peak: list[int] | None, test: float, cosine: float | None) -> dict[str, Any]:
+        return {
+            "epoch_seconds": {"median": epoch},
+            "bytes_per_epoch": {"total": sent},
+            "memory_bytes": {"peak": peak},
+            "metric": {"test_at_best_val": None, "test": test},
+            "fidelity": None if cosine is None else {"cosine": {"mean": cosine}},
+        }
+
+    results = {
+        ("", 0, 0): result(1.0, 100, [5, 7], 0.5, None),
+        ("", 0, 1): result(2.0, 100, [5, 7], 0.5, None),
+        ("x", 0, 0): result(2.0, 60, [9, 1], 0.6, 0.5),
+        ("x", 0, 1): result(1.0, 60, None, 0.7, 1.0),
+        ("x", 1, 0): result(9.0, 9, [1, 1], 0.9, 0.75),
+    }
+    row = ablate.row("x", results)
+    assert (row.pairs, row.cosine) == (2, 0.75)
+    assert row.epoch and row.epoch.value == pytest.approx(1.0)
+    assert row.epoch.low == pytest.approx(0.5)
+    assert row.bytes and (row.bytes.value, row.bytes.n) == (-40, 1)
+    assert row.memory and row.memory.value == 2
+    assert row.accuracy and row.accuracy.value == pytest.approx(15)
+    elsewhere = {job: r | {"session": "a" if job[0] or job[2] else "b"} for job, r in results.items()}
+    resumed = ablate.row("x", elsewhere)  # block 0 was begun in one session and ended in another
+    assert resumed.pairs == 2
+    assert resumed.epoch and (resumed.epoch.value, resumed.epoch.n) == (pytest.approx(0.5), 1)
+    assert ablate.interval(row.bytes, ablate.signed_bytes) == "-40 B"
+    assert ablate.interval(None, str) == "-"
+    assert ablate.row("gone", results).epoch is None
+
+
+def test_the_example_composes() -> None:
+    file = Path(__file__).parents[2] / "experiments" / "ablation" / "study.yaml"
+    variants = read_study(file).variants()
+    ablate.check(file, variants, composed)
+    assert [v.name for v in variants] == ["", "codec=bf16", "codec=drop", "strategy.overlap=none", "first_layer=cached"]
+    assert listed("a") == ("a",)

@@ -1,0 +1,80 @@
+"""`gnnpar cite`: what to cite follows from docstrings; no list of strategies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import yaml
+
+from composing import configured, names
+from conftest import ROOT
+from gnnpar import __version__
+from gnnpar.cli import cite
+from gnnpar.config.compose import composed
+from gnnpar.parallel.sequential.strategy import SAR
+from gnnpar.settings import ConfigError
+
+
+@pytest.fixture
+def cited(capsys: pytest.CaptureFixture) -> Callable[..., str]:
+    def run(*overrides: str) -> str:
+        assert cite.run(list(overrides), composed) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_gnnpar_alone(cited: Callable[..., str]) -> None:
+    text = cited()
+    assert text.count("@") == 1
+    assert text.startswith("@software{gnnpar,")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key"),
+    [
+        ("sar", "mostafa2022sar"),
+        ("adaqp", "wan2023adaqp"),
+        ("gnnpipe", "chen2023gnnpipe"),
+        ("tag", "zhang2023tag"),
+        ("minibatch", "hamilton2017graphsage"),
+    ],
+)
+def test_a_strategy_cites_its_paper(cited: Callable[..., str], strategy: str, key: str) -> None:
+    found = re.findall(r"^@\w+\{([^,]+),", cited(f"strategy={strategy}"), re.MULTILINE)
+    assert found == ["gnnpar", key]
+
+
+def test_every_paper_that_a_strategy_names_is_known_and_every_entry_is_whole() -> None:
+    entries = cite.entries()
+    known = {cite.field(entry, "eprint") for entry in entries.values()}
+    for strategy in names("strategy"):
+        assert set(cite.papers_of(configured("strategy", strategy))) <= known, strategy
+    for key, entry in entries.items():
+        assert all(cite.field(entry, name) for name in ("title", "author", "year")), key
+        assert entry.count("{") == entry.count("}"), key
+
+
+def test_a_strategy_of_ones_own_cites_what_its_docstring_names() -> None:
+    class Mine(SAR):
+        """After arXiv:1234.56789."""
+
+    assert cite.papers_of(Mine()) == ["1234.56789", "2111.06483"]
+    assert "eprint = {1234.56789}" in cite.unknown("1234.56789")
+
+
+def test_anything_else_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cite does not know model=gcn; write gnnpar cite strategy=NAME"):
+        cite.run(["model=gcn"], composed)
+    with pytest.raises(ConfigError, match=r"strategy=sarr does not exist, did you mean sar"):
+        cite.run(["strategy=sarr"], composed)
+
+
+def test_the_citation_file_says_the_same() -> None:
+    said = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    entry = cite.entries()["gnnpar"]
+    assert said["version"] == cite.field(entry, "version") == __version__
+    assert said["title"] == (cite.field(entry, "title") or "").replace("{GNN}", "GNN")
+    assert {"cff-version", "message", "authors", "type"} <= set(said)

@@ -1,0 +1,96 @@
+"""The command line itself, `doctor` and `check`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from conftest import Run
+from gnnpar.cli import check, doctor
+from gnnpar.config.compose import compose
+from gnnpar.settings import ConfigError
+
+
+def test_help_version_and_unknown_commands(run_cli: Run) -> None:
+    done = run_cli("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "gnnpar compare FOLDER" in done.stdout
+    assert run_cli("--version").stdout.startswith("gnnpar 0.")
+    done = run_cli("trian")
+    assert (done.returncode, done.stdout) == (2, "")
+    commands = "train, partition, plan, estimate, compare, ablate, status, dashboard, doctor, check, new, cite, export"
+    assert done.stderr == f"gnnpar: unknown command trian, did you mean train?; there are {commands}\n"
+
+
+def test_train_help_and_cfg_show_groups_and_keys(run_cli: Run, run_here: Run, tmp_path: Path) -> None:
+    done = run_cli("train", "--help")
+    assert done.returncode == 0
+    assert re.search(r"^strategy: .*\bgraph_parallel\b.*\bsar\b", done.stdout, re.MULTILINE)
+    assert "eval_every: 5" in done.stdout
+    done = run_here("train", "--cfg", "job", "model=gat", "codec=drop")
+    assert "_target_: gnnpar.models.gat.GAT" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_codec_chosen_at_the_top_reaches_the_strategy() -> None:
+    settings = compose(["strategy=graph_parallel", "codec=drop"])
+    assert settings.strategy.codec == settings.codec
+    assert settings.strategy.exactness == {"sampled"}
+
+
+def test_doctor(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.run(["--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert set(facts) == {"versions", "devices", "backends", "launch", "kernels", "extras"}
+    assert facts["backends"]["gloo"] == "yes"
+    assert "spmm" in facts["kernels"]
+    assert facts["launch"]["paced"].startswith(("yes; at 1 Gbit/s a link carried ", "no: "))
+    assert doctor.run([]) == 0
+    assert "[sparse]" in capsys.readouterr().out or facts["extras"]["torch_sparse"][0].isdigit()
+    monkeypatch.setenv("GNNPAR_KERNELS", "fast")
+    assert "fast is not one of" in doctor.kernels()["error"]
+
+
+def test_check_passes_for_the_projects_strategy(capsys: pytest.CaptureFixture) -> None:
+    assert check.run(["strategy=graph_parallel", "model=gcn,gin", "--worlds", "1,2"], compose) == 0
+    assert "4 of 4 cases pass" in capsys.readouterr().out
+
+
+def test_check_covers_every_model_and_what_the_strategy_can_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict = {}
+
+    def fake(strategy, models, *, worlds):
+        asked.update(strategy=strategy, models=models, worlds=worlds)
+        return [SimpleNamespace(model="x", world=1, loss_error=1.0, worst_gradient_error=0.0, passed=False, error="no")]
+
+    monkeypatch.setattr("gnnpar.verify.conformance.check", fake)
+    assert check.run(["strategy=single"], compose) == 1
+    assert set(asked["models"]) == set(check.model_names())
+    assert asked["worlds"] == (1,)
+    with pytest.raises(ConfigError, match="--worlds=0,1 must be"):
+        check.run(["--worlds", "0,1"], compose)
+
+
+def test_check_a_wrong_strategy_of_ones_own(run_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strategy that calls itself exact but drops its halos does not pass."""
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from gnnpar.parallel.halo.strategy import GraphParallel\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Wrong(GraphParallel):\n"
+        "    def exact_limit(self):\n"
+        "        return self\n"
+    )
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy" / "wrong.yaml").write_text("_target_: own.Wrong\ncodec: ${codec}\n")
+    monkeypatch.setitem(sys.modules, "own", None)
+    monkeypatch.delitem(sys.modules, "own")
+    done = run_here("check", "strategy=wrong", "codec=drop", "model=gcn", "--worlds", "1,2")
+    assert done.returncode == 1, done.stderr
+    assert "1 of 2 cases pass" in done.stdout
+    assert run_here("check", "strategy=wrong", "codec=identity", "model=gcn", "--worlds", "2").returncode == 0

@@ -1,0 +1,205 @@
+"""The comparison: cells equal result.json, ratios only between equals, failed runs are rows."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Run
+from gnnpar.cli import compare
+from gnnpar.report import runs as reading
+from gnnpar.report.rows import table_rows
+from gnnpar.settings import ConfigError
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A real result, from a run of a second."""
+    from gnnpar.config.compose import compose
+    from gnnpar.launch.launch import launch
+
+    folder = tmp_path_factory.mktemp("run")
+    settings = compose(["debug=tiny", "threads_per_rank=1", "strategy=single", "tracker=jsonl", f"data_dir={folder}"])
+    assert launch(settings, folder).exit_code == 0
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.fixture
+def write(template: dict[str, Any], tmp_path: Path):
+    def write(name: str, *, median: float | None = 1.0, **changes: Any) -> dict[str, Any]:
+        result = copy.deepcopy(template)
+        result["epoch_seconds"]["median"] = median
+        for path, value in changes.items():
+            node: Any = result
+            *parents, last = path.split("__")
+            for parent in parents:
+                node = node[parent]
+            node[last] = value
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "result.json").write_text(json.dumps(result))
+        return result
+
+    return write
+
+
+def rows(folder: Path, *, baseline: str = "single", allow_unfair: bool = False) -> list[dict[str, Any]]:
+    return table_rows(reading.collect([folder]), baseline=baseline, allow_unfair=allow_unfair)
+
+
+def test_ratios_are_against_the_fastest_fair_baseline_of_the_same_seed(write, tmp_path: Path) -> None:
+    write("0", median=4.0)
+    write("1", median=3.0, threads_per_rank=1)
+    write("2", median=1.0, seed=1)
+    write("10", median=2.0, strategy="graph_parallel", world_size=2)
+    found = rows(tmp_path)
+    assert [Path(row["folder"]).name for row in found] == ["0", "1", "2", "10"]
+    assert [row["ratio"] for row in found] == [0.75, 1.0, 1.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"hashes__graph": "other"}, "graph"),
+        ({"hashes__split": "other"}, "split"),
+        ({"settings__model__hidden": 7}, "model settings"),
+        ({"settings__precision": "fp64"}, "precision"),
+        ({"epochs": 7}, "epochs"),
+        ({"settings__eval_every": 7}, "eval_every"),
+        ({"settings__first_layer": "cached"}, "first_layer"),
+        ({"provenance": "emulated"}, "provenance"),
+        ({"provenance": "emulated", "transport": "threads"}, "provenance"),
+        ({"seed": 9, "hardware": "another machine"}, "hardware, seed"),
+    ],
+)
+def test_no_ratio_between_runs_that_differ(write, tmp_path: Path, changes: dict, why: str) -> None:
+    write("0")
+    write("1", strategy="graph_parallel", **changes)
+    (_, row) = rows(tmp_path)
+    assert row["ratio"] is None
+    assert sorted(row["why_no_ratio"].removeprefix("single differs in ").split(", ")) == sorted(why.split(", "))
+    (_, row) = rows(tmp_path, allow_unfair=True)
+    assert (row["ratio"], row["why_no_ratio"]) == (1.0, "unfair")
+
+
+def test_failed_runs_are_rows_without_a_ratio(write, tmp_path: Path) -> None:
+    write("0")
+    write("1", median=None, strategy="sar", status="failed", error="rank 1: killed by SIGKILL")
+    write("2", median=0.5, strategy="sar", status="interrupted")
+    found = rows(tmp_path)
+    assert [row["status"] for row in found] == ["completed", "failed", "interrupted"]
+    assert [row["ratio"] for row in found] == [1.0, None, None]
+    assert found[1]["error"] == "rank 1: killed by SIGKILL"
+
+
+def test_the_baseline_can_be_chosen_and_can_be_missing(write, tmp_path: Path) -> None:
+    write("0", median=4.0)
+    write("1", median=2.0, strategy="graph_parallel")
+    assert [row["ratio"] for row in rows(tmp_path, baseline="graph_parallel")] == [0.5, 1.0]
+    assert rows(tmp_path, baseline="sar")[0]["why_no_ratio"] == "no completed run of sar"
+
+
+def paced(gbps: float) -> dict[str, Any]:
+    """What launch=paced changes in a result."""
+    links = {"hosts": 2, "rates": {"host_gbps": gbps, "link_gbps": None, "burst_kib": 256}}
+    return {"provenance": "paced", "transport": "gloo", "paced": links, "world_size": 2}
+
+
+def test_runs_over_unequal_links_form_no_ratio_but_one_rank_is_fair_beside_any(write, tmp_path: Path, capsys) -> None:
+    write("0")
+    write("1", strategy="graph_parallel", **paced(1.0))
+    write("2", strategy="graph_parallel", median=2.0, **paced(0.5))
+    write("3", strategy="adaqp", median=0.5, **paced(0.5))
+    assert [row["ratio"] for row in rows(tmp_path)] == [1.0, 1.0, 0.5, 2.0]
+    assert [row["ratio"] for row in rows(tmp_path, baseline="graph_parallel")] == [1.0, 1.0, 1.0, 4.0]
+    shutil.rmtree(tmp_path / "2")
+    assert rows(tmp_path, baseline="graph_parallel")[-1]["why_no_ratio"] == "graph_parallel differs in link rates"
+    compare.run([str(tmp_path)])
+    assert "paced 2 x 0.5 Gbit/s" in capsys.readouterr().out
+
+
+def test_the_table_stamps_greys_and_explains(write, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write("0")
+    write("1", strategy="graph_parallel", seed=5)
+    write("2", strategy="graph_parallel", oversubscribed=True)
+    write("3", median=None, strategy="[odd]", status="failed", error="rank 0: ValueError: [x]")
+    assert compare.run([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "UNFAIR" not in out
+    assert "(1.00 s)" in out
+    assert "no ratio for graph_parallel/gcn: single differs in seed" in out
+    assert "[odd]/gcn failed: rank 0: ValueError: [x]" in out
+    assert compare.run([str(tmp_path), "--allow-unfair"]) == 0
+    out = capsys.readouterr().out
+    assert "UNFAIR" in out
+    assert "1.00?" in out
+
+
+def test_csv_and_json_hold_the_same_cells(write, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    result = write("0", median=0.123456789)
+    compare.run([str(tmp_path), "--json"])
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    compare.run([str(tmp_path), "--csv"])
+    (line,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert {k: "" if v is None else str(v) for k, v in row.items()} == line
+    assert row["epoch_seconds"] == result["epoch_seconds"]["median"]
+    assert row["bytes_per_epoch"] == result["bytes_per_epoch"]["total"]
+    assert row["memory_peak_bytes"] == max(result["memory_bytes"]["peak"])
+    assert (row["val"], row["test"]) == (result["metric"]["val"], result["metric"]["test"])
+
+
+def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no result\.json below"):
+        reading.collect([tmp_path])
+    with pytest.raises(ConfigError, match="is no folder"):
+        reading.collect([tmp_path / "nowhere"])
+
+
+def test_a_sweep_ends_in_one_table(run_here: Run, tmp_path: Path) -> None:
+    """2 strategies x 2 models x 2 seeds; every cell equals its result.json; a run counted twice is one row."""
+    sweep = run_here(
+        "train",
+        "-m",
+        "strategy=single,graph_parallel",
+        "model=gcn,gat",
+        "seed=0,1",
+        "comm=threads",
+        "debug=tiny",
+        "threads_per_rank=1",
+        "tracker=jsonl",
+        "hydra.sweep.dir=sweep",
+    )
+    assert (sweep.returncode, sweep.stderr) == (0, "")
+    done = run_here("compare", "sweep", "sweep/0", "--json")
+    found = json.loads(done.stdout)["rows"]
+    assert len(found) == 8
+    for row in found:
+        result = json.loads((tmp_path / row["folder"] / "result.json").read_text())
+        for name in ("strategy", "model", "seed", "world_size", "status", "provenance"):
+            assert row[name] == result[name]
+        assert row["epoch_seconds"] == result["epoch_seconds"]["median"]
+        assert row["bytes_per_epoch"] == result["bytes_per_epoch"]["total"]
+        assert row["test"] == result["metric"]["test"]
+    assert {row["ratio"] for row in found if row["strategy"] == "single"} == {1.0}
+    assert {row["why_no_ratio"] for row in found if row["strategy"] != "single"} == {"single differs in provenance"}
+
+
+def test_runs_of_one_strategy_are_told_apart_by_what_differs() -> None:
+    def result(codec: str, overlap: str, strategy: str = "graph_parallel") -> dict:
+        settings = {
+            "_target_": "a.B",
+            "codec": {"_target_": f"gnnpar.codecs.codec.{codec}", "bits": 4},
+            "overlap": overlap,
+        }
+        return {"strategy": strategy, "settings": {"strategy": settings}}
+
+    runs = [result("Identity", "edges"), result("Drop", "edges"), result("Drop", "none", "other")]
+    assert [reading.variant(r, runs) for r in runs] == ["codec=identity", "codec=drop", ""]
+    runs[1] = result("Drop", "none")
+    assert reading.variant(runs[1], runs) == "codec=drop overlap=none"

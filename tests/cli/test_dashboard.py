@@ -1,0 +1,139 @@
+"""The workspace and the report of a sweep, built offline: every key of a panel is in the runs' history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnpar.cli.dashboard import TABLE, place_of, run
+from gnnpar.report.dashboard import SECTIONS, panels_for
+from gnnpar.settings import ConfigError
+from gnnpar.track.keys import BYTE_PHASES, KEYS, PHASES
+from gnnpar.track.wandb import AXES, CURVES, GIGABYTES, LINK, against, flat
+from gnnpar.training.result.result import FILE
+
+STRATEGIES = ("single", "graph_parallel", "adaqp", "sar", "gnnpipe")
+DERIVED = {GIGABYTES, *(f"{axis}/{curve}" for axis in AXES for curve in CURVES)}
+
+
+def row(epoch: int) -> dict[str, Any]:
+    """As metrics.jsonl has it, of two ranks, without a probe."""
+    return {
+        "epoch": epoch,
+        "loss/train": 1.0,
+        "metric/val": 0.5,
+        "metric/test": 0.5,
+        "time/epoch_seconds": 0.1,
+        "time/train_seconds": 0.1 * epoch,
+        "time/comm_total_seconds": 0.0,
+        **{f"time/{phase}_seconds": 0.0 for phase in PHASES},
+        "comm/total_bytes": 10,
+        "comm/total_bytes_so_far": 10 * epoch,
+        "comm/messages": 2,
+        **{f"comm/{phase}_bytes": 0 for phase in BYTE_PHASES},
+        "memory/peak_bytes": [3, 4],
+        "memory/live_bytes": {"halo": 1, "features": 2},
+    }
+
+
+def result(strategy: str, seed: int) -> dict[str, Any]:
+    return {
+        "strategy": strategy,
+        "seed": seed,
+        "model": "gcn",
+        "dataset": "sbm",
+        "world_size": 2,
+        "exactness": ["exact"],
+        "status": "completed",
+        "error": None,
+        "epoch_seconds": {"median": 0.25},
+        "bytes_per_epoch": {"total": 2048},
+        "metric": {"name": "accuracy", "val": 0.5, "test": 0.5, "test_at_best_val": 0.625},
+        "provenance": "measured",
+        "memory_bytes": {"peak": [3, 4]},
+        "threads_per_rank": 1,
+        "oversubscribed": False,
+        "settings": {},
+        "hashes": {},
+        "epochs": 2,
+        "device": "cpu",
+        "hardware": "",
+        "transport": "gloo",
+        "cores": 2,
+        "commit": "abc",
+    }
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Five strategies by three seeds, as tracker=wandb leaves them."""
+    link = {"id": "x", "entity": None, "project": "gnnpar", "group": "monday/noon", "mode": "offline", "path": ""}
+    for i, (strategy, seed) in enumerate((s, n) for s in STRATEGIES for n in range(3)):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        (folder / FILE).write_text(json.dumps(result(strategy, seed)))
+        (folder / LINK).write_text(json.dumps(link))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row(epoch)) + "\n" for epoch in range(2)))
+    return tmp_path
+
+
+def configs(node: Any) -> Iterator[dict[str, Any]]:
+    """Every panel's configuration in a specification."""
+    if isinstance(node, dict):
+        if "viewType" in node:
+            yield node["config"]
+        for value in node.values():
+            yield from configs(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from configs(value)
+
+
+def test_every_key_of_a_panel_is_in_the_history(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb_workspaces", reason="the [dashboard] extra is not installed")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody is asked
+    out = sweep / "dashboard.json"
+    assert run([str(sweep), "--out", str(out)]) == 0
+    with pytest.raises(ConfigError, match="--save needs to know whose project"):
+        run([str(sweep), "--save"])
+    made = json.loads(out.read_text())
+    logged = set(flat(row(0)) | against(row(0)))
+    count = sum(map(len, panels_for(logged).values()))
+    for name in ("workspace", "report"):
+        found = list(configs(made[name]))
+        assert len(found) == count > 20
+        shown = {metric for config in found for metric in config["metrics"]}
+        assert shown <= logged
+        assert {"against_gigabytes/loss/train", "memory/peak_bytes/rank_1", "time/exposed_wire_seconds"} <= shown
+        assert {config.get("xAxis", "epoch") for config in found} == {"epoch", *AXES.values()}
+        assert not any(metric.startswith("fidelity/") for metric in shown)  # nobody probed
+        assert "monday/noon" in json.dumps(made[name])
+    page = json.dumps(made["report"])
+    assert f"| {' | '.join(TABLE)} |" in page
+    assert page.count("| 250.0 ms | 2.0 KiB | 0.6250 |") == 15
+
+
+def test_panels_speak_of_metrics_that_exist() -> None:
+    wanted = {metric.removesuffix("/*") for panels in SECTIONS.values() for panel in panels for metric in panel.y}
+    assert wanted <= set(KEYS) | DERIVED
+    assert {panel.x for panels in SECTIONS.values() for panel in panels} <= set(KEYS) | DERIVED
+    assert panels_for([]) == {}
+    assert panels_for(["fidelity/cosine"]) == {}  # no epoch to draw it against
+
+
+def test_what_is_no_study_is_one_line(sweep: Path) -> None:
+    folders = sorted(sweep.iterdir())
+    link = json.loads((folders[0] / LINK).read_text())
+    (folders[0] / LINK).write_text(json.dumps(link | {"group": "tuesday"}))
+    with pytest.raises(ConfigError, match="the runs are of 2 studies"):
+        place_of(folders, "")
+    (folders[0] / LINK).write_text(json.dumps(link | {"group": None}))
+    with pytest.raises(ConfigError, match="the runs have no group"):
+        place_of(folders[:1], "")
+    (folders[0] / LINK).unlink()
+    with pytest.raises(ConfigError, match="has no wandb run; train with tracker=wandb"):
+        place_of(folders, "")

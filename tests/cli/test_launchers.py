@@ -1,0 +1,99 @@
+"""Sweeps through other launchers and sweepers: the ready configurations of conf/hydra."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import Run
+from gnnpar.config.compose import hydra_line
+from gnnpar.config.jobs import Manifest
+from gnnpar.config.sweep import Resuming, Sweep
+from gnnpar.training.result.facts import num_cores
+
+TINY = ("debug=tiny", "strategy=single", "world_size=1", "threads_per_rank=1", "tracker=jsonl", "hydra.sweep.dir=sweep")
+
+
+NUM_CORES = num_cores()
+
+
+def states(folder: Path) -> list[str]:
+    return [state for state, _ in Manifest.read(folder / "sweep").states().values()]
+
+
+@pytest.mark.slow  # a new interpreter a job
+@pytest.mark.parametrize(
+    ("launcher", "plugin"), [("parallel", "hydra_joblib_launcher"), ("queue", "hydra_submitit_launcher")]
+)
+def test_jobs_in_processes_of_their_own(run_cli: Run, tmp_path: Path, launcher: str, plugin: str) -> None:
+    """Two jobs run elsewhere and one fails there; started again, only that one runs."""
+    pytest.importorskip(f"hydra_plugins.{plugin}")
+    sweep = ("train", "-m", *TINY, f"hydra/launcher={launcher}", "seed=0,1", "optim.lr=0.01,1e30")
+    done = run_cli(*sweep, "hydra.sweeper.max_batch_size=2")
+    assert done.returncode == 1
+    assert sorted(states(tmp_path)) == ["done", "done", "failed", "failed"]
+    assert "sweep: 2 of 4 done, 2 failed  ->  sweep" in done.stdout
+    assert "the loss is nan in epoch 1" in done.stdout
+    jobs = [json.loads(file.read_text()) for file in sorted(tmp_path.glob("sweep/*/job.json"))]
+    assert len(jobs) == 4
+    written = {file: file.stat().st_mtime_ns for file in tmp_path.glob("sweep/*/result.json")}
+    again = run_cli("train", "--resume", "sweep")
+    assert "resuming: 2 of 4 jobs are done, 2 to run" in again.stdout
+    changed = [f for f, when in written.items() if f.stat().st_mtime_ns != when]
+    assert len(changed) == 2
+    assert all(json.loads(f.read_text())["oversubscribed"] is (NUM_CORES < 2) for f in written)
+    assert all(json.loads(f.read_text())["status"] == "failed" for f in changed)
+
+
+@pytest.mark.slow  # three starts of a search
+def test_a_search_finds_the_best_trial_and_resumes(run_cli: Run, tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    search = ("train", "-m", *TINY, "hydra/sweeper=search", "optim.lr=choice(0.001,0.05,1e30)")
+    done = run_cli(*search, "hydra.sweeper.n_trials=4")
+    assert done.returncode == (0 if "failed" not in states(tmp_path) else 1), done.stderr
+    best = yaml.safe_load((tmp_path / "sweep" / "optimization_results.yaml").read_text())
+    results = [json.loads(file.read_text()) for file in tmp_path.glob("sweep/*/result.json")]
+    assert best["best_value"] == max(r["metric"]["best_val"] for r in results if r["status"] == "completed")
+    completed = {
+        f: f.stat().st_mtime_ns for f in tmp_path.glob("sweep/*/result.json") if '"completed"' in f.read_text()
+    }
+    run_cli("train", "--resume", "sweep", "hydra.sweeper.n_trials=4")
+    assert {f: f.stat().st_mtime_ns for f in completed} == completed
+
+
+@pytest.mark.parametrize(
+    ("launcher", "at_once"),
+    [
+        ({"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}, "1"),
+        ({"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": 2}, "2"),
+        ({"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": 9}, "4"),
+        ({"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"}, "4"),
+        ({"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"}, "1"),
+    ],
+)
+def test_jobs_know_how_many_run_at_once(launcher: dict, at_once: str, tmp_path: Path, monkeypatch) -> None:
+    """Four jobs; what shares the cores says so in every result (oversubscribed)."""
+    monkeypatch.delenv("GNNPAR_JOBS_AT_ONCE", raising=False)
+    seen: list[str | None] = []
+    inner = SimpleNamespace(launch=lambda *_, **__: seen.append(os.environ.get("GNNPAR_JOBS_AT_ONCE")))
+    config: Any = SimpleNamespace(hydra=SimpleNamespace(launcher=launcher, sweeper=SimpleNamespace(_target_="x")))
+    hydra = SimpleNamespace(config_loader=None)
+    jobs: Any = [(SimpleNamespace(key=str(i)), []) for i in range(4)]
+    Resuming(inner, Sweep([]), hydra_context=hydra, config=config).start(Manifest.read(tmp_path), jobs)
+    assert seen == [at_once]
+    assert "GNNPAR_JOBS_AT_ONCE" not in os.environ
+
+
+def test_a_missing_extra_is_named() -> None:
+    from hydra.errors import MissingConfigException
+
+    error = MissingConfigException("no", missing_cfg_file="hydra/launcher/submitit_slurm", options=["basic"])
+    assert hydra_line(error, []) == "hydra/launcher: submitit_slurm is an extra; pip install 'gnnpar[submitit]'"
+    error = MissingConfigException("no", missing_cfg_file="hydra/sweeper/optuna", options=["basic"])
+    assert hydra_line(error, []) == "hydra/sweeper: optuna is an extra; pip install 'gnnpar[optuna]'"

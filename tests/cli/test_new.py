@@ -1,0 +1,151 @@
+"""`gnnpar new`: what it writes works at once, where it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, Run, environment
+from gnnpar.cli import check, new
+from gnnpar.settings import ConfigError
+
+
+def test_what_is_written_passes_its_tests_and_lint(tmp_path: Path) -> None:
+    """The tests hold conformance, bytes, the model's formula and the codec's laws."""
+    for kind in new.KINDS:
+        files = new.write(kind, f"my_{kind}", tmp_path)
+        assert [file.relative_to(tmp_path).as_posix() for file in files] == [
+            f"my_{kind}.py",
+            f"{kind}/my_{kind}.yaml",
+            f"test_my_{kind}.py",
+        ]
+        assert sum(len(file.read_text().splitlines()) for file in files[:2]) < 150
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "6 passed" in done.stdout
+    ruff = Path(sys.executable).with_name("ruff")
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
+    for look in (["check", "--ignore", "I001"], ["format", "--check"]):  # what is first party differs out there
+        done = subprocess.run([ruff, *look, *config, "."], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_in_the_repository_it_goes_where_the_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(new, "checkout_dir", lambda: tmp_path)
+    for kind, package in new.KINDS.items():
+        module, config, test = new.write(kind, "mine", tmp_path)
+        assert module == tmp_path / "src" / "gnnpar" / package / "mine.py"
+        assert config.read_text().startswith(f"_target_: gnnpar.{package}.mine.Mine\n")
+        assert config.parent == tmp_path / "conf" / kind
+        assert test.parent.parent == tmp_path / "tests"
+        assert (ROOT / test.parent.relative_to(tmp_path)).is_dir()
+        if kind != "strategy":
+            assert f"from gnnpar.{package}.mine import" in test.read_text()
+    assert any("test_golden.py" in step for step in new.next_steps("strategy", "mine", tmp_path))
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("mine\n")
+    with pytest.raises(ConfigError, match=r"model/mine\.yaml is there already"):
+        new.write("model", "mine", tmp_path)
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["mine.yaml"]
+
+
+def test_a_folder_of_the_same_name_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert new.write("codec", "runs", tmp_path)[0] == tmp_path / "runs.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("My-Own", "My-Own is no name of a strategy; use a small letter, then small letters, digits and _"),
+        ("class", "class is a word of Python; choose another name"),
+        ("json", "json.py would hide the Python module json; choose another name"),
+        ("sar", "strategy=sar is in gnnpar already; choose another name"),
+    ],
+)
+def test_a_bad_name_is_one_line(tmp_path: Path, name: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        new.write("strategy", name, tmp_path)
+    assert str(caught.value) == line
+    assert not list(tmp_path.iterdir())
+
+
+def packaged(kind: str, name: str, site: Path) -> None:
+    """A package NAME_kit in `site` as pip leaves it: module, YAML in its conf/, and the entry point."""
+    module, config, _ = new.write(kind, name, site)
+    kit, info = site / f"{name}_kit", site / f"{name}_kit-1.0.dist-info"
+    (kit / "conf" / kind).mkdir(parents=True)
+    info.mkdir()
+    (kit / "__init__.py").touch()
+    module.rename(kit / module.name)
+    yaml = config.read_text().replace("_target_: ", f"_target_: {name}_kit.")
+    (kit / "conf" / kind / config.name).write_text(yaml)
+    config.unlink()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}_kit\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[gnnpar.conf]\n{name} = {name}_kit.conf\n")
+
+
+@pytest.mark.slow  # processes that start: 15 s
+def test_what_an_installed_package_brings_is_found_from_any_folder(run_cli: Run, run_here: Run, tmp_path: Path) -> None:
+    """By its entry point, in checks, among the names of all models, and in a run of two processes."""
+    site, away = tmp_path / "site", tmp_path / "away"
+    for folder in (site, away):
+        folder.mkdir()
+    packaged("strategy", "theirs", site)
+    packaged("model", "gated", site)
+    sys.path.append(str(site))  # run_here puts it back
+    done = run_here("check", "strategy=theirs", "--worlds", "2", "model=gated", cwd=away)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 of 1 cases pass" in done.stdout
+    assert {"gated", "gcn"} <= set(check.model_names())
+    paths = {"PYTHONPATH": os.pathsep.join([environment()["PYTHONPATH"], str(site)])}
+    done = run_cli("train", "strategy=theirs", "debug=tiny", cwd=away, **paths)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(site / "theirs_kit")
+    done = run_cli("train", "strategy=theirs", "debug=tiny", cwd=away, **paths)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert (
+        "theirs = theirs_kit.conf of gnnpar.conf names no package that is installed; install theirs_kit" in done.stderr
+    )
+
+
+def test_a_wrong_sign_in_backward_fails_the_check_and_is_named(run_here: Run, tmp_path: Path) -> None:
+    module = new.write("strategy", "wrong_sign", tmp_path)[0]
+    text = module.read_text()
+    assert text.count("shard.boundary[p], g)") == 1
+    module.write_text(text.replace("shard.boundary[p], g)", "shard.boundary[p], -g)"))
+    done = run_here("check", "strategy=wrong_sign", "model=gcn", "--worlds", "1,2")
+    assert done.returncode == 1
+    assert "1 of 2 cases pass" in done.stdout
+    assert "FAILED worst: layers." in done.stdout
+
+
+def test_the_command(run_here: Run, tmp_path: Path) -> None:
+    done = run_here("new", "codec", "mine", "--into", str(tmp_path / "own"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "wrote codec/mine.yaml" in done.stdout
+    assert f"cd {tmp_path / 'own'}\n  gnnpar check codec=mine" in done.stdout
+    done = run_here("new", "codec", "mine", "--into", str(tmp_path / "own"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    done = run_here("new", "layer", "mine")
+    assert done.returncode == 2
+    assert "choose from" in done.stderr

@@ -1,0 +1,139 @@
+"""A joined rank ends with the others: in order where it notices by itself, at once where it hangs; one line a host."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoints import SMALL, result
+from gnnpar.comm.interfaces import MeetingError
+from gnnpar.config.compose import compose
+from gnnpar.launch import joined as company
+from gnnpar.launch.joined import Company, CompanyLost, agreed, in_company, refusal, unseen
+from gnnpar.launch.launch import launch
+from gnnpar.launch.rendezvous import Met, meet
+from gnnpar.settings import ConfigError
+from gnnpar.training.result.facts import header, world_of
+
+
+def test_ranks_agree_on_what_changes_numbers_and_nothing_else() -> None:
+    one, other = (agreed(compose([*SMALL, *more])) for more in ((), ("epochs=7", "data_dir=x", "checkpoint.every=3")))
+    assert {name for name in one if one[name] != other[name]} == {"epochs"}
+    assert one["model.hidden"] == "8"
+    assert {"the version of torch", "the version of gnnpar"} < one.keys()
+
+
+def test_a_folder_that_is_not_shared_is_told(tmp_path: Path) -> None:
+    (tmp_path / "marker").touch()
+    assert unseen(tmp_path / "marker", 1) == ""
+    said = unseen(Path("/elsewhere/run/marker"), 3)
+    assert said.startswith(
+        f"rank 3 on {socket.gethostname()} does not see /elsewhere/run, the run's folder on rank 0's"
+    )
+    assert said.endswith("or set checkpoint.keep=0")
+
+
+@pytest.mark.parametrize("refuses", [0, 1])
+def test_ranks_hear_what_one_of_them_cannot_run(refuses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is rank 0, a thread is rank 1; whoever refuses, both have its line at once."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0"}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    line = f"rank {refuses} on {socket.gethostname()}: resume=/none holds no checkpoint"
+    settings = compose([*SMALL[1:], "strategy=graph_parallel", *(["resume=/none"] if refuses == 0 else [])])
+
+    def other() -> None:
+        refusal = line if refuses == 1 else ""
+        meet(env | {"RANK": "1"}, about=agreed(settings), patience=20, refusal=refusal)
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(other)
+        with pytest.raises(ConfigError, match=f"^{line if refuses else 'resume=/none holds'}"):
+            launch(settings, tmp_path)
+        assert isinstance(told := heard.exception(), MeetingError)
+    assert str(told).startswith(line)
+    assert time.monotonic() - began < 10
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_who_is_alone_raises_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = ConfigError("no")
+    assert refusal(error) is error
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": ""}.items():
+        monkeypatch.setenv(name, value)
+    assert refusal(error) is error
+
+
+def two() -> list[Met]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda r: meet(env | {"RANK": str(r)}, about={}, patience=20), range(2)))
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Rank 0's company, the connection of rank 1, and an event that stands for the end of the process."""
+    monkeypatch.setattr(company, "_GRACE_SECONDS", 0.3)
+    ended = threading.Event()
+    monkeypatch.setattr(company.os, "_exit", lambda code: ended.set())
+    settings = compose([*SMALL])
+    first, second = two()
+    with socket.create_connection((first.members[0].address, first.members[0].port)) as other:
+        mine = Company(first, tmp_path, header(settings, world_of(settings)), 6.0)
+        other.sendall(b'{"token": "%s", "rank": 1}\n' % first.token.encode())
+        yield mine, other, ended
+    second.listener.close()
+
+
+def test_a_rank_that_hangs_in_a_transfer_is_ended_with_a_line(pair, tmp_path: Path, capsys) -> None:
+    mine, other, ended = pair
+    other.shutdown(socket.SHUT_RDWR)
+    assert ended.wait(10)
+    line = (
+        "rank 1 on HOST (127.0.0.1) is lost: ended without a word (killed, or out of memory?); there is no checkpoint "
+    )
+    assert capsys.readouterr().err.replace(socket.gethostname(), "HOST").startswith(f"gnnpar: {line}")
+    assert result(tmp_path)["error"].replace(socket.gethostname(), "HOST").startswith(line)
+    mine.ties.close()
+
+
+def test_a_rank_that_loses_its_peer_says_who_and_one_that_fails_says_why(pair, tmp_path: Path) -> None:
+    mine, other, ended = pair
+    (tmp_path / "checkpoint" / "epoch-000004").mkdir(parents=True)
+    other.shutdown(socket.SHUT_RDWR)
+    found = mine.settle(RuntimeError("Connection closed by peer [127.0.0.1]:9"))
+    assert found.line.endswith(
+        f"; the last checkpoint is epoch-000004: start all ranks again with resume=auto hydra.run.dir={tmp_path}"
+    )
+    assert not found.quiet
+    assert not ended.is_set()
+    mine.ties.close()
+
+
+def test_a_rank_of_its_own_failure_tells_the_others(tmp_path: Path) -> None:
+    first, second = two()
+    settings = compose([*SMALL])
+    errors = (ConnectionError("rank 1 is gone in epoch 2: closed"), ValueError("too\nmuch"))
+
+    def one(met: Met) -> CompanyLost | None:
+        try:
+            with in_company(settings, met, header(settings, world_of(settings))):
+                raise errors[met.me]
+        except CompanyLost as lost:
+            return lost
+
+    with ThreadPoolExecutor(2) as pool:
+        told = [lost for lost in pool.map(one, (first, second)) if lost is not None]
+    assert [told[rank].line for rank in (0, 1)] == ["rank 1: ValueError: too much"] * 2
+    assert [told[rank].quiet for rank in (0, 1)] == [True, False], "said once on a host"

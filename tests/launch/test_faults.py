@@ -1,0 +1,215 @@
+"""What a run leaves and says when something goes wrong: one line, a non-zero exit, result.json, no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import Run, environment
+from gnnpar.launch import namespaces
+
+TINY = ("dataset.num_nodes=300", "dataset.avg_degree=6", "threads_per_rank=1")
+LONG = ("epochs=1000000", "eval_every=1000000", "tracker=jsonl", *TINY, "hydra.run.dir=run")
+FAILING = """
+from dataclasses import dataclass
+from gnnpar.parallel.halo.strategy import GraphParallel
+
+@dataclass(frozen=True, kw_only=True)
+class Failing(GraphParallel):
+    def build(self, plan, shard, model, task, comm, **kwargs):
+        engine = super().build(plan, shard, model, task, comm, **kwargs)
+        train_epoch = engine.train_epoch
+        def failing(epoch, optimizer, **kwargs):
+            if epoch == 2 and comm.rank == 1:
+                raise ValueError("the third epoch\\nis too much")
+            return train_epoch(epoch, optimizer, **kwargs)
+        object.__setattr__(engine, "train_epoch", failing)
+        return engine
+"""
+
+
+class Started:
+    """A running `gnnpar train` whose ranks have finished some epochs."""
+
+    def __init__(self, folder: Path, *arguments: str, num_ranks: int = 2) -> None:
+        command = [sys.executable, "-m", "gnnpar", "train", *LONG, *arguments]
+        self.folder = folder
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment(),
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.all = [psutil.Process(self.process.pid)]
+        deadline = time.monotonic() + 90
+        while not self._trained() and self.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert self._trained(), self.process.communicate(timeout=30)
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        self.ranks = [
+            p for p in sorted(children, key=lambda p: p.pid) if any("spawn_main" in word for word in p.cmdline())
+        ]
+        self.all += children
+        if num_ranks > 1:
+            assert len(self.ranks) == num_ranks
+
+    def _trained(self) -> bool:
+        rows = self.folder / "run" / "metrics.jsonl"
+        return rows.exists() and len(rows.read_text().splitlines()) > 2
+
+    def end(self, within: float = 30) -> tuple[int, str, dict]:
+        """Exit code, stderr, result; everything is gone."""
+        _, err = self.process.communicate(timeout=within)
+        _, alive = psutil.wait_procs(self.all, timeout=5)
+        assert not alive
+        return self.process.returncode, err, json.loads((self.folder / "run" / "result.json").read_text())
+
+    def cleanup(self) -> None:
+        for process in self.all:
+            if process.is_running():
+                process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator:
+    started: list[Started] = []
+
+    def start(*arguments: str, **keywords: int) -> Started:
+        started.append(Started(tmp_path, *arguments, **keywords))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("victim", "arguments"),
+    [
+        (0, ()),
+        (1, ("strategy=gnnpipe",)),
+        pytest.param(1, (), marks=pytest.mark.slow),
+        pytest.param(0, ("strategy=gnnpipe",), marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_rank_ends_the_run(start, victim: int, arguments: tuple[str, ...]) -> None:
+    """Also where the other one waits for rows of its stage."""
+    run = start(*arguments)
+    run.ranks[victim].kill()
+    code, err, result = run.end(within=30)
+    assert code == 1
+    assert err == f"gnnpar: rank {victim}: killed by SIGKILL (out of memory?)\n"
+    assert result["status"] == "failed"
+    assert result["error"] == f"rank {victim}: killed by SIGKILL (out of memory?)"
+    assert result["epochs_done"] > 2
+    assert result["loss"]["last"] is not None
+
+
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+def test_a_signal_interrupts_all_ranks(start, number: signal.Signals) -> None:
+    run = start()
+    os.killpg(run.process.pid, number)  # what Ctrl-C and a scheduler do: the whole group gets it
+    code, err, result = run.end(within=30)
+    assert code == 1
+    assert err == "gnnpar: interrupted by a signal\n"
+    assert (result["status"], result["error"]) == ("interrupted", "interrupted by a signal")
+    kept = [folder.name for folder in (run.folder / "run" / "checkpoint").glob("*")]
+    assert kept == ([f"epoch-{result['epochs_done']:06d}"] if number == signal.SIGTERM else [])
+
+
+@pytest.mark.parametrize("arguments", [("comm=threads",), ("strategy=single",)])
+def test_ranks_inside_the_parent_are_interrupted_too(start, arguments: tuple[str, ...]) -> None:
+    run = start(*arguments, num_ranks=1)
+    run.process.send_signal(signal.SIGINT)
+    code, err, result = run.end(within=30)
+    assert (code, err) == (1, "gnnpar: interrupted by a signal\n")
+    assert result["status"] == "interrupted"
+
+
+def test_ranks_do_not_outlive_a_killed_parent(start) -> None:
+    run = start()
+    run.process.kill()
+    _, alive = psutil.wait_procs(run.ranks, timeout=10)
+    assert not alive
+
+
+@pytest.mark.slow  # that a killed parent leaves nothing either is shown below
+def test_ctrl_c_leaves_no_namespace(start, shaped_links) -> None:
+    run = start("launch=paced")
+    assert len(namespaces_of(run.process.pid)) == 3
+    os.killpg(run.process.pid, signal.SIGINT)
+    code, err, result = run.end(within=30)
+    assert (code, err, result["status"]) == (1, "gnnpar: interrupted by a signal\n", "interrupted")
+    assert namespaces_of(run.process.pid) == []
+
+
+def test_a_killed_parent_of_a_paced_run_leaves_what_the_next_start_removes(start, shaped_links) -> None:
+    run = start("launch=paced")
+    run.process.kill()
+    _, alive = psutil.wait_procs(run.ranks, timeout=10)
+    assert not alive
+    run.process.wait()
+    assert len(namespaces_of(run.process.pid)) == 3, "nobody was left to remove them"
+    with namespaces.Network(prefix=namespaces.own_prefix(), host_gbps=(1.0, 1.0)).built():
+        assert namespaces_of(run.process.pid) == []
+        assert len(namespaces_of(os.getpid())) == 3
+    assert namespaces_of(os.getpid()) == []
+
+
+def test_a_failing_rank_of_a_paced_run_leaves_no_namespace(run_cli: Run, tmp_path: Path, shaped_links) -> None:
+    write_strategy(tmp_path)
+    before = set(namespaces.names())
+    done = run_cli("train", "strategy=failing", "launch=paced", *TINY, "hydra.run.dir=run")
+    assert (done.returncode, done.stderr) == (1, "gnnpar: rank 1: ValueError: the third epoch is too much\n")
+    assert set(namespaces.names()) <= before
+
+
+def namespaces_of(pid: int) -> list[str]:
+    return [name for name in namespaces.names() if name.startswith(f"gnnpar-{pid}-")]
+
+
+@pytest.mark.parametrize("comm", ["gloo", "threads"])
+def test_a_rank_that_raises_says_why_in_one_line(run_cli: Run, tmp_path: Path, comm: str) -> None:
+    write_strategy(tmp_path)
+    done = run_cli("train", "strategy=failing", f"comm={comm}", *TINY, "hydra.run.dir=run")
+    assert done.returncode == 1
+    assert done.stderr == "gnnpar: rank 1: ValueError: the third epoch is too much\n"
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], result["error"]) == ("failed", "rank 1: ValueError: the third epoch is too much")
+    assert result["epochs_done"] == 2
+
+
+def test_the_traceback_is_there_for_who_asks(run_cli: Run, tmp_path: Path) -> None:
+    write_strategy(tmp_path)
+    done = run_cli("train", "strategy=failing", *TINY, GNNPAR_TRACEBACK="1")
+    assert 'raise ValueError("the third epoch' in done.stderr
+    assert done.stderr.endswith("gnnpar: rank 1: ValueError: the third epoch is too much\n")
+
+
+def test_a_failed_job_does_not_stop_a_sweep(run_cli: Run, tmp_path: Path) -> None:
+    write_strategy(tmp_path)
+    done = run_cli("train", "-m", "strategy=failing,single", "comm=threads", "epochs=4", *TINY, "hydra.sweep.dir=sweep")
+    assert done.returncode == 1
+    assert done.stderr == "gnnpar: rank 1: ValueError: the third epoch is too much\n"
+    results = [json.loads((tmp_path / "sweep" / job / "result.json").read_text()) for job in ("0", "1")]
+    assert [r["status"] for r in results] == ["failed", "completed"]
+
+
+def write_strategy(folder: Path) -> None:
+    """A user's own strategy, in a folder outside the project."""
+    (folder / "own_failing.py").write_text(FAILING)
+    (folder / "strategy").mkdir()
+    (folder / "strategy" / "failing.yaml").write_text("_target_: own_failing.Failing\n")

@@ -1,0 +1,117 @@
+"""A rank is killed or hangs, and the run ends as if nothing had happened: the same parameters, state and metrics."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from checkpoints import SMALL, hashes, result, rows, strategy_of, train
+from composing import names
+from gnnpar.comm import Site
+from gnnpar.comm.flight_recorder import RECORD, WORKING, Whereabouts, sighting
+from gnnpar.config.compose import compose
+from gnnpar.launch.launch import Outcome, launch
+from gnnpar.launch.monitor import Watch
+from saboteurs import Saboteur, Strikes
+
+PROCESSES = ("comm=gloo", "launch.max_restarts=2", "checkpoint.every=2", "epochs=8")
+
+
+def sabotaged(folder: Path, plan: Saboteur | Strikes, *overrides: str) -> Outcome:
+    folder.mkdir()
+    return launch(replace(compose([*SMALL, *PROCESSES, *overrides]), tracker=plan), folder)
+
+
+def undisturbed(folder: Path, profile: Path, *overrides: str) -> Path:
+    """The same run in threads, with what was measured."""
+    replayed = (f"profile={profile}",) if profile.exists() else ()
+    assert train(folder, "checkpoint.every=2", "epochs=8", *replayed, *overrides).exit_code == 0
+    return folder
+
+
+def check_survives(tmp_path: Path, capsys: pytest.CaptureFixture[str], strategy: str, draw: random.Random) -> None:
+    size = compose([f"strategy={strategy}"]).strategy.max_ranks or 2
+    rank, epoch, delay = draw.randrange(size), draw.randrange(7), draw.choice([0.0, draw.random() * 0.02])
+    plan = Saboteur(epoch=epoch, rank=rank, marker=tmp_path / "done", delay=delay)
+    outcome = sabotaged(tmp_path / "killed", plan, *strategy_of(strategy))
+    said = capsys.readouterr().out
+    assert outcome.exit_code == 0, (outcome, said, plan)
+    assert said.count("starting all ranks again") == result(tmp_path / "killed")["restarts"] == 1, (said, plan)
+    assert f"rank {rank}: killed by SIGKILL" in said
+    other = undisturbed(tmp_path / "whole", tmp_path / "killed" / "profile.json", *strategy_of(strategy))
+    assert hashes(tmp_path / "killed") == hashes(other), plan
+    assert rows(tmp_path / "killed") == rows(other), plan
+
+
+def test_a_killed_rank_changes_nothing(tmp_path: Path, capsys) -> None:
+    check_survives(tmp_path, capsys, "adaqp", random.Random(2))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # eleven starts
+@pytest.mark.parametrize("strategy", names("strategy"))
+def test_ten_kills_in_one_run_change_nothing(tmp_path: Path, capsys, strategy: str) -> None:
+    """kill -9 of any rank after any epoch, or a little later, ten times over: the same hashes as undisturbed."""
+    draw = random.Random(strategy)
+    size = compose([f"strategy={strategy}"]).strategy.max_ranks or 2
+    strikes = tuple(
+        (epoch, draw.randrange(size), draw.choice([0.0, draw.random() * 0.02]))
+        for epoch in sorted(draw.sample(range(26), 10))
+    )
+    job = (*strategy_of(strategy), "epochs=40", "launch.max_restarts=10")
+    outcome = sabotaged(tmp_path / "killed", Strikes(strikes=strikes, count=tmp_path / "count"), *job)
+    said = capsys.readouterr().out
+    assert outcome.exit_code == 0, (outcome, said, strikes)
+    assert said.count("starting all ranks again") == result(tmp_path / "killed")["restarts"] == 10, (said, strikes)
+    killed = [int(rank) for rank in re.findall(r"^rank (\d+): killed by SIGKILL", said, re.MULTILINE)]
+    assert killed == [rank for _, rank, _ in strikes]
+    other = undisturbed(tmp_path / "whole", tmp_path / "killed" / "profile.json", *strategy_of(strategy), "epochs=40")
+    assert hashes(tmp_path / "killed") == hashes(other), strikes
+    assert rows(tmp_path / "killed") == rows(other), strikes
+
+
+@pytest.mark.slow  # the time-out must be long beside any pause of a busy machine
+def test_a_rank_that_hangs_is_named_with_its_site_and_replaced(tmp_path: Path, capsys) -> None:
+    plan = Saboteur(epoch=4, rank=1, marker=tmp_path / "done", number=signal.SIGSTOP)
+    outcome = sabotaged(tmp_path / "hung", plan, "strategy=graph_parallel", "comm.timeout_seconds=20")
+    said = capsys.readouterr().out
+    assert outcome.exit_code == 0, (outcome, said)
+    assert "rank 1: hangs: nothing heard of it for comm.timeout_seconds=20; last seen in epoch 4" in said
+    assert "; the process is stopped: starting all ranks again from" in said
+    assert said.count("starting all ranks again from") == 1
+    assert hashes(tmp_path / "hung") == hashes(undisturbed(tmp_path / "whole", tmp_path, "strategy=graph_parallel"))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_watch_ends_the_rank_that_holds_the_others_up(tmp_path: Path, stopped: bool) -> None:
+    """Rank 0 waits for rank 1, which works for ever, or was stopped while it waited itself."""
+    code = "import sys; sys.stdout.write('up'); sys.stdout.flush(); import time; time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.read(2) == b"up"
+        waiting = Whereabouts(tmp_path / "0.at")
+        waiting.at(Site(3, 1, 0, "backward"))
+        with waiting.waiting(1):
+            seen = sighting(tmp_path / "0.at")
+            assert (seen.place, seen.waits_for) == ("epoch 3, layer 1, backward", 1)
+            state = 0 if stopped else WORKING
+            record = (seen.seconds + 0.1, victim.pid, state, 3, 1, 0, 0, 2)
+            (tmp_path / "1.at").write_bytes(RECORD.pack(*record))
+            if stopped:
+                victim.send_signal(signal.SIGSTOP)
+            with Watch(tmp_path, 2, timeout_seconds=0.4) as watch:
+                assert victim.wait(timeout=30) < 0
+    assert watch.verdict is not None
+    how = "; the process is stopped" if stopped else ""
+    place = f"epoch 3, layer 1, forward, chunk 2{how}"
+    assert (
+        watch.verdict.line == f"rank 1: hangs: nothing heard of it for comm.timeout_seconds=0.4; last seen in {place}"
+    )
+    assert watch.verdict.lost

@@ -1,0 +1,200 @@
+"""`gnnpar plan` and strategy=tag as users call them, and plans that are run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Run
+from gnnpar.__main__ import main
+from gnnpar.cli.plan import factors_of, qualities
+from gnnpar.planner.calibrate import Calibration, fitted, nonnegative
+from gnnpar.planner.rates import NOMINAL, Rates
+from gnnpar.planner.samples import Samples
+from gnnpar.settings import ConfigError, with_plan
+
+SMALL = ("dataset=sbm", "dataset.num_nodes=400", "model=resgcn", "model.num_layers=8", "model.hidden=16")
+
+
+FAST = "{type: cpu, memory: 4 GiB, speed: 50 Gflop/s, memory_rate: 10 GB/s}"
+SLOW = "{type: cpu, memory: 4 GiB, speed: 5 Gflop/s, memory_rate: 1 GB/s}"
+
+
+def devices_of(folder: Path, name: str, *, devices: str, hosts: str, nic: str) -> str:
+    """A topology whose devices have speeds of their own: nothing has to be measured."""
+    (folder / "topology").mkdir()
+    (folder / "topology" / f"{name}.yaml").write_text(
+        f"_target_: gnnpar.planner.topology.Machines\ncores: auto\ndevices: {{{devices}}}\nhosts: [{hosts}]\n"
+        f"links: {{bus: {{rate: 5 GB/s}}, nic: {{{nic}}}}}\nracks: {{}}\nwires: []\n"
+    )
+    return f"topology={name}"
+
+
+@pytest.fixture
+def fast_devices(tmp_path: Path) -> str:
+    """Two hosts of two devices."""
+    hosts = "{name: h, devices: {cpu: 2}, inside: bus, nic: nic, count: 2}"
+    return devices_of(tmp_path, "four", devices=f"cpu: {FAST}", hosts=hosts, nic="rate: 1 Gbit/s, latency: 50 us")
+
+
+def test_plan_then_train(run_here: Run, tmp_path: Path, fast_devices: str) -> None:
+    """The plan brings its model, dataset and partition with it."""
+    planned = run_here("plan", *SMALL, fast_devices, "--trace", "trace.json")
+    assert planned.returncode == 0, planned.stderr
+    assert "chosen" in planned.stdout
+    assert "is not allowed" in planned.stdout
+    data = json.loads((tmp_path / "plan.json").read_text())
+    assert data["quality"] == ["exact"]
+    assert data["devices"] == ["h0/0", "h0/1", "h1/0", "h1/1"]
+    assert data["predicted"]["epoch_seconds"] > 0
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    quick = ("world_size=4", "comm=threads", "epochs=3", "hydra.run.dir=run")
+    ran = run_here("train", "plan=plan.json", *quick)
+    assert ran.returncode == 0, ran.stderr
+    assert "planned: " in ran.stdout
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["model"], result["dataset"]) == ("resgcn", "sbm")
+    assert result["predicted"]["epoch_seconds"] == data["predicted"]["epoch_seconds"]
+
+
+@pytest.fixture
+def unequal_devices(tmp_path: Path) -> str:
+    """Two slow devices and two fast ones."""
+    parts = (
+        f"{{name: {n}, devices: {{{kind}: 2}}, inside: bus, nic: nic}}" for n, kind in (("s", "slow"), ("f", "fast"))
+    )
+    nic = "rate: 10 Gbit/s, latency: 10 us"
+    return devices_of(tmp_path, "unequal", devices=f"slow: {SLOW}, fast: {FAST}", hosts=", ".join(parts), nic=nic)
+
+
+SEARCHED = ("model=gcn", "dataset=sbm", "dataset.num_nodes=1500", "search=descent", "budget=40")
+
+
+def test_a_search_finds_uneven_parts_and_says_so(
+    tmp_path: Path, unequal_devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Printed and in plan.json: the search, its evaluations and seconds; parts follow the devices' speed."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", *SEARCHED, unequal_devices]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "search=descent priced" in said
+    assert "recomputing instead of receiving: halos of" in said
+    assert "weights by sufficient factors: 0 of 2" in said
+    data = json.loads((tmp_path / "plan.json").read_text())
+    found = data["predicted"]["search"]
+    assert found["name"] == "descent"
+    assert 5 < found["evaluations"] <= 40 + 30  # and the uniform grids
+    assert found["cpu_seconds"] > 0
+    sizes = dict(zip(data["devices"], data["statistics"]["nodes"], strict=True))
+    assert max(sizes["s/0"], sizes["s/1"]) < 0.5 * min(sizes["f/0"], sizes["f/1"])
+    assert sum(sizes.values()) == 1500
+
+
+@pytest.mark.slow
+def test_a_plan_of_uneven_parts_runs(run_cli: Run, tmp_path: Path, unequal_devices: str) -> None:
+    planned = run_cli("plan", *SEARCHED, unequal_devices)
+    assert planned.returncode == 0, planned.stderr
+    ran = run_cli("train", "plan=plan.json", "world_size=4", "comm=threads", "epochs=3", "hydra.run.dir=run")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
+
+
+def test_tag_plans_and_runs(run_here: Run, tmp_path: Path) -> None:
+    quick = ("strategy=tag", "strategy.rates=nominal", "comm=threads", "world_size=2", "epochs=3", "hydra.run.dir=run")
+    done = run_here("train", *quick, "dataset.num_nodes=400")
+    assert done.returncode == 0, done.stderr
+    assert "tag: " in done.stdout
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["strategy"], result["exactness"]) == ("tag", ["exact"])
+    assert result["predicted"]["label"] in done.stdout
+
+
+def test_bad_input_is_one_line(
+    tmp_path: Path, fast_devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments, said in (
+        (("strategy=sar",), "strategy=sar: gnnpar plan chooses the strategy"),
+        (("--quality", "exact,stail"), "--quality=stail is no class, did you mean stale?"),
+        ((*SMALL, fast_devices, "world_size=9"), "9 ranks do not fit on the topology's 4 devices: set world_size=4"),
+        ((*SMALL, fast_devices, "search=aneal"), "search=aneal is no search, did you mean anneal?"),
+        ((*SMALL, fast_devices, "budget=0"), "budget=0 must be a whole number of evaluations >= 1"),
+        ((*SMALL, fast_devices, "fewer=2"), "fewer=2 must be true or false"),
+        ((*SMALL, fast_devices, "topology.links.nic.rate=-1 Gbit/s"), "links.nic.rate=-1 Gbit/s must be above 0"),
+        ((*SMALL, fast_devices, "topology.devices.cpu.memory=300 KiB"), "no plan fits: the nearest,"),
+    ):
+        assert main(["plan", *arguments]) == 2
+        told = capsys.readouterr().err
+        assert said in told
+        assert told.count("\n") == 1
+
+
+def test_flags() -> None:
+    assert qualities("exact,stale") == {"exact", "stale"}
+    assert qualities("rounded") == {"exact", "rounded"}
+    assert factors_of("stale=1.2,quantized=1") == {"stale": 1.2, "quantized": 1.0}
+    for text in ("stale=0.5", "stale", "fast=2", "stale=inf"):
+        with pytest.raises(ConfigError, match="must be a class"):
+            factors_of(text)
+
+
+def test_a_plan_gives_way_to_the_command_line(tmp_path: Path) -> None:
+    setup: dict[str, Any] = {"names": {"model": "gcn"}, "model": {"hidden": 8}, "seed": 3}
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({"strategy": {"name": "sar"}, "setup": setup}))
+    base = {"plan": str(file), "model": {"hidden": 64}, "seed": 0, "strategy": {}}
+    config, names = with_plan(base, {"model": "sage"}, [])
+    assert (config["model"], config["seed"], names) == ({"hidden": 8}, 3, {"model": "gcn", "strategy": "sar"})
+    config, names = with_plan(base, {"model": "sage"}, ["model=sage", "seed=0"])
+    assert (config["model"], config["seed"], names["model"]) == ({"hidden": 64}, 0, "sage")
+
+
+def test_fits_recover_what_made_the_samples() -> None:
+    rows = [(1.0, e, e * w, n * w) for e, n, w in ((1e3, 1e2, 16), (1e4, 1e3, 64), (1e5, 1e3, 32), (1e5, 1e4, 128))]
+    true = (1e-5, 2e-9, 3e-11, 1e-10)
+    seconds = [sum(a * b for a, b in zip(row, true, strict=True)) for row in rows]
+    found, residual = nonnegative(rows, seconds)
+    assert found == pytest.approx(true, rel=1e-4)
+    assert residual < 1e-6
+
+
+def test_calibration_round_trip_and_sharing() -> None:
+    found = Calibration(2, 1, NOMINAL, (1e-9, 5e-5))
+    again = Calibration.of_json(json.loads(json.dumps(found.as_json())))
+    assert again == found
+    assert isinstance(again.rates, Rates)
+    assert found.shared(4, 2).rates.scale == 2
+    assert found.shared(2, 2) == found
+
+
+def test_rates_of_one_rank() -> None:
+    """From made-up samples: constants go where they belong."""
+    samples = Samples(
+        gemm=[(f, n, 1e-6 + f * 1e-11) for f, n in ((1e6, 1e4), (1e8, 1e5), (1e7, 3e5))],
+        elementwise=[(n, 2e-6 + n * 1e-10) for n in (1e3, 1e5, 1e6)],
+        folds={"Sum": {way: [(e, 1e3, 64, e * 1e-9) for e in (1e3, 1e4, 1e5)] for way in ("forward", "backward")}},
+        per_number={
+            "gather": 1e-10,
+            "dropout": 2e-9,
+            "undrop": 5e-10,
+            "code2": 1e-9,
+            "code4": 1e-9,
+            "code8": 1e-9,
+            "code16": 1e-10,
+        },
+        seconds={
+            "order": 3e-9,
+            "step_small": 1e-5,
+            "numbers_small": 100.0,
+            "step_large": 3e-5,
+            "numbers_large": 2100.0,
+        },
+    )
+    rates = fitted([samples], ranks=1, threads=1).rates
+    assert rates.gemm.flop == pytest.approx(1e-11, rel=0.01)
+    assert rates.elementwise.number == pytest.approx(1e-10, rel=0.01)
+    assert (rates.step, rates.order, rates.undrop) == pytest.approx((1e-8, 3e-9, 5e-10))
+    assert rates.folds["Sum"][0].seconds(1e4, 1e3, 64) == pytest.approx(1e-5, rel=0.05)

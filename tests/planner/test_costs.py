@@ -1,0 +1,211 @@
+"""Costs: counts of a partition, bytes of an exchange, closed forms against the simulator, the depth rule, memory."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from composing import configured
+from gnnpar.data.synthetic import SBM
+from gnnpar.partition.partition import Random
+from gnnpar.partition.shard import partition_statistics
+from gnnpar.planner.candidate import Candidate, even_cuts, layers_of
+from gnnpar.planner.closed import Setting, chain, closed, in_rounds
+from gnnpar.planner.extract import record
+from gnnpar.planner.fabric import Device, Fabric, Wire, build
+from gnnpar.planner.ir import ModelIR
+from gnnpar.planner.lower import lowered, simulated
+from gnnpar.planner.memory import memory
+from gnnpar.planner.planner import Request, candidate_of, search
+from gnnpar.planner.rates import NOMINAL, Rates
+from gnnpar.planner.statistics import GraphStats, PartStats
+from gnnpar.planner.work import Work, wire_bytes
+
+QUIET = replace(NOMINAL, message=0.0, interference=0.0, epoch=0.0, step=0.0, reduce=(0.0, 0.0))
+GRAPH = GraphStats(nodes=4000, edges=60000, features=32, classes=8, train=2000)
+
+
+def model(name: str = "resgcn", layers: int = 8, hidden: int = 64) -> ModelIR:
+    made = configured("model", name, f"model.num_layers={layers}", f"model.hidden={hidden}").build(32, 8, seed=0)
+    return record(made, 32)
+
+
+def star(size: int, rate: float, latency: float = 0.0) -> Fabric:
+    """Every device with a port of its own on one switch."""
+    devices = [Device(name=f"d{i}", host="h", kind="k", type="cpu", memory_bytes=1e12) for i in range(size)]
+    return build(devices, [Wire(ends=(d.name, "switch"), rate=rate, latency=latency) for d in devices])
+
+
+def work(ir: ModelIR, parts: int, *, alpha: float = 1.0, rates: Rates = QUIET) -> Work:
+    stats = PartStats.even(GRAPH.nodes, GRAPH.edges, parts, alpha=alpha, cut_share=0.3)
+    return Work(ir, GRAPH, stats, (rates,) * parts)
+
+
+def test_part_statistics_are_those_of_the_partition() -> None:
+    dataset = SBM(num_nodes=300).load(None, 0)
+    part_of = Random().part_of(dataset, 3)
+    stats = PartStats.of(dataset.edge_index, part_of, 3)
+    told = partition_statistics(dataset, part_of, 3)
+    assert list(stats.nodes) == told["nodes"]
+    assert [stats.edges(p) for p in range(3)] == told["edges"]
+    assert [list(row) for row in stats.halo] == told["halo_from"]
+    assert [stats.sent(q) for q in range(3)] == told["sent_rows"]
+    assert stats.alpha == pytest.approx(told["alpha"])
+    assert sum(map(sum, stats.cut)) == told["cut_edges"]
+    assert torch.equal(part_of.bincount(), torch.tensor(stats.nodes))
+
+
+def test_bytes_on_the_wire_are_those_of_the_codecs() -> None:
+    assert wire_bytes((64,), 32) == 256
+    assert wire_bytes((64,), 16) == 128
+    assert wire_bytes((64,), 8) == 64 + 4
+    assert wire_bytes((64,), 2) == 16 + 4
+    assert wire_bytes((64, 4), 8) == 64 + 4 + 8  # four scores: a word of metadata and a word of payload
+
+
+@pytest.mark.parametrize("family", ["graph_parallel", "adaqp", "sar"])
+def test_bytes_are_conserved(family: str) -> None:
+    """What crosses the simulated links is what the formula says, twice (a port out, a port in)."""
+    ir = model(layers=3)
+    candidate = Candidate(family=family, parts=3, bits=8 if family == "adaqp" else 32)  # type: ignore[arg-type]
+    here = work(ir, 3)
+    line = simulated(candidate, here, Setting(star(3, 1e9), (QUIET,) * 3))
+    sums = 2 * 2 * (3 - 1) / 3 * 4 * ir.params * 3
+    assert sum(line.link_bytes.values()) == pytest.approx(2 * here.halo_bytes((candidate.bits,) * 2) + sums)
+    # by hand: all sources forward, those with a gradient backward (all: an encoder stands before the first layer)
+    rows = sum(wire_bytes(f.src, candidate.bits) * (1 + f.learned) for i in range(3) for f in ir.folds(i))
+    assert here.halo_bytes((candidate.bits,) * 2) == pytest.approx(1.0 * GRAPH.nodes * rows)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_pipeline_closed_form_is_exact_on_chains(seed: int) -> None:
+    """Random devices, links, latencies and chunks: bound by computing or by links."""
+    rng = random.Random(seed)
+    stages, layers = rng.randint(2, 6), rng.randint(6, 12)
+    ir = model(rng.choice(["resgcn", "gcnii"]), layers=layers)
+    chunks = rng.randint(1, 20)
+    fabric = star(stages, 10 ** rng.uniform(6, 10), latency=rng.choice([0.0, 1e-4, 5e-3]))
+    rates = tuple(replace(QUIET, scale=rng.uniform(0.5, 2)) for _ in range(stages))
+    candidate = Candidate(family="gnnpipe", stages=stages, chunks=chunks, cuts=even_cuts(layers, stages))
+    here = replace(work(ir, 1), rates=rates[:1])
+    setting = Setting(fabric, rates)
+    expected = closed(candidate, replace(here, rates=rates[-1:]), setting).seconds
+    assert simulated(candidate, replace(here, rates=rates[-1:]), setting).seconds == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("overlap", ["none", "edges"])
+@pytest.mark.parametrize("family", ["graph_parallel", "sar"])
+def test_flat_closed_form_is_exact_for_equal_parts(family: str, overlap: str) -> None:
+    """Two equal ranks: a sum over layers of pieces and messages, overlapped or not."""
+    for rate in (1e7, 1e9):
+        for name in ("resgcn", "gat", "sage_max"):
+            ir = model(name, layers=3)
+            candidate = Candidate(family=family, parts=2, overlap=overlap)  # type: ignore[arg-type]
+            here, setting = work(ir, 2), Setting(star(2, rate, 1e-4), (QUIET,) * 2)
+            assert simulated(candidate, here, setting).seconds == pytest.approx(
+                closed(candidate, here, setting).seconds
+            )
+
+
+def test_the_depth_rule() -> None:
+    """Bound by links, a pipeline beats graph parallelism when L alpha > W, and loses when it is far below (8.1)."""
+    fast = replace(QUIET, scale=1e-6)
+    for layers, alpha, pipeline_wins in ((32, 0.9, True), (32, 0.35, True), (4, 0.3, False), (8, 0.2, False)):
+        ir, ranks = model(layers=layers), 4
+        setting = Setting(star(ranks, 1e8), (fast,) * ranks)
+        flat = closed(
+            Candidate(family="graph_parallel", parts=ranks), work(ir, ranks, alpha=alpha, rates=fast), setting
+        )
+        deep = Candidate(family="gnnpipe", stages=ranks, chunks=64, cuts=even_cuts(layers, ranks))
+        staged = closed(deep, work(ir, 1, rates=fast), setting)
+        assert (layers * alpha > ranks) == pipeline_wins
+        assert (staged.seconds < flat.seconds) == pipeline_wins
+
+
+def test_a_faster_link_is_never_slower() -> None:
+    ir = model(layers=4)
+    for candidate in (Candidate(family="graph_parallel", parts=4), Candidate(family="sar", parts=4, prefetch=0)):
+        seconds = [closed(candidate, work(ir, 4), Setting(star(4, r), (QUIET,) * 4)).seconds for r in (1e7, 1e8, 1e9)]
+        assert seconds == sorted(seconds, reverse=True)
+
+
+def test_rounds() -> None:
+    """Two rounds of 3 s and folds of 1 s after 2 s of inner edges."""
+    assert in_rounds([3, 3], [1, 1], 2, prefetch=0, lost=0) == 2 + 3 + 1 + 3 + 1
+    assert in_rounds([3, 3], [1, 1], 2, prefetch=1, lost=0) == 7  # both asked for at once: 3, 6, then the last fold
+    assert chain([1, 2, 1], [0.5, 0.5], [0.25, 0.25], 5) == 4 + 1 + 8
+
+
+def test_memory_by_family() -> None:
+    """SAR holds a share of the remote rows, a pipeline its layers' weights only."""
+    ir = model("gat", layers=4, hidden=64)
+    here = work(ir, 4, alpha=3.0)
+    flat = memory(Candidate(family="graph_parallel", parts=4), here)[0]
+    sar = memory(Candidate(family="sar", parts=4, prefetch=0), here)[0]
+    assert sar.halo == 0 < flat.halo
+    assert sar.total < flat.total
+    deep = model("resgcn", layers=8)
+    staged = memory(Candidate(family="gnnpipe", stages=4, chunks=8, cuts=even_cuts(8, 4)), work(deep, 1))
+    assert len(staged) == 4
+    assert sum(m.parameters for m in staged) == pytest.approx(5 * 4 * deep.params)
+    assert staged[0].features > staged[1].features
+
+
+def request(ranks: int, *allowed: str, memory_bytes: float = 1e12, rate: float = 1e8) -> Request:
+    fabric = star(ranks, rate)
+    devices = tuple(replace(d, memory_bytes=memory_bytes) for d in fabric.devices)
+    setting = Setting(replace(fabric, devices=devices), (NOMINAL,) * ranks)
+    return Request(
+        model(layers=8),
+        GRAPH,
+        lambda p: work(model(layers=8), p).parts,
+        setting,
+        ranks,
+        ("graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid"),
+        frozenset({"exact", *allowed}),  # type: ignore[arg-type]
+    )
+
+
+def test_only_what_is_allowed_is_chosen() -> None:
+    exact = search(request(4))
+    assert exact[0].candidate.quality == {"exact"}
+    assert all(p.refused.endswith("not allowed") for p in exact if p.candidate.quality - {"exact"})
+    free = search(request(4, "rounded", "quantized", "stale"))
+    assert free[0].objective <= exact[0].objective
+    assert not any(p.refused for p in free)
+    costly = search(replace(request(4, "stale"), factors={"stale": 1e6}))
+    assert costly[0].candidate.quality == {"exact"}
+    assert candidate_of(free[0].as_predicted()["candidate"]) == free[0].candidate
+    assert {p.candidate.family for p in free} == {"graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid"}
+
+
+def test_what_does_not_fit_says_the_numbers() -> None:
+    with pytest.raises(
+        ValueError, match=r"no plan fits: the nearest, .*: rank 0 needs [\d.]+ MiB of 1000 KiB"
+    ) as caught:
+        search(request(4, memory_bytes=1000 * 1024))
+    assert "use more ranks" in str(caught.value)
+
+
+def test_uneven_devices_get_uneven_stages() -> None:
+    """A device three times slower gets fewer layers."""
+    asked = request(4, "stale")
+    rates = (replace(NOMINAL, scale=3.0), *asked.setting.rates[1:])
+    devices = tuple(replace(d, kind=f"k{i}") for i, d in enumerate(asked.setting.fabric.devices))
+    setting = Setting(replace(asked.setting.fabric, devices=devices), rates)
+    pipes = [p for p in search(replace(asked, setting=setting)) if p.candidate.family == "gnnpipe"]
+    best = min(pipes, key=lambda p: p.phases.seconds).candidate
+    lengths = [len(span) for span in layers_of(best.cuts, 8)]
+    assert lengths[0] == min(lengths)
+    assert lengths[0] < max(lengths)
+
+
+def test_lowered_tasks_name_their_layer_and_ranks() -> None:
+    tasks = lowered(
+        Candidate(family="graph_parallel", parts=2), work(model(layers=2), 2), Setting(star(2, 1e9), (QUIET,) * 2)
+    )
+    names = [t.name for t in tasks]
+    assert {"F0 inner", "F1 0>1", "B0 1>0", "loss", "reduce", "step"} <= set(names)

@@ -1,0 +1,315 @@
+"""`gnnpar estimate`: bytes are those that a run sends, memory and time the planner's; nothing is run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from composing import configured
+from conftest import Run
+from gnnpar.__main__ import main
+from gnnpar.cli.estimate import rows
+from gnnpar.codecs.adaptive.codec import Adaptive
+from gnnpar.codecs.codec import BFloat16, Drop
+from gnnpar.codecs.uniform import Random as RandomBits
+from gnnpar.codecs.uniform import Uniform
+from gnnpar.config.compose import composed
+from gnnpar.parallel.halo.adaqp import AdaQP
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.pipeline.hybrid import Hybrid
+from gnnpar.parallel.pipeline.strategy import GNNPipe
+from gnnpar.parallel.sampling.strategy import Minibatch
+from gnnpar.parallel.sequential.strategy import SAR
+from gnnpar.parallel.strategy import Workload
+from gnnpar.partition.partition import Random
+from gnnpar.planner.candidate import Candidate
+from gnnpar.planner.closed import Phases, Setting
+from gnnpar.planner.configured import Job, Shape, shape_of
+from gnnpar.planner.estimate import Estimator, row_of
+from gnnpar.planner.extract import record
+from gnnpar.planner.planned import Inputs
+from gnnpar.planner.planner import Priced
+from gnnpar.planner.rates import NOMINAL, Rates
+from gnnpar.planner.statistics import GraphStats, PartStats
+from gnnpar.planner.strategy import TAG
+from gnnpar.planner.topology import one_host
+from gnnpar.planner.traffic import Traffic
+from gnnpar.planner.work import Work
+from gnnpar.verify.conformance import small_graph, train_in_threads
+
+PHASES = ("forward", "backward", "remat", "push", "stage", "reduce")
+KEYS = (*PHASES, "total")
+
+
+@cache
+def model_of(name: str) -> Any:
+    heads = ["model.heads=2"] if name.startswith("gat") else []
+    return configured("model", name, "model.num_layers=3", "model.hidden=40", *heads)
+
+
+def shape(
+    strategy: Any, name: str, world: int, *, first_layer: str = "live", number: int = 4, rates: Rates = NOMINAL
+) -> Shape:
+    """What is said of a run on the small graph in random parts."""
+    data, config = small_graph(), model_of(name)
+    model = config.build(data.num_features, 3, seed=3, cached_first_layer=first_layer == "cached")
+    ir = record(model, data.num_features)
+    inputs = Inputs(Workload(data, Random(), ir.num_layers), model, ir)
+    settings: Any = SimpleNamespace(
+        strategy=strategy, first_layer=first_layer, model=config, seed=3, threads_per_rank=1
+    )
+
+    def work_of(parts: int) -> Work:
+        part_of = Random().part_of(data, parts)
+        return Work(ir, GraphStats.of(data), PartStats.of(data.edge_index, part_of, parts), (rates,) * parts)
+
+    at = Setting(one_host(world, cores=world, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * world)
+    return shape_of(Job(settings, inputs, world, number, work_of, lambda: at))
+
+
+def said(found: Traffic | None) -> dict[str, float]:
+    assert found is not None
+    return {phase: getattr(found, phase) for phase in PHASES if getattr(found, phase)}
+
+
+def sent(strategy: Any, name: str, world: int, dtype: torch.dtype, **options: Any) -> dict[str, int]:
+    """Of the second epoch."""
+    got = train_in_threads(strategy, model_of(name), small_graph(), world=world, dtype=dtype, **options)
+    return {phase: nbytes for phase, nbytes in got.traffic[1].items() if nbytes}
+
+
+RUNS = [
+    (GraphParallel(overlap="none"), "gat", 3),
+    (GraphParallel(codec=Drop()), "gin", 2),
+    (GraphParallel(), "gcnii", 1),
+    (AdaQP(codec=Uniform(bits=4, gradient_bits=8)), "gat", 3),
+    (AdaQP(codec=Uniform(bits="fp8", gradient_bits=1)), "sage_max", 2),
+    (SAR(), "gat", 4),
+    (SAR(backward="pull"), "gat", 3),
+    (SAR(rounds="one", codec=BFloat16()), "gat", 3),
+    (GNNPipe(boundary=Uniform(bits=2, gradient_bits=4)), "gcnii", 3),
+    (Hybrid(stages=2, parts=2, chunks=8), "gcn", 4),
+    (Hybrid(stages=1, parts=3, chunks="one", codec=Uniform(bits=8)), "sage", 3),
+    (Minibatch(batch_size=16), "sage", 3),
+    (TAG(rates="nominal", quality=("stale", "quantized")), "gat", 4),
+]
+MORE = [
+    (GraphParallel(), "gcn", 3),
+    (GraphParallel(codec=BFloat16()), "sage", 3),
+    (AdaQP(codec=Uniform(bits="bf16")), "gat", 2),
+    (SAR(), "gcn", 3),
+    (SAR(backward="pull", remat=False), "gat", 2),
+    (SAR(), "gatv2", 3),
+    (SAR(codec=Drop()), "gat", 2),
+    (GNNPipe(stages=3, chunks=6), "gcn", 3),
+    (GNNPipe(chunks="one", boundary=BFloat16()), "gcnii", 2),
+    (GNNPipe(virtual=3, chunks=2, stages=1), "gcn", 1),
+    (Hybrid(stages=2, parts=2), "gat", 4),
+]
+RUNS += [pytest.param(*each, marks=pytest.mark.slow) for each in MORE]
+
+
+@pytest.mark.parametrize(("strategy", "name", "world"), RUNS, ids=lambda v: v if isinstance(v, str) else None)
+def test_bytes_are_those_of_a_run(strategy: Any, name: str, world: int) -> None:
+    dtype = torch.float64 if world == 4 else torch.float32
+    found = shape(strategy, name, world, number=dtype.itemsize).traffic
+    assert found is not None
+    assert said(found) == sent(strategy, name, world, dtype)
+    assert found.bound == "exact"
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Candidate(family="gnnpipe", stages=2, chunks=4, bits=8, cuts=(0, 2)),
+        Candidate(family="hybrid", stages=2, parts=2, bits=16, cuts=(0, 1)),
+        Candidate(family="adaqp", parts=3, bits=4),
+    ],
+    ids=lambda c: c.label,
+)
+def test_tag_is_the_strategy_that_it_chooses(chosen: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uneven cuts among them, which only a plan makes."""
+    monkeypatch.setattr(TAG, "choose", lambda *_: (Priced(chosen, Phases(), (), 0.0),))
+    found = shape(TAG(rates="nominal", replan=True), "sage", chosen.ranks)
+    assert said(found.traffic) == sent(TAG(rates="nominal"), "sage", chosen.ranks, torch.float32)
+    assert found.candidate == chosen
+    assert found.notes[0] == f"chooses {chosen.label}"
+    assert "replan=true" in found.notes[1]
+    assert not any("priced as graph_parallel" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("strategy", "name"), [(GraphParallel(), "gcn"), (GraphParallel(), "gat"), (SAR(), "gat")])
+def test_a_first_layer_that_is_held_sends_nothing(strategy: Any, name: str) -> None:
+    found = shape(strategy, name, 3, first_layer="cached")
+    assert said(found.traffic) == sent(strategy, name, 3, torch.float32, first_layer="cached")
+    assert found.candidate is not None
+    assert found.candidate.held == (not isinstance(strategy, SAR))  # which never keeps features of halos
+
+
+def test_bits_that_are_chosen_later_are_a_bound() -> None:
+    for codec, bound in ((Adaptive(menu=(2, 4), first_bits=2, period=1), "most"), (RandomBits(menu=(2, 8)), "mean")):
+        found = shape(AdaQP(codec=codec), "gcn", 3)
+        assert found.traffic is not None
+        assert found.traffic.bound == bound
+        assert found.notes
+        got = sent(AdaQP(codec=codec), "gcn", 3, torch.float32)
+        if bound == "most":
+            assert found.traffic.forward >= got["forward"] > 0.5 * found.traffic.forward
+        else:
+            assert got["forward"] == pytest.approx(found.traffic.forward, rel=0.05)
+
+
+def test_drawing_counts_where_rates_are_measured() -> None:
+    strategy = Minibatch(batch_size=16, num_workers=2)
+    there, here = (shape(strategy, "gcn", 2, rates=replace(NOMINAL, source=s)) for s in ("derived", "measured"))
+    assert there.sampled is not None
+    assert here.sampled is not None
+    assert here.sampled.phases.sample > 0 == there.sampled.phases.sample
+    assert here.sampled.phases.compute > there.sampled.phases.compute  # edges are sorted
+    assert here.sampled.phases.reduce == there.sampled.phases.reduce
+    assert any("num_workers=2 draws ahead" in note for note in here.notes)
+    assert not any("num_workers" in note for note in there.notes)
+
+
+def test_what_the_model_does_not_know_is_said() -> None:
+    class Mine(GraphParallel):
+        """A strategy of one's own."""
+
+    assert "has no Mine" in shape(Mine(), "gcn", 2).unpriced
+    assert "out of core" in shape(SAR(logical_parts=4), "gcn", 1).unpriced
+    assert "no codec that sends nothing" in shape(GraphParallel(codec=Drop()), "gcn", 2).unpriced
+    with pytest.raises(ValueError, match="first_layer=cached is for strategies without chunks"):
+        shape(GNNPipe(), "gcn", 2, first_layer="cached")
+    notes = " ".join(shape(GNNPipe(virtual=3, stages=1, remat="chunk", cut="balanced"), "gcn", 1).notes)
+    assert all(word in notes for word in ("virtual=3", "remat=chunk", "cut=balanced"))
+
+
+SMALL = ("model=gcn", "model.num_layers=4", "model.hidden=16", "dataset.num_nodes=600")
+FOUR = (
+    "_target_: gnnpar.planner.topology.Machines\ncores: auto\n"
+    "devices: {cpu: {type: cpu, memory: 4 GiB, speed: 50 Gflop/s, memory_rate: 10 GB/s}}\n"
+    "hosts: [{name: h, devices: {cpu: 2}, inside: bus, nic: nic, count: 2}]\n"
+    "links: {bus: {rate: 5 GB/s}, nic: {rate: 1 Gbit/s, latency: 50 us}}\nracks: {}\nwires: []\n"
+)
+
+
+@pytest.fixture
+def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A topology whose devices have speeds of their own: nothing has to be measured."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "topology").mkdir()
+    (tmp_path / "topology" / "four.yaml").write_text(FOUR)
+    return "topology=four"
+
+
+def test_estimated_then_trained(four: str, run_cli: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bytes of result.json; its epoch is not looked at, for threads of one process say nothing of time."""
+    for i, chosen in enumerate(
+        (
+            ("strategy=graph_parallel", "codec=identity"),
+            ("strategy=sar", "strategy.prefetch=0"),
+            ("strategy=gnnpipe", "strategy.chunks=8"),
+            ("strategy=hybrid", "strategy.stages=2"),
+            ("strategy=tag", "strategy.quality=[rounded,stale]"),
+            ("strategy=minibatch", "strategy.batch_size=64"),
+            ("strategy=single", "dataset.num_nodes=3000", "model.hidden=64"),
+        )
+    ):
+        alone = chosen[0] == "strategy=single"  # its memory is looked at, and a peak counts all that a process holds
+        asked = [*SMALL, f"world_size={1 if alone else 4}", *chosen]
+        assert main(["estimate", "--json", four, *asked]) == 0
+        told = json.loads(capsys.readouterr().out)["estimates"]
+        assert len(told) == 1
+        folder = tmp_path / f"run{i}"
+        epochs = "epochs=6" if alone else "epochs=2"
+        quick = (epochs, "comm=threads", "threads_per_rank=1", "tracker=jsonl", "checkpoint.keep=0")
+        there = [four] if chosen[0] == "strategy=tag" else []  # what it plans for
+        job = ("train", *asked, *there, *quick, f"hydra.run.dir={folder}")
+        assert (run_cli(*job).returncode if alone else main(list(job))) == 0
+        result = json.loads((folder / "result.json").read_text())
+        found = told[0]["bytes_per_epoch"]
+        assert {k: found[k] for k in KEYS} == {k: result["bytes_per_epoch"][k] for k in KEYS}
+        assert told[0]["exactness"] == result["exactness"]
+        assert told[0]["fits"] is True
+        if chosen[0] == "strategy=tag":
+            assert told[0]["notes"][0] == f"chooses {result['predicted']['label']}"
+        assert told[0]["predicted"]["epoch_seconds"] > 0
+        if alone:
+            assert 0.8 < result["memory_bytes"]["peak"][0] / told[0]["predicted"]["peak_bytes"][0] < 1.2
+        capsys.readouterr()
+
+
+def test_the_table(four: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", *SMALL, "world_size=4", four]) == 0
+    told = capsys.readouterr().out
+    lines = [line.split() for line in told.splitlines()]
+    names = ("single", "graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid", "tag", "minibatch")
+    by_name = {name: next(line for line in lines if line and line[0] == name) for name in names}
+    assert by_name["single"][1:3] == ["1", "exact"]
+    assert by_name["single"][5:7] == ["0", "B"]
+    assert all(by_name[name][-1] == "yes" for name in names)
+    assert "tag: chooses " in told
+    assert "is not in the time: the topology's devices have speeds of their own" in told
+    assert "<= " in told  # adaqp's bits
+    assert "codec=bf16" in told
+
+
+def test_a_codec_that_is_asked_for_is_a_row_more() -> None:
+    found = dict(rows(["model=sage", "codec=uniform", "codec.bits=4"]))
+    assert list(found)[:5] == [
+        "single",
+        "graph_parallel",
+        "graph_parallel codec=bf16",
+        "graph_parallel codec=uniform codec.bits=4",
+        "adaqp",
+    ]
+    assert found["graph_parallel"] == ["model=sage", "strategy=graph_parallel", "codec=identity"]
+    assert found["sar codec=uniform codec.bits=4"] == ["model=sage", "strategy=sar", "codec=uniform", "codec.bits=4"]
+    assert len(rows(["codec=bf16"])) == len(rows([])) == 9
+
+
+def test_too_little_memory_does_not_fit(four: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", *SMALL, four, "strategy.overlap=none", "topology.devices.cpu.memory=200 KiB"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "of 200 KiB" in told
+    assert "priced as graph_parallel, no overlap" in told
+    assert "bytes an epoch: forward" in told
+
+    few = ("strategy=minibatch", "world_size=1", "topology.devices.cpu.memory=200 KiB")
+    assert main(["estimate", *SMALL, four, *few]) == 0
+    assert "of 200 KiB" in " ".join(capsys.readouterr().out.split())
+
+
+def test_fp64_needs_more_and_nothing_that_does_not_run_ends_the_table(four: str) -> None:
+    settings = composed([*SMALL, four, "strategy=gnnpipe"])
+    wide = replace(settings, precision="fp64")
+    thin, thick = (Estimator(s).estimate(s, "gnnpipe") for s in (settings, wide))
+    assert thin.priced is not None
+    assert thick.priced is not None
+    assert 1.3 < thick.priced.peak_bytes / thin.priced.peak_bytes < 2.0  # indices stay
+    assert thick.notes == ("time is that of fp32",)
+    many = replace(settings, strategy=replace(settings.strategy, stages=3))
+    assert "stages=3" in (found := Estimator(settings).estimate(many, "gnnpipe")).refused
+    assert row_of(found)[-1] == "does not run"
+
+
+def test_bad_input_is_one_line(four: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, line in (
+        ((*SMALL, four, "world_size=9"), "9 ranks do not fit on the topology's 4 devices: set world_size=4"),
+        (("plan=plan.json",), "plan=plan.json: gnnpar plan has priced it"),
+        (("strategy=sar,single",), "takes one strategy, or none"),
+        (("model=gnc",), "model=gnc does not exist, did you mean gin?"),
+        (("strategy=sarr",), "strategy=sarr does not exist, did you mean sar?"),
+        ((*SMALL, four, "strategy=gnnpipe", "model.num_layers=2"), "2 layers cannot fill 4 stages"),
+    ):
+        assert main(["estimate", *arguments]) == 2
+        told = capsys.readouterr().err
+        assert line in told
+        assert told.count("\n") == 1

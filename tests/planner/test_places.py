@@ -1,0 +1,161 @@
+"""Unequal devices: unequal stages and parts on the right places, found by every search; brute force where it can be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from composing import configured
+from gnnpar.data.synthetic import SBM
+from gnnpar.partition.partition import Metis, Random, Range
+from gnnpar.partition.shares import Shares
+from gnnpar.planner.candidate import Candidate, layers_of
+from gnnpar.planner.closed import Setting, closed
+from gnnpar.planner.extract import record
+from gnnpar.planner.fabric import Fabric
+from gnnpar.planner.ir import ModelIR
+from gnnpar.planner.planner import Request
+from gnnpar.planner.rates import derived
+from gnnpar.planner.search.named import NAMES, run
+from gnnpar.planner.search.places import Places, laid_out
+from gnnpar.planner.search.points import Points
+from gnnpar.planner.statistics import GraphStats, PartStats
+from gnnpar.planner.topology import Machines
+from gnnpar.planner.work import Work
+
+GRAPH = GraphStats(nodes=400_000, edges=6_000_000, features=32, classes=8, train=200_000)
+ALL = ("graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid")
+RATES = {"fast": derived(12e12, 800e9), "slow": derived(4e12, 200e9)}
+
+
+def model(name: str, layers: int) -> ModelIR:
+    return record(configured("model", name, f"model.num_layers={layers}", "model.hidden=64").build(32, 8, seed=0), 32)
+
+
+def fabric(*hosts: tuple[str, int], nic: str = "25 Gbit/s") -> Fabric:
+    """Hosts of one kind each."""
+    kind = {"type": "cuda", "memory": "16 GiB", "speed": "1 Tflop/s", "memory_rate": "1 GB/s"}
+    return Machines(
+        devices=dict.fromkeys(RATES, kind),
+        hosts=tuple(
+            {"name": f"h{i}", "devices": {k: n}, "inside": "bus", "nic": "nic"} for i, (k, n) in enumerate(hosts)
+        ),
+        links={"bus": {"rate": "50 GB/s", "latency": "5 us"}, "nic": {"rate": nic, "latency": "20 us"}},
+    ).fabric
+
+
+def even(parts: int) -> PartStats:
+    return PartStats.even(GRAPH.nodes, GRAPH.edges, parts, alpha=0.2 * (parts - 1), cut_share=0.2)
+
+
+def request(ir: ModelIR, machine: Fabric, *allowed: str, families: tuple = ALL) -> Request:
+    setting = Setting(machine, tuple(RATES[d.kind] for d in machine.devices))
+    return Request(
+        ir,
+        GRAPH,
+        even,
+        setting,
+        machine.size,
+        families,
+        frozenset({"exact", *allowed}),  # type: ignore[arg-type]
+        places=True,
+        uneven=lambda shares: even(len(shares)).reshaped(shares),
+    )
+
+
+def test_slow_devices_get_small_parts() -> None:
+    """Enumeration has equal parts only; every search but it finds that a slow device holds fewer nodes."""
+    asked = request(model("gcn", 3), fabric(("slow", 2), ("fast", 2)), families=("graph_parallel", "sar"))
+    uniform = run(asked, "enumerate").priced[0]
+    for name in NAMES[1:]:
+        best = run(asked, name, budget=60, seed=1).priced[0]
+        assert best.objective < 0.8 * uniform.objective, name
+        slow, fast = (
+            [s for s, d in zip(best.shares, best.devices, strict=True) if asked.setting.fabric.devices[d].kind == kind]
+            for kind in ("slow", "fast")
+        )
+        assert max(slow) < 0.5 * min(fast), name
+        assert sum(best.shares) == pytest.approx(1, abs=1e-4)
+
+
+def test_stages_and_places_equal_brute_force() -> None:
+    """A pipeline over two kinds in three hosts: every order of kinds, every cut."""
+    ir = model("resgcn", 7)
+    asked = request(ir, fabric(("fast", 1), ("slow", 2), ("fast", 1), nic="3 Gbit/s"), "stale", families=("gnnpipe",))
+    found = run(asked, "descent", budget=200).priced[0]
+    work = Work(ir, GRAPH, even(1), asked.setting.rates[:1])
+    best = math.inf
+    for order in itertools.permutations([[0], [1, 2], [3]]):
+        devices = [d for host in order for d in host]
+        setting = Setting(asked.setting.fabric.choose(devices), tuple(asked.setting.rates[d] for d in devices))
+        for cuts in itertools.combinations(range(1, 7), 3):
+            for chunks in (1, 4, 8, 16, 32):
+                candidate = Candidate(family="gnnpipe", stages=4, chunks=chunks, cuts=(0, *cuts))
+                best = min(best, closed(candidate, work, setting).seconds)
+    assert found.phases.seconds == pytest.approx(best, rel=0.02)  # cuts: one bottleneck for both directions
+    lengths = [len(span) for span in layers_of(found.candidate.cuts, 7)]
+    kinds = [asked.setting.fabric.devices[d].kind for d in found.devices]
+    assert max(n for n, k in zip(lengths, kinds, strict=True) if k == "slow") < max(lengths)
+
+
+def test_every_point_is_one_candidate_in_one_place() -> None:
+    """Points with the same canonical point are the same plan; different ones differ."""
+    asked = request(model("gat", 4), fabric(("fast", 2), ("slow", 1), ("fast", 1)), "stale", "quantized", "rounded")
+    points = Points(replace(asked, fewer=True))
+    made: dict = {}
+    names = list(points.space.choices)
+    step = 7  # every seventh point of a space of thousands
+    for point in itertools.islice(itertools.product(*map(range, points.space.sizes)), 0, None, step * 97):
+        canonical = points.canonical(point)
+        assert points.canonical(canonical) == canonical
+        key = (*points.candidate(canonical)[:2], points.space.at(canonical)["shares"])
+        assert made.setdefault(key, canonical) == canonical, names
+    assert len(made) > 50
+
+
+def test_orders_of_kinds() -> None:
+    places = Places(fabric(("fast", 2), ("slow", 2), ("fast", 2)))
+    assert places.kinds == ("fast", "slow")
+    assert places.order(["slow", "fast"]) == [2, 3, 0, 1, 4, 5]
+    assert places.order(["slow", "slow"]) == [2, 3, 0, 1, 4, 5]  # no second slow host
+    assert places.settled(["slow", "slow"], 6) == ("slow", "fast")
+    assert places.settled(["fast", "slow"], 2) == ("fast", "fast")  # the second host of two ranks is none
+    assert laid_out([2, 3, 0, 1], 2, 2, "stages") == (2, 3, 0, 1)
+    assert laid_out([2, 3, 0, 1], 2, 2, "parts") == (2, 0, 3, 1)
+
+
+@pytest.mark.parametrize("by", [Metis(), Random(), Range()])
+def test_uneven_partitions_have_their_shares(by: Metis | Random | Range) -> None:
+    dataset = SBM(num_nodes=1200).load(None, 0)
+    shares = (0.5, 0.3, 0.2)
+    sizes = torch.bincount(Shares.around(by, shares).part_of(dataset, 3)) / 1200
+    assert sizes.tolist() == pytest.approx(shares, abs=0.03)
+    assert Shares.supported(by)
+    with pytest.raises(ValueError, match="must all be above 0"):
+        Shares.around(by, (0.5, 0.0))
+    with pytest.raises(ValueError, match="3 shares make no 2 parts"):
+        Shares.around(by, shares).part_of(dataset, 2)
+
+
+def test_reshaped_statistics_conserve_nodes_and_edges() -> None:
+    stats = even(4).reshaped((0.4, 0.3, 0.2, 0.1))
+    assert stats.nodes == pytest.approx([160_000, 120_000, 80_000, 40_000])
+    assert sum(stats.edges(p) for p in range(4)) == pytest.approx(GRAPH.edges)
+    assert even(4).reshaped((1, 1, 1, 1)).halo[0] == pytest.approx(even(4).halo[0])
+
+
+def test_bad_input_is_one_line() -> None:
+    asked = request(model("gcn", 2), fabric(("fast", 2)))
+    with pytest.raises(ValueError, match="search=greedy is none of enumerate, refine"):
+        run(asked, "greedy")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="budget=0 evaluations find nothing"):
+        run(asked, "anneal", budget=0)
+    tiny = replace(
+        asked.setting.fabric, devices=tuple(replace(d, memory_bytes=1e6) for d in asked.setting.fabric.devices)
+    )
+    with pytest.raises(ValueError, match="no plan fits: the nearest"):
+        run(replace(asked, setting=Setting(tiny, asked.setting.rates)), "refine", budget=30)

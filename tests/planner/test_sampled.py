@@ -1,0 +1,151 @@
+"""Epochs of neighbour sampling, priced: samples are those of a run, a sample of all is the single device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composing import configured
+from conftest import Run
+from gnnpar.config.compose import composed
+from gnnpar.parallel.sampling.strategy import Minibatch
+from gnnpar.parallel.strategy import Workload
+from gnnpar.partition.partition import Random
+from gnnpar.planner.candidate import Candidate
+from gnnpar.planner.closed import Setting, closed
+from gnnpar.planner.extract import record
+from gnnpar.planner.ir import ModelIR
+from gnnpar.planner.planned import Inputs
+from gnnpar.planner.rates import NOMINAL
+from gnnpar.planner.sample_statistics import MOST, Drawn, draw
+from gnnpar.planner.sampled import Ring, Step, Whole, sampled_epoch, step_seconds
+from gnnpar.planner.statistics import GraphStats, PartStats
+from gnnpar.planner.topology import one_host
+from gnnpar.planner.work import Work
+from gnnpar.verify.conformance import small_graph
+
+NOTHING = Whole(features=0.0, structure=0.0)
+
+
+def inputs_of(name: str = "gcn", **graph: int) -> Inputs:
+    data, config = small_graph(**graph), configured("model", name, "model.num_layers=3", "model.hidden=16")
+    model = config.build(data.num_features, 3, seed=3)
+    ir = record(model, data.num_features)
+    return Inputs(Workload(data, Random(), ir.num_layers), model, ir)
+
+
+def drawn(strategy: Minibatch, inputs: Inputs, *, ranks: int = 1) -> Drawn:
+    return draw(strategy, inputs, seed=3, ranks=ranks, threads=1)
+
+
+def setting(ranks: int) -> Setting:
+    return Setting(one_host(ranks, cores=ranks, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * ranks)
+
+
+def work_of(ir: ModelIR, ranks: int = 1, nodes: int = 5000, edges: int = 60_000) -> Work:
+    parts = PartStats.even(nodes, edges, ranks, alpha=0.3, cut_share=0.2)
+    return Work(ir, GraphStats(nodes, edges, ir.in_dim, ir.final, 2000), parts, (NOMINAL,) * ranks)
+
+
+def whole_step(ir: ModelIR, work: Work, **changed: Any) -> Step:
+    """All nodes and edges in every layer."""
+    ring = Ring(rows=work.graph.nodes, edges=work.graph.edges, loops=0)
+    step = Step(rings=(ring,) * ir.num_layers, seeds=work.graph.train, times=1.0, scaled=False)
+    return replace(step, **changed)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
+def test_a_sample_of_all_is_the_single_device(name: str) -> None:
+    """But for the features that are gathered, and the rows that are cut off between layers."""
+    ir = inputs_of(name).ir
+    work = work_of(ir)
+    step = whole_step(ir, work)
+    nodes, after = work.graph.nodes, [work.graph.nodes] * (ir.num_layers - 1) + [work.graph.train]
+    widths = [*(sum(cut) for cut in ir.cuts), ir.final]
+    cut_off = sum(NOMINAL.elementwise.seconds(0, w * (nodes + n), calls=1) for w, n in zip(widths, after, strict=True))
+    besides = NOMINAL.gather_seconds(nodes * ir.in_dim) + cut_off
+    single = closed(Candidate(family="single"), work, setting(1)).seconds
+    assert step_seconds(step, ir, NOMINAL) - besides == pytest.approx(single)
+
+
+def test_smaller_samples_take_less_and_sums_that_are_made_up_more() -> None:
+    ir = record(configured("model", "gcn", "model.hidden=32").build(32, 3, seed=3), 32)
+    work = work_of(ir)
+    full = whole_step(ir, work)
+    rings = tuple(Ring(rows=4000 // 4**i, edges=20_000 // 4**i, loops=1000 // 4**i) for i in range(ir.num_layers))
+    few = replace(full, rings=rings, seeds=60)
+    scaled = replace(few, scaled=True)
+    seconds = [step_seconds(s, ir, NOMINAL) for s in (few, scaled, full)]
+    assert seconds == sorted(set(seconds))
+    peaks = [sampled_epoch([s], work, setting(1), NOTHING).peak_bytes for s in (few, scaled, full)]
+    assert peaks == sorted(peaks)
+    assert peaks[0] < peaks[1]
+
+
+def test_the_decoder_sees_the_seeds_alone() -> None:
+    ir = inputs_of("gcnii").ir
+    step = whole_step(ir, work_of(ir))
+    (end,) = [g for g in ir.groups if g.phase == "end"]
+    many, few = (step_seconds(replace(step, seeds=seeds), ir, NOMINAL) for seeds in (3000, 10))
+    less = [NOMINAL.dense_seconds(end, n, backward=back) for n in (3000, 10) for back in (False, True)]
+    assert many - few > less[0] + less[1] - less[2] - less[3] > 0
+
+
+def test_an_epoch_is_its_steps() -> None:
+    """A sum over ranks each; two kinds of steps count as often as they come; every rank holds the whole graph."""
+    ir = inputs_of().ir
+    work, at = work_of(ir, 2), setting(2)
+    long = whole_step(ir, work, times=5.0, draw_seconds=0.01, sort_seconds=0.02)
+    short = replace(long, rings=tuple(replace(r, rows=500, edges=4000) for r in long.rings), times=1.0)
+    found = sampled_epoch([long, short], work, at, Whole(features=3e6, structure=2e6))
+    assert found.steps == 6
+    assert found.phases.sample == pytest.approx(0.06)
+    assert found.phases.reduce == pytest.approx(6 * at.reduce(range(2), 4.0 * (ir.params + 1)))
+    steps = 5 * step_seconds(long, ir, NOMINAL) + step_seconds(short, ir, NOMINAL)
+    assert found.phases.compute == pytest.approx(steps + 6 * 0.02)
+    alone = sampled_epoch([long], work, at, NOTHING)
+    assert [a.total - b.total for a, b in zip(found.memory, alone.memory, strict=True)] == pytest.approx([5.4e6] * 2)
+
+
+def test_the_batches_that_are_drawn_stand_for_all() -> None:
+    inputs = inputs_of(num_nodes=200, num_edges=900)
+    train = int(inputs.workload.dataset.train_mask.sum())
+    found = drawn(Minibatch(batch_size=7, sampler="own"), inputs)
+    count = -(-train // 7)
+    assert count > MOST == found.num
+    assert sum(s.times for s in found.steps) == pytest.approx(count)
+    assert sum(s.times * s.seeds for s in found.steps) == pytest.approx(train)  # the last one is smaller
+    assert found.steps[-1].seeds < 7
+    assert found.seconds > 0
+    everything = drawn(Minibatch(batch_size=None, fanout=(-1,), sampler="own"), inputs, ranks=2)
+    assert len(everything.steps) == 1
+    assert everything.steps[0].seeds == -(-train // 2)
+    assert not everything.steps[0].scaled
+    assert everything.whole.features > found.whole.features  # rows of other ranks' nodes
+
+
+def test_the_samples_and_the_memory_are_those_of_a_run(run_cli: Run, tmp_path: Path) -> None:
+    """In a process of its own: a peak counts whatever else its process holds."""
+    chosen = ("model=sage", "model.hidden=64", "dataset.num_nodes=3000", "strategy=minibatch", "strategy.fanout=[6,4]")
+    quick = ("world_size=1", "epochs=6", "eval_every=6", "threads_per_rank=1", "tracker=jsonl", "checkpoint.keep=0")
+    run = tmp_path / "run"
+    assert run_cli("train", *chosen, *quick, f"hydra.run.dir={run}").returncode == 0
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    settings = composed([*chosen, *quick])
+    inputs = Inputs.of(settings)
+    strategy: Any = settings.strategy
+    found = draw(strategy, inputs, seed=settings.seed, ranks=1, threads=1)
+    assert len(found.steps) == first["sample/steps"] == found.num
+    assert sum(s.rings[0].rows for s in found.steps) == first["sample/nodes"]
+    assert sum(s.rings[0].edges for s in found.steps) == first["sample/edges"]
+    assert found.by == first["sample/sampler"]
+    data = inputs.workload.dataset
+    parts = PartStats.of(data.edge_index, Random().part_of(data, 1), 1)
+    work = Work(inputs.ir, GraphStats.of(data), parts, (NOMINAL,))
+    epoch = sampled_epoch(found.steps, work, setting(1), found.whole)
+    result = json.loads((run / "result.json").read_text())
+    assert 0.75 < result["memory_bytes"]["peak"][0] / epoch.peak_bytes < 1.1

@@ -1,0 +1,63 @@
+"""Closed forms for thousands of equal ranks equal the ones that count every pair."""
+
+from __future__ import annotations
+
+import pytest
+
+from composing import configured
+from gnnpar.planner.candidate import Candidate, even_cuts
+from gnnpar.planner.closed import Setting, closed
+from gnnpar.planner.extract import record
+from gnnpar.planner.fabric import Fabric
+from gnnpar.planner.memory import memory
+from gnnpar.planner.rates import derived
+from gnnpar.planner.scale import Cluster, Paper
+from gnnpar.planner.statistics import GraphStats, PartStats
+from gnnpar.planner.topology import Machines
+from gnnpar.planner.work import Work
+
+GRAPH = GraphStats(nodes=200_000, edges=3_000_000, features=32, classes=8, train=100_000)
+RATES = derived(14e12, 900e9)
+CANDIDATES = (
+    Candidate(family="graph_parallel", parts=8),
+    Candidate(family="graph_parallel", parts=8, overlap="none"),
+    Candidate(family="adaqp", parts=8, bits=4),
+    Candidate(family="sar", parts=8),
+    Candidate(family="sar", parts=8, prefetch=0, remat=False),
+    Candidate(family="graph_parallel", parts=2),
+    Candidate(family="gnnpipe", stages=8, chunks=16),
+    Candidate(family="hybrid", stages=4, parts=2, chunks=4),
+    Candidate(family="hybrid", stages=2, parts=4, chunks=8),
+    Candidate(family="gnnpipe", stages=8),
+)
+
+
+def law(parts: int) -> tuple[float, float]:
+    return 0.1 * (parts - 1), 0.3 * (parts - 1) / parts
+
+
+def hosts() -> Fabric:
+    kind = {"type": "cuda", "memory": "32 GiB", "speed": "14 Tflop/s", "memory_rate": "900 GB/s"}
+    return Machines(
+        devices={"v": kind},
+        hosts=({"name": "h", "devices": {"v": 4}, "inside": "bus", "nic": "nic", "count": 2},),
+        links={"bus": {"rate": "50 GB/s", "latency": "6 us"}, "nic": {"rate": "3 GB/s", "latency": "30 us"}},
+    ).fabric
+
+
+@pytest.mark.parametrize("name", ["resgcn", "gat", "gcnii"])
+def test_equal_ranks_cost_what_counting_says(name: str) -> None:
+    made = configured("model", name, "model.num_layers=9", "model.hidden=64").build(32, 8, seed=0)
+    ir = record(made, 32)
+    cluster = Cluster(per_host=4, port=(50e9, 6e-6), nic=(3e9, 30e-6), rates=RATES)
+    paper = Paper(ir, GRAPH, law, cluster)
+    setting = Setting(hosts(), (RATES,) * 8)
+    for given in CANDIDATES:
+        candidate = Candidate(**{**vars(given), "cuts": even_cuts(9, given.stages)})
+        alpha, share = law(given.parts)
+        parts = PartStats.even(GRAPH.nodes, GRAPH.edges, given.parts, alpha=alpha, cut_share=share)
+        work = Work(ir, GRAPH, parts, (RATES,) * given.parts)
+        counted, told = closed(candidate, work, setting), paper.epoch(candidate)
+        for phase, seconds in vars(counted).items():
+            assert vars(told)[phase] == pytest.approx(seconds, rel=1e-9, abs=1e-12), (candidate.label, phase)
+        assert paper.peak_bytes(candidate) == pytest.approx(max(m.total for m in memory(candidate, work)))

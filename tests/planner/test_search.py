@@ -1,0 +1,165 @@
+"""Stages by dynamic programming against brute force; searches of a space find what there is to find."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from gnnpar.planner.closed import chain
+from gnnpar.planner.search.ordered import Line, place_layers
+from gnnpar.planner.search.space import Evaluator, Space, anneal, descend, descend_again, draw
+from gnnpar.planner.search.stages import assign_stages
+from gnnpar.planner.search.tree import climb, published
+
+
+def brute_force(layers: int, counts: list[int], stage: Callable, cut: Callable, chunks: int) -> float:
+    best = math.inf
+    devices = [c for c, count in enumerate(counts) for _ in range(count)]
+    for size in range(1, min(layers, len(devices)) + 1):
+        for inside in itertools.combinations(range(1, layers), size - 1):
+            cuts = (0, *inside)
+            ends = (*inside, layers)
+            for classes in set(itertools.permutations(devices, size)):
+                stages = [stage(a, b, c) for a, b, c in zip(cuts, ends, classes, strict=True)]
+                ways = [cut(a, c, d) for a, c, d in zip(inside, classes, classes[1:], strict=False)]
+                best = min(best, chain(stages, [w for w, _ in ways], [b for _, b in ways], chunks))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_stages_equal_brute_force(seed: int) -> None:
+    """Up to 8 layers on up to 4 devices of up to 3 classes, with boundaries that may be the bottleneck."""
+    rng = random.Random(seed)
+    layers, num_classes = rng.randint(1, 8), rng.randint(1, 3)
+    counts = [1] * num_classes
+    for _ in range(4 - num_classes):
+        counts[rng.randrange(num_classes)] += rng.randint(0, 1)
+    seconds = [[rng.uniform(0.5, 2) / (1 + c) for _ in range(layers)] for c in range(num_classes)]
+    widths = [rng.choice([1, 2]) * rng.uniform(0.2, 3) for _ in range(layers)]
+    speed = {(c, d): rng.uniform(0.3, 2) for c in range(num_classes) for d in range(num_classes)}
+
+    def stage(a: int, b: int, c: int) -> float:
+        return sum(seconds[c][a:b]) if b - a <= 5 or c == 0 else math.inf  # memory: few layers fit on class c > 0
+
+    def cut(layer: int, c: int, d: int) -> tuple[float, float]:
+        alone = widths[layer] / speed[c, d]
+        return alone + 0.1, alone
+
+    for chunks in (1, 4, 16):
+        found = assign_stages(layers, counts, stage, cut, chunks=chunks)
+        assert found.seconds == pytest.approx(brute_force(layers, counts, stage, cut, chunks))
+        assert len(found.cuts) == len(found.classes)
+        assert all(found.classes.count(c) <= counts[c] for c in set(found.classes))
+
+
+def test_stages_of_a_given_number_and_what_cannot_be() -> None:
+    found = assign_stages(8, [4], lambda a, b, c: b - a, lambda *_: (0.0, 0.0), chunks=8, stages=4)
+    assert found.cuts == (0, 2, 4, 6)
+    with pytest.raises(ValueError, match="5 stages cannot be made of 8 layers and 4 devices: use at most 4"):
+        assign_stages(8, [4], lambda a, b, c: b - a, lambda *_: (0.0, 0.0), chunks=8, stages=5)
+    with pytest.raises(ValueError, match="no pipeline of 3 layers fits on these 2 devices"):
+        assign_stages(3, [2], lambda a, b, c: math.inf, lambda *_: (0.0, 0.0), chunks=2)
+
+
+def test_many_layers_take_seconds() -> None:
+    began = time.process_time()
+    rng = random.Random(0)
+    sums = [0.0, *itertools.accumulate(rng.uniform(1, 2) for _ in range(64))]
+    found = assign_stages(64, [16], lambda a, b, c: sums[b] - sums[a], lambda *_: (0.1, 0.1), chunks=64, stages=16)
+    assert len(found.cuts) == 16
+    assert found.seconds < 1.05 * (sums[-1] + 63 * sums[-1] / 16 + 1.5) + 63
+    assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_ordered_stages_equal_brute_force(seed: int) -> None:
+    """Stages on given devices, each layer with its own time on each, boundaries that may be the bottleneck."""
+    rng = random.Random(seed)
+    stages, layers = rng.randint(2, 4), rng.randint(4, 9)
+    numbers = np.random.default_rng(seed)
+    alone = numbers.uniform(0.2, 3, (stages - 1, layers))
+    line = Line(numbers.uniform(0.5, 2, (stages, layers)), alone + 0.1, alone)
+    for chunks in (1, 3, 16):
+        best = math.inf
+        for inside in itertools.combinations(range(1, layers), stages - 1):
+            ends = zip((0, *inside), (*inside, layers), strict=True)
+            times = [float(line.layers[s, a:b].sum()) for s, (a, b) in enumerate(ends)]
+            ways = [(float(line.whole[s, a]), float(alone[s, a])) for s, a in enumerate(inside)]
+            best = min(best, chain(times, [w for w, _ in ways], [b for _, b in ways], chunks))
+        seconds, cuts = place_layers(line, chunks=chunks)
+        assert seconds == pytest.approx(best)
+        assert len(cuts) == stages and cuts[0] == 0
+    with pytest.raises(ValueError, match="10 stages cannot be made of 9 layers: use at most 9 stages"):
+        place_layers(Line(np.ones((10, 9)), np.ones((9, 9)), np.ones((9, 9))), chunks=2)
+
+
+def toy(seed: int) -> tuple[Space, Callable, float]:
+    """Names that cost by themselves and in pairs, with one forbidden choice; and the optimum."""
+    rng = random.Random(seed)
+    names = [f"n{i}" for i in range(6)]
+    alone = {n: [rng.uniform(1, 3) for _ in range(4)] for n in names}
+    pair = {(a, b): rng.uniform(0, 1) for a in range(4) for b in range(4)}
+
+    def price(chosen: dict) -> float:
+        if chosen["n0"] == 3:
+            return math.inf
+        values = list(chosen.values())
+        total = sum(alone[n][v] for n, v in chosen.items())
+        return total + sum(pair[a, b] for a, b in itertools.pairwise(values))
+
+    space = Space({n: list(range(4)) for n in names})
+    best = min(price(dict(zip(names, p, strict=True))) for p in itertools.product(range(4), repeat=6))
+    return space, price, best
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_searches_find_good_points(seed: int) -> None:
+    space, price, best = toy(seed)
+    reached = {}
+    for name, search in (
+        ("descend", lambda e: descend(e)),
+        ("anneal", lambda e: anneal(e, seed=1)),
+        ("climb", lambda e: climb(e, seed=1)),
+        ("draw", lambda e: draw(e, seed=1)),
+        ("published", lambda e: published(e, seed=1)),
+        ("again", lambda e: descend_again(e, seed=1)),
+    ):
+        evaluate = Evaluator(space, price, budget=300)
+        search(evaluate)
+        assert len(evaluate.seen) <= 300
+        assert evaluate.curve == sorted(evaluate.curve, reverse=True)
+        reached[name] = evaluate.best[1]
+        assert reached[name] == evaluate.curve[-1]
+        assert price(space.at(evaluate.best[0])) == reached[name]
+    assert all(reached[name] <= 1.12 * best for name in ("descend", "again", "anneal", "climb"))
+    assert min(reached.values()) <= 1.03 * best
+
+
+def test_a_whole_space_is_searched_within_its_budget() -> None:
+    space = Space({"a": [0, 1], "b": [0, 1, 2]})
+    evaluate = Evaluator(space, lambda p: 3.0 - p["a"] - p["b"] / 2, budget=6)
+    climb(evaluate, seed=0)
+    assert evaluate.best == ((1, 2), 1.0)
+    with pytest.raises(ValueError, match="b has nothing to choose from"):
+        Space({"a": [1], "b": []})
+
+
+def test_a_prior_leads_the_tree() -> None:
+    """With all of its weight on the best choices the first playouts find the best point."""
+    space, price, best = toy(0)
+    target = min(itertools.product(range(4), repeat=6), key=lambda p: price(space.at(p)))
+    sharp = Evaluator(space, price, budget=30)
+    climb(sharp, seed=0, prior=lambda prefix, _: [0.97 if c == target[len(prefix)] else 0.01 for c in range(4)])
+    assert sharp.best == (target, best)
+
+
+def test_equal_points_count_once() -> None:
+    evaluate = Evaluator(Space({"a": [0, 1], "b": [0, 1]}), lambda p: p["a"] + p["b"], 10, lambda p: (p[0], 0))
+    draw(evaluate, seed=0)
+    assert set(evaluate.seen) == {(0, 0), (1, 0)}

@@ -1,0 +1,125 @@
+"""Exports hold the figures of the comparison, and files are what they claim to be."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from gnnpar import results
+from gnnpar.cli import compare as command
+from gnnpar.report.rows import COLUMNS
+from gnnpar.settings import ConfigError
+from gnnpar.track.jsonl import read_rows
+from planted_runs import DROP, Plant, accurate, real_run
+
+OURS: dict[str, Any] = {"strategy": "graph_parallel", "world_size": 2, "transport": "gloo"}
+
+
+@pytest.fixture
+def study(plant: Plant, tmp_path: Path) -> Path:
+    """Two strategies and the control over three seeds, ours 2 to 4 times faster and 10 points better."""
+    for seed in range(3):
+        curve = [0.1, 0.3 + seed / 10, 0.7]
+        plant(seed=seed, median=4.0, curve=curve, **accurate(70 + seed))
+        plant(seed=seed, median=1.0 + seed / 2, curve=curve, **OURS, **accurate(80 + seed + 0.1 * (-1) ** seed))
+        plant(seed=seed, median=1.0, **OURS | DROP, **accurate(30 + seed))
+    return tmp_path
+
+
+def output(capsys: pytest.CaptureFixture, *arguments: str) -> str:
+    assert command.run(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_several_seeds_are_grouped_unless_told_otherwise(study: Path, capsys: pytest.CaptureFixture) -> None:
+    grouped = output(capsys, str(study))
+    (line,) = [line for line in grouped.splitlines() if "graph_parallel" in line and " exact " in line]
+    assert " 81.0" in line and "not inferior" in line
+    assert "not inferior" not in output(capsys, str(study), "--no-group")
+
+
+def test_a_narrow_terminal_goes_without_what_matters_least(
+    study: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.console import Console
+
+    wide = output(capsys, str(study)).splitlines()[0].split()
+    monkeypatch.setattr("gnnpar.report.terminal._console", lambda: Console(width=100, highlight=False))
+    narrow = output(capsys, str(study))
+    assert {"verdict", "control", "epoch"} <= set(narrow.splitlines()[0].split()) < set(wide)
+    assert "too narrow for exactness" in narrow
+
+
+def test_json_holds_runs_groups_and_what_was_asked(study: Path, capsys: pytest.CaptureFixture) -> None:
+    found = json.loads(output(capsys, str(study), "--json", "--margin", "0.5"))
+    assert (len(found["rows"]), len(found["groups"]), found["margin"], found["baseline"]) == (9, 3, 0.5, "single")
+    ours = found["groups"][1]
+    assert ours["speedup"] == pytest.approx((4 * 4 / 1.5 * 2) ** (1 / 3))
+    assert ours["speedup_low"] < ours["speedup"] < ours["speedup_high"]
+    assert (ours["accuracy"], ours["verdict"], ours["control_verdict"]) == (
+        pytest.approx(81 + 0.1 / 3),
+        "not inferior",
+        "inferior",
+    )
+    assert ours["seconds_to_target_high"] == ours["seconds_to_target"]
+
+
+def test_csv_of_groups_holds_the_values_of_json(study: Path, capsys: pytest.CaptureFixture) -> None:
+    groups = json.loads(output(capsys, str(study), "--json"))["groups"]
+    lines = list(csv.DictReader(io.StringIO(output(capsys, str(study), "--csv", "--group"))))
+    assert [{k: "" if v is None else str(v) for k, v in group.items()} for group in groups] == lines
+    assert len(list(csv.DictReader(io.StringIO(output(capsys, str(study), "--csv"))))) == 9
+
+
+def test_markdown_and_latex_set_bold_what_a_paired_test_puts_first(study: Path, capsys: pytest.CaptureFixture) -> None:
+    markdown = output(capsys, str(study), "--markdown").splitlines()
+    widths = {line.count("|") for line in markdown if line.startswith("|")}
+    assert len(widths) == 1
+    assert [line.count("**") for line in markdown if line.startswith("|")] == [0, 0, 0, 4, 0]
+    latex = output(capsys, str(study), "--latex")
+    assert all(rule in latex for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"graph\_parallel"))
+    assert re.search(r"\\textbf\{81\.03 \$\\pm\$ 0\.\d+\}|\\textbf\{81\.0 \$\\pm\$ [\d.]+\}", latex)
+    body = latex[latex.index("\\midrule") : latex.index("\\bottomrule")].splitlines()[1:]
+    columns = re.search(r"tabular\}\{([lr]+)\}", latex)
+    assert columns and {line.count(" & ") + 1 for line in body} == {len(columns[1])}
+
+
+def test_figures_are_vector_files(study: Path, capsys: pytest.CaptureFixture) -> None:
+    output(capsys, str(study), "--figures", str(study / "figures"))
+    files = {file.name for file in (study / "figures").iterdir()}
+    names = ("speedup", "breakdown", "accuracy_time", "accuracy_bytes")
+    assert {f"{name}.{form}" for name in names for form in ("svg", "pdf")} <= files
+    for file in (study / "figures").iterdir():
+        if file.suffix == ".svg":
+            assert ElementTree.parse(file).getroot().tag.endswith("svg")
+        else:
+            assert file.read_bytes().startswith(b"%PDF")
+    assert "graph_parallel" in (study / "figures" / "speedup.svg").read_text()
+
+
+@pytest.mark.parametrize("wrong", [("--margin", "0"), ("--target", "72")])
+def test_options_out_of_range_are_refused(study: Path, wrong: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match=rf"{wrong[0]} {wrong[1]} must"):
+        command.run([str(study), *wrong])
+
+
+def test_load_gives_a_row_a_run_and_history_a_row_an_epoch(tmp_path: Path) -> None:
+    result = real_run(tmp_path / "sweep" / "0", "strategy=single", "epochs=4")
+    frame = results.load(tmp_path / "**")
+    assert list(frame.columns[: len(COLUMNS)]) == list(COLUMNS)
+    (row,) = frame.to_dict("records")
+    assert (row["strategy"], row["epoch_seconds"]) == ("single", result["epoch_seconds"]["median"])
+    assert row["settings.optim.lr"] == str(result["settings"]["optim"]["lr"])
+    history = results.history(row["folder"])
+    assert list(history["loss/train"]) == [r["loss/train"] for r in read_rows(tmp_path / "sweep" / "0")]
+    with pytest.raises(ConfigError, match="names no folder"):
+        results.load(tmp_path / "nowhere*")
+    with pytest.raises(ConfigError, match="no epoch in"):
+        results.history(tmp_path)

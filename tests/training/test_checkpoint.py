@@ -1,0 +1,265 @@
+"""Checkpoints: a resumed run is the uninterrupted one bit for bit, and nothing that is broken or foreign gets in."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from checkpoints import ADAPTIVE, damage, hashes, last, result, rows, strategy_of, train
+from composing import names, presets_slow
+from conftest import Run
+from gnnpar.launch.launch import Outcome
+from gnnpar.training.checkpoint import files as checkpoint
+from gnnpar.training.checkpoint import state
+from gnnpar.training.checkpoint.policy import Keeper
+
+# beside every YAML of conf/strategy: state that only some settings have
+VARIANTS = {
+    "random bits": ("strategy=graph_parallel", "codec=random", "codec.period=3"),
+    "uniform bits": ("strategy=sar", "codec=uniform", "codec.bits=4"),
+    "kept features": ("strategy=graph_parallel", "first_layer=cached", "model=gat", "codec=bf16"),
+    "kept sums, adaptive": ("strategy=adaqp", "first_layer=cached", *ADAPTIVE),
+    "out of core": ("strategy=sar", "strategy.logical_parts=3", "model=gat"),
+    "out of core, adaptive": (
+        "strategy=sar",
+        "strategy.logical_parts=3",
+        "codec=adaptive",
+        "codec.period=2",
+        "codec.warmup=1",
+        "codec.trace_epochs=2",
+    ),
+    "rounds of peers": ("strategy=sar", "strategy.rounds=peer", "strategy.backward=pull", "model=gat", "world_size=3"),
+    "steps of batches": ("strategy=minibatch", "strategy.batch_size=24", "strategy.fanout=[3,2]", "model=gat"),
+    "momentum and warm-up": (
+        "strategy=graph_parallel",
+        "optim=sgd",
+        "optim.momentum=0.9",
+        "optim.schedule=cosine",
+        "optim.warmup_epochs=2",
+    ),
+}
+
+
+CASES = {name: strategy_of(name) for name in names("strategy")} | VARIANTS
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Trains until the end of an epoch in which the run is asked to end."""
+
+    def train_until(folder: Path, done: int, *overrides: str) -> Outcome:
+        decide = Keeper.decide
+
+        def asked(self, comm, now, everyone, *, ends):
+            told = everyone and [{**each, "asked": now == done} for each in everyone]
+            return decide(self, comm, now, told, ends=ends)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Keeper, "decide", asked)
+            return train(folder, *overrides)
+
+    return train_until
+
+
+@pytest.mark.parametrize("case", presets_slow(CASES))
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, interrupt, case: str) -> None:
+    common = (*CASES[case], "epochs=6", "fidelity_every=4")
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    assert train(whole, *common).exit_code == 0
+    for done in (2, 3):
+        outcome = interrupt(parted, done, "resume=auto", *common)
+        assert (outcome.status, outcome.error) == ("interrupted", "interrupted by a signal")
+        assert len(rows(parted)) == done == last(parted).epoch
+    assert train(parted, "resume=auto", *common).exit_code == 0
+    assert rows(parted) == rows(whole)
+    assert hashes(parted) == hashes(whole)
+    assert result(parted)["metric"] == result(whole)["metric"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six epochs of GCN on two ranks, with checkpoints after the second, fourth and last."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert (
+        train(folder, "strategy=graph_parallel", "checkpoint.every=2", "checkpoint.keep=3", "epochs=6").exit_code == 0
+    )
+    assert [p.name for p in checkpoint.folders(folder)] == ["epoch-000006", "epoch-000004", "epoch-000002"]
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
+    assert train(tmp_path, "checkpoint.every=1", "checkpoint.keep=2", "epochs=9", "optim.lr=0.5").exit_code == 0
+    found = [p.name for p in checkpoint.folders(tmp_path)]
+    evaluated = {row["epoch"] + 1: row["metric/val"] for row in rows(tmp_path) if "metric/val" in row}
+    best = max(evaluated, key=lambda epoch: (evaluated[epoch], -epoch))
+    assert found == sorted({"epoch-000009", "epoch-000008", f"epoch-{best:06d}"}, reverse=True)
+    chosen = checkpoint.best(tmp_path, pytest.fail)
+    assert chosen is not None
+    assert chosen.epoch == best
+    assert train(tmp_path / "none", "checkpoint.keep=0", "epochs=2").exit_code == 0
+    assert not (tmp_path / "none" / "checkpoint").exists()
+
+
+def test_a_longer_run_goes_on_in_another_folder(run: Path, tmp_path: Path) -> None:
+    more = ("strategy=graph_parallel", "epochs=9")
+    assert train(tmp_path / "more", f"resume={run}", *more).exit_code == 0
+    assert train(tmp_path / "whole", *more).exit_code == 0
+    whole = rows(tmp_path / "whole")
+    whole[5] = rows(run)[5]  # the last epoch of the shorter run was evaluated
+    assert rows(tmp_path / "more") == whole
+    assert hashes(tmp_path / "more") == hashes(tmp_path / "whole")
+    assert train(tmp_path / "one", f"resume={run}/checkpoint/epoch-000004", *more).exit_code == 0
+    assert hashes(tmp_path / "one") == hashes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "dropped"),
+    [
+        (("strategy=graph_parallel", "world_size=3"), "history, caches), because world_size 2 -> 3, partition "),
+        (("strategy=sar",), "history, caches), because strategy graph_parallel -> sar"),
+        (("strategy=single",), "history, caches), because world_size 2 -> 1, strategy graph_parallel -> single"),
+        (("strategy=graph_parallel", "strategy.overlap=none"), "because settings of strategy graph_parallel"),
+        (("strategy=graph_parallel", "optim=sgd"), "dropped: the optimizer's (Adam, this run has SGD)"),
+    ],
+)
+def test_elsewhere_model_and_optimizer_go_on_and_the_rest_is_named(
+    run: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], dropped: str
+) -> None:
+    before = last(run)
+    weights, moments = before.merged(torch.device("cpu"))
+    outcome = train(run, "resume=auto", "epochs=7", *overrides)
+    said = capsys.readouterr().out
+    assert outcome.exit_code == 0, outcome
+    (line,) = [each for each in said.splitlines() if each.startswith("resumed from")]
+    assert dropped in line
+    assert f"{before.folder} at epoch 6; dropped: " in line
+    assert [row["epoch"] for row in rows(run)] == list(range(7))
+    # the seventh step is the one that the two-rank run makes with the same moments, up to rounding
+    after, _ = last(run).merged(torch.device("cpu"))
+    assert any(not torch.equal(after[name], weights[name]) for name in weights)
+    if "optim=sgd" not in overrides:
+        shutil.rmtree(run / "checkpoint" / "epoch-000007")
+        assert train(run, "resume=auto", "epochs=7", "strategy=graph_parallel").exit_code == 0
+        expected, _ = last(run).merged(torch.device("cpu"))
+        for name in weights:
+            torch.testing.assert_close(after[name], expected[name], rtol=1e-4, atol=1e-6)
+        assert moments["state"].keys() == weights.keys()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (("dataset.graph_seed=1",), "is of graph "),
+        (("dataset.train_fraction=0.5",), "is of split "),
+        (("model.hidden=16",), "is of a model with hidden=8, this run's has hidden=16: set model.hidden as it was, or"),
+        (
+            ("model=sage",),
+            "is of a model with _target_=gnnpar.models.gcn.GCN, this run's has _target_=gnnpar.mod",
+        ),
+    ],
+)
+def test_another_graph_split_or_model_is_refused(run: Path, overrides: tuple[str, ...], line: str) -> None:
+    outcome = train(run, "resume=auto", "epochs=7", "strategy=graph_parallel", *overrides)
+    assert outcome.exit_code == 1
+    assert outcome.error is not None
+    assert line in outcome.error
+    assert "\n" not in outcome.error
+    assert last(run).epoch == 6
+
+
+def test_a_path_without_checkpoints_is_found_before_any_rank(run_cli: Run, tmp_path: Path) -> None:
+    done = run_cli("train", "resume=nowhere", "tracker=jsonl")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "gnnpar: resume=nowhere holds no checkpoint; give the folder of a run with checkpoint/"
+    )
+    assert done.stderr.count("\n") == 1
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a flipped byte of a rank": lambda folder: damage(folder / "rank-1.pt"),
+    "a flipped byte of the manifest": lambda folder: damage(folder / "manifest.json"),
+    "a cut rank": lambda folder: os.truncate(folder / "rank-0.pt", 1000),
+    "a missing rank": lambda folder: (folder / "rank-1.pt").unlink(),
+    "an empty manifest": lambda folder: (folder / "manifest.json").write_text(""),
+    "a manifest of another kind": lambda folder: (folder / "manifest.json").write_text("[1, 2]"),
+    "no manifest": lambda folder: (folder / "manifest.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_corrupt_checkpoint_gives_way_to_the_one_before(run: Path, trained: Path, capsys, how: str) -> None:
+    DAMAGE[how](run / "checkpoint" / "epoch-000006")
+    assert train(run, "resume=auto", "epochs=6", "strategy=graph_parallel").exit_code == 0
+    said = capsys.readouterr().out
+    assert "epoch-000006 is no good checkpoint: " in said
+    assert "; going back to the one before" in said
+    assert f"resumed from {run / 'checkpoint' / 'epoch-000004'} at epoch 4" in said
+    assert (hashes(run), rows(run)) == (hashes(trained), rows(trained))
+
+
+def test_nothing_foreign_is_unpickled(run: Path, tmp_path: Path) -> None:
+    """A checkpoint that somebody made, with checksums that fit."""
+
+    class Payload:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "executed",))
+
+    folder = run / "checkpoint" / "epoch-000006"
+    torch.save({"model": {}, "optimizer": Payload()}, folder / "rank-0.pt")
+    manifest = state.read_checked_json(folder / "manifest.json")
+    manifest["files"]["rank-0.pt"]["sha256"] = state.file_hash(folder / "rank-0.pt")
+    state.write_json_through(folder / "manifest.json", manifest)
+    with pytest.raises(pickle.UnpicklingError):
+        checkpoint.read(folder).rank(0, torch.device("cpu"))
+    outcome = train(run, "resume=auto", "epochs=7", "strategy=graph_parallel")
+    assert outcome.exit_code == 1
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_new_run_in_an_old_folder_moves_the_checkpoints_away(run: Path, capsys) -> None:
+    assert train(run, "strategy=graph_parallel", "epochs=2").exit_code == 0
+    assert "checkpoint is of an earlier run: moved to checkpoint-before" in capsys.readouterr().out
+    assert [p.name for p in checkpoint.folders(run)] == ["epoch-000002"]
+    assert (run / "checkpoint-before" / "epoch-000006").is_dir()
+
+
+def test_going_on_from_elsewhere_in_an_old_folder_leaves_no_stale_checkpoints(run: Path, tmp_path: Path) -> None:
+    common = ("strategy=graph_parallel", "checkpoint.every=1", "checkpoint.keep=9")
+    assert train(tmp_path / "old", *common, "epochs=8", "seed=3").exit_code == 0
+    assert train(tmp_path / "old", f"resume={run}/checkpoint/epoch-000002", *common, "epochs=4").exit_code == 0
+    assert [p.name for p in checkpoint.folders(tmp_path / "old")] == ["epoch-000004", "epoch-000003"]
+    assert hashes(tmp_path / "old") == dict(checkpoint.read(run / "checkpoint" / "epoch-000004").manifest["hashes"])
+
+
+def test_trees_come_back_bit_for_bit_and_tell_their_bits_apart(tmp_path: Path) -> None:
+    base = torch.arange(6.0)
+    tree = {
+        (("forward", 1), 2): base[2:4],
+        "b": [None, True, 3, 1e-300, "x", (float("nan"),)],
+        "half": torch.tensor([float("nan"), -0.0]).half(),
+        "empty": torch.empty(0, 3, dtype=torch.int64),
+    }
+    state.write_tree(tmp_path / "tree", tree)
+    back = state.read_tree(tmp_path / "tree", torch.device("cpu"))
+    assert back.keys() == tree.keys()
+    assert (tmp_path / "tree").stat().st_size < 4000
+    assert state.tree_hash(back) == state.tree_hash(tree)
+    assert back["b"][:5] == tree["b"][:5]
+    for other in (1.0, -1.0):
+        tree["half"] = torch.tensor([float("nan"), other * 0.0]).half()
+        assert (state.tree_hash(back) == state.tree_hash(tree)) == (other < 0)
+    with pytest.raises(TypeError, match=r"state\['a'\]\[1\] is a float64: a state holds tensors"):
+        state.plain({"a": [1, np.float64(2.0)]})

@@ -1,0 +1,135 @@
+"""An exported model predicts the same in a process that has no gnnpar; what cannot be exported is one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gnnpar
+from checkpoints import train
+from composing import configured, names
+from gnnpar.comm import ThreadWorld
+from gnnpar.config.compose import compose, run
+from gnnpar.folds.sum import Sum
+from gnnpar.graph import Graph
+from gnnpar.models.gcn import GCN
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.shard import Shard
+from gnnpar.training.result.export import Plain, traced
+from gnnpar.verify.conformance import small_graph
+
+DATA = small_graph()  # isolated nodes, loops on most, repeated edges
+ELSEWHERE = """
+import sys
+sys.modules["gnnpar"] = sys.modules["gnnpar_kernels"] = None  # an import of either is an error
+import runpy
+sys.argv = ["predict.py", "graph.pt", "logits.pt"]
+runpy.run_path("taken/predict.py", run_name="__main__")
+"""
+
+
+def built(name: str) -> GNN:
+    model = configured("model", name, "model.hidden=8", "model.num_layers=3").build(6, 3, seed=1).double().eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():  # biases too
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def expected(model: GNN) -> torch.Tensor:
+    everybody = torch.zeros(DATA.num_nodes, dtype=torch.int64)
+    (comm,) = ThreadWorld(1).communicators()
+    shard = Shard.open(DATA, everybody, comm, edge_ids=model.needs_edge_ids).to(torch.device("cpu"), torch.float64)
+    return model(WholeGraph(shard, Pass(0)), shard.x)
+
+
+def largest_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+@pytest.mark.parametrize("name", names("model"))
+def test_every_model_is_the_same_in_plain_torch(name: str) -> None:
+    model = built(name)
+    shuffled = DATA.edge_index[:, torch.randperm(DATA.num_edges, generator=torch.Generator().manual_seed(0))]
+    with torch.no_grad():
+        found = Plain(model)(DATA.x.double(), shuffled)
+        assert largest_error(found, expected(model)) < 1e-12
+
+
+@pytest.mark.slow  # seconds a model
+@pytest.mark.parametrize("name", names("model"))
+def test_every_model_has_a_program_for_any_graph(name: str) -> None:
+    model = built(name)
+    program = traced(model).module()
+    with torch.no_grad():
+        assert largest_error(program(DATA.x.double(), DATA.edge_index), expected(model)) < 1e-12
+        few = torch.randn(4, 6, dtype=torch.float64), torch.tensor([[0, 1, 2], [1, 2, 0]])
+        assert largest_error(program(*few), Plain(model)(*few)) < 1e-12
+
+
+@pytest.mark.slow  # processes that start: 15 s
+def test_a_run_is_taken_away_and_predicts_without_gnnpar(tmp_path: Path, monkeypatch, capsys) -> None:
+    job = ("strategy=graph_parallel", "model=gat", "epochs=4", "dataset.homophily=0.7")
+    assert train(tmp_path / "run", *job).exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    assert run("export", ["run", "--out", "taken"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == "epoch 4: model.json, predict.py, program.pt2, weights.pt  ->  taken"
+    kept = tmp_path / "run" / "checkpoint" / "epoch-000004"
+    before = sorted(p.name for p in kept.iterdir())
+    assert run("export", [str(kept)]) == 0
+    assert sorted(p.name for p in kept.iterdir()) == before, "a checkpoint holds what its manifest names"
+    taken = [json.loads((tmp_path / name / "model.json").read_text()) for name in ("run/export", "taken")]
+    assert taken[0]["files"]["weights.pt"] == taken[1]["files"]["weights.pt"]
+    told = taken[1]
+    assert (told["model"]["name"], told["num_features"], told["dtype"]) == ("gat", 12, "float32")
+    settings = compose(["dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12", *job])
+    dataset = settings.dataset.load(Path(), 0)
+    src, dst = dataset.edge_index
+    raw = dataset.edge_index[:, (src != dst).nonzero().flatten().flip(0)]
+    torch.save({"x": dataset.x, "edge_index": raw}, tmp_path / "graph.pt")
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        loaded = gnnpar.load(tmp_path / "run")
+        wanted = loaded(dataset.x, raw)
+    assert largest_error(torch.load(tmp_path / "logits.pt", weights_only=True), wanted) < 1e-5
+    weights = torch.load(tmp_path / "taken" / "weights.pt", weights_only=True)
+    assert all(torch.equal(weights[name], p) for name, p in loaded.model.named_parameters())
+
+
+class Stubborn(nn.Module):
+    """Its forward pass depends on values."""
+
+    def forward(self, g: Graph, h: torch.Tensor) -> torch.Tensor:
+        return g.aggregate(Sum(), (h * float(h.sum()),)) if h.sum() > 0 else h
+
+
+@dataclass(frozen=True, kw_only=True)
+class StubbornConfig(GCN):
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        stubborn: Any = Stubborn()
+        stubborn.weight = nn.Parameter(torch.ones(out_dim, in_dim))
+        return stubborn
+
+
+def test_what_cannot_be_exported_is_one_line(tmp_path: Path, monkeypatch, capsys) -> None:
+    with pytest.raises(ValueError, match=r"^StubbornConfig has no program: .*can be traced that uses tensors") as error:
+        traced(StubbornConfig(num_layers=1).build(3, 3, seed=0))
+    assert "\n" not in str(error.value)
+    monkeypatch.chdir(tmp_path)
+    assert run("export", ["nowhere"]) == 2
+    assert "nowhere has no good checkpoint; give the folder of a run" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""The fidelity probe: what it finds, and that training does not notice it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnpar.codecs.codec import BFloat16, CodecConfig, Drop, Identity, _Cast
+from gnnpar.config.compose import compose
+from gnnpar.launch.launch import launch
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.track.console import Lines, probe_line
+
+TINY = (
+    "comm=threads",
+    "world_size=2",
+    "threads_per_rank=1",
+    "tracker=jsonl",
+    "epochs=8",
+    "eval_every=4",
+    "model=gat",
+    "dataset.num_nodes=300",
+    "dataset.avg_degree=6",
+)
+
+
+class _Tiring(_Cast):
+    """Its rows depend on all that it has encoded before: nothing may use it beside training."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.calls = 0
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.calls += 1
+
+    def encode(self, rows: Any, index: Any, site: Any, peer: int) -> Any:
+        self.calls += 1
+        return super().encode(tuple(t * (1 + 0.003 * self.calls) for t in rows), index, site, peer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiring:
+    exactness = frozenset({"quantized"})
+
+    def build(self, shard: Any, comm: Any, seed: int) -> Any:
+        return _Tiring()
+
+
+def train(folder: Path, codec: CodecConfig, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    settings = compose([*TINY, *overrides])
+    folder.mkdir()
+    assert launch(replace(settings, strategy=GraphParallel(codec=codec)), folder).status == "completed"
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return rows, json.loads((folder / "result.json").read_text())
+
+
+@pytest.mark.parametrize("first_layer", ["live", "cached"])
+@pytest.mark.parametrize("codec", [Identity(), BFloat16(), Drop(), Tiring()], ids=lambda c: type(c).__name__)
+def test_losses_with_and_without_probes_are_the_same_bits(tmp_path: Path, codec: CodecConfig, first_layer: str) -> None:
+    model = "model=sage" if first_layer == "cached" else "model=gat"
+    common = (f"first_layer={first_layer}", model)
+    plain, without = train(tmp_path / "plain", codec, *common)
+    probed, result = train(tmp_path / "probed", codec, *common, "fidelity_every=3")
+    assert [row["loss/train"] for row in probed] == [row["loss/train"] for row in plain]
+    assert [row.get("metric/test") for row in probed] == [row.get("metric/test") for row in plain]
+    assert [row["comm/total_bytes"] for row in probed] == [row["comm/total_bytes"] for row in plain]
+    assert [row["epoch"] for row in probed if "fidelity/cosine" in row] == [0, 3, 6]
+    assert without["fidelity"] is None
+    assert all(row["time/timed"] == 0 for row in probed if "fidelity/cosine" in row)  # no such epoch counts as time
+    found = result["fidelity"]
+    assert found["probes"] == 3
+    if isinstance(codec, Identity):
+        assert found["worst"]["relative_error"] < 1e-5
+    else:
+        assert found["worst"]["relative_error"] >= found["relative_error"]["max"] > 1e-4
+        assert found["cosine"]["min"] < 1 - 1e-9
+
+
+@pytest.mark.parametrize("strategy", ["adaqp", "adaqp_q", "sar"])
+def test_strategies_with_a_memory_do_not_notice_a_probe(tmp_path: Path, strategy: str) -> None:
+    """AdaQP traces what it sends and reassigns bits by it; link costs, which decide too, are those of the first run."""
+
+    period = [] if strategy == "sar" else ["strategy.codec.period=3"]
+
+    def losses(name: str, *overrides: str) -> list[float]:
+        (tmp_path / name).mkdir()
+        settings = compose([*TINY, f"strategy={strategy}", "epochs=12", *period, *overrides])
+        assert launch(settings, tmp_path / name).status == "completed"
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["loss/train"] for line in lines]
+
+    plain = losses("plain")
+    profile = tmp_path / "plain" / "profile.json"
+    given = [f"profile={profile}"] if profile.exists() else []
+    assert losses("probed", "fidelity_every=2", *given) == plain
+
+
+def test_the_console_shows_the_last_probe(capsys: pytest.CaptureFixture) -> None:
+    lines = Lines(2, every=1)
+    probe = {
+        "fidelity/cosine": 0.98711,
+        "fidelity/relative_error": 0.1,
+        "fidelity/layers": {},
+        "fidelity/worst_layer": "layers.1",
+        "fidelity/worst_relative_error": 0.123,
+    }
+    row = {"loss/train": 1.5, "time/epoch_seconds": 0.25}
+    lines.log(row | {"epoch": 0} | probe)
+    lines.log(row | {"epoch": 1})
+    first, second = capsys.readouterr().out.splitlines()
+    assert "cosine 0.9871, worst layers.1 off by 12 %" in first
+    assert "cosine 0.9871, worst layers.1 off by 12 %" in second
+    assert probe_line(row) == ""

@@ -1,0 +1,113 @@
+"""Fidelity, evaluation over ranks, memory of an epoch: against figures known otherwise."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gnnpar.comm import ThreadWorld
+from gnnpar.data.tasks import make_task
+from gnnpar.training import memory
+from gnnpar.training.evaluate import evaluate, fidelity
+from gnnpar.training.measure import EpochMeter
+
+LONE = ThreadWorld(1).communicators()[0]
+
+
+def test_fidelity_against_hand_computed_figures() -> None:
+    exact = {"layers.0.w": torch.tensor([3.0, 4.0]), "decoder.w": torch.tensor([0.0])}
+    gradient = {"layers.0.w": torch.tensor([4.0, 3.0]), "decoder.w": torch.tensor([0.0])}
+    found = fidelity(gradient, exact, LONE)
+    assert found["fidelity/cosine"] == pytest.approx(24 / 25)
+    assert found["fidelity/relative_error"] == pytest.approx(math.sqrt(2) / 5)
+    assert found["fidelity/layers"]["decoder"] == [None, None]
+    worst = found["fidelity/worst_layer"]
+    assert found["fidelity/worst_relative_error"] == found["fidelity/layers"][worst][1]
+    assert found["fidelity/worst_relative_error"] == max(
+        e for _, e in found["fidelity/layers"].values() if e is not None
+    )
+
+
+def test_fidelity_counts_a_parameter_once_and_merges_stages() -> None:
+    """Ranks of one stage hold the same names, ranks of another stage other names."""
+
+    def body(comm):
+        name = "layers.0.w" if comm.rank < 2 else "layers.1.w"
+        return fidelity({name: torch.tensor([1.0, 0.0])}, {name: torch.tensor([1.0, 1.0])}, comm)
+
+    first, second, third = ThreadWorld(3).run(body)
+    assert (second, third) == ({}, {})
+    assert first["fidelity/cosine"] == pytest.approx(2 / math.sqrt(2 * 4))
+    assert list(first["fidelity/layers"]) == ["layers.0", "layers.1"]
+
+
+@pytest.mark.parametrize(("task_name", "out_dim"), [("single_label", 3), ("binary", 1), ("multi_label", 3)])
+@pytest.mark.parametrize("world", [1, 3])
+def test_metrics_do_not_depend_on_the_number_of_ranks(task_name, out_dim: int, world: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(41, out_dim, generator=generator)
+    y = torch.randint(0, 2, (41, 3), generator=generator).float()
+    y = y if task_name == "multi_label" else y[:, 0].long()
+    train = torch.rand(41, generator=generator) < 0.5
+    masks = {"train_mask": train, "val_mask": ~train, "test_mask": torch.zeros(41, dtype=torch.bool)}
+    task = make_task(task_name, 3)
+
+    def body(comm):
+        mine = torch.arange(41) % world == comm.rank
+        engine = SimpleNamespace(drain=lambda: None, predict=lambda: logits[mine])
+        shard = SimpleNamespace(y=y[mine], **{name: mask[mine] for name, mask in masks.items()})
+        return evaluate(engine, shard, task, comm)
+
+    everyone = ThreadWorld(world).run(body)
+    assert all(values == everyone[0] for values in everyone)
+    for split in ("train", "val"):
+        mask = masks[f"{split}_mask"]
+        expected = task.value(task.statistics(logits[mask], y[mask]))
+        assert everyone[0][f"metric/{split}"] == pytest.approx(expected, abs=1e-12)
+    assert everyone[0]["metric/test"] is None
+
+
+def test_peak_of_an_epoch_is_exact() -> None:
+    """Two buffers of 4 MB live at once on top of what was there, a third only after one of them has gone."""
+    held = torch.zeros(1_000_000)
+    before = sum(memory.live_storages().values())
+    with memory.measure_epoch(torch.device("cpu")) as report:
+        a = held + 1
+        b = a + 1
+        del a
+        c = b + 1
+        del b, c
+    assert report.peak == pytest.approx(before + 8_000_000, abs=64)  # the constants are tensors for a moment
+
+
+def test_activations_are_what_autograd_saves() -> None:
+    x = torch.ones(1000, requires_grad=True)
+    with memory.measure_epoch(torch.device("cpu")) as report:
+        y = x.exp()  # saves its result: 4000 bytes; x was there before
+        (y * x).sum().backward()
+    assert report.activations == 4000
+    assert x.grad is not None
+    assert torch.allclose(x.grad, 2 * y.detach())
+
+
+def test_bytes_of_an_optimizer() -> None:
+    weight = torch.nn.Parameter(torch.zeros(100))
+    optimizer = torch.optim.Adam([weight])
+    weight.grad = torch.ones(100)
+    optimizer.step()
+    assert memory.optimizer_nbytes(optimizer.state_dict()) == 2 * 400 + 4
+
+
+def test_the_window_holds_what_ran_inside_and_phases_add_up() -> None:
+    comm = ThreadWorld(1).communicators()[0]
+    comm.ledger.counted("evaluate", 1000)
+    meter = EpochMeter(comm)
+    with meter, comm.clock("compute"):
+        comm.ledger.counted("reduce", 10)
+        torch.zeros(10_000_000).sum()
+    figures = meter.read()
+    assert figures["bytes"] == {"reduce": 10}
+    assert sum(figures["phases"].values()) == pytest.approx(figures["seconds"], rel=0.02)

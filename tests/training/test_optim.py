@@ -1,0 +1,109 @@
+"""Optimizer configuration: schedules, decay groups, clipping, state."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from gnnpar.training.optim import SGD, Adam, AdamW, Schedule
+
+
+def model() -> nn.Module:
+    return nn.ModuleDict({"encoder": nn.Linear(3, 4), "layers": nn.ModuleList([nn.Linear(4, 4), nn.LayerNorm(4)])})
+
+
+def layer_of(name: str) -> int | None:
+    return int(name.split(".")[1]) if name.startswith("layers.") else None
+
+
+def build(config: Adam | AdamW | SGD, module: nn.Module, epochs: int = 10):
+    return config.build(module.named_parameters(), epochs=epochs, layer_of=layer_of)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule(), [1, 1, 1, 1]),
+        (Schedule(schedule="step", step_every=2, gamma=0.1), [1, 1, 0.1, 0.1]),
+        (Schedule(schedule="cosine"), [0.5 * (1 + math.cos(math.pi * e / 4)) for e in range(4)]),
+        (Schedule(schedule="warmup", warmup_epochs=3), [0.25, 0.5, 0.75, 1]),
+        (Schedule(schedule="step", step_every=1, gamma=0.5, warmup_epochs=1), [0.5, 1, 0.5, 0.25]),
+    ],
+)
+def test_schedules(schedule: Schedule, expected: list[float]) -> None:
+    assert [schedule.factor(epoch, 4) for epoch in range(4)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("decay", "names"),
+    [
+        (
+            "all",
+            {"encoder.weight", "encoder.bias", "layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"},
+        ),
+        ("weights", {"encoder.weight", "layers.0.weight"}),
+        ("first_layer", {"encoder.weight", "encoder.bias", "layers.0.weight", "layers.0.bias"}),
+    ],
+)
+def test_weight_decay_groups(decay, names: set[str]) -> None:
+    module = model()
+    decayed, spared = build(Adam(weight_decay=0.1, decay=decay), module).optimizer.param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    ids = {id(p) for p in decayed["params"]}
+    assert {name for name, p in module.named_parameters() if id(p) in ids} == names
+
+
+def test_clipping_is_by_the_global_norm() -> None:
+    module = model()
+    stepper = build(SGD(lr=1.0, clip=0.5), module)
+    before = [p.detach().clone() for p in module.parameters()]
+    for p in module.parameters():
+        p.grad = torch.full_like(p, 3.0)
+    stepper.step()
+    moved = torch.cat([(p - b).flatten() for p, b in zip(module.parameters(), before, strict=True)])
+    assert moved.norm().item() == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("config", [Adam(lr=0.1), AdamW(lr=0.1, decay="weights", weight_decay=0.1), SGD(momentum=0.9)])
+def test_a_loaded_state_continues_bit_for_bit(config) -> None:
+    def advance(module: nn.Module, stepper, epochs: range) -> None:
+        for epoch in epochs:
+            stepper.schedule(epoch)
+            stepper.zero_grad()
+            sum(p.square().sum() for p in module.parameters()).backward()  # type: ignore[union-attr]
+            stepper.step()
+
+    whole, halves = model(), model()
+    halves.load_state_dict(whole.state_dict())
+    advance(whole, build(config, whole), range(6))
+    first = build(config, halves)
+    advance(halves, first, range(3))
+    second = build(config, halves)
+    second.load_state_dict(first.state_dict())
+    advance(halves, second, range(3, 6))
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), halves.parameters(), strict=True))
+
+
+def test_contradictions_are_refused() -> None:
+    with pytest.raises(ValueError, match="nesterov=true needs momentum"):
+        SGD(nesterov=True)
+    with pytest.raises(ValueError, match="warms up never"):
+        Adam(schedule="warmup")
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_on_another_stage_moves_nothing_here(norm: float) -> None:
+    module = model()
+    stepper = build(SGD(lr=0.1), module)
+    before = [p.detach().clone() for p in module.parameters()]
+    for p in module.parameters():
+        p.grad = torch.ones_like(p)
+    stepper.step(norm=norm)
+    assert stepper.refused
+    assert all(torch.equal(p, kept) for p, kept in zip(module.parameters(), before, strict=True))
+    stepper.step(norm=1.0)
+    assert not stepper.refused
+    assert not any(torch.equal(p, kept) for p, kept in zip(module.parameters(), before, strict=True))

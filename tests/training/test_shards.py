@@ -1,0 +1,229 @@
+"""Training from shards on disk: the same bits as from memory, and no rank ever holds the whole graph."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from checkpoints import SMALL, hashes, rows, strategy_of, train
+from conftest import ROOT, Run, environment
+from gnnpar.cli.partition import run as partition
+from gnnpar.config import compose as main
+from gnnpar.config.compose import composed
+from gnnpar.launch.launch import launch
+from gnnpar.settings import ConfigError
+
+GRAPH = ("dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12")
+RUN = tuple(o for o in SMALL if o not in GRAPH)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("shards") / "made"
+    ids = ("model=gat", "model.attention_dropout=0.5")
+    assert partition([*GRAPH, *ids, "partition=fennel", "world_size=2", f"out={out}"], composed) == 0
+    return out
+
+
+def from_disk(folder: Path, shards: Path, *overrides: str) -> None:
+    folder.mkdir()
+    outcome = launch(composed([*RUN, f"shards={shards}", *overrides]), folder)
+    assert outcome.exit_code == 0, outcome.error
+
+
+CASES = [
+    ("graph_parallel", ()),
+    ("graph_parallel", ("model=gat", "model.attention_dropout=0.5", "first_layer=cached")),
+    ("adaqp", ()),
+    ("sar", ("model=gat", "precision=fp64")),
+    ("adaqp_p", ("model=sage_max",)),
+]
+
+
+@pytest.mark.parametrize(("strategy", "overrides"), CASES, ids=lambda value: "-".join(value) if value else "")
+def test_the_same_bits_as_from_memory(tmp_path: Path, shards: Path, strategy: str, overrides: tuple) -> None:
+    given = (*strategy_of(strategy), *overrides, "epochs=4")
+    from_disk(tmp_path / "disk", shards, *given)
+    profile = tmp_path / "disk/profile.json"  # what was measured decides on numbers: it is replayed
+    replayed = (f"profile={profile}",) if profile.exists() else ()
+    assert train(tmp_path / "memory", "partition=fennel", *given, *replayed).exit_code == 0
+    assert hashes(tmp_path / "disk") == hashes(tmp_path / "memory")
+    assert rows(tmp_path / "disk") == rows(tmp_path / "memory")
+    assert rows(tmp_path / "disk")[-1]["metric/test"] is not None
+    plans = [json.loads((tmp_path / name / "plan.json").read_text()) for name in ("disk", "memory")]
+    for key in ("mesh", "layers_of", "arrays", "hashes", "statistics"):
+        assert plans[0][key] == plans[1][key]
+    name = plans[0]["arrays"]["part_of"]
+    assert (tmp_path / "disk" / name).read_bytes() == (tmp_path / "memory" / name).read_bytes()
+
+
+def test_processes_give_these_bits_too(run_cli: Run, tmp_path: Path, shards: Path) -> None:
+    """As a user does it, in a folder whose name Hydra would take for a group."""
+    (tmp_path / "shards").symlink_to(shards)
+    done = run_cli("train", "shards=shards", *RUN, "comm=gloo", "epochs=3", "hydra.run.dir=processes", timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert train(tmp_path / "memory", "partition=fennel", "epochs=3").exit_code == 0
+    assert hashes(tmp_path / "processes") == hashes(tmp_path / "memory")
+    assert [row["loss/train"] for row in rows(tmp_path / "processes")] == [
+        row["loss/train"] for row in rows(tmp_path / "memory")
+    ]
+    result = json.loads((tmp_path / "processes/result.json").read_text())
+    assert (result["dataset"], result["world_size"], result["transport"]) == ("sbm", 2, "gloo")
+
+
+def test_a_run_from_memory_goes_on_from_one_from_shards(tmp_path: Path, shards: Path) -> None:
+    from_disk(tmp_path / "disk", shards, "epochs=2")
+    assert train(tmp_path / "on", "partition=fennel", "epochs=4", f"resume={tmp_path / 'disk'}").exit_code == 0
+    assert train(tmp_path / "memory", "partition=fennel", "epochs=4").exit_code == 0
+    assert hashes(tmp_path / "on") == hashes(tmp_path / "memory")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("strategy=gnnpipe",), "strategy=gnnpipe cuts the whole graph, which shards=.* hold for no rank"),
+        (("strategy=sar", "strategy.logical_parts=2"), "strategy=sar cuts the whole graph"),
+        (("world_size=3",), "are 2 parts, but there are 3 ranks: set world_size=2, or partition again"),
+        (("dataset=cora",), "dataset=cora and shards=.*: the shards set the dataset; leave one of them out"),
+        (("partition.seed=1",), "the shards set the partition"),
+        (("plan=plan.json",), "the shards set the plan"),
+        (("shards.check=none",), r"shards\.check=none must be one of full, header"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else "",
+)
+def test_what_shards_cannot_serve_is_one_line(tmp_path: Path, shards: Path, overrides: tuple, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        launch(composed([*RUN, f"shards={shards}", *overrides]), tmp_path)
+
+
+def test_damage_and_missing_ids_end_a_run_in_one_line(tmp_path: Path) -> None:
+    out = tmp_path / "shards"
+    assert partition([*GRAPH, "world_size=2", "partition=range", f"out={out}"], composed) == 0
+    (tmp_path / "r").mkdir()
+    settings = composed([*RUN, f"shards={out}", "epochs=2", "model=gat", "model.attention_dropout=0.5"])
+    assert "hold no edge ids, which this model's attention dropout reads" in (
+        launch(settings, tmp_path / "r").error or ""
+    )
+    file = out / "part-1/x.npy"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    told = launch(composed([*RUN, f"shards={out}", "epochs=2"]), tmp_path / "r").error or ""
+    assert "part-1/x.npy is corrupt" in told
+    assert "\n" not in told
+    assert launch(composed([*RUN, f"shards={out}", "epochs=2", "shards.check=header"]), tmp_path / "r").exit_code == 0
+    file.write_bytes(data[:-9])
+    with pytest.raises(ValueError, match=r"part-1/x\.npy is \d+ bytes, not \d+"):
+        launch(composed([*RUN, f"shards={out}"]), tmp_path / "r")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lacks", ["the folder", "a file of its part"])
+def test_joined_ranks_end_at_once_where_one_lacks_its_shards(tmp_path: Path, shards: Path, lacks: str) -> None:
+    """Rank 1 on a host of its own, whose copy of the shards is not whole: both end with its line, and exit code 2."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    mine = tmp_path / "1" / "shards"
+    shutil.copytree(shards, tmp_path / "0" / "shards")
+    shutil.copytree(shards, mine)
+    if lacks == "the folder":
+        shutil.rmtree(mine)
+    else:
+        next((mine / "part-1").glob("*.npy")).unlink()
+    command = [sys.executable, "-m", "gnnpar", "train", *RUN, "shards=shards", "hydra.run.dir=run", "checkpoint.keep=0"]
+    command = [o for o in command if not o.startswith(("world_size", "comm="))]
+    env = environment() | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": "0"}
+    began = time.monotonic()
+    started = [
+        subprocess.Popen(
+            command, cwd=tmp_path / str(rank), env=env | {"RANK": str(rank)}, text=True, stderr=subprocess.PIPE
+        )
+        for rank in (0, 1)
+    ]
+    lines = [process.communicate(timeout=100)[1] for process in started]
+    assert lines[0] == lines[1].replace("gnnpar: ", f"gnnpar: rank 1 on {socket.gethostname()}: ", 1)
+    assert [line.count("\n") for line in lines] == [1, 1]
+    assert [process.returncode for process in started] == [2, 2]
+    assert time.monotonic() - began < 60, "half of comm.connect_seconds"
+
+
+def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
+    for argv, said in (
+        (["dataset=sbm"], "out=FOLDER is given 0 times"),
+        (["dataset=sbm", f"out={tmp_path}"], "is there already; remove it"),
+        (["shards=x", "out=y"], "shards=x: gnnpar partition takes"),
+        (["dataset=folder", f"out={tmp_path / 'y'}"], r"dataset\.path is not set"),
+        (["dataset=sbm", "world_size=5000", f"out={tmp_path / 'y'}"], "cannot fill 5000 parts"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            partition(argv, composed)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_part_is_for_the_single_device(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out = tmp_path / "shards"
+    assert main.run("partition", [*GRAPH, "world_size=1", f"out={out}"]) == 0
+    assert "0.0% of the edges are cut, alpha 0.000" in capsys.readouterr().out
+    from_disk(tmp_path / "run", out, "strategy=single", "epochs=2")
+    assert train(tmp_path / "memory", "strategy=single", "epochs=2").exit_code == 0
+    assert hashes(tmp_path / "run") == hashes(tmp_path / "memory")
+    assert main.run("partition", [*GRAPH, f"out={out}"]) == 2
+    assert capsys.readouterr().err == f"gnnpar: out={out} is there already; remove it, or name another folder\n"
+    assert main.run("plan", [f"shards={out}"]) == 2
+    assert "gnnpar plan reads the whole graph" in capsys.readouterr().err
+
+
+MEASURE = """
+import json, sys
+sys.path.insert(0, {study!r})
+from pathlib import Path
+import sample
+from generate import generate
+generate(Path("graph"), nodes=400_000, edges=3_200_000, features=192)
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ranks = [*torchrun, "-m", "gnnpar", "train"]
+cut = [sys.executable, "-m", "gnnpar", "partition", "world_size=2"]
+run = ["model=gcn", "model.hidden=8", "epochs=2", "eval_every=2", "threads_per_rank=1", "checkpoint.keep=0"]
+graph = ["dataset=folder", "dataset.path=graph", "dataset.symmetrize=true", "partition=ldg"]
+commands = [
+    [*cut, "dataset=sbm", "out=small"], [*cut, *graph, "out=large"], [*ranks, *run, "shards=small"],
+    [*ranks, *run, "shards=large"], [*ranks, *run, *graph],
+]
+told = [sample.run(command, limit_bytes=2**40) for command in commands]
+print(json.dumps([[each["ended"], each["peaks"], each["output"]] for each in told]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_no_process_holds_what_would_be_the_whole_graph(tmp_path: Path) -> None:
+    """400 k nodes with 192 features and 3.5 M edges: 293 MiB and, as pairs of int64, 53 MiB. Counted is anonymous
+    memory above that of the same command with a small graph; mapped files are not in it."""
+    script = MEASURE.format(study=str(ROOT / "experiments/shards_memory"))
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=1100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [each[0] for each in told] == [0] * 5, told
+    small_cut, large_cut, small, disk, memory = (
+        {role: values[1] for role, values in peaks.items()} for _, peaks, _ in told
+    )
+    features, edges = 192 * 4 * 400_000, 16 * 3_500_000
+    assert large_cut["parent"] - small_cut["parent"] < features + edges, "a few integers a node, and a chunk"
+    assert memory["rank 0"] - small["rank 0"] > features + edges, "rank 0 reads all of it"
+    for rank in ("rank 0", "rank 1"):
+        assert disk[rank] - small[rank] < features, "not the whole graph, nor a copy of what is mapped"

@@ -1,0 +1,75 @@
+"""gnnpar.load: the trained module of a run predicts what the run evaluated, on whatever graph it is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.transforms import ToSparseTensor
+
+import gnnpar
+from checkpoints import damage, last, rows, train
+from gnnpar.config.compose import compose
+from gnnpar.data.dataset import Dataset
+
+CSR: Any = torch.sparse_csr  # PyG's own annotation of a layout says int
+
+
+def raw(dataset: Dataset) -> Data:
+    """As a user has it: no self loops, edges in another order."""
+    src, dst = dataset.edge_index
+    kept = (src != dst).nonzero().flatten().flip(0)
+    return Data(x=dataset.x, edge_index=dataset.edge_index[:, kept])
+
+
+def accuracy(logits: torch.Tensor, dataset: Dataset, mask: torch.Tensor) -> float:
+    return float((logits.argmax(1) == dataset.y)[mask].double().mean())
+
+
+@pytest.mark.parametrize("model", ["gat", "gcn"])
+def test_the_loaded_module_predicts_what_was_evaluated(tmp_path: Path, model: str) -> None:
+    common = ("strategy=graph_parallel", f"model={model}", "epochs=8", "optim.lr=0.2", "checkpoint.every=2")
+    assert train(tmp_path, *common).exit_code == 0
+    settings = compose([f"model={model}", "dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12"])
+    dataset = settings.dataset.load(Path(), 0)
+    evaluated = {row["epoch"] + 1: row for row in rows(tmp_path) if "metric/val" in row}
+    for which in ("best", "last"):
+        found = gnnpar.load(tmp_path, which=which)
+        assert not found.training
+        with torch.no_grad():
+            logits = found(raw(dataset))
+            again = found(dataset.x, dataset.edge_index, prepared=True)
+            transposed = found(ToSparseTensor(layout=CSR)(raw(dataset)))
+        assert torch.equal(logits, again)
+        assert torch.equal(logits, transposed)
+        told = evaluated[found.epoch]
+        assert found.val == told["metric/val"]
+        for split in ("train", "val", "test"):
+            assert accuracy(logits, dataset, getattr(dataset, f"{split}_mask")) == pytest.approx(
+                told[f"metric/{split}"]
+            )
+    assert found.epoch == 8
+    assert max(row["metric/val"] for row in evaluated.values()) == gnnpar.load(tmp_path).val
+    assert found.settings.model == compose([f"model={model}", "model.hidden=8"]).model
+    smaller = found(torch.randn(3, 12), torch.tensor([[0, 1], [1, 2]]))
+    assert smaller.shape == (3, 8)
+    smaller.sum().backward()
+    assert all(p.grad is not None for p in found.parameters())
+
+
+def test_what_does_not_fit_is_one_line(tmp_path: Path, capsys) -> None:
+    assert train(tmp_path, "strategy=single", "epochs=4", "checkpoint.every=2").exit_code == 0
+    found = gnnpar.load(tmp_path / "checkpoint" / "epoch-000002")
+    assert (found.epoch, gnnpar.load(tmp_path, which="last").epoch) == (2, 4)
+    with pytest.raises(ValueError, match=r"x is \(5, 3\), but the model was trained on 12 features a node"):
+        found(torch.zeros(5, 3), torch.zeros(2, 0, dtype=torch.int64))
+    with pytest.raises(ValueError, match="names node 7"):
+        found(torch.zeros(5, 12), torch.tensor([[0], [7]]))
+    with pytest.raises(ValueError, match="has no good checkpoint"):
+        gnnpar.load(tmp_path / "elsewhere")
+    damage(last(tmp_path).folder / "rank-0.pt")
+    assert gnnpar.load(tmp_path, which="last").epoch == 2
+    assert "epoch-000004 is no good checkpoint" in capsys.readouterr().err
