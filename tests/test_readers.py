@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoints import train
+from gnnpar import durable
 from gnnpar.cli.partition import run as partition
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.config.compose import composed
@@ -25,7 +26,6 @@ from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import read_rows
 from gnnpar.training.checkpoint import files as checkpoint
-from gnnpar.training.checkpoint import state
 from gnnpar.training.result.result import read_result
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
@@ -117,7 +117,7 @@ def test_json_that_says_something_else(run: Path, name: str, data: st.DataObject
         tree = changed(tree, data)
     try:
         if name.endswith("manifest.json") and isinstance(tree, dict):
-            state.write_json_through(file, tree)
+            durable.write_checked_json(file, tree)
         else:
             file.write_text(json.dumps(tree))
         reads_or_says_why(READERS[name], file)

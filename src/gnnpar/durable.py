@@ -1,15 +1,71 @@
-"""Files that are whole or not there: checksums, and writing through to the disk."""
+"""Files that are whole or not there: writing, checksums, and reaching the disk."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 _BLOCK = 1 << 22
+
+
+class WriteError(OSError):
+    """A file that could not be written: one line with its name and the reason of the operating system."""
+
+    def __str__(self) -> str:
+        return f"{self.filename} cannot be written: {self.strerror}"
+
+
+@contextmanager
+def open_whole(file: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
+    """A new file to write: it takes its name when the block ends, and is removed where the block raises.
+
+    `sync`: its bytes reach the disk before it takes its name. Raises WriteError for every OSError of the writing.
+    """
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb+") as out:
+            yield out
+            out.flush()
+            if sync:
+                os.fsync(out.fileno())
+        partial.replace(file)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise WriteError(error.errno, error.strerror or str(error), str(file)) from error
+        raise
+
+
+def write_text_whole(file: Path, text: str, *, sync: bool = False) -> None:
+    """UTF-8. Raises WriteError."""
+    with open_whole(file, sync=sync) as out:
+        out.write(text.encode())
+
+
+def write_json_whole(file: Path, data: object, *, indent: int | None = 1, sync: bool = False) -> None:
+    """JSON and a line end. Raises WriteError; TypeError for what JSON has no form for."""
+    write_text_whole(file, json.dumps(data, indent=indent) + "\n", sync=sync)
+
+
+def write_checked_json(file: Path, data: Mapping[str, Any]) -> None:
+    """JSON with a checksum of itself, written through to the disk. Raises WriteError."""
+    write_json_whole(file, {**data, "checksum": checksum(data)}, sync=True)
+
+
+def read_checked_json(file: Path) -> dict[str, Any]:
+    """ValueError where it is not what `write_checked_json` wrote."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(data, dict) or data.pop("checksum", None) != checksum(data):
+        raise ValueError("its checksum is wrong")
+    return data
 
 
 def file_hash(file: Path) -> str:
@@ -21,24 +77,9 @@ def file_hash(file: Path) -> str:
     return digest.hexdigest()
 
 
-def write_json_through(file: Path, data: Mapping[str, Any]) -> None:
-    """JSON with a checksum of itself, written through to the disk."""
-    body = {**data, "checksum": checksum(data)}
-    with file.open("w", encoding="utf-8") as out:
-        out.write(json.dumps(body, indent=1) + "\n")
-        out.flush()
-        os.fsync(out.fileno())
-
-
-def read_checked_json(file: Path) -> dict[str, Any]:
-    """ValueError where it is not what `write_json_through` wrote."""
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if not isinstance(data, dict) or data.pop("checksum", None) != checksum(data):
-        raise ValueError("its checksum is wrong")
-    return data
+def checksum(data: Mapping[str, Any]) -> str:
+    """sha256 of plain data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def sync_folder(folder: Path) -> None:
@@ -48,8 +89,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def checksum(data: Mapping[str, Any]) -> str:
-    """sha256 of plain data, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnpar.durable import open_whole, write_json_whole
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -221,7 +223,7 @@ class Plan:
             shutil.copyfile(part_of, folder / named["part_of"])
         names = {k: named.get(k) or _save_array(folder, v) for k, v in self.arrays.items()}
         file = folder / "plan.json"
-        file.write_text(json.dumps(self.as_data(names), indent=2) + "\n")
+        write_json_whole(file, self.as_data(names), indent=2)
         return file
 
     @property
@@ -364,7 +366,8 @@ def array_hash(array: Tensor) -> str:
 
 def _save_array(folder: Path, array: Tensor) -> str:
     name = f"{array_hash(array)[:16]}.npy"
-    np.save(folder / name, array.to(torch.int32).numpy())
+    with open_whole(folder / name) as out:
+        np.save(out, array.to(torch.int32).numpy())
     return name
 
 

@@ -130,7 +130,7 @@ def test_a_file_of_another_type_is_found_without_its_checksum(folder: Path) -> N
 )
 def test_a_foreign_manifest_is_one_line(folder: Path, change: dict, said: str) -> None:
     file = folder / "manifest.json"
-    durable.write_json_through(file, durable.read_checked_json(file) | change)
+    durable.write_checked_json(file, durable.read_checked_json(file) | change)
     with pytest.raises(ValueError, match=said) as caught:
         read_manifest(folder)
     assert str(folder) in str(caught.value)

@@ -15,6 +15,7 @@ import torch
 from checkpoints import ADAPTIVE, damage, hashes, last, result, rows, strategy_of, train
 from composing import names, presets_slow
 from conftest import Run
+from gnnpar import durable
 from gnnpar.launch.launch import Outcome
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import state
@@ -219,9 +220,9 @@ def test_nothing_foreign_is_unpickled(run: Path, tmp_path: Path) -> None:
 
     folder = run / "checkpoint" / "epoch-000006"
     torch.save({"model": {}, "optimizer": Payload()}, folder / "rank-0.pt")
-    manifest = state.read_checked_json(folder / "manifest.json")
-    manifest["files"]["rank-0.pt"]["sha256"] = state.file_hash(folder / "rank-0.pt")
-    state.write_json_through(folder / "manifest.json", manifest)
+    manifest = durable.read_checked_json(folder / "manifest.json")
+    manifest["files"]["rank-0.pt"]["sha256"] = durable.file_hash(folder / "rank-0.pt")
+    durable.write_checked_json(folder / "manifest.json", manifest)
     with pytest.raises(pickle.UnpicklingError):
         checkpoint.read(folder).rank(0, torch.device("cpu"))
     outcome = train(run, "resume=auto", "epochs=7", "strategy=graph_parallel")

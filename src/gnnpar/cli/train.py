@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnpar.config import jobs
+from gnnpar.durable import write_text_whole
 from gnnpar.launch.slurm import rank_on_host
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track import progress
@@ -56,7 +57,7 @@ def run_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping[s
             settings = replace(settings, tracker=Quiet())
         if first:
             run_dir.mkdir(parents=True, exist_ok=True)
-            (run_dir / "config.yaml").write_text(facts["yaml"], encoding="utf-8")
+            write_text_whole(run_dir / "config.yaml", facts["yaml"])
         from gnnpar.launch.launch import launch
 
         outcome = launch(settings, run_dir)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnnpar.comm.communicator import Site
+from gnnpar.durable import open_whole
 
 RECORD = struct.Struct("<dqqqqqqq")  # seconds (monotonic), pid, state or peer, epoch, layer, call, phase, chunk
 _PHASES = ("forward", "backward", "remat", "push", "stage", "reduce", "assign", "evaluate", "setup")
@@ -54,13 +55,11 @@ class Whereabouts:
         self._map: mmap.mmap | None = None
         self._site: tuple[int, ...] = _NOWHERE
         if file is not None:
-            partial = file.with_suffix(".new")
-            with partial.open("wb+") as empty:
+            with open_whole(file) as empty:
                 empty.write(bytes(RECORD.size))
                 empty.flush()
                 self._map = mmap.mmap(empty.fileno(), RECORD.size)
-            self._write(WORKING)
-            partial.replace(file)
+                self._write(WORKING)
 
     def at(self, site: Site) -> None:
         """The rank works, and has come to a site."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import socket
 import statistics
 import time
@@ -24,6 +23,7 @@ from typing import Any, Literal
 import psutil
 
 from gnnpar.aliases import with_published_targets
+from gnnpar.durable import write_json_whole
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.progress import Snapshot
@@ -83,19 +83,11 @@ class Manifest:
 
     def save(self) -> None:
         jobs = [{"key": j.key, "folder": j.folder, "overrides": list(j.overrides)} for j in self.jobs.values()]
-        write_json(self.folder / MANIFEST, {"schema": 1, "argv": self.argv, "jobs": jobs})
+        write_json_whole(self.folder / MANIFEST, {"schema": 1, "argv": self.argv, "jobs": jobs})
 
     def states(self, keys: Sequence[str] | None = None) -> dict[str, tuple[State, str]]:
         """Key -> (state, why it is not done), of all jobs or of these."""
         return {key: state_of(self.folder / self.jobs[key].folder) for key in keys or self.jobs}
-
-
-def write_json(file: Path, data: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    partial.replace(file)
 
 
 def begin_job(run_dir: Path, overrides: Sequence[str]) -> None:
@@ -104,13 +96,14 @@ def begin_job(run_dir: Path, overrides: Sequence[str]) -> None:
     forget(run_dir)
     process = psutil.Process()
     record = {"pid": process.pid, "born": process.create_time(), "host": socket.gethostname(), "error": None}
-    write_json(run_dir / RECORD, record | {"started": time.time(), "overrides": list(overrides)})
+    write_json_whole(run_dir / RECORD, record | {"started": time.time(), "overrides": list(overrides)})
 
 
 def refuse_job(run_dir: Path, error: str, *, refused: bool) -> None:
     """A job that ended without a result.json says why. `refused`: by its configuration."""
     record = read_record(run_dir) or {"started": time.time(), "overrides": []}
-    write_json(run_dir / RECORD, record | {"error": " ".join(error.split()), "refused": refused})
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_json_whole(run_dir / RECORD, record | {"error": " ".join(error.split()), "refused": refused})
 
 
 def read_record(run_dir: Path) -> dict[str, Any] | None:

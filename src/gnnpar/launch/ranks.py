@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gnnpar.durable import write_json_whole
 from gnnpar.launch.namespaces import INTERFACE, Network
 from gnnpar.launch.slurm import rank_on_host
 from gnnpar.launch.stop import Interrupted, Stop, listen_in_rank
@@ -89,9 +90,7 @@ def main(settings: Settings, world: World, run_dir: str, facts: Mapping[str, Any
         return
     except BaseException as error:
         failure = failure_of(rank, error)
-        partial = Path(scratch) / f"{rank}.partial"
-        partial.write_text(json.dumps(vars(failure)), encoding="utf-8")
-        partial.replace(Path(scratch) / f"{rank}.json")
+        write_json_whole(Path(scratch) / f"{rank}.json", vars(failure))
         if failure.secondary:  # let the parent notice the rank that is really gone before this one
             time.sleep(_PATIENCE_SECONDS)
         sys.stdout.flush()

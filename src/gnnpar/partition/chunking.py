@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
+from gnnpar.durable import open_whole
 from gnnpar.partition.partition import symmetric_csr
 
 Edges = tuple[Tensor, int]  # edge_index int64 [2, E], number of nodes
@@ -158,9 +158,8 @@ def chunk(
     say(f"cut {dataset.num_nodes} nodes into chunks, {chunks_per_part} a way, in {time.perf_counter() - began:.1f} s")
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = file.with_suffix(f".{os.getpid()}.tmp.npy")
-        np.save(scratch, chunk_of.to(torch.int32).numpy())
-        scratch.replace(file)  # atomic: two runs may cut at once
+        with open_whole(file) as out:  # two runs may cut at once
+            np.save(out, chunk_of.to(torch.int32).numpy())
     return chunk_of
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gnnpar.durable import checksum, file_hash, read_checked_json, write_json_through
+from gnnpar.durable import checksum, file_hash, read_checked_json, write_checked_json
 
 NAME, SCHEMA = "manifest.json", 1
 Check = Literal["full", "header"]
@@ -62,7 +62,7 @@ class Manifest:
         return {name.removeprefix(prefix): facts for name, facts in self.files.items() if name.startswith(prefix)}
 
     def save(self, folder: Path) -> None:
-        write_json_through(folder / NAME, asdict(self))
+        write_checked_json(folder / NAME, asdict(self))
 
 
 def folder_of(part: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.stored import Stored
+from gnnpar.durable import open_whole
 
 
 class Partitioner(Protocol):
@@ -134,13 +134,11 @@ def partition(
 def _write(file: Path, part_of: Tensor, say: Callable[[str], None]) -> None:
     """sha256 of what follows, then int32 [N]. A cache that takes nothing more is a line, not an error."""
     payload = part_of.to(torch.int32).numpy().tobytes()
-    scratch = file.with_suffix(f".{os.getpid()}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_bytes(hashlib.sha256(payload).digest() + payload)
-        scratch.replace(file)  # atomic: two runs may partition at once
+        with open_whole(file) as out:  # two runs may partition at once
+            out.write(hashlib.sha256(payload).digest() + payload)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         say(f"partition not cached: {error.strerror} ({file})")
 
 

@@ -23,6 +23,7 @@ import torch
 
 from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
+from gnnpar.durable import write_json_whole
 from gnnpar.planner.rates import DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import with_visits
@@ -81,9 +82,7 @@ def calibrate(
     found = fitted(world_samples(ranks, threads, tiny), ranks=ranks, threads=threads)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = file.with_suffix(f".{os.getpid()}.tmp")
-        scratch.write_text(json.dumps(found.as_json(), indent=1) + "\n", encoding="utf-8")
-        scratch.replace(file)
+        write_json_whole(file, found.as_json())
     return found
 
 

@@ -6,10 +6,11 @@ receive, phases. Spans that overlap inside a row get rows of their own, because 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from gnnpar.durable import write_json_whole
 
 Row = tuple[int, str, float, float]  # rank, action text (F3@1) or phase, start seconds, end seconds
 ROWS = ("compute", "send", "receive", "phases")
@@ -62,4 +63,4 @@ def _meta(name: str, rank: int, tid: int, args: dict[str, Any]) -> dict[str, Any
 
 
 def save_trace(file: Path, rows: Iterable[Row], facts: dict[str, Any] | None = None) -> None:
-    file.write_text(json.dumps(chrome_trace(rows, facts)) + "\n", encoding="utf-8")
+    write_json_whole(file, chrome_trace(rows, facts), indent=None)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gnnpar.durable import write_text_whole
 from gnnpar.track import keys
 
 FILE = "metrics.jsonl"
@@ -26,12 +26,7 @@ class Jsonl:
         if source is not None:
             kept = [row for row in read_rows(source) if row["epoch"] < epochs_done]
             kept = kept if timed else [_results_only(row) for row in kept]
-            partial = file.with_name(FILE + ".partial")
-            with partial.open("w", encoding="utf-8") as out:
-                out.writelines(json.dumps(row) + "\n" for row in kept)
-                out.flush()
-                os.fsync(out.fileno())
-            partial.replace(file)
+            write_text_whole(file, "".join(json.dumps(row) + "\n" for row in kept), sync=True)
         self._file = file.open("w" if source is None else "a", encoding="utf-8")
 
     def start(self, facts: Mapping[str, Any]) -> None: ...

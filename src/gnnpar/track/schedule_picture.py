@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gnnpar.durable import write_text_whole
+
 Row = tuple[int, str, float, float]  # rank, action text (F3@1) or phase, start seconds, end seconds
 _ACTION = re.compile(r"([SR]?)([FB])(\d+)@(\d+)")
 _WAITS = ("bubble", "exposed", "exposed_wire", "exposed_skew")  # phases of the clock in which a rank waits
@@ -52,7 +54,7 @@ def schedule_picture(panels: Sequence[Panel], *, slots: int | None = None) -> st
 
 
 def save_picture(file: Path, panels: Sequence[Panel]) -> None:
-    file.write_text(schedule_picture(panels), encoding="utf-8")
+    write_text_whole(file, schedule_picture(panels))
 
 
 def _panel(panel: Panel, top: int, until: float, slots: int) -> tuple[list[str], int]:

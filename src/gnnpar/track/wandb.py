@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 
 import annotated_types as at
 
+from gnnpar.durable import write_json_whole
 from gnnpar.track import keys
 from gnnpar.track.console import Console, complain, say
 from gnnpar.track.tracker import Tee, Tracker
@@ -211,7 +212,7 @@ def link(run: Any, run_dir: Path) -> None:
     """What finds the run again: read by gnnpar dashboard."""
     place = {"id": run.id, "entity": run.entity or None, "project": run.project, "group": run.group or None}
     place |= {"mode": "offline" if run.offline else "online", "path": os.path.relpath(run.settings.sync_dir, run_dir)}
-    (run_dir / LINK).write_text(json.dumps(place, indent=1) + "\n", encoding="utf-8")
+    write_json_whole(run_dir / LINK, place)
 
 
 def describe(run: Any, run_dir: Path, facts: Mapping[str, Any]) -> None:

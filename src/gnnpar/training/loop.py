@@ -5,7 +5,6 @@ Only rank 0 reads the dataset, plans, and talks to trackers; every figure it log
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import make_task
+from gnnpar.durable import write_json_whole
 from gnnpar.launch import paced
 from gnnpar.launch.namespaces import interface_sent_bytes
 from gnnpar.launch.stop import Interrupted, Stop
@@ -277,9 +277,7 @@ def save_profile(engine: Any, comm: Communicator, run_dir: Path) -> str:
     if profile is None:
         return ""
     if comm.rank == 0:
-        partial = run_dir / "profile.json.partial"
-        partial.write_text(json.dumps(profile.as_json(), indent=1) + "\n", encoding="utf-8")
-        partial.replace(run_dir / "profile.json")
+        write_json_whole(run_dir / "profile.json", profile.as_json())
     return profile.hash
 
 

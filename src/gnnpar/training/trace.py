@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any, Self
 
 from gnnpar.comm import Communicator
+from gnnpar.durable import write_text_whole
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
 from gnnpar.parallel.pipeline.schedule.grid import grid
 from gnnpar.parallel.pipeline.schedule.simulate import simulate
@@ -67,7 +68,7 @@ class Recorder:
             said = f"measured: epoch {facts.get('epoch', '')}, {max(row[3] for row in measured) * 1e3:.1f} ms"
             save_picture(folder / PICTURE, [Panel(told, plan_of(rows, schedules)), Panel(said, measured)])
             schedule = next(iter(schedules.values()))
-            (folder / TEXT).write_text(f"{grid(schedule)}\n\n{schedule}\n", encoding="utf-8")
+            write_text_whole(folder / TEXT, f"{grid(schedule)}\n\n{schedule}\n")
 
 
 def schedules_of(rows: list[Row], mesh: tuple[tuple[int, ...], ...]) -> dict[tuple[int, ...], Schedule]:

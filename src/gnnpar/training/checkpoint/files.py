@@ -17,16 +17,8 @@ import torch
 
 from gnnpar.aliases import with_current_targets
 from gnnpar.comm import Communicator
-from gnnpar.training.checkpoint.state import (
-    file_hash,
-    plain,
-    read_checked_json,
-    read_tree,
-    sync_folder,
-    tree_hash,
-    write_json_through,
-    write_tree,
-)
+from gnnpar.durable import file_hash, read_checked_json, sync_folder, write_checked_json
+from gnnpar.training.checkpoint.state import plain, read_tree, tree_hash, write_tree
 
 FOLDER, MANIFEST = "checkpoint", "manifest.json"
 _PARTIAL, _OLD = ".partial", ".old"
@@ -121,7 +113,7 @@ def _finish(partial: Path, final: Path, manifest: Mapping[str, Any], everyone: l
         if stray.name not in files:
             stray.unlink()
     hashes = {name: tree_hash([each["hashes"][name] for each in everyone]) for name in ("model", "optimizer", "engine")}
-    write_json_through(partial / MANIFEST, {**manifest, "files": files, "hashes": hashes})
+    write_checked_json(partial / MANIFEST, {**manifest, "files": files, "hashes": hashes})
     sync_folder(partial)
     old = final.with_name(final.name + _OLD)
     if final.exists():

@@ -16,18 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnpar.durable import file_hash, read_checked_json, sync_folder, write_json_through
-
-__all__ = [
-    "file_hash",
-    "plain",
-    "read_checked_json",
-    "read_tree",
-    "sync_folder",
-    "tree_hash",
-    "write_json_through",
-    "write_tree",
-]
+from gnnpar.durable import file_hash
 
 _SCALARS = (bool, int, float, str)
 

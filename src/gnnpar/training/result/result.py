@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from gnnpar.durable import write_json_whole
 from gnnpar.launch.paced import burst_share
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.keys import BYTE_PHASES, PHASES
@@ -35,9 +36,7 @@ def write_result(run_dir: Path, header: Row, status: Status, error: str | None) 
     plan = json.loads(plan_path.read_text(encoding="utf-8")) if plan_path.exists() else None
     result = build_result(header, plan, read_rows(run_dir), status, error)
     result["load"] = {"before": header["load_before"], "after": os.getloadavg()[0]}
-    partial = run_dir / (FILE + ".partial")
-    partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    partial.replace(run_dir / FILE)
+    write_json_whole(run_dir / FILE, result)
     return result
 
 

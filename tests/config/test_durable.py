@@ -1,0 +1,51 @@
+"""A file is whole or not there, and what went wrong is one line."""
+
+import errno
+import json
+import os
+
+import pytest
+
+from gnnpar.durable import WriteError, open_whole, write_json_whole, write_text_whole
+
+
+def test_the_new_text_takes_the_place_of_the_old_one(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("old")
+    write_text_whole(file, "new")
+    assert file.read_text() == "new" and os.listdir(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_json_is_read_back(tmp_path, sync):
+    write_json_whole(tmp_path / "a.json", {"a": [1, 2]}, sync=sync)
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": [1, 2]}
+
+
+def test_what_is_raised_half_way_leaves_the_old_file_and_nothing_else(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("old")
+    with pytest.raises(ZeroDivisionError), open_whole(file) as out:
+        out.write(b"half" * (1 // 0))
+    assert file.read_text() == "old" and os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_what_json_has_no_form_for_leaves_the_old_file(tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text("old")
+    with pytest.raises(TypeError):
+        write_json_whole(file, {"a": object()})
+    assert file.read_text() == "old" and os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path):
+    file = tmp_path / "a.txt"
+    with pytest.raises(WriteError) as raised, open_whole(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert str(raised.value) == f"{file} cannot be written: No space left on device"
+    assert raised.value.errno == errno.ENOSPC and not os.listdir(tmp_path)
+
+
+def test_a_folder_that_is_missing_is_one_line_too(tmp_path):
+    with pytest.raises(OSError, match=r"b/a\.txt cannot be written: No such file or directory"):
+        write_text_whole(tmp_path / "b" / "a.txt", "")
