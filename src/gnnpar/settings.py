@@ -325,12 +325,20 @@ def describe(hint: Any) -> str:
 
 
 def _bound(constraint: object) -> str:
-    words = {"Ge": ("ge", ">="), "Gt": ("gt", ">"), "Le": ("le", "<="), "Lt": ("lt", "<")}
+    """'>= 0 and < 1'. 0.0 reads 0: of two equal hints Python keeps the one that was imported first."""
     if isinstance(constraint, at.Interval):
-        present = ((sign, getattr(constraint, attribute)) for attribute, sign in words.values())
-        return " and ".join(f"{sign} {limit}" for sign, limit in present if limit is not None)
-    name = type(constraint).__name__
-    return f"{words[name][1]} {getattr(constraint, words[name][0])}" if name in words else ""
+        ge, gt, le, lt = constraint.ge, constraint.gt, constraint.le, constraint.lt
+    else:
+        ge = constraint.ge if isinstance(constraint, at.Ge) else None
+        gt = constraint.gt if isinstance(constraint, at.Gt) else None
+        le = constraint.le if isinstance(constraint, at.Le) else None
+        lt = constraint.lt if isinstance(constraint, at.Lt) else None
+    limits = {">=": ge, ">": gt, "<=": le, "<": lt}
+    return " and ".join(
+        f"{sign} {limit:g}" if isinstance(limit, float) else f"{sign} {limit}"
+        for sign, limit in limits.items()
+        if limit is not None
+    )
 
 
 def unknown_key(path: str, value: Any, known: Iterable[str]) -> str:

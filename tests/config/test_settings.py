@@ -191,6 +191,7 @@ def test_types_in_words() -> None:
     assert describe(int | None) == "a whole number or null"
     assert describe(tuple[int, ...]) == "a list of a whole number"
     assert describe(Literal["x"]) == "x"
+    assert describe(Annotated[float, at.Interval(gt=2.0, lt=3)]) == "a number > 2 and < 3"
 
 
 def test_a_plan_sets_the_strategy(tmp_path: Path) -> None:
