@@ -17,11 +17,11 @@ from typing import Any
 from gnnpar.models.resgcn import ResGCN
 from gnnpar.planner.candidate import Candidate, even_cuts
 from gnnpar.planner.extract import record
-from gnnpar.planner.ir import ModelIR
 from gnnpar.planner.laws import law_of
-from gnnpar.planner.rates import derived
 from gnnpar.planner.scale import Cluster, Paper
-from gnnpar.planner.statistics import GraphStats
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.rates import derived
+from gnnpar.pricing.statistics import GraphStats
 
 HERE = Path(__file__).parent
 DEVICE = {"speed": 19.5e12, "memory_rate": 2039e9, "memory_bytes": 80 * 2**30}  # an A100's data sheet

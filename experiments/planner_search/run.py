@@ -139,10 +139,10 @@ def study(number: int, *, split: Split, seeds: int, budget: int) -> list[dict[st
 def large() -> dict[str, Any]:
     """Whole planning for 64 different devices and 64 layers."""
     from gnnpar.models.resgcn import ResGCN
-    from gnnpar.planner.closed import Setting
     from gnnpar.planner.extract import record
-    from gnnpar.planner.rates import derived
-    from gnnpar.planner.topology import Machines
+    from gnnpar.pricing.machine import Machine
+    from gnnpar.pricing.rates import derived
+    from gnnpar.pricing.topology import Machines
 
     kinds = {"v100": (14, 900, 32), "p100": (9.3, 549, 12)}
     fabric = Machines(
@@ -161,7 +161,7 @@ def large() -> dict[str, Any]:
     made = ResGCN(num_layers=LARGE["layers"], hidden=128, encoder="linear", decoder="linear", norm="layer")
     ir = record(made.build(base.graph.features, 16, seed=0), base.graph.features)
     rates = {d.kind: derived(d.speed or 0, d.memory_rate or 0) for d in fabric.devices}
-    setting = Setting(fabric, tuple(rates[d.kind] for d in fabric.devices))
+    setting = Machine(fabric, tuple(rates[d.kind] for d in fabric.devices))
     request = replace(base, ir=ir, setting=setting, ranks=fabric.size, fewer=False)
     found = run(request, DEFAULT)
     spent = time.process_time() - began

@@ -11,7 +11,7 @@ from typing import Any
 
 MOVED = {  # 0.1.0 -> now
     "gnnpar.codecs.adaptive": "gnnpar.codecs.adaptive.codec",
-    "gnnpar.planning.topology": "gnnpar.planner.topology",
+    "gnnpar.planning.topology": "gnnpar.pricing.topology",
     "gnnpar.runner.optim": "gnnpar.training.optim",
     "gnnpar.shard.partition": "gnnpar.partition.partition",
     "gnnpar.shard.streaming": "gnnpar.partition.streaming",

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Protocol
 import annotated_types as at
 
 from gnnpar.aliases import current
-from gnnpar.planner.topology import Machines
+from gnnpar.pricing.topology import Machines
 
 Positive = Annotated[int, at.Ge(1)]
 Count = Annotated[int, at.Ge(0)]

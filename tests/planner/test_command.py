@@ -12,8 +12,8 @@ from conftest import Run
 from gnnpar.__main__ import main
 from gnnpar.cli.plan import factors_of, qualities
 from gnnpar.planner.calibrate import Calibration, fitted, nonnegative
-from gnnpar.planner.rates import NOMINAL, Rates
 from gnnpar.planner.samples import Samples
+from gnnpar.pricing.rates import NOMINAL, Rates
 from gnnpar.settings import ConfigError, with_plan
 
 SMALL = ("dataset=sbm", "dataset.num_nodes=400", "model=resgcn", "model.num_layers=8", "model.hidden=16")
@@ -27,7 +27,7 @@ def devices_of(folder: Path, name: str, *, devices: str, hosts: str, nic: str) -
     """A topology whose devices have speeds of their own: nothing has to be measured."""
     (folder / "topology").mkdir()
     (folder / "topology" / f"{name}.yaml").write_text(
-        f"_target_: gnnpar.planner.topology.Machines\ncores: auto\ndevices: {{{devices}}}\nhosts: [{hosts}]\n"
+        f"_target_: gnnpar.pricing.topology.Machines\ncores: auto\ndevices: {{{devices}}}\nhosts: [{hosts}]\n"
         f"links: {{bus: {{rate: 5 GB/s}}, nic: {{{nic}}}}}\nracks: {{}}\nwires: []\n"
     )
     return f"topology={name}"

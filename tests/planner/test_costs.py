@@ -13,16 +13,17 @@ from gnnpar.data.synthetic import SBM
 from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import partition_statistics
 from gnnpar.planner.candidate import Candidate, even_cuts, layers_of
-from gnnpar.planner.closed import Setting, chain, closed, in_rounds
+from gnnpar.planner.closed import chain, closed, in_rounds
 from gnnpar.planner.extract import record
-from gnnpar.planner.fabric import Device, Fabric, Wire, build
-from gnnpar.planner.ir import ModelIR
 from gnnpar.planner.lower import lowered, simulated
 from gnnpar.planner.memory import memory
 from gnnpar.planner.planner import Request, candidate_of, search
-from gnnpar.planner.rates import NOMINAL, Rates
-from gnnpar.planner.statistics import GraphStats, PartStats
-from gnnpar.planner.work import Work, wire_bytes
+from gnnpar.pricing.fabric import Device, Fabric, Wire, build
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.rates import NOMINAL, Rates
+from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.work import Work, wire_bytes
 
 QUIET = replace(NOMINAL, message=0.0, interference=0.0, epoch=0.0, step=0.0, reduce=(0.0, 0.0))
 GRAPH = GraphStats(nodes=4000, edges=60000, features=32, classes=8, train=2000)
@@ -72,7 +73,7 @@ def test_bytes_are_conserved(family: str) -> None:
     ir = model(layers=3)
     candidate = Candidate(family=family, parts=3, bits=8 if family == "adaqp" else 32)  # type: ignore[arg-type]
     here = work(ir, 3)
-    line = simulated(candidate, here, Setting(star(3, 1e9), (QUIET,) * 3))
+    line = simulated(candidate, here, Machine(star(3, 1e9), (QUIET,) * 3))
     sums = 2 * 2 * (3 - 1) / 3 * 4 * ir.params * 3
     assert sum(line.link_bytes.values()) == pytest.approx(2 * here.halo_bytes((candidate.bits,) * 2) + sums)
     # by hand: all sources forward, those with a gradient backward (all: an encoder stands before the first layer)
@@ -91,7 +92,7 @@ def test_pipeline_closed_form_is_exact_on_chains(seed: int) -> None:
     rates = tuple(replace(QUIET, scale=rng.uniform(0.5, 2)) for _ in range(stages))
     candidate = Candidate(family="gnnpipe", stages=stages, chunks=chunks, cuts=even_cuts(layers, stages))
     here = replace(work(ir, 1), rates=rates[:1])
-    setting = Setting(fabric, rates)
+    setting = Machine(fabric, rates)
     expected = closed(candidate, replace(here, rates=rates[-1:]), setting).seconds
     assert simulated(candidate, replace(here, rates=rates[-1:]), setting).seconds == pytest.approx(expected, rel=1e-9)
 
@@ -104,7 +105,7 @@ def test_flat_closed_form_is_exact_for_equal_parts(family: str, overlap: str) ->
         for name in ("resgcn", "gat", "sage_max"):
             ir = model(name, layers=3)
             candidate = Candidate(family=family, parts=2, overlap=overlap)  # type: ignore[arg-type]
-            here, setting = work(ir, 2), Setting(star(2, rate, 1e-4), (QUIET,) * 2)
+            here, setting = work(ir, 2), Machine(star(2, rate, 1e-4), (QUIET,) * 2)
             assert simulated(candidate, here, setting).seconds == pytest.approx(
                 closed(candidate, here, setting).seconds
             )
@@ -115,7 +116,7 @@ def test_the_depth_rule() -> None:
     fast = replace(QUIET, scale=1e-6)
     for layers, alpha, pipeline_wins in ((32, 0.9, True), (32, 0.35, True), (4, 0.3, False), (8, 0.2, False)):
         ir, ranks = model(layers=layers), 4
-        setting = Setting(star(ranks, 1e8), (fast,) * ranks)
+        setting = Machine(star(ranks, 1e8), (fast,) * ranks)
         flat = closed(
             Candidate(family="graph_parallel", parts=ranks), work(ir, ranks, alpha=alpha, rates=fast), setting
         )
@@ -128,7 +129,7 @@ def test_the_depth_rule() -> None:
 def test_a_faster_link_is_never_slower() -> None:
     ir = model(layers=4)
     for candidate in (Candidate(family="graph_parallel", parts=4), Candidate(family="sar", parts=4, prefetch=0)):
-        seconds = [closed(candidate, work(ir, 4), Setting(star(4, r), (QUIET,) * 4)).seconds for r in (1e7, 1e8, 1e9)]
+        seconds = [closed(candidate, work(ir, 4), Machine(star(4, r), (QUIET,) * 4)).seconds for r in (1e7, 1e8, 1e9)]
         assert seconds == sorted(seconds, reverse=True)
 
 
@@ -157,7 +158,7 @@ def test_memory_by_family() -> None:
 def request(ranks: int, *allowed: str, memory_bytes: float = 1e12, rate: float = 1e8) -> Request:
     fabric = star(ranks, rate)
     devices = tuple(replace(d, memory_bytes=memory_bytes) for d in fabric.devices)
-    setting = Setting(replace(fabric, devices=devices), (NOMINAL,) * ranks)
+    setting = Machine(replace(fabric, devices=devices), (NOMINAL,) * ranks)
     return Request(
         model(layers=8),
         GRAPH,
@@ -195,7 +196,7 @@ def test_uneven_devices_get_uneven_stages() -> None:
     asked = request(4, "stale")
     rates = (replace(NOMINAL, scale=3.0), *asked.setting.rates[1:])
     devices = tuple(replace(d, kind=f"k{i}") for i, d in enumerate(asked.setting.fabric.devices))
-    setting = Setting(replace(asked.setting.fabric, devices=devices), rates)
+    setting = Machine(replace(asked.setting.fabric, devices=devices), rates)
     pipes = [p for p in search(replace(asked, setting=setting)) if p.candidate.family == "gnnpipe"]
     best = min(pipes, key=lambda p: p.phases.seconds).candidate
     lengths = [len(span) for span in layers_of(best.cuts, 8)]
@@ -205,7 +206,7 @@ def test_uneven_devices_get_uneven_stages() -> None:
 
 def test_lowered_tasks_name_their_layer_and_ranks() -> None:
     tasks = lowered(
-        Candidate(family="graph_parallel", parts=2), work(model(layers=2), 2), Setting(star(2, 1e9), (QUIET,) * 2)
+        Candidate(family="graph_parallel", parts=2), work(model(layers=2), 2), Machine(star(2, 1e9), (QUIET,) * 2)
     )
     names = [t.name for t in tasks]
     assert {"F0 inner", "F1 0>1", "B0 1>0", "loss", "reduce", "step"} <= set(names)

@@ -30,18 +30,19 @@ from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
 from gnnpar.planner.candidate import Candidate
-from gnnpar.planner.closed import Phases, Setting
 from gnnpar.planner.configured import Job, Shape, shape_of
 from gnnpar.planner.estimate import Estimator, row_of
 from gnnpar.planner.extract import record
 from gnnpar.planner.planned import Inputs
 from gnnpar.planner.planner import Priced
-from gnnpar.planner.rates import NOMINAL, Rates
-from gnnpar.planner.statistics import GraphStats, PartStats
 from gnnpar.planner.strategy import TAG
-from gnnpar.planner.topology import one_host
 from gnnpar.planner.traffic import Traffic
-from gnnpar.planner.work import Work
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Phases
+from gnnpar.pricing.rates import NOMINAL, Rates
+from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.topology import one_host
+from gnnpar.pricing.work import Work
 from gnnpar.verify.conformance import small_graph, train_in_threads
 
 PHASES = ("forward", "backward", "remat", "push", "stage", "reduce")
@@ -70,7 +71,7 @@ def shape(
         part_of = Random().part_of(data, parts)
         return Work(ir, GraphStats.of(data), PartStats.of(data.edge_index, part_of, parts), (rates,) * parts)
 
-    at = Setting(one_host(world, cores=world, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * world)
+    at = Machine(one_host(world, cores=world, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * world)
     return shape_of(Job(settings, inputs, world, number, work_of, lambda: at))
 
 
@@ -193,7 +194,7 @@ def test_what_the_model_does_not_know_is_said() -> None:
 
 SMALL = ("model=gcn", "model.num_layers=4", "model.hidden=16", "dataset.num_nodes=600")
 FOUR = (
-    "_target_: gnnpar.planner.topology.Machines\ncores: auto\n"
+    "_target_: gnnpar.pricing.topology.Machines\ncores: auto\n"
     "devices: {cpu: {type: cpu, memory: 4 GiB, speed: 50 Gflop/s, memory_rate: 10 GB/s}}\n"
     "hosts: [{name: h, devices: {cpu: 2}, inside: bus, nic: nic, count: 2}]\n"
     "links: {bus: {rate: 5 GB/s}, nic: {rate: 1 Gbit/s, latency: 50 us}}\nracks: {}\nwires: []\n"

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from gnnpar.planner.candidate import Candidate
-from gnnpar.planner.closed import Phases
 from gnnpar.planner.halving import EPOCHS, check, halved
 from gnnpar.planner.planned import Planned
 from gnnpar.planner.planner import Priced
-from gnnpar.planner.topology import Machines
+from gnnpar.pricing.price import Phases
+from gnnpar.pricing.topology import Machines
 from gnnpar.settings import Measured
 
 

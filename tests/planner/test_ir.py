@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from composing import configured
 from gnnpar.planner.extract import export, record
-from gnnpar.planner.ir import Gemm, ModelIR, Poly
+from gnnpar.pricing.ir import Gemm, ModelIR, Poly
 
 MODELS = ("gcn", "sage", "sage_max", "gat", "gatv2", "gcnii", "resgcn", "gin")
 

@@ -14,18 +14,19 @@ from gnnpar.data.synthetic import SBM
 from gnnpar.partition.partition import Metis, Random, Range
 from gnnpar.partition.shares import Shares
 from gnnpar.planner.candidate import Candidate, layers_of
-from gnnpar.planner.closed import Setting, closed
+from gnnpar.planner.closed import closed
 from gnnpar.planner.extract import record
-from gnnpar.planner.fabric import Fabric
-from gnnpar.planner.ir import ModelIR
 from gnnpar.planner.planner import Request
-from gnnpar.planner.rates import derived
 from gnnpar.planner.search.named import NAMES, run
 from gnnpar.planner.search.places import Places, laid_out
 from gnnpar.planner.search.points import Points
-from gnnpar.planner.statistics import GraphStats, PartStats
-from gnnpar.planner.topology import Machines
-from gnnpar.planner.work import Work
+from gnnpar.pricing.fabric import Fabric
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.rates import derived
+from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.topology import Machines
+from gnnpar.pricing.work import Work
 
 GRAPH = GraphStats(nodes=400_000, edges=6_000_000, features=32, classes=8, train=200_000)
 ALL = ("graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid")
@@ -53,7 +54,7 @@ def even(parts: int) -> PartStats:
 
 
 def request(ir: ModelIR, machine: Fabric, *allowed: str, families: tuple = ALL) -> Request:
-    setting = Setting(machine, tuple(RATES[d.kind] for d in machine.devices))
+    setting = Machine(machine, tuple(RATES[d.kind] for d in machine.devices))
     return Request(
         ir,
         GRAPH,
@@ -91,7 +92,7 @@ def test_stages_and_places_equal_brute_force() -> None:
     best = math.inf
     for order in itertools.permutations([[0], [1, 2], [3]]):
         devices = [d for host in order for d in host]
-        setting = Setting(asked.setting.fabric.choose(devices), tuple(asked.setting.rates[d] for d in devices))
+        setting = Machine(asked.setting.fabric.choose(devices), tuple(asked.setting.rates[d] for d in devices))
         for cuts in itertools.combinations(range(1, 7), 3):
             for chunks in (1, 4, 8, 16, 32):
                 candidate = Candidate(family="gnnpipe", stages=4, chunks=chunks, cuts=(0, *cuts))
@@ -158,4 +159,4 @@ def test_bad_input_is_one_line() -> None:
         asked.setting.fabric, devices=tuple(replace(d, memory_bytes=1e6) for d in asked.setting.fabric.devices)
     )
     with pytest.raises(ValueError, match="no plan fits: the nearest"):
-        run(replace(asked, setting=Setting(tiny, asked.setting.rates)), "refine", budget=30)
+        run(replace(asked, setting=Machine(tiny, asked.setting.rates)), "refine", budget=30)

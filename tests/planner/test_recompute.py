@@ -10,22 +10,22 @@ import torch
 from composing import configured
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.partition.partition import Random
-from gnnpar.planner.closed import Setting
 from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Request, price, search
-from gnnpar.planner.rates import NOMINAL
 from gnnpar.planner.recompute import decide, how_held
 from gnnpar.planner.search.points import Points
-from gnnpar.planner.statistics import GraphStats, PartStats
-from gnnpar.planner.topology import one_host
-from gnnpar.planner.work import Held, Work
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.rates import NOMINAL
+from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.topology import one_host
+from gnnpar.pricing.work import Held, Work
 from gnnpar.verify.conformance import small_graph, train_in_threads
 
 GRAPH = GraphStats(nodes=4000, edges=60000, features=32, classes=8, train=2000)
 PARTS = PartStats.even(GRAPH.nodes, GRAPH.edges, 2, alpha=0.8, cut_share=0.3)
 
 
-def works(name: str, *, rate: float, parts: PartStats = PARTS, graph: GraphStats = GRAPH) -> tuple[Work, Work, Setting]:
+def works(name: str, *, rate: float, parts: PartStats = PARTS, graph: GraphStats = GRAPH) -> tuple[Work, Work, Machine]:
     config = configured("model", name, "model.hidden=16")
     live, kept = (
         record(config.build(graph.features, graph.classes, seed=0, cached_first_layer=c), graph.features)
@@ -33,7 +33,7 @@ def works(name: str, *, rate: float, parts: PartStats = PARTS, graph: GraphStats
     )
     rates = (NOMINAL,) * 2
     held: Held = how_held(kept, random=False)
-    setting = Setting(one_host(2, cores=2, memory_bytes=1e12, rate=rate, latency=1e-5), rates)
+    setting = Machine(one_host(2, cores=2, memory_bytes=1e12, rate=rate, latency=1e-5), rates)
     return Work(live, graph, parts, rates), Work(kept, graph, parts, rates, held), setting
 
 
@@ -51,7 +51,7 @@ def test_attention_is_received_over_a_fast_link() -> None:
     """Messages of the halo cost more than their bytes, and nothing of a layer that is not linear can be kept."""
     live, kept, setting = works("gat", rate=1e12)
     costly = tuple(replace(r, gemm=replace(r.gemm, number=1e-6), message=0.0, gather=0.0) for r in live.rates)
-    found = decide(replace(live, rates=costly), replace(kept, rates=costly), Setting(setting.fabric, costly))
+    found = decide(replace(live, rates=costly), replace(kept, rates=costly), Machine(setting.fabric, costly))
     assert (found.held, found.seconds, found.nbytes) == ("no", 0.0, 0.0)
     assert "halos of 0 of 2 layers" in found.describe(chosen=True)
 

@@ -16,16 +16,17 @@ from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
 from gnnpar.planner.candidate import Candidate
-from gnnpar.planner.closed import Setting, closed
+from gnnpar.planner.closed import closed
 from gnnpar.planner.extract import record
-from gnnpar.planner.ir import ModelIR
 from gnnpar.planner.planned import Inputs
-from gnnpar.planner.rates import NOMINAL
 from gnnpar.planner.sample_statistics import MOST, Drawn, draw
 from gnnpar.planner.sampled import Ring, Step, Whole, sampled_epoch, step_seconds
-from gnnpar.planner.statistics import GraphStats, PartStats
-from gnnpar.planner.topology import one_host
-from gnnpar.planner.work import Work
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.rates import NOMINAL
+from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.topology import one_host
+from gnnpar.pricing.work import Work
 from gnnpar.verify.conformance import small_graph
 
 NOTHING = Whole(features=0.0, structure=0.0)
@@ -42,8 +43,8 @@ def drawn(strategy: Minibatch, inputs: Inputs, *, ranks: int = 1) -> Drawn:
     return draw(strategy, inputs, seed=3, ranks=ranks, threads=1)
 
 
-def setting(ranks: int) -> Setting:
-    return Setting(one_host(ranks, cores=ranks, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * ranks)
+def setting(ranks: int) -> Machine:
+    return Machine(one_host(ranks, cores=ranks, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * ranks)
 
 
 def work_of(ir: ModelIR, ranks: int = 1, nodes: int = 5000, edges: int = 60_000) -> Work:

@@ -6,15 +6,16 @@ import pytest
 
 from composing import configured
 from gnnpar.planner.candidate import Candidate, even_cuts
-from gnnpar.planner.closed import Setting, closed
+from gnnpar.planner.closed import closed
 from gnnpar.planner.extract import record
-from gnnpar.planner.fabric import Fabric
 from gnnpar.planner.memory import memory
-from gnnpar.planner.rates import derived
 from gnnpar.planner.scale import Cluster, Paper
-from gnnpar.planner.statistics import GraphStats, PartStats
-from gnnpar.planner.topology import Machines
-from gnnpar.planner.work import Work
+from gnnpar.pricing.fabric import Fabric
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.rates import derived
+from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.topology import Machines
+from gnnpar.pricing.work import Work
 
 GRAPH = GraphStats(nodes=200_000, edges=3_000_000, features=32, classes=8, train=100_000)
 RATES = derived(14e12, 900e9)
@@ -51,7 +52,7 @@ def test_equal_ranks_cost_what_counting_says(name: str) -> None:
     ir = record(made, 32)
     cluster = Cluster(per_host=4, port=(50e9, 6e-6), nic=(3e9, 30e-6), rates=RATES)
     paper = Paper(ir, GRAPH, law, cluster)
-    setting = Setting(hosts(), (RATES,) * 8)
+    setting = Machine(hosts(), (RATES,) * 8)
     for given in CANDIDATES:
         candidate = Candidate(**{**vars(given), "cuts": even_cuts(9, given.stages)})
         alpha, share = law(given.parts)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gnnpar.config.compose import compose
-from gnnpar.planner.fabric import Device, Wire, build
-from gnnpar.planner.quantity import bytes_text, parse, rate_text, seconds_text
-from gnnpar.planner.topology import Machines, hosts_of_one_machine, one_host
+from gnnpar.pricing.fabric import Device, Wire, build
+from gnnpar.pricing.quantity import bytes_text, parse, rate_text, seconds_text
+from gnnpar.pricing.topology import Machines, hosts_of_one_machine, one_host
 from gnnpar.settings import ConfigError
 
 GPU = {"type": "cuda", "memory": "16 GiB", "speed": "10 Tflop/s", "memory_rate": "500 GB/s"}

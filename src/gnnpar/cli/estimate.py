@@ -119,7 +119,7 @@ def on_gpu(settings: Settings) -> bool:
     """Would the run use a GPU that no rates are known of?"""
     import torch
 
-    from gnnpar.planner.topology import Machines
+    from gnnpar.pricing.topology import Machines
 
     cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     return cuda and not isinstance(settings.topology, Machines)

@@ -20,7 +20,7 @@ from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.partition import Partitioner, partition
 from gnnpar.partition.shard import Shard, partition_statistics
 from gnnpar.placement import LayerPolicy, Placement, Plan, Topology, array_hash
-from gnnpar.planner.closed import Setting
+from gnnpar.pricing.machine import Machine
 
 FirstLayer = Literal["live", "cached"]
 
@@ -40,7 +40,7 @@ class Workload:
     cache: Path | None = None
     say: Callable[[str], None] = lambda _: None
     model: GNN | None = None
-    setting: Callable[[], Setting] | None = None
+    setting: Callable[[], Machine] | None = None
     first_layer: FirstLayer = "live"
     layer_seconds: Callable[[], Sequence[float]] | None = None
     shards: Manifest | None = None

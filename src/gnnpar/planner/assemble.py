@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from gnnpar.planner.ir import Fold, Gemm, Group, ModelIR, Phase
+from gnnpar.pricing.ir import Fold, Gemm, Group, ModelIR, Phase
 
 _GEMMS = {"mm", "addmm", "matmul", "linear"}
 _VIEWS = {

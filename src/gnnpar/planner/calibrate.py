@@ -24,9 +24,9 @@ import torch
 from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.durable import write_json_whole
-from gnnpar.planner.rates import DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import with_visits
+from gnnpar.pricing.rates import DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
 
 TinyEpochs = Callable[[Communicator], dict[str, dict[str, float]]]
 """Runs the epochs of `visits`; a function of a module, for it goes to other processes."""

@@ -8,101 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gnnpar.planner.candidate import Candidate, layers_of
-from gnnpar.planner.fabric import Fabric
-from gnnpar.planner.rates import Rates
-from gnnpar.planner.work import Direction, Piece, Work, wire_bytes
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Phases
+from gnnpar.pricing.work import Direction, Piece, Work, wire_bytes
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
-@dataclass(frozen=True)
-class Phases:
-    """Seconds of an epoch on its critical way. `wire`: communication that nothing hides; `bubble`: stages that wait."""
-
-    compute: float = 0.0
-    encode: float = 0.0
-    wire: float = 0.0
-    bubble: float = 0.0
-    reduce: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.compute + self.encode + self.wire + self.bubble + self.reduce
-
-    def __add__(self, other: Phases) -> Phases:
-        return Phases(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
-
-    def times(self, factor: float) -> Phases:
-        return Phases(*(factor * value for value in vars(self).values()))
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Where a candidate would run: `fabric.devices[r]` is rank r's, with its rates. ranks[s][p] of the grid."""
-
-    fabric: Fabric
-    rates: tuple[Rates, ...]
-
-    def stage(self, work: Work, s: int) -> Work:
-        """The work with the rates of a stage's ranks."""
-        return replace(work, rates=self.rates[s * work.parts.parts : (s + 1) * work.parts.parts])
-
-    def lost(self, ranks: Sequence[int]) -> float:
-        """Share of hidden communication that computing pays for, among these ranks."""
-        pairs = [(a, b) for a in ranks for b in ranks if a != b]
-        rate = min((self.fabric.rate(a, b) for a, b in pairs), default=float("inf"))
-        return max((self.rates[r].lost(rate) for r in ranks), default=0.0)
-
-    def at_stages(self, s: int, parts: int) -> Setting:
-        """Stage s and the next one alone."""
-        ranks = range(s * parts, (s + 2) * parts)
-        return Setting(self.fabric.choose(ranks), tuple(self.rates[r] for r in ranks))
-
-    def exchange(self, flows: Sequence[tuple[int, int, float]], *, first: int = 0, idle: float = 0.0) -> float:
-        """Seconds of one exchange; ranks are counted from `first`. `idle`: seconds of computing since the last one."""
-        if not flows:
-            return 0.0
-        load: dict[int, float] = {}
-        links = self.fabric.links
-        posts: dict[int, int] = {}
-        latency = 0.0
-        for source, target, nbytes in flows:
-            a, b = source + first, target + first
-            late = 0.0
-            for link in self.fabric.routes[a][b]:
-                load[link] = load.get(link, 0.0) + nbytes
-                late += links[link].latency
-            latency = max(latency, late)
-            for end in (a, b):
-                posts[end] = posts.get(end, 0) + 1
-        loads = ((self.fabric.links[link], nbytes) for link, nbytes in load.items())
-        wire = max((max(0.0, n / k.rate - min(k.burst / k.rate, idle)) for k, n in loads), default=0.0)
-        return wire + latency + max(count * self.rates[end].message for end, count in posts.items())
-
-    def reduce(self, ranks: Sequence[int], nbytes: float) -> float:
-        """Seconds of a ring sum over ranks."""
-        size = len(ranks)
-        if size < 2:
-            return 0.0
-        ring = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
-        rate = min(self.fabric.rate(a, b) for a, b in ring)
-        latency = max(self.fabric.latency(a, b) for a, b in ring)
-        const, byte = self.rates[ranks[0]].reduce
-        wire = 2 * (size - 1) / size * nbytes / rate
-        return const + max(wire, byte * nbytes) + 2 * (size - 1) * latency
-
-
-def in_engine(candidate: Candidate, work: Work, setting: Setting) -> tuple[Work, Setting]:
+def in_engine(candidate: Candidate, work: Work, setting: Machine) -> tuple[Work, Machine]:
     """With the rates that kernels have in a candidate's engine."""
     engine = candidate.engine
-    there = Setting(setting.fabric, tuple(r.of_engine(engine) for r in setting.rates))
+    there = Machine(setting.fabric, tuple(r.of_engine(engine) for r in setting.rates))
     return replace(work, rates=tuple(r.of_engine(engine) for r in work.rates)), there
 
 
-def closed(candidate: Candidate, work: Work, setting: Setting) -> Phases:
+def closed(candidate: Candidate, work: Work, setting: Machine) -> Phases:
     """An epoch's phases. The work is cut into candidate.parts parts."""
     assert work.parts.parts == candidate.parts
     work, setting = in_engine(candidate, work, setting)
@@ -115,7 +38,7 @@ def closed(candidate: Candidate, work: Work, setting: Setting) -> Phases:
     return layers + _end(candidate, work, setting, range(work.ir.num_layers), 0)
 
 
-def halo_exchange(candidate: Candidate, work: Work, setting: Setting) -> Phases:
+def halo_exchange(candidate: Candidate, work: Work, setting: Machine) -> Phases:
     """Graph parallelism and AdaQP: sum over layers of max(X, inner) + the rest, or X + all of it without overlap."""
     total, lost = Phases(), setting.lost(range(candidate.parts))
     visit = work.visit_seconds(candidate.engine)
@@ -138,7 +61,7 @@ def pause(pieces: Sequence[Piece], candidate: Candidate) -> float:
     return min(p.compute + p.pack + p.unpack - beside * p.inner for p in pieces)
 
 
-def sequential(candidate: Candidate, work: Work, setting: Setting) -> Phases:
+def sequential(candidate: Candidate, work: Work, setting: Machine) -> Phases:
     """SAR: a round a distance, `prefetch` rounds ahead of the fold; backward sends gradients, or more (pull)."""
     total, lost = Phases(), setting.lost(range(candidate.parts))
     distances, visit = range(1, work.parts.parts), work.visit_seconds(candidate.engine)
@@ -204,7 +127,7 @@ def _distance(flow: tuple[int, int, float], direction: Direction, work: Work) ->
     return (target - source) % work.parts.parts
 
 
-def pipeline(candidate: Candidate, work: Work, setting: Setting) -> Phases:
+def pipeline(candidate: Candidate, work: Work, setting: Machine) -> Phases:
     """All chunks forward, then all backward: sum t + sum c + (K - 1) max(t, boundary), per direction.
 
     t_s is a stage's time for a chunk with the exchange among its parts, c_s that of its boundary.
@@ -229,7 +152,7 @@ def chain(stages: Sequence[float], latencies: Sequence[float], rates: Sequence[f
 
 
 def stage_seconds(
-    candidate: Candidate, work: Work, setting: Setting, s: int, layers: range, direction: Direction
+    candidate: Candidate, work: Work, setting: Machine, s: int, layers: range, direction: Direction
 ) -> Phases:
     """One chunk on one stage. A chunk's sources are also written to the table that later chunks read."""
     here = setting.stage(work, s)
@@ -283,7 +206,7 @@ def boundary_bytes(candidate: Candidate, work: Work, s: int) -> float:
     return rows * sum(wire_bytes((width,), candidate.bits) for width in cut)
 
 
-def boundary_seconds(candidate: Candidate, work: Work, setting: Setting, s: int) -> tuple[float, float]:
+def boundary_seconds(candidate: Candidate, work: Work, setting: Machine, s: int) -> tuple[float, float]:
     """(latency and bytes, bytes alone) of a chunk's message from stage s to the next, all parts at once."""
     nbytes = boundary_bytes(candidate, work, s)
     parts, first = candidate.parts, s * candidate.parts
@@ -292,7 +215,7 @@ def boundary_seconds(candidate: Candidate, work: Work, setting: Setting, s: int)
     return whole, whole - fixed
 
 
-def _end(candidate: Candidate, work: Work, setting: Setting, layers: range, s: int) -> Phases:
+def _end(candidate: Candidate, work: Work, setting: Machine, layers: range, s: int) -> Phases:
     """Loss, gradient sum over the parts, and the optimizer's step."""
     params = sum(work.ir.params_of[i] for i in layers)
     parts = work.parts.parts

@@ -21,10 +21,9 @@ from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.planner.candidate import Candidate
-from gnnpar.planner.closed import DIRECTIONS, Setting
+from gnnpar.planner.closed import DIRECTIONS
 from gnnpar.planner.machines import threads_of
 from gnnpar.planner.planned import Inputs, what_is_held
-from gnnpar.planner.quantity import seconds_text
 from gnnpar.planner.sample_statistics import draw
 from gnnpar.planner.sampled import SampledEpoch, sampled_epoch
 from gnnpar.planner.strategy import TAG, strategy_of
@@ -37,7 +36,9 @@ from gnnpar.planner.traffic import (
     reduced,
     sequential_traffic,
 )
-from gnnpar.planner.work import Held, Work
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.quantity import seconds_text
+from gnnpar.pricing.work import Held, Work
 from gnnpar.settings import Settings
 from gnnpar_kernels.wire import FP8
 
@@ -64,7 +65,7 @@ class Job:
     ranks: int
     number: int  # bytes of a number
     work_of: Callable[[int], Work]
-    setting_of: Callable[[], Setting]  # where the ranks run
+    setting_of: Callable[[], Machine]  # where the ranks run
 
     @property
     def params(self) -> int:

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gnnpar.planner.candidate import QUALITIES
-from gnnpar.planner.closed import Setting
 from gnnpar.planner.configured import Job, Shape, shape_of
 from gnnpar.planner.machines import setting_of
 from gnnpar.planner.memory import Memory
 from gnnpar.planner.planned import Inputs
 from gnnpar.planner.planner import Priced, Request, lacking, price
-from gnnpar.planner.quantity import bytes_text, seconds_text
 from gnnpar.planner.sampled import SampledEpoch
-from gnnpar.planner.topology import Machines
 from gnnpar.planner.traffic import Bound, Traffic
-from gnnpar.planner.work import Work
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.quantity import bytes_text, seconds_text
+from gnnpar.pricing.topology import Machines
+from gnnpar.pricing.work import Work
 from gnnpar.settings import Settings
 from gnnpar.training.result.facts import check_strategy
 from gnnpar.training.result.trained import DTYPES
@@ -79,7 +79,7 @@ class Estimator:
             topology.fabric.first(self.count)  # are there so many?
         self.inputs = Inputs.of(self.settings, self.say)
 
-    def setting(self, ranks: int) -> Setting:
+    def setting(self, ranks: int) -> Machine:
         return self._request(ranks).setting
 
     def estimate(self, settings: Settings, name: str) -> Estimate:
@@ -175,7 +175,7 @@ def details(e: Estimate) -> list[str]:
     return lines
 
 
-def why(estimates: list[Estimate], setting: Setting, *, on_gpu: bool) -> list[str]:
+def why(estimates: list[Estimate], setting: Machine, *, on_gpu: bool) -> list[str]:
     """The sentences below the table."""
     rates = setting.rates[0]
     worst = max(rates.residuals.values(), default=None)

@@ -24,7 +24,7 @@ from gnnpar.folds.aggregator import Aggregator, EdgeDropout, Pushable
 from gnnpar.folds.block import Rows
 from gnnpar.graph import Message
 from gnnpar.planner.assemble import Event, Seen, assemble
-from gnnpar.planner.ir import ModelIR
+from gnnpar.pricing.ir import ModelIR
 
 ROWS, EDGES = 10007, 20011  # primes: no width of a model is as large by chance
 _LAYER = re.compile(r"layers\.(\d+)")

@@ -17,8 +17,8 @@ from typing import Any
 from gnnpar.placement import Plan
 from gnnpar.planner.planned import Planned
 from gnnpar.planner.planner import Priced
-from gnnpar.planner.quantity import seconds_text
-from gnnpar.planner.topology import Machines
+from gnnpar.pricing.quantity import seconds_text
+from gnnpar.pricing.topology import Machines
 from gnnpar.settings import Settings
 from gnnpar.training.result.facts import WARMUP_EPOCHS, num_cores
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gnnpar.planner.statistics import GraphStats, PartStats
+from gnnpar.pricing.statistics import GraphStats, PartStats
 
 FAMILIES = ("random", "community", "mesh")
 _QUANTILES = 32

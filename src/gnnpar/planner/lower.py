@@ -10,23 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gnnpar.planner.candidate import Candidate, layers_of
-from gnnpar.planner.closed import (
-    DIRECTIONS,
-    Setting,
-    boundary_bytes,
-    in_engine,
-    order_seconds,
-    pause,
-    stage_seconds,
-    transfers,
-)
+from gnnpar.planner.closed import DIRECTIONS, boundary_bytes, in_engine, order_seconds, pause, stage_seconds, transfers
 from gnnpar.planner.simulate import Task, Timeline, simulate
-from gnnpar.planner.work import Direction, Piece, Work
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.work import Direction, Piece, Work
 
 
 @dataclass
 class _Tasks:
-    setting: Setting
+    setting: Machine
     made: list[Task] = field(default_factory=list)
 
     def compute(self, name: str, rank: int, seconds: float, after: Sequence[int], *, priority: int = 0) -> int:
@@ -93,7 +85,7 @@ class _Tasks:
         return len(self.made) - 1
 
 
-def lowered(candidate: Candidate, work: Work, setting: Setting) -> list[Task]:
+def lowered(candidate: Candidate, work: Work, setting: Machine) -> list[Task]:
     """The tasks of an epoch."""
     work, setting = in_engine(candidate, work, setting)
     tasks = _Tasks(setting)
@@ -104,7 +96,7 @@ def lowered(candidate: Candidate, work: Work, setting: Setting) -> list[Task]:
     return tasks.made
 
 
-def simulated(candidate: Candidate, work: Work, setting: Setting) -> Timeline:
+def simulated(candidate: Candidate, work: Work, setting: Machine) -> Timeline:
     """An epoch, event by event."""
     lost = setting.lost(range(candidate.ranks))
     capacity = [link.rate for link in setting.fabric.links]

@@ -9,11 +9,11 @@ import psutil
 
 from gnnpar.launch.paced import burst_kib, num_hosts
 from gnnpar.planner.calibrate import Calibration, calibrate
-from gnnpar.planner.closed import Setting
-from gnnpar.planner.fabric import Fabric
-from gnnpar.planner.rates import derived
 from gnnpar.planner.tiny import tiny_epochs
-from gnnpar.planner.topology import Machines, hosts_of_one_machine, one_host
+from gnnpar.pricing.fabric import Fabric
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.rates import derived
+from gnnpar.pricing.topology import Machines, hosts_of_one_machine, one_host
 from gnnpar.settings import Cluster, Measured, Paced, Settings
 from gnnpar.training.result.facts import num_cores
 
@@ -23,7 +23,7 @@ _ROUND_TRIP_SECONDS = 2e-4
 
 def setting_of(
     settings: Settings, ranks: int | None, say: Callable[[str], None] = lambda _: None
-) -> tuple[Setting, int]:
+) -> tuple[Machine, int]:
     """(where each rank runs, how many ranks). `ranks` None: as many as the topology has devices, else world_size."""
     topology = settings.topology
     cores = cores_of(settings)
@@ -32,7 +32,7 @@ def setting_of(
     count = ranks or settings.world_size
     found = _calibration(settings, count, cores, say)
     fabric = _here(settings, count, cores, found)
-    return Setting(fabric, (found.rates,) * count), count
+    return Machine(fabric, (found.rates,) * count), count
 
 
 def cores_of(settings: Settings) -> int:
@@ -86,7 +86,7 @@ def _bytes_per_second(gbps: float) -> float:
 
 def _machines(
     settings: Settings, fabric: Fabric, ranks: int | None, cores: int, say: Callable[[str], None]
-) -> tuple[Setting, int]:
+) -> tuple[Machine, int]:
     """A topology file: devices without speeds are as a core of this machine."""
     count = ranks or fabric.size
     fabric = fabric.first(count)
@@ -100,4 +100,4 @@ def _machines(
             rates.append(here)
         else:
             rates.append(derived(device.speed, device.memory_rate, launch=8e-6 if device.type == "cuda" else 2e-6))
-    return Setting(fabric, tuple(rates)), count
+    return Machine(fabric, tuple(rates)), count

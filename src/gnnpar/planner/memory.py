@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from gnnpar.planner.candidate import Candidate, layers_of
-from gnnpar.planner.ir import Fold
-from gnnpar.planner.work import Work
+from gnnpar.pricing.ir import Fold
+from gnnpar.pricing.work import Work
 
 _NUMBER = 4.0
 _SAFETY = 1.08  # what allocators round up and small tensors add

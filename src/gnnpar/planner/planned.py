@@ -15,20 +15,20 @@ from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.shares import Shares
 from gnnpar.placement import Plan
 from gnnpar.planner.candidate import Quality, layers_of
-from gnnpar.planner.closed import Setting
 from gnnpar.planner.extract import record
-from gnnpar.planner.ir import ModelIR
 from gnnpar.planner.lower import simulated
 from gnnpar.planner.machines import setting_of
 from gnnpar.planner.planner import Priced, Request, reasons
-from gnnpar.planner.quantity import bytes_text, seconds_text
 from gnnpar.planner.recompute import how_held
 from gnnpar.planner.search.named import BUDGET, DEFAULT, Found, Name, run
 from gnnpar.planner.simulate import Timeline
-from gnnpar.planner.statistics import GraphStats, PartStats
 from gnnpar.planner.strategy import families
-from gnnpar.planner.topology import Machines
-from gnnpar.planner.work import Held
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.quantity import bytes_text, seconds_text
+from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.topology import Machines
+from gnnpar.pricing.work import Held
 from gnnpar.settings import Settings, instantiate
 from gnnpar.training.plans import partition_cache
 
@@ -47,7 +47,7 @@ class Planned:
     """A planner's answer. `chosen` is priced[0]."""
 
     priced: tuple[Priced, ...]
-    setting: Setting
+    setting: Machine
     workload: Workload
     request: Request
     dataset: Dataset
@@ -83,7 +83,7 @@ class Inputs:
         )
         return Inputs(workload, model, ir)
 
-    def request(self, setting: Setting, ranks: int, settings: Settings) -> Request:
+    def request(self, setting: Machine, ranks: int, settings: Settings) -> Request:
         """Of so many ranks, lossless strategies alone."""
         graph, first_layer = GraphStats.of(self.workload.dataset), settings.first_layer
         kept = what_is_held(settings, self.ir) if first_layer == "cached" else "no"

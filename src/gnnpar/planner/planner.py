@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 
 from gnnpar.planner.candidate import Candidate, Family, Quality, even_cuts
-from gnnpar.planner.closed import DIRECTIONS, Phases, Setting, boundary_seconds, closed, in_engine, stage_seconds
-from gnnpar.planner.ir import ModelIR
+from gnnpar.planner.closed import DIRECTIONS, boundary_seconds, closed, in_engine, stage_seconds
 from gnnpar.planner.memory import Memory, memory
 from gnnpar.planner.prediction import Prediction
-from gnnpar.planner.quantity import bytes_text, seconds_text
-from gnnpar.planner.rates import Rates
 from gnnpar.planner.recompute import Recompute, decide
 from gnnpar.planner.search.grid import candidates
 from gnnpar.planner.search.ordered import Line, place_layers
 from gnnpar.planner.search.places import Places
-from gnnpar.planner.statistics import GraphStats, PartStats
-from gnnpar.planner.work import Held, Work
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Phases
+from gnnpar.pricing.quantity import bytes_text, seconds_text
+from gnnpar.pricing.rates import Rates
+from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.work import Held, Work
 
 USABLE = 0.92  # of a device's memory
 
@@ -43,7 +45,7 @@ class Request:
     ir: ModelIR
     graph: GraphStats
     partition: Callable[[int], PartStats]
-    setting: Setting
+    setting: Machine
     ranks: int
     families: Collection[Family]
     allowed: frozenset[Quality] = frozenset({"exact"})
@@ -92,11 +94,11 @@ class Priced(Prediction):
     def label(self) -> str:
         return self.candidate.label + (", uneven parts" if self.shares else "")
 
-    def at(self, setting: Setting) -> Setting:
+    def at(self, setting: Machine) -> Machine:
         """Where its ranks run."""
         if not self.devices:
             return setting
-        return Setting(setting.fabric.choose(self.devices), tuple(setting.rates[d] for d in self.devices))
+        return Machine(setting.fabric.choose(self.devices), tuple(setting.rates[d] for d in self.devices))
 
     def as_predicted(self) -> dict[str, Any]:
         candidate = {**vars(self.candidate), "cuts": list(self.candidate.cuts)}
@@ -197,7 +199,7 @@ def cut_for_devices(candidate: Candidate, work: Work, request: Request) -> Candi
     return min((even, replace(candidate, cuts=cuts)), key=lambda c: closed(c, work, setting).seconds)
 
 
-def _line(candidate: Candidate, work: Work, setting: Setting) -> Line:
+def _line(candidate: Candidate, work: Work, setting: Machine) -> Line:
     """What each layer takes on each stage, and each message between stages, forward and backward."""
     work, setting = in_engine(candidate, work, setting)
     ir, num_stages = work.ir, candidate.stages

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gnnpar.planner.closed import DIRECTIONS, Setting
-from gnnpar.planner.ir import ModelIR
+from gnnpar.planner.closed import DIRECTIONS
 from gnnpar.planner.mincut import Tensor, duplicate, sufficient_factors
-from gnnpar.planner.quantity import bytes_text, seconds_text
-from gnnpar.planner.work import Held, Work
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.quantity import bytes_text, seconds_text
+from gnnpar.pricing.work import Held, Work
 
 RUN_EPOCHS = 100
 """Over which what is fetched once is spread."""
@@ -57,7 +58,7 @@ def how_held(ir: ModelIR, *, random: bool) -> Held:
     return "result" if folds and all(f.linear and not f.learned for f in folds) and not random else "rows"
 
 
-def decide(live: Work, held: Work, setting: Setting) -> Recompute:
+def decide(live: Work, held: Work, setting: Machine) -> Recompute:
     """The cut for graph parallelism over the parts of `live`. `held`: the same with what layer 0 would keep."""
     depth, parts = live.ir.num_layers, live.parts.parts
     weights: list[float] = []
@@ -100,7 +101,7 @@ def _layer_seconds(work: Work, layer: int) -> float:
     return sum(max(work.piece(layer, p, d).compute for p in range(work.parts.parts)) for d in DIRECTIONS)
 
 
-def _received(work: Work, setting: Setting, layer: int) -> float:
+def _received(work: Work, setting: Machine, layer: int) -> float:
     """What a layer's exchanges take, with packing and unpacking."""
     parts = range(work.parts.parts)
     pieces = [work.piece(layer, p, d) for d in DIRECTIONS for p in parts]
@@ -122,14 +123,14 @@ def _extra(work: Work, layer: int) -> float:
     return found
 
 
-def _features(held: Work, setting: Setting) -> float:
+def _features(held: Work, setting: Machine) -> float:
     """Fetching the halo's features once, spread over a run."""
     row = 4.0 * held.ir.in_dim
     flows = [(q, p, row * rows) for p, halos in enumerate(held.parts.halo) for q, rows in enumerate(halos) if rows]
     return setting.exchange(flows) / RUN_EPOCHS
 
 
-def _second_halo(work: Work, setting: Setting, widths: tuple[int, ...]) -> float:
+def _second_halo(work: Work, setting: Machine, widths: tuple[int, ...]) -> float:
     """Receiving, both ways, what the halo's in-neighbours have: at most all rows of the others."""
     degree = work.graph.edges / max(1, work.graph.nodes)
     width = sum(widths)

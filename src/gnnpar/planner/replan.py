@@ -13,9 +13,9 @@ from typing import Any
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.placement import Plan, Topology
-from gnnpar.planner.closed import Setting
 from gnnpar.planner.machines import setting_of
-from gnnpar.planner.quantity import seconds_text
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.quantity import seconds_text
 from gnnpar.track.console import say
 from gnnpar.training.plans import with_strategy, workload_of
 from gnnpar.training.result.facts import WARMUP_EPOCHS, World
@@ -101,7 +101,7 @@ def factors(said: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
     return found
 
 
-def corrected(setting: Setting, by: Mapping[str, float]) -> Setting:
+def corrected(setting: Machine, by: Mapping[str, float]) -> Machine:
     """Rates and links, told what they really take."""
     compute, encode, wire = by["compute"], by["encode"], by["wire"]
     moved = encode / compute  # encoding is scaled as computing is
@@ -118,7 +118,7 @@ def corrected(setting: Setting, by: Mapping[str, float]) -> Setting:
         for r in setting.rates
     )
     links = tuple(replace(k, rate=k.rate / wire, latency=k.latency * wire) for k in setting.fabric.links)
-    return Setting(replace(setting.fabric, links=links), rates)
+    return Machine(replace(setting.fabric, links=links), rates)
 
 
 def compared(plan_said: Mapping[str, Any], found: Replanner) -> tuple[str, dict[str, float]]:

@@ -12,9 +12,9 @@ from gnnpar.parallel.sampling.engine import Batches
 from gnnpar.parallel.sampling.replica import replica_of_dataset
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.sampling.view import SampledGraph, Subgraph
-from gnnpar.planner.ir import ModelIR
 from gnnpar.planner.planned import Inputs
 from gnnpar.planner.sampled import Ring, Step, Whole
+from gnnpar.pricing.ir import ModelIR
 
 MOST = 8  # batches of an epoch that are drawn
 _REPEATS = 2  # the quicker one counts: the first finds cold caches

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gnnpar.planner.closed import Setting
-from gnnpar.planner.ir import Fold, ModelIR
 from gnnpar.planner.memory import Memory
 from gnnpar.planner.prediction import Prediction
-from gnnpar.planner.rates import Rates
-from gnnpar.planner.work import Work
+from gnnpar.pricing.ir import Fold, ModelIR
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.rates import Rates
+from gnnpar.pricing.work import Work
 
 _ENGINE, _NUMBER = "single", 4.0
 # scale out + (1 - scale) loops: kernels, and numbers read and written for one of the result
@@ -85,7 +85,7 @@ class SampledEpoch(Prediction):
         return f"minibatch, {self.steps} steps"
 
 
-def sampled_epoch(steps: Sequence[Step], work: Work, setting: Setting, whole: Whole) -> SampledEpoch:
+def sampled_epoch(steps: Sequence[Step], work: Work, setting: Machine, whole: Whole) -> SampledEpoch:
     """`work`: the graph in a part a rank, which only the evaluation walks."""
     ranks, scale = work.parts.parts, max(r.scale for r in work.rates)
     count = round(sum(s.times for s in steps))

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gnnpar.planner.candidate import Candidate, layers_of
-from gnnpar.planner.closed import DIRECTIONS, Phases, chain, in_rounds, table_numbers, transfers
-from gnnpar.planner.ir import ModelIR
+from gnnpar.planner.closed import DIRECTIONS, chain, in_rounds, table_numbers, transfers
 from gnnpar.planner.memory import memory
-from gnnpar.planner.rates import Rates
-from gnnpar.planner.statistics import GraphStats, PartStats
-from gnnpar.planner.work import Direction, Work, wire_bytes
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.price import Phases
+from gnnpar.pricing.rates import Rates
+from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.work import Direction, Work, wire_bytes
 
 Law = Callable[[int], tuple[float, float]]
 """Parts -> (alpha, share of the edges that are cut)."""

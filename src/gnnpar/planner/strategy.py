@@ -26,14 +26,14 @@ from gnnpar.parallel.strategy import FirstLayer, Strategy, Workload
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 from gnnpar.planner.candidate import Candidate, Family, layers_of
-from gnnpar.planner.closed import Setting
 from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Priced, Request, candidate_of, search
-from gnnpar.planner.quantity import seconds_text
-from gnnpar.planner.rates import NOMINAL
 from gnnpar.planner.recompute import how_held
-from gnnpar.planner.statistics import GraphStats, PartStats
-from gnnpar.planner.topology import one_host
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.quantity import seconds_text
+from gnnpar.pricing.rates import NOMINAL
+from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.topology import one_host
 
 _CLASSES: Mapping[Family, str] = {
     "single": "gnnpar.parallel.single.strategy.Single",
@@ -116,10 +116,10 @@ class TAG:
             )
         )
 
-    def _setting(self, workload: Workload, ranks: int) -> Setting:
+    def _setting(self, workload: Workload, ranks: int) -> Machine:
         if self.rates == "measured" and workload.setting is not None:
             return workload.setting()
-        return Setting(one_host(ranks, cores=ranks, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * ranks)
+        return Machine(one_host(ranks, cores=ranks, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * ranks)
 
     def build(
         self,

@@ -18,8 +18,8 @@ from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import BFloat16, Drop, Identity
 from gnnpar.codecs.quantized import is_wide
 from gnnpar.codecs.uniform import Random, Uniform, code_of
-from gnnpar.planner.ir import Fold
-from gnnpar.planner.work import Work
+from gnnpar.pricing.ir import Fold
+from gnnpar.pricing.work import Work
 from gnnpar_kernels.wire import FP32, has_metadata, row_nbytes
 
 Bound = Literal["exact", "mean", "most"]

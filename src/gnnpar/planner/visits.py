@@ -17,12 +17,13 @@ from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import GNN
 from gnnpar.partition.partition import Random
 from gnnpar.planner.candidate import Candidate, even_cuts
-from gnnpar.planner.closed import Setting, closed
+from gnnpar.planner.closed import closed
 from gnnpar.planner.extract import record
-from gnnpar.planner.rates import Rates
-from gnnpar.planner.statistics import GraphStats, PartStats
-from gnnpar.planner.topology import one_host
-from gnnpar.planner.work import Work
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.rates import Rates
+from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.topology import one_host
+from gnnpar.pricing.work import Work
 
 Tiny = Mapping[str, Mapping[str, float]]
 """engine -> graph -> seconds an epoch"""
@@ -110,7 +111,7 @@ class _Said:
         theta, latency = self.link
         fabric = one_host(self.ranks, cores=self.ranks, memory_bytes=1e12, rate=1 / theta, latency=latency)
         work = Work(self.ir, self.graph, self.parts[candidate.parts], each[: candidate.parts])
-        return closed(candidate, work, Setting(fabric, each)).seconds
+        return closed(candidate, work, Machine(fabric, each)).seconds
 
 
 def _root(seconds: Callable[[float], float], target: float) -> float:

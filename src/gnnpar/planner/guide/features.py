@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from gnnpar.planner.closed import DIRECTIONS
-from gnnpar.planner.rates import Rates
 from gnnpar.planner.search.points import FACTORS, KNOBS, Points
 from gnnpar.planner.search.space import Point
-from gnnpar.planner.statistics import PartStats
-from gnnpar.planner.work import Work
+from gnnpar.pricing.rates import Rates
+from gnnpar.pricing.statistics import PartStats
+from gnnpar.pricing.work import Work
 
 WIDTHS = {"op": 8, "device": 5, "link": 3, "part": 5}
 RELATIONS = (

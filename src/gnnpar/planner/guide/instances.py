@@ -20,14 +20,14 @@ from gnnpar.models.gin import GIN
 from gnnpar.models.resgcn import ResGCN
 from gnnpar.models.sage import SAGE
 from gnnpar.planner.candidate import QUALITIES, Quality
-from gnnpar.planner.closed import Setting
 from gnnpar.planner.extract import record
-from gnnpar.planner.ir import ModelIR
 from gnnpar.planner.laws import partitioned
 from gnnpar.planner.planner import Request
-from gnnpar.planner.rates import derived
-from gnnpar.planner.statistics import GraphStats
-from gnnpar.planner.topology import Machines
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.rates import derived
+from gnnpar.pricing.statistics import GraphStats
+from gnnpar.pricing.topology import Machines
 
 Split = Literal["train", "held_out"]
 FAMILIES: tuple[Any, ...] = ("graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid")
@@ -80,7 +80,7 @@ def draw(seed: int, *, split: Split, most: int = 16) -> Instance:
     graph = GraphStats(nodes, int(nodes * degree), rng.choice((32, 100, 500)), 16, nodes // 2)
     fabric = _fabric(rng, wiring, most).fabric
     rates = {d.kind: derived(d.speed or 0, d.memory_rate or 0) for d in fabric.devices}
-    setting = Setting(fabric, tuple(rates[d.kind] for d in fabric.devices))
+    setting = Machine(fabric, tuple(rates[d.kind] for d in fabric.devices))
     ir = _model(model, layers, hidden, graph.features)
     even = partitioned(graph, law, rng.uniform(0.05, 0.4))
     allowed: frozenset[Quality] = frozenset(QUALITIES) if rng.random() < 0.75 else frozenset({"exact"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from gnnpar.planner.candidate import Candidate, Family, even_cuts
-from gnnpar.planner.ir import ModelIR
+from gnnpar.pricing.ir import ModelIR
 
 BITS = (16, 8, 4, 2)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from gnnpar.planner.fabric import Fabric
+from gnnpar.pricing.fabric import Fabric
 
 Layout = Literal["stages", "parts"]
 MOST_DECISIONS = 8

@@ -15,13 +15,13 @@ from functools import cached_property
 from typing import Any
 
 from gnnpar.planner.candidate import Candidate, Family
-from gnnpar.planner.closed import Setting
 from gnnpar.planner.planner import Priced, Request, cut_for_devices, price, rank_counts
-from gnnpar.planner.rates import Rates
 from gnnpar.planner.search.places import Places, laid_out
 from gnnpar.planner.search.space import Point, Space
-from gnnpar.planner.statistics import PartStats
-from gnnpar.planner.work import Work
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.rates import Rates
+from gnnpar.pricing.statistics import PartStats
+from gnnpar.pricing.work import Work
 
 Grid = tuple[Family, int, int]
 _THETA = {"even": 0.0, "speed": 1.0, "half": 0.5}
@@ -152,9 +152,9 @@ class Points:
         found = self.priced(tuple(values.index(chosen[name]) for name, values in self.space.choices.items()))
         return math.inf if found.refused else found.objective
 
-    def setting(self, devices: tuple[int, ...]) -> Setting:
+    def setting(self, devices: tuple[int, ...]) -> Machine:
         whole = self.request.setting
-        return Setting(whole.fabric.choose(devices), tuple(whole.rates[d] for d in devices))
+        return Machine(whole.fabric.choose(devices), tuple(whole.rates[d] for d in devices))
 
     def statistics(self, parts: int, shares: tuple[float, ...]) -> PartStats:
         """Uneven parts are estimated from even ones."""
@@ -164,7 +164,7 @@ class Points:
             self.made[key] = even.reshaped(shares) if shares else even
         return self.made[key]
 
-    def shares(self, candidate: Candidate, setting: Setting, kind: str) -> tuple[float, ...]:
+    def shares(self, candidate: Candidate, setting: Machine, kind: str) -> tuple[float, ...]:
         """Of each part: a power of the speed of the slowest device that holds it; () where all are equal."""
         if kind == "even" or candidate.parts == 1:
             return ()

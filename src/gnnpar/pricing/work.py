@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from gnnpar.planner.ir import Fold, ModelIR
-from gnnpar.planner.rates import Rates
-from gnnpar.planner.statistics import GraphStats, PartStats
+from gnnpar.pricing.ir import Fold, ModelIR
+from gnnpar.pricing.rates import Rates
+from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar_kernels.wire import BF16, FP32, row_nbytes
 
 Bits = Literal[32, 16, 8, 4, 2, 1]

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from gnnpar.planner.fabric import Device, Fabric, Link, Wire, build
-from gnnpar.planner.quantity import parse
+from gnnpar.pricing.fabric import Device, Fabric, Link, Wire, build
+from gnnpar.pricing.quantity import parse
 
 _DEVICE_KEYS = ("type", "memory", "speed", "memory_rate", "cores")
 _HOST_KEYS = ("name", "devices", "inside", "nic", "rack", "count")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from gnnpar.planner.ir import Fold, Gemm, Group
+from gnnpar.pricing.ir import Fold, Gemm, Group
 
 NEAR = float(1 << 18)  # numbers that stay in a core's own cache
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 from gnnpar.placement import Topology
-from gnnpar.planner.quantity import bytes_text, rate_text
+from gnnpar.pricing.quantity import bytes_text, rate_text
 
 
 @dataclass(frozen=True, kw_only=True)

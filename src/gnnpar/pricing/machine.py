@@ -1,0 +1,66 @@
+"""Where a candidate would run: devices, the links between them, and what each device needs for its work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gnnpar.pricing.fabric import Fabric
+from gnnpar.pricing.rates import Rates
+from gnnpar.pricing.work import Work
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`fabric.devices[r]`: of rank r; `rates[r]`: of its work. Part p of stage s of a grid is rank s * parts + p."""
+
+    fabric: Fabric
+    rates: tuple[Rates, ...]
+
+    def stage(self, work: Work, s: int) -> Work:
+        """The work with the rates of a stage's ranks."""
+        return replace(work, rates=self.rates[s * work.parts.parts : (s + 1) * work.parts.parts])
+
+    def lost(self, ranks: Sequence[int]) -> float:
+        """Share of hidden communication that computing pays for, among these ranks."""
+        pairs = [(a, b) for a in ranks for b in ranks if a != b]
+        rate = min((self.fabric.rate(a, b) for a, b in pairs), default=float("inf"))
+        return max((self.rates[r].lost(rate) for r in ranks), default=0.0)
+
+    def at_stages(self, s: int, parts: int) -> Machine:
+        """Stage s and the next one alone."""
+        ranks = range(s * parts, (s + 2) * parts)
+        return Machine(self.fabric.choose(ranks), tuple(self.rates[r] for r in ranks))
+
+    def exchange(self, flows: Sequence[tuple[int, int, float]], *, first: int = 0, idle: float = 0.0) -> float:
+        """Seconds of one exchange; ranks are counted from `first`. `idle`: seconds of computing since the last one."""
+        if not flows:
+            return 0.0
+        load: dict[int, float] = {}
+        links = self.fabric.links
+        posts: dict[int, int] = {}
+        latency = 0.0
+        for source, target, nbytes in flows:
+            a, b = source + first, target + first
+            late = 0.0
+            for link in self.fabric.routes[a][b]:
+                load[link] = load.get(link, 0.0) + nbytes
+                late += links[link].latency
+            latency = max(latency, late)
+            for end in (a, b):
+                posts[end] = posts.get(end, 0) + 1
+        loads = ((self.fabric.links[link], nbytes) for link, nbytes in load.items())
+        wire = max((max(0.0, n / k.rate - min(k.burst / k.rate, idle)) for k, n in loads), default=0.0)
+        return wire + latency + max(count * self.rates[end].message for end, count in posts.items())
+
+    def reduce(self, ranks: Sequence[int], nbytes: float) -> float:
+        """Seconds of a ring sum over ranks."""
+        size = len(ranks)
+        if size < 2:
+            return 0.0
+        ring = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
+        rate = min(self.fabric.rate(a, b) for a, b in ring)
+        latency = max(self.fabric.latency(a, b) for a, b in ring)
+        const, byte = self.rates[ranks[0]].reduce
+        wire = 2 * (size - 1) / size * nbytes / rate
+        return const + max(wire, byte * nbytes) + 2 * (size - 1) * latency
