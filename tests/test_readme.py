@@ -1,40 +1,120 @@
-"""The README's table of strategies is whole, its figures come from experiments; these can be found and rerun."""
+"""The README is short and whole, its code and its commands run, its figures come from experiments that can be rerun."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
-import yaml
+import torch
 
-from conftest import ROOT
+from conftest import ROOT, environment
+from gnnpar.folds.sum import Sum
+from gnnpar.models.gcn import GCNConv
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.shard import cut
 from gnnpar.paths import conf_dir
+from gnnpar.verify.conformance import small_graph
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def table() -> dict[str, list[str]]:
-    """strategy -> its cells: one line, exactness, when, measured."""
-    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", README.partition("## Strategies")[2].partition("\n`strategy.")[0], re.M)
-    return {name: [cell.strip() for cell in re.split(r" \| ", cells)] for name, cells in rows}
+def rows(section: str) -> list[list[str]]:
+    """Cells of the lines of a section's table, its heading left out."""
+    text = README.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_every_strategy_has_a_row() -> None:
-    of_class: dict[str, set[str]] = {}
-    for file in (conf_dir() / "strategy").glob("*.yaml"):
-        of_class.setdefault(yaml.safe_load(file.read_text(encoding="utf-8"))["_target_"], set()).add(file.stem)
-    rows = table()
-    assert [names for names in of_class.values() if not names & rows.keys()] == []
+def block(language: str) -> str:
+    found = re.search(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
 
 
-def test_every_row_says_when_and_names_where_it_was_measured() -> None:
-    for name, cells in table().items():
+def test_it_is_short() -> None:
+    assert README.count("\n") <= 150
+
+
+def test_every_strategy_has_a_row_of_short_cells_without_numbers() -> None:
+    table = {cells[0].strip("`"): cells for cells in rows("Strategies")}
+    assert sorted(table) == sorted(file.stem for file in (conf_dir() / "strategy").glob("*.yaml"))
+    for name, cells in table.items():
         assert len(cells) == 4, name
         assert all(cells), name
-        named = re.findall(r"`(\w+)`\)", cells[3])
-        assert named or cells[3].startswith("not measured"), name
-        assert all((ROOT / "experiments" / folder / "README.md").is_file() for folder in named), name
+        plain = [re.sub(r"`[^`]*`|\]\([^)]*\)", "", cell) for cell in cells]
+        assert max(map(len, plain)) <= 80, name
+        assert not re.search(r"\d", " ".join(plain)), name
+
+
+def test_every_result_names_its_study() -> None:
+    assert len(rows("Results")) >= 5
+    for question, measured, study in rows("Results"):
+        assert re.search(r"\d", measured), question
+        named = re.findall(r"`(\w+)`", study)
+        assert named, question
+        assert all((ROOT / "experiments" / name / "README.md").is_file() for name in named), question
+
+
+def test_the_code_to_read_is_seven_files_that_exist() -> None:
+    text = README.partition("## Dive into the code")[2].partition("\n## ")[0]
+    files = re.findall(r"^\d\. `([^`]+)`", text, re.MULTILINE)
+    assert len(files) == 7
+    assert [name for name in files if not (ROOT / name).is_file()] == []
+
+
+IMPORTS = """
+from collections.abc import Iterable
+from torch import Tensor, nn
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.sum import Sum
+from gnnpar.graph import Graph, Local
+"""
+
+
+def test_the_idea_runs() -> None:
+    """The model is GCN, and folding by parts is folding the whole."""
+    code = block("python")
+    lines = [line for line in code.splitlines() if line]
+    assert len(lines) <= 12
+    names: dict[str, Any] = {}
+    exec(compile(IMPORTS + code, "README.md", "exec"), names)
+    data = small_graph()
+    part_of = torch.arange(data.num_nodes) % 2
+    whole = cut(data, torch.zeros_like(part_of), 1)[0].to(torch.device("cpu"), torch.float64)
+    torch.manual_seed(0)
+    conv = names["GCNConv"](data.x.shape[1], 4).double()
+    expected = GCNConv(data.x.shape[1], 4, aggregate_first=False).double()
+    expected.load_state_dict(conv.state_dict())
+    view, linked = WholeGraph(whole, Pass(0)), whole.in_degree > 0  # the formula knows no node without in-edges
+    torch.testing.assert_close(conv(view, whole.x)[linked], expected(view, whole.x)[linked])
+    total = whole.inner.num_dst
+    out = names["aggregate"](Sum(), total, [(whole.inner, (whole.x,))])
+    torch.testing.assert_close(out, view.aggregate(Sum(), (whole.x,)))
+    half = whole.inner.num_src // 2
+    cuts = [(0, half), (half, whole.inner.num_src)]
+    parts = [(whole.inner.between(*ends), (whole.x[slice(*ends)],)) for ends in cuts]
+    torch.testing.assert_close(names["aggregate"](Sum(), total, [parts[1], parts[0]]), out)
+
+
+def test_60_seconds_show_what_comes(tmp_path: Path) -> None:
+    """Its commands run, and say what the README shows, numbers aside."""
+    page = tmp_path / "page.md"
+    page.write_text(f"```console\n{block('console')}```\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "tutorial_steps.py"), str(page)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=290,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def reproduce(*arguments: str) -> subprocess.CompletedProcess[str]:

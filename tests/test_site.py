@@ -30,8 +30,8 @@ hooks = loaded("hooks")
 
 
 def test_links_hold_where_the_site_puts_a_page() -> None:
-    assert hooks.moved("![x](docs/images/a.png) [p](docs/protocol.md#time)", "README.md") == (
-        "![x](images/a.png) [p](protocol.md#time)"
+    assert hooks.moved("![x](docs/images/a.png) [p](docs/guide/protocol.md#time)", "README.md") == (
+        "![x](images/a.png) [p](guide/protocol.md#time)"
     )
     assert hooks.moved("[s](sar_speed/README.md)", "experiments/README.md") == "[s](sar_speed/README.md)"
     assert hooks.moved("[e](../../experiments/README.md)", "docs/adr/0001.md") == "[e](../experiments/README.md)"

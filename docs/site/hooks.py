@@ -56,16 +56,26 @@ def navigation() -> list[Any]:
         found = sorted(p for p in folder.glob(pattern) if p.parent != folder or p.name != "README.md")
         return [{title_of(p.read_text(encoding="utf-8")): in_site(p.relative_to(ROOT).as_posix())} for p in found]
 
-    listed = re.findall(r"\]\(([\w.]+\.md)\)", (docs / "tutorials" / "README.md").read_text(encoding="utf-8"))
-    lessons = [f"tutorials/{name}" for name in listed]
-    interfaces = re.findall(r"\]\(([\w.]+\.md)\)", (docs / "api" / "README.md").read_text(encoding="utf-8"))
+    def listed(folder: str) -> list[str]:
+        """Pages in the order in which the folder's README links them."""
+        text = (docs / folder / "README.md").read_text(encoding="utf-8")
+        return [f"{folder}/{name}" for name in re.findall(r"\]\(([\w.]+\.md)\)", text)]
+
     return [
         {"gnnpar": "README.md"},
-        {"Tutorials": ["tutorials/README.md", *lessons]},
-        {"Comparison": ["protocol.md", {"What combines": "composability.md"}, {"Losses": "convergence.md"}]},
+        {"Tutorials": ["tutorials/README.md", *listed("tutorials")]},
+        {
+            "Guides": [
+                "guide/README.md",
+                *listed("guide"),
+                {"What combines": "composability.md"},
+                {"Losses": "convergence.md"},
+            ]
+        },
+        {"Architecture": "architecture.md"},
+        {"Glossary": "glossary.md"},
         {"Experiments": ["experiments/README.md", *pages(ROOT / "experiments", "*/README.md")]},
-        {"Many machines": "clusters.md"},
-        {"Interfaces": ["api/README.md", *(f"api/{name}" for name in interfaces)]},
+        {"Interfaces": ["api/README.md", *listed("api")]},
         {"Kernels": "kernels/README.md"},
         {"Decisions": ["adr/README.md", *pages(docs / "adr", "*.md")]},
         {"Contributing": "CONTRIBUTING.md"},
