@@ -1,0 +1,83 @@
+"""Every file, folder and module that a document names exists; the glossary is sorted and has every term once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+
+BASES = tuple(ROOT / each for each in ("", "src", "src/gnnpar", "kernels", "kernels/gnnpar_kernels", "conf"))
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+PATH = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
+MODULE = re.compile(r"gnnpar(?:_kernels)?(?:\.\w+)+")
+FILE_TYPES = {".cfg", ".json", ".jsonl", ".lock", ".md", ".py", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
+TOP = {"conf", "docs", "experiments", "kernels", "src", "tests"}
+OF_A_READER = re.compile(
+    r"(outputs|multirun|runs|checkpoint|export|shards|site|part-N|epoch-N|lazy_kit)\b"
+)  # made, not kept
+PLACEHOLDER = re.compile(r"\b(NAME|FOLDER|OP|STUDY)\b")
+DOCUMENTS = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "kernels/README.md", "experiments/README.md")),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
+
+
+def looks_like_a_path(span: str) -> bool:
+    """A folder of the repository and what is in it, or a file with its folder; not `a/b` of a formula."""
+    if not PATH.fullmatch(span) or "/" not in span or OF_A_READER.match(span) or PLACEHOLDER.search(span):
+        return False
+    return span.partition("/")[0] in TOP or Path(span).suffix in FILE_TYPES or span.endswith("/")
+
+
+def is_there(span: str, page: Path) -> bool:
+    return any(any(base.glob(span.rstrip("/"))) for base in (*BASES, page.parent))
+
+
+def module_is_there(name: str) -> bool:
+    """`gnnpar.a.b`, or a name that the text of `gnnpar/a` has; read, not imported."""
+    parts = name.split(".")
+    root = ROOT / ("src" if parts[0] == "gnnpar" else "kernels")
+    for end in range(len(parts), 0, -1):
+        place = root.joinpath(*parts[:end])
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if file.is_file():
+            rest = parts[end:]
+            return not rest or re.search(rf"\b{rest[0]}\b", file.read_text(encoding="utf-8")) is not None
+    return False
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_document_names_exists(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    spans = {span.removeprefix("python ") for span in SPAN.findall(text)}
+    paths = {span for span in spans if looks_like_a_path(span)}
+    modules = {span for span in spans if MODULE.fullmatch(span) and Path(span).suffix not in FILE_TYPES}
+    modules -= {"gnnpar.conf"}  # the group of entry points
+    missing = [span for span in paths if not is_there(span, page)]
+    missing += [name for name in modules if not module_is_there(name)]
+    assert sorted(missing) == []
+
+
+def test_what_is_not_there_is_noticed() -> None:
+    assert looks_like_a_path("comm/exchange.py")
+    assert looks_like_a_path("tests/nowhere")
+    assert not looks_like_a_path("and/or")
+    assert not is_there("comm/nowhere.py", ROOT / "README.md")
+    assert not module_is_there("gnnpar.nowhere.thing")
+    assert module_is_there("gnnpar.graph")
+
+
+def test_the_glossary_has_every_term_once_in_order_with_its_file() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+\.) \| `([^`]+)` \|$", text, re.MULTILINE)
+    assert len(rows) > 80
+    assert len(rows) == text.count("\n| ") - 1, "a row has a term, a sentence that ends in a period, and a file"
+    terms = [re.sub(r"[^a-z ]", "", term.lower()) for term, _, _ in rows]
+    assert terms == sorted(set(terms))
+    assert [file for _, _, file in rows if not is_there(file, ROOT / "docs" / "glossary.md")] == []
