@@ -17,7 +17,7 @@ import gnnpar_kernels as kernels
 from bench.baselines import Build, Run
 from bench.graphs import SMALL, Inputs, draw
 from bench.registry import OURS, Case
-from gnnpar_kernels import naive
+from gnnpar_kernels.dispatch import functions_of
 
 FLUSH = 1 << 29  # bytes written between runs on a GPU: several times its cache, and time for the host to launch ahead
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -124,7 +124,7 @@ def _small(device: str) -> Inputs:
 def gate(case: Case, device: str) -> str:
     """Nothing if the op agrees with the specification on a small graph, else what is wrong."""
     race = case.race(_small(device))
-    actual, expected = (tuple(_tensors(race.op(body))) for body in (kernels, naive))
+    actual, expected = (tuple(_tensors(race.op(body))) for body in (kernels, functions_of("naive")))
     worst = max((_rms_ratio(a, b) for a, b in zip(actual, expected, strict=True)), default=0.0)
     limit = TOLERANCE[case.dtype]
     return "" if worst <= limit else f"RMS error {worst:.1e} of the specification's RMS, allowed {limit:.0e}"

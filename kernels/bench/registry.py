@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,14 +13,15 @@ import gnnpar_kernels as kernels
 from bench import baselines
 from bench.baselines import Build
 from bench.graphs import Inputs, Size
-from gnnpar_kernels import naive
+from gnnpar_kernels.dispatch import functions_of
+from gnnpar_kernels.wire import row_nbytes
 
 OURS = "gnnpar"
 SAVED = "gnnpar, saved branch"
 KEY = 0x0123456789ABCDEF
 FP32, BF16 = torch.float32, torch.bfloat16
 
-Body = Any  # a module of ops: gnnpar_kernels, or gnnpar_kernels.naive
+Body = ModuleType | SimpleNamespace  # the ops: gnnpar_kernels, or one body of each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class Case:
 
 
 def _specification(op: Callable[[Body], Any]) -> dict[str, Build]:
-    return {"specification": lambda: partial(op, naive)}
+    return {"specification": lambda: partial(op, functions_of("naive"))}
 
 
 def _spmm(width: int, dtype: torch.dtype, *, transposed: bool) -> Case:
@@ -226,8 +228,6 @@ def _quantize(width: int, bits: int, dtype: torch.dtype, *, ops: str) -> Case:
         return Race(op=lambda body: back(body, buffer))
 
     def floor(size: Size) -> int:
-        from gnnpar_kernels.wire import row_nbytes
-
         once = width * dtype.itemsize + row_nbytes(width, bits)
         return size.nodes * {"quantize": once + 8, "dequantize": once, "quantize and back": 2 * once + 8}[ops]
 
@@ -263,10 +263,9 @@ def _of_gpu() -> Iterator[Case]:
             yield _attend_grad(heads, width, dtype)
             yield _gat_layer(heads, width, dtype)
         yield _dropout(128, dtype, per_edge=False)
-        if hasattr(kernels, "quantize_rows"):
-            for bits in (2, 4, 8):
-                yield _quantize(128, bits, dtype, ops="quantize")
-                yield _quantize(128, bits, dtype, ops="dequantize")
+        for bits in (2, 4, 8):
+            yield _quantize(128, bits, dtype, ops="quantize")
+            yield _quantize(128, bits, dtype, ops="dequantize")
     yield _extremum(128)
     yield _dropout(4, FP32, per_edge=True)
 
@@ -285,10 +284,9 @@ def _of_cpu() -> Iterator[Case]:
     yield _extremum(128)
     yield _dropout(128, FP32, per_edge=False)
     yield _dropout(4, FP32, per_edge=True)
-    if hasattr(kernels, "quantize_rows"):
-        for bits in (2, 8):
-            for ops in ("quantize", "dequantize", "quantize and back"):
-                yield _quantize(128, bits, FP32, ops=ops)
+    for bits in (2, 8):
+        for ops in ("quantize", "dequantize", "quantize and back"):
+            yield _quantize(128, bits, FP32, ops=ops)
 
 
 def cases(kind: str) -> list[Case]:

@@ -1,9 +1,6 @@
 """Graph kernels as pure functions: sums, attention, maxima, row moves, dropout, quantization. No autograd here."""
 
-from gnnpar_kernels.csr import Csr
-from gnnpar_kernels.dispatch import Choice, implementations
-from gnnpar_kernels.hashing import fold_key
-from gnnpar_kernels.library.attention import (
+from gnnpar_kernels.attend import (
     attend,
     attend_finish,
     attend_grad,
@@ -12,16 +9,14 @@ from gnnpar_kernels.library.attention import (
     attend_grad_src,
     row_dots,
 )
-from gnnpar_kernels.library.folds import extremum, extremum_finish, extremum_grad, spmm
-from gnnpar_kernels.library.rows import (
-    apply_mask,
-    dequantize_rows,
-    dropout,
-    gather_rows,
-    keep_mask,
-    quantize_rows,
-    scatter_add_rows_,
-)
+from gnnpar_kernels.csr import Csr
+from gnnpar_kernels.dispatch import Choice, implementations
+from gnnpar_kernels.dropout import apply_mask, dropout, keep_mask
+from gnnpar_kernels.extremum import extremum, extremum_finish, extremum_grad
+from gnnpar_kernels.gather import gather_rows, scatter_add_rows_
+from gnnpar_kernels.hashing import fold_key
+from gnnpar_kernels.quantize import dequantize_rows, quantize_rows
+from gnnpar_kernels.spmm import spmm
 
 __all__ = [
     "Choice",

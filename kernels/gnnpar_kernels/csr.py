@@ -1,5 +1,6 @@
 """The one structure kernels read: CSR rows of in-edges (or of out-edges, transposed), and what follows from it."""
 
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -28,3 +29,8 @@ def edge_rows(indptr: Tensor, rows: Tensor | None = None) -> Tensor:
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     """Sums of 16-bit rows are kept in fp32, of others in their own dtype."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def flat_rows(x: Tensor) -> Tensor:
+    """One contiguous row per node, a view where possible. Shapes: [M, ...] -> [M, W]."""
+    return x.reshape(x.shape[0], prod(x.shape[1:])).contiguous()

@@ -1,6 +1,8 @@
 """Which body an op takes: Triton on a GPU, fast torch on a CPU, the specification elsewhere; GNNPAR_KERNELS forces one.
 
-The device of an op's first tensor decides, at every call; bodies of one op share name and signature.
+A kernel is a folder: `naive.py` specifies its ops, the public functions; `cpu.py` and `triton.py` repeat their names
+and signatures. Where a body, or an op in it, is absent, the specification is already the fast one. The device of an
+op's first tensor decides, at every call.
 """
 
 import functools
@@ -9,19 +11,52 @@ import importlib.util
 import os
 import threading
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
-from gnnpar_kernels import cpu, naive
-
 VARIABLE = "GNNPAR_KERNELS"
 NAMES = ("naive", "cpu", "triton")
 
+Body = Callable[..., Any]  # bodies are chosen by name when called: their signatures are those of the specification
+
+_packages: dict[str, str] = {}  # public function: the package that holds its bodies
+
+
+def register(op: str, package: str) -> Body:
+    """Note which package holds the bodies of a public function; returns its specification.
+
+    The CPU body is imported here: at the first call an active mode (inference, fake tensors) would change the constants
+    it makes. Triton is imported at its first use, so that a CPU never loads it.
+    """
+    _packages[op] = package
+    _module(package, "cpu")
+    return _specification(op)
+
+
+@functools.cache
+def _module(package: str, body: str) -> ModuleType | None:
+    name = f"{package}.{body}"
+    return importlib.import_module(name) if importlib.util.find_spec(name) else None
+
+
+@functools.cache
+def _own(op: str, body: str) -> Body | None:
+    """The code that a body has for a function, if any."""
+    module = _module(_packages[op], body)
+    return None if module is None else vars(module).get(op)
+
+
+def _specification(op: str) -> Body:
+    specification = _own(op, "naive")
+    if specification is None:
+        raise ValueError(f"{_packages[op]}.naive does not define {op}: write its specification there")
+    return specification
+
 
 class Choice(NamedTuple):
-    """The body taken for one op and the reason, for `gnnpar doctor`."""
+    """The body taken for one function and the reason, for `gnnpar doctor`."""
 
     body: str
     reason: str
@@ -37,7 +72,7 @@ def choose(device: str, op: str) -> Choice:
     if forced == "triton":
         return _triton(device, op, forced=True)
     if device == "cpu":
-        if _is_own(cpu, op):
+        if _own(op, "cpu") is not None:
             return Choice("cpu", "fast torch body")
         return Choice("naive", "already the fast one on a CPU")
     if forced == "cpu":
@@ -56,37 +91,33 @@ def _triton(device: str, op: str, *, forced: bool) -> Choice:
         raise ValueError(f"{VARIABLE}=triton, but {missing}: use naive or cpu, or unset it")
     if missing:
         return Choice("naive", f"{missing}: plain torch on {device}")
-    if not _is_own(_body("triton"), op):
+    if _own(op, "triton") is None:
         return Choice("naive", f"already the fast one on {device}")
     return Choice("triton", f"{VARIABLE}=triton" if forced else "compiled for this GPU at the first call")
 
 
-def _is_own(body: ModuleType, op: str) -> bool:
-    """Whether a body has code of its own for an op."""
-    return getattr(body, op) is not getattr(naive, op)
+_interpreter = threading.RLock()  # Triton's interpreter keeps its state in globals: one rank thread at a time
 
 
-_interpreter = threading.RLock()  # Triton's interpreter keeps its state in globals: rank threads take turns
-
-
-def _one_at_a_time(body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _one_at_a_time(body: Body, *args: object, **kwargs: object) -> Any:
     with _interpreter:
         return body(*args, **kwargs)
 
 
-@functools.cache
-def _body(name: str) -> ModuleType:
-    return {"naive": naive, "cpu": cpu}.get(name) or importlib.import_module("gnnpar_kernels.triton")
-
-
-def body_of(op: str, device: torch.device) -> Callable[..., Any]:
-    """The function that runs an op for tensors on this device."""
+def body_of(op: str, device: torch.device) -> Body:
+    """The code that runs a function for tensors on this device."""
     name = choose(device.type, op).body
-    body = getattr(_body(name), op)
+    body = _own(op, name) or _specification(op)
     return functools.partial(_one_at_a_time, body) if name == "triton" and device.type == "cpu" else body
 
 
 def implementations(device: str | None = None) -> dict[str, Choice]:
-    """Body taken by each op and why, on this machine's accelerator if it has one."""
+    """Body taken by each public function and why, on this machine's accelerator if it has one."""
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return {op: choose(where, op) for op in sorted(naive.__all__)}
+    return {op: choose(where, op) for op in sorted(_packages)}
+
+
+@functools.cache
+def functions_of(body: str) -> SimpleNamespace:
+    """Every public function by one body, or by the specification where it has none: for tests and benchmarks."""
+    return SimpleNamespace(**{op: _own(op, body) or _specification(op) for op in sorted(_packages)})

@@ -1,4 +1,4 @@
-"""Keys and constants of the keyed dropout: the integers that every body of `keep_mask` shares.
+"""The keyed hash behind every random number: keys, constants, and its specification in int64 arithmetic.
 
 keep(key, id, f) = signed32(entry(row(id) ^ column(f))) >= threshold(p), all arithmetic modulo 2^32:
     mix(x)    = entry(x ^ x >> 16)                          the two-multiply mix, compared by its high bits
@@ -9,6 +9,9 @@ Shifts are logical. x ^ x >> 16 is its own inverse and linear over ^: where full
 column are mixed together, two such shifts cancel, and both are left out. The constants of the mix are the "lowbias32"
 pair of C. Wellons' hash prospector (public domain).
 """
+
+import torch
+from torch import Tensor
 
 M1 = 0x7FEB352D
 M2 = 0x846CA68B
@@ -54,3 +57,21 @@ def threshold(p: float) -> int:
 def signed(word: int) -> int:
     """The int32 with the bits of a 32-bit word: torch has no arithmetic on uint32, int32 wraps the same way."""
     return word - 2**32 if word >= 2**31 else word
+
+
+def _entry(x: Tensor) -> Tensor:
+    x = (x * M1) & MASK32
+    return ((x ^ (x >> 15)) * M2) & MASK32
+
+
+def _mix(x: Tensor) -> Tensor:
+    return _entry(x ^ (x >> 16))
+
+
+def entry_hash(ids: Tensor, width: int, *, key: int) -> Tensor:
+    """32 random bits of every entry, see above. Shapes: ids [n] -> [n, width] int64."""
+    k0, k1, k2 = key_words(key)
+    row = _mix((ids & MASK32) ^ k0)
+    row = _mix(row ^ (row >> 16) ^ ((ids >> 32) & MASK32) ^ k1)
+    column = _mix((torch.arange(width, device=ids.device) * GOLDEN + k2) & MASK32)
+    return _entry(row[:, None] ^ column[None, :])

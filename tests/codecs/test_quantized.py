@@ -9,7 +9,7 @@ import torch
 from gnnpar.codecs.adaptive.traces import row_variances
 from gnnpar.codecs.codec import RowLike
 from gnnpar.codecs.uniform import Random, Uniform
-from gnnpar_kernels.naive.quantize import ranges
+from gnnpar_kernels.quantize.naive import ranges
 from gnnpar_kernels.wire import row_nbytes, row_offsets
 from messages import Message
 

@@ -5,7 +5,7 @@ import torch
 
 from composing import configured, names
 from gnnpar.verify.conformance import relative_error, small_graph, train_in_threads
-from gnnpar_kernels.triton.tuning import interpreting
+from gnnpar_kernels.triton_tuning import interpreting
 
 QUICK = ("graph_parallel", "sar", "gnnpipe")  # the views that call kernels; the others are made of them
 STRATEGIES = [s if s in QUICK else pytest.param(s, marks=pytest.mark.slow) for s in names("strategy")]

@@ -1,14 +1,13 @@
 """Compile kernel variants ahead of time and report what the machine code does: one JSON line each.
 
-    python tests/kernels/compiled.py sm_90 spmm attend ...      # modules of gnnpar_kernels.triton; none: all
-    python tests/kernels/compiled.py sm_90 spmm --first         # one variant of every kernel
+    python tests/kernels/compiled.py sm_90 spmm.triton ...      # modules of gnnpar_kernels; none: all with kernels
+    python tests/kernels/compiled.py sm_90 spmm.triton --first  # one variant of every kernel
 
 A process of its own, as kernels imported under TRITON_INTERPRET=1 cannot be compiled.
 """
 
 import importlib
 import json
-import pkgutil
 import re
 import subprocess
 import sys
@@ -19,8 +18,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-import gnnpar_kernels.triton as bodies
-from gnnpar_kernels.triton.tuning import Variant
+import gnnpar_kernels
+from gnnpar_kernels.triton_tuning import Variant
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -32,9 +31,15 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 def variants(module: str, *, first: bool) -> list[Variant]:
     """All variants of a module, or one of every kernel."""
-    imported = importlib.import_module(f"gnnpar_kernels.triton.{module}")
-    found = imported.variants() if hasattr(imported, "variants") else []
+    found = importlib.import_module(f"gnnpar_kernels.{module}").variants()
     return list({id(each.kernel): each for each in reversed(found)}.values()) if first else found
+
+
+def modules() -> list[str]:
+    """The modules that compile kernels ahead of time, as `kernel.module`."""
+    root = Path(gnnpar_kernels.__path__[0])
+    paths = sorted(path for path in root.glob("*/triton*.py") if "def variants(" in path.read_text())
+    return [f"{path.parent.name}.{path.stem}" for path in paths]
 
 
 def _compile(variant: Variant, target: str):
@@ -72,7 +77,7 @@ def report(variant: Variant, target: str) -> dict:
 def main() -> None:
     target, *asked = sys.argv[1:]
     named = [name for name in asked if name != "--first"]
-    for module in named or [found.name for found in pkgutil.iter_modules(bodies.__path__)]:
+    for module in named or modules():
         for variant in variants(module, first="--first" in asked):
             sys.stdout.write(json.dumps({"module": module, **report(variant, target)}) + "\n")
             sys.stdout.flush()

@@ -1,15 +1,16 @@
 """Blocks of in-edges with awkward degrees, cut into chains; uninitialised memory is NaN in every test here."""
 
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from gnnpar_kernels import Csr, cpu, naive, triton
-from gnnpar_kernels.triton.tuning import interpreting
+from gnnpar_kernels import Csr
+from gnnpar_kernels.dispatch import functions_of
+from gnnpar_kernels.triton_tuning import interpreting
 
 DEGREES = (0, 1, 15, 16, 17, 0, 300, 2, 0)
 
@@ -97,17 +98,17 @@ def kit() -> Kit:
 
 
 @pytest.fixture(params=["naive", "cpu", "triton", pytest.param("gpu", marks=pytest.mark.gpu)])
-def body(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+def body(request: pytest.FixtureRequest) -> Iterator[SimpleNamespace]:
     """Each body of the ops; `triton` interpreted, `gpu` the same compiled, with every tensor of the test on the GPU."""
     if request.param == "triton" and not interpreting():
         pytest.skip("kernels are compiled here: the gpu case tests them")
     if request.param != "gpu":
-        yield {"naive": naive, "cpu": cpu, "triton": triton}[request.param]
+        yield functions_of(request.param)
         return
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     torch.set_default_device("cuda")
-    yield triton
+    yield functions_of("triton")
     torch.set_default_device("cpu")
 
 

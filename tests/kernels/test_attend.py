@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import leaky_relu
 
-from gnnpar_kernels import Csr, cpu, keep_mask, naive
-from gnnpar_kernels.triton import tasks
+from gnnpar_kernels import Csr, keep_mask
+from gnnpar_kernels import triton_tasks as tasks
+from gnnpar_kernels.attend import cpu, cpu_edges, naive
 
 SLOPE = 0.2
 DROP = (0.4, 2**61 + 12345)
@@ -252,7 +253,7 @@ def test_many_row_blocks(kit, dtype, scale, monkeypatch):
         return out, lse, *_grads(cpu, [graph], inputs, out, lse, DROP)
 
     expected = run()
-    monkeypatch.setattr("gnnpar_kernels.cpu.edges.BLOCK", 20)
+    monkeypatch.setattr(cpu_edges, "BLOCK", 20)
     for got, reference in zip(run(), expected, strict=True):
         kit.assert_near(got, reference, tolerance=TOLERANCE[dtype])
 

@@ -1,15 +1,22 @@
 """Which body an op takes, what the environment forces, and one signature for all bodies."""
 
 import inspect
+import os
+import pkgutil
+import subprocess
+import sys
 
 import pytest
 import torch
 
 import gnnpar_kernels
-from gnnpar_kernels import cpu, dispatch, implementations, naive, triton
-from gnnpar_kernels.triton.tuning import interpreting
+from gnnpar_kernels import dispatch, implementations
+from gnnpar_kernels.dispatch import functions_of
+from gnnpar_kernels.triton_tuning import interpreting
 
-OPS = sorted(naive.__all__)
+OPS = sorted(vars(functions_of("naive")))
+FOLDERS = {name for _, name, is_package in pkgutil.iter_modules(gnnpar_kernels.__path__) if is_package}
+BODIES = ("cpu", "triton")
 interpreting_at_import = interpreting()
 
 
@@ -17,19 +24,46 @@ def _call():
     return gnnpar_kernels.spmm(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1, 2), num_rows=1)
 
 
-def test_every_op_is_public_and_has_every_body():
-    assert sorted(cpu.__all__) == sorted(triton.__all__) == OPS
+def test_every_op_is_public_and_every_folder_is_a_kernel():
     assert set(OPS) <= set(gnnpar_kernels.__all__)
     assert sorted(implementations()) == OPS
+    assert {getattr(gnnpar_kernels, name).__module__ for name in OPS} == {f"gnnpar_kernels.{name}" for name in FOLDERS}
+
+
+def test_bodies_that_are_absent_are_the_specification():
+    """Every op has code of its own on a CPU and in Triton but these: a body that is not found would pass unnoticed."""
+    naive = functions_of("naive")
+    absent = {body: {op for op in OPS if getattr(functions_of(body), op) is getattr(naive, op)} for body in BODIES}
+    assert absent == {"cpu": {"extremum_finish", "gather_rows", "scatter_add_rows_"}, "triton": {"extremum_finish"}}
+
+
+def test_an_op_without_a_specification_is_refused(monkeypatch):
+    monkeypatch.setattr(dispatch, "_packages", {})
+    with pytest.raises(ValueError, match=r"gnnpar_kernels.spmm.naive does not define product: write its specification"):
+        dispatch.register("product", "gnnpar_kernels.spmm")
+
+
+def test_triton_is_not_imported_on_a_cpu():
+    """Nor by a call: its import takes seconds, and the package may be absent."""
+    program = (
+        "import sys, torch, gnnpar_kernels as k\n"
+        "k.spmm(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1, 2), num_rows=1)\n"
+        "k.implementations('cpu')\n"
+        "print([name for name in sys.modules if name == 'triton' or 'gnnpar_kernels' in name and 'triton' in name])"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", dispatch.VARIABLE)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_bodies_share_name_and_signature(name):
-    expected = inspect.signature(getattr(naive, name))
-    for body in (getattr(cpu, name), getattr(triton, name), getattr(gnnpar_kernels, name)):
+    specification = getattr(functions_of("naive"), name)
+    for functions in (*map(functions_of, BODIES), gnnpar_kernels):
+        body = getattr(functions, name)
         assert body.__name__ == name
-        assert inspect.signature(body) == expected
-    assert getattr(naive, name).__doc__
+        assert inspect.signature(body) == inspect.signature(specification)
+    assert specification.__doc__
 
 
 def test_device_decides(monkeypatch):

@@ -1,13 +1,13 @@
 """Keyed dropout: one definition in all bodies, the same for any subset of rows, and statistically sound."""
 
-from importlib import import_module
-
 import pytest
 import torch
 
-from gnnpar_kernels import fold_key, keep_mask, naive, triton
+from gnnpar_kernels import fold_key, keep_mask
+from gnnpar_kernels.dispatch import functions_of
+from gnnpar_kernels.dropout import cpu, naive
 from gnnpar_kernels.hashing import threshold
-from gnnpar_kernels.triton.tuning import interpreting
+from gnnpar_kernels.triton_tuning import interpreting
 
 KEY = fold_key(0, 1, 2)
 
@@ -15,7 +15,7 @@ KEY = fold_key(0, 1, 2)
 def _assert_same(actual, expected, body):
     """Equal bits; but Triton's interpreter cuts bf16 off where GPUs round to nearest: its last bit may differ."""
     assert actual.dtype == expected.dtype and actual.shape == expected.shape
-    if expected.dtype == torch.bfloat16 and body is triton and interpreting():
+    if expected.dtype == torch.bfloat16 and body is functions_of("triton") and interpreting():
         assert torch.equal(actual == 0, expected == 0)
         torch.testing.assert_close(actual, expected, rtol=2**-7, atol=0.0)
     else:
@@ -55,7 +55,7 @@ def test_rows_are_independent_of_their_company(body, monkeypatch):
     subset = torch.randperm(4000)[:123]
     assert torch.equal(body.keep_mask(ids[subset], 33, p=0.5, key=KEY), whole[subset])
     assert torch.equal(body.keep_mask(ids, 20, p=0.5, key=KEY), whole[:, :20])
-    monkeypatch.setattr(import_module("gnnpar_kernels.cpu.dropout"), "BLOCK", 100)
+    monkeypatch.setattr(cpu, "BLOCK", 100)
     assert torch.equal(body.keep_mask(ids, 33, p=0.5, key=KEY), whole)
 
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from gnnpar_kernels import naive
-from gnnpar_kernels.triton import tasks
+from gnnpar_kernels import triton_tasks as tasks
+from gnnpar_kernels.extremum import naive
 
 IDS = {
     "range": lambda: torch.arange(60) + 1000,

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from gnnpar_kernels import fold_key, wire
-from gnnpar_kernels.cpu import quantize as fast
-from gnnpar_kernels.naive import quantize as spec
+from gnnpar_kernels.dispatch import functions_of
+from gnnpar_kernels.quantize import cpu as fast
+from gnnpar_kernels.quantize import naive as spec
 from gnnpar_kernels.wire import BF16, CODES, FP8, FP32, GRID, row_nbytes, row_offsets
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy, below the interpreter, on rows with NaNs
@@ -53,7 +54,7 @@ def _same(actual: Tensor, expected: Tensor) -> bool:
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_one_code_gives_the_bytes_of_the_specification(body, width, code):
-    for count in (1, 2, 9) if body.__name__.endswith("triton") else range(1, 10):
+    for count in (1, 2, 9) if body is functions_of("triton") else range(1, 10):
         x, ids = _hard_rows(12, width)[-count:], _ids(count)
         out = torch.full((count * row_nbytes(width, code),), 0xAA, dtype=torch.uint8)
         assert body.quantize_rows(x, None, code, ids=ids, key=KEY, out=out) is out

@@ -1,12 +1,11 @@
 """Sums over in-edges: every body against a dense product in fp64."""
 
-from importlib import import_module
-
 import pytest
 import torch
 
-from gnnpar_kernels import cpu, naive, spmm
-from gnnpar_kernels.triton import tasks
+from gnnpar_kernels import spmm
+from gnnpar_kernels import triton_tasks as tasks
+from gnnpar_kernels.spmm import cpu, naive
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -96,7 +95,7 @@ def test_a_row_of_thousands_of_edges(kit, body):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("block", [16, 1 << 17])
 def test_chain_of_blocks_accumulates(kit, body, dtype, compress, block, monkeypatch):
-    monkeypatch.setattr(import_module("gnnpar_kernels.cpu.spmm"), "BLOCK", block)
+    monkeypatch.setattr(cpu, "BLOCK", block)
     graph = kit.degree_graph()
     x, start = torch.randn(graph.num_src, 3, 4, dtype=dtype), torch.randn(graph.num_dst, 3, 4, dtype=dtype)
     expected = start.double() + (_dense(graph) @ x.double().view(-1, 12)).view(-1, 3, 4)

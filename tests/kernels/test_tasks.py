@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gnnpar_kernels.triton import tasks
+from gnnpar_kernels import triton_tasks as tasks
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

@@ -14,7 +14,7 @@ from gnnpar.codecs.quantized import DIRECTIONS, Key, QuantizedRows
 from gnnpar.comm import Communicator
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import fold_key
-from gnnpar_kernels.naive.quantize import random_bits
+from gnnpar_kernels.quantize.naive import random_bits
 from gnnpar_kernels.wire import BF16, FP8, FP32
 
 Bits = Literal[1, 2, 4, 8, 32, "fp8", "bf16"]

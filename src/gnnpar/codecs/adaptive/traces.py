@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnnpar_kernels.naive.quantize import ranges
+from gnnpar_kernels.quantize.naive import ranges
 
 Trace = Literal["exact", "range"]
 _CHUNK = 1 << 18  # entries at a time: they stay in cache

@@ -1,0 +1,120 @@
+"""GAT aggregation on a CPU: a weighted embedding bag per head.
+
+Where all scores are small, exp needs no shift and the running maximum is 0; else it is the row's exact maximum.
+Both are states of the same fold and mix freely.
+"""
+
+import torch
+from torch import Tensor
+
+from gnnpar_kernels.attend.cpu_edges import Dropping, EdgeWeights, HeadRows, head_table, is_plain
+from gnnpar_kernels.attend.cpu_grad import attend_grad, attend_grad_dst, attend_grad_dst_of, attend_grad_src, row_dots
+from gnnpar_kernels.attend.naive import Drop, State, empty_state
+from gnnpar_kernels.cpu_bags import bag, weighted_sums
+from gnnpar_kernels.csr import accumulate_dtype
+
+__all__ = [
+    "attend",
+    "attend_finish",
+    "attend_grad",
+    "attend_grad_dst",
+    "attend_grad_dst_of",
+    "attend_grad_src",
+    "row_dots",
+]
+
+
+def attend(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    a_src: Tensor,
+    a_dst: Tensor,
+    *,
+    slope: float,
+    num_rows: int,
+    rows: Tensor | None = None,
+    state: State | None = None,
+    drop: Drop | None = None,
+    edge_ids: Tensor | None = None,
+    branch: bool = False,
+) -> State:
+    """See `naive.attend`. A given state is updated in place."""
+    dtype = accumulate_dtype(x.dtype)
+    if indices.shape[0] == 0:
+        return empty_state(num_rows, x, dtype, branch) if state is None else state
+    a_src, a_dst = a_src.to(dtype), a_dst.to(dtype)
+    plain = is_plain(a_src, a_dst, slope)
+    a_row = (a_dst if rows is None else a_dst.index_select(0, rows)).t().contiguous()
+    edges = EdgeWeights(indptr, indices, slope=slope, dtype=dtype, dropping=Dropping.of(drop, edge_ids, x.shape[1]))
+    part = _fold(indptr, x, a_row, a_src.t().contiguous(), edges, plain=plain, branch=branch)
+    if state is None and rows is None:
+        return part
+    if state is None:
+        state = empty_state(num_rows, x, dtype, branch)
+        assert rows is not None
+        for whole, piece in zip(state, part, strict=True):
+            whole.index_copy_(0, rows, piece)
+        return state
+    _merge_(state, part, rows)
+    return state
+
+
+def _fold(
+    indptr: Tensor, x: Tensor, a_row: Tensor, a_col: Tensor, edges: EdgeWeights, *, plain: bool, branch: bool
+) -> State:
+    """State of the CSR's rows alone. Shapes: a_row [H, R], a_col [H, M] -> m, l [R, H], acc [R, H, D], ..."""
+    num_rows, num_heads, dtype = indptr.shape[0] - 1, x.shape[1], a_row.dtype
+    m = torch.zeros((num_rows, num_heads), dtype=dtype)
+    m[indptr[1:] == indptr[:-1]] = -torch.inf
+    masses = [torch.empty_like(m) for _ in range(1 + branch)]
+    accs = [torch.empty((num_rows, *x.shape[1:]), dtype=dtype) for _ in range(1 + branch)]
+    table, ones = torch.empty((x.shape[0], x.shape[2]), dtype=dtype), torch.ones(x.shape[0], dtype=dtype)
+    for head in range(num_heads):
+        head_table(x, head, out=table)
+        rows = HeadRows(a_row[head], a_col[head])
+        for block in edges.blocks:
+            span = slice(block.first, block.last)
+            if not plain:
+                m[span, head] = edges.top(block, rows)
+                rows = rows._replace(row_shift=m[:, head].contiguous())
+            weights = edges.weights_and_sloped(block, rows, slope=0.0) if branch else (edges.weights(block, rows),)
+            for mass, weight in zip(masses, weights, strict=True):
+                mass[span, head] = weighted_sums(ones, block.indices, block.offsets, weight)
+            edges.drop_(block, head, *weights)
+            for acc, weight in zip(accs, weights, strict=True):
+                acc[span, head] = bag(table, block.indices, block.offsets, weight)
+    return m, *(total for pair in zip(masses, accs, strict=True) for total in pair)
+
+
+def _merge_(state: State, part: State, rows: Tensor | None) -> None:
+    """Fold the part of some rows into the state."""
+    where = slice(None) if rows is None else rows
+    m, *sums = state
+    m_part, *parts = part
+    m_old = m[where]
+    top = torch.maximum(m_old, m_part)
+    if bool(((m_old == m_part) | m_old.isneginf() | m_part.isneginf()).all()):
+        # nothing to rescale: a row with -inf on one side has nothing there
+        for whole, piece in zip(sums, parts, strict=True):
+            _ = whole.add_(piece) if rows is None else whole.index_add_(0, rows, piece)
+    else:
+        base = top.clamp(min=torch.finfo(top.dtype).min)
+        old, new = torch.exp(m_old - base), torch.exp(m_part - base)
+        for whole, piece in zip(sums, parts, strict=True):
+            shape = (*old.shape, *[1] * (whole.dim() - 2))
+            whole[where] = (whole[where] * old.view(shape)).addcmul_(piece, new.view(shape))
+    m[where] = top
+
+
+def attend_finish(state: State) -> tuple[Tensor, ...]:
+    """See `naive.attend_finish`. The rows are written over the state's sums of rows."""
+    m, mass, acc, *positive = state
+    empty = mass == 0
+    inverse = mass.reciprocal().masked_fill_(empty, 0.0)
+    lse = (m + mass.log()).masked_fill_(empty, torch.inf)
+    acc.mul_(inverse[..., None])
+    if not positive:
+        return acc, lse
+    mass_pos, pos = positive
+    return acc, lse, mass_pos * inverse, pos.mul_(inverse[..., None])

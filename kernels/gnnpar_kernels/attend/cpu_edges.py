@@ -1,0 +1,137 @@
+"""Attention weights of one head over a block of rows, in buffers that are written over and over.
+
+Every float of edge size is one number per edge of a block that stays in cache; nothing is [E, H] or [E, D]. Of the
+whole CSR only integers are held: each edge's row and, with dropout, its part of the hash.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnpar_kernels.cpu_bags import RowBlock, row_blocks
+from gnnpar_kernels.cpu_hashing import column_hash, keep_bits, row_hash
+
+BLOCK = 1 << 18  # edges of a block: its weights and the sums of its rows stay near; smaller costs calls and barriers
+PLAIN = 20.0  # scores up to this size are exponentiated as they are: sums of exp(20) and of exp(-20) are exact enough
+
+
+class Dropping(NamedTuple):
+    """Attention dropout: its probability, its key, and the edges of the whole CSR."""
+
+    p: float
+    key: int
+    edge_ids: Tensor
+    heads: Tensor
+
+    @classmethod
+    def of(cls, drop: tuple[float, int] | None, edge_ids: Tensor | None, num_heads: int) -> "Dropping | None":
+        """None where nothing is dropped."""
+        if drop is None or drop[0] == 0.0:
+            return None
+        if edge_ids is None:
+            raise ValueError("attention dropout is keyed by global edge ids: pass edge_ids [E] beside drop=(p, key)")
+        return cls(drop[0], drop[1], edge_ids, column_hash(num_heads, key=drop[1]))
+
+
+class HeadRows(NamedTuple):
+    """What one head reads: scores of both ends, and what is taken off the score before exp, if anything.
+
+    Shapes: row, row_shift [R] by CSR row; col, col_shift [M] by index.
+    """
+
+    row: Tensor
+    col: Tensor
+    row_shift: Tensor | None = None
+    col_shift: Tensor | None = None
+
+
+def head_table(x: Tensor, head: int, *, out: Tensor, scale: Tensor | None = None) -> Tensor:
+    """The rows of one head, contiguous, times a factor per row: bags of a strided view take 1.5 times as long.
+
+    Shapes: x [M, H, D], scale [M, H] or None -> out [M, D].
+    """
+    if scale is None:
+        return out.copy_(x[:, head])
+    return torch.mul(x[:, head], scale[:, head, None], out=out)
+
+
+def is_plain(a_src: Tensor, a_dst: Tensor, slope: float) -> bool:
+    """Whether no score of any edge can leave [-PLAIN, PLAIN], so that exp needs no shift."""
+    if a_src.numel() == 0 or a_dst.numel() == 0:
+        return True
+    return float(a_src.abs().max() + a_dst.abs().max()) * max(1.0, abs(slope)) <= PLAIN
+
+
+class EdgeWeights:
+    """The edges of one CSR: weights of a head at a time, with the activation's slope and the dropout mask."""
+
+    def __init__(
+        self, indptr: Tensor, indices: Tensor, *, slope: float, dtype: torch.dtype, dropping: Dropping | None
+    ) -> None:
+        self.slope, self.dropping = slope, dropping
+        self.blocks = row_blocks(indptr, indices, edges=BLOCK)
+        self._rows = {block.first: block.row_of_edge() for block in self.blocks}
+        self._hashes: dict[int, Tensor] = {}
+        if dropping is not None:
+            ids = dropping.edge_ids
+            self._hashes = {b.first: row_hash(ids[b.begin : b.end], key=dropping.key) for b in self.blocks}
+        size = max((block.num_edges for block in self.blocks), default=0)
+        self._weight, self._sloped, self._score, self._spare = (torch.empty(size, dtype=dtype) for _ in range(4))
+        self._bits, self._bits_spare = (torch.empty(size, dtype=torch.int32) for _ in range(2))
+
+    def top(self, block: RowBlock, rows: HeadRows) -> Tensor:
+        """The largest activated score of each row, -inf where no edge. Shapes: -> [rows of the block]."""
+        score = self._score_of(block, rows)
+        torch.ops.aten.leaky_relu.out(score, self.slope, out=score)
+        return torch.segment_reduce(score, "max", offsets=block.offsets.long(), initial=-torch.inf)
+
+    def weights(self, block: RowBlock, rows: HeadRows) -> Tensor:
+        """exp(leaky_relu(score) - shift) of a block's edges. Shapes: -> [edges of the block], a buffer."""
+        return self._activated(block, rows, self._score_of(block, rows))
+
+    def weights_and_sloped(
+        self, block: RowBlock, rows: HeadRows, *, slope: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The same, and times the activation's slope at the score, or 1 and this slope: 0 keeps positive scores.
+
+        Shapes: -> [edges of the block] twice, buffers.
+        """
+        score = self._score_of(block, rows)
+        weight, sloped = self._activated(block, rows, score), self._sloped[: block.num_edges]
+        slope = self.slope if slope is None else slope
+        torch.ops.aten.leaky_relu_backward.grad_input(weight, score, slope, False, grad_input=sloped)
+        return weight, sloped
+
+    def _score_of(self, block: RowBlock, rows: HeadRows) -> Tensor:
+        score, spare = self._score[: block.num_edges], self._spare[: block.num_edges]
+        torch.index_select(rows.col, 0, block.indices, out=score)
+        row = rows.row[block.first : block.last]
+        return score.add_(torch.index_select(row, 0, self._rows[block.first], out=spare))
+
+    def _activated(self, block: RowBlock, rows: HeadRows, score: Tensor) -> Tensor:
+        weight, spare = self._weight[: block.num_edges], self._spare[: block.num_edges]
+        torch.ops.aten.leaky_relu.out(score, self.slope, out=weight)
+        if rows.row_shift is not None:
+            shift = rows.row_shift[block.first : block.last]
+            weight.sub_(torch.index_select(shift, 0, self._rows[block.first], out=spare))
+        if rows.col_shift is not None:
+            weight.sub_(torch.index_select(rows.col_shift, 0, block.indices, out=spare))
+        return weight.exp_()
+
+    def drop_(self, block: RowBlock, head: int, *weights: Tensor) -> None:
+        """Apply the dropout mask of a head and its scale, in place. Shapes: each [edges of the block]."""
+        dropping = self.dropping
+        if dropping is None:
+            return
+        bits, spare = self._bits[: block.num_edges], self._bits_spare[: block.num_edges]
+        keep_bits(self._hashes[block.first], dropping.heads[head], p=dropping.p, out=bits, scratch=spare)
+        for weight in weights:
+            _keep_(weight.mul_(1.0 / (1.0 - dropping.p)), bits)
+
+
+def _keep_(weight: Tensor, bits: Tensor) -> None:
+    if weight.dtype == torch.float32:
+        weight.view(torch.int32).bitwise_and_(bits)
+    else:
+        weight.mul_(bits.neg())

@@ -1,0 +1,161 @@
+"""What the attention kernels share: tiles [R rows, B edges, heads, columns], scores, dropout, passes over tasks.
+
+A program covers whole heads, at most 512 elements of a row unless one head is wider, and R rows at once: one where
+rows are long. Scalars per edge and head are kept as [R, B, heads, 1] next to the tiles.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gnnpar_kernels.attend.naive import Drop
+from gnnpar_kernels.hashing import key_words, signed, threshold
+from gnnpar_kernels.triton_hashing import column_hash, keep, row_hash
+from gnnpar_kernels.triton_tasks import LOW, tasks_of
+from gnnpar_kernels.triton_tuning import Variant, configs
+
+RUNTIME = ["first", "last", "k0", "k1", "k2", "limit"]  # integers whose values must not make another kernel
+TILES = configs({"TILE": 1024}, {"TILE": 512})  # elements gathered by a warp before it adds
+MAX_EDGES = 32  # of one step
+MAX_ROWS = 32  # of one program
+
+
+@triton.constexpr_function
+def tile_width(D, HG, DP):
+    """Elements of a row as a tile counts them: twice those that are loaded one by one, each with its own address."""
+    return HG * DP * (1 if D % 4 == 0 else 2)
+
+
+@triton.constexpr_function
+def edges_per_step(tile, width, bound):
+    """Edges of a row taken at once, for rows of at most `bound` edges; bound 0: long ones."""
+    return max(1, min(tile // width, bound or MAX_EDGES, MAX_EDGES))
+
+
+@triton.constexpr_function
+def rows_per_program(tile, width, bound):
+    """Rows of one program: one long one, or short ones that fill the tile. A row counts as 8 edges or more, for its
+    sums need registers too."""
+    return max(1, min(tile // (width * max(edges_per_step(tile, width, bound), 8)), MAX_ROWS)) if bound else 1
+
+
+@triton.jit
+def score(far, near, SLOPE: tl.constexpr):
+    """GATv1: the sum of both ends' scores, before and after the activation."""
+    raw = far + near
+    return raw, tl.where(raw > 0, raw, raw * SLOPE)
+
+
+@triton.jit
+def span(row_ptr, begin_ptr, end_ptr, first, last, R: tl.constexpr, BOUND: tl.constexpr):
+    """Rows and edges of this program. begin_ptr is indptr where BOUND is not 0, else by piece.
+
+    Shapes: -> piece, CSR row, first edge, end of the edges [R]; no edges beyond `last`.
+    """
+    piece = first + tl.program_id(0) * R + tl.arange(0, R)
+    live = piece < last
+    row = tl.load(row_ptr + piece, mask=live, other=0)
+    if BOUND > 0:
+        begin = tl.load(begin_ptr + row, mask=live, other=0)
+        end = tl.load(begin_ptr + row + 1, mask=live, other=0)
+    else:
+        begin = tl.load(begin_ptr + piece, mask=live, other=0)
+        end = tl.load(end_ptr + piece, mask=live, other=0)
+    return piece, row, begin, end
+
+
+@triton.jit
+def dropped(weight, ids_ptr, edge, valid, head, k0, k1, k2, limit, SCALE: tl.constexpr):
+    """weight * K. Shapes: weight [R, B, heads, 1], edge, valid [R, B], head [1, 1, heads, 1]."""
+    if SCALE > 0:
+        ids = tl.load(ids_ptr + edge, mask=valid, other=0)
+        kept = keep(row_hash(ids, k0, k1)[:, :, None, None], column_hash(head, k2), limit)
+        weight = tl.where(kept, weight * SCALE, 0.0)
+    return weight
+
+
+class Dims(NamedTuple):
+    """Constants of a shape [., H, D]: heads of one program, columns padded to a power of two."""
+
+    H: int
+    D: int
+    HG: int
+    DP: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Dims":
+        num_heads, width = x.shape[1:]
+        padded = triton.next_power_of_2(max(width, 1))
+        return cls(num_heads, width, min(triton.next_power_of_2(max(num_heads, 1)), max(512 // padded, 1)), padded)
+
+    @property
+    def groups(self) -> int:
+        return triton.cdiv(self.H, self.HG)
+
+
+def dropping(drop: Drop | None, edge_ids: Tensor | None) -> dict[str, Any]:
+    """The kernel arguments of attention dropout; SCALE 0 means none."""
+    if drop is None or drop[0] == 0.0:
+        return {"ids_ptr": None, "k0": 0, "k1": 0, "k2": 0, "limit": 0, "SCALE": 0.0}
+    if edge_ids is None:
+        raise ValueError("attention dropout is keyed by global edge ids: pass edge_ids [E] beside drop=(p, key)")
+    p, key = drop
+    words = dict(zip(("k0", "k1", "k2"), map(signed, key_words(key)), strict=True))
+    return {"ids_ptr": edge_ids.contiguous(), **words, "limit": threshold(p), "SCALE": 1.0 / (1.0 - p)}
+
+
+def run_tasks(kernel: Any, indptr: Tensor, dims: Dims, *, whole: dict, parts: dict | None, **common: Any) -> None:
+    """One launch per class of rows, the longest first; pieces of split rows take the arguments `parts`."""
+    tasks = tasks_of(indptr)
+    pieces = {"row_ptr": tasks.row, "begin_ptr": tasks.begin, "end_ptr": tasks.end, "BOUND": 0}
+    passes = []
+    if tasks.num_slots:
+        passes.append({**pieces, "first": 0, "last": tasks.num_slots, "SPLIT": True, **(parts or {})})
+    passes.append({**pieces, "first": tasks.num_slots, "last": tasks.num_pieces, "SPLIT": False, **whole})
+    for bound, rows in reversed(tuple(zip(LOW, tasks.low, strict=True))):
+        ends = {"row_ptr": rows, "begin_ptr": indptr, "end_ptr": indptr, "BOUND": bound}
+        passes.append({**ends, "first": 0, "last": rows.shape[0], "SPLIT": False, **whole})
+    width = tile_width(dims.D, dims.HG, dims.DP)
+    for each in passes:
+        count, bound = each["last"] - each["first"], each["BOUND"]
+        if count > 0 and dims.groups > 0:
+
+            def grid(meta: dict[str, Any], count: int = count, bound: int = bound) -> tuple[int, int]:
+                return triton.cdiv(count, rows_per_program(meta["TILE"], width, bound)), dims.groups
+
+            kernel[grid](**each, **common, **dims._asdict())
+
+
+class Shape(NamedTuple):
+    """A case of the ahead-of-time test; scores and states are fp32."""
+
+    heads: int
+    width: int
+    dtype: str
+    drop: bool = False
+    branch: bool = False
+
+    def variant(
+        self, name: str, kernel: Any, types: dict[str, str], constants: dict[str, Any], config: triton.Config | None
+    ) -> Variant:
+        """A kernel for this shape: constants come before types, both before what all kernels over tasks have."""
+        meta = {} if config is None else config.kwargs
+        constants = {**Dims.of(torch.empty(0, self.heads, self.width))._asdict(), **meta, **constants}
+        constants |= {"SLOPE": 0.2, "SCALE": 2.0 * self.drop, **({} if self.drop else {"ids_ptr": None})}
+        constants = {n: constants[n] for n in kernel.arg_names if n in constants}
+        kind = "".join(f" {n.lower()} {constants[n]}" for n in ("BOUND", "TILE") if n in constants)
+        return Variant(
+            name=f"{name} {self.heads}x{self.width} {self.dtype}{' drop' * self.drop}{' branch' * self.branch}{kind}",
+            kernel=kernel, types={n: (COMMON | types)[n] for n in kernel.arg_names if n not in constants},
+            constants=constants, wide=self.width * (4 if self.dtype == "fp32" else 2) % 16 == 0,
+        )  # fmt: skip
+
+
+COMMON = dict.fromkeys(["row_ptr", "begin_ptr", "end_ptr", "indices_ptr", "split_row_ptr", "split_first_ptr"], "*i32")
+COMMON |= {"rows_ptr": "*i64", "ids_ptr": "*i64", **dict.fromkeys(RUNTIME, "i32")}
+SHAPES = [Shape(h, d, t) for t in ("bf16", "fp32") for h, d in ((4, 64), (8, 32), (4, 128), (4, 32), (1, 64), (1, 47))]
+SHAPES += [Shape(4, 64, "fp16"), Shape(4, 64, "bf16", drop=True), Shape(4, 128, "bf16", drop=True)]
+SHAPES += [Shape(1, 256, "fp32"), Shape(1, 512, "bf16", drop=True)]

@@ -1,0 +1,136 @@
+"""Keyed dropout in one pass: masks drawn in registers, bit for bit those of the specification; 16 bytes per load."""
+
+# pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
+
+from math import prod
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gnnpar_kernels.hashing import key_words, signed, threshold
+from gnnpar_kernels.triton_hashing import column_hash, keep, row_hash
+from gnnpar_kernels.triton_tuning import Variant
+
+WARPS = 4
+FLAT = WARPS * 32 * 16  # entries of a program that sees no rows
+RUNTIME = ["num_rows", "k0", "k1", "k2", "limit"]  # integers whose values must not make another kernel
+
+
+def _tile(width: int, itemsize: int) -> tuple[int, int]:
+    """(rows, columns) of a program: 16 entries per lane, or four 16-byte loads where that is more."""
+    entries = WARPS * 32 * max(16, 64 // itemsize if width * itemsize % 16 == 0 else 0)
+    columns = min(triton.next_power_of_2(width), 512)
+    return entries // columns, columns
+
+
+@triton.jit
+def _draw(ids, num_rows, k0, k1, k2, limit, W: tl.constexpr, R: tl.constexpr, BW: tl.constexpr):
+    """(offsets, which of them exist, which are kept) of the program's entries. Shapes: ids [num_rows] -> [R, BW]."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    column = tl.program_id(1) * BW + tl.arange(0, BW)
+    inside = row < num_rows
+    rows = row_hash(tl.load(ids + row, mask=inside, other=0), k0, k1)
+    kept = keep(rows[:, None], column_hash(column, k2)[None, :], limit)
+    return row.to(tl.int64)[:, None] * W + column[None, :], inside[:, None] & (column < W)[None, :], kept
+
+
+@triton.jit
+def _scaled(x, kept, SCALE: tl.constexpr):
+    """x * kept * SCALE, the product of 16-bit entries in fp32."""
+    if x.dtype == tl.bfloat16 or x.dtype == tl.float16:
+        x = x.to(tl.float32)
+    return tl.where(kept, x * SCALE, 0.0)
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def _dropout_kernel(
+    x, ids, num_rows, y, k0, k1, k2, limit,
+    SCALE: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    at, mask, kept = _draw(ids, num_rows, k0, k1, k2, limit, W, R, BW)
+    tl.store(y + at, _scaled(tl.load(x + at, mask=mask), kept, SCALE), mask=mask)
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def _keep_kernel(
+    ids, num_rows, y, k0, k1, k2, limit, W: tl.constexpr, R: tl.constexpr, BW: tl.constexpr
+):  # fmt: skip
+    at, mask, kept = _draw(ids, num_rows, k0, k1, k2, limit, W, R, BW)
+    tl.store(y + at, kept.to(tl.int8), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num"])
+def _apply_kernel(x, mask, num, y, SCALE: tl.constexpr, BLOCK: tl.constexpr):
+    """One block of entries; only the last one is masked, so that the others load 16 bytes whatever `num` is."""
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    at = first + tl.arange(0, BLOCK)
+    if first + BLOCK <= num:
+        tl.store(y + at, _scaled(tl.load(x + at), tl.load(mask + at) != 0, SCALE))
+    else:
+        inside = at < num
+        kept = tl.load(mask + at, mask=inside, other=0) != 0
+        tl.store(y + at, _scaled(tl.load(x + at, mask=inside), kept, SCALE), mask=inside)
+
+
+def _words(p: float, key: int) -> dict[str, int]:
+    """A key and a probability as the int32 arguments of a kernel."""
+    return {**dict(zip(("k0", "k1", "k2"), map(signed, key_words(key)), strict=True)), "limit": threshold(p)}
+
+
+def _grid(num_rows: int, width: int, itemsize: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Programs, and the constants of their tiles."""
+    rows, columns = _tile(width, itemsize)
+    return (triton.cdiv(num_rows, rows), triton.cdiv(width, columns)), {"W": width, "R": rows, "BW": columns}
+
+
+def keep_mask(ids: Tensor, width: int, *, p: float, key: int) -> Tensor:
+    """See `naive.keep_mask`."""
+    words = _words(p, key)
+    kept = torch.empty((ids.shape[0], width), dtype=torch.bool, device=ids.device)
+    if kept.numel() > 0:
+        grid, tile = _grid(ids.shape[0], width, 1)
+        _keep_kernel[grid](ids.contiguous(), ids.shape[0], kept.view(torch.int8), **words, **tile, num_warps=WARPS)
+    return kept
+
+
+def dropout(x: Tensor, ids: Tensor, *, p: float, key: int) -> Tensor:
+    """See `naive.dropout`."""
+    words, width = _words(p, key), prod(x.shape[1:])
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if y.numel() > 0:
+        grid, tile = _grid(x.shape[0], width, x.element_size())
+        _dropout_kernel[grid](
+            x.contiguous(), ids.contiguous(), x.shape[0], y, **words, SCALE=1.0 / (1.0 - p), **tile, num_warps=WARPS
+        )
+    return y
+
+
+def apply_mask(x: Tensor, keep: Tensor, *, p: float) -> Tensor:
+    """See `naive.apply_mask`."""
+    threshold(p)  # refuses p = 1, where the scale is infinite
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if y.numel() > 0:
+        mask = keep.contiguous().view(torch.int8)
+        _apply_kernel[(triton.cdiv(x.numel(), FLAT),)](
+            x.contiguous(), mask, x.numel(), y, SCALE=1.0 / (1.0 - p), BLOCK=FLAT, num_warps=WARPS
+        )
+    return y
+
+
+def variants() -> list[Variant]:
+    """What is compiled ahead of time."""
+    found, words = [], dict.fromkeys(RUNTIME, "i32") | {"ids": "*i64"}
+    for width, dtype, item in ((128, "bf16", 2), (128, "fp32", 4), (602, "fp32", 4), (47, "bf16", 2), (64, "fp16", 2)):
+        ends, options = {"x": f"*{dtype}", "y": f"*{dtype}"}, {"num_warps": WARPS, "wide": width * item % 16 == 0}
+        tile = {"SCALE": 2.0, **_grid(1, width, item)[1]}
+        found.append(Variant(f"dropout {width} {dtype}", _dropout_kernel, words | ends, tile, **options))
+    for dtype in ("bf16", "fp32", "fp64"):
+        types = {"x": f"*{dtype}", "mask": "*i8", "num": "i64", "y": f"*{dtype}"}
+        given = {"SCALE": 2.0, "BLOCK": FLAT}
+        found.append(Variant(f"apply_mask {dtype}", _apply_kernel, types, given, num_warps=WARPS))
+    for width in (128, 47):  # its loads are ids alone, one for each row
+        given = _grid(1, width, 1)[1]
+        found.append(Variant(f"keep_mask {width}", _keep_kernel, words | {"y": "*i8"}, given, WARPS, wide=False))
+    return found

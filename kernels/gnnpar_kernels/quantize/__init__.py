@@ -1,0 +1,98 @@
+"""Rows to bytes and back: 1, 2, 4 or 8 bits, FP8, BF16 or FP32 a column, with unbiased stochastic rounding.
+
+Shapes: x [N, D], index [n] -> [total] uint8 in the format of `wire`, and back to [n, D]. Rounding is keyed by
+(key, global row id, column), so every body gives the same bytes. The arithmetic is defined in `quantize/naive.py`.
+Floor: n (D b + row_nbytes) bytes each way, and 8 n for the ids; one launch serves all peers and codes on a GPU.
+"""
+
+import torch
+from torch import Tensor
+
+from gnnpar_kernels import wire
+from gnnpar_kernels.dispatch import body_of
+from gnnpar_kernels.registration import define, public, signed_key
+from gnnpar_kernels.wire import Codes
+
+
+@define(
+    "quantize_rows_(Tensor x, Tensor? index, int code, Tensor? bits, Tensor? offsets, Tensor ids, SymInt key, "
+    "int block, Tensor(a!) out) -> ()"
+)
+def _quantize_rows_(
+    x: Tensor,
+    index: Tensor | None,
+    code: int,
+    bits: Tensor | None,
+    offsets: Tensor | None,
+    ids: Tensor,
+    key: int,
+    block: int,
+    out: Tensor,
+) -> None:
+    codes = code if bits is None else bits
+    body_of("quantize_rows", x.device)(x, index, codes, offsets, ids=ids, key=key, block=block, out=out)
+
+
+@public
+def quantize_rows(
+    x: Tensor,
+    index: Tensor | None,
+    bits: Codes,
+    offsets: Tensor | None = None,
+    *,
+    ids: Tensor,
+    key: int,
+    block: int = 0,
+    out: Tensor | None = None,
+) -> Tensor:
+    wire.check_quantize(x, index, bits, offsets, ids, block, out)
+    if out is None:
+        nbytes = wire.buffer_nbytes(ids.shape[0], x.shape[1], bits, offsets, block)
+        out = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
+    _quantize_rows_(x, index, *_code_or_codes(bits), offsets, ids, signed_key(key), block, out)
+    return out
+
+
+@define(
+    "dequantize_rows_(Tensor buffer, int code, Tensor? bits, Tensor? offsets, int width, int block, Tensor? index, "
+    "Tensor(a!) out, bool add) -> ()"
+)
+def _dequantize_rows_(
+    buffer: Tensor,
+    code: int,
+    bits: Tensor | None,
+    offsets: Tensor | None,
+    width: int,
+    block: int,
+    index: Tensor | None,
+    out: Tensor,
+    add: bool,
+) -> None:
+    codes = code if bits is None else bits
+    body = body_of("dequantize_rows", out.device)
+    body(buffer, codes, offsets, width=width, block=block, index=index, out=out, add=add)
+
+
+@public
+def dequantize_rows(
+    buffer: Tensor,
+    bits: Codes,
+    offsets: Tensor | None = None,
+    *,
+    width: int,
+    block: int = 0,
+    index: Tensor | None = None,
+    out: Tensor | None = None,
+    add: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    num_rows = wire.received_rows(buffer, bits, offsets, width=width, block=block, index=index, out=out, add=add)
+    if out is None:
+        out = torch.empty((num_rows, width), dtype=dtype, device=buffer.device)
+    _dequantize_rows_(buffer, *_code_or_codes(bits), offsets, width, block, index, out, add)
+    return out
+
+
+def _code_or_codes(bits: Codes) -> tuple[int, Tensor | None]:
+    """One code for all rows, or a tensor of codes: a schema has no type for either."""
+    return (bits, None) if isinstance(bits, int) else (0, bits)

@@ -1,0 +1,89 @@
+"""Rows of a CSR as pieces of work of like length: short rows many to a program, long rows cut and combined."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+LOW = (4, 16)  # bounds on the degrees of rows that share a program with others
+SPLIT = 1024  # edges of the longest piece
+
+
+class Tasks(NamedTuple):
+    """Every CSR row once: in one class of `low`, as one piece with slot -1, or as pieces with consecutive slots.
+
+    Shapes: low, by bound of LOW, CSR rows [n] int32 of at most that degree, the rows without edges in the first;
+    row [T] int32, begin and end [T] of indptr's type, slot [T] int32: pieces, the longest first, written to the row
+    itself where slot is -1, else to a workspace [num_slots, ...]; split_row [S] int32 with the slots
+    split_first[s] to split_first[s + 1], [S + 1] int32, to be combined in this order.
+    """
+
+    low: tuple[Tensor, ...]
+    row: Tensor
+    begin: Tensor
+    end: Tensor
+    slot: Tensor
+    split_row: Tensor
+    split_first: Tensor
+    num_slots: int
+
+    @property
+    def num_pieces(self) -> int:
+        return self.row.shape[0]
+
+
+_known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def tasks_of(indptr: Tensor) -> Tasks:
+    """The tasks of a CSR, made at the first call (which waits for the device) and kept as long as the tensor."""
+    found = _known.get(indptr)
+    if found is None or found[0] != SPLIT:
+        found = _known[indptr] = SPLIT, _cut(indptr, SPLIT)
+    return found[1]
+
+
+def _cut(indptr: Tensor, split: int) -> Tasks:
+    degree = indptr.diff()
+    low, above = [], -1
+    for bound in LOW:
+        low.append(((degree > above) & (degree <= bound)).nonzero()[:, 0].int())
+        above = bound
+    high = (degree > above).nonzero()[:, 0]
+    high = high[torch.sort(degree[high], descending=True, stable=True).indices]
+    count = (degree[high] + split - 1) // split
+    owner = torch.repeat_interleave(torch.arange(len(high), device=indptr.device), count)
+    first = count.cumsum(0) - count
+    begin = (
+        indptr[high][owner] + (torch.arange(len(owner), device=indptr.device) - first[owner]).to(indptr.dtype) * split
+    )
+    end = torch.minimum(begin + split, indptr[high + 1][owner])
+    cut = count > 1  # the longest rows come first, so their pieces are the first slots
+    num_slots = int(count[cut].sum())
+    slot = torch.arange(len(owner), device=indptr.device)
+    split_first = torch.cat([first.new_zeros(1), count[cut].cumsum(0)])
+    return Tasks(
+        tuple(low), high[owner].int(), begin, end, torch.where(slot < num_slots, slot, -1).int(),
+        high[cut].int(), split_first.int(), num_slots,
+    )  # fmt: skip
+
+
+def _in_flight(nbytes: int, width: int, itemsize: int) -> int:
+    """Bytes gathered at once; fewer where rows are not made of 16 bytes: each entry then takes a register."""
+    return nbytes if width * itemsize % 16 == 0 else min(nbytes, 1024 * itemsize)
+
+
+def low_tile(width: int, itemsize: int, bound: int) -> tuple[int, int]:
+    """(CSR rows, columns) of a program over short rows: 16 bytes for each lane and edge, 8 KB for all edges."""
+    columns = min(triton.next_power_of_2(width), 512 // itemsize)
+    rows = _in_flight(8192, width, itemsize) // (bound * columns * itemsize)
+    return max(1, min(128, rows)), columns
+
+
+def piece_tile(width: int, itemsize: int) -> tuple[int, int]:
+    """(edges, columns) gathered at once from a piece of a long row: 4 KB, and no more edges than most pieces have."""
+    columns = min(triton.next_power_of_2(width), 2048 // max(itemsize, 4))
+    edges = _in_flight(4096, width, itemsize) // (columns * itemsize)
+    return max(1, min(64, edges)), columns
