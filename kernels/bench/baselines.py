@@ -3,15 +3,14 @@
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnpar_kernels import Csr
 
-Run = Callable[[], Any]
-Build = Callable[[], Run]  # called when the contender's turn comes: may lack memory or a package
+Run = Callable[[], object]
+Build = Callable[[], Run]  # called just before the contender runs: may lack memory or a package
 
 PYG = "PyG GATConv"
 OPTIONAL = ("torch_geometric", "torch_sparse", "turbo_gnn")
@@ -30,16 +29,16 @@ def csr_name(device: torch.device) -> str:
 def spmm(csr: Csr, row: Tensor, column: Tensor, x: Tensor) -> dict[str, Build]:
     """The sum over neighbours by others. Shapes: row, column [E] int64, the edges of csr; x [N, F] -> [N, F]."""
     name = csr_name(x.device)
-    found: dict[str, Build] = {
+    contenders: dict[str, Build] = {
         name: lambda: lambda: _matrix(csr, x) @ x,
         f"{name}, cached": lambda: partial(torch.matmul, _matrix(csr, x), x),
         "index_add": lambda: lambda: torch.zeros_like(x).index_add_(0, row, x[column]),
     }
     if find_spec("torch_sparse"):
-        found["torch_sparse"] = partial(_torch_sparse, csr, x)
+        contenders["torch_sparse"] = partial(_torch_sparse, csr, x)
     if find_spec("turbo_gnn"):
-        found["Turbo-GNN"] = _turbo_gnn
-    return found
+        contenders["Turbo-GNN"] = _turbo_gnn
+    return contenders
 
 
 def _matrix(csr: Csr, x: Tensor) -> Tensor:
@@ -61,9 +60,7 @@ def _turbo_gnn() -> Run:
     raise NotImplementedError("installed, but its call is not written here")
 
 
-def gat_layer(
-    src: Tensor, dst: Tensor, x: Tensor, grad_out: Tensor, *, heads: int, width: int
-) -> dict[str, Build]:  # fmt: skip
+def gat_layer(src: Tensor, dst: Tensor, x: Tensor, grad_out: Tensor, *, heads: int, width: int) -> dict[str, Build]:
     """A GAT layer of PyG, forward and backward. Shapes: src, dst [E], x, grad_out [N, heads * width]."""
     return {PYG: partial(_gat_conv, src, dst, x, grad_out, heads, width)} if find_spec("torch_geometric") else {}
 

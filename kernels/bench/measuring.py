@@ -1,4 +1,4 @@
-"""How a case is measured: first that the op is right, then everyone in turns, with time and peak memory."""
+"""How a case is measured: the op is checked, then all contenders run in turns, with time and peak memory."""
 
 import ctypes
 import gc
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,8 +60,8 @@ def clock_of(device: str) -> Clock:
 
 
 def ceiling(case: Case, data: Inputs, clock: Clock) -> Measurement:
-    """A case that knows neither rivals nor mistakes: the copy."""
-    run = partial(case.race(data).op, None)
+    """A case without contenders and without a check: the copy."""
+    run = partial(case.race(data).op, kernels)
     run()
     wall, cpu = zip(*(clock(run) for _ in range(9)), strict=True)
     return Measurement("torch copy", list(wall), list(cpu), 0.0)
@@ -75,7 +75,7 @@ def _status_kib(field: str) -> float:
 
 
 def peak_mib(run: Run, device: str) -> float:
-    """Peak memory of one call beyond what is held before it."""
+    """Peak memory of one call beyond what is allocated before it."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -100,9 +100,14 @@ def release(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _tensors(result: Any) -> Iterator[Tensor]:
-    for each in result if isinstance(result, tuple) else (result,):
-        yield from _tensors(each) if isinstance(each, tuple) else (each,)
+def _tensors(result: object) -> Iterator[Tensor]:
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, tuple):
+        for each in result:
+            yield from _tensors(each)
+    else:
+        raise TypeError(f"an op returns a tensor or a tuple of tensors, not {type(result).__name__}")
 
 
 def _rms_ratio(actual: Tensor, expected: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""What is measured: one case per kernel, shape and type; who meets in it; and the bytes it cannot avoid moving."""
+"""What is measured: one case per kernel, shape and type; its contenders; and the bytes it cannot avoid moving."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -28,13 +28,13 @@ Body = ModuleType | SimpleNamespace  # the ops: gnnpar_kernels, or one body of e
 class Race:
     """The op on given inputs by any body, and what one would use instead."""
 
-    op: Callable[[Body], Any]
+    op: Callable[[Body], object]
     others: dict[str, Build] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One comparison. `floor`: bytes moved if no row is found in a cache; `payload`: bytes of its rows in fp32."""
+    """One comparison. `floor`: bytes moved if no row is in a cache; `payload`: bytes of its rows in fp32."""
 
     name: str
     shape: str
@@ -45,7 +45,7 @@ class Case:
     quick: bool = True
 
 
-def _specification(op: Callable[[Body], Any]) -> dict[str, Build]:
+def _specification(op: Callable[[Body], object]) -> dict[str, Build]:
     return {"specification": lambda: partial(op, functions_of("naive"))}
 
 
@@ -59,15 +59,18 @@ def _spmm(width: int, dtype: torch.dtype, *, transposed: bool) -> Case:
         def op(body: Body) -> Tensor:
             return body.spmm(csr.indptr, csr.indices, x, num_rows=nodes)
 
-        if transposed:  # its edges are sorted the other way round
+        if transposed:  # its edges are sorted by source
             row, column = row[csr.edge_ids], column[csr.edge_ids]
         return Race(op=op, others=baselines.spmm(csr, row, column, x))
 
     row_bytes = width * dtype.itemsize
     return Case(
-        name="spmm transposed" if transposed else "spmm", shape=str(width), dtype=dtype, race=race,
+        name="spmm transposed" if transposed else "spmm",
+        shape=str(width),
+        dtype=dtype,
+        race=race,
         floor=lambda size: size.edges * (row_bytes + 4) + size.nodes * (row_bytes + 8),
-    )  # fmt: skip
+    )
 
 
 def _scored(data: Inputs, heads: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,18 +88,19 @@ def _attend(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.0) ->
 
         def op(body: Body, *, branch: bool = False) -> tuple[Tensor, ...]:
             return body.attend_finish(
-                body.attend(
-                    indptr, indices, *tensors, slope=0.2, num_rows=data.size.nodes, branch=branch, **dropping
-                )
-            )  # fmt: skip
+                body.attend(indptr, indices, *tensors, slope=0.2, num_rows=data.size.nodes, branch=branch, **dropping)
+            )
 
         return Race(op=op, others={SAVED: lambda: partial(op, kernels, branch=True), **_specification(op)})
 
     edge, node = heads * (width * dtype.itemsize + 4) + 4, heads * (width * dtype.itemsize + 12) + 8
     return Case(
-        name="attend forward" + " dropout" * bool(drop), shape=f"{heads}x{width}", dtype=dtype, race=race,
+        name="attend forward" + " dropout" * bool(drop),
+        shape=f"{heads}x{width}",
+        dtype=dtype,
+        race=race,
         floor=lambda size: size.edges * edge + size.nodes * node,
-    )  # fmt: skip
+    )
 
 
 def _attend_grad(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.0) -> Case:
@@ -108,7 +112,7 @@ def _attend_grad(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.
             kernels.attend(
                 indptr, indices, *tensors, slope=0.2, num_rows=data.size.nodes, drop=dropping, edge_ids=ids, branch=True
             )
-        )  # fmt: skip
+        )
         given = (*tensors, out, lse, grad_out)
 
         def op(body: Body) -> tuple[Tensor, ...]:
@@ -123,9 +127,12 @@ def _attend_grad(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.
 
     edge, node = heads * (width * dtype.itemsize + 12) + 4, heads * (4 * width * dtype.itemsize + 8) + 8
     return Case(
-        name="attend backward" + " dropout" * bool(drop), shape=f"{heads}x{width}", dtype=dtype, race=race,
+        name="attend backward" + " dropout" * bool(drop),
+        shape=f"{heads}x{width}",
+        dtype=dtype,
+        race=race,
         floor=lambda size: size.edges * edge + size.nodes * node,
-    )  # fmt: skip
+    )
 
 
 class _Attend(torch.autograd.Function):
@@ -187,9 +194,12 @@ def _extremum(width: int) -> Case:
         return Race(op=op, others={**_specification(op), **baselines.extremum(data.dst, data.src, x)})
 
     return Case(
-        name="extremum", shape=str(width), dtype=FP32, race=race,
+        name="extremum",
+        shape=str(width),
+        dtype=FP32,
+        race=race,
         floor=lambda size: size.edges * (4 * width + 4) + size.nodes * (12 * width + 8),
-    )  # fmt: skip
+    )
 
 
 def _dropout(width: int, dtype: torch.dtype, *, per_edge: bool) -> Case:
@@ -202,9 +212,12 @@ def _dropout(width: int, dtype: torch.dtype, *, per_edge: bool) -> Case:
         )
 
     return Case(
-        name=f"dropout per {'edge' if per_edge else 'node'}", shape=str(width), dtype=dtype, race=race,
+        name=f"dropout per {'edge' if per_edge else 'node'}",
+        shape=str(width),
+        dtype=dtype,
+        race=race,
         floor=lambda size: (size.edges if per_edge else size.nodes) * (2 * width * dtype.itemsize + 8),
-    )  # fmt: skip
+    )
 
 
 def _quantize(width: int, bits: int, dtype: torch.dtype, *, ops: str) -> Case:
@@ -232,9 +245,13 @@ def _quantize(width: int, bits: int, dtype: torch.dtype, *, ops: str) -> Case:
         return size.nodes * {"quantize": once + 8, "dequantize": once, "quantize and back": 2 * once + 8}[ops]
 
     return Case(
-        name=ops, shape=f"{width} {bits}b", dtype=dtype, race=race,
-        floor=floor, payload=lambda size: size.nodes * width * 4,
-    )  # fmt: skip
+        name=ops,
+        shape=f"{width} {bits}b",
+        dtype=dtype,
+        race=race,
+        floor=floor,
+        payload=lambda size: size.nodes * width * 4,
+    )
 
 
 def copy(nbytes: int) -> Case:
@@ -248,9 +265,9 @@ def copy(nbytes: int) -> Case:
     return Case(name="copy", shape=f"{nbytes >> 20} MiB", dtype=torch.uint8, race=race, floor=lambda size: 2 * nbytes)
 
 
-def _quick(found: Iterator[Case], *shapes: str) -> list[Case]:
+def _quick(every: Iterator[Case], *shapes: str) -> list[Case]:
     """Cases of which only these shapes are quick."""
-    return [replace(case, quick=case.shape in shapes) for case in found]
+    return [replace(case, quick=case.shape in shapes) for case in every]
 
 
 def _of_gpu() -> Iterator[Case]:
@@ -294,5 +311,5 @@ def cases(kind: str) -> list[Case]:
     if kind == "cuda":
         return _quick(_of_gpu(), "128", "4x64", "128 8b")
     slow = ("extremum", "attend forward dropout", "attend backward dropout")
-    found = _quick(_of_cpu(), "128", "4x32", "4", "128 8b")
-    return [replace(case, quick=case.quick and case.name not in slow) for case in found]
+    quick = _quick(_of_cpu(), "128", "4x32", "4", "128 8b")
+    return [replace(case, quick=case.quick and case.name not in slow) for case in quick]

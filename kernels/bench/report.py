@@ -20,7 +20,7 @@ from bench.graphs import Size
 from bench.measuring import Measurement, percentiles
 from bench.registry import OURS, SAVED, Case
 
-Row = dict[str, Any]  # of the CSV file; "" where a number is not known
+Row = dict[str, Any]  # of the CSV file: text, numbers, and "" where a number is not known
 CONTEXT: tuple[str, ...] = (
     "date",
     "commit",
@@ -71,10 +71,14 @@ def context(device: str) -> Row:
     except importlib.metadata.PackageNotFoundError:
         triton = ""
     return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit(), "hardware": hardware(device),
-        "python": platform.python_version(), "torch": torch.__version__, "triton": triton,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "hardware": hardware(device),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton,
         "cuda": torch.version.cuda or "",
-    }  # fmt: skip
+    }
 
 
 def _round(value: float, digits: int) -> float | str:
@@ -90,20 +94,32 @@ def rows_of(case: Case, size: Size, measured: list[Measurement], *, copy_rate: f
     (_, p50_ours, _), cpu_ours = percentiles(ours.wall), percentiles(ours.cpu)[1]
     moved = case.floor(size) if case.floor else math.nan
     payload = case.payload(size) if case.payload else math.nan
-    found = []
+    rows = []
     for one in measured:
         (p20, p50, p80), cpu50 = percentiles(one.wall), percentiles(one.cpu)[1]
         rate = moved / p50 / 1e6
-        found.append({
-            **context, "case": case.name, "shape": case.shape, "dtype": str(case.dtype)[6:], "contender": one.contender,
-            "wall_p20_ms": _round(p20, 4), "wall_p50_ms": _round(p50, 4), "wall_p80_ms": _round(p80, 4),
-            "cpu_p50_ms": _round(cpu50, 4), "gb_per_s": _round(rate, 2),
-            "floor_percent": _round(100 * rate / copy_rate, 1), "payload_gb_per_s": _round(payload / p50 / 1e6, 3),
-            "peak_mib": _round(one.peak_mib, 1), "wall_ratio": _round(p50 / p50_ours, 3),
-            "cpu_ratio": _round(cpu50 / max(cpu_ours, 1e-6), 3),
-            "memory_ratio": _round(max(one.peak_mib, 1.0) / max(ours.peak_mib, 1.0), 2), "note": one.note,
-        })  # fmt: skip
-    return found
+        rows.append(
+            {
+                **context,
+                "case": case.name,
+                "shape": case.shape,
+                "dtype": str(case.dtype)[6:],
+                "contender": one.contender,
+                "wall_p20_ms": _round(p20, 4),
+                "wall_p50_ms": _round(p50, 4),
+                "wall_p80_ms": _round(p80, 4),
+                "cpu_p50_ms": _round(cpu50, 4),
+                "gb_per_s": _round(rate, 2),
+                "floor_percent": _round(100 * rate / copy_rate, 1),
+                "payload_gb_per_s": _round(payload / p50 / 1e6, 3),
+                "peak_mib": _round(one.peak_mib, 1),
+                "wall_ratio": _round(p50 / p50_ours, 3),
+                "cpu_ratio": _round(cpu50 / max(cpu_ours, 1e-6), 3),
+                "memory_ratio": _round(max(one.peak_mib, 1.0) / max(ours.peak_mib, 1.0), 2),
+                "note": one.note,
+            }
+        )
+    return rows
 
 
 def print_row(row: Row | None = None) -> None:
@@ -154,15 +170,15 @@ def summary(rows: list[Row], *, kind: str, device: str) -> list[str]:
     """Geometric means next to the targets of a "cuda" or "cpu" run."""
     csr = csr_name(torch.device(device))
     products = (csr, f"{csr}, cached")
-    found: list[str] = []
+    lines: list[str] = []
     ratio, goal = ("wall_ratio", "1.20x, never below 0.95x") if kind == "cuda" else ("cpu_ratio", "1.00x")
     for case in ("spmm", "spmm transposed"):
-        found += _line(f"{case} against {csr}", _per_race(rows, case, ratio, products), "x", goal)
+        lines += _line(f"{case} against {csr}", _per_race(rows, case, ratio, products), "x", goal)
     if kind == "cpu":
-        found += _line(
+        lines += _line(
             "gat layer against PyG, CPU seconds", _per_race(rows, "gat layer fwd+bwd", "cpu_ratio", (PYG,)), "x", "6x"
         )
-        found += _line(
+        lines += _line(
             "gat layer against PyG, memory", _per_race(rows, "gat layer fwd+bwd", "memory_ratio", (PYG,)), "x", "10x"
         )
         speeds = [
@@ -170,19 +186,19 @@ def summary(rows: list[Row], *, kind: str, device: str) -> list[str]:
             for row in rows
             if row["case"] == "quantize and back" and row["shape"].endswith(" 8b") and row["contender"] == OURS
         ]
-        found += _line("quantize and back, fp32 input per core", speeds, " GB/s", "1 GB/s")
-        return found
+        lines += _line("quantize and back, fp32 input per core", speeds, " GB/s", "1 GB/s")
+        return lines
     for case in ("attend forward", "attend backward"):
         for who in (OURS, SAVED):
             label = f"{case}{', saved branch' if who == SAVED else ''} of its floor"
-            found += _line(label, _per_race(rows, case, "floor_percent", (who,)), " %", "60 %")
-    found += _line("gat layer against PyG", _per_race(rows, "gat layer fwd+bwd", "wall_ratio", (PYG,)), "x", "5x")
-    found += _line(
+            lines += _line(label, _per_race(rows, case, "floor_percent", (who,)), " %", "60 %")
+    lines += _line("gat layer against PyG", _per_race(rows, "gat layer fwd+bwd", "wall_ratio", (PYG,)), "x", "5x")
+    lines += _line(
         "gat layer against PyG, memory", _per_race(rows, "gat layer fwd+bwd", "memory_ratio", (PYG,)), "x", "5x"
     )
     for case in ("quantize", "dequantize"):
-        found += _line(f"{case} of copy bandwidth", _per_race(rows, case, "floor_percent", (OURS,)), " %", "70 %")
-    return found
+        lines += _line(f"{case} of copy bandwidth", _per_race(rows, case, "floor_percent", (OURS,)), " %", "70 %")
+    return lines
 
 
 def say(message: str) -> None:

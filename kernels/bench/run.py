@@ -74,8 +74,8 @@ def main(argv: list[str] | None = None) -> int:
         for threads in given.threads:
             torch.set_num_threads(threads)
             where = {**context, "threads": threads, "graph": name, "nodes": size.nodes, "edges": size.edges}
-            found, wrong = run_cases(data, given, where)
-            rows += found
+            measured, wrong = run_cases(data, given, where)
+            rows += measured
             failures += wrong
         del data
         release(given.device)
@@ -101,18 +101,18 @@ def run_cases(data: Inputs, given: argparse.Namespace, where: report.Row) -> tup
         try:
             measured, failure = measure(
                 case, data, clock, device=given.device, repeats=given.repeats, seconds=given.seconds
-            )  # fmt: skip
+            )
         except Exception as error:  # whatever a kernel or its compiler raises ends its case alone
             measured, failure = [], f"{type(error).__name__}: {str(error).strip()[:200]}"
         if failure:
             failures.append(f"{label}: {failure}")
             report.say(failures[-1])
         else:
-            found = report.rows_of(case, data.size, measured, copy_rate=rate, context=where)
-            for row in found:
+            case_rows = report.rows_of(case, data.size, measured, copy_rate=rate, context=where)
+            for row in case_rows:
                 report.print_row(row)
-            report.append(given.csv, found)
-            rows += found
+            report.append(given.csv, case_rows)
+            rows += case_rows
         del measured
         release(given.device)
         gc.freeze()  # what survives, modules mostly, is not searched again after every case
@@ -121,7 +121,7 @@ def run_cases(data: Inputs, given: argparse.Namespace, where: report.Row) -> tup
 
 def copy_rate(
     data: Inputs, clock: Clock, given: argparse.Namespace, where: report.Row
-) -> tuple[list[report.Row], float]:  # fmt: skip
+) -> tuple[list[report.Row], float]:
     """A copy's row, and its GB/s, read and written bytes together."""
     full = 1 << (30 if data.device.type == "cuda" else 26)
     case = copy(max(1 << 20, int(full * min(given.scale, 1.0))))

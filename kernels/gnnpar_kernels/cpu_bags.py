@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 with warnings.catch_warnings():
-    # torch announces once per process that sparse CSR is in beta; said here, it is not said in the user's run
+    # torch warns once per process that sparse CSR is in beta: raised and suppressed here, not in the middle of a run
     warnings.simplefilter("ignore")
     torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 1), check_invariants=False)
 
@@ -69,9 +69,7 @@ def bag(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None 
         size = (num_rows, table.shape[0])
         return torch.sparse_csr_tensor(offsets, indices, values, size, check_invariants=False) @ table
     # arguments: scale_grad_by_freq, mode (0 = sum), sparse, weights, include_last_offset, padding_idx
-    return torch.ops.aten._embedding_bag_forward_only(
-        table, indices, offsets, False, 0, False, weights, True, -1
-    )[0]  # fmt: skip
+    return torch.ops.aten._embedding_bag_forward_only(table, indices, offsets, False, 0, False, weights, True, -1)[0]
 
 
 def weighted_sums(values: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:

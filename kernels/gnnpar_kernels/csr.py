@@ -1,4 +1,4 @@
-"""The one structure kernels read: CSR rows of in-edges (or of out-edges, transposed), and what follows from it."""
+"""The structure that kernels read: CSR rows of in-edges, or of out-edges where it is transposed."""
 
 from math import prod
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Csr(NamedTuple):
-    """Edges grouped by row; structure only, weights never live here.
+    """Edges grouped by row: structure only, no weights.
 
     Shapes: indptr [R + 1] and indices [E], both int32 or both int64; rows [R] int64, unique and ascending, or None
     (row r is output row r); edge_ids [E] int64 global ids aligned with indices, or None (needed by dropout only).
@@ -22,8 +22,8 @@ class Csr(NamedTuple):
 
 def edge_rows(indptr: Tensor, rows: Tensor | None = None) -> Tensor:
     """Output row of every edge. Shapes: indptr [R + 1], rows [R] or None -> [E] int64."""
-    names = torch.arange(indptr.shape[0] - 1, device=indptr.device) if rows is None else rows
-    return torch.repeat_interleave(names, (indptr[1:] - indptr[:-1]).long())
+    outputs = torch.arange(indptr.shape[0] - 1, device=indptr.device) if rows is None else rows
+    return torch.repeat_interleave(outputs, (indptr[1:] - indptr[:-1]).long())
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:

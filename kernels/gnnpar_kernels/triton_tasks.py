@@ -1,4 +1,4 @@
-"""Rows of a CSR as pieces of work of like length: short rows many to a program, long rows cut and combined."""
+"""Rows of a CSR as pieces of work of similar length: short rows share a program, long rows are cut and combined."""
 
 from typing import NamedTuple
 
@@ -34,15 +34,15 @@ class Tasks(NamedTuple):
         return self.row.shape[0]
 
 
-_known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_cached: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def tasks_of(indptr: Tensor) -> Tasks:
-    """The tasks of a CSR, made at the first call (which waits for the device) and kept as long as the tensor."""
-    found = _known.get(indptr)
-    if found is None or found[0] != SPLIT:
-        found = _known[indptr] = SPLIT, _cut(indptr, SPLIT)
-    return found[1]
+    """The tasks of a CSR, cached as long as the tensor lives; the first call synchronizes with the device."""
+    cached = _cached.get(indptr)
+    if cached is None or cached[0] != SPLIT:
+        cached = _cached[indptr] = SPLIT, _cut(indptr, SPLIT)
+    return cached[1]
 
 
 def _cut(indptr: Tensor, split: int) -> Tasks:
@@ -65,9 +65,15 @@ def _cut(indptr: Tensor, split: int) -> Tasks:
     slot = torch.arange(len(owner), device=indptr.device)
     split_first = torch.cat([first.new_zeros(1), count[cut].cumsum(0)])
     return Tasks(
-        tuple(low), high[owner].int(), begin, end, torch.where(slot < num_slots, slot, -1).int(),
-        high[cut].int(), split_first.int(), num_slots,
-    )  # fmt: skip
+        tuple(low),
+        high[owner].int(),
+        begin,
+        end,
+        torch.where(slot < num_slots, slot, -1).int(),
+        high[cut].int(),
+        split_first.int(),
+        num_slots,
+    )
 
 
 def _in_flight(nbytes: int, width: int, itemsize: int) -> int:

@@ -1,11 +1,13 @@
-"""How kernels are launched: configurations tried once per shape class on a GPU, and what must compile without one."""
+"""Configurations that are timed once per shape class on a GPU, and the variants that must compile without one."""
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns at the first compilation if it is unset
 
@@ -15,38 +17,39 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-def configs(*meta: dict[str, Any], num_warps: Sequence[int] = (1,)) -> list[triton.Config]:
+def configs(*meta: dict[str, int], num_warps: Sequence[int] = (1,)) -> list[triton.Config]:
     """All pairs of meta-parameters and warp counts, the first being the best guess."""
     return [triton.Config(dict(each), num_warps=warps) for warps in num_warps for each in meta]
 
 
-def autotuned(found: list[triton.Config], *, key: Sequence[str], restores: Sequence[str] = ()) -> Callable[[Any], Any]:
+def autotuned(
+    candidates: list[triton.Config], *, key: Sequence[str], restores: Sequence[str] = ()
+) -> Callable[[JITFunction], Autotuner]:
     """Decorator above `triton.jit`: the fastest of these per `key`, remembered on disk.
 
-    The first one, and no race, when interpreting or under GNNPAR_TUNE=0. `restores` names the tensors a kernel
+    The first one, without timing, when interpreting or under GNNPAR_TUNE=0. `restores` names the tensors a kernel
     accumulates into, so that trials do not add up.
     """
     if interpreting() or os.environ.get("GNNPAR_TUNE", "1") == "0":
-        found = found[:1]
+        candidates = candidates[:1]
     return triton.autotune(
-        configs=found, key=list(key), restore_value=list(restores) or None, cache_results=not interpreting()
+        configs=candidates, key=list(key), restore_value=list(restores) or None, cache_results=not interpreting()
     )
 
 
 class Variant(NamedTuple):
     """A kernel as it is compiled ahead of time: the test compiles it for every target and reads the machine code.
 
-    `types` gives every argument that is not a constant ("*bf16", "i32", "fp32"); pointers count as 16-byte aligned, and
-    so do the integers named in `aligned`. `wide`: its hot loop must load 16 bytes at once.
+    `types` gives every argument that is not a constant ("*bf16", "i32", "fp32"); pointers count as 16-byte aligned.
+    `wide`: its hot loop must load 16 bytes at once.
     """
 
     name: str
-    kernel: Any
+    kernel: JITFunction
     types: dict[str, str]
-    constants: dict[str, Any]
+    constants: dict[str, object]
     num_warps: int = 1
     wide: bool = True
-    aligned: tuple[str, ...] = ()
 
 
 ROW_SHAPES = (
@@ -55,8 +58,8 @@ ROW_SHAPES = (
 )  # fmt: skip
 
 
-def row_shape_options(width: int, dtype: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
-    """(item size, constants, Variant options) of rows of this width and Triton type."""
+def row_shape(width: int, dtype: str) -> tuple[int, dict[str, object], bool]:
+    """(item size, constants, whether rows load 16 bytes at once) of rows of this width and Triton type."""
     item = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}[dtype]
     acc = tl.float64 if dtype == "fp64" else tl.float32
-    return item, {"W": width, "ACC": acc}, {"wide": width * item % 16 == 0}
+    return item, {"W": width, "ACC": acc}, width * item % 16 == 0

@@ -1,6 +1,6 @@
 """Wire format of quantized rows, shared by every body of `quantize_rows`: codes, sizes, offsets, argument checks.
 
-A code says how a row travels: 1, 2, 4 or 8 bits on a uniform grid, FP8 (e4m3, scaled), BF16, or FP32 as it is.
+A code is the format of a row: 1, 2, 4 or 8 bits on a uniform grid, FP8 (e4m3, scaled), BF16, or unchanged FP32.
 A row is its metadata, then its payload, each of whole 4-byte words, all little-endian:
 
     metadata    one word per block of columns: step in the low 16 bits, zero point in the high 16, both bf16;
@@ -17,7 +17,7 @@ GRID = (1, 2, 4, 8)
 FP8, BF16, FP32 = 9, 16, 32
 CODES = (*GRID, FP8, BF16, FP32)
 E4M3_MAX = 448.0
-MIN_STEP = 2.0**-100  # taken for smaller ranges too: 2^23 / step stays finite and a constant row needs no special case
+MIN_STEP = 2.0**-100  # also of smaller ranges: 2^23 / step stays finite and a constant row needs no special case
 MAX_STEP = 255 * 2.0**111  # the largest bf16 below 2^119: a block whose step is above, or NaN, has no finite range
 NAN = 0x7FC0  # bf16 bits of the step and the zero point of such a block
 
@@ -52,7 +52,7 @@ def metadata_nbytes(width: int, code: int, *, block: int = 0) -> int:
 
 
 def row_offsets(codes: Tensor, width: int, *, block: int = 0) -> Tensor:
-    """Byte offset of each row, and the total; made once per assignment of codes, as it looks at them.
+    """Byte offset of each row, and the total. It reads the codes, so make it once for each assignment of codes.
 
     Shapes: codes [n] of any integer type -> [n + 1] int64.
     """
@@ -78,7 +78,7 @@ def check_format(code: int, block: int) -> None:
 
 
 def buffer_nbytes(num_rows: int, width: int, bits: Codes, offsets: Tensor | None, block: int) -> int:
-    """Bytes of all rows; with codes per row this reads the last offset, so on a GPU it waits."""
+    """Bytes of all rows; with codes per row this reads the last offset and so synchronizes with a GPU."""
     if isinstance(bits, int):
         return num_rows * row_nbytes(width, bits, block=block)
     assert offsets is not None
@@ -127,9 +127,16 @@ def check_quantize(
 
 
 def received_rows(
-    buffer: Tensor, bits: Codes, offsets: Tensor | None, *,
-    width: int, block: int, index: Tensor | None, out: Tensor | None, add: bool,
-) -> int:  # fmt: skip
+    buffer: Tensor,
+    bits: Codes,
+    offsets: Tensor | None,
+    *,
+    width: int,
+    block: int,
+    index: Tensor | None,
+    out: Tensor | None,
+    add: bool,
+) -> int:
     """How many rows a buffer holds; raises unless the arguments of `dequantize_rows` fit together."""
     check_codes(bits, offsets, None, block)
     if isinstance(bits, Tensor):

@@ -43,16 +43,17 @@ def modules() -> list[str]:
 
 
 def _compile(variant: Variant, target: str):
-    names = variant.kernel.arg_names
-    missing = set(names) ^ (set(variant.types) | set(variant.constants))
+    name, kernel, types, constants, num_warps, _ = variant
+    names = kernel.arg_names
+    missing = set(names) ^ (set(types) | set(constants))
     if missing:
-        raise ValueError(f"{variant.name}: arguments {sorted(missing)} are not given once, as type or constant")
-    signature = {name: variant.types.get(name, "constexpr") for name in names}
-    constants = {(names.index(name),): value for name, value in variant.constants.items()}
-    aligned = [i for i, n in enumerate(names) if signature[n].startswith("*") or n in variant.aligned]
+        raise ValueError(f"{name}: arguments {sorted(missing)} are not given once, as type or constant")
+    signature = {name: types.get(name, "constexpr") for name in names}
+    constexprs = {(names.index(name),): value for name, value in constants.items()}
+    aligned = [i for i, n in enumerate(names) if signature[n].startswith("*")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
-    source = ASTSource(fn=variant.kernel, signature=signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=TARGETS[target], options={"num_warps": variant.num_warps})
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    return triton.compile(source, target=TARGETS[target], options={"num_warps": num_warps})
 
 
 def report(variant: Variant, target: str) -> dict:

@@ -1,7 +1,7 @@
-"""Attention weights of one head over a block of rows, in buffers that are written over and over.
+"""Attention weights of one head over a block of rows, in reused buffers.
 
 Every float of edge size is one number per edge of a block that stays in cache; nothing is [E, H] or [E, D]. Of the
-whole CSR only integers are held: each edge's row and, with dropout, its part of the hash.
+whole CSR only integers are stored: each edge's row and, with dropout, its part of the hash.
 """
 
 from typing import NamedTuple

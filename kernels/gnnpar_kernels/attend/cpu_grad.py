@@ -165,11 +165,23 @@ def attend_grad(
     delta = _delta(out, lse, grad_out, delta)
     tensors = (x, a_src, a_dst, out, lse, grad_out)
     grad_x, grad_a_src = attend_grad_src(
-        reverse.indptr, reverse.indices, *tensors,
-        slope=slope, rows=reverse.rows, drop=drop, edge_ids=reverse.edge_ids, delta=delta,
-    )  # fmt: skip
+        reverse.indptr,
+        reverse.indices,
+        *tensors,
+        slope=slope,
+        rows=reverse.rows,
+        drop=drop,
+        edge_ids=reverse.edge_ids,
+        delta=delta,
+    )
     grad_a_dst = attend_grad_dst(
-        forward.indptr, forward.indices, *tensors,
-        slope=slope, rows=forward.rows, drop=drop, edge_ids=forward.edge_ids, delta=delta,
-    )  # fmt: skip
+        forward.indptr,
+        forward.indices,
+        *tensors,
+        slope=slope,
+        rows=forward.rows,
+        drop=drop,
+        edge_ids=forward.edge_ids,
+        delta=delta,
+    )
     return grad_x, grad_a_src, grad_a_dst

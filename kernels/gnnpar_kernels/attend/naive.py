@@ -66,7 +66,7 @@ def attend(
 
 
 def empty_state(num_rows: int, x: Tensor, dtype: torch.dtype, branch: bool) -> State:
-    """Nothing folded yet."""
+    """The state before the first edge."""
     m = x.new_full((num_rows, x.shape[1]), -torch.inf, dtype=dtype)
     mass, acc = torch.zeros_like(m), x.new_zeros((num_rows, *x.shape[1:]), dtype=dtype)
     return (m, mass, acc, mass.clone(), acc.clone()) if branch else (m, mass, acc)
@@ -180,7 +180,8 @@ def attend_grad_dst_of(
     """Gradient of the destinations' scores from the results of `attend_finish` alone, whole fold at once, no edges.
 
     The gradients of a row's activated scores sum to 0 and the activation has two slopes, so those of the positive
-    branch tell all. Shapes: grad_out, out, pos [N, H, D], mass_pos, delta [N, H] -> grad_a_dst [N, H] as mass_pos.
+    branch determine the rest.
+    Shapes: grad_out, out, pos [N, H, D], mass_pos, delta [N, H] -> grad_a_dst [N, H] as mass_pos.
     """
     dtype = mass_pos.dtype
     delta = (grad_out.to(dtype) * out.to(dtype)).sum(-1) if delta is None else delta
@@ -204,11 +205,23 @@ def attend_grad(
     """(grad_x, grad_a_src, grad_a_dst) of one block given in both orientations; sums over blocks."""
     tensors = (x, a_src, a_dst, out, lse, grad_out)
     grad_x, grad_a_src = attend_grad_src(
-        reverse.indptr, reverse.indices, *tensors,
-        slope=slope, rows=reverse.rows, drop=drop, edge_ids=reverse.edge_ids, delta=delta,
-    )  # fmt: skip
+        reverse.indptr,
+        reverse.indices,
+        *tensors,
+        slope=slope,
+        rows=reverse.rows,
+        drop=drop,
+        edge_ids=reverse.edge_ids,
+        delta=delta,
+    )
     grad_a_dst = attend_grad_dst(
-        forward.indptr, forward.indices, *tensors,
-        slope=slope, rows=forward.rows, drop=drop, edge_ids=forward.edge_ids, delta=delta,
-    )  # fmt: skip
+        forward.indptr,
+        forward.indices,
+        *tensors,
+        slope=slope,
+        rows=forward.rows,
+        drop=drop,
+        edge_ids=forward.edge_ids,
+        delta=delta,
+    )
     return grad_x, grad_a_src, grad_a_dst

@@ -4,7 +4,6 @@
 # pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false
 
 import itertools
-from typing import Any
 
 import torch
 import triton
@@ -62,11 +61,38 @@ def _shift(m):
 @autotuned(TILES, key=["H", "D", "BOUND", "BRANCH"], restores=STATE)
 @triton.jit(do_not_specialize=RUNTIME)
 def _fold(
-    row_ptr, begin_ptr, end_ptr, first, last, rows_ptr, indices_ptr, ids_ptr, x_ptr, a_src_ptr, a_dst_ptr,
-    m_ptr, mass_ptr, acc_ptr, mass_pos_ptr, acc_pos_ptr, k0, k1, k2, limit,
-    SCALE: tl.constexpr, SLOPE: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HG: tl.constexpr, DP: tl.constexpr,
-    BOUND: tl.constexpr, SPLIT: tl.constexpr, FRESH: tl.constexpr, BRANCH: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+    row_ptr,
+    begin_ptr,
+    end_ptr,
+    first,
+    last,
+    rows_ptr,
+    indices_ptr,
+    ids_ptr,
+    x_ptr,
+    a_src_ptr,
+    a_dst_ptr,
+    m_ptr,
+    mass_ptr,
+    acc_ptr,
+    mass_pos_ptr,
+    acc_pos_ptr,
+    k0,
+    k1,
+    k2,
+    limit,
+    SCALE: tl.constexpr,
+    SLOPE: tl.constexpr,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    HG: tl.constexpr,
+    DP: tl.constexpr,
+    BOUND: tl.constexpr,
+    SPLIT: tl.constexpr,
+    FRESH: tl.constexpr,
+    BRANCH: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """Fold the edges of R rows into their states, or those of a piece into a state of its own (SPLIT)."""
     B: tl.constexpr = edges_per_step(TILE, tile_width(D, HG, DP), BOUND)
     R: tl.constexpr = rows_per_program(TILE, tile_width(D, HG, DP), BOUND)
@@ -127,10 +153,26 @@ def _fold(
 
 @triton.jit
 def _combine(
-    split_row_ptr, split_first_ptr, rows_ptr, m_ptr, mass_ptr, acc_ptr, mass_pos_ptr, acc_pos_ptr,
-    part_m_ptr, part_mass_ptr, part_acc_ptr, part_mass_pos_ptr, part_acc_pos_ptr,
-    H: tl.constexpr, D: tl.constexpr, HG: tl.constexpr, DP: tl.constexpr, FRESH: tl.constexpr, BRANCH: tl.constexpr,
-):  # fmt: skip
+    split_row_ptr,
+    split_first_ptr,
+    rows_ptr,
+    m_ptr,
+    mass_ptr,
+    acc_ptr,
+    mass_pos_ptr,
+    acc_pos_ptr,
+    part_m_ptr,
+    part_mass_ptr,
+    part_acc_ptr,
+    part_mass_pos_ptr,
+    part_acc_pos_ptr,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    HG: tl.constexpr,
+    DP: tl.constexpr,
+    FRESH: tl.constexpr,
+    BRANCH: tl.constexpr,
+):
     """Merge the states of one split row's pieces, in order, into the row's own."""
     split = tl.program_id(0)
     first, last = tl.load(split_first_ptr + split), tl.load(split_first_ptr + split + 1)
@@ -192,10 +234,15 @@ def attend(
     """See `naive.attend`. A given state is updated in place."""
     dims, indptr = Dims.of(x), indptr.contiguous()
     arguments = {
-        "rows_ptr": rows, "indices_ptr": indices.contiguous(), "x_ptr": x.contiguous(), "SLOPE": slope,
-        "a_src_ptr": a_src.contiguous(), "a_dst_ptr": a_dst.contiguous(), "BRANCH": branch,
+        "rows_ptr": rows,
+        "indices_ptr": indices.contiguous(),
+        "x_ptr": x.contiguous(),
+        "SLOPE": slope,
+        "a_src_ptr": a_src.contiguous(),
+        "a_dst_ptr": a_dst.contiguous(),
+        "BRANCH": branch,
         **dropping(drop, edge_ids),
-    }  # fmt: skip
+    }
     if indices.shape[0] == 0:
         return empty_state(num_rows, x, accumulate_dtype(x.dtype), branch) if state is None else state
     fresh, tasks = state is None, tasks_of(indptr)
@@ -208,14 +255,20 @@ def attend(
     work = tuple(t.contiguous() for t in result)
     parts = _uninitialised(tasks.num_slots, x, branch)
     run_tasks(
-        _fold, indptr, dims, **arguments,
-        whole={**_named(work), "FRESH": fresh}, parts={**_named(parts), "FRESH": True},
-    )  # fmt: skip
+        _fold, indptr, dims, **arguments, whole={**_named(work), "FRESH": fresh}, parts={**_named(parts), "FRESH": True}
+    )
     if tasks.num_slots and dims.groups:
         _combine[tasks.split_row.shape[0], dims.groups](
-            tasks.split_row, tasks.split_first, rows, **_named(work), **_named(parts, "part_"),
-            **dims._asdict(), FRESH=fresh, BRANCH=branch, num_warps=1,
-        )  # fmt: skip
+            tasks.split_row,
+            tasks.split_first,
+            rows,
+            **_named(work),
+            **_named(parts, "part_"),
+            **dims._asdict(),
+            FRESH=fresh,
+            BRANCH=branch,
+            num_warps=1,
+        )
     for given, updated in zip(result, work, strict=True):
         if given is not updated:
             given.copy_(updated)
@@ -236,17 +289,17 @@ def _named(state: State, prefix: str = "") -> dict[str, Tensor | None]:
 
 def variants() -> list[Variant]:
     """What the ahead-of-time test compiles."""
-    found = []
+    cases = []
     for shape in [*SHAPES, Shape(4, 64, "bf16", branch=True), Shape(4, 64, "bf16", drop=True, branch=True)]:
         state = dict.fromkeys(STATE if shape.branch else STATE[:3], "*fp32")
         types = {"x_ptr": "*" + shape.dtype, "a_src_ptr": "*fp32", "a_dst_ptr": "*fp32", **state}
-        constants: dict[str, Any] = {"BRANCH": shape.branch, **dict.fromkeys(STATE[len(state) :])}
+        constants: dict[str, object] = {"BRANCH": shape.branch, **dict.fromkeys(STATE[len(state) :])}
         for config, bound in itertools.product(TILES, (0, *LOW)):
             how = {"BOUND": bound, "SPLIT": False, "FRESH": bound > 0}
-            found.append(shape.variant("fold", _fold.fn, types, constants | how, config))
+            cases.append(shape.variant("fold", _fold.fn, types, constants | how, config))
         parts = {"part_" + name: value for name, value in state.items()}
         unused = {"part_" + name: None for name in STATE[len(state) :]}
         constants |= {"FRESH": False, **unused}
         combine = shape.variant("combine", _combine, {**state, **parts}, constants, None)
-        found.append(combine._replace(wide=False))  # once per piece
-    return found
+        cases.append(combine._replace(wide=False))  # once per piece
+    return cases

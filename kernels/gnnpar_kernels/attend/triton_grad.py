@@ -11,7 +11,6 @@ GATv1 scores do not read the rows, so the products with z and dO are taken once 
 # pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false
 
 import itertools
-from typing import Any
 
 import torch
 import triton
@@ -50,11 +49,35 @@ def _ends(ends_ptr, index, head, mask, H: tl.constexpr):
 @autotuned(TILES, key=["H", "D", "BOUND", "SOURCE"])
 @triton.jit(do_not_specialize=RUNTIME)
 def _pull(
-    row_ptr, begin_ptr, end_ptr, first, last, rows_ptr, indices_ptr, ids_ptr, table_ptr, own_ptr, a_src_ptr, ends_ptr,
-    grad_rows_ptr, grad_ptr, k0, k1, k2, limit,
-    SCALE: tl.constexpr, SLOPE: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HG: tl.constexpr, DP: tl.constexpr,
-    BOUND: tl.constexpr, SPLIT: tl.constexpr, SOURCE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+    row_ptr,
+    begin_ptr,
+    end_ptr,
+    first,
+    last,
+    rows_ptr,
+    indices_ptr,
+    ids_ptr,
+    table_ptr,
+    own_ptr,
+    a_src_ptr,
+    ends_ptr,
+    grad_rows_ptr,
+    grad_ptr,
+    k0,
+    k1,
+    k2,
+    limit,
+    SCALE: tl.constexpr,
+    SLOPE: tl.constexpr,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    HG: tl.constexpr,
+    DP: tl.constexpr,
+    BOUND: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SOURCE: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """Gradients of R sources from the destinations' dO (SOURCE), or of R destinations' scores from the sources' z.
 
     Shapes: table [K, H, D] gathered, own [R, H, D] of this side; ends [N, 3, H] of the destinations, whichever side.
@@ -124,7 +147,7 @@ def row_dots(a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
         dims, rows = Dims.of(a), _dots_rows(a.shape[2])
         _dots_kernel[(triton.cdiv(dots.numel(), rows),)](
             a.contiguous(), b.contiguous(), dots, dots.numel(), D=dims.D, DP=dims.DP, R=rows, num_warps=1
-        )  # fmt: skip
+        )
     return dots
 
 
@@ -134,12 +157,13 @@ def _destinations(a_dst: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor, del
     return torch.stack([a_dst.to(lse.dtype), lse, delta.to(lse.dtype)], 1)
 
 
-def _run(indptr: Tensor, rows: Tensor | None, dims: Dims, whole: dict[str, Tensor], **common: Any) -> None:
+def _run(
+    indptr: Tensor, rows: Tensor | None, dims: Dims, whole: dict[str, Tensor], ends: Tensor, **common: object
+) -> None:
     """Launch `_pull`; parts of split rows are written apart and added. Shapes: whole: gradients [K, ...] by name."""
     tasks = tasks_of(indptr)
-    dtype = common["ends_ptr"].dtype
-    parts = {name: t.new_empty((tasks.num_slots, *t.shape[1:]), dtype=dtype) for name, t in whole.items()}
-    run_tasks(_pull, indptr, dims, whole=whole, parts=parts, rows_ptr=rows, **common)
+    parts = {name: t.new_empty((tasks.num_slots, *t.shape[1:]), dtype=ends.dtype) for name, t in whole.items()}
+    run_tasks(_pull, indptr, dims, whole=whole, parts=parts, rows_ptr=rows, ends_ptr=ends, **common)
     if tasks.num_slots:
         split = tasks.split_row if rows is None else rows.index_select(0, tasks.split_row)
         slots = torch.arange(tasks.num_slots, dtype=torch.int32, device=indptr.device)
@@ -170,11 +194,19 @@ def attend_grad_src(
     else:
         grad_x, grad_a = x.new_zeros(x.shape), a_src.new_zeros(a_src.shape)
     _run(
-        indptr.contiguous(), rows, Dims.of(x), {"grad_rows_ptr": grad_x, "grad_ptr": grad_a}, SOURCE=True, SLOPE=slope,
-        indices_ptr=indices.contiguous(), table_ptr=grad_out.contiguous(), own_ptr=x.contiguous(),
-        a_src_ptr=a_src.contiguous(), ends_ptr=_destinations(a_dst, out, lse, grad_out, delta),
+        indptr.contiguous(),
+        rows,
+        Dims.of(x),
+        {"grad_rows_ptr": grad_x, "grad_ptr": grad_a},
+        SOURCE=True,
+        SLOPE=slope,
+        indices_ptr=indices.contiguous(),
+        table_ptr=grad_out.contiguous(),
+        own_ptr=x.contiguous(),
+        a_src_ptr=a_src.contiguous(),
+        ends=_destinations(a_dst, out, lse, grad_out, delta),
         **dropping(drop, edge_ids),
-    )  # fmt: skip
+    )
     return grad_x, grad_a
 
 
@@ -197,11 +229,20 @@ def attend_grad_dst(
     """See `naive.attend_grad_dst`."""
     grad_a = a_dst.new_empty(a_dst.shape) if rows is None else a_dst.new_zeros(a_dst.shape)
     _run(
-        indptr.contiguous(), rows, Dims.of(x), {"grad_ptr": grad_a}, SOURCE=False, SLOPE=slope, grad_rows_ptr=None,
-        indices_ptr=indices.contiguous(), table_ptr=x.contiguous(), own_ptr=grad_out.contiguous(),
-        a_src_ptr=a_src.contiguous(), ends_ptr=_destinations(a_dst, out, lse, grad_out, delta),
+        indptr.contiguous(),
+        rows,
+        Dims.of(x),
+        {"grad_ptr": grad_a},
+        SOURCE=False,
+        SLOPE=slope,
+        grad_rows_ptr=None,
+        indices_ptr=indices.contiguous(),
+        table_ptr=x.contiguous(),
+        own_ptr=grad_out.contiguous(),
+        a_src_ptr=a_src.contiguous(),
+        ends=_destinations(a_dst, out, lse, grad_out, delta),
         **dropping(drop, edge_ids),
-    )  # fmt: skip
+    )
     return grad_a
 
 
@@ -232,19 +273,31 @@ def attend_grad(
     delta = row_dots(out, grad_out, dtype=lse.dtype) if delta is None else delta
     tensors = (x, a_src, a_dst, out, lse, grad_out)
     grad_x, grad_a_src = attend_grad_src(
-        reverse.indptr, reverse.indices, *tensors,
-        slope=slope, rows=reverse.rows, drop=drop, edge_ids=reverse.edge_ids, delta=delta,
-    )  # fmt: skip
+        reverse.indptr,
+        reverse.indices,
+        *tensors,
+        slope=slope,
+        rows=reverse.rows,
+        drop=drop,
+        edge_ids=reverse.edge_ids,
+        delta=delta,
+    )
     grad_a_dst = attend_grad_dst(
-        forward.indptr, forward.indices, *tensors,
-        slope=slope, rows=forward.rows, drop=drop, edge_ids=forward.edge_ids, delta=delta,
-    )  # fmt: skip
+        forward.indptr,
+        forward.indices,
+        *tensors,
+        slope=slope,
+        rows=forward.rows,
+        drop=drop,
+        edge_ids=forward.edge_ids,
+        delta=delta,
+    )
     return grad_x, grad_a_src, grad_a_dst
 
 
 def variants() -> list[Variant]:
     """What the ahead-of-time test compiles."""
-    found = []
+    cases = []
     for shape in SHAPES:
         types = {
             "table_ptr": "*" + shape.dtype,
@@ -255,7 +308,7 @@ def variants() -> list[Variant]:
         types |= {"grad_ptr": "*fp32", "grad_rows_ptr": "*" + shape.dtype}
         for config, bound, source in itertools.product(TILES, (0, *LOW), (True, False)):
             how = {"BOUND": bound, "SPLIT": False, "SOURCE": source, **({} if source else {"grad_rows_ptr": None})}
-            found.append(shape.variant("source" if source else "destination", _pull.fn, types, how, config))
+            cases.append(shape.variant("source" if source else "destination", _pull.fn, types, how, config))
         types = {"a_ptr": "*fp32", "b_ptr": "*" + shape.dtype, "dots_ptr": "*fp32", "num": "i32"}
-        found.append(shape.variant("dots", _dots_kernel, types, {"R": _dots_rows(shape.width)}, None))
-    return found
+        cases.append(shape.variant("dots", _dots_kernel, types, {"R": _dots_rows(shape.width)}, None))
+    return cases

@@ -4,12 +4,15 @@ A program covers whole heads, at most 512 elements of a row unless one head is w
 rows are long. Scalars per edge and head are kept as [R, B, heads, 1] next to the tiles.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
 
 from gnnpar_kernels.attend.naive import Drop
 from gnnpar_kernels.hashing import key_words, signed, threshold
@@ -96,7 +99,7 @@ class Dims(NamedTuple):
         return triton.cdiv(self.H, self.HG)
 
 
-def dropping(drop: Drop | None, edge_ids: Tensor | None) -> dict[str, Any]:
+def dropping(drop: Drop | None, edge_ids: Tensor | None) -> dict[str, object]:
     """The kernel arguments of attention dropout; SCALE 0 means none."""
     if drop is None or drop[0] == 0.0:
         return {"ids_ptr": None, "k0": 0, "k1": 0, "k2": 0, "limit": 0, "SCALE": 0.0}
@@ -107,26 +110,30 @@ def dropping(drop: Drop | None, edge_ids: Tensor | None) -> dict[str, Any]:
     return {"ids_ptr": edge_ids.contiguous(), **words, "limit": threshold(p), "SCALE": 1.0 / (1.0 - p)}
 
 
-def run_tasks(kernel: Any, indptr: Tensor, dims: Dims, *, whole: dict, parts: dict | None, **common: Any) -> None:
+def run_tasks(
+    kernel: Autotuner,
+    indptr: Tensor,
+    dims: Dims,
+    *,
+    whole: Mapping[str, object],
+    parts: Mapping[str, object],
+    **common: object,
+) -> None:
     """One launch per class of rows, the longest first; pieces of split rows take the arguments `parts`."""
-    tasks = tasks_of(indptr)
-    pieces = {"row_ptr": tasks.row, "begin_ptr": tasks.begin, "end_ptr": tasks.end, "BOUND": 0}
-    passes = []
-    if tasks.num_slots:
-        passes.append({**pieces, "first": 0, "last": tasks.num_slots, "SPLIT": True, **(parts or {})})
-    passes.append({**pieces, "first": tasks.num_slots, "last": tasks.num_pieces, "SPLIT": False, **whole})
+    tasks, width = tasks_of(indptr), tile_width(dims.D, dims.HG, dims.DP)
+
+    def launch(first: int, last: int, bound: int, **arguments: object) -> None:
+        def grid(meta: dict[str, int]) -> tuple[int, int]:
+            return triton.cdiv(last - first, rows_per_program(meta["TILE"], width, bound)), dims.groups
+
+        if last > first and dims.groups > 0:
+            kernel[grid](first=first, last=last, BOUND=bound, **arguments, **common, **dims._asdict())
+
+    pieces = {"row_ptr": tasks.row, "begin_ptr": tasks.begin, "end_ptr": tasks.end}
+    launch(0, tasks.num_slots, 0, SPLIT=True, **pieces, **parts)
+    launch(tasks.num_slots, tasks.num_pieces, 0, SPLIT=False, **pieces, **whole)
     for bound, rows in reversed(tuple(zip(LOW, tasks.low, strict=True))):
-        ends = {"row_ptr": rows, "begin_ptr": indptr, "end_ptr": indptr, "BOUND": bound}
-        passes.append({**ends, "first": 0, "last": rows.shape[0], "SPLIT": False, **whole})
-    width = tile_width(dims.D, dims.HG, dims.DP)
-    for each in passes:
-        count, bound = each["last"] - each["first"], each["BOUND"]
-        if count > 0 and dims.groups > 0:
-
-            def grid(meta: dict[str, Any], count: int = count, bound: int = bound) -> tuple[int, int]:
-                return triton.cdiv(count, rows_per_program(meta["TILE"], width, bound)), dims.groups
-
-            kernel[grid](**each, **common, **dims._asdict())
+        launch(0, rows.shape[0], bound, SPLIT=False, row_ptr=rows, begin_ptr=indptr, end_ptr=indptr, **whole)
 
 
 class Shape(NamedTuple):
@@ -139,9 +146,14 @@ class Shape(NamedTuple):
     branch: bool = False
 
     def variant(
-        self, name: str, kernel: Any, types: dict[str, str], constants: dict[str, Any], config: triton.Config | None
+        self,
+        name: str,
+        kernel: JITFunction,
+        types: dict[str, str],
+        constants: dict[str, object],
+        config: triton.Config | None,
     ) -> Variant:
-        """A kernel for this shape: constants come before types, both before what all kernels over tasks have."""
+        """A kernel for this shape: `constants` win over `types`, and both over the types in COMMON."""
         meta = {} if config is None else config.kwargs
         constants = {**Dims.of(torch.empty(0, self.heads, self.width))._asdict(), **meta, **constants}
         constants |= {"SLOPE": 0.2, "SCALE": 2.0 * self.drop, **({} if self.drop else {"ids_ptr": None})}
@@ -149,9 +161,11 @@ class Shape(NamedTuple):
         kind = "".join(f" {n.lower()} {constants[n]}" for n in ("BOUND", "TILE") if n in constants)
         return Variant(
             name=f"{name} {self.heads}x{self.width} {self.dtype}{' drop' * self.drop}{' branch' * self.branch}{kind}",
-            kernel=kernel, types={n: (COMMON | types)[n] for n in kernel.arg_names if n not in constants},
-            constants=constants, wide=self.width * (4 if self.dtype == "fp32" else 2) % 16 == 0,
-        )  # fmt: skip
+            kernel=kernel,
+            types={n: (COMMON | types)[n] for n in kernel.arg_names if n not in constants},
+            constants=constants,
+            wide=self.width * (4 if self.dtype == "fp32" else 2) % 16 == 0,
+        )
 
 
 COMMON = dict.fromkeys(["row_ptr", "begin_ptr", "end_ptr", "indices_ptr", "split_row_ptr", "split_first_ptr"], "*i32")

@@ -1,4 +1,4 @@
-"""Keyed dropout in one pass: masks drawn in registers, bit for bit those of the specification; 16 bytes per load."""
+"""Keyed dropout in one pass: masks computed in registers, the same bits as the specification; 16 bytes per load."""
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
 
@@ -46,17 +46,14 @@ def _scaled(x, kept, SCALE: tl.constexpr):
 
 @triton.jit(do_not_specialize=RUNTIME)
 def _dropout_kernel(
-    x, ids, num_rows, y, k0, k1, k2, limit,
-    SCALE: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BW: tl.constexpr,
-):  # fmt: skip
+    x, ids, num_rows, y, k0, k1, k2, limit, SCALE: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BW: tl.constexpr
+):
     at, mask, kept = _draw(ids, num_rows, k0, k1, k2, limit, W, R, BW)
     tl.store(y + at, _scaled(tl.load(x + at, mask=mask), kept, SCALE), mask=mask)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
-def _keep_kernel(
-    ids, num_rows, y, k0, k1, k2, limit, W: tl.constexpr, R: tl.constexpr, BW: tl.constexpr
-):  # fmt: skip
+def _keep_kernel(ids, num_rows, y, k0, k1, k2, limit, W: tl.constexpr, R: tl.constexpr, BW: tl.constexpr):
     at, mask, kept = _draw(ids, num_rows, k0, k1, k2, limit, W, R, BW)
     tl.store(y + at, kept.to(tl.int8), mask=mask)
 
@@ -121,16 +118,16 @@ def apply_mask(x: Tensor, keep: Tensor, *, p: float) -> Tensor:
 
 def variants() -> list[Variant]:
     """What is compiled ahead of time."""
-    found, words = [], dict.fromkeys(RUNTIME, "i32") | {"ids": "*i64"}
+    cases, words = [], dict.fromkeys(RUNTIME, "i32") | {"ids": "*i64"}
     for width, dtype, item in ((128, "bf16", 2), (128, "fp32", 4), (602, "fp32", 4), (47, "bf16", 2), (64, "fp16", 2)):
         ends, options = {"x": f"*{dtype}", "y": f"*{dtype}"}, {"num_warps": WARPS, "wide": width * item % 16 == 0}
         tile = {"SCALE": 2.0, **_grid(1, width, item)[1]}
-        found.append(Variant(f"dropout {width} {dtype}", _dropout_kernel, words | ends, tile, **options))
+        cases.append(Variant(f"dropout {width} {dtype}", _dropout_kernel, words | ends, tile, **options))
     for dtype in ("bf16", "fp32", "fp64"):
         types = {"x": f"*{dtype}", "mask": "*i8", "num": "i64", "y": f"*{dtype}"}
         given = {"SCALE": 2.0, "BLOCK": FLAT}
-        found.append(Variant(f"apply_mask {dtype}", _apply_kernel, types, given, num_warps=WARPS))
+        cases.append(Variant(f"apply_mask {dtype}", _apply_kernel, types, given, num_warps=WARPS))
     for width in (128, 47):  # its loads are ids alone, one for each row
         given = _grid(1, width, 1)[1]
-        found.append(Variant(f"keep_mask {width}", _keep_kernel, words | {"y": "*i8"}, given, WARPS, wide=False))
-    return found
+        cases.append(Variant(f"keep_mask {width}", _keep_kernel, words | {"y": "*i8"}, given, WARPS, wide=False))
+    return cases

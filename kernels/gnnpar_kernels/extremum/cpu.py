@@ -1,4 +1,4 @@
-"""Maximum over in-edges with its winner: torch's CSR reduction, parallel over rows, tells the winning edge.
+"""Maximum over in-edges with its winner: torch's CSR reduction, parallel over rows, returns the winning edge.
 
 It keeps the first of equal values, so rows whose indices ascend give the smallest id; others are sorted first.
 """
@@ -27,7 +27,7 @@ def _ascending(indptr: Tensor, indices: Tensor) -> Tensor:
 def _reduce(indptr: Tensor, indices: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """(maximum, winning edge) of every row; no edge wins with the value -inf. Shapes: table [M, W] -> [R, W] twice."""
     size = (indptr.shape[0] - 1, table.shape[0])
-    with torch.inference_mode(False), torch.enable_grad():  # winners are told only where a gradient could be asked for
+    with torch.inference_mode(False), torch.enable_grad():  # torch returns the winners only if a gradient can follow
         indptr, indices, table = (t.clone() if t.is_inference() else t.detach() for t in (indptr, indices, table))
         ones = torch.ones(indices.shape[0], dtype=table.dtype)
         adjacency = torch.sparse_csr_tensor(indptr, indices, ones, size, check_invariants=False)
@@ -59,9 +59,9 @@ def extremum(
     if used.shape[0] < best.shape[0]:
         best, edge, first = (t.index_select(0, used) for t in (best, edge, first))
         rows = used if rows is None else rows.index_select(0, used)
-    nobody = edge >= indices.shape[0]
-    if bool(nobody.any()):  # all of the row's values are -inf: the first is the smallest id
-        edge = torch.where(nobody, first[:, None].to(edge.dtype), edge)
+    no_winner = edge >= indices.shape[0]
+    if bool(no_winner.any()):  # all of the row's values are -inf: the first is the smallest id
+        edge = torch.where(no_winner, first[:, None].to(edge.dtype), edge)
     winner = src_ids.index_select(0, indices).index_select(0, edge.reshape(-1)).view(-1, width)
     where = slice(None) if rows is None else rows
     _merge_(state, best.view(-1, *x.shape[1:]), winner.view(-1, *x.shape[1:]), where)
@@ -69,28 +69,28 @@ def extremum(
 
 
 def _merge_(state: State, best: Tensor, winner: Tensor, where: slice | Tensor) -> None:
-    """Fold winners of some rows into the state; equal values go to the smaller id, -1 is nobody."""
-    held, holder = state[0][where], state[1][where]
-    wins = (best > held) | ((best == held) & (winner < holder)) | (holder < 0)
-    state[0][where] = torch.maximum(best, held)
-    state[1][where] = torch.where(wins, winner, holder)
+    """Fold winners of some rows into the state; equal values go to the smaller id, -1 is no winner."""
+    best_before, arg_before = state[0][where], state[1][where]
+    wins = (best > best_before) | ((best == best_before) & (winner < arg_before)) | (arg_before < 0)
+    state[0][where] = torch.maximum(best, best_before)
+    state[1][where] = torch.where(wins, winner, arg_before)
 
 
 def extremum_grad(arg: Tensor, src_ids: Tensor, grad_out: Tensor) -> Tensor:
-    """See `naive.extremum_grad`. Consecutive ids are found by subtraction, others by search."""
+    """See `naive.extremum_grad`. Consecutive ids are located by subtraction, others by search."""
     num_src = src_ids.shape[0]
     if num_src == 0 or grad_out.numel() == 0:
         return grad_out.new_zeros((num_src, *grad_out.shape[1:]))
     first = int(src_ids[0])
     if int(src_ids[-1]) - first + 1 != num_src:
         place = torch.searchsorted(src_ids, arg.contiguous()).clamp_(max=num_src - 1)
-        mine = src_ids.take(place) == arg
+        here = src_ids.take(place) == arg
     else:
         place = arg - first
-        mine = (place >= 0) & (place < num_src)
+        here = (place >= 0) & (place < num_src)
         place.clamp_(0, num_src - 1)
     width = prod(grad_out.shape[1:])
     flat = place.view(-1, width).mul_(width).add_(torch.arange(width))
     grad_x = torch.zeros(num_src * width, dtype=accumulate_dtype(grad_out.dtype))
-    grad_x.scatter_add_(0, flat.view(-1), (grad_out * mine).reshape(-1).to(grad_x.dtype))
+    grad_x.scatter_add_(0, flat.view(-1), (grad_out * here).reshape(-1).to(grad_x.dtype))
     return grad_x.view(num_src, *grad_out.shape[1:]).to(grad_out.dtype)

@@ -1,4 +1,4 @@
-"""Maximum over in-edges with the global id of its single winner: the specification, scatter_reduce over all edges.
+"""Maximum over in-edges with the global id of its one winner: the specification, scatter_reduce over all edges.
 
 Ties go to the smallest id, in a block and across blocks: any order of blocks gives the same result.
 """
@@ -9,7 +9,7 @@ from torch import Tensor
 from gnnpar_kernels.csr import edge_rows
 
 State = tuple[Tensor, Tensor]
-NOBODY = torch.iinfo(torch.int64).max
+NO_WINNER = torch.iinfo(torch.int64).max
 
 
 def extremum(
@@ -35,10 +35,10 @@ def extremum(
     where = i.view(-1, *[1] * (x.dim() - 1)).expand_as(values)
     best = before.scatter_reduce(0, where, values, "amax")
     ids = src_ids.index_select(0, indices).view(-1, *[1] * (x.dim() - 1)).expand_as(values)
-    ids = torch.where(values == best.index_select(0, i), ids, NOBODY)
-    held = torch.where((before == best) & (arg_before >= 0), arg_before, NOBODY)
-    arg = held.scatter_reduce(0, where, ids, "amin")
-    return best, torch.where(arg == NOBODY, -1, arg)
+    ids = torch.where(values == best.index_select(0, i), ids, NO_WINNER)
+    candidates = torch.where((before == best) & (arg_before >= 0), arg_before, NO_WINNER)
+    arg = candidates.scatter_reduce(0, where, ids, "amin")
+    return best, torch.where(arg == NO_WINNER, -1, arg)
 
 
 def extremum_finish(state: State) -> Tensor:
@@ -48,11 +48,11 @@ def extremum_finish(state: State) -> Tensor:
 
 
 def extremum_grad(arg: Tensor, src_ids: Tensor, grad_out: Tensor) -> Tensor:
-    """Gradient of the winners that live in this block. Shapes: arg, grad_out [N, ...], src_ids [M] -> [M, ...]."""
+    """Gradient of the winners among this block's sources. Shapes: arg, grad_out [N, ...], src_ids [M] -> [M, ...]."""
     num_src = src_ids.shape[0]
     grad_x = grad_out.new_zeros((num_src, *grad_out.shape[1:]))
     if num_src == 0 or grad_out.numel() == 0:
         return grad_x
     place = torch.searchsorted(src_ids, arg.contiguous()).clamp_(max=num_src - 1)
-    mine = src_ids[place] == arg
-    return grad_x.scatter_add_(0, place, torch.where(mine, grad_out, torch.zeros_like(grad_out)))
+    here = src_ids[place] == arg
+    return grad_x.scatter_add_(0, place, torch.where(here, grad_out, torch.zeros_like(grad_out)))

@@ -1,6 +1,7 @@
 """Maximum over in-edges with its winner: value and source compared in registers, ties to the smaller source.
 
-Ids ascend with sources, so a block is decided by local numbers; ids are looked up once per winner, to meet the state.
+Ids ascend with sources, so winners within a block are decided by local numbers; an id is read once per winner, to
+compare it with the state.
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
@@ -15,43 +16,56 @@ from gnnpar_kernels.csr import accumulate_dtype, flat_rows
 from gnnpar_kernels.extremum import naive
 from gnnpar_kernels.extremum.naive import State
 from gnnpar_kernels.triton_tasks import LOW, low_tile, piece_tile, tasks_of
-from gnnpar_kernels.triton_tuning import ROW_SHAPES, Variant, row_shape_options
+from gnnpar_kernels.triton_tuning import ROW_SHAPES, Variant, row_shape
 
 SLOTS = 4  # pieces of a cut row that are read at once
-NOBODY: tl.constexpr = tl.constexpr(2**31 - 1)  # above every source
+NO_WINNER: tl.constexpr = tl.constexpr(2**31 - 1)  # above every source
 
 
 @triton.jit
 def _fold(best, source, value, other):
     """The larger of two values with its source, the smaller source if they are equal."""
     top = tl.maximum(best, value)
-    return top, tl.minimum(tl.where(best == top, source, NOBODY), tl.where(value == top, other, NOBODY))
+    return top, tl.minimum(tl.where(best == top, source, NO_WINNER), tl.where(value == top, other, NO_WINNER))
 
 
 @triton.jit
 def _fold_tile(best, source, value, other):
     """Fold the edges of a tile. Shapes: best and source [BW], value and other [BE, BW]."""
     top = tl.max(value, 0)
-    return _fold(best, source, top, tl.min(tl.where(value == top[None, :], other, NOBODY), 0))
+    return _fold(best, source, top, tl.min(tl.where(value == top[None, :], other, NO_WINNER), 0))
 
 
 @triton.jit
 def _write(best, arg, src_ids, place, mask, top, source, FRESH: tl.constexpr):
-    """Winners of this block meet those of blocks before it."""
-    found = mask & (source != NOBODY)
-    winner = tl.load(src_ids + source, mask=found, other=-1)
+    """Merge the winners of this block into the state."""
+    won = mask & (source != NO_WINNER)
+    winner = tl.load(src_ids + source, mask=won, other=-1)
     if not FRESH:
-        held, holder = tl.load(best + place, mask=found, other=0.0), tl.load(arg + place, mask=found, other=0)
-        mask = found & ((top > held) | ((top == held) & (winner < holder)) | (holder < 0))
+        best_before, arg_before = tl.load(best + place, mask=won, other=0.0), tl.load(arg + place, mask=won, other=0)
+        mask = won & ((top > best_before) | ((top == best_before) & (winner < arg_before)) | (arg_before < 0))
     tl.store(best + place, top, mask=mask)
     tl.store(arg + place, winner, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_members"])
 def _low_kernel(
-    members, num_members, indptr, indices, x, src_ids, rows, best, arg,
-    W: tl.constexpr, R: tl.constexpr, BW: tl.constexpr, BOUND: tl.constexpr, ACC: tl.constexpr, FRESH: tl.constexpr,
-):  # fmt: skip
+    members,
+    num_members,
+    indptr,
+    indices,
+    x,
+    src_ids,
+    rows,
+    best,
+    arg,
+    W: tl.constexpr,
+    R: tl.constexpr,
+    BW: tl.constexpr,
+    BOUND: tl.constexpr,
+    ACC: tl.constexpr,
+    FRESH: tl.constexpr,
+):
     """Short CSR rows, several to a program, each with at most BOUND edges."""
     member = tl.program_id(0) * R + tl.arange(0, R)
     inside = member < num_members
@@ -60,10 +74,10 @@ def _low_kernel(
     end = tl.load(indptr + row + 1, mask=inside, other=0)
     columns = tl.program_id(1) * BW + tl.arange(0, BW)
     top = tl.full([R, BW], -float("inf"), ACC)
-    source = tl.full([R, BW], NOBODY, tl.int32)
+    source = tl.full([R, BW], NO_WINNER, tl.int32)
     for k in tl.static_range(BOUND):
         here = begin + k < end
-        other = tl.load(indices + begin + k, mask=here, other=NOBODY).to(tl.int32)
+        other = tl.load(indices + begin + k, mask=here, other=NO_WINNER).to(tl.int32)
         mask = here[:, None] & (columns < W)[None, :]
         place = x + other.to(tl.int64)[:, None] * W + columns[None, :]
         top, source = _fold(top, source, tl.load(place, mask=mask, other=-float("inf")).to(ACC), other[:, None])
@@ -75,21 +89,36 @@ def _low_kernel(
 
 @triton.jit
 def _piece_kernel(
-    task_row, task_begin, task_end, task_slot, indices, x, src_ids, rows, best, arg, part_best, part_source,
-    W: tl.constexpr, BE: tl.constexpr, BW: tl.constexpr, ACC: tl.constexpr, FRESH: tl.constexpr,
-):  # fmt: skip
-    """One piece of a long CSR row: its winners meet the state, or go to its slot if the row is cut."""
+    task_row,
+    task_begin,
+    task_end,
+    task_slot,
+    indices,
+    x,
+    src_ids,
+    rows,
+    best,
+    arg,
+    part_best,
+    part_source,
+    W: tl.constexpr,
+    BE: tl.constexpr,
+    BW: tl.constexpr,
+    ACC: tl.constexpr,
+    FRESH: tl.constexpr,
+):
+    """One piece of a long CSR row: its winners are merged into the state, or go to its slot if the row is cut."""
     task = tl.program_id(0)
     begin, end, slot = tl.load(task_begin + task), tl.load(task_end + task), tl.load(task_slot + task)
     columns = tl.program_id(1) * BW + tl.arange(0, BW)
     inside = columns < W
     top = tl.full([BW], -float("inf"), ACC)
-    source = tl.full([BW], NOBODY, tl.int32)
+    source = tl.full([BW], NO_WINNER, tl.int32)
     edges = begin + tl.arange(0, BE)
-    other = tl.load(indices + edges, mask=edges < end, other=NOBODY).to(tl.int32)
+    other = tl.load(indices + edges, mask=edges < end, other=NO_WINNER).to(tl.int32)
     for start in range(begin, end, BE):
         edges = start + tl.arange(0, BE)
-        following = tl.load(indices + edges + BE, mask=edges + BE < end, other=NOBODY).to(tl.int32)
+        following = tl.load(indices + edges + BE, mask=edges + BE < end, other=NO_WINNER).to(tl.int32)
         mask = (edges < end)[:, None] & inside[None, :]
         tile = tl.load(x + other.to(tl.int64)[:, None] * W + columns[None, :], mask=mask, other=-float("inf"))
         top, source = _fold_tile(top, source, tile.to(ACC), other[:, None])
@@ -107,22 +136,33 @@ def _piece_kernel(
 
 @triton.jit
 def _combine_kernel(
-    split_row, split_first, part_best, part_source, src_ids, rows, best, arg,
-    W: tl.constexpr, BS: tl.constexpr, BW: tl.constexpr, ACC: tl.constexpr, FRESH: tl.constexpr,
-):  # fmt: skip
+    split_row,
+    split_first,
+    part_best,
+    part_source,
+    src_ids,
+    rows,
+    best,
+    arg,
+    W: tl.constexpr,
+    BS: tl.constexpr,
+    BW: tl.constexpr,
+    ACC: tl.constexpr,
+    FRESH: tl.constexpr,
+):
     """The winners among the pieces of one cut row."""
     split = tl.program_id(0)
     first, last = tl.load(split_first + split), tl.load(split_first + split + 1)
     columns = tl.program_id(1) * BW + tl.arange(0, BW)
     inside = columns < W
     top = tl.full([BW], -float("inf"), ACC)
-    source = tl.full([BW], NOBODY, tl.int32)
+    source = tl.full([BW], NO_WINNER, tl.int32)
     for start in range(first, last, BS):
         slots = start + tl.arange(0, BS)
         mask = (slots < last)[:, None] & inside[None, :]
         place = slots.to(tl.int64)[:, None] * W + columns[None, :]
         values = tl.load(part_best + place, mask=mask, other=-float("inf"))
-        top, source = _fold_tile(top, source, values, tl.load(part_source + place, mask=mask, other=NOBODY))
+        top, source = _fold_tile(top, source, values, tl.load(part_source + place, mask=mask, other=NO_WINNER))
     row = tl.load(split_row + split).to(tl.int64)
     if rows is not None:
         row = tl.load(rows + row)
@@ -167,7 +207,7 @@ def extremum(
 
 def _launch(
     indptr: Tensor, indices: Tensor, x: Tensor, src_ids: Tensor, rows: Tensor | None, state: State, *, fresh: bool
-) -> None:  # fmt: skip
+) -> None:
     """Every CSR row in one of three kernels. Shapes: x [M, W], state tensors of N * W entries each."""
     tasks, width, item = tasks_of(indptr), x.shape[1], x.element_size()
     acc = accumulate_dtype(x.dtype)
@@ -183,9 +223,20 @@ def _launch(
     parts = x.new_empty((tasks.num_slots, width), dtype=acc), tasks.row.new_empty((tasks.num_slots, width))
     if tasks.num_pieces > 0:
         _piece_kernel[tasks.num_pieces, tiles](
-            tasks.row, tasks.begin, tasks.end, tasks.slot, indices, x, src_ids, rows, *state, *parts,
-            BE=edges, BW=columns, **common,
-        )  # fmt: skip
+            tasks.row,
+            tasks.begin,
+            tasks.end,
+            tasks.slot,
+            indices,
+            x,
+            src_ids,
+            rows,
+            *state,
+            *parts,
+            BE=edges,
+            BW=columns,
+            **common,
+        )
     if tasks.num_slots > 0:
         _combine_kernel[tasks.split_row.shape[0], tiles](
             tasks.split_row, tasks.split_first, *parts, src_ids, rows, *state, BS=SLOTS, BW=columns, **common
@@ -200,9 +251,9 @@ def extremum_grad(arg: Tensor, src_ids: Tensor, grad_out: Tensor) -> Tensor:
 
 def variants() -> list[Variant]:
     """What is compiled ahead of time: every shape with short rows, pieces and combined pieces."""
-    found = []
+    cases = []
     for fresh, (width, dtype) in enumerate(ROW_SHAPES):
-        item, constants, options = row_shape_options(width, dtype)
+        item, constants, wide = row_shape(width, dtype)
         constants |= {"FRESH": bool(fresh % 2)}
         ends = {"src_ids": "*i64", "rows": "*i64", "best": f"*{dtype}", "arg": "*i64"}
         parts = {"part_best": "*fp64" if dtype == "fp64" else "*fp32", "part_source": "*i32"}
@@ -211,12 +262,12 @@ def variants() -> list[Variant]:
             r, columns = _low_tile(width, item)
             types = {"members": "*i32", "num_members": "i32", "indptr": "*i32"} | graph
             given = constants | {"R": r, "BW": columns, "BOUND": bound}
-            found.append(Variant(f"extremum low {bound} {name}", _low_kernel, types, given, **options))
+            cases.append(Variant(f"extremum low {bound} {name}", _low_kernel, types, given, wide=wide))
         edges, columns = piece_tile(width, item)
         types = {"task_row": "*i32", "task_begin": "*i32", "task_end": "*i32", "task_slot": "*i32"} | graph | parts
         given = constants | {"BE": edges, "BW": columns}
-        found.append(Variant(f"extremum piece {name}", _piece_kernel, types, given, **options))
+        cases.append(Variant(f"extremum piece {name}", _piece_kernel, types, given, wide=wide))
         types = {"split_row": "*i32", "split_first": "*i32"} | parts | ends
         given = constants | {"BS": SLOTS, "BW": columns}
-        found.append(Variant(f"extremum combine {name}", _combine_kernel, types, given, wide=False))
-    return found
+        cases.append(Variant(f"extremum combine {name}", _combine_kernel, types, given, wide=False))
+    return cases

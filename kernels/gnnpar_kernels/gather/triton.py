@@ -39,10 +39,10 @@ def _gather_kernel(x, index, num_index, out, W: tl.constexpr, R: tl.constexpr, B
 @triton.jit(do_not_specialize=["num_index"])
 def _scatter_kernel(out, index, num_index, x, W: tl.constexpr, R: tl.constexpr, BW: tl.constexpr):
     table, packed, mask = _place(index, num_index, W, R, BW)
-    held, added = tl.load(out + table, mask=mask), tl.load(x + packed, mask=mask)
-    if held.dtype == tl.bfloat16 or held.dtype == tl.float16:
-        held = held.to(tl.float32)
-    tl.store(out + table, held + added, mask=mask)
+    before, added = tl.load(out + table, mask=mask), tl.load(x + packed, mask=mask)
+    if before.dtype == tl.bfloat16 or before.dtype == tl.float16:
+        before = before.to(tl.float32)
+    tl.store(out + table, before + added, mask=mask)
 
 
 def gather_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -75,11 +75,11 @@ def scatter_add_rows_(out: Tensor, index: Tensor, x: Tensor) -> Tensor:
 
 def variants() -> list[Variant]:
     """What is compiled ahead of time."""
-    found = []
+    cases = []
     for width, dtype, item in ((128, "bf16", 2), (602, "fp32", 4), (128, "fp32", 4), (47, "bf16", 2), (8, "fp16", 2)):
         r, columns = _tile(width, item)
         types = {"x": f"*{dtype}", "index": "*i64", "num_index": "i32", "out": f"*{dtype}"}
         given, wide = {"W": width, "R": r, "BW": columns}, width * item % 16 == 0
         for name, kernel in (("gather", _gather_kernel), ("scatter", _scatter_kernel)):
-            found.append(Variant(f"{name} {width} {dtype}", kernel, types, given, num_warps=WARPS, wide=wide))
-    return found
+            cases.append(Variant(f"{name} {width} {dtype}", kernel, types, given, num_warps=WARPS, wide=wide))
+    return cases

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from gnnpar_kernels import wire
 from gnnpar_kernels.cpu_hashing import column_hash, entry_hash, row_hash, word
-from gnnpar_kernels.quantize.naive import _from_e4m3, ranges
+from gnnpar_kernels.quantize.naive import from_e4m3, ranges
 from gnnpar_kernels.wire import BF16, FP8, FP32, NAN, Codes
 
-BLOCK = 1 << 18  # entries gathered, and their ranges found, at once: short tensors cost their calls
+BLOCK = 1 << 18  # entries gathered, and their ranges computed, at once: on short tensors the calls cost most
 NOISE_BLOCK = 1 << 16  # entries whose noise is in cache with them
 
 
@@ -27,7 +27,7 @@ SPREAD = {  # shifts and masks that take them apart again
 
 
 class _Space(NamedTuple):
-    """Buffers that every block uses again, as fresh memory costs more than the arithmetic.
+    """Buffers reused by every block: allocating costs more than the arithmetic.
 
     Shapes: numbers [rows of BLOCK, blocks * block] fp32, noise and spare [rows of NOISE_BLOCK, D] int32.
     """
@@ -44,9 +44,16 @@ class _Space(NamedTuple):
 
 
 def quantize_rows(
-    x: Tensor, index: Tensor | None, bits: Codes, offsets: Tensor | None = None, *,
-    ids: Tensor, key: int, block: int = 0, out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    index: Tensor | None,
+    bits: Codes,
+    offsets: Tensor | None = None,
+    *,
+    ids: Tensor,
+    key: int,
+    block: int = 0,
+    out: Tensor | None = None,
+) -> Tensor:
     """See `naive.quantize_rows`."""
     wire.check_quantize(x, index, bits, offsets, ids, block, out)
     num_rows, width = ids.shape[0], x.shape[1]
@@ -66,9 +73,17 @@ def quantize_rows(
 
 
 def dequantize_rows(
-    buffer: Tensor, bits: Codes, offsets: Tensor | None = None, *, width: int, block: int = 0,
-    index: Tensor | None = None, out: Tensor | None = None, add: bool = False, dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+    buffer: Tensor,
+    bits: Codes,
+    offsets: Tensor | None = None,
+    *,
+    width: int,
+    block: int = 0,
+    index: Tensor | None = None,
+    out: Tensor | None = None,
+    add: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
     """See `naive.dequantize_rows`."""
     num_rows = wire.received_rows(buffer, bits, offsets, width=width, block=block, index=index, out=out, add=add)
     result = torch.empty((num_rows, width), dtype=dtype) if out is None else out
@@ -202,7 +217,7 @@ def _decode(words: Tensor, code: int, width: int, block: int, numbers: Tensor) -
 def _unpack(data: Tensor, code: int, levels: Tensor) -> None:
     """Fields of the payload as numbers. Shapes: data [m, nbytes] uint8, levels [m, D] fp32."""
     if code == FP8:
-        table = _from_e4m3(torch.arange(256))
+        table = from_e4m3(torch.arange(256))
         levels.copy_(table[data[:, : levels.shape[1]].to(torch.int32)])
         return
     if code < 8:

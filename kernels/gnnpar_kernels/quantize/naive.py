@@ -30,9 +30,16 @@ def random_bits(ids: Tensor, width: int, *, key: int) -> Tensor:
 
 
 def quantize_rows(
-    x: Tensor, index: Tensor | None, bits: Codes, offsets: Tensor | None = None, *,
-    ids: Tensor, key: int, block: int = 0, out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    index: Tensor | None,
+    bits: Codes,
+    offsets: Tensor | None = None,
+    *,
+    ids: Tensor,
+    key: int,
+    block: int = 0,
+    out: Tensor | None = None,
+) -> Tensor:
     """Rows x[index] (all if None) as one buffer in the format of `wire`, a step and zero point per `block` columns.
 
     bits is one code for all rows, or a code per row with offsets = row_offsets(bits, D, block=block); codes of `wire`.
@@ -55,9 +62,17 @@ def quantize_rows(
 
 
 def dequantize_rows(
-    buffer: Tensor, bits: Codes, offsets: Tensor | None = None, *, width: int, block: int = 0,
-    index: Tensor | None = None, out: Tensor | None = None, add: bool = False, dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+    buffer: Tensor,
+    bits: Codes,
+    offsets: Tensor | None = None,
+    *,
+    width: int,
+    block: int = 0,
+    index: Tensor | None = None,
+    out: Tensor | None = None,
+    add: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
     """The rows of a buffer: a new tensor of `dtype`, or written (add: added) to rows `index` of out, each named once.
 
     Shapes: buffer [total] uint8, bits [n] integer, offsets [n + 1] int64, index [n], out [N, width] -> [n, width] or
@@ -141,7 +156,7 @@ def _to_e4m3(x: Tensor, random: Tensor) -> Tensor:
     return sign << 7 | torch.where(size < 2.0**-6, small, normal)
 
 
-def _from_e4m3(field: Tensor) -> Tensor:
+def from_e4m3(field: Tensor) -> Tensor:
     """The numbers of e4m3 fields, NaN aside: mantissa with its hidden bit times a power of two."""
     exponent = (field >> 3) & 15
     mantissa = (field & 7) | (exponent > 0).to(torch.int64) << 3
@@ -177,7 +192,7 @@ def _decode(data: Tensor, code: int, width: int, block: int) -> Tensor:
     metadata, fields = _unpack(data, 32, size // 4), _unpack(data[:, size:], wire.field_bits(code), width)
     steps, zeros = _number((metadata & 0xFFFF) << 16), _number(metadata >> 16 << 16)
     spread = torch.arange(width, device=data.device) // (block or width)
-    levels = _from_e4m3(fields) if code == FP8 else fields.to(torch.float32)
+    levels = from_e4m3(fields) if code == FP8 else fields.to(torch.float32)
     return levels * steps[:, spread] + zeros[:, spread]
 
 

@@ -128,13 +128,13 @@ def _fields(x, mask, step, zero, finite, code, noise, CODE: tl.constexpr):
     elif CODE == BF16:
         return _to_bf16(x)
     else:
-        known = tl.where(mask & finite[:, None], x, zero[:, None])
+        clean = tl.where(mask & finite[:, None], x, zero[:, None])
         if CODE == FP8:
-            return _to_e4m3(known, step, noise)
-        field = _to_grid(known, step, zero, noise)
+            return _to_e4m3(clean, step, noise)
+        field = _to_grid(clean, step, zero, noise)
         if CODE == 0:
             if _any(code == FP8):
-                field = tl.where((code == FP8)[:, None], _to_e4m3(known, step, noise), field)
+                field = tl.where((code == FP8)[:, None], _to_e4m3(clean, step, noise), field)
             if _any(code >= BF16):
                 exact = tl.where((code == FP32)[:, None], _bits(x), _to_bf16(x))
                 field = tl.where((code >= BF16)[:, None], exact, field)
@@ -159,9 +159,16 @@ def _store(fields, words, start, left, rows, B: tl.constexpr):
 
 @triton.jit
 def _place(
-    bits, offsets, num_units,
-    W: tl.constexpr, CODE: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr, PITCH: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
+    bits,
+    offsets,
+    num_units,
+    W: tl.constexpr,
+    CODE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    UNIT: tl.constexpr,
+    PITCH: tl.constexpr,
+    R: tl.constexpr,
+):
     """This program's blocks: their row of the message, its code, first column, metadata and payload in words."""
     unit = tl.program_id(0) * R + tl.arange(0, R)
     inside = unit < num_units
@@ -183,10 +190,24 @@ def _place(
 
 @triton.jit(do_not_specialize=["num_units", "k0", "k1", "k2"])
 def _quantize_kernel(
-    x, index, ids, bits, offsets, words, num_units, k0, k1, k2,
-    W: tl.constexpr, CODE: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr, PITCH: tl.constexpr,
-    R: tl.constexpr, BW: tl.constexpr,
-):  # fmt: skip
+    x,
+    index,
+    ids,
+    bits,
+    offsets,
+    words,
+    num_units,
+    k0,
+    k1,
+    k2,
+    W: tl.constexpr,
+    CODE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    UNIT: tl.constexpr,
+    PITCH: tl.constexpr,
+    R: tl.constexpr,
+    BW: tl.constexpr,
+):
     slot, inside, code, first, metadata, payload = _place(bits, offsets, num_units, W, CODE, BLOCKS, UNIT, PITCH, R)
     if index is None:
         row = slot.to(tl.int64)
@@ -271,10 +292,21 @@ def _decode(field, word, code, CODE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_units"])
 def _dequantize_kernel(
-    words, index, bits, offsets, out, num_units,
-    W: tl.constexpr, CODE: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr, PITCH: tl.constexpr,
-    R: tl.constexpr, BW: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
+    words,
+    index,
+    bits,
+    offsets,
+    out,
+    num_units,
+    W: tl.constexpr,
+    CODE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    UNIT: tl.constexpr,
+    PITCH: tl.constexpr,
+    R: tl.constexpr,
+    BW: tl.constexpr,
+    ADD: tl.constexpr,
+):
     slot, inside, code, first, metadata, payload = _place(bits, offsets, num_units, W, CODE, BLOCKS, UNIT, PITCH, R)
     if index is None:
         row = slot.to(tl.int64)
@@ -288,11 +320,11 @@ def _dequantize_kernel(
         field = _load_fields(words, payload, code, columns, mask, CODE)
         values = _decode(field, word, code, CODE)
         if ADD:
-            held = tl.load(target + columns, mask=mask)
-            if held.dtype == tl.float64:
-                values = held + values.to(tl.float64)
+            before = tl.load(target + columns, mask=mask)
+            if before.dtype == tl.float64:
+                values = before + values.to(tl.float64)
             else:
-                values = held.to(tl.float32) + values
+                values = before.to(tl.float32) + values
         tl.store(target + columns, values.to(out.dtype.element_ty), mask=mask)
 
 
@@ -304,9 +336,14 @@ def _tile(width: int, bits: Codes, block: int) -> dict[str, int]:
     pitch = wire.row_nbytes(width, code, block=block) // 4 if code else 0
     blocks = wire.num_blocks(width, block)
     return {
-        "W": width, "CODE": code, "BLOCKS": blocks, "UNIT": unit, "PITCH": pitch,
-        "R": max(1, ENTRIES // columns), "BW": columns,
-    }  # fmt: skip
+        "W": width,
+        "CODE": code,
+        "BLOCKS": blocks,
+        "UNIT": unit,
+        "PITCH": pitch,
+        "R": max(1, ENTRIES // columns),
+        "BW": columns,
+    }
 
 
 def _pointers(bits: Codes, offsets: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -316,9 +353,16 @@ def _pointers(bits: Codes, offsets: Tensor | None) -> tuple[Tensor | None, Tenso
 
 
 def quantize_rows(
-    x: Tensor, index: Tensor | None, bits: Codes, offsets: Tensor | None = None, *,
-    ids: Tensor, key: int, block: int = 0, out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    index: Tensor | None,
+    bits: Codes,
+    offsets: Tensor | None = None,
+    *,
+    ids: Tensor,
+    key: int,
+    block: int = 0,
+    out: Tensor | None = None,
+) -> Tensor:
     """See `naive.quantize_rows`."""
     wire.check_quantize(x, index, bits, offsets, ids, block, out)
     num_rows, width = ids.shape[0], x.shape[1]
@@ -330,16 +374,31 @@ def quantize_rows(
     tile, words = _tile(width, bits, block), (signed(word) for word in key_words(key))
     units = num_rows * tile["BLOCKS"]
     _quantize_kernel[(triton.cdiv(units, tile["R"]),)](
-        x.contiguous(), None if index is None else index.contiguous(), ids.contiguous(), *_pointers(bits, offsets),
-        out.view(torch.int32), units, *words, **tile, num_warps=1,
-    )  # fmt: skip
+        x.contiguous(),
+        None if index is None else index.contiguous(),
+        ids.contiguous(),
+        *_pointers(bits, offsets),
+        out.view(torch.int32),
+        units,
+        *words,
+        **tile,
+        num_warps=1,
+    )
     return out
 
 
 def dequantize_rows(
-    buffer: Tensor, bits: Codes, offsets: Tensor | None = None, *, width: int, block: int = 0,
-    index: Tensor | None = None, out: Tensor | None = None, add: bool = False, dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+    buffer: Tensor,
+    bits: Codes,
+    offsets: Tensor | None = None,
+    *,
+    width: int,
+    block: int = 0,
+    index: Tensor | None = None,
+    out: Tensor | None = None,
+    add: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
     """See `naive.dequantize_rows`."""
     num_rows = wire.received_rows(buffer, bits, offsets, width=width, block=block, index=index, out=out, add=add)
     result = torch.empty((num_rows, width), dtype=dtype, device=buffer.device) if out is None else out
@@ -348,18 +407,24 @@ def dequantize_rows(
     tile, rows = _tile(width, bits, block), result.contiguous()
     units = num_rows * tile["BLOCKS"]
     _dequantize_kernel[(triton.cdiv(units, tile["R"]),)](
-        buffer.view(torch.int32), None if index is None else index.contiguous(), *_pointers(bits, offsets),
-        rows, units, **tile, ADD=add, num_warps=1,
-    )  # fmt: skip
+        buffer.view(torch.int32),
+        None if index is None else index.contiguous(),
+        *_pointers(bits, offsets),
+        rows,
+        units,
+        **tile,
+        ADD=add,
+        num_warps=1,
+    )
     return result if rows is result else result.copy_(rows)
 
 
 def variants() -> list[Variant]:
-    """What is compiled ahead of time: every code at 128 and 256 columns, blocks, and awkward widths."""
+    """What is compiled ahead of time: every code at 128 and 256 columns, blocks, and other widths."""
     shapes = [(code, width, 0, "fp32") for code in (MIXED, *wire.CODES) for width in (128, 256)]
     shapes += [(code, 256, 0, "bf16") for code in (MIXED, 2, 8)]
     shapes += [(code, width, block, "fp32") for code in (MIXED, 8) for width, block in ((256, 64), (1433, 0), (602, 0))]
-    found = []
+    cases = []
     for code, width, block, dtype in shapes:
         tile = _tile(width, code or torch.empty(0), block)
         row = {"index": "*i64", "num_units": "i32"}
@@ -368,10 +433,10 @@ def variants() -> list[Variant]:
         key = {"x": f"*{dtype}", "words": "*i32", "ids": "*i64", "k0": "i32", "k1": "i32", "k2": "i32"}
         name = f"{code or 'mixed'} {width} {block} {dtype}"
         wide = width * (4 if dtype == "fp32" else 2) % 16 == 0
-        found.append(Variant(f"quantize {name}", _quantize_kernel, row | codes | key, given, wide=wide))
+        cases.append(Variant(f"quantize {name}", _quantize_kernel, row | codes | key, given, wide=wide))
         types = row | codes | {"words": "*i32", "out": f"*{dtype}"}
         for add in (False, True):
             constants = given | {"ADD": add}
             verb = "dequantize and add" if add else "dequantize"
-            found.append(Variant(f"{verb} {name}", _dequantize_kernel, types, constants, wide=wide and add))
-    return found
+            cases.append(Variant(f"{verb} {name}", _dequantize_kernel, types, constants, wide=wide and add))
+    return cases

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnpar_kernels.csr import accumulate_dtype, flat_rows
 from gnnpar_kernels.triton_tasks import LOW, low_tile, piece_tile, tasks_of
-from gnnpar_kernels.triton_tuning import ROW_SHAPES, Variant, autotuned, configs, row_shape_options
+from gnnpar_kernels.triton_tuning import ROW_SHAPES, Variant, autotuned, configs, row_shape
 
 TIMES = configs({"TIMES": 1}) + configs({"TIMES": 2}, num_warps=(2,))  # tiles of a piece, one for each warp
 SLOTS = 8  # pieces of a cut row that are read at once
@@ -25,10 +25,20 @@ def _write(place, total, mask, ACCUMULATE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_members"])
 def _low_kernel(
-    members, num_members, indptr, indices, x, rows, out,
-    W: tl.constexpr, R: tl.constexpr, BW: tl.constexpr, BOUND: tl.constexpr,
-    ACC: tl.constexpr, ACCUMULATE: tl.constexpr,
-):  # fmt: skip
+    members,
+    num_members,
+    indptr,
+    indices,
+    x,
+    rows,
+    out,
+    W: tl.constexpr,
+    R: tl.constexpr,
+    BW: tl.constexpr,
+    BOUND: tl.constexpr,
+    ACC: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+):
     """Short CSR rows, R to a program, each with at most BOUND edges."""
     member = tl.program_id(0) * R + tl.arange(0, R)
     inside = member < num_members
@@ -52,10 +62,22 @@ def _low_kernel(
 @autotuned(TIMES, key=["W", "ACCUMULATE"], restores=["out"])
 @triton.jit
 def _piece_kernel(
-    task_row, task_begin, task_end, task_slot, indices, x, rows, out, partial,
-    W: tl.constexpr, BE: tl.constexpr, BW: tl.constexpr, ACC: tl.constexpr, ACCUMULATE: tl.constexpr,
+    task_row,
+    task_begin,
+    task_end,
+    task_slot,
+    indices,
+    x,
+    rows,
+    out,
+    partial,
+    W: tl.constexpr,
+    BE: tl.constexpr,
+    BW: tl.constexpr,
+    ACC: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
     TIMES: tl.constexpr,
-):  # fmt: skip
+):
     """One piece of a long CSR row: its sum goes to the output row, or to its slot of `partial` if the row is cut."""
     STEP: tl.constexpr = BE * TIMES
     task = tl.program_id(0)
@@ -83,9 +105,17 @@ def _piece_kernel(
 
 @triton.jit
 def _combine_kernel(
-    split_row, split_first, partial, rows, out,
-    W: tl.constexpr, BW: tl.constexpr, BS: tl.constexpr, ACC: tl.constexpr, ACCUMULATE: tl.constexpr,
-):  # fmt: skip
+    split_row,
+    split_first,
+    partial,
+    rows,
+    out,
+    W: tl.constexpr,
+    BW: tl.constexpr,
+    BS: tl.constexpr,
+    ACC: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+):
     """Add the pieces of one cut row."""
     split = tl.program_id(0)
     first, last = tl.load(split_first + split), tl.load(split_first + split + 1)
@@ -124,9 +154,7 @@ def spmm(
     return result if out is None or result is out else out.copy_(result)
 
 
-def _launch(
-    indptr: Tensor, indices: Tensor, x: Tensor, rows: Tensor | None, out: Tensor, *, accumulate: bool
-) -> None:  # fmt: skip
+def _launch(indptr: Tensor, indices: Tensor, x: Tensor, rows: Tensor | None, out: Tensor, *, accumulate: bool) -> None:
     """Every CSR row in one of three kernels. Shapes: x [M, W], out of N * W entries."""
     tasks, width, item = tasks_of(indptr), x.shape[1], x.element_size()
     acc = accumulate_dtype(x.dtype)
@@ -142,9 +170,19 @@ def _launch(
     partial = x.new_empty((tasks.num_slots, width), dtype=acc)
     if tasks.num_pieces > 0:
         _piece_kernel[tasks.num_pieces, tiles](
-            tasks.row, tasks.begin, tasks.end, tasks.slot, indices, x, rows, out, partial,
-            BE=edges, BW=columns, **common,
-        )  # fmt: skip
+            tasks.row,
+            tasks.begin,
+            tasks.end,
+            tasks.slot,
+            indices,
+            x,
+            rows,
+            out,
+            partial,
+            BE=edges,
+            BW=columns,
+            **common,
+        )
     if tasks.num_slots > 0:
         _combine_kernel[tasks.split_row.shape[0], tiles](
             tasks.split_row, tasks.split_first, partial, rows, out, BS=SLOTS, BW=columns, **common, num_warps=1
@@ -153,9 +191,9 @@ def _launch(
 
 def variants() -> list[Variant]:
     """What is compiled ahead of time: every shape with short rows, pieces and combined pieces."""
-    found = []
+    cases = []
     for accumulate, (width, dtype) in enumerate(ROW_SHAPES):
-        item, constants, options = row_shape_options(width, dtype)
+        item, constants, wide = row_shape(width, dtype)
         constants |= {"ACCUMULATE": bool(accumulate % 2)}
         ends = {"x": f"*{dtype}", "out": f"*{dtype}", "rows": "*i64"}
         partial, name = {"partial": "*fp64" if dtype == "fp64" else "*fp32"}, f"{width} {dtype}"
@@ -163,15 +201,15 @@ def variants() -> list[Variant]:
             r, columns = low_tile(width, item, bound)
             types = {"members": "*i32", "num_members": "i32", "indptr": "*i32", "indices": "*i32"} | ends
             given = constants | {"R": r, "BW": columns, "BOUND": bound}
-            found.append(Variant(f"spmm low {bound} {name}", _low_kernel, types, given, **options))
+            cases.append(Variant(f"spmm low {bound} {name}", _low_kernel, types, given, wide=wide))
         edges, columns = piece_tile(width, item)
         types = {"task_row": "*i32", "task_begin": "*i32", "task_end": "*i32", "task_slot": "*i32", "indices": "*i32"}
         given = constants | {"BE": edges, "BW": columns}
         for config in TIMES:
             tile, warps = given | config.kwargs, config.num_warps
             all_types = types | ends | partial
-            found.append(Variant(f"spmm piece {name}", _piece_kernel.fn, all_types, tile, warps, **options))
+            cases.append(Variant(f"spmm piece {name}", _piece_kernel.fn, all_types, tile, warps, wide=wide))
         types = {"split_row": "*i32", "split_first": "*i32", "rows": "*i64", "out": f"*{dtype}"} | partial
         given = constants | {"BS": SLOTS, "BW": columns}
-        found.append(Variant(f"spmm combine {name}", _combine_kernel, types, given, wide=False))
-    return found
+        cases.append(Variant(f"spmm combine {name}", _combine_kernel, types, given, wide=False))
+    return cases
