@@ -11,8 +11,8 @@ reaches; `attend_grad` gathers for both sides.
 import torch
 from torch import Tensor
 
-from gnnpar_kernels.attend.naive import Drop, State
-from gnnpar_kernels.csr import Csr, accumulate_dtype
+from gnnpar_kernels.attend.naive import Drop, State, uninitialised_state
+from gnnpar_kernels.csr import Csr
 from gnnpar_kernels.dispatch import body_of
 from gnnpar_kernels.registration import CSR, DROP, define, public, signed_key
 
@@ -25,24 +25,8 @@ def _flat_drop(drop: Drop | None) -> tuple[float, int]:
     return (0.0, 0) if drop is None else (drop[0], signed_key(drop[1]))
 
 
-def _fake_attend(
-    indptr: Tensor,
-    indices: Tensor,
-    x: Tensor,
-    a_src: Tensor,
-    a_dst: Tensor,
-    slope: float,
-    num_rows: int,
-    rows: Tensor | None,
-    p: float,
-    key: int,
-    edge_ids: Tensor | None,
-    branch: bool,
-) -> list[Tensor]:
-    dtype = accumulate_dtype(x.dtype)
-    small, wide = (num_rows, x.shape[1]), (num_rows, *x.shape[1:])
-    shapes = (small, small, wide, small, wide) if branch else (small, small, wide)
-    return [x.new_empty(shape, dtype=dtype) for shape in shapes]
+def _fake_attend(indptr, indices, x, a_src, a_dst, slope, num_rows, rows, p, key, edge_ids, branch) -> list[Tensor]:
+    return list(uninitialised_state(num_rows, x, branch))
 
 
 @define(f"attend({_BLOCK}) -> Tensor[]", fake=_fake_attend)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnpar_kernels.attend.cpu_edges import PLAIN, Dropping, EdgeWeights, HeadRows, head_table, is_plain
-from gnnpar_kernels.attend.naive import Drop
+from gnnpar_kernels.attend.naive import Drop, both_sides
 from gnnpar_kernels.cpu_bags import bag, weighted_sums
 from gnnpar_kernels.csr import Csr
 
@@ -164,24 +164,4 @@ def attend_grad(
     """See `naive.attend_grad`."""
     delta = _delta(out, lse, grad_out, delta)
     tensors = (x, a_src, a_dst, out, lse, grad_out)
-    grad_x, grad_a_src = attend_grad_src(
-        reverse.indptr,
-        reverse.indices,
-        *tensors,
-        slope=slope,
-        rows=reverse.rows,
-        drop=drop,
-        edge_ids=reverse.edge_ids,
-        delta=delta,
-    )
-    grad_a_dst = attend_grad_dst(
-        forward.indptr,
-        forward.indices,
-        *tensors,
-        slope=slope,
-        rows=forward.rows,
-        drop=drop,
-        edge_ids=forward.edge_ids,
-        delta=delta,
-    )
-    return grad_x, grad_a_src, grad_a_dst
+    return both_sides(attend_grad_src, attend_grad_dst, forward, reverse, *tensors, slope=slope, drop=drop, delta=delta)

@@ -4,6 +4,8 @@ e_ij = leaky_relu(a_src_j + a_dst_i); out_i = sum_j softmax_j(e_ij) K_ij x_j, K_
 Source: Velickovic et al. 2018, eq. 3-4; running softmax as in Milakov and Gimelshein 2018.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
@@ -70,6 +72,14 @@ def empty_state(num_rows: int, x: Tensor, dtype: torch.dtype, branch: bool) -> S
     m = x.new_full((num_rows, x.shape[1]), -torch.inf, dtype=dtype)
     mass, acc = torch.zeros_like(m), x.new_zeros((num_rows, *x.shape[1:]), dtype=dtype)
     return (m, mass, acc, mass.clone(), acc.clone()) if branch else (m, mass, acc)
+
+
+def uninitialised_state(num_rows: int, x: Tensor, branch: bool) -> State:
+    """A state whose every row is going to be written."""
+    shapes = [x.shape[1:2], x.shape[1:2], x.shape[1:], x.shape[1:2], x.shape[1:]]
+    return tuple(
+        x.new_empty((num_rows, *shape), dtype=accumulate_dtype(x.dtype)) for shape in shapes[: 5 if branch else 3]
+    )
 
 
 def attend_finish(state: State) -> tuple[Tensor, ...]:
@@ -188,6 +198,24 @@ def attend_grad_dst_of(
     return (1.0 - slope) * ((grad_out.to(dtype) * pos.to(dtype)).sum(-1) - mass_pos * delta)
 
 
+def both_sides(
+    source_side: Callable[..., tuple[Tensor, Tensor]],
+    destination_side: Callable[..., Tensor],
+    forward: Csr,
+    reverse: Csr,
+    *tensors: Tensor,
+    slope: float,
+    drop: Drop | None,
+    delta: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`attend_grad` by the `attend_grad_src` and `attend_grad_dst` of a body."""
+    options = {"slope": slope, "drop": drop, "delta": delta}
+    indptr, indices, rows, edge_ids = reverse
+    grad_x, grad_a_src = source_side(indptr, indices, *tensors, rows=rows, edge_ids=edge_ids, **options)
+    indptr, indices, rows, edge_ids = forward
+    return grad_x, grad_a_src, destination_side(indptr, indices, *tensors, rows=rows, edge_ids=edge_ids, **options)
+
+
 def attend_grad(
     forward: Csr,
     reverse: Csr,
@@ -204,24 +232,4 @@ def attend_grad(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(grad_x, grad_a_src, grad_a_dst) of one block given in both orientations; sums over blocks."""
     tensors = (x, a_src, a_dst, out, lse, grad_out)
-    grad_x, grad_a_src = attend_grad_src(
-        reverse.indptr,
-        reverse.indices,
-        *tensors,
-        slope=slope,
-        rows=reverse.rows,
-        drop=drop,
-        edge_ids=reverse.edge_ids,
-        delta=delta,
-    )
-    grad_a_dst = attend_grad_dst(
-        forward.indptr,
-        forward.indices,
-        *tensors,
-        slope=slope,
-        rows=forward.rows,
-        drop=drop,
-        edge_ids=forward.edge_ids,
-        delta=delta,
-    )
-    return grad_x, grad_a_src, grad_a_dst
+    return both_sides(attend_grad_src, attend_grad_dst, forward, reverse, *tensors, slope=slope, drop=drop, delta=delta)

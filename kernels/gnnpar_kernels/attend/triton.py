@@ -5,13 +5,12 @@
 
 import itertools
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gnnpar_kernels.attend.cpu import attend_finish
-from gnnpar_kernels.attend.naive import Drop, State, empty_state
+from gnnpar_kernels.attend.naive import Drop, State, empty_state, uninitialised_state
 from gnnpar_kernels.attend.triton_grad import (
     attend_grad,
     attend_grad_dst,
@@ -249,11 +248,11 @@ def attend(
     if state is not None:
         result = state
     elif rows is None:
-        result = _uninitialised(num_rows, x, branch)
+        result = uninitialised_state(num_rows, x, branch)
     else:
         result = empty_state(num_rows, x, accumulate_dtype(x.dtype), branch)
     work = tuple(t.contiguous() for t in result)
-    parts = _uninitialised(tasks.num_slots, x, branch)
+    parts = uninitialised_state(tasks.num_slots, x, branch)
     run_tasks(
         _fold, indptr, dims, **arguments, whole={**_named(work), "FRESH": fresh}, parts={**_named(parts), "FRESH": True}
     )
@@ -273,13 +272,6 @@ def attend(
         if given is not updated:
             given.copy_(updated)
     return result
-
-
-def _uninitialised(num_rows: int, x: Tensor, branch: bool) -> State:
-    """A state whose every row is going to be written."""
-    options = {"dtype": accumulate_dtype(x.dtype), "device": x.device}
-    shapes = [x.shape[1:2], x.shape[1:2], x.shape[1:], x.shape[1:2], x.shape[1:]]
-    return tuple(torch.empty((num_rows, *shape), **options) for shape in shapes[: 5 if branch else 3])
 
 
 def _named(state: State, prefix: str = "") -> dict[str, Tensor | None]:

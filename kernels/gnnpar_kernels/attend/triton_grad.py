@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gnnpar_kernels.attend.naive import Drop
+from gnnpar_kernels.attend.naive import Drop, both_sides
 from gnnpar_kernels.attend.triton_tiles import (
     RUNTIME,
     SHAPES,
@@ -272,27 +272,7 @@ def attend_grad(
     """See `naive.attend_grad`."""
     delta = row_dots(out, grad_out, dtype=lse.dtype) if delta is None else delta
     tensors = (x, a_src, a_dst, out, lse, grad_out)
-    grad_x, grad_a_src = attend_grad_src(
-        reverse.indptr,
-        reverse.indices,
-        *tensors,
-        slope=slope,
-        rows=reverse.rows,
-        drop=drop,
-        edge_ids=reverse.edge_ids,
-        delta=delta,
-    )
-    grad_a_dst = attend_grad_dst(
-        forward.indptr,
-        forward.indices,
-        *tensors,
-        slope=slope,
-        rows=forward.rows,
-        drop=drop,
-        edge_ids=forward.edge_ids,
-        delta=delta,
-    )
-    return grad_x, grad_a_src, grad_a_dst
+    return both_sides(attend_grad_src, attend_grad_dst, forward, reverse, *tensors, slope=slope, drop=drop, delta=delta)
 
 
 def variants() -> list[Variant]:
