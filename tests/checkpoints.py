@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.config.compose import compose
 from gnnpar.launch.launch import Outcome, launch
+from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.training.checkpoint import files as checkpoint
 
 SMALL = (
@@ -26,8 +28,9 @@ WALL = ("time/", "memory/", "comm/wire", "system/")  # what no two runs share
 
 def strategy_of(name: str) -> tuple[str, ...]:
     """A strategy's overrides such that short runs choose bits and trace."""
-    adaptive = getattr(compose([f"strategy={name}"]).strategy, "codec", None)
-    return (f"strategy={name}", *(ADAPTIVE if type(adaptive).__name__ == "Adaptive" else ()))
+    strategy = compose([f"strategy={name}"]).strategy
+    adaptive = isinstance(strategy, GraphParallel) and isinstance(strategy.codec, Adaptive)
+    return (f"strategy={name}", *(ADAPTIVE if adaptive else ()))
 
 
 def train(folder: Path, *overrides: str) -> Outcome:

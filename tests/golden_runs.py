@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from composing import configured, names
+from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.models.gcn import GCN
+from gnnpar.parallel.halo.adaqp import AdaQP
+from gnnpar.parallel.strategy import Strategy
 from gnnpar.verify.conformance import runs_on, small_graph, train_in_threads
 
 FOLDER = Path(__file__).parent / "golden"
@@ -42,23 +45,29 @@ def losses(strategy: str, model: str) -> list[float]:
     """Of 10 epochs."""
     method = _method(strategy)
     config = configured("model", model, "model.hidden=8")
-    most = 2 if hasattr(method, "check_world") else 3  # two layers are two stages
-    return train_in_threads(method, config, small_graph(), world=method.max_ranks or most, epochs=LONG).losses
+    most = 2 if _cuts_nodes(method) else 3  # two layers are two stages
+    world = method.capabilities.max_ranks or most
+    return train_in_threads(method, config, small_graph(), world=world, epochs=LONG).losses
+
+
+def _cuts_nodes(method: Strategy) -> bool:
+    """Into chunks or batches: these keep no first layer."""
+    return not method.capabilities.cached_first_layer
 
 
 @cache
 def _job(strategy: str) -> tuple[Any, Any]:
     """(strategy, model) of the short runs: adaptive codecs choose their bits twice in them."""
     method = _method(strategy)
-    if type(getattr(method, "codec", None)).__name__ == "Adaptive":
+    if isinstance(method, AdaQP) and isinstance(method.codec, Adaptive):
         method = replace(method, codec=replace(method.codec, period=2, warmup=1, trace_epochs=2))
-    return method, GCN(hidden=8, num_layers=4 if hasattr(method, "check_world") else 2)  # four stages
+    return method, GCN(hidden=8, num_layers=4 if _cuts_nodes(method) else 2)  # four stages
 
 
 def worlds_of(strategy: str) -> list[int]:
     """Those it runs on."""
     method, config = _job(strategy)
-    return [w for w in WORLDS if w <= (method.max_ranks or w) and runs_on(method, w, config)]
+    return [w for w in WORLDS if runs_on(method, w, config, epochs=SHORT)]
 
 
 def short_losses(strategy: str, world: int) -> list[float]:

@@ -39,7 +39,7 @@ def table(corner: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) ->
 
 
 def world_of(strategy: Any) -> int:
-    return min(WORLD, strategy.max_ranks or WORLD)
+    return min(WORLD, strategy.capabilities.max_ranks or WORLD)
 
 
 def attempt(run: Callable[[], float]) -> str:
@@ -109,7 +109,7 @@ def overlaps_table(strategies: Sequence[str]) -> str:
         hint = typing.get_type_hints(type(strategy)).get("overlap")
         found = [f"`{o}`: {_with(strategy, model, overlap=o)}" for o in typing.get_args(hint)]
         cached = attempt(lambda s=strategy: gradient_error(s, model, first_layer="cached"))
-        ranks = str(strategy.max_ranks or "any")
+        ranks = str(strategy.capabilities.max_ranks or "any")
         exactness = ", ".join(sorted(chosen("strategy", name).exactness))
         rows.append([f"`{name}`", exactness, ranks, "; ".join(found) or "-", cached])
     return table("strategy", ["as it comes", "ranks", "`overlap`", "`first_layer=cached`"], rows)

@@ -295,6 +295,13 @@ class Plan:
         )
 
     @staticmethod
+    def size(file: Path) -> tuple[int, int]:
+        """(ranks, layers) of the plan in a file."""
+        with clear(file):
+            data = Plan.data(file)
+            return sum(map(len, data["mesh"])), int(data["layers_of"][-1][1])
+
+    @staticmethod
     def data(file: Path) -> dict[str, Any]:
         """What stands in plan.json, its keys and their kinds checked; ValueError where it is no plan."""
         with clear(file):

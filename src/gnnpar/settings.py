@@ -204,7 +204,18 @@ def build_settings(config: Mapping[str, Any], names: Mapping[str, str], study: s
     values = _construct_values(Settings, config, path="", skip=NOT_KEYS)
     for name in ("data_dir", "cache_dir"):
         values[name] = values[name].expanduser().absolute()
+    _check_strategy(values["strategy"], names)
     return Settings(**values, names=dict(names), resolved=_plain(config), study=study)
+
+
+def _check_strategy(strategy: object, names: Mapping[str, str]) -> None:
+    """Refuse a class that lacks a member of the Protocol: it may be of the user's own folder."""
+    from gnnpar.parallel.strategy import check_members  # imports torch, which the module of a strategy has done
+
+    try:
+        check_members(strategy)
+    except ValueError as error:
+        raise ConfigError(f"strategy={names.get('strategy')}: {error}") from error
 
 
 def with_plan(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> tuple[dict, dict]:
@@ -381,7 +392,7 @@ def _locate(target: str, path: str) -> Any:
     module_name, _, name = current(str(target)).rpartition(".")
     try:
         return getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"{_join(path, '_target_')}={target} cannot be imported: {error}") from error
 
 

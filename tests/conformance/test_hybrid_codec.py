@@ -100,7 +100,7 @@ def test_what_it_says_and_refuses():
         Hybrid(codec=Adaptive())
     assert "\n" not in str(refused.value)
     with pytest.raises(ValueError, match=r"^codec=drop is for rows between the parts .*strategy\.parts=1"):
-        GNNPipe(codec=Drop()).check_world(2, 4)
+        GNNPipe(codec=Drop()).check(2, 4, 2)
 
 
 def test_codec_is_never_ignored():

@@ -130,7 +130,7 @@ def test_fanout_is_a_number_a_layer_whatever_a_layer_has(config, fanout, hops, m
     train_in_threads(Minibatch(fanout=fanout, batch_size=8), config, small_graph(), world=1, epochs=1)
     assert asked == [hops]
     with pytest.raises(ValueError, match=f"numbers, but the model {config.num_layers} layers"):
-        Minibatch(fanout=(3,) * (config.num_layers + 1)).check_world(1, config.num_layers)
+        Minibatch(fanout=(3,) * (config.num_layers + 1)).check(1, config.num_layers, 2)
 
 
 @pytest.mark.parametrize("agg", [Sum(), Generic(value=lambda src, dst, edge, shared: src[0] * edge[0])])

@@ -159,7 +159,7 @@ def test_the_clipped_norm_is_that_of_all_stages():
 )
 def test_what_cannot_run_is_refused_in_one_line(rules, world, layers, line):
     with pytest.raises(ValueError, match=line.replace(".", r"\.")) as refused:
-        Hybrid(**{"parts": 1, **rules}).check_world(world, layers)
+        Hybrid(**{"parts": 1, **rules}).check(world, layers, 2)
     assert "\n" not in str(refused.value)
 
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from composing import configured, names
 from gnnpar.data.dataset import Dataset
+from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.verify.conformance import train_in_threads
+from gnnpar.verify.conformance import EPOCHS, train_in_threads
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 MODELS = {name: configured("model", name, "model.hidden=4", "model.num_layers=2") for name in names("model")}
@@ -60,7 +61,7 @@ def graphs(draw: st.DrawFn) -> Dataset:
 def _takes(strategy: Any, ranks: int) -> bool:
     """Does it run two layers on so many ranks?"""
     try:
-        getattr(strategy, "check_world", lambda *_: None)(ranks, 2)
+        strategy.check(ranks, 2, EPOCHS)
     except ValueError:
         return False
     return True
@@ -71,7 +72,7 @@ def runs(draw: st.DrawFn) -> tuple[Dataset, str, Any, int, Given, str]:
     """(graph, model, strategy, ranks, partition without empty parts, first_layer)."""
     dataset = draw(graphs())
     strategy = STRATEGIES[draw(st.sampled_from(sorted(STRATEGIES)))]
-    most = min(4, dataset.num_nodes, strategy.max_ranks or 4)
+    most = min(4, dataset.num_nodes, strategy.capabilities.max_ranks or 4)
     world = draw(st.sampled_from([ranks for ranks in range(1, most + 1) if _takes(strategy, ranks)]))
     parts = world
     if isinstance(strategy, SAR):
@@ -80,12 +81,12 @@ def runs(draw: st.DrawFn) -> tuple[Dataset, str, Any, int, Given, str]:
         if world == 1 and dataset.num_nodes > 1 and draw(st.booleans()):
             parts = draw(st.integers(2, min(4, dataset.num_nodes)))
             strategy = replace(strategy, logical_parts=parts)
-    elif hasattr(strategy, "overlap"):
+    elif isinstance(strategy, GraphParallel):
         strategy = replace(strategy, overlap=draw(st.sampled_from(["none", "edges", "central_marginal"])))
     rest = draw(st.lists(st.integers(0, parts - 1), min_size=dataset.num_nodes - parts, max_size=dataset.num_nodes))
     owners = draw(st.permutations([*range(parts), *rest[: dataset.num_nodes - parts]]))
-    refuses = hasattr(strategy, "chunks") or hasattr(strategy, "fanout")
-    first_layer = "live" if refuses else draw(st.sampled_from(["live", "cached"]))
+    layers = ["live", "cached"] if strategy.capabilities.cached_first_layer else ["live"]
+    first_layer = draw(st.sampled_from(layers))
     return dataset, draw(st.sampled_from(sorted(MODELS))), strategy, world, Given(tuple(owners)), first_layer
 
 

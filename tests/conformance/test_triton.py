@@ -22,7 +22,7 @@ MODELS = {
 def test_training_on_triton_kernels_equals_the_specification(monkeypatch, strategy, model):
     limit = configured("strategy", strategy).exact_limit()
     config = configured("model", model, "model.hidden=8", "model.num_layers=2", *MODELS[model])
-    data, world = small_graph(), min(limit.max_ranks or 2, 2)
+    data, world = small_graph(), min(limit.capabilities.max_ranks or 2, 2)
     runs = {}
     for body in ("triton", "naive"):
         monkeypatch.setenv("GNNPAR_KERNELS", body)

@@ -37,7 +37,7 @@ def undisturbed(folder: Path, profile: Path, *overrides: str) -> Path:
 
 
 def check_survives(tmp_path: Path, capsys: pytest.CaptureFixture[str], strategy: str, draw: random.Random) -> None:
-    size = compose([f"strategy={strategy}"]).strategy.max_ranks or 2
+    size = compose([f"strategy={strategy}"]).strategy.capabilities.max_ranks or 2
     rank, epoch, delay = draw.randrange(size), draw.randrange(7), draw.choice([0.0, draw.random() * 0.02])
     plan = Saboteur(epoch=epoch, rank=rank, marker=tmp_path / "done", delay=delay)
     outcome = sabotaged(tmp_path / "killed", plan, *strategy_of(strategy))
@@ -60,7 +60,7 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, capsys) -> None:
 def test_ten_kills_in_one_run_change_nothing(tmp_path: Path, capsys, strategy: str) -> None:
     """kill -9 of any rank after any epoch, or a little later, ten times over: the same hashes as undisturbed."""
     draw = random.Random(strategy)
-    size = compose([f"strategy={strategy}"]).strategy.max_ranks or 2
+    size = compose([f"strategy={strategy}"]).strategy.capabilities.max_ranks or 2
     strikes = tuple(
         (epoch, draw.randrange(size), draw.choice([0.0, draw.random() * 0.02]))
         for epoch in sorted(draw.sample(range(26), 10))

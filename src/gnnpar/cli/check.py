@@ -36,11 +36,12 @@ def run(argv: list[str], compose: Compose) -> int:
     models = chosen[-1].split(",") if chosen else model_names()
     settings = {name: compose([*rest, f"model={name}"]) for name in models}
     first = next(iter(settings.values()))
-    if (limit := getattr(first.strategy, "max_ranks", None)) is not None:
-        worlds = tuple(world for world in worlds if world <= limit)
     from gnnpar.verify import conformance
 
-    cases = conformance.check(first.strategy, {name: s.model for name, s in settings.items()}, worlds=worlds)
+    try:
+        cases = conformance.check(first.strategy, {name: s.model for name, s in settings.items()}, worlds=worlds)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     show(cases, first.names.get("strategy", "?"))
     failed = sum(not case.passed for case in cases)
     say(f"{len(cases) - failed} of {len(cases)} cases pass")

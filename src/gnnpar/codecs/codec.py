@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -97,6 +97,21 @@ class CodecConfig(Protocol):
     @property
     def exactness(self) -> frozenset[Exactness]: ...
     def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec: ...
+
+
+@runtime_checkable
+class Periodic(Protocol):
+    """A configuration that chooses anew every so many epochs."""
+
+    def check_run(self, epochs: int) -> None:
+        """Refuse a run of too few epochs."""
+        ...
+
+
+def check_epochs(config: CodecConfig, epochs: int) -> None:
+    """Refuse a codec that cannot run for so few epochs."""
+    if isinstance(config, Periodic):
+        config.check_run(epochs)
 
 
 def codec_of_lists(

@@ -1,7 +1,8 @@
-"""What the runner sees of a strategy: pure configuration with two methods, plan and build."""
+"""What the rest sees of a strategy: a configuration that says what it can do, plans on rank 0 and builds an engine."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from gnnpar.codecs.codec import Exactness
 from gnnpar.comm import Communicator
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import Task
+from gnnpar.folds.aggregator import Aggregator
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
 from gnnpar.partition.manifest import Manifest
@@ -74,21 +76,42 @@ class Workload:
         return Plan(placement, (policy,) * self.num_layers, hashes=shards.hashes, statistics=shards.statistics)
 
 
-class Strategy(Protocol):
-    """Implemented by frozen, keyword-only dataclasses: fields = YAML keys.
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a strategy can do, as it is configured.
 
-    One whose plan is `flat_plan` of a part a rank may say `from_shards = True`: then it runs from shards on disk.
+    `max_ranks`: the most ranks it can use; None: any number. `from_shards`: it runs from shards on disk, because its
+    plan is `flat_plan` of one part a rank. `chunks`: the nodes of a rank may be cut into chunks, one after the other in
+    time. `folds`: aggregators it can carry; None: any. `cached_first_layer`: it runs with first_layer=cached.
+    `replicated_weights`: every rank holds all parameters, so there is one stage. `crosses_epochs`: rows of one epoch
+    are read in a later one. `plans_again`: after the warm-up, with what was measured. `less_memory`: number of ranks ->
+    the settings of this strategy that need less memory.
     """
+
+    max_ranks: int | None = None
+    from_shards: bool = False
+    chunks: bool = False
+    folds: tuple[type[Aggregator], ...] | None = None
+    cached_first_layer: bool = True
+    replicated_weights: bool = True
+    crosses_epochs: bool = False
+    plans_again: bool = False
+    less_memory: Callable[[int], str] | None = None
+
+
+class Strategy(Protocol):
+    """Implemented by frozen, keyword-only dataclasses: fields = YAML keys."""
 
     @property
     def exactness(self) -> frozenset[Exactness]: ...
     @property
-    def max_ranks(self) -> int | None:
-        """The most ranks it can use; None: any number."""
-        ...
-
+    def capabilities(self) -> Capabilities: ...
     def exact_limit(self) -> Strategy:
         """The same strategy where it must equal the single device: itself; identity codec; one chunk."""
+        ...
+
+    def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
+        """Refuse, by ValueError and before any rank starts, what cannot run."""
         ...
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
@@ -106,3 +129,25 @@ class Strategy(Protocol):
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine: ...
+
+
+MEMBERS = tuple(name for name in vars(Strategy) if not name.startswith("_"))
+_OLD = ("max_ranks", "from_shards")  # class attributes of 0.1.0
+
+
+def check_members(strategy: object) -> None:
+    """Refuse an object that is no Strategy; ValueError names the first member it lacks.
+
+    A class of the user's own folder enters here, so its members are looked up by name.
+    """
+    lacking = [name for name in MEMBERS if inspect.getattr_static(strategy, name, None) is None]
+    if not lacking:
+        return
+    kind = type(strategy)
+    line = f"{kind.__module__}.{kind.__qualname__} has no {lacking[0]}, which a Strategy needs"
+    if lacking[0] == "capabilities" and (old := [name for name in _OLD if hasattr(kind, name)]):
+        said = ", ".join(f"{name}=..." for name in old)
+        line += f": it has {' and '.join(old)} of gnnpar 0.1.0; replace them by capabilities = Capabilities({said})"
+    else:
+        line += f": add it ({', '.join(MEMBERS)}; gnnpar.parallel.strategy describes them)"
+    raise ValueError(line)

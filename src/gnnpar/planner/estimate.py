@@ -85,7 +85,7 @@ class Estimator:
     def estimate(self, settings: Settings, name: str) -> Estimate:
         """Of one run, by its settings."""
         strategy: Any = settings.strategy
-        ranks = min(self.count, getattr(strategy, "max_ranks", None) or self.count)
+        ranks = min(self.count, strategy.capabilities.max_ranks or self.count)
         known = Estimate(name=name, exactness=tuple(sorted(strategy.exactness)), ranks=ranks)
         number = DTYPES[settings.precision].itemsize
         try:

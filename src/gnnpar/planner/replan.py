@@ -74,7 +74,7 @@ class Replanner:
 
 def wanted(settings: Any) -> bool:
     """Is a plan compared, and made again?"""
-    return settings.plan is None and getattr(settings.strategy, "replan", False)
+    return settings.plan is None and settings.strategy.capabilities.plans_again
 
 
 def not_compared(world: World) -> str:

@@ -22,7 +22,7 @@ from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.strategy import FirstLayer, Strategy, Workload
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, Strategy, Workload
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 from gnnpar.planner.candidate import Candidate, Family, layers_of
@@ -70,14 +70,21 @@ class TAG:
     quality: tuple[Literal["exact", "rounded", "quantized", "stale"], ...] = ("exact",)
     rates: Literal["measured", "nominal"] = "measured"
     replan: bool = False
-    max_ranks = None
 
     @property
     def exactness(self) -> frozenset[Exactness]:
         return frozenset(self.quality)
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of whatever it may choose."""
+        return Capabilities(chunks=True, replicated_weights=False, plans_again=self.replan)
+
     def exact_limit(self) -> TAG:
         return replace(self, quality=("exact",), rates="nominal")
+
+    def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
+        """There is always a candidate that runs."""
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         priced = self.choose(workload, topology.num_ranks)

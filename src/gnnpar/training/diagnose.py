@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gnnpar.comm import Communicator
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.strategy import Strategy
 from gnnpar.settings import Settings
 
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Cannot allocate memory")
@@ -91,19 +92,10 @@ def out_of_memory(error: BaseException, settings: Settings, world_size: int) -> 
 
 
 def what_needs_less(settings: Settings, world_size: int) -> str:
-    """The next setting on the way down: rounds of SAR, smaller rounds, out of core, more parts of it."""
-    strategy = settings.strategy
-    if hasattr(strategy, "fanout"):
-        return "lower strategy.batch_size or strategy.fanout; a rank also holds the whole graph, strategy=sar a part"
-    parts = getattr(strategy, "logical_parts", None)
-    if parts is not None:
-        return f"set strategy.logical_parts={2 * parts}: the device holds one part of {2 * parts} at a time"
-    if hasattr(strategy, "logical_parts"):
-        if world_size > 1 and (strategy.prefetch > 0 or strategy.rounds == "one"):
-            return "set strategy.prefetch=0 strategy.rounds=peer, or strategy.logical_parts=8 world_size=1: out of core"
-        return (
-            f"set strategy.logical_parts={4 * world_size} world_size=1: out of core, one part on the device at a time"
-        )
+    """The next setting that needs less: the strategy's own, or SAR, then out of core."""
+    strategy: Strategy = settings.strategy
+    if (less_memory := strategy.capabilities.less_memory) is not None:
+        return less_memory(world_size)
     if world_size > 1:
         return (
             f"strategy=sar holds about (2 + prefetch)/{world_size} of the rows on a rank, whatever the cut; "

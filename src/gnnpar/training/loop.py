@@ -238,7 +238,7 @@ def prepare(
             shard = Shard.open(dataset, plan and plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=placement)
         shard = shard.to(device, dtype)
         del dataset
-        engine = resume.replaying(settings.strategy, start.profile, world.size).build(
+        engine = resume.replaying(settings, start.profile, world.size).build(
             plan or shared,
             shard,
             model.to(device, dtype),

@@ -55,7 +55,7 @@ def check(settings: Settings, world: World) -> None:
     if (folder := settings.shards.folder) is None:
         return
     name, manifest = settings.names.get("strategy"), read_manifest(folder)
-    if not getattr(settings.strategy, "from_shards", False):
+    if not settings.strategy.capabilities.from_shards:
         raise ConfigError(
             f"strategy={name} cuts the whole graph, which shards={folder} hold for no rank: set "
             "strategy=graph_parallel, adaqp or sar (without logical_parts), or leave shards out"

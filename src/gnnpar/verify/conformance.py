@@ -20,6 +20,7 @@ from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 from gnnpar.training.optim import SGD, Adam
 
+EPOCHS = 2
 TOLERANCE = 1e-9
 """Largest difference allowed, per tensor, relative to the reference's largest entry."""
 
@@ -110,7 +111,7 @@ def make_job(
     dataset: Dataset,
     *,
     world: int,
-    epochs: int = 2,
+    epochs: int = EPOCHS,
     seed: int = 3,
     partition: Partitioner | None = None,
     first_layer: FirstLayer = "live",
@@ -154,24 +155,30 @@ def check(
     dataset: Dataset | None = None,
     first_layer: FirstLayer = "live",
 ) -> list[Case]:
-    """Every model on every world the strategy can use, against the single device."""
+    """Every model on every world the strategy can use, against the single device.
+
+    ValueError where `exact_limit` is not exact by its own words.
+    """
     dataset = dataset or small_graph()
     limit = strategy.exact_limit()
-    most = limit.max_ranks or max(worlds)
+    if limit.exactness != {"exact"} or limit.capabilities.crosses_epochs:
+        stale = " and reads rows of earlier epochs" if limit.capabilities.crosses_epochs else ""
+        raise ValueError(f"exact_limit() of {type(strategy).__name__} is {', '.join(sorted(limit.exactness))}{stale}")
     cases = []
     for name, config in models.items():
         reference = train_in_threads(Single(), config, dataset, world=1)
-        for world in (w for w in worlds if w <= most and runs_on(limit, w, config)):
+        for world in (w for w in worlds if runs_on(limit, w, config)):
             cases.append(_case(limit, name, config, dataset, world, reference, first_layer))
     return cases
 
 
-def runs_on(strategy: Strategy, world: int, config: ModelConfig) -> bool:
+def runs_on(strategy: Strategy, world: int, config: ModelConfig, *, epochs: int = EPOCHS) -> bool:
     """Can it use so many ranks? A pipeline has no more stages than the model layers."""
-    check_world = getattr(strategy, "check_world", None)
+    limit = strategy.capabilities.max_ranks
+    if limit is not None and world > limit:
+        return False
     try:
-        if check_world is not None:
-            check_world(world, config.num_layers)
+        strategy.check(world, config.num_layers, epochs)
     except ValueError:
         return False
     return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gnnpar.codecs.adaptive.codec import for_model
-from gnnpar.codecs.codec import CodecConfig, Exactness, Identity
+from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
@@ -17,7 +17,7 @@ from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.flat import FlatEngine
 from gnnpar.parallel.halo_graph import HaloGraph, Overlap, Walk
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.strategy import FirstLayer, Workload
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, Workload
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import LayerPolicy, Plan, Topology
 
@@ -28,8 +28,7 @@ class GraphParallel:
 
     codec: CodecConfig = Identity()
     overlap: Overlap = "edges"
-    max_ranks = None
-    from_shards = True
+    capabilities = Capabilities(from_shards=True)
 
     @property
     def exactness(self) -> frozenset[Exactness]:
@@ -37,6 +36,9 @@ class GraphParallel:
 
     def exact_limit(self) -> GraphParallel:
         return replace(self, codec=Identity())
+
+    def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
+        check_epochs(self.codec, epochs)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         return workload.flat_plan(topology, LayerPolicy(mode="halo", codec=self.codec, overlap=self.overlap))

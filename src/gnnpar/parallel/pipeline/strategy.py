@@ -22,7 +22,7 @@ from annotated_types import Ge, Gt, Le
 from torch import nn
 
 from gnnpar.codecs.adaptive.codec import Adaptive
-from gnnpar.codecs.codec import CodecConfig, Exactness, Identity
+from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import Communicator
 from gnnpar.comm.mesh import Mesh
 from gnnpar.data.tasks import Task
@@ -44,7 +44,7 @@ from gnnpar.parallel.pipeline.schedule.stages import balanced, even
 from gnnpar.parallel.pipeline.slots import Slots, slot_codec
 from gnnpar.parallel.pipeline.stage import Remat
 from gnnpar.parallel.sketch import sketch
-from gnnpar.parallel.strategy import FirstLayer, Workload
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, Workload
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.chunking import Balanced, Metis, Range, chunk, chunk_statistics, quotient
 from gnnpar.partition.shard import Shard, comm_check, partition_statistics
@@ -82,7 +82,6 @@ class GNNPipe:
     boundary: CodecConfig = Identity()
     codec: CodecConfig = Identity()
     remat: Remat = "none"
-    max_ranks = None
 
     def __post_init__(self) -> None:
         if isinstance(self.boundary, Adaptive):
@@ -98,6 +97,16 @@ class GNNPipe:
         stale = frozenset[Exactness]() if self.chunks == "one" else frozenset[Exactness]({"stale"})
         lossy = (self.boundary.exactness | self.codec.exactness) - {"exact"}
         return (stale | lossy) or frozenset({"exact"})
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            chunks=True,
+            folds=(Sum,) if self.gradient == "mix" else None,
+            cached_first_layer=False,
+            replicated_weights=False,
+            crosses_epochs=self.chunks != "one",
+        )
 
     def exact_limit(self) -> GNNPipe:
         return replace(self, chunks="one", boundary=Identity(), codec=Identity())
@@ -128,7 +137,11 @@ class GNNPipe:
             )
         return chunks // parts
 
-    def check_world(self, num_ranks: int, num_layers: int) -> None:
+    def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
+        self._check_mesh(num_ranks, num_layers)
+        check_epochs(self.codec, epochs)
+
+    def _check_mesh(self, num_ranks: int, num_layers: int) -> None:
         """Refuse what no plan can be made for."""
         stages = len(self.mesh(num_ranks).ranks)
         if stages * self.virtual > num_layers:
@@ -146,7 +159,7 @@ class GNNPipe:
             )
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
-        self.check_world(topology.num_ranks, workload.num_layers)
+        self._check_mesh(topology.num_ranks, workload.num_layers)
         mesh, per_part = self.mesh(topology.num_ranks), self.chunks_per_part(topology.num_ranks)
         parts = len(mesh.ranks[0])
         data, part_of = workload.dataset, workload.part_of(parts)

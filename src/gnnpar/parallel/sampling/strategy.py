@@ -32,7 +32,7 @@ from gnnpar.parallel.sampling.neighbours import Body, sampler_of
 from gnnpar.parallel.sampling.replica import Replica, replica_of
 from gnnpar.parallel.sampling.view import Normalize
 from gnnpar.parallel.sketch import sketch
-from gnnpar.parallel.strategy import FirstLayer, Workload
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, Workload
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import LayerPolicy, Plan, Topology
@@ -53,7 +53,12 @@ class Minibatch:
     num_workers: Annotated[int, Ge(0)] = 0
     normalize: Normalize = "graph"
     sampler: Body = "auto"
-    max_ranks = None
+    capabilities = Capabilities(
+        cached_first_layer=False,
+        less_memory=lambda _: (
+            "lower strategy.batch_size or strategy.fanout; a rank also holds the whole graph, strategy=sar a part"
+        ),
+    )
 
     def __post_init__(self) -> None:
         if not self.fanout or 0 in self.fanout:
@@ -67,7 +72,10 @@ class Minibatch:
     def exact_limit(self) -> Minibatch:
         return replace(self, fanout=(-1,), batch_size=None, normalize="graph")
 
-    def check_world(self, num_ranks: int, num_layers: int) -> None:
+    def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
+        self._check_fanout(num_layers)
+
+    def _check_fanout(self, num_layers: int) -> None:
         """Refuse more numbers than the model has layers."""
         if len(self.fanout) > num_layers:
             raise ValueError(
@@ -77,7 +85,7 @@ class Minibatch:
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         """Parts are those of the evaluation; training knows none."""
-        self.check_world(topology.num_ranks, workload.num_layers)
+        self._check_fanout(workload.num_layers)
         return workload.flat_plan(topology, LayerPolicy(mode="sample"))
 
     def build(

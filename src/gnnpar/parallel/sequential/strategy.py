@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
 
-from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, row_nbytes
+from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs, row_nbytes
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
@@ -36,7 +36,7 @@ from gnnpar.parallel.sequential.prefetch import Remote
 from gnnpar.parallel.sequential.rounds import Schedule, Sizing
 from gnnpar.parallel.sequential.view import SequentialGraph
 from gnnpar.parallel.sketch import sketch
-from gnnpar.parallel.strategy import FirstLayer, Workload
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, Workload
 from gnnpar.partition.shard import Shard, split
 from gnnpar.placement import LayerPolicy, Plan, Topology
 
@@ -65,12 +65,21 @@ class SAR:
     host_dir: Path | None = None
 
     @property
-    def max_ranks(self) -> int | None:
-        return None if self.logical_parts is None else 1
+    def capabilities(self) -> Capabilities:
+        out_of_core = self.logical_parts is not None
+        return Capabilities(
+            max_ranks=1 if out_of_core else None,
+            from_shards=not out_of_core,
+            chunks=out_of_core,
+            less_memory=self._less_memory,
+        )
 
-    @property
-    def from_shards(self) -> bool:
-        return self.logical_parts is None
+    def _less_memory(self, num_ranks: int) -> str:
+        if (parts := self.logical_parts) is not None:
+            return f"set strategy.logical_parts={2 * parts}: the device holds one part of {2 * parts} at a time"
+        if num_ranks > 1 and (self.prefetch > 0 or self.rounds == "one"):
+            return "set strategy.prefetch=0 strategy.rounds=peer, or strategy.logical_parts=8 world_size=1: out of core"
+        return f"set strategy.logical_parts={4 * num_ranks} world_size=1: out of core, one part on the device at a time"
 
     @property
     def exactness(self) -> frozenset[Exactness]:
@@ -79,7 +88,19 @@ class SAR:
     def exact_limit(self) -> SAR:
         return replace(self, codec=Identity())
 
+    def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
+        self._check_ranks(num_ranks)
+        check_epochs(self.codec, epochs)
+
+    def _check_ranks(self, num_ranks: int) -> None:
+        if self.logical_parts is not None and num_ranks != 1:
+            raise ValueError(
+                f"strategy.logical_parts={self.logical_parts} puts all parts on one device, but there are "
+                f"{num_ranks} ranks: set world_size=1, or strategy.logical_parts=null."
+            )
+
     def plan(self, workload: Workload, topology: Topology) -> Plan:
+        self._check_ranks(topology.num_ranks)
         policy = LayerPolicy(
             mode="sar",
             codec=self.codec,
@@ -88,11 +109,6 @@ class SAR:
             prefetch=self.prefetch,
             backward=self.backward,
         )
-        if self.logical_parts is not None and topology.num_ranks != 1:
-            raise ValueError(
-                f"strategy.logical_parts={self.logical_parts} puts all parts on one device, but there are "
-                f"{topology.num_ranks} ranks: set world_size=1, or strategy.logical_parts=null."
-            )
         return workload.flat_plan(topology, policy, chunks=self.logical_parts)
 
     def build(

@@ -11,7 +11,7 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.flat import FlatEngine
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.strategy import FirstLayer, Workload
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, Workload
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import LayerPolicy, Plan, Topology
@@ -22,18 +22,16 @@ class Single:
     """No fields: there is nothing to choose."""
 
     exactness = frozenset[Exactness]({"exact"})
-    max_ranks = 1
-    from_shards = True
+    capabilities = Capabilities(max_ranks=1, from_shards=True)
 
     def exact_limit(self) -> Single:
         return self
 
+    def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
+        _check_ranks(num_ranks)
+
     def plan(self, workload: Workload, topology: Topology) -> Plan:
-        if topology.num_ranks != 1:
-            raise ValueError(
-                f"strategy=single runs on 1 rank, got {topology.num_ranks}: "
-                "set world_size=1 or strategy=graph_parallel."
-            )
+        _check_ranks(topology.num_ranks)
         return workload.flat_plan(topology, LayerPolicy(mode="whole"))
 
     def build(
@@ -50,3 +48,10 @@ class Single:
         cache: dict | None = {} if first_layer == "cached" else None
         view = WholeGraph(shard, Pass(seed), cache=cache)
         return FlatEngine(view=view, exact=view, shard=shard, model=model, task=task, comm=comm, seed=seed, cache=cache)
+
+
+def _check_ranks(num_ranks: int) -> None:
+    if num_ranks != 1:
+        raise ValueError(
+            f"strategy=single runs on 1 rank, got {num_ranks}: set world_size=1 or strategy=graph_parallel."
+        )

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gnnpar.comm import Communicator
-from gnnpar.settings import ConfigError, Settings, show
+from gnnpar.parallel.strategy import Strategy
+from gnnpar.settings import ConfigError, Settings, instantiate, show
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint, Say
 
@@ -42,7 +43,7 @@ class Start:
 
 def check(settings: Settings) -> None:
     """Refuse a resume=PATH that holds nothing, and plans that cannot change, before any rank starts."""
-    if getattr(settings.strategy, "replan", False) and not settings.checkpoint.keep:
+    if settings.strategy.capabilities.plans_again and not settings.checkpoint.keep:
         raise ConfigError(
             "strategy.replan=true goes on from a checkpoint, but checkpoint.keep=0 keeps none; set checkpoint.keep=1"
         )
@@ -107,17 +108,13 @@ def profile_in(folder: Path) -> Path | None:
     return file if file.exists() else None
 
 
-def replaying(strategy: Any, profile: Path | None, num_ranks: int) -> Any:
-    """The strategy with what was measured by the run it continues, where it would measure again."""
+def replaying(settings: Settings, profile: Path | None, num_ranks: int) -> Strategy:
+    """The strategy with what was measured by the run it continues, wherever its YAML has a `profile` that is null."""
     if profile is None or _ranks_of(profile) != num_ranks:
-        return strategy
-    if is_dataclass(strategy) and not isinstance(strategy, type):
-        codec: Any = getattr(strategy, "codec", None)
-        if _measures(codec):
-            strategy = replace(strategy, codec=replace(codec, profile=profile))
-        if _measures(strategy):
-            strategy = replace(strategy, profile=profile)
-    return strategy
+        return settings.strategy
+    data = settings.resolved["strategy"]
+    given = _with_profile(data, profile)
+    return settings.strategy if given == data else instantiate(given, "strategy")
 
 
 def _ranks_of(profile: Path) -> int | None:
@@ -127,9 +124,10 @@ def _ranks_of(profile: Path) -> int | None:
         return None
 
 
-def _measures(config: Any) -> bool:
-    named = is_dataclass(config) and any(f.name == "profile" for f in fields(config))
-    return named and config.profile is None  # pyright: ignore[reportAttributeAccessIssue]
+def _with_profile(tree: Any, profile: Path) -> Any:  # Any: resolved YAML
+    if not isinstance(tree, Mapping):
+        return tree
+    return {k: str(profile) if (k, v) == ("profile", None) else _with_profile(v, profile) for k, v in tree.items()}
 
 
 def identity(

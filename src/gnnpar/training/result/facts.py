@@ -17,7 +17,9 @@ import torch
 from gnnpar.aliases import with_published_targets
 from gnnpar.launch import paced
 from gnnpar.launch.namespaces import Network
+from gnnpar.parallel.strategy import Strategy
 from gnnpar.paths import checkout_dir
+from gnnpar.placement import Plan
 from gnnpar.settings import Settings
 
 WARMUP_EPOCHS = 5
@@ -58,7 +60,7 @@ def world_of(settings: Settings) -> World:
     """Decide how many ranks run, how, and with how many threads each."""
     joined = os.environ.get("RANK") is not None
     size = int(os.environ["WORLD_SIZE"]) if joined else settings.world_size
-    limit = getattr(settings.strategy, "max_ranks", None)
+    limit = settings.strategy.capabilities.max_ranks
     if limit is not None and size > limit:
         if joined:
             name = settings.names.get("strategy")
@@ -105,13 +107,12 @@ def _check(settings: Settings, device: str, how: How, size: int, local_size: int
 
 
 def check_strategy(settings: Settings, size: int) -> None:
-    """Refuse what the strategy cannot do on so many ranks, or its codec in so many epochs."""
-    check_world = getattr(settings.strategy, "check_world", None)
-    if check_world is not None and settings.plan is None and hasattr(settings.model, "num_layers"):
-        check_world(size, settings.model.num_layers)
-    check_run = getattr(getattr(settings.strategy, "codec", None), "check_run", None)
-    if check_run is not None:
-        check_run(settings.epochs)
+    """Refuse what the strategy cannot do on so many ranks, with so many layers, in so many epochs."""
+    strategy: Strategy = settings.strategy
+    if settings.first_layer == "cached" and not strategy.capabilities.cached_first_layer:
+        raise ValueError("first_layer=cached is for strategies without chunks or batches: set first_layer=live.")
+    ranks, layers = (size, settings.model.num_layers) if settings.plan is None else Plan.size(settings.plan)
+    strategy.check(ranks, layers, settings.epochs)
 
 
 def num_cores() -> int:

@@ -1,0 +1,61 @@
+"""A strategy of one's own folder that is no Strategy is refused in one line, at start-up, by every command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conftest import Run
+from gnnpar.cli import new
+
+COMMANDS = {"train": ("comm=threads", "world_size=2", "epochs=1"), "check": ("--worlds=2", "model=gcn"), "estimate": ()}
+CAPABILITIES = "    capabilities = Capabilities(cached_first_layer=False)"
+
+
+def written(folder: Path, name: str, before: str, after: str) -> None:
+    """The scaffold, one line of it changed."""
+    module = new.write("strategy", name, folder)[0]
+    text = module.read_text()
+    assert before in text
+    module.write_text(text.replace(before, after))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_missing_member_is_named(run_here: Run, tmp_path: Path, command: str) -> None:
+    written(tmp_path, f"lacking_{command}", "def exact_limit", "def exactly")
+    done = run_here(command, f"strategy=lacking_{command}", *COMMANDS[command])
+    line = f"strategy=lacking_{command}: lacking_{command}.Lacking{command.capitalize()} has no exact_limit"
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.rglob("result.json"))  # no rank has started
+
+
+def test_attributes_of_0_1_0_are_told_what_became_of_them(run_here: Run, tmp_path: Path) -> None:
+    written(tmp_path, "older", CAPABILITIES, "    max_ranks = None")
+    done = run_here("train", "strategy=older", *COMMANDS["train"])
+    assert done.returncode == 2
+    assert "it has max_ranks of gnnpar 0.1.0; replace them by capabilities = Capabilities(max_ranks=...)" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_unknown_capability_is_named(run_here: Run, tmp_path: Path) -> None:
+    written(tmp_path, "unknown", CAPABILITIES, "    capabilities = Capabilities(max_rank=2)")
+    done = run_here("train", "strategy=unknown", *COMMANDS["train"])
+    assert done.returncode == 2
+    assert "unexpected keyword argument 'max_rank'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_exact_limit_that_is_not_exact_is_refused(run_here: Run, tmp_path: Path) -> None:
+    written(tmp_path, "inexact", "return replace(self, codec=Identity())", "return self")
+    done = run_here("check", "strategy=inexact", "codec=bf16", "model=gcn", "--worlds=2")
+    assert done.returncode == 2
+    assert "exact_limit() of Inexact is rounded" in done.stderr
+
+
+def test_a_first_layer_that_cannot_be_kept_is_refused_before_ranks_start(run_here: Run, tmp_path: Path) -> None:
+    done = run_here("train", "strategy=gnnpipe", "first_layer=cached", *COMMANDS["train"])
+    assert done.returncode == 2
+    assert "first_layer=cached is for strategies without chunks or batches: set first_layer=live" in done.stderr
