@@ -40,7 +40,7 @@ def run_world(kind: Kind, size: int, body: Callable[[Communicator], Any], networ
 
 def _process(rank: int, size: int, folder: str, body: Callable[[Communicator], Any], network: Network | None) -> None:
     torch.set_num_threads(1)
-    enter_network(network, rank, folder)
+    enter_network(network, rank)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
     comm = connect("gloo", device=torch.device("cpu"), timeout_seconds=60, init_method=f"file://{folder}/meet")
     result = body(comm)

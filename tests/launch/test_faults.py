@@ -139,6 +139,19 @@ def test_ranks_inside_the_parent_are_interrupted_too(start, arguments: tuple[str
     assert result["status"] == "interrupted"
 
 
+def test_ranks_of_one_host_listen_to_nobody_else(start) -> None:
+    """gloo's pairs meet on the loopback interface; nothing accepts what other hosts send."""
+    run = start()
+    listening = [
+        connection.laddr.ip
+        for process in run.all
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    assert set(listening) == {"127.0.0.1"}
+
+
 def test_ranks_do_not_outlive_a_killed_parent(start) -> None:
     run = start()
     run.process.kill()

@@ -33,6 +33,11 @@ def addresses() -> dict[str, str]:
     return found
 
 
+def loopback() -> str | None:
+    """The interface by which this host reaches itself."""
+    return next((name for name, address in addresses().items() if address == "127.0.0.1"), None)
+
+
 def check_asked_for(asked: str) -> None:
     """MeetingError where GLOO_SOCKET_IFNAME=`asked` names what this host has not, or what is down."""
     there = addresses()

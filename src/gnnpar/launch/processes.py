@@ -1,4 +1,4 @@
-"""Ranks as processes of this one, started through torch's elastic launcher and started again after a loss.
+"""Ranks as processes of this one, watched, and started again after a loss.
 
 The parent alone sees Ctrl-C and SIGTERM: both are blocked in the thread that starts the ranks, which inherit that, and
 a thread beside it receives them.
@@ -6,18 +6,19 @@ a thread beside it receives them.
 
 from __future__ import annotations
 
-import logging
+import multiprocessing
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import threading
-import uuid
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.result.facts import World
 from gnnpar.training.result.result import forget, read_result
 
-_NOISY = ("torch.distributed", "torch.multiprocessing")
+_SHUTDOWN_SECONDS = 15.0
 
 
 def start(settings: Settings, world: World, run_dir: Path, facts: dict[str, Any], stop: Stop) -> None:
@@ -57,57 +58,68 @@ def start(settings: Settings, world: World, run_dir: Path, facts: dict[str, Any]
 
 
 def attempt(settings: Settings, world: World, run_dir: Path, facts: Mapping[str, Any], stop: Stop) -> None:
-    """All ranks once."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
+    """All ranks once. They find each other in a file: nothing of theirs listens but gloo, on the loopback interface."""
     scratch = Path(tempfile.mkdtemp(prefix="gnnpar-"))
     stop.file = scratch / STOP
     if stop.asked():  # before there was a file to say it in
         stop.ask()
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=world.size,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
-        monitor_interval=settings.launch.monitor_seconds,
-        start_method="spawn",
-        logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "logs")),
-        signals_to_handle="SIGHUP,SIGQUIT",
-        shutdown_timeout=15,
-    )
 
     def interrupt(signum: int, frame: object) -> None:
-        raise SignalException("interrupted", sigval=signal.SIGTERM)
+        raise KeyboardInterrupt
 
     def ask(signum: int, frame: object) -> None:
         stop.ask_within(settings.launch.grace_seconds)
 
+    handlers = {signal.SIGINT: interrupt, signal.SIGTERM: ask, signal.SIGQUIT: interrupt}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup gnnpar train` outlives its terminal
+        handlers[signal.SIGHUP] = interrupt
     watch = Watch(scratch, world.size, timeout_seconds=settings.comm.timeout_seconds)
+    job = (settings, world, str(run_dir), dict(facts), str(scratch), os.getpid())
+    spawn = multiprocessing.get_context("spawn")
+    started = [spawn.Process(target=ranks.main, args=(rank, *job), name=f"rank{rank}") for rank in range(world.size)]
     try:
-        with (
-            silence(),
-            environment(OMP_NUM_THREADS=str(world.threads_per_rank)),
-            signals_for_parent_only({signal.SIGINT: interrupt, signal.SIGTERM: ask}),
-            watch,
-        ):
-            elastic_launch(config, ranks.main)(settings, world, str(run_dir), dict(facts), str(scratch))
-    except SignalException:
-        raise KeyboardInterrupt from None
-    except ChildFailedError as error:
-        rank, process = error.get_first_failure()
-        raise RankFailed(watch.verdict or blame(rank, process.exitcode, ranks.read_failures(scratch))) from None
+        with environment(OMP_NUM_THREADS=str(world.threads_per_rank)), signals_for_parent_only(handlers), watch:
+            try:
+                for process in started:
+                    process.start()
+                failed = first_to_fail(started, settings.launch.monitor_seconds)
+            finally:
+                end(started)
+        if failed is not None:
+            code = started[failed].exitcode or 0
+            raise RankFailed(watch.verdict or blame(failed, code, ranks.read_failures(scratch)))
     finally:
         stop.file = None
         shutil.rmtree(scratch, ignore_errors=True)
     told = read_result(run_dir)
     if told is not None and told["status"] == "interrupted":
         raise KeyboardInterrupt
+
+
+def first_to_fail(started: Sequence[BaseProcess], seconds: float) -> int | None:
+    """The rank that ended first with another exit code than 0, of several the one that a signal killed; None: all have
+    done their work. A signal to this process waits for its handler for `seconds` at most."""
+    running = dict(enumerate(started))
+    while running:
+        wait([process.sentinel for process in running.values()], timeout=seconds)
+        ended = {rank: code for rank, process in running.items() if (code := process.exitcode) is not None}
+        if failed := [rank for rank, code in ended.items() if code]:
+            return min(failed, key=lambda rank: (ended[rank] >= 0 or ended[rank] == -signal.SIGABRT, rank))
+        for rank in ended:
+            del running[rank]
+    return None
+
+
+def end(started: Sequence[BaseProcess]) -> None:
+    """No rank is left: SIGTERM, and SIGKILL for those that do not follow it."""
+    there = [process for process in started if process.pid is not None]
+    for process in there:
+        process.terminate()
+    deadline = time.monotonic() + _SHUTDOWN_SECONDS
+    for process in there:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
+        process.join()
 
 
 def blame(rank: int, exit_code: int, failures: list[Failure]) -> Failure:
@@ -121,23 +133,6 @@ def blame(rank: int, exit_code: int, failures: list[Failure]) -> Failure:
         return Failure(rank, f"killed by {name}{hint}", lost=True)
     said = next((failure for failure in failures if failure.rank == rank), None)
     return replace(said, lost=True) if said else Failure(rank, f"ended with exit code {exit_code}")
-
-
-@contextmanager
-def silence() -> Iterator[None]:
-    """Elastic reports in its own words at length; the reason reaches the user in ours."""
-    names = [name for name in logging.root.manager.loggerDict if name.startswith(_NOISY)]
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gnnpar.comm import interfaces
 from gnnpar.durable import write_json_whole
 from gnnpar.launch.namespaces import INTERFACE, Network
 from gnnpar.launch.slurm import rank_on_host
@@ -73,19 +74,25 @@ def failure_of(rank: int, error: BaseException) -> Failure:
     return Failure(rank, reason_of(error), text, time.time(), secondary)
 
 
-def main(settings: Settings, world: World, run_dir: str, facts: Mapping[str, Any], scratch: str) -> None:
+def main(
+    rank: int, settings: Settings, world: World, run_dir: str, facts: Mapping[str, Any], scratch: str, parent: int
+) -> None:
     """The body of a started rank. Leaves `scratch/<rank>.json` when it fails; never prints."""
     from torch import multiprocessing
 
     # the terminal's Ctrl-C goes to the parent alone (SIGINT is blocked here); without a parent there is no run
     multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue]
-    rank, stop = int(os.environ["RANK"]), Stop(Path(scratch) / STOP)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world.size)}
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world.size)}
+    stop = Stop(Path(scratch) / STOP)
     listen_in_rank(stop)
     stack = (Path(scratch) / f"{rank}.stack").open("w")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)  # the watchdog asks a rank that hangs
     try:
-        meet = enter_network(world.network, rank, scratch)
-        train_process(settings, world, Path(run_dir), facts, init_method=meet, scratch=Path(scratch), stop=stop)
+        enter_network(world.network, rank)
+        train_process(settings, world, Path(run_dir), facts, scratch=Path(scratch), stop=stop)
     except Interrupted:
         return
     except BaseException as error:
@@ -97,14 +104,14 @@ def main(settings: Settings, world: World, run_dir: str, facts: Mapping[str, Any
         os._exit(1)
 
 
-def enter_network(network: Network | None, rank: int, scratch: str) -> str | None:
-    """Go to the rank's host before anything makes a socket; where ranks meet: in a file, for hosts share no port."""
-    if network is None:
-        return None
-    network.enter(network.host_of[rank])
-    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return f"file://{scratch}/meet-{attempt}"
+def enter_network(network: Network | None, rank: int) -> None:
+    """Before anything makes a socket: go to the rank's host, or, where all ranks are on this one, to the loopback
+    interface, unless GLOO_SOCKET_IFNAME asks for another."""
+    if network is not None:
+        network.enter(network.host_of[rank])
+        os.environ[interfaces.VARIABLE] = INTERFACE
+    elif (loopback := interfaces.loopback()) is not None:
+        os.environ.setdefault(interfaces.VARIABLE, loopback)
 
 
 def train_process(
@@ -113,7 +120,6 @@ def train_process(
     run_dir: Path,
     facts: Mapping[str, Any],
     *,
-    init_method: str | None = None,
     scratch: Path | None = None,
     stop: Stop | None = None,
     store: Any = None,
@@ -144,7 +150,7 @@ def train_process(
             backend,
             device=device,
             timeout_seconds=patience,
-            init_method=init_method,
+            init_method=f"file://{scratch}/rendezvous" if scratch else None,
             store=store,
             whereabouts=Whereabouts(scratch and scratch / f"{rank}.at"),
         )
