@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,15 @@ def test_what_a_document_names_exists(page: Path) -> None:
     missing = [span for span in paths if not is_there(span, page)]
     missing += [name for name in modules if not module_is_there(name)]
     assert sorted(missing) == []
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_the_layers_are_those_of_the_import_contract(page: str) -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
+    assert "```\n" + "\n".join(layers) + "\n```" in (ROOT / page).read_text(encoding="utf-8")
 
 
 def test_what_is_not_there_is_noticed() -> None:
