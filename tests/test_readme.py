@@ -102,6 +102,17 @@ def test_the_idea_runs() -> None:
     torch.testing.assert_close(names["aggregate"](Sum(), total, [parts[1], parts[0]]), out)
 
 
+def test_the_figure_is_drawn_by_its_script(tmp_path: Path) -> None:
+    kept = (ROOT / "docs" / "images" / "strategies.svg").read_text(encoding="utf-8")
+    assert len(kept) < 200_000
+    assert "prefers-color-scheme:dark" in kept
+    drawn = tmp_path / "drawn.svg"
+    subprocess.run([sys.executable, ROOT / "docs" / "images" / "make_walks.py", drawn], check=True, timeout=120)
+    made_by = re.compile(r"Matplotlib v[\d.]+")
+    if made_by.findall(kept) == made_by.findall(drawn.read_text(encoding="utf-8")):  # another one draws other paths
+        assert drawn.read_text(encoding="utf-8") == kept
+
+
 def without_figures(line: str) -> str:
     """A line without its numbers, its spaces and its units of time."""
     return re.sub("#(us|ms|s|min)", "#", shape(line))
