@@ -11,19 +11,21 @@ DEMO_JOB := model=gcn dataset=sbm world_size=2 epochs=50 fidelity_every=25
 
 COMPARE := outputs/compare$(if $(QUICK),-quick)
 
-.PHONY: demo compare test test-all lint bench sparse docs clean
+.PHONY: demo compare test test-documents test-studies test-all lint bench sparse docs clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo      train every strategy on the embedded dataset with 2 ranks, then compare: a table and report.html"
-	@echo "make compare   every strategy by the protocol, table, figures and page in outputs/compare; 9 hours, goes on where it was stopped"
-	@echo "               (QUICK=1: a rehearsal of ten minutes in outputs/compare-quick; STUDIES='speed cora': only these)"
-	@echo "make test      the test suite; no network, no GPU, no data"
-	@echo "make test-all  the same plus what is long"
-	@echo "make lint      ruff, pyright, import contracts"
-	@echo "make bench     benchmarks for the hardware at hand"
-	@echo "make docs      the documentation in site/, every table measured anew (1 to 2 minutes); no warnings, links checked"
-	@echo "make sparse    build the [sparse] extra against the installed torch (10 to 30 minutes)"
+	@echo "make demo           train every strategy on the embedded dataset with 2 ranks, then compare: a table and report.html"
+	@echo "make compare        every strategy by the protocol, table, figures and page in outputs/compare; 9 hours, goes on where it was stopped"
+	@echo "                    (QUICK=1: a rehearsal of ten minutes in outputs/compare-quick; STUDIES='speed cora': only these)"
+	@echo "make test           the test suite; no network, no GPU, no data"
+	@echo "make test-documents README, tutorials and site hold what they say"
+	@echo "make test-studies   tables and figures of experiments are rebuilt from their raw lines"
+	@echo "make test-all       all of these plus what is long"
+	@echo "make lint           ruff, pyright, import contracts"
+	@echo "make bench          benchmarks for the hardware at hand"
+	@echo "make docs           the documentation in site/, every table measured anew (1 to 2 minutes); no warnings, links checked"
+	@echo "make sparse         build the [sparse] extra against the installed torch (10 to 30 minutes)"
 
 # the environment: made when missing, brought up to date when pyproject.toml changes
 $(STAMP): pyproject.toml
@@ -48,7 +50,10 @@ compare: $(STAMP)
 	  exit $${failed:-0}
 
 test: $(STAMP)
-	$(PYTEST) -m "not slow and not gpu" --durations=10
+	$(PYTEST) -m "not slow and not gpu" --durations=10 --ignore tests/documents --ignore tests/studies
+
+test-documents test-studies: test-%: $(STAMP)
+	$(PYTEST) --dist load -m "not slow and not gpu" --durations=5 tests/$*
 
 test-all: $(STAMP)
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=20
