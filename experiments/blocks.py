@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import records
+
 CURVE = ("epoch", "loss/train", "metric/val", "metric/test", "time/train_seconds", "comm/total_bytes_so_far")
 Jobs = Mapping[str, Sequence[str]]  # name -> overrides of `gnnpar train`
 
@@ -26,12 +28,12 @@ def run(jobs: Jobs, *, blocks: Iterable[int], common: Sequence[str], out: Path, 
     blocks = list(blocks)
     if whole:
         keep_whole(jobs, blocks, out)
-    done = {(row["block"], row["job"]) for row in read(out)}
+    done = {(row["block"], row["job"]) for row in records.read(out)}
     todo = [(block, name) for block in blocks for name in shuffled(jobs, block) if (block, name) not in done]
     clock = Clock(len(todo))
     for block, name in todo:
         row = {"block": block, "job": name, **train([*common, *jobs[name], f"block={block}"], failures=whole)}
-        append(out, [row])
+        records.append(out, [row])
         median = row["result"]["epoch_seconds"]["median"]
         said = f"{median:.4f} s an epoch" if median is not None else f"failed: {row['result']['error']}"
         clock.tell(f"block {block} {name}: {said}")
@@ -39,14 +41,14 @@ def run(jobs: Jobs, *, blocks: Iterable[int], common: Sequence[str], out: Path, 
 
 def keep_whole(jobs: Jobs, blocks: Iterable[int], out: Path) -> None:
     """Leaves out the lines of blocks in which a job is missing."""
-    rows = read(out)
+    rows = records.read(out)
     of_block: dict[int, set[str]] = {}
     for row in rows:
         of_block.setdefault(row["block"], set()).add(row["job"])
     torn = {block for block in blocks if block in of_block and not of_block[block] >= set(jobs)}
     if torn:
         print(f"{out.name}: blocks {', '.join(map(str, sorted(torn)))} lack runs and begin again", flush=True)
-        replace(out, "".join(json.dumps(row) + "\n" for row in rows if row["block"] not in torn))
+        records.replace(out, [row for row in rows if row["block"] not in torn])
 
 
 def shuffled(jobs: Jobs, block: int) -> list[str]:
@@ -56,14 +58,14 @@ def shuffled(jobs: Jobs, block: int) -> list[str]:
 def sweep(jobs: Jobs, *, common: Sequence[str], out: Path, failures: bool = False, at_once: int = 1) -> None:
     """Every job as a multirun, where times do not matter: its runs, `at_once` at a time, are block 0 to the last."""
     common = [*common, "hydra/launcher=parallel", f"hydra.launcher.n_jobs={at_once}"] if at_once > 1 else common
-    done = {row["job"] for row in read(out)}
+    done = {row["job"] for row in records.read(out)}
     todo = [name for name in jobs if name not in done]
     clock = Clock(len(todo))
     for name in todo:
         with tempfile.TemporaryDirectory() as folder:
             call(["-m", *common, *jobs[name], f"hydra.sweep.dir={folder}"], failures=failures)
             found = sorted((file.parent for file in Path(folder).rglob("result.json")), key=lambda f: int(f.name))
-            append(out, [{"block": i, "job": name, **collected(f)} for i, f in enumerate(found)])
+            records.append(out, [{"block": i, "job": name, **collected(f)} for i, f in enumerate(found)])
         clock.tell(f"{name}: {len(found)} runs")
 
 
@@ -77,18 +79,6 @@ class Clock:
         self.done += 1
         left = (time.perf_counter() - self.began) / self.done * (self.total - self.done)
         print(f"{self.done}/{self.total} {what}, {left:.0f} s left", flush=True)
-
-
-def append(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """In one write: whatever ends the process, all of them or none; another study may write there, too."""
-    with out.open("ab", buffering=0) as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
-
-
-def replace(out: Path, text: str) -> None:
-    scratch = out.with_suffix(".part")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(out)
 
 
 def train(overrides: Sequence[str], *, failures: bool = False) -> dict[str, Any]:
@@ -115,12 +105,6 @@ def collected(folder: Path) -> dict[str, Any]:
     lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
     rows = [row for row in map(json.loads, lines) if "metric/val" in row]
     return {"result": result, "curve": [{key: row.get(key) for key in CURVE} for row in rows]}
-
-
-def read(file: Path) -> list[dict[str, Any]]:
-    if not file.exists():
-        return []
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def unpack(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Path]:

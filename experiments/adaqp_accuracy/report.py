@@ -4,7 +4,6 @@ Differences are paired by seed; "not inferior" is protocol rule 12 with a margin
 passes too, the dataset cannot carry the claim. Targets are the exact runs' mean best validation less one deviation.
 """
 
-import json
 import math
 import statistics
 import sys
@@ -15,6 +14,10 @@ from typing import Any
 from gnnpar.report.statistics import mean, non_inferiority
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import records
+
 MARGIN = 0.3
 Runs = dict[int, dict[str, Any]]  # by seed
 
@@ -91,7 +94,7 @@ def late_error(run: dict[str, Any]) -> float:
 
 def main(path: Path) -> None:
     cells: dict[tuple[str, str, int], dict[str, Runs]] = defaultdict(lambda: defaultdict(dict))
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = records.read(path)
     for row in rows:  # a later run of the same cell replaces an earlier one
         cells[row["dataset"], row["model"], row["ranks"]][row["codec"]][row["seed"]] = row
     print(f"{rows[-1]['processor']}, {rows[-1]['cores']} cores, torch {rows[-1]['torch']}, {rows[-1]['session'][:10]}")

@@ -11,14 +11,19 @@ Ranks are threads: the numerics and the bytes of processes, no statement on time
 import argparse
 import copy
 import datetime
-import json
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import records
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import Drop, Identity
@@ -34,7 +39,6 @@ from gnnpar.settings import Settings
 from gnnpar.training.evaluate import evaluate, fidelity
 from gnnpar.training.result.facts import commit, processor
 
-HERE = Path(__file__).parent
 SHARED = HERE.parents[2] / "shared" / "data"
 PERIOD = 20
 CODECS: dict[str, Any] = {
@@ -148,8 +152,7 @@ def main() -> None:
                 for codec in options.codecs or codecs:
                     row = {"dataset": name, "model": model, "codec": codec, "seed": seed, "epochs": epochs}
                     row = stamp | row | run(settings, dataset, plan, CODECS[codec])
-                    with out.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(row) + "\n")
+                    records.append(out, [row])
                 minutes = (time.perf_counter() - began) / 60
                 print(
                     f"{name} {model} seed {seed}: {len(options.codecs or codecs)} runs, {minutes:.1f} min so far",

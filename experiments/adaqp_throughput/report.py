@@ -4,7 +4,6 @@ Ratios form inside a block (mean epoch of vanilla over mean epoch of the mode, r
 and bootstrap interval over blocks.
 """
 
-import json
 import statistics
 import sys
 from collections import defaultdict
@@ -18,6 +17,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pictures
+import records
 import reports
 
 PARTS = {
@@ -148,7 +148,7 @@ def by(rows: Rows, *keys: str) -> dict[tuple, Rows]:
 
 def main() -> None:
     options = reports.asked(HERE, file="results.jsonl")
-    rows = [json.loads(line) for line in options.file.read_text(encoding="utf-8").splitlines()]
+    rows = records.read(options.file)
     last = max(row["session"] for row in rows)
     rows = [row for row in rows if row["session"] == last]
     print(f"session {last}: {rows[0]['processor']}, {rows[0]['cores']} cores, torch {rows[0]['torch']}, paced links")

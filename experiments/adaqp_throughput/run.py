@@ -10,7 +10,6 @@ modes take turns on that link, in blocks of random order, and once more on links
 
 import argparse
 import datetime
-import json
 import os
 import random
 import statistics
@@ -23,7 +22,9 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[1] / "tests")]
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "tests")]
+
+import records
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import BFloat16
@@ -202,8 +203,7 @@ def main() -> None:
                 "load": os.getloadavg()[0],
                 "oversubscribed": options.ranks > (os.cpu_count() or 1),
             }
-            with out.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps({**stamp, **row}) + "\n" for row in rows)
+            records.append(out, [{**stamp, **row} for row in rows])
             minutes = (time.perf_counter() - began) / 60
             print(f"{name} at {gbps:.4f} Gbit/s: share {stamp['share']:.1%}, {minutes:.1f} min so far", flush=True)
     print(f"{out.name} written; now report.py", flush=True)

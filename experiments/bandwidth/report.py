@@ -9,6 +9,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 import pictures
+import records
 import reports
 
 from gnnpar.report.statistics import Estimate, geometric_mean
@@ -25,7 +26,7 @@ Cells = Mapping[tuple[str, float], Estimate]  # (strategy, Gbit/s) -> over block
 
 def load() -> tuple[Cells, Cells]:
     """Seconds an epoch, and how many times as fast as vanilla in the same block."""
-    rows = blocks.read(HERE / "results.jsonl")
+    rows = records.read(HERE / "results.jsonl")
     seconds: dict[tuple[str, float], list[float]] = {}
     for row in rows:
         rate, _, name = row["job"].partition(" ")

@@ -9,9 +9,8 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from studies import BASELINES, DEEP, TIMED, TRAINED
-
 from gnnpar.report.statistics import Verdict, geometric_mean, mean, non_inferiority
+from studies import BASELINES, DEEP, TIMED, TRAINED
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]

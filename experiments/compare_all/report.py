@@ -12,15 +12,15 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import blocks
 import figures
 import glance
+import records
 import tables
 from cells import VERDICTS, Cells, Rows, best_baseline, by_cell, differences, points, speedups, verdicts
-from studies import QUICK, STUDIES, Study
 
 from gnnpar.report.formatting import interval
 from gnnpar.report.statistics import mean, non_inferiority
+from studies import QUICK, STUDIES, Study
 
 FIGURES = ("figure.svg", "datasets.svg", "target.svg")
 TRIALS = ("| strategy | as it comes | tuned | gain | over single, both tuned | verdict |", "|" + "---|" * 6)
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write report.html, a page a study, table.md")
     options = parser.parse_args()
     studies = {study.name: study for study in (QUICK if options.quick else STUDIES)}
-    read = {name: blocks.read(options.folder / f"{name}.jsonl") for name in studies}
+    read = {name: records.read(options.folder / f"{name}.jsonl") for name in studies}
     found = {name: in_order(rows, studies[name]) for name, rows in read.items() if rows}
     if not found:
         raise SystemExit(f"no lines of a study in {options.folder}; run.py writes them")

@@ -22,11 +22,12 @@ SHARED = HERE.parents[2] / "shared" / "data"
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import blocks
-from studies import QUICK, SEEDS, STUDIES, TUNED, Study
+import records
 
 from gnnpar.launch.paced import trial
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.facts import num_cores
+from studies import QUICK, SEEDS, STUDIES, TUNED, Study
 
 paced = functools.cache(trial)  # whether links can be shaped here
 
@@ -90,7 +91,7 @@ def main() -> None:
     studies, broken = chosen(options.studies, options.quick), []
     for i, study in enumerate(studies):
         why = lacks(study, options.data_dir)
-        there = len(blocks.read(options.out / f"{study.name}.jsonl"))
+        there = len(records.read(options.out / f"{study.name}.jsonl"))
         after = sum(other.minutes for other in studies[i + 1 :])
         left = f"all take about {study.minutes} minutes, what follows {after}" if why is None else f"skipped: {why}"
         print(

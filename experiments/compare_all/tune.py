@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import blocks
+import records
 
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError, closest
@@ -49,7 +50,7 @@ def tuned(job: list[str], *, space: str, trials: int, seed: int, out: Path) -> l
     keys = space_of(space, job)
     file = out if out.suffix == ".jsonl" else out / "trials.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
-    name, known, began, tried = " ".join(job), blocks.read(file), time.perf_counter(), 0
+    name, known, began, tried = " ".join(job), records.read(file), time.perf_counter(), 0
     if there := sum((row["job"], row["seed"]) == (name, seed) for row in known):
         print(f"{there} trials of it are in {file} already", flush=True)
     found: list[dict[str, Any]] = []
@@ -60,8 +61,7 @@ def tuned(job: list[str], *, space: str, trials: int, seed: int, out: Path) -> l
             row, tried = asked | attempt([*job, *asked["overrides"]], FIRST_SEED + seed), tried + 1
             if trial == 0 and row["error"]:  # the job itself is wrong: nothing of it is kept
                 raise SystemExit(row["error"])
-            with file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(row) + "\n")
+            records.append(file, [row])
             report(row, trials, found, (time.perf_counter() - began) / tried)
         found.append(row)
     best = chosen(found)

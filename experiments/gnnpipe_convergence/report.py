@@ -16,8 +16,8 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import blocks
 import pictures
+import records
 import reports
 
 from gnnpar.report.statistics import mean, non_inferiority
@@ -116,7 +116,7 @@ def curve(runs: Runs, key: str) -> tuple[list[int], list[float]]:
 
 def main() -> None:
     options = reports.asked(HERE, file="results.jsonl")
-    cells = cells_of(blocks.read(options.file))
+    cells = cells_of(records.read(options.file))
     for (study, model), variants in cells.items():
         exact = variants["exact"]
         settings = next(iter(exact.values()))["result"]["settings"]["model"]

@@ -1,6 +1,5 @@
 """Table and figure of README.md from results.jsonl: `python experiments/gnnpipe_memory/report.py [--figure FILE]`."""
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +8,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pictures
+import records
 import reports
 
 DEPTHS = (8, 16, 32)
@@ -18,8 +18,7 @@ Rows = dict[tuple[str, str], dict[int, dict]]
 
 def load() -> Rows:
     rows: Rows = {}
-    for line in (HERE / "results.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in records.read(HERE / "results.jsonl"):
         rows.setdefault((row["model"], row["remat"] or row["strategy"]), {})[row["layers"]] = row
     return rows
 

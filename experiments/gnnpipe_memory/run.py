@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import records
+
 MODELS = ("gcn", "resgcn", "gat")
 DEPTHS = (8, 16, 32)
 SWEEPS = (
@@ -58,9 +62,8 @@ def sweep(asked: tuple[str, ...]) -> list[dict[str, Any]]:
 def main() -> None:
     rows = {(r["model"], r["layers"], r["strategy"], r["remat"]): r for asked in SWEEPS for r in sweep(asked)}
     variants = (("single", None), *(("gnnpipe", remat) for remat in ("none", "layer", "chunk")))
-    with (HERE / "results.jsonl").open("w", encoding="utf-8") as file:
-        for model, variant, depth in itertools.product(MODELS, variants, DEPTHS):
-            file.write(json.dumps(rows[model, depth, *variant]) + "\n")
+    listed = itertools.product(MODELS, variants, DEPTHS)
+    records.replace(HERE / "results.jsonl", [rows[model, depth, *variant] for model, variant, depth in listed])
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import blocks
+import records
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("file", nargs="?", type=Path, default=HERE / "results.jsonl")
-    rows = [row for row in blocks.read(parser.parse_args().file) if row["kind"] == "cell"]
+    rows = [row for row in records.read(parser.parse_args().file) if row["kind"] == "cell"]
     if not rows:
         raise SystemExit("no cell is measured yet: run.py goes on where it was stopped")
     cells: dict[tuple, list[dict]] = {}

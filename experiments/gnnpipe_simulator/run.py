@@ -28,6 +28,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import blocks
+import records
 
 from gnnpar.parallel.pipeline.schedule.generate import fill_drain
 from gnnpar.parallel.pipeline.schedule.simulate import Link, simulate
@@ -130,13 +131,13 @@ def main() -> None:
     out = HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
     depths, chunk_counts, rates = ((4,), (4,), (None,)) if options.smoke else (DEPTHS, CHUNKS, RATES)
     nodes = 600 if options.smoke else options.nodes
-    done = blocks.read(out)
+    done = records.read(out)
     profiles = {(row["layers"], row["chunks"]): row for row in done if row["kind"] == "profile"}
     for layers, chunks in itertools.product(depths, chunk_counts):
         if (layers, chunks) not in profiles:
             found = {"kind": "profile", "layers": layers, "chunks": chunks, **profile(layers, chunks, nodes)}
             profiles[layers, chunks] = found
-            append(out, found)
+            records.append(out, [found])
             print(f"profile of {layers} layers, {chunks} chunks", flush=True)
     cells = list(itertools.product(depths, chunk_counts, rates, range(REPEATS)))
     random.Random(0).shuffle(cells)
@@ -147,14 +148,9 @@ def main() -> None:
         row = {"kind": "cell", "layers": layers, "chunks": chunks, "rate": rate, "repeat": repeat}
         row["predicted"] = predict(profiles[layers, chunks], chunks, rate)
         row |= measure(layers, chunks, nodes, rate)
-        append(out, row)
+        records.append(out, [row])
         measured = row["epoch_seconds"]["median"]
         print(f"{number}/{len(cells)}: {row['predicted']:.4f} s predicted, {measured:.4f} s measured", flush=True)
-
-
-def append(out: Path, row: dict[str, Any]) -> None:
-    with out.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 import pictures
+import records
 import reports
 
 from gnnpar.report.statistics import geometric_mean
@@ -122,7 +123,7 @@ def draw(rows: Rows, file: Path) -> None:
 
 def main() -> None:
     options = reports.asked(HERE, file="results.jsonl")
-    rows = blocks.read(options.file)
+    rows = records.read(options.file)
     shares = {}
     for job in sorted({row["job"] for row in rows if row["job"].endswith(f"; {BASE}")}):
         mine = results(rows, job)

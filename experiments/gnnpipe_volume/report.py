@@ -1,6 +1,5 @@
 """Tables and figure of README.md: `python experiments/gnnpipe_volume/report.py [FILE] [--figure FILE]`."""
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pictures
+import records
 import reports
 
 Rows = dict[tuple[str, int, str], dict[str, Any]]
@@ -108,11 +108,11 @@ def main() -> None:
     options = reports.asked(HERE, file="results.jsonl")
     print("\n".join(paper_table()))
     print(f"\n48 volumes: the largest deviation beyond rounding is {max(deviations()):.2%}\n")
-    if not options.file.exists():
+    measured = records.read(options.file)
+    if not measured:
         print(f"{options.file.name} is not there: run.py measures sbm")
         return
-    lines = options.file.read_text(encoding="utf-8").splitlines()
-    rows = {(row["model"], row["layers"], row["strategy"]): row for row in map(json.loads, lines)}
+    rows = {(row["model"], row["layers"], row["strategy"]): row for row in measured}
     print("\n".join(measured_table(rows)))
     draw(rows, options.figure)
 

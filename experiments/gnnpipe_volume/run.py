@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import records
+
 RANKS = 4
 STRATEGIES = {
     "graph_parallel": ("strategy=graph_parallel",),
@@ -65,12 +69,11 @@ def main() -> None:
     cells = list(itertools.product(MODELS, DEPTHS, STRATEGIES))
     cells = [cells[0], cells[1]] if smoke else cells
     out = HERE / ("smoke.jsonl" if smoke else "results.jsonl")
-    with out.open("w", encoding="utf-8") as file:
-        for number, (model, depth, strategy) in enumerate(cells, 1):
-            row = cell(model, depth, strategy)
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            print(f"{number}/{len(cells)} {model} {depth} layers {strategy}: {row['bytes_per_epoch']['total']}")
+    records.replace(out, [])
+    for number, (model, depth, strategy) in enumerate(cells, 1):
+        row = cell(model, depth, strategy)
+        records.append(out, [row])
+        print(f"{number}/{len(cells)} {model} {depth} layers {strategy}: {row['bytes_per_epoch']['total']}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import blocks
+import records
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class Pair:
 def read(predictions: Path, results: Path) -> list[Pair]:
     """Of configurations that were launched, in the order of the list."""
     launches, peaks = defaultdict(list), defaultdict(list)
-    for row in blocks.read(results):
+    for row in records.read(results):
         launches[row["job"]].append(row["result"]["epoch_seconds"]["median"])
         if all(row["result"]["peak_bytes"] or [None]):
             peaks[row["job"]].append(max(row["result"]["peak_bytes"]))
-    said = [row for row in blocks.read(predictions) if row["job"] in launches]
+    said = [row for row in records.read(predictions) if row["job"] in launches]
     return [Pair(s, tuple(launches[s["job"]]), max(peaks[s["job"]], default=None)) for s in said]
 
 

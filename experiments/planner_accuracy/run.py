@@ -10,7 +10,6 @@ Needs root and iproute2 for the shaped links.
 """
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -23,6 +22,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import blocks
+import records
 from cells import CELLS, SMOKE, Cell
 
 from gnnpar.cli.plan import strategy_yaml
@@ -86,14 +86,13 @@ def folder_of(job: str) -> str:
 
 def predictions(file: Path, cells: Sequence[Cell], plans: Path) -> list[dict[str, Any]]:
     """Of all cells, made once: what is in the file stands."""
-    known = {row["job"]: row for row in blocks.read(file)}
+    known = {row["job"]: row for row in records.read(file)}
     for cell in cells:
         if all(f"{cell.name}; {label}" in known for label in cell.candidates):
             continue
         for row in predict(cell, plans, plans / "cache"):
             known[row["job"]] = row
-            with file.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(row) + "\n")
+            records.append(file, [row])
             print(f"{row['job']}: {1e3 * row['epoch_seconds']:.1f} ms predicted", flush=True)
     return list(known.values())
 
@@ -123,7 +122,7 @@ def main() -> None:
         return
     cell_of = {f"{cell.name}; {label}": cell for cell in cells for label in cell.candidates}
     said = [row for row in said if row["job"] in cell_of]
-    done = {(row["block"], row["job"]) for row in blocks.read(out)}
+    done = {(row["block"], row["job"]) for row in records.read(out)}
     count = 1 if options.smoke else options.blocks
     todo = [(b, row) for b in range(count) for row in random.Random(b).sample(said, len(said))]
     for i, (block, row) in enumerate(todo):
@@ -133,8 +132,7 @@ def main() -> None:
             print(f"{len(todo) - i} launches are left")
             return
         result = measure(row, cell_of[row["job"]], plans)
-        with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"block": block, "job": row["job"], "result": result}) + "\n")
+        records.append(out, [{"block": block, "job": row["job"], "result": result}])
         seconds = result["epoch_seconds"]["median"]
         print(
             f"{i + 1}/{len(todo)} {row['job']}: {1e3 * seconds:.1f} ms, predicted {1e3 * row['epoch_seconds']:.1f} "

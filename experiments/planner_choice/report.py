@@ -10,7 +10,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import blocks
+import records
 
 WITHIN = 0.05
 Rows = Sequence[dict[str, Any]]
@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
-    rows = blocks.read(HERE / ("smoke.jsonl" if options.smoke else "results.jsonl"))
+    rows = records.read(HERE / ("smoke.jsonl" if options.smoke else "results.jsonl"))
     for table in (summary, cells):
         print("\n".join(table(rows)), end="\n\n")
 

@@ -7,7 +7,6 @@ python experiments/planner_choice/report.py     # the tables
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -16,8 +15,9 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ACCURACY = HERE.parent / "planner_accuracy"
-sys.path.insert(0, str(ACCURACY))
+sys.path[:0] = [str(ACCURACY), str(HERE.parent)]
 
+import records
 from pairs import Pair, by, read
 
 ALLOWED = {"exact": {"exact"}, "all classes": {"exact", "rounded", "quantized", "stale"}}
@@ -83,9 +83,9 @@ def main() -> None:
     pairs = read(
         ACCURACY / f"{prefix}predictions.jsonl", ACCURACY / ("smoke.jsonl" if options.smoke else "results.jsonl")
     )
-    lines = [json.dumps(row) + "\n" for row in choices(pairs)]
-    (HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")).write_text("".join(lines), encoding="utf-8")
-    print(f"{len(lines)} lines")
+    rows = list(choices(pairs))
+    records.replace(HERE / ("smoke.jsonl" if options.smoke else "results.jsonl"), rows)
+    print(f"{len(rows)} lines")
 
 
 if __name__ == "__main__":

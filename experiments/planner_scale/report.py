@@ -1,7 +1,6 @@
 """Table and figure of README.md from results.jsonl: `python experiments/planner_scale/report.py [--figure FILE]`."""
 
 import itertools
-import json
 import math
 import sys
 from collections import Counter
@@ -12,6 +11,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pictures
+import records
 import reports
 
 PIPELINES, FLAT = ("gnnpipe", "hybrid"), ("graph_parallel", "sar")
@@ -31,8 +31,7 @@ Row = dict[str, Any]
 
 def load() -> dict[str, list[Row]]:
     panels: dict[str, list[Row]] = {}
-    for line in (HERE / "results.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in records.read(HERE / "results.jsonl"):
         panels.setdefault(row["panel"], []).append(row)
     return panels
 

@@ -9,7 +9,7 @@ Nothing is measured: rates are derived from a data sheet, partitions follow a la
 
 import argparse
 import itertools
-import json
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ from gnnpar.pricing.rates import derived
 from gnnpar.pricing.statistics import GraphStats
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import records
+
 DEVICE = {"speed": 19.5e12, "memory_rate": 2039e9, "memory_bytes": 80 * 2**30}  # an A100's data sheet
 PER_HOST, PORT, NIC_LATENCY = 8, (300e9, 5e-6), 8e-6
 HIDDEN, DEGREE, FEATURES, CLASSES, QUALITY = 128, 15, 128, 32, 0.3
@@ -96,7 +100,7 @@ def main() -> None:
     smoke = parser.parse_args().smoke
     out = HERE / ("smoke.jsonl" if smoke else "results.jsonl")
     seen: dict[tuple, dict[str, Any]] = {}
-    lines = []
+    rows = []
     for panel, (xs, ys, fixed) in PANELS.items():
         if smoke:
             xs, ys = (xs[0], xs[-1]), (ys[0], ys[2])
@@ -105,9 +109,9 @@ def main() -> None:
             key = tuple(sorted(given.items()))
             if key not in seen:
                 seen[key] = point(given["layers"], given["nodes"], given["ranks"], given["rate"])
-            lines.append(json.dumps({"panel": panel, **given, **seen[key]}))
+            rows.append({"panel": panel, **given, **seen[key]})
         print(f"{panel}: {len(xs) * len(ys)} points", flush=True)
-    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    records.replace(out, rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Table and figure of README.md from results.jsonl: `python experiments/planner_search/report.py [--figure FILE]`."""
 
-import json
 import math
 import statistics
 import sys
@@ -11,6 +10,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import pictures
+import records
 import reports
 from marks import EVALUATIONS, SECONDS
 
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 def load() -> tuple[dict[str, list[Row]], dict[int, float], list[Row]]:
     """Runs by search, the best known objective of each instance, and the rows on large machines."""
-    rows = [json.loads(line) for line in (HERE / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = records.read(HERE / "results.jsonl")
     runs: dict[str, list[Row]] = {}
     best: dict[int, float] = {}
     for row in rows:

@@ -10,7 +10,6 @@ that pricing it took. Prices are predictions: nothing of a training run is measu
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import records
 from marks import EVALUATIONS, SECONDS
 
 from gnnpar.planner.guide.instances import Split, draw
@@ -185,18 +185,16 @@ def main() -> None:
     out = HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
     instances, seeds, budget = (1, 2, 60) if options.smoke else (INSTANCES, SEEDS, BUDGET)
     if options.smoke:
-        out.unlink(missing_ok=True)
-    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+        records.replace(out, [])
+    rows = records.read(out)
     done = {row.get("instance") for row in rows}
     wanted = [number for number in range(instances) if number not in done][: options.only]
     for number in wanted:
         found = study(number, split="held_out", seeds=seeds, budget=budget)
-        with out.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in found)
+        records.append(out, found)
         print(f"{number}: {found[0]['name']}, {found[0]['devices']} devices", flush=True)
     if not options.smoke and not any(row.get("kind") == "large" for row in rows):
-        with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(large()) + "\n")
+        records.append(out, [large()])
 
 
 if __name__ == "__main__":

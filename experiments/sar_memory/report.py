@@ -1,6 +1,5 @@
 """Table and figure of README.md from results.jsonl: `python experiments/sar_memory/report.py [--figure FILE]`."""
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +8,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pictures
+import records
 import reports
 
 RANKS = (1, 2, 4, 8)
@@ -24,8 +24,7 @@ Rows = dict[tuple[str, str, str], dict[int, dict]]
 
 def load() -> Rows:
     rows: Rows = {}
-    for line in (HERE / "results.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in records.read(HERE / "results.jsonl"):
         rows.setdefault((row["model"], row["cut"], row["variant"]), {})[row["ranks"]] = row
     return rows
 

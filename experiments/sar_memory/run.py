@@ -14,6 +14,10 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import records
+
 RANKS = (1, 2, 4, 8)
 STRATEGIES = {
     "graph_parallel": ["strategy=graph_parallel"],
@@ -44,22 +48,22 @@ def main() -> None:
         if not (model == "sage" and name.endswith("pull"))  # a linear fold has nothing to push
     ]
     began = time.perf_counter()
-    with (HERE / "results.jsonl").open("w", encoding="utf-8") as rows:
-        for i, (model, cut, name, ranks) in enumerate(cases):
-            with tempfile.TemporaryDirectory() as folder:
-                overrides = [*MODELS[model], *STRATEGIES[name], *DATASET, *COMMON, f"partition={cut}"]
-                result = train([*overrides, f"world_size={ranks}"], folder)
-            row = {"model": model, "cut": cut, "variant": name, "ranks": ranks}
-            kept = ("memory_bytes", "bytes_per_epoch", "loss", "hashes", "hardware", "versions", "commit")
-            row |= {key: result[key] for key in kept}
-            rows.write(json.dumps(row) + "\n")
-            rows.flush()
-            peak = max(result["memory_bytes"]["peak"]) / 2**20
-            left = (time.perf_counter() - began) / (i + 1) * (len(cases) - i - 1)
-            print(
-                f"{i + 1}/{len(cases)} {model} {cut} {name} {ranks} ranks: {peak:.1f} MiB, {left:.0f} s left",
-                flush=True,
-            )
+    out = HERE / "results.jsonl"
+    records.replace(out, [])
+    for i, (model, cut, name, ranks) in enumerate(cases):
+        with tempfile.TemporaryDirectory() as folder:
+            overrides = [*MODELS[model], *STRATEGIES[name], *DATASET, *COMMON, f"partition={cut}"]
+            result = train([*overrides, f"world_size={ranks}"], folder)
+        row = {"model": model, "cut": cut, "variant": name, "ranks": ranks}
+        kept = ("memory_bytes", "bytes_per_epoch", "loss", "hashes", "hardware", "versions", "commit")
+        row |= {key: result[key] for key in kept}
+        records.append(out, [row])
+        peak = max(result["memory_bytes"]["peak"]) / 2**20
+        left = (time.perf_counter() - began) / (i + 1) * (len(cases) - i - 1)
+        print(
+            f"{i + 1}/{len(cases)} {model} {cut} {name} {ranks} ranks: {peak:.1f} MiB, {left:.0f} s left",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """The table of README.md from results.jsonl: `python experiments/sar_out_of_core/report.py`."""
 
-import json
+import sys
 from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import records
 
 
 def main() -> None:
-    lines = (Path(__file__).parent / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = records.read(HERE / "results.jsonl")
     base = rows[0]
     print("| run | limit | ends | s an epoch | times `single` | peak of tensors | resident | largest loss difference |")
     print("|---|---|---|---|---|---|---|---|")

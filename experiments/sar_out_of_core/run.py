@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import records
+
 PROBLEM = ["dataset=sbm", "dataset.num_nodes=60000", "model=gat", "model.hidden=256", "model.num_layers=4"]
 COMMON = ["epochs=4", "eval_every=4", "seed=0"]
 SINGLE, SAR = ["strategy=single"], ["strategy=sar", "strategy.logical_parts=8"]
@@ -68,8 +72,7 @@ def main() -> None:
     rows = [train("single", SINGLE, None), train("sar, 8 logical parts", SAR, None)]
     half = min(rows[0]["charged_bytes"], *rows[0]["memory_bytes"]["peak_rss"]) // 2
     rows += [train("single, half", SINGLE, half), train("sar, 8 logical parts, half", SAR, half)]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (HERE / "results.jsonl").write_text(text, encoding="utf-8")
+    records.replace(HERE / "results.jsonl", rows)
 
 
 if __name__ == "__main__":

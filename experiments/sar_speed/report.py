@@ -7,12 +7,13 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import blocks
+import records
 
 from gnnpar.report.statistics import geometric_mean
 
 
 def main() -> None:
-    rows = blocks.read(HERE / "results.jsonl")
+    rows = records.read(HERE / "results.jsonl")
     print("| model | rounds | strategy | s an epoch | times graph_parallel (95 % over blocks) | sent an epoch |")
     print("|---|---|---|---|---|---|")
     for job in sorted({row["job"] for row in rows}):

@@ -1,6 +1,5 @@
 """Table and figure of README.md from results.jsonl: `python experiments/shards_memory/report.py [--figure FILE]`."""
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +8,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pictures
+import records
 import reports
 
 GIB = 2**30
@@ -18,8 +18,7 @@ STEPS = ("partition", "from shards", "from memory")
 
 
 def load() -> dict[str, dict]:
-    rows = (json.loads(line) for line in (HERE / "results.jsonl").read_text(encoding="utf-8").splitlines())
-    return {row["step"]: row for row in rows}
+    return {row["step"]: row for row in records.read(HERE / "results.jsonl")}
 
 
 def roles(row: dict) -> list[str]:

@@ -15,9 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import records
 import sample
 
-HERE = Path(__file__).parent
 RANKS = 2
 EPOCHS = 3
 MODEL = ["model=gcn", "model.hidden=16", "model.num_layers=2"]
@@ -78,19 +81,18 @@ def main() -> None:
     all_steps |= steps(scratch / "graph", scratch / "shards", scratch)
     began = time.perf_counter()
     try:
-        with given.out.open("w", encoding="utf-8") as rows:
-            for name, command in all_steps.items():
-                done = sample.run(command, limit_bytes=given.limit_gib * sample.GIB, environment=environment)
-                if done["ended"]:
-                    raise SystemExit(f"{name}: {done['output']}")
-                del done["output"]  # it names folders
-                row = {"step": name, "nodes": given.nodes, "edges": given.edges, "limit_gib": given.limit_gib} | done
-                if name.startswith("from") and done["ended"] == 0:
-                    row |= trained(scratch / name.removeprefix("from "), done["began"])
-                rows.write(json.dumps(row) + "\n")
-                rows.flush()
-                peaks = ", ".join(f"{role} {values[0] / sample.GIB:.2f} GiB" for role, values in done["peaks"].items())
-                print(f"{name}: {done['seconds']} s, {peaks}; {time.perf_counter() - began:.0f} s in all", flush=True)
+        records.replace(given.out, [])
+        for name, command in all_steps.items():
+            done = sample.run(command, limit_bytes=given.limit_gib * sample.GIB, environment=environment)
+            if done["ended"]:
+                raise SystemExit(f"{name}: {done['output']}")
+            del done["output"]  # it names folders
+            row = {"step": name, "nodes": given.nodes, "edges": given.edges, "limit_gib": given.limit_gib} | done
+            if name.startswith("from") and done["ended"] == 0:
+                row |= trained(scratch / name.removeprefix("from "), done["began"])
+            records.append(given.out, [row])
+            peaks = ", ".join(f"{role} {values[0] / sample.GIB:.2f} GiB" for role, values in done["peaks"].items())
+            print(f"{name}: {done['seconds']} s, {peaks}; {time.perf_counter() - began:.0f} s in all", flush=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

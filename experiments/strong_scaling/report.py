@@ -10,6 +10,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 import pictures
+import records
 import reports
 
 from gnnpar.report.statistics import geometric_mean
@@ -39,7 +40,7 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def main() -> None:
-    rows = blocks.read(HERE / "results.jsonl")
+    rows = records.read(HERE / "results.jsonl")
     draw(rows, reports.asked(HERE).figure)
     jobs = sorted({row["job"] for row in rows}, key=lambda job: (job.partition(" ")[2], int(job.partition(" ")[0])))
     print("| strategy | ranks | s an epoch | times one rank (95 % over blocks) | sent an epoch | peak of a rank |")

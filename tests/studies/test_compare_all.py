@@ -82,16 +82,14 @@ def test_every_study_has_its_baselines_and_its_control(module: Any) -> None:
 
 def test_measured_lines_belong_to_their_studies(module: Any) -> None:
     for study in module("studies").STUDIES:
-        file = FOLDER / f"{study.name}.jsonl"
-        if file.exists():
-            jobs = {json.loads(line)["job"] for line in file.read_text(encoding="utf-8").splitlines()}
-            assert jobs - set(study.listed) == set(), study.name
+        jobs = {row["job"] for row in module("records").read(FOLDER / f"{study.name}.jsonl")}
+        assert jobs - set(study.listed) == set(), study.name
 
 
 def test_a_stopped_block_begins_again_and_the_others_stay(
     module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blocks = module("blocks")
+    blocks, records = module("blocks"), module("records")
     trained: list[str] = []
 
     def train(overrides: list[str], *, failures: bool) -> Any:
@@ -104,10 +102,10 @@ def test_a_stopped_block_begins_again_and_the_others_stay(
     study = {"jobs": {name: [name] for name in "abc"}, "blocks": range(2), "common": ["x"], "out": tmp_path / "s.jsonl"}
     with pytest.raises(KeyboardInterrupt):
         blocks.run(**study, whole=True)
-    assert [r["block"] for r in blocks.read(study["out"])] == [0, 0, 0, 1, 1]
+    assert [r["block"] for r in records.read(study["out"])] == [0, 0, 0, 1, 1]
     trained[:] = ["again"]
     blocks.run(**study, whole=True)
-    rows = blocks.read(study["out"])
+    rows = records.read(study["out"])
     assert [(r["block"], r["start"]) for r in rows] == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (1, 4)]
     said = capsys.readouterr().out
     assert "blocks 1 lack runs and begin again" in said
@@ -246,10 +244,10 @@ def test_tuned_rows_are_held_against_a_tuned_baseline(module: Any) -> None:
     ]
 
 
-def test_pages_lead_to_every_study(tmp_path: Path) -> None:
-    lines = (FOLDER / "accuracy.jsonl").read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if json.loads(line)["job"] in ("single", "control", "adaqp")]
-    (tmp_path / "quick_accuracy.jsonl").write_text("\n".join(kept[::5]) + "\n", encoding="utf-8")
+def test_pages_lead_to_every_study(module: Any, tmp_path: Path) -> None:
+    records = module("records")
+    kept = [row for row in records.read(FOLDER / "accuracy.jsonl") if row["job"] in ("single", "control", "adaqp")]
+    records.append(tmp_path / "quick_accuracy.jsonl", kept[::5])
     done = subprocess.run(
         [sys.executable, str(FOLDER / "report.py"), "--quick", "--folder", str(tmp_path), "--page", str(tmp_path)],
         cwd=tmp_path,
@@ -272,9 +270,8 @@ def test_figures_hold_every_method_and_every_dataset(module: Any, tmp_path: Path
     import matplotlib
     import matplotlib.pyplot as plt
 
-    figures = module("figures")
-    lines = (FOLDER / "accuracy.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [each for each in map(json.loads, lines) if each["job"] in ("single", "control", "adaqp")]
+    figures, lines = module("figures"), module("records").read(FOLDER / "accuracy.jsonl")
+    rows = [each for each in lines if each["job"] in ("single", "control", "adaqp")]
     gcn = [each for each in rows if each["result"]["model"] == "gcn"]
     with matplotlib.rc_context():
         figures.datasets({"cora": rows[:40], "cs": gcn}, tmp_path / "datasets.svg")

@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT / "experiments" / "compare_all"))
 
 tune: Any = import_module("tune")
 blocks: Any = tune.blocks
+records: Any = tune.records
 
 JOB = ["strategy=adaqp", "model=gcn", "epochs=4"]
 
@@ -95,7 +96,7 @@ def test_a_search(trained: list[list[str]], tmp_path: Path, capsys: pytest.Captu
     assert all("seed=1000" in overrides for overrides in trained)
     best = tune.tuned([*JOB, "seed=5", "block=2"], space="gcn", trials=8, seed=0, out=out)  # the same job
     assert len(trained) == 8
-    rows = blocks.read(out)
+    rows = records.read(out)
     assert [row["trial"] for row in rows] == list(range(8))
     assert rows[0]["overrides"] == []
     assert any("longer than the run" in (row["error"] or "") for row in rows)
@@ -142,7 +143,7 @@ def test_trials_are_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(blocks, "call", call)
     tiny = ["model=gcn", "dataset.num_nodes=200", "model.hidden=8", "world_size=2", "comm=threads", "epochs=3"]
     assert tune.main(["strategy=graph_parallel,gnnpipe", *tiny, "--trials", "2", "--out", "tune.jsonl"]) == 0
-    rows = blocks.read(tmp_path / "tune.jsonl")
+    rows = records.read(tmp_path / "tune.jsonl")
     assert [(row["job"].split()[0], row["trial"], row["epochs_done"]) for row in rows] == [
         (f"strategy={name}", trial, 3) for name in ("graph_parallel", "gnnpipe") for trial in (0, 1)
     ]

@@ -1,0 +1,120 @@
+"""Raw lines of studies: one JSON object a line, appended while a study runs, committed compressed.
+
+    python experiments/records.py pack            # what studies have appended, before it is committed
+    python experiments/records.py pack FILE ...   # of these files alone
+    xzcat experiments/sar_speed/results.jsonl.*.xz
+
+A study names its lines by one path, as `results.jsonl`. While it runs, they stand there as plain text, which git
+ignores. `pack` compresses them into results.jsonl.1.xz, results.jsonl.2.xz and so on, each below the repository's limit
+of a file, byte for byte the same lines, and removes the plain file. The plain file, where there is one, holds all
+lines: appending to packed ones unpacks them first, so that a study goes on where it was.
+"""
+
+import argparse
+import itertools
+import json
+import lzma
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any  # of JSON
+
+HERE = Path(__file__).parent
+PART_BYTES = 1_000_000  # of plain lines in a part; at most 145 kB compressed, today
+LIMIT_BYTES = 200_000  # of a tracked file
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """All lines of a study, packed or not; none where there are no files."""
+    return [json.loads(line) for line in _text(file).splitlines()]
+
+
+def append(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """In one write: whatever ends the process, all of them or none; another study may write there, too."""
+    if parts(file) and not file.exists():
+        scratch = _write_scratch(file, _text(file))
+        with suppress(FileExistsError):  # another study was first
+            os.link(scratch, file)
+        scratch.unlink()
+    with file.open("ab", buffering=0) as out:
+        out.write(_encode(rows))
+
+
+def replace(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """These lines in the place of all lines, at once."""
+    _write_scratch(file, _encode(rows)).replace(file)
+
+
+def pack(file: Path) -> None:
+    """The plain file as compressed parts. It is removed last: until then it counts, and packing can be repeated."""
+    text = file.read_bytes()
+    chunks = list(_cut(text.splitlines(keepends=True)))
+    for number, chunk in enumerate(chunks, 1):
+        part = _part(file, number)
+        if part.exists() and lzma.decompress(part.read_bytes()) == chunk:
+            continue  # the bytes that are committed, whichever version of liblzma made them
+        packed = lzma.compress(chunk, preset=9 | lzma.PRESET_EXTREME)
+        if len(packed) >= LIMIT_BYTES:
+            raise SystemExit(f"{part} would have {len(packed)} bytes, the limit is {LIMIT_BYTES}: lower PART_BYTES")
+        _write_scratch(part, packed).replace(part)
+    for part in parts(file)[len(chunks) :]:
+        part.unlink()
+    if file.stat().st_size != len(text):
+        raise SystemExit(f"{file}: lines were appended while it was packed; pack it again when the study has ended")
+    file.unlink()
+
+
+def parts(file: Path) -> list[Path]:
+    """The compressed files of a study's lines, in their order."""
+    return list(itertools.takewhile(Path.exists, (_part(file, number) for number in itertools.count(1))))
+
+
+def _part(file: Path, number: int) -> Path:
+    return file.with_name(f"{file.name}.{number}.xz")
+
+
+def _text(file: Path) -> bytes:
+    if file.exists():
+        return file.read_bytes()
+    return b"".join(lzma.decompress(part.read_bytes()) for part in parts(file))
+
+
+def _encode(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def _cut(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """As many lines a part as fit: parts before the last stay as they are when lines are appended."""
+    chunk = b""
+    for line in lines:
+        if chunk and len(chunk) + len(line) > PART_BYTES:
+            yield chunk
+            chunk = b""
+        chunk += line
+    if chunk:
+        yield chunk
+
+
+def _write_scratch(file: Path, content: bytes) -> Path:
+    scratch = file.with_name(f"{file.name}.{os.getpid()}.part")
+    scratch.write_bytes(content)
+    return scratch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("command", choices=["pack"])
+    parser.add_argument("files", nargs="*", type=Path, help="default: all plain files but those of rehearsals")
+    files = parser.parse_args().files or [
+        file for file in sorted(HERE.glob("*/*.jsonl")) if not file.name.startswith(("smoke", "quick"))
+    ]
+    for file in files:
+        if not file.exists():
+            raise SystemExit(f"there is no {file}: nothing was appended since it was packed")
+        pack(file)
+        print(f"{file} -> {len(parts(file))} parts, {sum(part.stat().st_size for part in parts(file))} bytes")
+
+
+if __name__ == "__main__":
+    main()
