@@ -17,7 +17,6 @@ from checkpoints import train
 from gnnpar import durable
 from gnnpar.cli.partition import run as partition
 from gnnpar.codecs.adaptive.links import Profile, nominal
-from gnnpar.config.compose import composed
 from gnnpar.config.jobs import Manifest
 from gnnpar.partition.manifest import Check, read_manifest
 from gnnpar.partition.read import open_part
@@ -50,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         json.dumps({"schema": 1, "argv": ["-m"], "jobs": [{"key": "k", "folder": "0", "overrides": ["seed=1"]}]})
     )
     argv = ["dataset.num_nodes=60", "dataset.num_features=3", "world_size=2", f"out={folder / 'shards'}"]
-    assert partition(argv, composed) == 0
+    assert partition(argv) == 0
     return folder
 
 

@@ -26,7 +26,7 @@ import records
 from cells import CELLS, SMOKE, Cell
 
 from gnnpar.cli.plan import strategy_yaml
-from gnnpar.config.compose import composed
+from gnnpar.config.compose import compose
 from gnnpar.planner.candidate import QUALITIES
 from gnnpar.planner.planned import Searching, plan_of, planned
 
@@ -49,7 +49,7 @@ KEPT = (
 def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
     """A line a candidate of a cell; its plan is left in a folder of `plans`."""
     overrides = [*cell.overrides, f"cache_dir={cache}"]
-    settings = composed(overrides)
+    settings = compose(overrides)
     found = planned(
         settings, ranks=cell.ranks, allowed=frozenset(QUALITIES), how=Searching(search="enumerate"), say=print
     )
@@ -57,7 +57,7 @@ def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
     for label in cell.candidates:
         job = f"{cell.name}; {label}"
         chosen = replace(found, priced=(priced[label],))
-        plan = plan_of(chosen, lambda name: strategy_yaml(composed, overrides, name), settings)
+        plan = plan_of(chosen, lambda name: strategy_yaml(overrides, name), settings)
         plan.save(plans / folder_of(job))
         seconds = priced[label].phases.seconds
         yield {

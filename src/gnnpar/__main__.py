@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
         sys.stdout.write(f"gnnpar {version('gnnpar')}\n")
         return 0
-    from gnnpar.config.compose import COMMANDS, run
+    from gnnpar.cli.main import COMMANDS, run
 
     if command not in COMMANDS:
         import difflib

@@ -11,7 +11,6 @@ import dataclasses
 import difflib
 import importlib
 import json
-import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -216,33 +215,6 @@ def _check_strategy(strategy: object, names: Mapping[str, str]) -> None:
         check_members(strategy)
     except ValueError as error:
         raise ConfigError(f"strategy={names.get('strategy')}: {error}") from error
-
-
-def with_plan(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> tuple[dict, dict]:
-    """Configuration and names after plan=FILE, which sets the strategy; a strategy asked for beside it is an error.
-
-    A plan of `gnnpar plan` also brings what it was made for: the groups that no override names.
-    """
-    config, names = dict(config), dict(names)
-    if (path := config.get("plan")) is None:
-        return config, names
-    given = [o.lstrip("+~") for o in overrides]
-    asked = [o for o in given if o.startswith(("strategy=", "strategy."))]
-    if asked:
-        raise ConfigError(f"{asked[0]} and plan={path}: the plan sets the strategy; leave one of them out")
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-        strategy = dict(data["strategy"])
-        names["strategy"] = strategy.pop("name")
-        setup = dict(data.get("setup") or {})
-        made_for = dict(setup.pop("names", {}))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"plan={path} cannot be read: {type(error).__name__} {error}; give a plan.json") from error
-    for group, value in setup.items():
-        if group in config and not any(re.match(rf"{group}(=|\.|/)", o) for o in given):
-            config[group] = value
-            names |= {group: made_for[group]} if group in made_for else {}
-    return config | {"strategy": strategy}, names
 
 
 def instantiate(node: Mapping[str, Any], path: str = "") -> Any:

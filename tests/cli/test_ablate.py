@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gnnpar.cli import ablate
-from gnnpar.config.compose import composed, run
+from gnnpar.cli.main import run
 from gnnpar.config.study import job_overrides, listed, read_study
 
 BASE = "base: [strategy=graph_parallel, comm=threads, world_size=2, debug=tiny, threads_per_rank=1, epochs=4]\n"
@@ -177,6 +177,6 @@ def test_hand_made_rows() -> None:
 def test_the_example_composes() -> None:
     file = Path(__file__).parents[2] / "experiments" / "ablation" / "study.yaml"
     variants = read_study(file).variants()
-    ablate.check(file, variants, composed)
+    ablate.check(file, variants)
     assert [v.name for v in variants] == ["", "codec=bf16", "codec=drop", "strategy.overlap=none", "first_layer=cached"]
     assert listed("a") == ("a",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,7 +13,6 @@ from composing import configured, names
 from conftest import ROOT
 from gnnpar import __version__
 from gnnpar.cli import cite
-from gnnpar.config.compose import composed
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.settings import ConfigError
 
@@ -20,7 +20,7 @@ from gnnpar.settings import ConfigError
 @pytest.fixture
 def cited(capsys: pytest.CaptureFixture) -> Callable[..., str]:
     def run(*overrides: str) -> str:
-        assert cite.run(list(overrides), composed) == 0
+        assert cite.run(list(overrides)) == 0
         return capsys.readouterr().out
 
     return run
@@ -67,9 +67,9 @@ def test_a_strategy_of_ones_own_cites_what_its_docstring_names() -> None:
 
 def test_anything_else_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cite does not know model=gcn; write gnnpar cite strategy=NAME"):
-        cite.run(["model=gcn"], composed)
+        cite.run(["model=gcn"])
     with pytest.raises(ConfigError, match=r"strategy=sarr does not exist, did you mean sar"):
-        cite.run(["strategy=sarr"], composed)
+        cite.run(["strategy=sarr"])
 
 
 def test_the_citation_file_says_the_same() -> None:
@@ -78,3 +78,11 @@ def test_the_citation_file_says_the_same() -> None:
     assert said["version"] == cite.field(entry, "version") == __version__
     assert said["title"] == (cite.field(entry, "title") or "").replace("{GNN}", "GNN")
     assert {"cff-version", "message", "authors", "type"} <= set(said)
+
+
+def test_a_plan_cites_its_strategy(cited: Callable[..., str], tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"strategy": {"name": "sar", "_target_": "gnnpar.parallel.sequential.strategy.SAR"}}')
+    assert cited(f"plan={plan}") == cited("strategy=sar")
+    with pytest.raises(ConfigError, match="the plan sets the strategy"):
+        cite.run([f"plan={plan}", "strategy=single"])

@@ -57,11 +57,13 @@ def test_doctor(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_check_passes_for_the_projects_strategy(capsys: pytest.CaptureFixture) -> None:
-    assert check.run(["strategy=graph_parallel", "model=gcn,gin", "--worlds", "1,2"], compose) == 0
+    assert check.run(["strategy=graph_parallel", "model=gcn,gin", "--worlds", "1,2"]) == 0
     assert "4 of 4 cases pass" in capsys.readouterr().out
 
 
-def test_check_covers_every_model_and_what_the_strategy_can_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_covers_every_model_and_what_the_strategy_can_run_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: dict = {}
 
     def fake(strategy, models, *, worlds):
@@ -69,11 +71,15 @@ def test_check_covers_every_model_and_what_the_strategy_can_run_on(monkeypatch: 
         return [SimpleNamespace(model="x", world=1, loss_error=1.0, worst_gradient_error=0.0, passed=False, error="no")]
 
     monkeypatch.setattr("gnnpar.verify.conformance.check", fake)
-    assert check.run(["strategy=single"], compose) == 1
+    assert check.run(["strategy=single"]) == 1
     assert set(asked["models"]) == set(check.model_names())
     assert asked["worlds"] == (1,)
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"strategy": {"name": "gnnpipe", "_target_": "gnnpar.strategies.gnnpipe.GNNPipe", "chunks": 3}}')
+    assert check.run([f"plan={plan}", "model=gcn"]) == 1
+    assert type(asked["strategy"]).__name__ == "GNNPipe" and asked["strategy"].chunks == 3
     with pytest.raises(ConfigError, match="--worlds=0,1 must be"):
-        check.run(["--worlds", "0,1"], compose)
+        check.run(["--worlds", "0,1"])
 
 
 def test_check_a_wrong_strategy_of_ones_own(run_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

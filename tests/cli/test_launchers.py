@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from conftest import Run
-from gnnpar.config.compose import hydra_line
+from gnnpar.config.errors import hydra_line
 from gnnpar.config.jobs import Manifest
 from gnnpar.config.sweep import Resuming, Sweep
 from gnnpar.training.result.facts import num_cores

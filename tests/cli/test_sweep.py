@@ -9,18 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from conftest import Run, environment
 from gnnpar.cli import status
-from gnnpar.config import compose as main
+from gnnpar.cli.main import run
 from gnnpar.config import jobs
-from gnnpar.config.compose import run
+from gnnpar.config.compose import HydraJob
 from gnnpar.config.jobs import Manifest, alone_in, begin_job, job_key, refuse_job, state_of
 from gnnpar.config.sweep import asked, per_job, quoted, resumed
-from gnnpar.settings import ConfigError
+from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.progress import SHOWN, Snapshot, duration, shown
 
 TINY = (
@@ -153,16 +152,12 @@ def test_one_folder_for_several_jobs_is_refused(folder: Path, capsys: pytest.Cap
 def test_a_defect_in_one_job_ends_no_other(
     folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compose_job = main.compose_job
+    settings_of = HydraJob.settings
 
-    def broken(config: Any) -> Any:
-        settings_of, run_dir, facts = compose_job(config)
-        if config.seed:
-            raise_it: Any = lambda: {}["planted"]  # noqa: E731
-            return raise_it, run_dir, facts
-        return settings_of, run_dir, facts
+    def broken(job: HydraJob) -> Settings:
+        return {}["planted"] if job.config.seed else settings_of(job)
 
-    monkeypatch.setattr(main, "compose_job", broken)
+    monkeypatch.setattr(HydraJob, "settings", broken)
     assert run("train", ["-m", *TINY, "seed=1,0"]) == 1
     assert ran(folder) == [0]
     told = capsys.readouterr()

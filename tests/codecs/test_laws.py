@@ -11,7 +11,6 @@ import torch
 from composing import configured, names
 from gnnpar.cli import check
 from gnnpar.codecs.codec import Codec, Exactness, Identity, RowLike
-from gnnpar.config.compose import compose
 from gnnpar.verify.codec_laws import check_codec
 
 
@@ -83,7 +82,7 @@ def test_a_broken_law_is_noticed(how: str, law: str, words: str) -> None:
 
 
 def test_check_says_so(capsys: pytest.CaptureFixture) -> None:
-    assert check.run(["codec=bf16"], compose) == 0
+    assert check.run(["codec=bf16"]) == 0
     assert "6 of 6 laws hold" in capsys.readouterr().out
     assert check.run_codec(Wrong("off"), "codec=off") == 1
     assert "FAILED" in capsys.readouterr().out

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gnnpar.config.compose import run, without_folders
+from gnnpar.cli.main import run
+from gnnpar.config.application import without_folders
 from gnnpar.launch.launch import Outcome
 from gnnpar.launch.slurm import as_rank, first_host, tasks_per_node
 from gnnpar.settings import ConfigError

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gnnpar.config.compose import compose, run
+from gnnpar.cli.main import run
+from gnnpar.config.compose import compose
 from gnnpar.launch import launch, namespaces, paced
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.facts import header, world_of

@@ -11,10 +11,11 @@ import pytest
 from conftest import Run
 from gnnpar.__main__ import main
 from gnnpar.cli.plan import factors_of, qualities
+from gnnpar.config.inputs import with_plan
 from gnnpar.planner.calibrate import Calibration, fitted, nonnegative
 from gnnpar.planner.samples import Samples
 from gnnpar.pricing.rates import NOMINAL, Rates
-from gnnpar.settings import ConfigError, with_plan
+from gnnpar.settings import ConfigError
 
 SMALL = ("dataset=sbm", "dataset.num_nodes=400", "model=resgcn", "model.num_layers=8", "model.hidden=16")
 

@@ -20,7 +20,7 @@ from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import BFloat16, Drop
 from gnnpar.codecs.uniform import Random as RandomBits
 from gnnpar.codecs.uniform import Uniform
-from gnnpar.config.compose import composed
+from gnnpar.config.compose import compose
 from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.hybrid import Hybrid
@@ -289,7 +289,7 @@ def test_too_little_memory_does_not_fit(four: str, capsys: pytest.CaptureFixture
 
 
 def test_fp64_needs_more_and_nothing_that_does_not_run_ends_the_table(four: str) -> None:
-    settings = composed([*SMALL, four, "strategy=gnnpipe"])
+    settings = compose([*SMALL, four, "strategy=gnnpipe"])
     wide = replace(settings, precision="fp64")
     thin, thick = (Estimator(s).estimate(s, "gnnpipe") for s in (settings, wide))
     assert thin.priced is not None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import Run
-from gnnpar.config.compose import composed
+from gnnpar.config.compose import compose
 from gnnpar.launch.launch import launch
 from gnnpar.placement import Placement, Plan
 from gnnpar.planner import replan
@@ -158,12 +158,12 @@ def slow_links(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_goes_on_with_another_plan(tmp_path: Path, slow_links: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told that links are slow, graph parallelism becomes a pipeline of one chunk: the same losses, to the end; also
     where the run is killed after that, from the checkpoint of the change and from a later one."""
-    again = composed(["strategy.replan=true", "epochs=21", "checkpoint.every=16", "resume=auto", *COMMON])
+    again = compose(["strategy.replan=true", "epochs=21", "checkpoint.every=16", "resume=auto", *COMMON])
     for name in ("changed", "kept", "killed", "killed_early"):
         (tmp_path / name).mkdir()
     outcome = launch(again, tmp_path / "changed")
     assert outcome.status == "completed", outcome
-    assert launch(composed([*COMMON, "epochs=21"]), tmp_path / "kept").status == "completed"
+    assert launch(compose([*COMMON, "epochs=21"]), tmp_path / "kept").status == "completed"
     changed, kept = (result_of(tmp_path / name) for name in ("changed", "kept"))
     told = changed["predicted"]
     assert kept["predicted"]["label"] == told["replanned"]["before"] == "graph_parallel"

@@ -11,7 +11,7 @@ import pytest
 
 from composing import configured
 from conftest import Run
-from gnnpar.config.compose import composed
+from gnnpar.config.compose import compose
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
@@ -136,7 +136,7 @@ def test_the_samples_and_the_memory_are_those_of_a_run(run_cli: Run, tmp_path: P
     run = tmp_path / "run"
     assert run_cli("train", *chosen, *quick, f"hydra.run.dir={run}").returncode == 0
     first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
-    settings = composed([*chosen, *quick])
+    settings = compose([*chosen, *quick])
     inputs = Inputs.of(settings)
     strategy: Any = settings.strategy
     found = draw(strategy, inputs, seed=settings.seed, ranks=1, threads=1)

@@ -9,13 +9,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
-from hydra import compose, initialize_config_dir
 
 from composing import names
 from conftest import ROOT
 from gnnpar.__main__ import main
-from gnnpar.config.compose import composed
+from gnnpar.config.compose import compose
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.training.optim import Adam
@@ -40,15 +40,15 @@ def test_every_space_names_keys_that_are_there() -> None:
         keys = tune.space_of(f"{model},strategy/{own}" + (",width" if i == 0 else ""), job)
         assert len(keys) > len(tune.read_space(model)) >= 3
         drawn = tune.draw(keys, 1 + i, seed=0)
-        settings = composed([f"model={model}", *job, "epochs=60", "model.num_layers=4", *drawn])
+        settings = compose([f"model={model}", *job, "epochs=60", "model.num_layers=4", *drawn])
         assert isinstance(settings.optim, Adam)
         assert 1e-3 <= settings.optim.lr <= 3e-2
 
 
 def test_a_space_is_what_hydra_sweeps_over() -> None:
-    with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         asked = ["+tune=[gat,width]", "+tune/strategy=adaqp", "strategy=adaqp", "hydra/sweeper=search"]
-        config = compose("config", asked, return_hydra_config=True)
+        config = hydra.compose("config", asked, return_hydra_config=True)
     params = dict(config.hydra.sweeper.params)
     assert params == {k: v for name in ("gat", "width", "strategy/adaqp") for k, v in tune.read_space(name).items()}
     assert "tune" not in config

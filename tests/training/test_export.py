@@ -16,8 +16,9 @@ from torch import nn
 import gnnpar
 from checkpoints import train
 from composing import configured, names
+from gnnpar.cli.main import run
 from gnnpar.comm import ThreadWorld
-from gnnpar.config.compose import compose, run
+from gnnpar.config.compose import compose
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph
 from gnnpar.models.gcn import GCN

@@ -14,9 +14,9 @@ import pytest
 
 from checkpoints import SMALL, hashes, rows, strategy_of, train
 from conftest import ROOT, Run, environment
+from gnnpar.cli import main
 from gnnpar.cli.partition import run as partition
-from gnnpar.config import compose as main
-from gnnpar.config.compose import composed
+from gnnpar.config.compose import compose
 from gnnpar.launch.launch import launch
 from gnnpar.settings import ConfigError
 
@@ -28,13 +28,13 @@ RUN = tuple(o for o in SMALL if o not in GRAPH)
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("shards") / "made"
     ids = ("model=gat", "model.attention_dropout=0.5")
-    assert partition([*GRAPH, *ids, "partition=fennel", "world_size=2", f"out={out}"], composed) == 0
+    assert partition([*GRAPH, *ids, "partition=fennel", "world_size=2", f"out={out}"]) == 0
     return out
 
 
 def from_disk(folder: Path, shards: Path, *overrides: str) -> None:
     folder.mkdir()
-    outcome = launch(composed([*RUN, f"shards={shards}", *overrides]), folder)
+    outcome = launch(compose([*RUN, f"shards={shards}", *overrides]), folder)
     assert outcome.exit_code == 0, outcome.error
 
 
@@ -100,14 +100,14 @@ def test_a_run_from_memory_goes_on_from_one_from_shards(tmp_path: Path, shards: 
 )
 def test_what_shards_cannot_serve_is_one_line(tmp_path: Path, shards: Path, overrides: tuple, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        launch(composed([*RUN, f"shards={shards}", *overrides]), tmp_path)
+        launch(compose([*RUN, f"shards={shards}", *overrides]), tmp_path)
 
 
 def test_damage_and_missing_ids_end_a_run_in_one_line(tmp_path: Path) -> None:
     out = tmp_path / "shards"
-    assert partition([*GRAPH, "world_size=2", "partition=range", f"out={out}"], composed) == 0
+    assert partition([*GRAPH, "world_size=2", "partition=range", f"out={out}"]) == 0
     (tmp_path / "r").mkdir()
-    settings = composed([*RUN, f"shards={out}", "epochs=2", "model=gat", "model.attention_dropout=0.5"])
+    settings = compose([*RUN, f"shards={out}", "epochs=2", "model=gat", "model.attention_dropout=0.5"])
     assert "hold no edge ids, which this model's attention dropout reads" in (
         launch(settings, tmp_path / "r").error or ""
     )
@@ -115,13 +115,13 @@ def test_damage_and_missing_ids_end_a_run_in_one_line(tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    told = launch(composed([*RUN, f"shards={out}", "epochs=2"]), tmp_path / "r").error or ""
+    told = launch(compose([*RUN, f"shards={out}", "epochs=2"]), tmp_path / "r").error or ""
     assert "part-1/x.npy is corrupt" in told
     assert "\n" not in told
-    assert launch(composed([*RUN, f"shards={out}", "epochs=2", "shards.check=header"]), tmp_path / "r").exit_code == 0
+    assert launch(compose([*RUN, f"shards={out}", "epochs=2", "shards.check=header"]), tmp_path / "r").exit_code == 0
     file.write_bytes(data[:-9])
     with pytest.raises(ValueError, match=r"part-1/x\.npy is \d+ bytes, not \d+"):
-        launch(composed([*RUN, f"shards={out}"]), tmp_path / "r")
+        launch(compose([*RUN, f"shards={out}"]), tmp_path / "r")
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
         (["dataset=sbm", "world_size=5000", f"out={tmp_path / 'y'}"], "cannot fill 5000 parts"),
     ):
         with pytest.raises(ConfigError, match=said):
-            partition(argv, composed)
+            partition(argv)
     assert list(tmp_path.iterdir()) == []
 
 

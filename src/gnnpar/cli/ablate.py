@@ -21,6 +21,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from gnnpar.cli.train import job
+from gnnpar.config.application import run_jobs
+from gnnpar.config.compose import compose
 from gnnpar.config.jobs import Manifest, job_key
 from gnnpar.config.study import Variant, job_overrides, read_study
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
@@ -28,8 +31,6 @@ from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import num_bytes, say, seconds, stdout
 from gnnpar.training.result.result import read_result
 
-Compose = Callable[[Sequence[str]], Settings]
-Sweep = Callable[[list[str], list[list[str]], list[str]], int]
 Pair = tuple[int, int]  # (seed, block)
 COLUMNS = ("epoch", "bytes", "memory", "accuracy")
 Measures = Mapping[str, float | None]
@@ -51,13 +52,13 @@ class Row:
     cosine: float | None  # of the gradient with the exact one, mean over probes and runs; None: fidelity_every=0
 
 
-def run(argv: list[str], compose: Compose, sweep: Sweep) -> int:
+def run(argv: list[str]) -> int:
     """0: every run completed; 1: some failed; what is there is in the table either way."""
     options = parse(argv)
     study = read_study(options.study)
     variants = study.variants()
     jobs = study.jobs(variants)
-    check(options.study, variants, compose)
+    check(options.study, variants)
     folder = options.folder or Path("multirun") / options.study.stem
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(shutil.SameFileError):
@@ -65,7 +66,7 @@ def run(argv: list[str], compose: Compose, sweep: Sweep) -> int:
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         say(f"{options.study}: {len(variants)} variants x {len(study.seed_list)} seeds x {study.blocks} blocks")
         argv = ["-m", *options.overrides, f"hydra.sweep.dir='{folder}'"]
-        code = sweep(argv, [job_overrides(*job) for job in jobs], keys := [])
+        code, keys = run_jobs(argv, job, listed=[job_overrides(*each) for each in jobs])
     named = [(variant.name, seed, block) for variant, seed, block in jobs]
     results = completed(folder, dict(zip(named, keys, strict=True)))
     rows = [row(variant.name, results) for variant in variants]
@@ -90,7 +91,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return options
 
 
-def check(file: Path, variants: Sequence[Variant], compose: Compose) -> None:
+def check(file: Path, variants: Sequence[Variant]) -> None:
     """Every variant composes, and none is another one by a different name."""
     seen: dict[str, Variant] = {}
     for variant in variants:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
+from gnnpar.config.compose import compose
 from gnnpar.paths import conf_dir, installed_confs
-from gnnpar.settings import ConfigError, Settings
+from gnnpar.settings import ConfigError
 from gnnpar.track.console import say, stdout
 
-Compose = Callable[[Sequence[str]], Settings]
 HELP = """Every strategy must equal the single device in fp64, in its exact limit, for every model and world: the loss
 and each gradient. `gnnpar check strategy=mine` looks for strategy/mine.yaml and model/*.yaml in this folder too.
 `gnnpar check codec=mine`, without a strategy: the laws that every codec keeps."""
 
 
-def run(argv: list[str], compose: Compose) -> int:
+def run(argv: list[str]) -> int:
     """0: all cases pass. 1: some do not. Arguments are Hydra overrides; model=a,b restricts the models."""
     parser = argparse.ArgumentParser("gnnpar check", description=HELP)
     parser.add_argument("--worlds", default="1,2,3,4", help="world sizes, as threads (1,2,3,4)")

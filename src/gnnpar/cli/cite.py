@@ -5,29 +5,30 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gnnpar.settings import ConfigError, Settings
+from gnnpar.config.compose import compose
+from gnnpar.settings import ConfigError
 
 PAPERS = Path(__file__).parents[1] / "papers.bib"
 ARXIV = re.compile(r"arXiv[\s:]*(\d{4}\.\d{4,5})", re.IGNORECASE)
-HELP = """BibTeX of gnnpar, and with strategy=NAME of the papers it comes from: those whose arXiv number stands in the
-docstring of its module. A paper that gnnpar does not know is an entry with its number alone."""
+HELP = """BibTeX of gnnpar, and with strategy=NAME or plan=FILE of the papers that strategy comes from: those whose
+arXiv number stands in the docstring of its module. A paper that gnnpar does not know is an entry with its number
+alone."""
 
 
-def run(argv: list[str], composed: Callable[[Sequence[str]], Settings]) -> int:
+def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("gnnpar cite", description=HELP)
     parser.add_argument("overrides", nargs="*", metavar="strategy=NAME", help="whose papers, beside gnnpar itself")
     options = parser.parse_args(argv)
-    if wrong := [o for o in options.overrides if not o.startswith(("strategy=", "strategy."))]:
-        raise ConfigError(f"cite does not know {wrong[0]}; write gnnpar cite strategy=NAME")
+    if wrong := [o for o in options.overrides if not o.startswith(("strategy=", "strategy.", "plan="))]:
+        raise ConfigError(f"cite does not know {wrong[0]}; write gnnpar cite strategy=NAME, or plan=FILE")
     found = entries()
     cited = [found["gnnpar"]]
     if options.overrides:
         by_number = {field(entry, "eprint"): entry for entry in found.values()}
-        numbers = papers_of(composed(options.overrides).strategy)
+        numbers = papers_of(compose(options.overrides).strategy)
         cited += [by_number.get(number) or unknown(number) for number in numbers]
     sys.stdout.write("\n\n".join(cited) + "\n")
     return 0

@@ -6,17 +6,17 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gnnpar.cli.plan import show
+from gnnpar.config.compose import compose
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import say
 
 if TYPE_CHECKING:
     from gnnpar.planner.estimate import Estimate, Estimator
 
-Compose = Callable[[Sequence[str]], Settings]
 HELP = """What `gnnpar train` with these overrides would take, without training: predicted epoch time, bytes sent an
 epoch, peak memory of the largest rank, and whether it fits. Without a strategy, a row each; with strategy=NAME (or any
 strategy.KEY=VALUE) that run as it is configured, and where its time, bytes and memory go. topology=NAME: of other
@@ -37,7 +37,7 @@ _OF_A_STRATEGY = re.compile(r"\+*(strategy[=.]|codec@strategy)")
 _OF_A_CODEC = re.compile(r"\+*codec[=.]")
 
 
-def run(argv: list[str], compose: Compose) -> int:
+def run(argv: list[str]) -> int:
     """0: the table is printed, whether or not a row fits."""
     parser = argparse.ArgumentParser("gnnpar estimate", description=HELP)
     parser.add_argument("--json", action="store_true", help="the table as JSON")
@@ -58,7 +58,7 @@ def run(argv: list[str], compose: Compose) -> int:
             settings, settings.world_size if asked else None, (lambda _: None) if options.json else say
         )
         runs = [(title(options.overrides, settings), options.overrides)] if one else rows(options.overrides)
-        found = [estimated(estimator, compose, name, overrides) for name, overrides in runs]
+        found = [estimated(estimator, name, overrides) for name, overrides in runs]
     except ValueError as error:
         raise ConfigError(" ".join(str(error).split())) from error
     if one and found[0].refused:
@@ -76,7 +76,7 @@ def run(argv: list[str], compose: Compose) -> int:
     return 0
 
 
-def estimated(estimator: Estimator, compose: Compose, name: str, overrides: Sequence[str]) -> Estimate:
+def estimated(estimator: Estimator, name: str, overrides: Sequence[str]) -> Estimate:
     """A strategy that the other overrides do not fit is a row that says so."""
     from gnnpar.planner.estimate import Estimate
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from gnnpar.config.compose import compose
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import num_bytes, say, stdout
 
-Compose = Callable[[Sequence[str]], Settings]
 USAGE = """usage: gnnpar partition dataset=NAME world_size=N out=FOLDER [partition=NAME] [model=NAME] [key=value ...]
 
 Cuts a dataset into N shards in FOLDER, which `gnnpar train shards=FOLDER` trains from: every rank maps its own files
@@ -25,7 +25,7 @@ O(nodes) memory; partition=metis holds all edges, and any other dataset is loade
 """
 
 
-def run(argv: list[str], compose: Compose) -> int:
+def run(argv: list[str]) -> int:
     """0: the shards are there."""
     if not argv or {"-h", "--help"} & set(argv):
         sys.stdout.write(USAGE)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rich.markup import escape
 from rich.table import Table
 
+from gnnpar.config.compose import compose
 from gnnpar.planner.candidate import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest
 from gnnpar.track.console import say, stdout
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from gnnpar.planner.planned import Planned, Searching
     from gnnpar.planner.search.named import Name
 
-Compose = Callable[[Sequence[str]], Settings]
 HELP = """Which strategy, with which parameters, for this model, dataset and topology: predicted time and memory of
 every candidate, the choice and why. Overrides are those of `gnnpar train`. Writes plan.json, which `gnnpar train
 plan=plan.json` runs as it is. search=NAME budget=N seed=N say how to look: guided (the default: a tree search
@@ -31,7 +31,7 @@ anneal, random, enumerate (uniform grids on the devices as given), refine (the b
 lets devices stay unused."""
 
 
-def run(argv: list[str], compose: Compose) -> int:
+def run(argv: list[str]) -> int:
     """0: a plan was found and written."""
     parser = argparse.ArgumentParser("gnnpar plan", description=HELP)
     parser.add_argument("--quality", default="exact", help=f"what is allowed: of {', '.join(QUALITIES)} (exact)")
@@ -69,7 +69,7 @@ def run(argv: list[str], compose: Compose) -> int:
         )
     except ValueError as error:
         raise ConfigError(" ".join(str(error).split())) from error
-    yaml_of = partial(strategy_yaml, compose, options.overrides)
+    yaml_of = partial(strategy_yaml, options.overrides)
     measured: dict[str, float] = {}
     if options.measure:
         found, measured = by_measuring(found, settings, options.measure, yaml_of, options.overrides, talk)
@@ -185,7 +185,7 @@ def refuse_strategy(overrides: Sequence[str]) -> None:
             raise ConfigError(f"{asked}: gnnpar plan chooses the strategy; leave it out, or use gnnpar train")
 
 
-def strategy_yaml(compose: Compose, overrides: Sequence[str], name: str) -> Mapping[str, Any]:
+def strategy_yaml(overrides: Sequence[str], name: str) -> Mapping[str, Any]:
     """The resolved YAML of a strategy beside these overrides."""
     return compose([*overrides, f"strategy={name}"]).resolved["strategy"]
 

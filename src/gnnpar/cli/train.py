@@ -1,4 +1,4 @@
-"""`gnnpar train`: one job, from a composed configuration to an exit code."""
+"""`gnnpar train`: one job or a sweep, from the command line to an exit code."""
 
 from __future__ import annotations
 
@@ -6,32 +6,57 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gnnpar.cli.main import refuse
 from gnnpar.config import jobs
+from gnnpar.config.application import run_jobs, without_folders
+from gnnpar.config.compose import HydraJob
+from gnnpar.config.sweep import resumed
 from gnnpar.durable import write_text_whole
-from gnnpar.launch.slurm import rank_on_host
+from gnnpar.launch.slurm import as_rank
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track import progress
-from gnnpar.track.console import Console, complain, complain_once, say
+from gnnpar.track.console import Console, complain, say
 from gnnpar.track.tracker import Quiet
 
 
-def train_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping[str, Any]) -> int:
+def run(argv: list[str]) -> int:
+    """The worst exit code of the jobs."""
+    os.environ.update(as_rank(os.environ))
+    joined = os.environ.get("RANK")
+    argv = resumed(argv) if joined is None else without_folders(argv, rank=int(joined))
+    code, _ = run_jobs(argv, job, show=show)
+    return code
+
+
+def show(sweep: Path) -> None:
+    """The table of `gnnpar compare`."""
+    from gnnpar.cli import compare
+
+    compare.run([str(sweep)])
+
+
+def job(config: object) -> int:
+    """One Hydra job, also in a process that a launcher has started."""
+    return train_one(HydraJob.running(config))
+
+
+def train_one(job: HydraJob) -> int:
     """0 completed, 1 failed or interrupted, 2 the configuration is wrong. An interruption ends a sweep as well, and
     nothing else does: also a defect is the job's alone, whose traceback goes to stderr."""
-    if facts["sweep"] is None:
-        return run_one(settings_of, run_dir, facts)
+    if job.sweep is None:
+        return run_one(job)
     if not quiet():
-        say(title(facts))
-    jobs.begin_job(run_dir, facts["overrides"])
+        say(title(job, job.sweep))
+    jobs.begin_job(job.run_dir, job.overrides)
     try:
-        return run_one(settings_of, run_dir, facts)
+        return run_one(job)
     except Exception as error:
-        jobs.refuse_job(run_dir, f"{type(error).__name__}: {error}", refused=False)
+        jobs.refuse_job(job.run_dir, f"{type(error).__name__}: {error}", refused=False)
         traceback.print_exception(error)
         return 1
 
@@ -41,30 +66,31 @@ def quiet() -> bool:
     return progress.SHOWN in os.environ
 
 
-def title(facts: Mapping[str, Any]) -> str:
+def title(job: HydraJob, sweep: Path) -> str:
     """The line before a job of a sweep: which it is, and how far the sweep."""
-    manifest = jobs.Manifest.read(facts["sweep"])
+    manifest = jobs.Manifest.read(sweep)
     seen = jobs.snapshot(manifest, list(manifest.jobs)) if manifest.jobs else None
-    return facts["title"] + (f"  ({seen.line})" if seen else "")
+    return job.title + (f"  ({seen.line})" if seen else "")
 
 
-def run_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping[str, Any]) -> int:
+def run_one(job: HydraJob) -> int:
     """One job, in a sweep or not."""
+    run_dir = job.run_dir
     first = int(os.environ.get("RANK", "0")) == 0
     try:
-        settings = composed_settings(settings_of, facts["overrides"])
-        if facts["sweep"] is not None and quiet() and isinstance(settings.tracker, Console):
+        settings = composed_settings(job)
+        if job.sweep is not None and quiet() and isinstance(settings.tracker, Console):
             settings = replace(settings, tracker=Quiet())
         if first:
             run_dir.mkdir(parents=True, exist_ok=True)
-            write_text_whole(run_dir / "config.yaml", facts["yaml"])
+            write_text_whole(run_dir / "config.yaml", job.yaml())
         from gnnpar.launch.launch import launch
 
         outcome = launch(settings, run_dir)
     except ValueError as error:
-        if facts["sweep"] is not None:
+        if job.sweep is not None:
             jobs.refuse_job(run_dir, str(error), refused=True)
-        return _refused(error)
+        return refuse(error)
     if outcome.error:
         if os.environ.get("GNNPAR_TRACEBACK") == "1" and outcome.traceback:
             sys.stderr.write(outcome.traceback)
@@ -77,11 +103,11 @@ def run_one(settings_of: Callable[[], Settings], run_dir: Path, facts: Mapping[s
     return outcome.exit_code
 
 
-def composed_settings(settings_of: Callable[[], Settings], overrides: list[str]) -> Settings:
+def composed_settings(job: HydraJob) -> Settings:
     """Of one job. Joined ranks hear of the one whose settings cannot be had (a folder that this host lacks)."""
     try:
-        settings = settings_of()
-        check_world(settings, overrides)
+        settings = job.settings()
+        check_world(settings, job.overrides)
         return settings
     except ValueError as error:
         from gnnpar.launch.joined import refusal
@@ -89,7 +115,7 @@ def composed_settings(settings_of: Callable[[], Settings], overrides: list[str])
         raise refusal(error) from error
 
 
-def check_world(settings: Settings, overrides: list[str]) -> None:
+def check_world(settings: Settings, overrides: Sequence[str]) -> None:
     """A world size asked for and another one started cannot both be meant."""
     started = os.environ.get("WORLD_SIZE") if os.environ.get("RANK") is not None else None
     asked = [o for o in overrides if o.startswith("world_size=")]
@@ -134,10 +160,3 @@ def prediction(result: Mapping[str, Any]) -> str:
     if abs(said["epoch_error"]) > REPLAN_ABOVE:
         line += "; topology=measured topology.refresh=true measures this machine again and plans anew"
     return line
-
-
-def _refused(error: ValueError) -> int:
-    if os.environ.get("GNNPAR_TRACEBACK") == "1":
-        traceback.print_exception(error)
-    complain_once(str(error), rank=rank_on_host())
-    return 2

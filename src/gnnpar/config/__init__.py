@@ -1,1 +1,1 @@
-"""Hydra: composing settings, sweeps, studies. Nothing else drives it."""
+"""Hydra: composing settings, its application, sweeps, studies. Nothing else drives it."""

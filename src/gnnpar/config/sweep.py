@@ -11,18 +11,18 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gnnpar.config.compose import resolved
 from gnnpar.config.jobs import Job, Manifest, State, alone_in, count, in_words, job_key, read_record, snapshot
-from gnnpar.settings import ConfigError, with_plan
+from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
 from gnnpar.training.result.result import read_result
-from gnnpar.training.shards import with_shards
 
 Overrides = Sequence[str]
 _SETTLE_SECONDS = 15.0  # how long a job that a launcher has lost may take to show that it runs
@@ -31,10 +31,14 @@ _FLAGS = ("-m", "--multirun")
 
 @dataclass
 class Sweep:
-    """One start of a sweep. `listed`: the jobs themselves, for a study; None: those the sweeper makes of argv."""
+    """One start of a sweep. `listed`: the jobs themselves, for a study; None: those the sweeper makes of argv.
+
+    `show`: called with the folder of a sweep of argv that has results.
+    """
 
     argv: list[str]
-    listed: list[Overrides] | None = None
+    listed: Sequence[Overrides] | None = None
+    show: Callable[[Path], object] = lambda folder: None
     folder: Path | None = None  # known once the launcher is there
     keys: list[str] = field(default_factory=list)  # of its jobs, each once
     planned: list[str] = field(default_factory=list)  # as they were asked for, in that order
@@ -85,9 +89,7 @@ class Sweep:
         manifest = self.manifest()
         states = manifest.states(self.keys)
         if self.listed is None and any(state == "done" for state, _ in states.values()):
-            from gnnpar.cli import compare
-
-            compare.run([str(self.folder)])
+            self.show(self.folder)
         self.report(manifest, states)
         return self.exit_code(states)
 
@@ -145,17 +147,17 @@ class Resuming:
 
     def plan(self, overrides: Overrides, manifest: Manifest) -> Job:
         """The job of these overrides: the one that is planned already, or a new one in a folder of its own."""
-        from omegaconf import OmegaConf, open_dict
+        from omegaconf import open_dict
+        from omegaconf.errors import OmegaConfBaseException
 
         self.sweep.composing = overrides
         config = self.loader.load_sweep_config(self.config, list(overrides))
         self.sweep.composing = ()
-        names = {g: str(name) for g, name in config.hydra.runtime.choices.items() if not g.startswith("hydra")}
-        keys = [str(key) for key in config if key != "hydra"]
+        choices = {str(group): name for group, name in config.hydra.runtime.choices.items()}
         try:
-            resolved: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
-            key = job_key(*with_plan(*with_shards(resolved, names, overrides), overrides))
-        except ValueError:  # it will say so itself
+            key = job_key(*resolved(config, choices, overrides))
+        except (ValueError, OmegaConfBaseException):  # the job reports it
+            names = {group: str(name) for group, name in choices.items() if not group.startswith("hydra")}
             key = job_key({"overrides": list(overrides)}, names)
         if key in manifest.jobs:
             return manifest.jobs[key]

@@ -1,13 +1,11 @@
-"""Runs from shards on disk: what the folder brings along, what it cannot serve, and how a rank gets its own part."""
+"""Runs from shards on disk: what they cannot serve, and how a rank gets its own part."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gnnpar.partition.manifest import Check, Manifest, folder_of, read_manifest, verify
 from gnnpar.settings import ConfigError, Settings
@@ -18,36 +16,6 @@ if TYPE_CHECKING:
     from gnnpar.models.gnn import GNN
     from gnnpar.partition.shard import Shard
     from gnnpar.training.result.facts import World
-
-_BROUGHT = ("dataset", "partition")
-
-
-def spelled(overrides: Iterable[str]) -> list[str]:
-    """shards=FOLDER in full: Hydra would take `shards` for a group where there is a folder of this name."""
-    return [re.sub(r"^(\+*)shards=", r"\1shards.folder=", override) for override in overrides]
-
-
-def with_shards(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> tuple[dict, dict]:
-    """Configuration and names after shards=FOLDER: its dataset and partition, and a rank a part. Asking for others
-    beside it is an error."""
-    config, names = dict(config), dict(names)
-    if not isinstance(told := config.get("shards"), Mapping) or (path := told.get("folder")) is None:
-        return config, names
-    given = [o.lstrip("+~") for o in overrides]
-    if asked := next((o for o in given if re.match(r"(dataset|partition)(=|\.)|plan=", o)), None):
-        group = re.split(r"[=.]", asked)[0]
-        raise ConfigError(f"{asked} and shards={path}: the shards set the {group}; leave one of them out")
-    try:
-        manifest = read_manifest(Path(path))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    for group in _BROUGHT:
-        if isinstance(manifest.setup.get(group), Mapping):
-            config[group] = manifest.setup[group]
-        names |= {group: str(manifest.setup.get("names", {}).get(group, group))}
-    if not any(o.startswith("world_size=") for o in given):
-        config["world_size"] = manifest.parts
-    return config, names
 
 
 def check(settings: Settings, world: World) -> None:

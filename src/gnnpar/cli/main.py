@@ -1,0 +1,59 @@
+"""The subcommands of `gnnpar` by name, and what becomes of their errors: a wrong configuration is one line and 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+
+from gnnpar.config.errors import hydra_line
+from gnnpar.launch.slurm import rank_on_host
+from gnnpar.settings import ConfigError
+from gnnpar.track.console import complain_once
+
+COMMANDS = (
+    "train",
+    "partition",
+    "plan",
+    "estimate",
+    "compare",
+    "ablate",
+    "status",
+    "dashboard",
+    "doctor",
+    "check",
+    "new",
+    "cite",
+    "export",
+)
+
+
+def run(command: str, argv: list[str]) -> int:
+    """One subcommand, `run(argv)` of its file; its exit code."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed and exited on
+    sys.path.insert(0, os.getcwd())  # strategies and models in the user's own folder
+    execute: Callable[[list[str]], int] = import_module(f"gnnpar.cli.{command}").run
+    try:
+        return execute(argv)
+    except ConfigError as error:
+        return refuse(error)
+    except KeyboardInterrupt:
+        if any(thread.name.startswith("rank") for thread in threading.enumerate()):  # still in an epoch of minutes
+            sys.stdout.flush()
+            os._exit(1)
+        return 1
+    except Exception as error:
+        if (line := hydra_line(error, argv)) is None:
+            raise
+        return refuse(ConfigError(line), error)
+
+
+def refuse(error: ValueError, cause: Exception | None = None) -> int:
+    """Say what is wrong, once a host; exit code 2."""
+    if os.environ.get("GNNPAR_TRACEBACK") == "1":
+        traceback.print_exception(cause or error)
+    complain_once(str(error), rank=rank_on_host())
+    return 2

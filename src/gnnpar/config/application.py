@@ -1,0 +1,79 @@
+"""Hydra's application: one job, a sweep, or jobs that are listed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gnnpar.config.compose import search_installed
+from gnnpar.config.errors import CONFIG, hydra_line
+from gnnpar.config.inputs import spelled
+from gnnpar.config.sweep import Overrides, Sweep, per_job
+from gnnpar.paths import conf_dir
+from gnnpar.settings import ConfigError
+
+MULTIRUN = ("-m", "--multirun")
+
+
+def run_jobs(
+    argv: Sequence[str],
+    job: Callable[[object], int],
+    *,
+    listed: Sequence[Overrides] | None = None,
+    show: Callable[[Path], object] = lambda folder: None,
+) -> tuple[int, list[str]]:
+    """The worst exit code of the jobs, and their keys in sweep.json; no keys outside of a sweep.
+
+    `job`: a function at the top of its module, which other processes import; Hydra calls it with a configuration, and
+    `HydraJob.running` reads that. `listed`: the jobs, instead of those that a sweeper makes of argv. `show`: called
+    with the folder of a sweep of argv that has results.
+    """
+    import hydra
+
+    search_installed()
+    codes: list[int] = []
+
+    def single(config: object) -> None:
+        codes.append(job(config))
+
+    multirun = listed is not None or any(flag in argv for flag in MULTIRUN)
+    main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)  # Hydra's is untyped
+    application: Callable[[], None] = main(job if multirun else single)
+    argv, listed = spelled(argv), None if listed is None else [spelled(each) for each in listed]
+    sweep = Sweep(argv, listed, show)
+    before, given = sys.argv, per_job(argv) if multirun else argv
+    sys.argv = ["gnnpar train", *given, "hydra/job_logging=none", "hydra/hydra_logging=none"]
+    try:
+        with sweep.through_hydra():
+            application()
+    except KeyboardInterrupt:
+        sweep.close()
+        raise
+    except Exception as error:
+        if not sweep.composing or (line := hydra_line(error, sweep.composing)) is None:
+            raise
+        raise ConfigError(line) from error  # of the job that has no such key, not of the defaults
+    finally:
+        sys.argv = before
+    return (max(codes) if codes else sweep.close()), sweep.planned
+
+
+def without_folders(argv: Sequence[str], rank: int) -> list[str]:
+    """Joined ranks: one job, and no folders but rank 0's, which is the same after a restart by torchrun."""
+    if any(flag in argv for flag in MULTIRUN):
+        raise ConfigError(
+            "a sweep (-m) starts its own ranks and cannot join those of torchrun; start one job at a time"
+        )
+    if rank:
+        return [*argv, "hydra.run.dir=."]
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if restarts and not any(a.lstrip("+").startswith("hydra.run.dir=") for a in argv):
+        import psutil
+
+        began = time.localtime(psutil.Process(os.getppid()).create_time())  # when torchrun was started
+        return [*argv, time.strftime("hydra.run.dir=outputs/%Y-%m-%d/%H-%M-%S", began)]
+    return list(argv)

@@ -1,0 +1,61 @@
+"""Errors of Hydra and OmegaConf as one line that names the key, the value and what is allowed; their own leak paths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gnnpar.paths import conf_dir
+from gnnpar.settings import closest, show, unknown_key
+
+CONFIG = "config"
+"""The file of conf/ that lists the groups."""
+PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
+
+
+def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
+    """One line for an exception of Hydra or OmegaConf; None for any other."""
+    from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+    from omegaconf.errors import OmegaConfBaseException
+
+    if not isinstance(error, (HydraException, OmegaConfBaseException)):
+        return None
+    text = " ".join(str(error).split()) or f"the configuration cannot be read: {' '.join(str(error.__cause__).split())}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        if group in PLUGINS and option in PLUGINS[group]:
+            return f"{group}: {option} is an extra; pip install 'gnnpar[{option.partition('_')[0]}]'"
+        options = sorted(o for o in error.options or ())
+        if not group:
+            return f"there is no {option}"
+        hint = closest(option, options)
+        return f"{group}={option} does not exist{hint}; {group} can be {', '.join(options) or 'nothing'}"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override} is no override; write key=value, +key=value to add a key, group=option to choose"
+    if found := re.search(r"Could not override '([^']+)'", text):
+        return no_such_key(found[1], argv)
+    if found := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
+        return f"{found[1]} is there already; write it without +"
+    if found := re.search(r"[Ii]n '[^']*': Could not find '([^']+)'|You must specify '([^']+)'", text):
+        return f"{found[1] or found[2]} does not exist"
+    return re.sub(r"\S*/(conf|site-packages)/\S*", "the configuration", text)
+
+
+def no_such_key(key: str, argv: Sequence[str]) -> str:
+    """The line for an override of a key that is not there, with the keys that are."""
+    value = next((a.partition("=")[2] for a in argv if a.partition("=")[0].lstrip("+~") == key), "")
+    parent = key.rpartition(".")[0]
+    try:
+        import hydra
+        from omegaconf import OmegaConf
+
+        rest = [a for a in argv if "=" in a and "," not in a and a.partition("=")[0] != key and "hydra" not in a]
+        with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+            node = (
+                OmegaConf.select(hydra.compose(CONFIG, overrides=rest), parent)
+                if parent
+                else hydra.compose(CONFIG, rest)
+            )
+        return unknown_key(key, value, map(str, node or ()))
+    except Exception:
+        return f"unknown key {key}={show(value)}"

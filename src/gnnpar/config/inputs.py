@@ -1,0 +1,77 @@
+"""What plan=FILE and shards=FOLDER bring to a configuration, and which overrides they exclude."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gnnpar.partition.manifest import read_manifest
+from gnnpar.settings import ConfigError
+
+Composed = tuple[dict[str, Any], dict[str, str]]
+"""A resolved configuration, and of every group the name of the file chosen in it."""
+_BROUGHT = ("dataset", "partition")
+
+
+def with_inputs(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
+    """Configuration and names after shards=FOLDER and plan=FILE. Raises ConfigError in one line."""
+    overrides = list(overrides)
+    return with_plan(*with_shards(config, names, overrides), overrides)
+
+
+def with_plan(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
+    """Configuration and names after plan=FILE, which sets the strategy; a strategy asked for beside it is an error.
+
+    A plan of `gnnpar plan` also brings what it was made for: the groups that no override names.
+    """
+    config, names = dict(config), dict(names)
+    if (path := config.get("plan")) is None:
+        return config, names
+    given = [o.lstrip("+~") for o in overrides]
+    asked = [o for o in given if o.startswith(("strategy=", "strategy."))]
+    if asked:
+        raise ConfigError(f"{asked[0]} and plan={path}: the plan sets the strategy; leave one of them out")
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        strategy = dict(data["strategy"])
+        names["strategy"] = strategy.pop("name")
+        setup = dict(data.get("setup") or {})
+        made_for = dict(setup.pop("names", {}))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"plan={path} cannot be read: {type(error).__name__} {error}; give a plan.json") from error
+    for group, value in setup.items():
+        if group in config and not any(re.match(rf"{group}(=|\.|/)", o) for o in given):
+            config[group] = value
+            names |= {group: made_for[group]} if group in made_for else {}
+    return config | {"strategy": strategy}, names
+
+
+def with_shards(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
+    """Configuration and names after shards=FOLDER: its dataset and partition, and a rank a part. Asking for others
+    beside it is an error."""
+    config, names = dict(config), dict(names)
+    if not isinstance(shards := config.get("shards"), Mapping) or (path := shards.get("folder")) is None:
+        return config, names
+    given = [o.lstrip("+~") for o in overrides]
+    if asked := next((o for o in given if re.match(r"(dataset|partition)(=|\.)|plan=", o)), None):
+        group = re.split(r"[=.]", asked)[0]
+        raise ConfigError(f"{asked} and shards={path}: the shards set the {group}; leave one of them out")
+    try:
+        manifest = read_manifest(Path(path))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    for group in _BROUGHT:
+        if isinstance(manifest.setup.get(group), Mapping):
+            config[group] = manifest.setup[group]
+        names |= {group: str(manifest.setup.get("names", {}).get(group, group))}
+    if not any(o.startswith("world_size=") for o in given):
+        config["world_size"] = manifest.parts
+    return config, names
+
+
+def spelled(overrides: Iterable[str]) -> list[str]:
+    """shards=FOLDER in full: Hydra would take `shards` for a group where there is a folder of this name."""
+    return [re.sub(r"^(\+*)shards=", r"\1shards.folder=", override) for override in overrides]
