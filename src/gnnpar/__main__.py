@@ -6,6 +6,12 @@ Ranks import this module when they are spawned, so it imports nothing until a co
 import os
 import sys
 
+if __name__ == "__main__" and not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
+    # python -m puts the working directory first, where a file json.py would be imported instead of Python's own
+    del sys.path[0]
+    if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) == os.getcwd():
+        sys.path.append(os.getcwd())  # gnnpar itself lies here
+
 # torch reads these when it is imported, in every rank: its profiler (memory figures) reports on stderr otherwise
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -32,6 +38,7 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
   gnnpar export RUN                                                           the trained model, for use without gnnpar
   gnnpar doctor                                                               what this machine can run
 
+  --trust: plans, checkpoints, shards and sweeps may name classes of their own, whose code runs
   --version, --help; GNNPAR_TRACEBACK=1 shows the traceback behind a one-line error
 """
 
@@ -39,6 +46,8 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 done; 1 a run failed; 2 the command or its configuration is wrong."""
     arguments = sys.argv[1:] if argv is None else argv
+    if argv is None:  # processes that this one starts do not import from the working directory either
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in ("-h", "--help", "help"):
         sys.stdout.write(USAGE)

@@ -35,6 +35,11 @@ def installed_confs() -> list[Path]:
     return found
 
 
+def plugin_packages() -> set[str]:
+    """The packages at the top whose distributions bring YAML by an entry point of GROUP."""
+    return {point.value.partition(".")[0] for point in entry_points(group=GROUP)}
+
+
 def checkout_dir() -> Path | None:
     """The git checkout this package is imported from; None for an installed wheel."""
     root = Path(__file__).parents[2]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import json
 import types
 import typing
@@ -20,8 +19,8 @@ from typing import Annotated, Any, Literal, Protocol
 
 import annotated_types as at
 
-from gnnpar.aliases import current
 from gnnpar.pricing.topology import Machines
+from gnnpar.targets import locate
 
 Positive = Annotated[int, at.Ge(1)]
 Count = Annotated[int, at.Ge(0)]
@@ -361,9 +360,8 @@ def _dataclasses_in(hint: Any) -> tuple[type, ...]:
 
 
 def _locate(target: str, path: str) -> Any:
-    module_name, _, name = current(str(target)).rpartition(".")
     try:
-        return getattr(importlib.import_module(module_name), name)
+        return locate(str(target))
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"{_join(path, '_target_')}={target} cannot be imported: {error}") from error
 

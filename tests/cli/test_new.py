@@ -76,7 +76,7 @@ def test_a_folder_of_the_same_name_is_no_obstacle(tmp_path: Path, monkeypatch: p
     [
         ("My-Own", "My-Own is no name of a strategy; use a small letter, then small letters, digits and _"),
         ("class", "class is a word of Python; choose another name"),
-        ("json", "json.py would hide the Python module json; choose another name"),
+        ("json", "the Python module json would be imported instead of json.py; choose another name"),
         ("sar", "strategy=sar is in gnnpar already; choose another name"),
     ],
 )

@@ -18,7 +18,8 @@ from gnnpar.cli.main import run
 from gnnpar.config import jobs
 from gnnpar.config.compose import HydraJob
 from gnnpar.config.jobs import Manifest, alone_in, begin_job, job_key, refuse_job, state_of
-from gnnpar.config.sweep import asked, per_job, quoted, resumed
+from gnnpar.config.replay import asked, quoted, resumed
+from gnnpar.config.sweep import per_job
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.progress import SHOWN, Snapshot, duration, shown
 
@@ -102,9 +103,12 @@ def test_a_sweep_killed_half_way_finishes_exactly_what_is_missing(
     assert "gnnpar: rank 0: RuntimeError: planted" in told.err
 
     (folder / "fail-1").unlink()
-    assert run("train", ["--resume", "sweep"]) == 0
+    assert run("train", ["--resume", "sweep"]) == 2  # the tracker is of this folder, and named by a file alone
+    assert "sweep.json has tracker=counting, which may run code of its own" in capsys.readouterr().err
+    assert ran(folder) == []
+    assert run("train", ["--resume", "sweep", "tracker=counting"]) == 0
     assert ran(folder) == [1]
-    assert run("train", ["--resume", "sweep"]) == 0
+    assert run("train", ["--resume", "sweep", "--trust"]) == 0
     assert ran(folder) == []
     assert status.run(["sweep", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out.rpartition("sweep: 5 of 5 done  ->  sweep\n")[2])
@@ -213,7 +217,7 @@ def test_what_a_resumed_sweep_is_told(tmp_path: Path) -> None:
     assert asked(argv) == ["seed=0,1", "hydra/launcher=parallel"]
     Manifest(tmp_path, asked(argv), {"k": jobs.Job("k", "0", ("seed=0",))}).save()
     expected = ["-m", "seed=0,1", "hydra/launcher=parallel", "device=cpu", f"hydra.sweep.dir='{tmp_path}'"]
-    assert resumed(["--resume", str(tmp_path), "device=cpu"]) == expected
+    assert resumed(["--resume", str(tmp_path), "device=cpu"])[0] == expected
     assert quoted("it's") == "'it\\'s'"
     seen = Snapshot(12, 3, 1, ("a", "b"), 240.0)
     assert seen.line == "3 of 12 jobs done, 1 failed, 2 running, about 4 min left"

@@ -7,11 +7,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 
 from gnnpar.config.errors import hydra_line
+from gnnpar.config.sweep import inherited
 from gnnpar.launch.slurm import rank_on_host
 from gnnpar.settings import ConfigError
+from gnnpar.targets import TRUST
 from gnnpar.track.console import complain_once
 
 COMMANDS = (
@@ -34,10 +37,12 @@ COMMANDS = (
 def run(command: str, argv: list[str]) -> int:
     """One subcommand, `run(argv)` of its file; its exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed and exited on
-    sys.path.insert(0, os.getcwd())  # strategies and models in the user's own folder
     execute: Callable[[list[str]], int] = import_module(f"gnnpar.cli.{command}").run
+    trusting = inherited(TRUST, "1") if "--trust" in argv else nullcontext()
+    argv = [argument for argument in argv if argument != "--trust"]
     try:
-        return execute(argv)
+        with trusting:
+            return execute(argv)
     except ConfigError as error:
         return refuse(error)
     except KeyboardInterrupt:

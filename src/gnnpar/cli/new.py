@@ -57,7 +57,7 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
         raise ConfigError(f"{kind}={name} is in gnnpar already; choose another name")
     found = importlib.util.find_spec(name) if places.imported == name else None
     if found is not None and found.origin is not None:  # a folder of that name hides nothing
-        raise ConfigError(f"{name}.py would hide the Python module {name}; choose another name")
+        raise ConfigError(f"the Python module {name} would be imported instead of {name}.py; choose another name")
     words = {"name": name, "Class": class_name(name), "module": places.imported}
     words["target"] = f"{places.imported}.{words['Class']}"
     for part, file in zip(("module", "config", "test"), files, strict=True):

@@ -15,7 +15,7 @@ from gnnpar.cli.main import refuse
 from gnnpar.config import jobs
 from gnnpar.config.application import run_jobs, without_folders
 from gnnpar.config.compose import HydraJob
-from gnnpar.config.sweep import resumed
+from gnnpar.config.replay import resumed
 from gnnpar.durable import write_text_whole
 from gnnpar.launch.slurm import as_rank
 from gnnpar.settings import ConfigError, Settings
@@ -28,8 +28,8 @@ def run(argv: list[str]) -> int:
     """The worst exit code of the jobs."""
     os.environ.update(as_rank(os.environ))
     joined = os.environ.get("RANK")
-    argv = resumed(argv) if joined is None else without_folders(argv, rank=int(joined))
-    code, _ = run_jobs(argv, job, show=show)
+    argv, replay = resumed(argv) if joined is None else (without_folders(argv, rank=int(joined)), None)
+    code, _ = run_jobs(argv, job, show=show, replay=replay)
     return code
 
 

@@ -12,11 +12,10 @@ from typing import Any
 from gnnpar.config.compose import search_installed
 from gnnpar.config.errors import CONFIG, hydra_line
 from gnnpar.config.inputs import spelled
+from gnnpar.config.replay import FLAGS, Replay
 from gnnpar.config.sweep import Overrides, Sweep, per_job
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
-
-MULTIRUN = ("-m", "--multirun")
 
 
 def run_jobs(
@@ -25,12 +24,13 @@ def run_jobs(
     *,
     listed: Sequence[Overrides] | None = None,
     show: Callable[[Path], object] = lambda folder: None,
+    replay: Replay | None = None,
 ) -> tuple[int, list[str]]:
     """The worst exit code of the jobs, and their keys in sweep.json; no keys outside of a sweep.
 
     `job`: a function at the top of its module, which other processes import; Hydra calls it with a configuration, and
     `HydraJob.running` reads that. `listed`: the jobs, instead of those that a sweeper makes of argv. `show`: called
-    with the folder of a sweep of argv that has results.
+    with the folder of a sweep of argv that has results. `replay`: where argv comes from a file.
     """
     import hydra
 
@@ -40,11 +40,11 @@ def run_jobs(
     def single(config: object) -> None:
         codes.append(job(config))
 
-    multirun = listed is not None or any(flag in argv for flag in MULTIRUN)
+    multirun = listed is not None or any(flag in argv for flag in FLAGS)
     main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)  # Hydra's is untyped
     application: Callable[[], None] = main(job if multirun else single)
     argv, listed = spelled(argv), None if listed is None else [spelled(each) for each in listed]
-    sweep = Sweep(argv, listed, show)
+    sweep = Sweep(argv, listed, show, replay)
     before, given = sys.argv, per_job(argv) if multirun else argv
     sys.argv = ["gnnpar train", *given, "hydra/job_logging=none", "hydra/hydra_logging=none"]
     try:
@@ -64,7 +64,7 @@ def run_jobs(
 
 def without_folders(argv: Sequence[str], rank: int) -> list[str]:
     """Joined ranks: one job, and no folders but rank 0's, which is the same after a restart by torchrun."""
-    if any(flag in argv for flag in MULTIRUN):
+    if any(flag in argv for flag in FLAGS):
         raise ConfigError(
             "a sweep (-m) starts its own ranks and cannot join those of torchrun; start one job at a time"
         )

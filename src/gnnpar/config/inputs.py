@@ -10,6 +10,7 @@ from typing import Any
 
 from gnnpar.partition.manifest import read_manifest
 from gnnpar.settings import ConfigError
+from gnnpar.targets import refuse_foreign
 
 Composed = tuple[dict[str, Any], dict[str, str]]
 """A resolved configuration, and of every group the name of the file chosen in it."""
@@ -42,11 +43,14 @@ def with_plan(config: Mapping[str, Any], names: Mapping[str, str], overrides: It
         made_for = dict(setup.pop("names", {}))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"plan={path} cannot be read: {type(error).__name__} {error}; give a plan.json") from error
-    for group, value in setup.items():
-        if group in config and not any(re.match(rf"{group}(=|\.|/)", o) for o in given):
-            config[group] = value
-            names |= {group: made_for[group]} if group in made_for else {}
-    return config | {"strategy": strategy}, names
+    brought = {
+        group: value
+        for group, value in setup.items()
+        if group in config and not any(re.match(rf"{group}(=|\.|/)", o) for o in given)
+    }
+    _refuse_foreign({**brought, "strategy": strategy}, f"plan={path}", named=config)
+    names |= {group: made_for[group] for group in brought if group in made_for}
+    return config | brought | {"strategy": strategy}, names
 
 
 def with_shards(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
@@ -63,6 +67,7 @@ def with_shards(config: Mapping[str, Any], names: Mapping[str, str], overrides: 
         manifest = read_manifest(Path(path))
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    _refuse_foreign({group: manifest.setup.get(group) for group in _BROUGHT}, f"shards={path}", named=config)
     for group in _BROUGHT:
         if isinstance(manifest.setup.get(group), Mapping):
             config[group] = manifest.setup[group]
@@ -70,6 +75,16 @@ def with_shards(config: Mapping[str, Any], names: Mapping[str, str], overrides: 
     if not any(o.startswith("world_size=") for o in given):
         config["world_size"] = manifest.parts
     return config, names
+
+
+def _refuse_foreign(brought: Mapping[str, object], source: str, *, named: object) -> None:
+    for group, tree in brought.items():
+        own = "" if group == "strategy" or source.startswith("shards") else f"give {group}=NAME yourself, or "
+        remedy = f"{own}--trust, which runs its code"
+        try:
+            refuse_foreign(tree, f"{group} of {source}", remedy=remedy, named=named)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
 
 def spelled(overrides: Iterable[str]) -> list[str]:

@@ -71,7 +71,9 @@ class Manifest:
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
             jobs = [Job(each["key"], each["folder"], tuple(each["overrides"])) for each in data["jobs"]]
-            return Manifest(folder, list(data["argv"]), {job.key: job for job in jobs})
+            if outside := next((job.folder for job in jobs if not is_inside(job.folder)), None):
+                raise ValueError(f"the job folder {outside} is not below it")
+            return Manifest(folder, [str(each) for each in data["argv"]], {job.key: job for job in jobs})
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{file} cannot be read: {type(error).__name__} {error}; remove it") from error
 
@@ -88,6 +90,11 @@ class Manifest:
     def states(self, keys: Sequence[str] | None = None) -> dict[str, tuple[State, str]]:
         """Key -> (state, why it is not done), of all jobs or of these."""
         return {key: state_of(self.folder / self.jobs[key].folder) for key in keys or self.jobs}
+
+
+def is_inside(folder: str) -> bool:
+    """Whether a path stays below the folder it is relative to."""
+    return not Path(folder).is_absolute() and ".." not in Path(folder).parts
 
 
 def begin_job(run_dir: Path, overrides: Sequence[str]) -> None:

@@ -13,12 +13,24 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gnnpar.config.compose import resolved
-from gnnpar.config.jobs import Job, Manifest, State, alone_in, count, in_words, job_key, read_record, snapshot
+from gnnpar.config.jobs import (
+    Job,
+    Manifest,
+    State,
+    alone_in,
+    count,
+    in_words,
+    is_inside,
+    job_key,
+    read_record,
+    snapshot,
+)
+from gnnpar.config.replay import Replay, asked, quoted
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
@@ -26,7 +38,6 @@ from gnnpar.training.result.result import read_result
 
 Overrides = Sequence[str]
 _SETTLE_SECONDS = 15.0  # how long a job that a launcher has lost may take to show that it runs
-_FLAGS = ("-m", "--multirun")
 
 
 @dataclass
@@ -39,6 +50,7 @@ class Sweep:
     argv: list[str]
     listed: Sequence[Overrides] | None = None
     show: Callable[[Path], object] = lambda folder: None
+    replay: Replay | None = None
     folder: Path | None = None  # known once the launcher is there
     keys: list[str] = field(default_factory=list)  # of its jobs, each once
     planned: list[str] = field(default_factory=list)  # as they were asked for, in that order
@@ -154,21 +166,26 @@ class Resuming:
         config = self.loader.load_sweep_config(self.config, list(overrides))
         self.sweep.composing = ()
         choices = {str(group): name for group, name in config.hydra.runtime.choices.items()}
+        shown = tuple(o for o in overrides if not o.startswith("hydra"))
         try:
-            key = job_key(*resolved(config, choices, overrides))
+            settings, names = resolved(config, choices, overrides)
         except (ValueError, OmegaConfBaseException):  # the job reports it
             names = {group: str(name) for group, name in choices.items() if not group.startswith("hydra")}
-            key = job_key({"overrides": list(overrides)}, names)
+            settings = {"overrides": list(overrides)}
+        if self.sweep.replay is not None:
+            self.sweep.replay.check_settings(settings)
+        key = job_key(settings, names)
         if key in manifest.jobs:
-            return manifest.jobs[key]
+            return replace(manifest.jobs[key], overrides=shown)  # not those of the file: they were not looked at
         taken = {job.folder for job in manifest.jobs.values()}
         for number in range(len(manifest.jobs), len(manifest.jobs) + 1_000):
             with open_dict(config):
                 config.hydra.job.num = number
             name = str(config.hydra.sweep.subdir)
+            if not is_inside(name):
+                raise ConfigError(f"hydra.sweep.subdir={name} must be a folder below that of the sweep")
             if name not in taken and not (manifest.folder / name / "result.json").exists():
-                shown = [o for o in overrides if not o.startswith("hydra")]
-                return manifest.jobs.setdefault(key, Job(key, name, tuple(shown)))
+                return manifest.jobs.setdefault(key, Job(key, name, shown))
         subdir = config.hydra.sweep.subdir
         raise ConfigError(f"hydra.sweep.subdir={subdir} is one folder for several jobs; put ${{hydra.job.num}} into it")
 
@@ -186,7 +203,7 @@ class Resuming:
     def start(self, manifest: Manifest, jobs: Sequence[tuple[Job, Overrides]]) -> None:
         """Run some jobs to their ends. A launcher that loses one (killed, out of memory) loses no other."""
         try:
-            with told("GNNPAR_JOBS_AT_ONCE", str(self.beside_each_other(len(jobs)))):
+            with inherited("GNNPAR_JOBS_AT_ONCE", str(self.beside_each_other(len(jobs)))):
                 self.inner.launch([overrides for _, overrides in jobs], initial_job_idx=0)
         except Exception as error:
             complain(f"a job was lost: {type(error).__name__} {error}")
@@ -217,11 +234,6 @@ class Resuming:
         return end
 
 
-def asked(argv: Sequence[str]) -> list[str]:
-    """What a resumed sweep must be told again: all but its folder and the flag."""
-    return [a for a in argv if a not in _FLAGS and not a.startswith("hydra.sweep.dir=")]
-
-
 def per_job(argv: Sequence[str]) -> list[str]:
     """Keys of a group that is swept become values of each job, `strategy.chunks=8` a choice of one: before there are
     jobs, Hydra looks for every other key in the group's default, which need not have it."""
@@ -242,11 +254,6 @@ def per_job(argv: Sequence[str]) -> list[str]:
     return found
 
 
-def quoted(text: str) -> str:
-    """A literal in Hydra's grammar of overrides."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
 def settle(manifest: Manifest, keys: Sequence[str]) -> None:
     """Wait until none of these jobs runs any more."""
     deadline = time.monotonic() + _SETTLE_SECONDS
@@ -260,12 +267,12 @@ def settle(manifest: Manifest, keys: Sequence[str]) -> None:
 @contextmanager
 def session() -> Iterator[None]:
     """All jobs started inside carry one session in result.json."""
-    with told("GNNPAR_SESSION", uuid.uuid4().hex[:12]):
+    with inherited("GNNPAR_SESSION", uuid.uuid4().hex[:12]):
         yield
 
 
 @contextmanager
-def told(name: str, value: str) -> Iterator[None]:
+def inherited(name: str, value: str) -> Iterator[None]:
     """An environment variable that jobs inherit, unless it is set already: by a sweep around this one."""
     if name in os.environ:
         yield
@@ -275,18 +282,3 @@ def told(name: str, value: str) -> Iterator[None]:
         yield
     finally:
         del os.environ[name]
-
-
-def resumed(argv: list[str]) -> list[str]:
-    """`--resume FOLDER` as the overrides of the sweep in FOLDER, and what else is said."""
-    if "--resume" not in argv:
-        return argv
-    at = argv.index("--resume")
-    if at + 1 == len(argv):
-        raise ConfigError("--resume needs the folder of a sweep: gnnpar train --resume multirun/DATE/TIME")
-    folder = Path(argv[at + 1])
-    manifest = Manifest.read(folder)
-    if not manifest.jobs:
-        raise ConfigError(f"{folder} has no sweep.json with jobs; give the folder of a sweep (gnnpar train -m ...)")
-    rest = [a for a in (*argv[:at], *argv[at + 2 :]) if a not in _FLAGS]
-    return ["-m", *manifest.argv, *rest, f"hydra.sweep.dir={quoted(str(folder))}"]

@@ -17,6 +17,7 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.settings import Settings, build_settings
+from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import complain
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint
@@ -67,10 +68,17 @@ class Trained(nn.Module):
         return normalized(x, how.normalize, train_mask=torch.ones(len(x), dtype=torch.bool)), edges
 
 
-def load(run: str | Path, *, which: Literal["best", "last"] = "best", device: str | torch.device = "cpu") -> Trained:
+def load(
+    run: str | Path,
+    *,
+    which: Literal["best", "last"] = "best",
+    device: str | torch.device = "cpu",
+    trust: bool = False,
+) -> Trained:
     """The model of a run's folder, or of one checkpoint in it. best: on validation, of the checkpoints that were kept.
 
-    Nothing foreign is unpickled. ValueError in one line where there is no good checkpoint.
+    Nothing foreign is unpickled or imported: a checkpoint that names classes of neither gnnpar nor an installed plugin
+    is refused, unless `trust`. ValueError in one line then, and where there is no good checkpoint.
     """
     folder = Path(run)
     if (folder / checkpoint.MANIFEST).exists():
@@ -80,6 +88,8 @@ def load(run: str | Path, *, which: Literal["best", "last"] = "best", device: st
     if found is None:
         raise ValueError(f"{folder} has no good checkpoint; give the folder of a run with {checkpoint.FOLDER}/ in it")
     told = found.manifest["run"]
+    remedy = "with trust=True, or --trust, its code is imported and runs"
+    refuse_foreign(told["settings"], str(found.folder), remedy=remedy, trust=trust)
     settings = build_settings(told["settings"], told["names"])
     cached = settings.first_layer == "cached"
     model = settings.model.build(

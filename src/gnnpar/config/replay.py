@@ -1,0 +1,118 @@
+"""`gnnpar train --resume FOLDER`: the command line that sweep.json holds.
+
+It comes from a file: it may choose what gnnpar and installed plugins bring, and nothing that runs other code
+(docs/adr/0034).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gnnpar.config.errors import PLUGINS
+from gnnpar.config.jobs import MANIFEST, Manifest
+from gnnpar.config.study import key_of
+from gnnpar.paths import conf_dir, installed_confs
+from gnnpar.settings import ConfigError, Settings, show
+from gnnpar.targets import TRUST, refuse_foreign
+
+FLAGS = ("-m", "--multirun")
+_HYDRA_KEYS = re.compile(r"hydra\.(sweep|launcher|sweeper)(\.\w+)+")
+_OF_HYDRA = {group: ("basic", *names) for group, names in PLUGINS.items()} | {
+    "hydra/sweeper/sampler": ("tpe", "random", "cmaes", "grid", "nsgaii", "motpe")
+}
+_PLAIN = re.compile(r"[\w.,:+()-]*")
+"""A value that is numbers, names or ranges: of launchers and sweepers other values may be commands."""
+_CHOICES = re.compile(r"(?:choice\(|\[)?([\w,\s-]*)[)\]]?")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A sweep that is resumed. `typed`: what stands on the command line beside --resume FOLDER."""
+
+    file: Path
+    typed: tuple[str, ...]
+
+    def check_settings(self, config: Mapping[str, object]) -> None:
+        """Refuse a job with classes that neither gnnpar, nor a plugin, nor what was typed names."""
+        own = {key_of(override).partition(".")[0] for override in self.typed}
+        rest = {group: tree for group, tree in config.items() if group not in own}
+        try:
+            refuse_foreign(rest, str(self.file), remedy=self.remedy)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def check_override(self, override: str) -> None:
+        """Refuse an override of the file that could bring code."""
+        if os.environ.get(TRUST) != "1" and not _is_harmless(override):
+            raise ConfigError(f"{self.file} has {show(override)}, which may run code of its own: {self.remedy}")
+
+    @property
+    def remedy(self) -> str:
+        return f"type it again beside --resume {self.file.parent}, or --trust, which runs it"
+
+
+def resumed(argv: Sequence[str]) -> tuple[list[str], Replay | None]:
+    """`--resume FOLDER` as the overrides of the sweep in FOLDER, and what is typed beside it, which comes before."""
+    if "--resume" not in argv:
+        return list(argv), None
+    at = argv.index("--resume")
+    if at + 1 == len(argv):
+        raise ConfigError("--resume needs the folder of a sweep: gnnpar train --resume multirun/DATE/TIME")
+    folder = Path(argv[at + 1])
+    manifest = Manifest.read(folder)
+    if not manifest.jobs:
+        raise ConfigError(f"{folder} has no sweep.json with jobs; give the folder of a sweep (gnnpar train -m ...)")
+    typed = [a for a in (*argv[:at], *argv[at + 2 :]) if a not in FLAGS]
+    replay = Replay(folder / MANIFEST, tuple(typed))
+    own = {key_of(override) for override in typed}
+    stored = [override for override in manifest.argv if key_of(override) not in own]
+    for override in stored:
+        replay.check_override(override)
+    return ["-m", *stored, *typed, f"hydra.sweep.dir={quoted(str(folder))}"], replay
+
+
+def asked(argv: Sequence[str]) -> list[str]:
+    """What sweep.json keeps of a command line: all but the sweep's folder and the flag."""
+    return [a for a in argv if a not in FLAGS and not a.startswith("hydra.sweep.dir=")]
+
+
+def quoted(text: str) -> str:
+    """A literal in Hydra's grammar of overrides."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _is_harmless(override: str) -> bool:
+    """Whether an override can choose only YAML of gnnpar and of plugins, and sets plain values."""
+    key, _, value = override.partition("=")
+    group = key.lstrip("+~").partition("@")[0]
+    if override.startswith("-") or "_target_" in override or "custom_search_space" in key:
+        return False
+    if _is_group(group):
+        options = _CHOICES.fullmatch(value)
+        at_hydra = "hydra" in key.partition("@")[2]
+        return not at_hydra and bool(options) and all(_is_brought(group, o.strip()) for o in options[1].split(","))
+    if "hydra" in key:
+        return _HYDRA_KEYS.fullmatch(group) is not None and (group.startswith("hydra.sweep.") or _is_plain(value))
+    return "@" not in key and re.split(r"[./]", group)[0] in {field.name for field in dataclasses.fields(Settings)}
+
+
+def _is_plain(value: str) -> bool:
+    return _PLAIN.fullmatch(value) is not None
+
+
+def _is_group(name: str) -> bool:
+    return name in _OF_HYDRA or any((folder / name).is_dir() for folder in (conf_dir(), *installed_confs()))
+
+
+def _is_brought(group: str, option: str) -> bool:
+    """Whether the YAML that Hydra finds is gnnpar's, a plugin's or its own, and not of the working directory."""
+    file = Path(group, f"{option}.yaml")
+    if not option or (conf_dir() / file).exists():  # no option: the group is taken out
+        return True
+    brought = option in _OF_HYDRA.get(group, ()) or any((folder / file).exists() for folder in installed_confs())
+    return brought and not file.exists()  # Hydra looks into the working directory before plugins

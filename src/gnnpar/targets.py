@@ -1,0 +1,89 @@
+"""The classes that `_target_` names: finding one, and which of them a file may name.
+
+Files are data: a plan, a checkpoint, shards or a sweep that somebody passed on runs no code of its own. It names
+dataclasses of gnnpar and of installed plugins; any other class has to be named by the user (docs/adr/0034).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+
+from gnnpar.aliases import current
+from gnnpar.paths import plugin_packages
+
+TRUST = "GNNPAR_TRUST"
+"""The environment variable that --trust sets for every process of the command: 1 lets files name any class."""
+
+
+def locate(target: str) -> object:
+    """What a `_target_` names. Raises ImportError, AttributeError or ValueError where there is no such thing.
+
+    A module of the user's own is looked up in the working directory, after everything that is installed.
+    """
+    module, _, name = current(target).rpartition(".")
+    return getattr(_imported(module), name)  # by name: that is what a _target_ is
+
+
+def refuse_foreign(tree: object, source: str, *, remedy: str, named: object = None, trust: bool = False) -> None:
+    """Refuse, before it is imported, a class that the tree of a file names and that its reader has not named.
+
+    `source`: the file, for messages. `remedy`: what to do instead. `named`: configuration that the user has chosen
+    himself, by the command line and by YAML; its classes are allowed. `trust`, or --trust: any class is, and a line on
+    stderr says so. Raises ValueError.
+    """
+    known = set(_targets(named))
+    for target in dict.fromkeys(_targets(tree)):
+        if target in known or _is_trusted(target):
+            continue
+        shown = target if len(target) <= 100 else target[:97] + "..."
+        if not (trust or os.environ.get(TRUST) == "1"):
+            raise ValueError(f"{source} names {shown}, which is no class of gnnpar or of an installed plugin: {remedy}")
+        sys.stderr.write(f"gnnpar: {source} names {shown}; it is trusted, and its code runs\n")
+
+
+def _is_trusted(target: str) -> bool:
+    """A dataclass of a module of gnnpar or of a plugin. Nothing else is imported."""
+    packages = {"gnnpar", *plugin_packages()}
+    module, _, name = current(target).rpartition(".")
+    if module.partition(".")[0] not in packages:
+        return False
+    try:
+        found = vars(importlib.import_module(module)).get(name)
+    except ImportError:
+        return True  # there is no code to run; who builds it says what is missing
+    if found is None:
+        return True
+    return (
+        isinstance(found, type) and dataclasses.is_dataclass(found) and found.__module__.partition(".")[0] in packages
+    )
+
+
+def _targets(tree: object) -> Iterator[str]:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            if key == "_target_":
+                yield str(value)
+            else:
+                yield from _targets(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from _targets(value)
+
+
+def _imported(module: str) -> ModuleType:
+    here = os.getcwd()
+    if here not in sys.path and _is_absent(module):
+        sys.path.append(here)  # for good: the module may import its neighbours later, and ranks import it again
+        importlib.invalidate_caches()
+    return importlib.import_module(module)
+
+
+def _is_absent(module: str) -> bool:
+    top = module.partition(".")[0]
+    return top not in sys.modules and importlib.util.find_spec(top) is None

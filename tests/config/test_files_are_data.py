@@ -1,0 +1,213 @@
+"""Files that people pass on name no code of their own: it is refused before it is imported (docs/adr/0034)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gnnpar
+from checkpoints import train
+from composing import names
+from conftest import Run, environment
+from gnnpar.cli.main import run
+from gnnpar.config.compose import compose
+from gnnpar.config.jobs import Job, Manifest
+from gnnpar.config.replay import resumed
+from gnnpar.durable import read_checked_json, write_checked_json
+from gnnpar.settings import ConfigError
+from gnnpar.targets import refuse_foreign
+
+EVIL = """
+from pathlib import Path
+Path({marker!r}).write_text("ran")
+def Evil(**_):
+    Path({marker!r}).write_text("ran")
+"""
+CALLABLES = ("evil.Evil", "os.system", "pathlib.Path", "gnnpar.durable.Path", "gnnpar.durable.open_whole")
+
+
+@pytest.fixture
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that evil.py of the working directory writes when it is imported or called."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "evil", None)
+    monkeypatch.delitem(sys.modules, "evil")
+    marker = tmp_path / "marker"
+    (tmp_path / "evil.py").write_text(EVIL.format(marker=str(marker)))
+    return marker
+
+
+def plan(**setup: Any) -> str:
+    single = {"name": "single", "_target_": "gnnpar.parallel.single.strategy.Single"}
+    return json.dumps({"strategy": single, "setup": {"names": {}, **setup}, "layers": []})
+
+
+@pytest.mark.parametrize("target", CALLABLES)
+@pytest.mark.parametrize("group", ["strategy", "model"])
+def test_a_plan_names_no_foreign_class(marker: Path, group: str, target: str) -> None:
+    node = {"name": "x", "_target_": target}
+    text = json.dumps({"strategy": node}) if group == "strategy" else plan(model=node)
+    Path("plan.json").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        compose(["plan=plan.json"])
+    line = f"{group} of plan=plan.json names {target}, which is no class of gnnpar or of an installed plugin: "
+    assert str(refused.value).startswith(line)
+    assert "--trust" in str(refused.value)
+    assert not marker.exists()
+
+
+def test_a_target_deep_in_a_plan_is_seen(marker: Path) -> None:
+    Path("plan.json").write_text(
+        plan(model={"_target_": "gnnpar.models.gcn.GCN", "x": [{"y": {"_target_": "evil.Evil"}}]})
+    )
+    with pytest.raises(ConfigError, match=r"model of plan=plan\.json names evil\.Evil"):
+        compose(["plan=plan.json"])
+    assert not marker.exists()
+
+
+def test_what_the_user_names_is_his_own(marker: Path) -> None:
+    """A group that he chooses by name gives the plan's way; a class that he typed is allowed."""
+    Path("own.py").write_text("from gnnpar.models.gcn import GCN\nclass Own(GCN): pass\n")
+    Path("model").mkdir()
+    Path("model/own.yaml").write_text("_target_: own.Own\n")
+    Path("plan.json").write_text(plan(model={"_target_": "own.Own"}))
+    with pytest.raises(ConfigError, match="give model=NAME yourself, or --trust"):
+        compose(["plan=plan.json"])
+    assert type(compose(["plan=plan.json", "model=own"]).model).__name__ == "Own"
+    assert type(compose(["plan=plan.json", "model=gcn"]).model).__name__ == "GCN"
+    assert sys.path[-1] == str(Path.cwd())  # last, and only now
+    sys.modules.pop("own")
+
+
+def test_trust_lets_a_plan_name_any_class_and_says_so(marker: Path, capsys: pytest.CaptureFixture) -> None:
+    Path("plan.json").write_text(plan(model={"_target_": "evil.Evil"}))
+    assert run("cite", ["plan=plan.json"]) == 2
+    assert not marker.exists()
+    assert run("cite", ["plan=plan.json", "--trust"]) == 0
+    assert marker.exists()
+    assert "model of plan=plan.json names evil.Evil; it is trusted, and its code runs\n" in capsys.readouterr().err
+    marker.unlink()
+    assert run("cite", ["plan=plan.json"]) == 2  # of that command alone
+
+
+def test_a_checkpoint_names_no_foreign_class(marker: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert train(tmp_path / "run", "strategy=single", "epochs=1").exit_code == 0
+    (file,) = (tmp_path / "run").glob("checkpoint/*/manifest.json")
+    tree = read_checked_json(file)
+    tree["run"]["settings"]["tracker"] = {"_target_": "evil.Evil"}
+    write_checked_json(file, tree)
+    with pytest.raises(ValueError, match=r"names evil\.Evil, which is no class of gnnpar or of an installed plugin"):
+        gnnpar.load(tmp_path / "run")
+    assert run("export", ["run"]) == 2
+    assert "--trust" in capsys.readouterr().err
+    assert not marker.exists()
+    assert gnnpar.load(tmp_path / "run", trust=True).epoch == 1
+    assert marker.exists()
+
+
+def test_shards_name_no_foreign_class(marker: Path, tmp_path: Path) -> None:
+    argv = ["dataset.num_nodes=60", "dataset.num_features=3", "world_size=1", "partition=range", "out=shards"]
+    assert run("partition", argv) == 0
+    file = tmp_path / "shards" / "manifest.json"
+    tree = read_checked_json(file)
+    tree["setup"]["dataset"] = {"_target_": "evil.Evil"}
+    write_checked_json(file, tree)
+    with pytest.raises(ConfigError, match=r"dataset of shards=shards names evil\.Evil"):
+        compose(["shards=shards"])
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "model._target_=evil.Evil",
+        "+x={_target_:evil.Evil}",
+        "model=own",  # YAML of the working directory, chosen by a file
+        "model=gcn,own",
+        "model=choice(gcn,own)",
+        "+own=x",
+        "model@hydra.launcher=own",
+        "hydra.launcher._target_=evil.Evil",
+        "hydra.launcher.setup=[touch x]",
+        "hydra/launcher=own",
+        "hydra/launcher=submitit_local",  # shadowed by YAML of the working directory
+        "hydra.searchpath=[file:///tmp]",
+        "hydra.callbacks.x._target_=evil.Evil",
+        "hydra.sweeper.custom_search_space=evil.Evil",
+        "--config-dir=own",
+    ],
+)
+def test_a_sweep_replays_nothing_that_may_run_code(
+    marker: Path, tmp_path: Path, override: str, capsys: pytest.CaptureFixture
+) -> None:
+    Path("model").mkdir()
+    Path("model/own.yaml").write_text("_target_: evil.Evil\n")
+    Path("hydra/launcher").mkdir(parents=True)
+    Path("hydra/launcher/submitit_local.yaml").write_text("_target_: evil.Evil\n")
+    Path("sweep").mkdir()
+    Manifest(Path("sweep"), ["seed=0,1", override], {"k": Job("k", "0", ("seed=0",))}).save()
+    assert run("train", ["--resume", "sweep"]) == 2
+    assert f"sweep.json has {override}, which may run code of its own" in capsys.readouterr().err
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "model=gcn,gat",
+        "strategy=choice(single,sar)",
+        "model.hidden=8,16",
+        "codec@strategy.boundary=bf16",
+        "+tune=[gat,width]",
+        "debug=tiny",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+        "hydra.sweep.subdir='${hydra.job.num}'",
+        "hydra/sweeper=search",
+        "hydra.sweeper.n_trials=4",
+        "~debug",
+    ],
+)
+def test_a_sweep_replays_what_gnnpar_brings(tmp_path: Path, override: str) -> None:
+    tmp_path.joinpath("sweep").mkdir()
+    Manifest(tmp_path / "sweep", [override], {"k": Job("k", "0", ("seed=0",))}).save()
+    argv, replay = resumed(["--resume", str(tmp_path / "sweep")])
+    assert override in argv and replay is not None
+
+
+def test_jobs_of_a_sweep_stay_in_its_folder(tmp_path: Path) -> None:
+    Manifest(tmp_path, [], {"k": Job("k", "../elsewhere", ())}).save()
+    with pytest.raises(ConfigError, match=r"the job folder \.\./elsewhere is not below it"):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize("group", ["strategy", "model", "dataset", "partition", "codec", "optim", "tracker"])
+def test_files_may_name_whatever_gnnpar_brings(group: str) -> None:
+    for name in names(group):
+        refuse_foreign(compose([f"{group}={name}"]).resolved, "a file", remedy="")
+
+
+def test_the_working_directory_hides_no_module_of_python(tmp_path: Path, marker: Path) -> None:
+    for module in ("html", "json", "statistics", "socket", "pydantic", "omegaconf"):
+        (tmp_path / f"{module}.py").write_text(EVIL.format(marker=str(marker)))
+    command = [sys.executable, "-m", "gnnpar"]
+    done = subprocess.run(
+        [*command, "compare", "nothing"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert not marker.exists(), done.stderr
+
+
+@pytest.mark.slow
+def test_no_rank_imports_from_the_working_directory_first(run_cli: Run, tmp_path: Path, marker: Path) -> None:
+    for module in ("html", "json", "socket", "pickle", "statistics"):
+        (tmp_path / f"{module}.py").write_text(EVIL.format(marker=str(marker)))
+    done = run_cli("train", "debug=tiny", "world_size=2", "strategy=graph_parallel", "epochs=1")
+    assert done.returncode == 0, done.stderr
+    assert not marker.exists()
