@@ -65,15 +65,15 @@ def _is_trusted(target: str) -> bool:
 
 
 def _targets(tree: object) -> Iterator[str]:
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            if key == "_target_":
-                yield str(value)
-            else:
-                yield from _targets(value)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from _targets(value)
+    pending = [tree]  # no recursion: a file may be nested as deeply as its reader allows
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Mapping):
+            if "_target_" in node:
+                yield str(node["_target_"])
+            pending += node.values()
+        elif isinstance(node, (list, tuple)):
+            pending += node
 
 
 def _imported(module: str) -> ModuleType:

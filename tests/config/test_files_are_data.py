@@ -71,6 +71,14 @@ def test_a_target_deep_in_a_plan_is_seen(marker: Path) -> None:
     assert not marker.exists()
 
 
+def test_a_target_below_a_thousand_lists_is_seen() -> None:
+    tree: Any = {"_target_": "evil.Evil"}
+    for _ in range(5_000):
+        tree = [tree]
+    with pytest.raises(ValueError, match=r"a file names evil\.Evil"):
+        refuse_foreign(tree, "a file", remedy="")
+
+
 def test_what_the_user_names_is_his_own(marker: Path) -> None:
     """A group that he chooses by name gives the plan's way; a class that he typed is allowed."""
     Path("own.py").write_text("from gnnpar.models.gcn import GCN\nclass Own(GCN): pass\n")
