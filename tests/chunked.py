@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.codecs.codec import Identity
-from gnnpar.comm import ThreadWorld
+from gnnpar.comm import CodedExchange, ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.block import Block
 from gnnpar.folds.sum import Sum
@@ -181,7 +181,7 @@ class Chain:
         self.history = History(
             chunks.num_rows, chunks.num_own, refresh=self.refresh, remembers=bool(self.weights.stale)
         )
-        slots = Slots(chunks, comm, Identity().build(shard, comm, 0))
+        slots = Slots(chunks, CodedExchange(comm, Identity().build(shard, comm, 0)))
         self.way = Way(chunks, shard.in_degree[chunks.order], slots, self.history, self.weights)
         self.epoch = 0
 

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import RowLike
-from gnnpar.comm import Site, ThreadWorld
+from gnnpar.comm import RowLike, Site, ThreadWorld
 from gnnpar.partition.shard import Shard, cut
 from graphs import dataset_of
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import ROOT, Run, environment
 from gnnpar.cli import check, new
+from gnnpar.codecs.uniform import Uniform
+from gnnpar.comm import Communicator, ThreadWorld
+from gnnpar.data.tasks import make_task
+from gnnpar.models.gcn import GCN
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.strategy import Strategy
+from gnnpar.partition.shard import Shard
 from gnnpar.settings import ConfigError
+from gnnpar.verify.conformance import make_job, small_graph
 
 
 def test_what_is_written_passes_its_tests_and_lint(tmp_path: Path) -> None:
@@ -149,3 +160,37 @@ def test_the_command(run_here: Run, tmp_path: Path) -> None:
     done = run_here("new", "layer", "mine")
     assert done.returncode == 2
     assert "choose from" in done.stderr
+
+
+def test_a_strategy_that_was_written_counts_metadata_and_encode_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends the bytes of graph parallelism when it quantizes, scales and zero points included."""
+    new.write("strategy", "counted", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    mine: Any = importlib.import_module("counted").Counted(codec=Uniform(bits=4))
+    written, known = (_traffic(strategy) for strategy in (mine, GraphParallel(codec=Uniform(bits=4), overlap="none")))
+    assert [epochs for epochs, _ in written] == [epochs for epochs, _ in known]
+    assert all(metadata > 0 for epochs, _ in written for _, metadata in epochs)
+    assert all(seconds > 0 for _, encode in (*written, *known) for seconds in encode)
+
+
+def _traffic(strategy: Strategy) -> list[tuple[list[tuple[dict[str, int], int]], list[float]]]:
+    """Of each rank: (bytes by phase, metadata) and seconds of encoding, by epoch."""
+    job = make_job(strategy, GCN(hidden=8), small_graph(), world=3)
+
+    def body(comm: Communicator) -> tuple[list[tuple[dict[str, int], int]], list[float]]:
+        shard = Shard.open(job.dataset if comm.rank == 0 else None, job.plan.part_of, comm).to(comm.device, job.dtype)
+        task = make_task(job.dataset.task, job.dataset.num_classes)
+        engine = strategy.build(job.plan, shard, copy.deepcopy(job.model).double(), task, comm, seed=job.seed)
+        optimizer = job.optim.build(engine.named_parameters(), epochs=2, layer_of=job.model.layer_of)
+        epochs, seconds = [], []
+        for epoch in range(2):
+            comm.clock.start()
+            engine.train_epoch(epoch, optimizer)
+            seconds.append(comm.clock.drain()["encode"])
+            traffic = comm.ledger.drain()
+            epochs.append((dict(traffic.bytes), traffic.metadata))
+        return epochs, seconds
+
+    return ThreadWorld(3).run(body)

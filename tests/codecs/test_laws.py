@@ -10,7 +10,8 @@ import torch
 
 from composing import configured, names
 from gnnpar.cli import check
-from gnnpar.codecs.codec import Codec, Exactness, Identity, RowLike
+from gnnpar.codecs.codec import Codec, Exactness, Identity
+from gnnpar.comm import RowLike
 from gnnpar.verify.codec_laws import check_codec
 
 

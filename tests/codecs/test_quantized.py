@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gnnpar.codecs.adaptive.traces import row_variances
-from gnnpar.codecs.codec import RowLike
 from gnnpar.codecs.uniform import Random, Uniform
+from gnnpar.comm import Outgoing, RowLike, Site, ThreadWorld
 from gnnpar_kernels.quantize.naive import ranges
 from gnnpar_kernels.wire import row_nbytes, row_offsets
 from messages import Message
@@ -175,7 +175,6 @@ def test_a_row_that_is_not_finite_is_one_clear_line(config, value):
 
 @pytest.mark.parametrize("config", [Uniform(bits=4), Random()], ids=["uniform", "random"])
 def test_one_launch_for_all_peers_gives_the_bytes_of_one_a_peer(config):
-    from gnnpar.comm import Site, ThreadWorld
     from gnnpar.partition.shard import cut
     from gnnpar.verify.conformance import small_graph
 
@@ -184,7 +183,7 @@ def test_one_launch_for_all_peers_gives_the_bytes_of_one_a_peer(config):
     codec, rows = config.build(shard, ThreadWorld(4).communicators()[1], 3), (torch.randn(shard.num_inner, 40),)
     for epoch in (0, 1):
         site = Site(epoch, 1, 0, "forward")
-        together = codec.encode_all(rows, shard.boundary, site)
+        together = codec.encode_all({p: Outgoing(rows, index) for p, index in shard.boundary.items()}, site)
         assert list(together) == list(shard.boundary) and len(together) == 3
         for peer, index in shard.boundary.items():
             assert torch.equal(together[peer], codec.encode(rows, index, site, peer))

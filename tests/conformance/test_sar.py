@@ -5,10 +5,9 @@ import torch
 
 from composing import configured
 from gnnpar.codecs.codec import BFloat16, Drop
-from gnnpar.comm import ThreadWorld
+from gnnpar.comm import CodedExchange, ThreadWorld
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.sequential.strategy import SAR
-from gnnpar.parallel.sequential.view import SequentialGraph
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.verify.conformance import (
     check,
@@ -67,13 +66,13 @@ def test_every_schedule_equals_the_single_device(rounds, prefetch, backward, mod
 def test_the_tiny_budget_cuts_peers(monkeypatch):
     """What the test above means by it: blocks are cut, forward and pushed."""
     seen = set()
-    true = SequentialGraph._decoded
+    true = CodedExchange.take
 
-    def watching(self, codec, s, buffer, like, site):
-        seen.add((site.phase, s.first > 0))
-        return true(self, codec, s, buffer, like, site)
+    def watching(self, posted, peer):
+        seen.add((posted.site.phase, posted.incoming[peer].first > 0))
+        return true(self, posted, peer)
 
-    monkeypatch.setattr(SequentialGraph, "_decoded", watching)
+    monkeypatch.setattr(CodedExchange, "take", watching)
     train_in_threads(SAR(rounds=TINY), model_of("gat"), small_graph(), world=4, epochs=1)
     assert {("forward", True), ("push", True)} <= seen
 

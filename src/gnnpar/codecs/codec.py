@@ -5,66 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator, Site
+from gnnpar.comm import Communicator, RowLike, Site, Wire
+from gnnpar.comm.rows import WireDefaults
 from gnnpar.folds.block import Rows
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import gather_rows
 
 Exactness = Literal["exact", "rounded", "quantized", "stale", "sampled"]
-
-
-class RowLike(NamedTuple):
-    """Shape and type of one operand's rows: [n, *shape]."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @staticmethod
-    def of(rows: Sequence[Tensor]) -> tuple[RowLike, ...]:
-        return tuple(RowLike(tuple(t.shape[1:]), t.dtype, t.device) for t in rows)
-
-    @property
-    def width(self) -> int:
-        """Numbers a row has."""
-        return torch.Size(self.shape).numel()
-
-    def nbytes(self, num_rows: int) -> int:
-        return num_rows * self.width * self.dtype.itemsize
-
-    def empty(self, num_rows: int) -> Tensor:
-        return torch.empty(num_rows, *self.shape, dtype=self.dtype, device=self.device)
-
-
-def row_nbytes(like: Sequence[RowLike]) -> int:
-    """Bytes of one row of all operands in memory."""
-    return sum(each.nbytes(1) for each in like)
-
-
-class Wire(Protocol):
-    """Rows to bytes and back."""
-
-    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
-        """Size of the buffer that `peer` sends here; both ends know it, so no size is ever sent."""
-        ...
-
-    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
-        """Of the buffer that goes to `peer`, how many bytes are not payload."""
-        ...
-
-    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
-        """rows[index] (all rows when None) of every operand as one flat uint8 buffer.
-
-        Without an index they are the halo rows of `peer` from site.first on.
-        """
-        ...
-
-    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows: ...
 
 
 class Codec(Wire, Protocol):
@@ -75,20 +27,8 @@ class Codec(Wire, Protocol):
     """
 
     def begin_epoch(self, epoch: int) -> None: ...
-    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
-        """rows[index] as `peer` reads them: what its decode makes of this rank's encode, whatever the phase."""
-        ...
-
     def state_dict(self) -> dict: ...
     def load_state_dict(self, state: dict) -> None: ...
-
-
-def encode_all(codec: Wire, rows: Rows, lists: Mapping[int, Tensor], site: Site) -> Mapping[int, Tensor]:
-    """rows[lists[peer]] for every peer, in one launch where the codec has a method of this name."""
-    at_once = getattr(codec, "encode_all", None)
-    if at_once is not None:
-        return at_once(rows, lists, site)
-    return {peer: codec.encode(rows, index, site, peer) for peer, index in lists.items()}
 
 
 class CodecConfig(Protocol):
@@ -140,12 +80,11 @@ def codec_of_lists(
     return config.build(shard, comm, seed)
 
 
-class _Stateless:
+class CodecDefaults(WireDefaults):
+    """Members of a Codec that keeps nothing between epochs."""
+
     def begin_epoch(self, epoch: int) -> None:
         """Nothing changes between epochs."""
-
-    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
-        return 0
 
     def state_dict(self) -> dict:
         return {}
@@ -154,7 +93,7 @@ class _Stateless:
         assert not state
 
 
-class _Cast(_Stateless):
+class _Cast(CodecDefaults):
     """Rows in a fixed floating-point type; None keeps their own."""
 
     def __init__(self, wire: torch.dtype | None) -> None:
@@ -193,11 +132,8 @@ class _Cast(_Stateless):
             start = end
         return tuple(rows)
 
-    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
-        return self.decode(self.encode(rows, index, site, peer), len(index), RowLike.of(rows), site, peer)
 
-
-class _Nothing(_Stateless):
+class _Nothing(CodecDefaults):
     """No bytes; the receiver reads zeros."""
 
     def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
@@ -209,12 +145,9 @@ class _Nothing(_Stateless):
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
         return tuple(each.empty(num_rows).zero_() for each in like)
 
-    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
-        return tuple(each.empty(len(index)).zero_() for each in RowLike.of(rows))
-
 
 @dataclass(frozen=True)
-class FirstAndRest:
+class FirstAndRest(WireDefaults):
     """The first operand by one codec, the others by another: gradients may be rounded, softmax statistics may not."""
 
     first: Wire
@@ -236,6 +169,10 @@ class FirstAndRest:
         at = self.rest.nbytes(num_rows, like[1:], site, peer)
         rest = self.rest.decode(buffer[:at], num_rows, like[1:], site, peer)
         return (*self.first.decode(buffer[at:], num_rows, like[:1], site, peer), *rest)
+
+    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+        first = self.first.as_received(rows[:1], index, site, peer)
+        return (*first, *self.rest.as_received(rows[1:], index, site, peer))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import RowLike
-from gnnpar.comm import Site
+from gnnpar.codecs.codec import CodecDefaults
+from gnnpar.comm import Outgoing, RowLike, Site
 from gnnpar.folds.block import Rows
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import dequantize_rows, fold_key, gather_rows, quantize_rows
@@ -55,7 +55,7 @@ class Packing(NamedTuple):
     metadata: int
 
 
-class QuantizedRows:
+class QuantizedRows(CodecDefaults):
     """The wire half of a codec. `codes` says in which bits the first operand of an exchange travels.
 
     Operands after the first (scores of attention) travel in `score_bits`; where a row is so narrow that its metadata
@@ -92,14 +92,17 @@ class QuantizedRows:
         ]
         return self._encode(rows, index, self.ids_of(index, num_rows, site, peer), packings, site, peer)
 
-    def encode_all(self, rows: Rows, lists: Mapping[int, Tensor], site: Site) -> dict[int, Tensor]:
-        """rows[lists[peer]] for every peer: one launch where there is one operand, else one a peer and operand."""
-        like = RowLike.of(rows)
-        packings = {p: self._packing(0, len(i), like[0], site, p, sending=True) for p, i in lists.items()}
+    def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
+        """One launch where whole lists of one operand go out, else one a peer and operand."""
+        rows: Rows = next((out.rows for out in outgoing.values()), ())
+        if len(outgoing) < 2 or len(rows) != 1 or not all(self._is_list(p, out, rows) for p, out in outgoing.items()):
+            return super().encode_all(outgoing, site)
+        x, lists = rows[0], {p: self.shard.boundary[p] for p in outgoing}
+        like = RowLike.of(rows)[0]
+        packings = {p: self._packing(0, len(i), like, site, p, sending=True) for p, i in lists.items()}
         kinds = {isinstance(how.code, int) for how in packings.values()}
-        if len(rows) > 1 or len(kinds) != 1 or len(lists) < 2 or any(map(_is_raw, packings.values())):
-            return {p: self.encode(rows, index, site, p) for p, index in lists.items()}
-        x = next(iter(rows))
+        if len(kinds) != 1 or any(map(_is_raw, packings.values())):
+            return super().encode_all(outgoing, site)
         at = Key.of(site), x.shape[1:], tuple(lists)
         if at not in self._joined:
             ids = torch.cat([self.ids_of(index, len(index), site, p) for p, index in lists.items()])
@@ -125,11 +128,9 @@ class QuantizedRows:
         ids = self.ids_of(index, len(index), site, peer)
         return _decode(self._encode(rows, index, ids, packings, site, peer), len(index), like, packings)
 
-    def state_dict(self) -> dict:
-        return {}
-
-    def load_state_dict(self, state: dict) -> None:
-        assert not state
+    def _is_list(self, peer: int, out: Outgoing, rows: Rows) -> bool:
+        """Are they the whole list of rows that the peer reads, out of `rows`?"""
+        return out.rows is rows and out.index is not None and out.index is self.shard.boundary.get(peer)
 
     def forget_packings(self) -> None:
         """After codes have changed."""

@@ -2,8 +2,25 @@
 
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.communicator import Communicator, Pending, Site
+from gnnpar.comm.exchange import CodedExchange, Posted
 from gnnpar.comm.ledger import EpochTraffic, Ledger
 from gnnpar.comm.mesh import Mesh
+from gnnpar.comm.rows import Incoming, Outgoing, RowLike, Wire
 from gnnpar.comm.threads import ThreadWorld
 
-__all__ = ["Communicator", "EpochTraffic", "Ledger", "Mesh", "Pending", "PhaseClock", "Site", "ThreadWorld"]
+__all__ = [
+    "CodedExchange",
+    "Communicator",
+    "EpochTraffic",
+    "Incoming",
+    "Ledger",
+    "Mesh",
+    "Outgoing",
+    "Pending",
+    "PhaseClock",
+    "Posted",
+    "RowLike",
+    "Site",
+    "ThreadWorld",
+    "Wire",
+]

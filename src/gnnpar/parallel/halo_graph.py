@@ -6,7 +6,7 @@ blocks first, so that their gradients travel while the inner block is differenti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Self
@@ -14,8 +14,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Codec, RowLike, encode_all
-from gnnpar.comm import Communicator, Pending, Site
+from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
@@ -108,18 +107,19 @@ class Walk:
 class HaloGraph(View):
     """A rank's part, with one exchange of boundary rows per aggregation.
 
-    `codec` turns rows into bytes both ways; `heard` is told of the rows that come in, by site and peer. With a `cache`,
-    what layer 0 reads of the features is fetched once, by the codec `once` where it is given: noise that is drawn once
-    would stay for the whole run.
+    `exchange` carries rows and their gradients. With a `cache`, what layer 0 reads of the features is fetched once, by
+    the exchange `once` where it is given: noise that is drawn once would stay for the whole run.
     """
 
-    comm: Communicator = field(kw_only=True)
-    codec: Codec = field(kw_only=True)
+    exchange: CodedExchange = field(kw_only=True)
     walk: Walk = field(kw_only=True)
-    once: Codec | None = field(default=None, kw_only=True)
-    heard: Callable[[Site, int, Rows], None] | None = field(default=None, kw_only=True)
+    once: CodedExchange | None = field(default=None, kw_only=True)
     held: dict = field(default_factory=dict, kw_only=True)  # (layer, call) -> bytes of halo rows kept for backward
     _features: tuple[Tensor, float, int] | None = field(default=None, init=False)  # the features after dropout
+
+    @property
+    def comm(self) -> Communicator:
+        return self.exchange.comm
 
     @property
     def edge_ids(self) -> Tensor:
@@ -159,51 +159,29 @@ class HaloGraph(View):
         if "features" not in self.cache:
             site = self.site(call=0, phase="forward")
             view = self.exactly()
-            rows = view.receive(view.send((self.shard.x,), site), RowLike.of((self.shard.x,)), site)
+            rows = dict(view.exchange.take_all(view.send((self.shard.x,), site)))
             self.cache["features"] = torch.cat([rows[p][0] for p in sorted(rows)] or [self.shard.x[:0]])
         return self.cache["features"]
 
     def exactly(self) -> Self:
-        """This view with the codec of what is sent once."""
-        return self if self.once is None else replace(self, codec=self.once)
+        """This view with the exchange of what is sent once."""
+        return self if self.once is None else replace(self, exchange=self.once)
 
     def site(self, *, call: int, phase: Phase) -> Site:
         return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
 
-    def send(self, src: Rows, site: Site) -> Mapping[int, Pending[Tensor]]:
-        """Boundary rows out; what will come in."""
-        like, shard = RowLike.of(src), self.shard
-        with self.comm.clock("encode"):
-            outgoing = encode_all(self.codec, src, {p: shard.boundary[p] for p in self.readers}, site)
-        incoming = {p: self.codec.nbytes(rows, like, site, p) for p, rows in shard.num_halo.items()}
-        extra = sum(self.codec.metadata_nbytes(len(i), like, site, p) for p, i in shard.boundary.items())
-        return self.comm.exchange(outgoing, incoming, site, metadata=extra)
+    def send(self, src: Rows, site: Site) -> Posted:
+        """Boundary rows out; halo rows will come in."""
+        boundary, num_halo = self.shard.boundary, self.shard.num_halo
+        outgoing = {p: Outgoing(src, boundary[p]) for p in self.readers}
+        incoming = {p: Incoming(num_halo[p]) for p in num_halo}
+        return self.exchange.post(outgoing, incoming, RowLike.of(src), site)
 
-    def receive(self, pending: Mapping[int, Pending[Tensor]], like: Sequence[RowLike], site: Site) -> dict[int, Rows]:
-        """All halo rows, by peer."""
-        return {p: self.received(p, pending, like, site) for p in sorted(pending)}
-
-    def received(self, p: int, pending: Mapping[int, Pending[Tensor]], like: Sequence[RowLike], site: Site) -> Rows:
-        buffer = pending[p].wait()
-        with self.comm.clock("encode"):
-            rows = self.codec.decode(buffer, self.shard.num_halo[p], like, site, p)
-        if self.heard is not None:
-            self.heard(site, p, rows)
-        return rows
-
-    def send_back(self, grads: dict[int, Rows], like: Sequence[RowLike], site: Site) -> Mapping[int, Pending[Tensor]]:
+    def send_back(self, grads: Mapping[int, Rows], like: Sequence[RowLike], site: Site) -> Posted:
         """Gradients of halo rows to their owners; those of my boundary rows will come in."""
-        boundary = self.shard.boundary
-        with self.comm.clock("encode"):
-            outgoing = {p: self.codec.encode(grads[p], None, site, p) for p in grads}
-        incoming = {p: self.codec.nbytes(len(index), like, site, p) for p, index in boundary.items()}
-        extra = sum(self.codec.metadata_nbytes(rows, like, site, p) for p, rows in self.shard.num_halo.items())
-        return self.comm.exchange(outgoing, incoming, site, metadata=extra)
-
-    def received_back(self, p: int, buffer: Pending[Tensor], like: Sequence[RowLike], site: Site) -> Rows:
-        arrived = buffer.wait()
-        with self.comm.clock("encode"):
-            return self.codec.decode(arrived, len(self.shard.boundary[p]), like, site, p)
+        outgoing = {p: Outgoing(rows) for p, rows in grads.items()}
+        incoming = {p: Incoming(len(index)) for p, index in self.shard.boundary.items()}
+        return self.exchange.post(outgoing, incoming, like, site)
 
     @property
     def sources(self) -> list[int]:
@@ -248,19 +226,19 @@ def _fold(
     view: HaloGraph, agg: Aggregator, x: Operands, early: list[Block], late: list[Block], site: Site
 ) -> tuple[dict[int, Rows], Rows]:
     """Exchange and fold. Returns the halo rows (when the gradient needs them) and the state."""
-    like, pending = RowLike.of(x.src), view.send(x.src, site)
+    exchange, posted = view.exchange, view.send(x.src, site)
     edge = view.walk.edge_rows
-    there = view.receive(pending, like, site) if view.walk.overlap == "none" else {}
+    there = dict(exchange.take_all(posted)) if view.walk.overlap == "none" else {}
     state = agg.init(view.shard.num_inner, x)
     for block in early:
         state = agg.update(state, block, x._replace(edge=edge(block, x.edge)))
     if view.walk.overlap == "central_marginal":
-        there = view.receive(pending, like, site)
+        there = dict(exchange.take_all(posted))
     for block in late:
         state = agg.update(state, block, x._replace(edge=edge(block, x.edge)))
     halos: dict[int, Rows] = {}
     for p in view.sources:  # a fixed order gives the same bits, whatever arrives first
-        rows = there.pop(p, None) or view.received(p, pending, like, site)
+        rows = there.pop(p, None) or exchange.take(posted, p)
         block = view.shard.halo[p]
         state = agg.update(state, block, x._replace(src=rows, edge=edge(block, x.edge)))
         if agg.needs_src:
@@ -298,11 +276,11 @@ class _Backward:
         for p in view.sources:
             block = view.shard.halo[p]
             sent[p] = self._chosen(shares.add_halo(self._grad(block, halos.get(p, ())), block))
-        pending = view.send_back(sent, travelling, site) if travelling else {}
+        posted = view.send_back(sent, travelling, site) if travelling else None
         early, late = view.walk.backward
         for block in early:
             shares.add_inner(self._grad(block, self.x.src), block)
-        back = {p: view.received_back(p, pending[p], travelling, site) for p in view.readers if p in pending}
+        back = {p: view.exchange.take(posted, p) for p in view.readers} if posted else {}
         for block in late:
             shares.add_inner(self._grad(block, self.x.src), block)
         for p, rows in back.items():

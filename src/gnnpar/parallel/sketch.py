@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import RowLike
+from gnnpar.comm import RowLike
 from gnnpar.folds.aggregator import Aggregator, Pushable
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.parallel.local import Pass

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Codec, CodecConfig, RowLike
-from gnnpar.comm import Communicator, Site, ThreadWorld
+from gnnpar.codecs.codec import Codec, CodecConfig
+from gnnpar.comm import Communicator, RowLike, Site, ThreadWorld
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.block import Rows
 from gnnpar.models.gcn import GCN

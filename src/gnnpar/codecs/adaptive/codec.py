@@ -26,10 +26,10 @@ from gnnpar.codecs.adaptive.assigner import Assigner, Objective, Rules, Scope, S
 from gnnpar.codecs.adaptive.importance import Importance, Powers, Scores, degree_powers
 from gnnpar.codecs.adaptive.links import Profile, open_profile
 from gnnpar.codecs.adaptive.traces import Trace, row_variances
-from gnnpar.codecs.codec import Codec, CodecConfig, Exactness, RowLike
+from gnnpar.codecs.codec import Codec, CodecConfig, CodecDefaults, Exactness
 from gnnpar.codecs.quantized import Key, QuantizedRows, is_wide
 from gnnpar.codecs.uniform import Bits, GridBits, check_period, checked_menu, code_of
-from gnnpar.comm import Communicator, Site
+from gnnpar.comm import Communicator, Outgoing, RowLike, Site
 from gnnpar.folds.block import Rows
 from gnnpar.partition.shard import Shard
 
@@ -133,10 +133,10 @@ class AdaptiveRows(QuantizedRows):
             self._trace(rows[0].detach().flatten(1), index, site, peer)
         return super().encode(rows, index, site, peer)
 
-    def encode_all(self, rows: Rows, lists: Mapping[int, Tensor], site: Site) -> dict[int, Tensor]:
+    def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
         if self._tracing:
-            return {p: self.encode(rows, index, site, p) for p, index in lists.items()}
-        return super().encode_all(rows, lists, site)
+            return CodecDefaults.encode_all(self, outgoing, site)
+        return super().encode_all(outgoing, site)
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
         rows = super().decode(buffer, num_rows, like, site, peer)

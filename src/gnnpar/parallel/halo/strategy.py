@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from gnnpar.codecs.adaptive.codec import for_model
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
-from gnnpar.comm import Communicator
+from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
@@ -56,13 +56,15 @@ class GraphParallel:
     ) -> Engine:
         configs = for_model(self.codec, model), Identity()
         codec, exact_codec = (c.build(shard, comm, seed) for c in configs)
+        exact_exchange = CodedExchange(comm, exact_codec)
         walk = Walk(shard, self.overlap)
         cache: dict | None = {} if first_layer == "cached" else None
         # what a lossy codec kept must not leak into evaluation
         exact_cache = cache if cache is None or "exact" in self.exactness else {}
-        once = exact_codec if "quantized" in self.exactness else None
-        view = HaloGraph(shard, Pass(seed), comm=comm, codec=codec, walk=walk, cache=cache, once=once)
-        exact = HaloGraph(shard, Pass(seed), comm=comm, codec=exact_codec, walk=walk, cache=exact_cache)
+        once = exact_exchange if "quantized" in self.exactness else None
+        exchange = CodedExchange(comm, codec)
+        view = HaloGraph(shard, Pass(seed), exchange=exchange, walk=walk, cache=cache, once=once)
+        exact = HaloGraph(shard, Pass(seed), exchange=exact_exchange, walk=walk, cache=exact_cache)
         return FlatEngine(
             view=view,
             exact=exact,

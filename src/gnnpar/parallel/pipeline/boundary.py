@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Codec, CodecConfig, RowLike, codec_of_lists
-from gnnpar.comm import Communicator, Pending, Site
+from gnnpar.codecs.codec import Codec, CodecConfig, codec_of_lists
+from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.pipeline.chunks import Span
 from gnnpar.parallel.pipeline.schedule.action import Schedule
@@ -65,49 +65,41 @@ class Lanes:
 
 
 class Boundary:
-    """One rank's end of the boundaries during one epoch. `comm`: the stages of this way, in order."""
+    """One rank's end of the boundaries during one epoch. `exchange`: of the stages of this way, in order."""
 
-    def __init__(
-        self, comm: Communicator, codec: Codec, lanes: Lanes, *, epoch: int, form: Callable[[Message], Form]
-    ) -> None:
-        self._comm, self._codec, self._epoch, self._form = comm, codec, epoch, form
+    def __init__(self, exchange: CodedExchange, lanes: Lanes, *, epoch: int, form: Callable[[Message], Form]) -> None:
+        self._exchange, self._epoch, self._form = exchange, epoch, form
         self._queues = {peer: list(messages) for peer, messages in lanes.incoming.items()}
         self._sender = {m: peer for peer, messages in lanes.incoming.items() for m in messages}
         self._place = {m: i for messages in lanes.incoming.values() for i, m in enumerate(messages)}
-        self._posted = dict.fromkeys(self._queues, 0)
-        self._arriving: dict[Message, Pending[Tensor]] = {}
+        self._next = dict.fromkeys(self._queues, 0)
+        self._posted: dict[Message, Posted] = {}
 
     def send(self, message: Message, rows: Rows, peer: int) -> None:
-        form = self._form(message)
-        with self._comm.clock("encode"):
-            buffer = self._codec.encode(rows, None, self._codec_site(message, form), peer)
-        extra = self._codec.metadata_nbytes(len(form.span), form.like, self._codec_site(message, form), peer)
-        self._comm.exchange({peer: buffer}, {}, self._wire_site(message), metadata=extra)
+        self._exchange_with(message, {peer: Outgoing(rows, None, self._form(message).span.first)}, {})
 
     def post(self, message: Message) -> None:
         """Be ready for a message, and for those sent before it."""
         peer = self._sender[message]
         queue = self._queues[peer]
-        while self._posted[peer] <= self._place[message]:
-            each = queue[self._posted[peer]]
-            form = self._form(each)
-            nbytes = self._codec.nbytes(len(form.span), form.like, self._codec_site(each, form), peer)
-            self._arriving[each] = self._comm.exchange({}, {peer: nbytes}, self._wire_site(each))[peer]
-            self._posted[peer] += 1
+        while self._next[peer] <= self._place[message]:
+            each = queue[self._next[peer]]
+            span = self._form(each).span
+            self._posted[each] = self._exchange_with(each, {}, {peer: Incoming(len(span), span.first)})
+            self._next[peer] += 1
 
     def take(self, message: Message) -> Rows:
         """Wait for a message."""
         self.post(message)
-        peer, buffer = self._sender[message], self._arriving.pop(message).wait()
+        return self._exchange.take(self._posted.pop(message), self._sender[message])
+
+    def _exchange_with(
+        self, message: Message, outgoing: Mapping[int, Outgoing], incoming: Mapping[int, Incoming]
+    ) -> Posted:
         form = self._form(message)
-        with self._comm.clock("encode"):
-            return self._codec.decode(buffer, len(form.span), form.like, self._codec_site(message, form), peer)
-
-    def _codec_site(self, message: Message, form: Form) -> Site:
-        return Site(self._epoch, form.layer, 0, message.direction, first=form.span.first)
-
-    def _wire_site(self, message: Message) -> Site:
-        return Site(self._epoch, -1, 0, "stage", chunk=message.slot)
+        site = Site(self._epoch, form.layer, 0, message.direction)
+        counted = Site(self._epoch, -1, 0, "stage", chunk=message.slot)
+        return self._exchange.post(outgoing, incoming, form.like, site, counted=counted)
 
 
 def boundary_codec(config: CodecConfig, ids: Tensor, comm: Communicator, seed: int) -> Codec:

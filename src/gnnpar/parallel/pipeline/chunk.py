@@ -23,8 +23,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import RowLike
-from gnnpar.comm import Site
+from gnnpar.comm import Posted, RowLike, Site
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Operands, Rows
@@ -33,7 +32,7 @@ from gnnpar.graph import Message
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, masked
 from gnnpar.parallel.pipeline.chunks import Ages, Chunks, Span, Turn
 from gnnpar.parallel.pipeline.history import Call, History
-from gnnpar.parallel.pipeline.slots import Arriving, Slots
+from gnnpar.parallel.pipeline.slots import Slots
 from gnnpar.parallel.shares import add_returned
 from gnnpar.parallel.whole import split_operands, wanted_gradients
 from gnnpar_kernels import spmm
@@ -125,26 +124,26 @@ class ChunkGraph(OwnRows):
         assert isinstance(out, Tensor)
         return out
 
-    def publish(self, call: Call, src: Rows) -> tuple[Rows, Arriving]:
+    def publish(self, call: Call, src: Rows) -> tuple[Rows, Posted | None]:
         """Write the chunk's source rows and send those that other ways read: (tables, both halves; what will come)."""
         way = self.way
         history = way.history
         tables = history.sources(call, src)
         if self.published:
-            return tables, {}
+            return tables, None
         first = history.fresh + self.span.first
         for table, rows in zip(tables, src, strict=True):
             table[first : first + len(self.span)] = rows
         if way.slots.comm.size == 1:
-            return tables, {}
+            return tables, None
         own = tuple(table[history.fresh : history.fresh + history.own] for table in tables)
         return tables, way.slots.send(own, self.chunk, self.site(call, "forward"))
 
-    def complete(self, call: Call, tables: Rows, arriving: Arriving) -> Rows:
+    def complete(self, tables: Rows, posted: Posted | None) -> Rows:
         """Write what the other ways sent of their chunks in this slot; the tables."""
-        if arriving:
-            fresh, site = self.way.history.fresh, self.site(call, "forward")
-            for span, rows in self.way.slots.received(arriving, self.chunk, RowLike.of(tables), site):
+        if posted is not None:
+            fresh = self.way.history.fresh
+            for span, rows in self.way.slots.received(posted, self.chunk):
                 for table, each in zip(tables, rows, strict=True):
                     table[fresh + span.first : fresh + span.last] = each
         return tables
@@ -153,15 +152,15 @@ class ChunkGraph(OwnRows):
         """Way -> the rows here of its chunk in this slot."""
         return {p: self.way.chunks.spans[p, self.chunk] for p in self.way.chunks.peers}
 
-    def send_back(self, call: Call, theirs: Mapping[int, Rows], like: Sequence[RowLike]) -> Arriving:
+    def send_back(self, call: Call, theirs: Mapping[int, Rows], like: Sequence[RowLike]) -> Posted | None:
         """Gradients of halo rows to their ways; what will come for this chunk's rows."""
         slots = self.way.slots
-        return {} if slots.comm.size == 1 else slots.send_back(theirs, self.chunk, like, self.site(call, "backward"))
+        return None if slots.comm.size == 1 else slots.send_back(theirs, self.chunk, like, self.site(call, "backward"))
 
-    def add_returned(self, call: Call, mine: Rows, arriving: Arriving, like: Sequence[RowLike]) -> Rows:
+    def add_returned(self, mine: Rows, posted: Posted | None) -> Rows:
         """This way's gradients of the chunk's rows, and those of the others."""
-        if arriving:
-            for index, grads in self.way.slots.returned(arriving, self.chunk, like, self.site(call, "backward")):
+        if posted is not None:
+            for index, grads in self.way.slots.returned(posted, self.chunk):
                 add_returned(mine, index, grads)
         return mine
 
@@ -178,10 +177,10 @@ class _PulledFold(torch.autograd.Function):
         ctx, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
     ) -> Tensor:
         x = split_operands(counts, flat)
-        tables, arriving = view.publish(call, x.src)
+        tables, posted = view.publish(call, x.src)
         own, halo = view.ages.split(view.chunk)  # own columns are summed while rows of other ways travel
         state = agg.update(agg.init(own.num_dst, x), own, x._replace(src=tables))
-        view.complete(call, tables, arriving)
+        view.complete(tables, posted)
         if halo is not None:
             state = agg.update(state, halo, x._replace(src=tables))
         ctx.view, ctx.call = view, call
@@ -196,11 +195,11 @@ class _PulledFold(torch.autograd.Function):
         rows = way.history.gradients(call, like[0])[view.span.rows]
         rows.copy_(grad_out)
         theirs = {p: (_pull(view, call, span, like[0]),) for p, span in view.spans_of_peers().items()}
-        arriving = view.send_back(call, theirs, like)
+        posted = view.send_back(call, theirs, like)
         mine = (_pull(view, call, view.span, like[0]),)  # while those of halo rows travel
         if way.weights.fresh != 1 and (view.slot or way.history.remembers):
             rows.mul_(way.weights.fresh)  # for the chunks of earlier slots, whose turn comes now
-        grads = view.add_returned(call, mine, arriving, like)
+        grads = view.add_returned(mine, posted)
         return (None, None, None, None, *wanted_gradients(Operands(grads), ctx.needs_input_grad[4:]))
 
 
@@ -230,7 +229,7 @@ class _PushedFold(torch.autograd.Function):
         ctx, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
     ) -> Tensor:
         x = split_operands(counts, flat)
-        tables = view.complete(call, *view.publish(call, x.src))
+        tables = view.complete(*view.publish(call, x.src))
         block, rows, _, _ = view.ages.compact(view.chunk)
         x = _on_block(view, x, tables, rows)
         out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))
@@ -267,8 +266,8 @@ def _push(ctx, grads: Rows, columns: Tensor, ahead: Tensor, asked: tuple[bool, .
         shape = (-1, *[1] * (table.dim() - 1))
         table.index_add_(0, columns, grads[i] * weight.to(table.dtype).view(shape))
     theirs = {p: _taken(tables, span) for p, span in view.spans_of_peers().items()}
-    arriving = view.send_back(ctx.call, theirs, like)
-    mine = view.add_returned(ctx.call, _taken(tables, view.span), arriving, like)
+    posted = view.send_back(ctx.call, theirs, like)
+    mine = view.add_returned(_taken(tables, view.span), posted)
     out: list[Tensor | None] = [None] * ctx.counts[0]
     for i, g in zip(wanted, mine, strict=True):
         out[i] = g

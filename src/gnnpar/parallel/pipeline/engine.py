@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from gnnpar.codecs.codec import Codec, RowLike
-from gnnpar.comm import Communicator, Site
+from gnnpar.codecs.codec import Codec, Identity
+from gnnpar.comm import CodedExchange, Communicator, RowLike, Site
 from gnnpar.comm.ledger import now
 from gnnpar.data.tasks import Task
 from gnnpar.folds.block import Rows
@@ -72,7 +72,8 @@ class _Epoch:
 
 
 class PipelineEngine:
-    """`layers_of`: of virtual stages; stage s runs on rank s % stages. `schedule` is lowered."""
+    """`layers_of`: of virtual stages; stage s runs on rank s % stages. `schedule` is lowered. `boundary`: the codec
+    between stages; `codec`: the one between the ways of a stage, by which `way` exchanges rows."""
 
     def __init__(
         self,
@@ -86,19 +87,21 @@ class PipelineEngine:
         layers_of: tuple[range, ...],
         schedule: Schedule,
         boundary: Codec,
+        codec: Codec,
         seed: int,
         rhythm: Rhythm,
         remat: Remat = "none",
     ) -> None:
         self._way, self._exact, self._shard, self._model, self._task = way, exact, shard, model, task
-        self._ranks, self._layers_of, self._schedule, self._codec = ranks, layers_of, schedule, boundary
-        self._codecs = boundary, way.slots.codec
+        self._ranks, self._layers_of, self._schedule = ranks, layers_of, schedule
+        self._boundary, self._codecs = CodedExchange(ranks.stages, boundary), (boundary, codec)
         self._seed, self._rhythm = seed, rhythm
         stages = ranks.stages
         self._lanes = Lanes.of(schedule, stages.rank)
         self._mine = [s for s in range(len(layers_of)) if s % stages.size == stages.rank]
         self._is_last = self._mine[-1] == len(layers_of) - 1
-        self._relay = Relay(model, layers_of, stages, shard.x, shard.num_inner)
+        exact_stages = CodedExchange(stages, Identity().build(shard, stages, seed))
+        self._relay = Relay(model, layers_of, exact_stages, shard.x, shard.num_inner)
         self._parameters = {n: p for n, p in model.named_parameters() if self._stage_of(n) in self._mine}
         self._targets = self._targets_of_chunks() if self._is_last else {}
         self._remat: Remat = remat
@@ -137,9 +140,7 @@ class PipelineEngine:
         self._refresh(epoch)
         order = epoch_order(chunks.num, seed=self._seed, epoch=epoch, shuffled=self._rhythm.shuffled)
         ages = Ages(chunks, order, fresh=history.fresh, stale=history.stale)
-        boundary = Boundary(
-            self._ranks.stages, self._codec, self._lanes, epoch=epoch, form=lambda m: self._form(m, ages)
-        )
+        boundary = Boundary(self._boundary, self._lanes, epoch=epoch, form=lambda m: self._form(m, ages))
         run = Pass(self._seed, epoch, training=True)
         now_running = _Epoch(
             run, ages, boundary, torch.zeros((), dtype=self._shard.x.dtype, device=self._shard.x.device)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator, Site
+from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike, Site
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
@@ -21,13 +21,17 @@ from gnnpar.parallel.local import Pass
 
 @dataclass(frozen=True, eq=False)
 class Relay:
-    """`comm`: the stages of this way, in order; virtual stage s runs on rank s % size."""
+    """`exchange`: of the stages of this way, in order, exact; virtual stage s runs on rank s % size."""
 
     model: GNN
     layers_of: Sequence[range]
-    comm: Communicator
+    exchange: CodedExchange
     x: Tensor
     num_rows: int
+
+    @property
+    def comm(self) -> Communicator:
+        return self.exchange.comm
 
     def forward(self, graph: Any, run: Pass) -> Lap:
         """Every rank runs its stages; the last one has the logits."""
@@ -86,22 +90,16 @@ class Lap:
         if to % comm.size == comm.rank:
             self._local[direction, boundary] = rows
             return
-        buffer = torch.cat([t.contiguous().view(torch.uint8).flatten() for t in rows])
-        comm.exchange({to % comm.size: buffer}, {}, self._site())
+        self.relay.exchange.post({to % comm.size: Outgoing(rows)}, {}, RowLike.of(rows), self._site())
 
     def _received(self, direction: str, boundary: int, source: int) -> Rows:
         relay, comm = self.relay, self.relay.comm
         if source % comm.size == comm.rank:
             return self._local.pop((direction, boundary))
         widths = relay.model.carry_widths(relay.layers_of[boundary].start)
-        dtype = relay.x.dtype
-        sizes = [relay.num_rows * width * dtype.itemsize for width in widths]
-        peer = source % comm.size
-        buffer = comm.exchange({}, {peer: sum(sizes)}, self._site())[peer].wait()
-        return tuple(
-            part.view(dtype).view(relay.num_rows, width)
-            for part, width in zip(buffer.split(sizes), widths, strict=True)
-        )
+        like, peer = [RowLike((width,), relay.x.dtype, relay.x.device) for width in widths], source % comm.size
+        posted = relay.exchange.post({}, {peer: Incoming(relay.num_rows)}, like, self._site())
+        return relay.exchange.take(posted, peer)
 
     def _site(self) -> Site:
         phase: Phase = "stage" if self.run.counted else "evaluate"

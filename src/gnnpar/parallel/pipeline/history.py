@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from gnnpar.codecs.codec import RowLike
+from gnnpar.comm import RowLike
 from gnnpar.folds.block import Rows
 
 Call = tuple[int, int]

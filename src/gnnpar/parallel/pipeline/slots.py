@@ -13,82 +13,59 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Codec, CodecConfig, RowLike, codec_of_lists
-from gnnpar.comm import Communicator, Pending, Site
+from gnnpar.codecs.codec import Codec, CodecConfig, codec_of_lists
+from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.pipeline.chunks import Chunks, Span
 
-Arriving = Mapping[int, Pending[Tensor]]
 Pieces = dict[tuple[int, int], tuple[Tensor, int]]
 """(reader, chunk) -> own table rows that it reads, and where they begin in its list."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """`comm`: the ways of a stage. All four methods are collective: a chunk of every way is in the slot."""
+    """`exchange`: of the ways of a stage. All methods are collective: a chunk of every way is in the slot."""
 
     chunks: Chunks
-    comm: Communicator
-    codec: Codec
+    exchange: CodedExchange
 
-    def send(self, own: Rows, chunk: int, site: Site) -> Arriving:
+    @property
+    def comm(self) -> Communicator:
+        return self.exchange.comm
+
+    def send(self, own: Rows, chunk: int, site: Site) -> Posted:
         """Rows of a chunk to the ways that read them; what will come. `own`: all rows of this way, in table order."""
-        like, pieces = RowLike.of(own), self._read_by(chunk)
-        with self.comm.clock("encode"):
-            outgoing = {p: self.codec.encode(own, rows, _at(site, first), p) for p, (rows, first) in pieces.items()}
-        sizes = {p: (len(rows), first) for p, (rows, first) in pieces.items()}
-        return self._exchange(outgoing, sizes, self._read_of_others(chunk), like, site)
+        outgoing = {p: Outgoing(own, rows, first) for p, (rows, first) in self._read_by(chunk).items()}
+        return self.exchange.post(outgoing, self._read_of_others(chunk), RowLike.of(own), site)
 
-    def received(
-        self, arriving: Arriving, chunk: int, like: Sequence[RowLike], site: Site
-    ) -> Iterator[tuple[Span, Rows]]:
+    def received(self, posted: Posted, chunk: int) -> Iterator[tuple[Span, Rows]]:
         """(where in the table, rows) of every other way's chunk."""
-        for p, (num_rows, first) in self._read_of_others(chunk).items():
-            yield self.chunks.spans[p, chunk], self._decoded(arriving[p], num_rows, like, _at(site, first), p)
+        for p, rows in self.exchange.take_all(posted):
+            yield self.chunks.spans[p, chunk], rows
 
-    def send_back(self, theirs: Mapping[int, Rows], chunk: int, like: Sequence[RowLike], site: Site) -> Arriving:
+    def send_back(self, theirs: Mapping[int, Rows], chunk: int, like: Sequence[RowLike], site: Site) -> Posted:
         """Gradients of halo rows, by way, to their owners; what will come for this chunk's rows."""
-        sizes = self._read_of_others(chunk)
-        with self.comm.clock("encode"):
-            outgoing = {p: self.codec.encode(theirs[p], None, _at(site, first), p) for p, (_, first) in sizes.items()}
-        incoming = {p: (len(rows), first) for p, (rows, first) in self._read_by(chunk).items()}
-        return self._exchange(outgoing, sizes, incoming, like, site)
+        outgoing = {p: Outgoing(theirs[p], None, part.first) for p, part in self._read_of_others(chunk).items()}
+        incoming = {p: Incoming(len(rows), first) for p, (rows, first) in self._read_by(chunk).items()}
+        return self.exchange.post(outgoing, incoming, like, site)
 
-    def returned(
-        self, arriving: Arriving, chunk: int, like: Sequence[RowLike], site: Site
-    ) -> Iterator[tuple[Tensor, Rows]]:
+    def returned(self, posted: Posted, chunk: int) -> Iterator[tuple[Tensor, Rows]]:
         """(rows within the chunk, gradients) from every way that reads it."""
-        for p, (rows, first) in self._read_by(chunk).items():
-            yield self.chunks.sent[p, chunk], self._decoded(arriving[p], len(rows), like, _at(site, first), p)
-
-    def _exchange(
-        self,
-        outgoing: Mapping[int, Tensor],
-        sent: Mapping[int, tuple[int, int]],
-        wanted: Mapping[int, tuple[int, int]],
-        like: Sequence[RowLike],
-        site: Site,
-    ) -> Arriving:
-        codec = self.codec
-        incoming = {p: codec.nbytes(n, like, _at(site, first), p) for p, (n, first) in wanted.items()}
-        extra = sum(codec.metadata_nbytes(n, like, _at(site, first), p) for p, (n, first) in sent.items())
-        return self.comm.exchange(outgoing, incoming, site, metadata=extra)
-
-    def _decoded(self, pending: Pending[Tensor], num_rows: int, like: Sequence[RowLike], site: Site, p: int) -> Rows:
-        buffer = pending.wait()
-        with self.comm.clock("encode"):
-            return self.codec.decode(buffer, num_rows, like, site, p)
+        for p, rows in self.exchange.take_all(posted):
+            yield self.chunks.sent[p, chunk], rows
 
     def _read_by(self, chunk: int) -> dict[int, tuple[Tensor, int]]:
         """Way -> own rows of a chunk that it reads; no entry where there are none."""
         pieces = {p: self._pieces[p, chunk] for p in self.chunks.readers}
         return {p: piece for p, piece in pieces.items() if len(piece[0])}
 
-    def _read_of_others(self, chunk: int) -> dict[int, tuple[int, int]]:
-        """Way -> (how many rows of its chunk are read here, where they begin among all of it)."""
+    def _read_of_others(self, chunk: int) -> dict[int, Incoming]:
+        """Way -> rows of its chunk that are read here, and where they begin among all of it."""
         spans = self.chunks.spans
-        found = {p: (len(spans[p, chunk]), spans[p, chunk].first - spans[p, 0].first) for p in self.chunks.peers}
-        return {p: piece for p, piece in found.items() if piece[0]}
+        parts = {
+            p: Incoming(len(spans[p, chunk]), spans[p, chunk].first - spans[p, 0].first) for p in self.chunks.peers
+        }
+        return {p: part for p, part in parts.items() if part.num_rows}
 
     @cached_property
     def _pieces(self) -> Pieces:
@@ -110,7 +87,3 @@ def slot_codec(config: CodecConfig, chunks: Chunks, comm: Communicator, seed: in
     }
     halo = {p: chunks.ids[chunks.spans[p, 0].first : chunks.spans[p, chunks.num - 1].last] for p in peers}
     return codec_of_lists(config, comm, seed, part=chunks.way, node_ids=own, sent=boundary, read=halo)
-
-
-def _at(site: Site, first: int) -> Site:
-    return site._replace(first=first)

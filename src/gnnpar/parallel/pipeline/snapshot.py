@@ -28,7 +28,9 @@ class Snapshot:
     @staticmethod
     def of(view: Any, way: Way) -> Snapshot:
         """What other ways send is written as the view receives it, and sent once."""
-        return Snapshot(replace(view, heard=partial(_keep, way)) if isinstance(view, HaloGraph) else view, way)
+        if isinstance(view, HaloGraph):
+            view = replace(view, exchange=view.exchange.observed(partial(_keep, way)))
+        return Snapshot(view, way)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.view, name)

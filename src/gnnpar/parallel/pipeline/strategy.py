@@ -23,7 +23,7 @@ from torch import nn
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
-from gnnpar.comm import Communicator
+from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.comm.mesh import Mesh
 from gnnpar.data.tasks import Task
 from gnnpar.folds.sum import Sum
@@ -228,11 +228,12 @@ class GNNPipe:
             halves=1 if chunks.num == 1 else 2,
             remembers=self.gradient == "mix",
         )
-        slots = Slots(chunks, ranks.ways, slot_codec(self.codec, chunks, ranks.ways, seed))
+        codec = slot_codec(self.codec, chunks, ranks.ways, seed)
+        slots = Slots(chunks, CodedExchange(ranks.ways, codec))
         way = Way(chunks, shard.in_degree[chunks.order], slots, history, self.weights)
-        exact_codec = Identity().build(shard, ranks.ways, seed)
+        exchange = CodedExchange(ranks.ways, Identity().build(shard, ranks.ways, seed))
         whole = WholeGraph(shard, Pass(seed))
-        halo = HaloGraph(shard, Pass(seed), comm=ranks.ways, codec=exact_codec, walk=Walk(shard, "edges"))
+        halo = HaloGraph(shard, Pass(seed), exchange=exchange, walk=Walk(shard, "edges"))
         keep_stages(model, layers_of, ranks.stages)
         return PipelineEngine(
             way=way,
@@ -244,6 +245,7 @@ class GNNPipe:
             layers_of=layers_of,
             schedule=lower(self.schedule(stages, chunks.num, virtual=len(layers_of) // stages)),
             boundary=boundary_codec(self.boundary, chunks.ids[: chunks.num_own], ranks.stages, seed),
+            codec=codec,
             seed=seed,
             rhythm=Rhythm(
                 shuffled=self.order == "shuffled",

@@ -21,7 +21,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from gnnpar.codecs.codec import Exactness, Identity
-from gnnpar.comm import Communicator
+from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
@@ -111,8 +111,8 @@ class Minibatch:
         batches, drawn_by = self.batches(graph, hops, seed=seed, rank=comm.rank, ranks=comm.size)
         exact = WholeGraph(shard, Pass(seed))
         if comm.size > 1:
-            codec = Identity().build(shard, comm, seed)
-            exact = HaloGraph(shard, Pass(seed), comm=comm, codec=codec, walk=Walk(shard, "edges"))
+            exchange = CodedExchange(comm, Identity().build(shard, comm, seed))
+            exact = HaloGraph(shard, Pass(seed), exchange=exchange, walk=Walk(shard, "edges"))
         return MinibatchEngine(
             graph=graph,
             batches=batches,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from gnnpar.comm import Pending
+from gnnpar.comm import CodedExchange, Posted
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.sequential.rounds import Rounds, Slice
-
-Post = Callable[[int], Mapping[int, Pending[Tensor]]]
-"""round -> what will come in it, by peer."""
 
 
 @dataclass(eq=False)
@@ -36,17 +32,17 @@ class Flight:
     def __init__(
         self,
         rounds: Rounds,
-        rank: int,
+        exchange: CodedExchange,
         *,
         prefetch: int,
-        post: Post,
-        decode: Callable[[Slice, Tensor], Rows],
+        post: Callable[[int], Posted],
         remote: Remote,
         row_nbytes: int,
     ) -> None:
-        self._rounds, self._rank, self._prefetch = rounds, rank, prefetch
-        self._post, self._decode, self._remote, self._row_nbytes = post, decode, remote, row_nbytes
-        self._flying: list[dict[int, Pending[Tensor]]] = []
+        """`post(r)`: what is exchanged in round r."""
+        self._rounds, self._exchange, self._rank, self._prefetch = rounds, exchange, exchange.comm.rank, prefetch
+        self._post, self._remote, self._row_nbytes = post, remote, row_nbytes
+        self._posted: deque[Posted] = deque()
         self._started = 0
         self._start_until(prefetch)
 
@@ -56,14 +52,14 @@ class Flight:
     def round(self, r: int) -> Iterator[tuple[Slice, Rows]]:
         """The rows of round r, a peer at a time in the order of folding. A consumer lets go of one before the next."""
         self._start_until(r + self._prefetch + 1)
-        pending = self._flying.pop(0)
+        posted = self._posted.popleft()
         for s in self._rounds.incoming(self._rank, r):
-            yield s, self._decode(s, pending.pop(s.peer).wait())
+            yield s, self._exchange.take(posted, s.peer)
             self._remote.add(-s.num_rows * self._row_nbytes)
 
     def _start_until(self, r: int) -> None:
         while self._started < min(r, len(self._rounds)):
             rows = sum(s.num_rows for s in self._rounds.incoming(self._rank, self._started))
             self._remote.add(rows * self._row_nbytes)
-            self._flying.append(dict(self._post(self._started)))
+            self._posted.append(self._post(self._started))
             self._started += 1

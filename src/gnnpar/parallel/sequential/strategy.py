@@ -22,8 +22,9 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
 
-from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs, row_nbytes
-from gnnpar.comm import Communicator
+from gnnpar.codecs.codec import CodecConfig, Exactness, FirstAndRest, Identity, check_epochs
+from gnnpar.comm import CodedExchange, Communicator
+from gnnpar.comm.rows import row_nbytes
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
@@ -156,8 +157,7 @@ class SAR:
         view = SequentialGraph(
             shard,
             Pass(seed),
-            comm=comm,
-            codec=codec,
+            exchange=CodedExchange(comm, codec),
             walk=Walk(shard, "edges"),
             cache=cache,
             schedule=schedule,
@@ -165,9 +165,16 @@ class SAR:
             prefetch=self.prefetch,
             remat=self.remat,
             pushes=pushes,
-            statistics=statistics,
+            push_exchange=CodedExchange(comm, FirstAndRest(codec, statistics)),
         )
-        exact = replace(view, codec=exact_codec, statistics=exact_codec, cache=exact_cache, held={}, remote=Remote())
+        exact = replace(
+            view,
+            exchange=CodedExchange(comm, exact_codec),
+            push_exchange=CodedExchange(comm, FirstAndRest(exact_codec, exact_codec)),
+            cache=exact_cache,
+            held={},
+            remote=Remote(),
+        )
         return FlatEngine(
             view=view,
             exact=exact,

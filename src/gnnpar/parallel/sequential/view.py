@@ -9,14 +9,14 @@ pushed to the owners of the sources, who do the rest with rows that they hold.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import FirstAndRest, RowLike, Wire, row_nbytes
-from gnnpar.comm import Pending, Site
+from gnnpar.comm import CodedExchange, Incoming, Outgoing, Posted, RowLike, Site
+from gnnpar.comm.rows import row_nbytes
 from gnnpar.folds.aggregator import Aggregator, Pushable
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.graph import Message
@@ -35,7 +35,7 @@ class SequentialGraph(HaloGraph):
 
     `prefetch`: rounds started ahead of the fold, and exchanges whose buffers may wait for a slow reader.
     `remat`: pulled source rows are fetched again in backward, not kept.
-    `pushes`: folds that can push do, their first operand by `codec` and the rest by `statistics`; None: all pull.
+    `pushes`: folds that can push do, by `push_exchange`; None: all pull.
     With a `cache`, constant results alone are kept, never features of halo nodes.
     """
 
@@ -44,7 +44,7 @@ class SequentialGraph(HaloGraph):
     prefetch: int = field(default=1, kw_only=True)
     remat: bool = field(default=True, kw_only=True)
     pushes: Pushes | None = field(default=None, kw_only=True)
-    statistics: Wire = field(kw_only=True)
+    push_exchange: CodedExchange = field(kw_only=True)
     remote: Remote = field(default_factory=Remote, kw_only=True)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
@@ -67,79 +67,61 @@ class SequentialGraph(HaloGraph):
 
     def fetch(self, src: Rows, like: Sequence[RowLike], site: Site) -> Flight:
         """Halo rows, pulled in rounds."""
-        return self.flight(self.pulls(like), self.codec, src, like, self.shard.boundary, site)
+        return self.flight(self.pulls(like), self.exchange, src, like, self.shard.boundary, site)
 
     def flight(
-        self, rounds: Rounds, codec: Wire, rows: Rows, like: Sequence[RowLike], lists: Mapping[int, Tensor], site: Site
+        self,
+        rounds: Rounds,
+        exchange: CodedExchange,
+        rows: Rows,
+        like: Sequence[RowLike],
+        lists: Mapping[int, Tensor],
+        site: Site,
     ) -> Flight:
         """Everybody's rows[lists[peer]] to each peer, in rounds."""
 
-        def post(r: int) -> Mapping[int, Pending[Tensor]]:
-            return self._exchange(
-                rounds.outgoing(self.comm.rank, r),
-                rounds.incoming(self.comm.rank, r),
-                codec,
-                like,
-                site,
-                lambda s, at: codec.encode(rows, lists[s.peer][s.first : s.last], at, s.peer),
-            )
-
-        def decode(s: Slice, buffer: Tensor) -> Rows:
-            return self._decoded(codec, s, buffer, like, site)
+        def post(r: int) -> Posted:
+            mine = rounds.outgoing(self.comm.rank, r)
+            outgoing = {s.peer: Outgoing(rows, lists[s.peer][s.first : s.last], s.first) for s in mine}
+            return self._post(exchange, outgoing, rounds.incoming(self.comm.rank, r), like, site)
 
         return Flight(
             rounds,
-            self.comm.rank,
+            exchange,
             prefetch=self.prefetch,
             post=post,
-            decode=decode,
             remote=self.remote,
             row_nbytes=row_nbytes(like),
         )
 
     def send_round_back(
         self, rounds: Rounds, r: int, grads: Mapping[Slice, Rows], like: Sequence[RowLike], site: Site
-    ) -> deque[tuple[Slice, Pending[Tensor]]]:
+    ) -> tuple[list[Slice], Posted]:
         """Gradients of round r's rows to their owners; those of my rows will come in, the nearest reader's first."""
         mine = rounds.outgoing(self.comm.rank, r)
         self.remote.add(sum(s.num_rows for s in mine) * row_nbytes(like))
-        pending = self._exchange(
-            grads, mine, self.codec, like, site, lambda s, at: self.codec.encode(grads[s], None, at, s.peer)
-        )
-        return deque((s, pending[s.peer]) for s in mine)
+        outgoing = {s.peer: Outgoing(rows, None, s.first) for s, rows in grads.items()}
+        return mine, self._post(self.exchange, outgoing, mine, like, site)
 
-    def take_back(
-        self, returned: deque[tuple[Slice, Pending[Tensor]]], into: Rows, like: Sequence[RowLike], site: Site
-    ) -> None:
+    def take_back(self, returned: tuple[list[Slice], Posted], into: Rows, like: Sequence[RowLike]) -> None:
         """Add the gradients of one round to the rows of this rank, as they come."""
-        while returned:
-            s, pending = returned.popleft()
-            rows = self._decoded(self.codec, s, pending.wait(), like, site)
-            del pending
+        mine, posted = returned
+        for s in mine:
+            rows = self.exchange.take(posted, s.peer)
             add_returned(into, self.shard.boundary[s.peer][s.first : s.last], rows)
             del rows
             self.remote.add(-s.num_rows * row_nbytes(like))
 
-    def _exchange(
+    def _post(
         self,
-        out: Iterable[Slice],
-        into: Iterable[Slice],
-        codec: Wire,
+        exchange: CodedExchange,
+        outgoing: Mapping[int, Outgoing],
+        incoming: Sequence[Slice],
         like: Sequence[RowLike],
         site: Site,
-        encode: Callable[[Slice, Site], Tensor],
-    ) -> Mapping[int, Pending[Tensor]]:
+    ) -> Posted:
         self.comm.flush(keep=self.prefetch)
-        at = {s: site._replace(first=s.first) for s in (*out, *into)}
-        with self.comm.clock("encode"):
-            outgoing = {s.peer: encode(s, at[s]) for s in out}
-        incoming = {s.peer: codec.nbytes(s.num_rows, like, at[s], s.peer) for s in into}
-        extra = sum(codec.metadata_nbytes(s.num_rows, like, at[s], s.peer) for s in out)
-        return self.comm.exchange(outgoing, incoming, site, metadata=extra)
-
-    def _decoded(self, codec: Wire, s: Slice, buffer: Tensor, like: Sequence[RowLike], site: Site) -> Rows:
-        with self.comm.clock("encode"):
-            return codec.decode(buffer, s.num_rows, like, site._replace(first=s.first), s.peer)
+        return exchange.post(outgoing, {s.peer: Incoming(s.num_rows, s.first) for s in incoming}, like, site)
 
     def note(self, call: int, kept: Sequence[Tensor]) -> None:
         """Account for remote rows: the most in rounds at a time, and what a layer keeps for backward."""
@@ -225,7 +207,8 @@ class _Backward:
         if self.agg.needs_src and view.remat:
             flight = view.fetch(self.x.src, self.like, view.site(call=self.call, phase="remat"))
         shares.add_inner(self._grad(view.shard.inner, self.x.src), view.shard.inner)
-        into, returning = self._chosen(shares.src), deque()
+        into = self._chosen(shares.src)
+        returning: deque[tuple[list[Slice], Posted]] = deque()
         for r in range(len(rounds)):
             mine = rounds.incoming(view.comm.rank, r)
             arriving = flight.round(r) if flight else ((s, next(kept_rows, ())) for s in mine)
@@ -238,9 +221,9 @@ class _Backward:
                 returning.append(view.send_round_back(rounds, r, sent, travelling, site))
             del sent
             while len(returning) > view.prefetch:
-                view.take_back(returning.popleft(), into, travelling, site)
+                view.take_back(returning.popleft(), into, travelling)
         while returning:
-            view.take_back(returning.popleft(), into, travelling, site)
+            view.take_back(returning.popleft(), into, travelling)
         return shares.finished(self.agg, self.prepared, self.grad_out)
 
     def push(self) -> Operands:
@@ -248,10 +231,10 @@ class _Backward:
         view, agg, src = self.view, self.agg, self.x.src
         assert isinstance(agg, Pushable) and view.pushes is not None
         rows = agg.pushed(self.x, self.prepared, self.grad_out)
-        like, codec = RowLike.of(rows), FirstAndRest(view.codec, view.statistics)
+        like = RowLike.of(rows)
         site, read_at = (view.site(call=self.call, phase=phase) for phase in ("push", "forward"))
         rounds = view.schedule.pushes(row_nbytes(like))
-        flight = view.flight(rounds, codec, rows, like, view.pushes.lists, site)
+        flight = view.flight(rounds, view.push_exchange, rows, like, view.pushes.lists, site)
         into = agg.grad_src(view.shard.inner.reverse, src, rows)
         dst = agg.grad_dst(self.prepared, self.grad_out)
         reader, mine = None, ()  # what a peer read of my rows, for as long as its slices come
@@ -262,8 +245,7 @@ class _Backward:
                 index = index if block.rows is None else index[block.rows]
                 if key != reader:
                     mine = ()
-                    with view.comm.clock("encode"):
-                        mine, reader = view.codec.as_received(src, index, read_at, s.peer), key
+                    mine, reader = view.exchange.as_received(src, index, read_at, s.peer), key
                 add_returned(into, index, agg.grad_src(block.forward._replace(rows=None), mine, theirs))
                 del theirs
         return Operands(into, dst)

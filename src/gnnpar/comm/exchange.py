@@ -1,0 +1,141 @@
+"""The one place where rows are encoded, counted, sent and decoded: every strategy sends its rows through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from gnnpar.comm.communicator import Communicator, Pending, Site
+from gnnpar.comm.rows import Incoming, Outgoing, RowLike, Wire
+from gnnpar.folds.block import Rows
+
+Observer = Callable[[Site, int, Rows], None]
+
+
+@dataclass(eq=False)
+class Posted:
+    """A message that was posted: what comes in by it, and has not been taken yet, by peer."""
+
+    site: Site
+    like: tuple[RowLike, ...]
+    incoming: Mapping[int, Incoming]
+    pending: dict[int, Pending[Tensor]]
+    decoded: dict[int, Rows] = field(default_factory=dict)  # what `drain` waited for
+
+    @property
+    def peers(self) -> list[int]:
+        """Those whose rows have not been taken, in the order of posting."""
+        return [p for p in self.incoming if p in self.pending or p in self.decoded]
+
+
+class CodedExchange:
+    """Rows between the ranks of `comm`, written by `codec`. Sizes, bytes, metadata and the clock are its business.
+
+    A message may be taken in a later epoch than it was posted in: `store` keeps it under a key until `retrieve` asks
+    for it. Its bytes belong to the epoch that posted it. As a codec may write other bytes from its `begin_epoch` on,
+    messages in flight are drained before. `observe(site, peer, rows)`: called with all rows that are taken.
+    """
+
+    def __init__(self, comm: Communicator, codec: Wire, *, observe: Observer | None = None) -> None:
+        self.comm, self.codec, self._observe = comm, codec, observe
+        self._in_flight: dict[Posted, None] = {}  # a set that keeps its order
+        self._stored: dict[Hashable, Posted] = {}
+
+    def observed(self, observe: Observer) -> CodedExchange:
+        """An exchange by the same ranks and codec that also gives the rows it takes to `observe`."""
+        return CodedExchange(self.comm, self.codec, observe=observe)
+
+    def post(
+        self,
+        outgoing: Mapping[int, Outgoing],
+        incoming: Mapping[int, Incoming],
+        like: Sequence[RowLike],
+        site: Site,
+        *,
+        counted: Site | None = None,
+    ) -> Posted:
+        """Encode and send rows by peer, and be ready for those that come in, of the shapes and types `like`.
+
+        All ranks post the same messages in the same order. `site`: what bits and noise of the codec go by. `counted`:
+        where the ledger counts the bytes, if elsewhere.
+        """
+        comm, codec = self.comm, self.codec
+        buffers: Mapping[int, Tensor] = {}
+        if outgoing:
+            with comm.clock("encode"):
+                buffers = codec.encode_all(outgoing, site)
+        sizes = {p: codec.nbytes(part.num_rows, like, at(site, part), p) for p, part in incoming.items()}
+        metadata = sum(
+            codec.metadata_nbytes(part.num_rows, RowLike.of(part.rows), at(site, part), p)
+            for p, part in outgoing.items()
+        )
+        pending = comm.exchange(buffers, sizes, counted or site, metadata=metadata)
+        posted = Posted(site, tuple(like), incoming, dict(pending))
+        if pending:
+            self._in_flight[posted] = None
+        return posted
+
+    def take(self, posted: Posted, peer: int) -> Rows:
+        """The rows of a peer, once; waiting for them counts as exposed communication."""
+        rows = posted.decoded.pop(peer) if peer in posted.decoded else self._receive(posted, peer)
+        if self._observe is not None:
+            self._observe(posted.site, peer, rows)
+        return rows
+
+    def take_all(self, posted: Posted) -> Iterator[tuple[int, Rows]]:
+        """(peer, rows) in the order of posting, one peer at a time."""
+        for peer in posted.peers:
+            yield peer, self.take(posted, peer)
+
+    def store(self, key: Hashable, posted: Posted) -> None:
+        """Keep a message that somebody else will take, maybe in a later epoch."""
+        if key in self._stored:
+            raise ValueError(f"a message is stored under {key} already: retrieve it before the next one is stored")
+        self._stored[key] = posted
+
+    def retrieve(self, key: Hashable) -> Posted | None:
+        """The message stored under a key, which is free from then on; None where there is none."""
+        return self._stored.pop(key, None)
+
+    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+        """rows[index] of the rows posted at a site, as the peer reads them."""
+        with self.comm.clock("encode"):
+            return self.codec.as_received(rows, index, site, peer)
+
+    def drain(self) -> None:
+        """Wait for everything in flight. What has not been taken stays to be taken."""
+        for posted in list(self._in_flight):
+            for peer in list(posted.pending):
+                posted.decoded[peer] = self._receive(posted, peer)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows that are here, and wait in a stored message."""
+        rows = (t for posted in self._stored.values() for rows in posted.decoded.values() for t in rows)
+        return sum(t.numel() * t.element_size() for t in rows)
+
+    def state_dict(self) -> dict[Hashable, tuple[Site, dict[int, Rows]]]:
+        """The stored messages. After `drain`."""
+        if self._in_flight:
+            raise RuntimeError("messages are in flight: drain the exchange before its state is read")
+        return {key: (posted.site, dict(posted.decoded)) for key, posted in self._stored.items()}
+
+    def load_state_dict(self, state: Mapping[Hashable, tuple[Sequence[int], Mapping[int, Rows]]]) -> None:
+        for key, (site, decoded) in state.items():
+            incoming = {p: Incoming(len(rows[0])) for p, rows in decoded.items()}
+            like = next((RowLike.of(rows) for rows in decoded.values()), ())
+            self._stored[key] = Posted(Site(*site), like, incoming, {}, dict(decoded))  # type: ignore[arg-type]
+
+    def _receive(self, posted: Posted, peer: int) -> Rows:
+        buffer, part = posted.pending.pop(peer).wait(), posted.incoming[peer]
+        if not posted.pending:
+            self._in_flight.pop(posted, None)
+        with self.comm.clock("encode"):
+            return self.codec.decode(buffer, part.num_rows, posted.like, at(posted.site, part), peer)
+
+
+def at(site: Site, part: Incoming | Outgoing) -> Site:
+    """The site of a piece of a list."""
+    return site._replace(first=part.first)

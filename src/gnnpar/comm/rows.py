@@ -1,0 +1,118 @@
+"""Rows as they travel: their shape, which rows a rank sends to whom, and what an exchange asks of a codec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm.communicator import Site
+from gnnpar.folds.block import Rows
+
+
+class RowLike(NamedTuple):
+    """Shape and type of one operand's rows: [n, *shape]."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(rows: Sequence[Tensor]) -> tuple[RowLike, ...]:
+        return tuple(RowLike(tuple(t.shape[1:]), t.dtype, t.device) for t in rows)
+
+    @property
+    def width(self) -> int:
+        """Numbers a row has."""
+        return torch.Size(self.shape).numel()
+
+    def nbytes(self, num_rows: int) -> int:
+        return num_rows * self.width * self.dtype.itemsize
+
+    def empty(self, num_rows: int) -> Tensor:
+        return torch.empty(num_rows, *self.shape, dtype=self.dtype, device=self.device)
+
+
+def row_nbytes(like: Sequence[RowLike]) -> int:
+    """Bytes of one row of all operands in memory."""
+    return sum(each.nbytes(1) for each in like)
+
+
+@dataclass(frozen=True, eq=False)
+class Outgoing:
+    """Rows for one peer: rows[index] of every operand, all rows where `index` is None.
+
+    They are the piece that begins at `first` of the list of rows that the peer reads (or, of gradients, of the list
+    that is read from it).
+    """
+
+    rows: Rows
+    index: Tensor | None = None
+    first: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows[0]) if self.index is None else len(self.index)
+
+
+class Incoming(NamedTuple):
+    """Rows of one peer: so many, the piece that begins at `first` of their list."""
+
+    num_rows: int
+    first: int = 0
+
+
+class Wire(Protocol):
+    """Rows to bytes and back."""
+
+    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+        """Size of the buffer that `peer` sends here; both ends know it, so no size is ever sent."""
+        ...
+
+    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+        """Of the buffer that goes to `peer`, how many bytes are not payload (scales, zero points)."""
+        ...
+
+    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+        """rows[index] (all rows when None) of every operand as one flat uint8 buffer.
+
+        Without an index they are the halo rows of `peer` from site.first on.
+        """
+        ...
+
+    def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
+        """`encode` for every peer, in one launch where the codec can."""
+        ...
+
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
+        """The rows that `peer` encoded; they may be views of the buffer."""
+        ...
+
+    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+        """rows[index] as `peer` reads them: what its decode makes of this rank's encode, whatever the phase."""
+        ...
+
+
+class WireDefaults:
+    """Members of a Wire that encodes for one peer after the other, every row by itself, without metadata."""
+
+    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+        raise NotImplementedError
+
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
+        raise NotImplementedError
+
+    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+        return 0
+
+    def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
+        return {
+            peer: self.encode(out.rows, out.index, site._replace(first=out.first), peer)
+            for peer, out in outgoing.items()
+        }
+
+    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+        return self.decode(self.encode(rows, index, site, peer), len(index), RowLike.of(rows), site, peer)
