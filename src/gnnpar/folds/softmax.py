@@ -91,11 +91,13 @@ class Softmax:
         return grad_out, x.dst[0], logsumexp, delta
 
     def grad_src(self, back: Csr, src: Rows, pushed: Rows) -> Rows:
+        features, a_src = src
         grad_out, a_dst, logsumexp, delta = pushed
         return attend_grad_src(
             back.indptr,
             back.indices,
-            *src,
+            features,
+            a_src,
             a_dst,
             grad_out,
             logsumexp,
