@@ -1,4 +1,4 @@
-"""Every file, folder and module that a document names exists; the glossary is sorted and has every term once."""
+"""Every file, module and command that a document names exists; the glossary is sorted and has every term once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ TOP = {"conf", "docs", "experiments", "kernels", "src", "tests"}
 OF_A_READER = re.compile(
     r"(outputs|multirun|runs|checkpoint|export|shards|site|part-N|epoch-N|lazy_kit)\b"
 )  # made, not kept
-PLACEHOLDER = re.compile(r"\b(NAME|FOLDER|OP|STUDY)\b")
+COMMAND = re.compile(r"(\$ )?(torchrun .* -m |python -m |srun )?gnnpar \w")
+PLACEHOLDER = re.compile(r"\b(NAME|FOLDER|OP|STUDY|mine)\b")
 DOCUMENTS = sorted(
     [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "kernels/README.md", "experiments/README.md")),
@@ -63,6 +64,26 @@ def test_what_a_document_names_exists(page: Path) -> None:
     missing = [span for span in paths if not is_there(span, page)]
     missing += [name for name in modules if not module_is_there(name)]
     assert sorted(missing) == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in DOCUMENTS if page.parent.name != "tutorials"],  # their commands run
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_commands_and_choices_exist(page: Path) -> None:
+    """`gnnpar COMMAND group=choice`: the command is one, and the choice has its YAML."""
+    text = page.read_text(encoding="utf-8")
+    lines = [*SPAN.findall(FENCE.sub("", text)), *"\n".join(FENCE.findall(text)).splitlines()]
+    calls = [line.partition("gnnpar ")[2].partition("  ")[0].split() for line in lines if COMMAND.match(line)]
+    commands = {file.stem for file in (ROOT / "src" / "gnnpar" / "cli").glob("*.py")}
+    assert [call[0] for call in calls if call[0].partition("|")[0] not in commands] == []
+    groups = {folder.name for folder in (ROOT / "conf").iterdir() if folder.is_dir()}
+    choices = [
+        word.partition("=") for call in calls for word in call if "=" in word and word.partition("=")[0] in groups
+    ]
+    named = [(group, name) for group, _, names in choices for name in names.split(",") if not PLACEHOLDER.search(name)]
+    assert [each for each in named if not (ROOT / "conf" / each[0] / f"{each[1]}.yaml").is_file()] == []
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
