@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -36,14 +36,12 @@ class Placement:
     layers_of: tuple[range, ...]
 
 
-Mode = Literal["whole", "halo", "sar", "chunk", "sample"]
-Overlap = Literal["none", "edges", "central_marginal"]
 _KEYS = {
     "schema",
     "mesh",
     "layers_of",
     "arrays",
-    "layers",
+    "layers",  # of 0.1.0, see training.given_plan
     "strategy",
     "hashes",
     "statistics",
@@ -54,27 +52,9 @@ _KEYS = {
 }
 
 
-@dataclass(frozen=True)
-class LayerPolicy:
-    """How one layer's aggregation runs; `codec` is the configuration of what its halo rows look like on the wire.
-
-    Fields from `rounds` on are those of mode sar, `boundary` is that of rows between stages in mode chunk; None
-    elsewhere, and left out of plan.json.
-    """
-
-    mode: Mode
-    codec: Any = None
-    overlap: Overlap = "edges"
-    remat: bool = False
-    rounds: float | str | None = None
-    prefetch: int | None = None
-    backward: Literal["push", "pull"] | None = None
-    boundary: Any = None
-
-
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Placement, one policy a layer, the strategy it came from, and hashes of what it was made for.
+    """Placement, the strategy that runs, and hashes of what it was made for.
 
     `statistics`: what the partition costs (nodes, edges, halo rows a part, cut, alpha). `predicted`: by a planner.
     `quality`: classes of inexactness that were allowed, None: whatever the strategy is. `devices`: rank -> its place in
@@ -83,7 +63,6 @@ class Plan:
     """
 
     placement: Placement
-    layers: tuple[LayerPolicy, ...]
     strategy: dict = field(default_factory=dict)
     hashes: dict[str, str] = field(default_factory=dict)
     statistics: dict = field(default_factory=dict)
@@ -99,6 +78,10 @@ class Plan:
     @property
     def num_parts(self) -> int:
         return len(self.placement.mesh[0])
+
+    @property
+    def num_layers(self) -> int:
+        return self.placement.layers_of[-1].stop
 
     @property
     def num_ranks(self) -> int:
@@ -129,15 +112,14 @@ class Plan:
                     f"the plan was made for another {name} ({made_for[:12]}, here {value[:12]}): "
                     f"plan again, or give the {name} it was made for."
                 )
-        if num_layers is not None and len(self.layers) != num_layers:
-            raise ValueError(
-                f"the plan has {len(self.layers)} layers, the model {num_layers}: "
-                f"set model.num_layers={len(self.layers)}"
-            )
         if num_nodes is not None and len(self.part_of) != num_nodes:
             raise ValueError(f"the plan places {len(self.part_of)} nodes, the graph has {num_nodes}: plan again")
         for problem in self._problems():
             raise ValueError(f"the plan cannot run: {problem}")
+        if num_layers is not None and self.num_layers != num_layers:
+            raise ValueError(
+                f"the plan has {self.num_layers} layers, the model {num_layers}: set model.num_layers={self.num_layers}"
+            )
         peak = max((self.predicted or {}).get("peak_bytes", None) or [0])
         if memory_bytes is not None and peak > memory_bytes:
             raise ValueError(
@@ -149,8 +131,6 @@ class Plan:
         """Every contradiction, in one line each."""
         yield from self._placement_problems()
         yield from self._array_problems()
-        for i, policy in enumerate(self.layers):
-            yield from self._policy_problems(i, policy)
         if not isinstance(self.strategy.get("name", ""), str):
             yield f"strategy.name={self.strategy['name']} is no name"
         if self.devices and len(self.devices) != self.num_ranks:
@@ -178,8 +158,6 @@ class Plan:
             if layers.start != expected:
                 yield f"stage {stage} begins with layer {layers.start}, not with {expected}"
             expected = layers.stop
-        if expected != len(self.layers):
-            yield f"stages end with layer {expected}, but there are {len(self.layers)} layers"
 
     def _array_problems(self) -> Iterator[str]:
         part_of, chunk_of = self.placement.part_of, self.placement.chunk_of
@@ -197,22 +175,6 @@ class Plan:
                 yield f"chunk_of has the negative chunk {int(chunk_of.min())}"
             elif empty := (torch.bincount(chunk_of) == 0).nonzero().flatten().tolist():
                 yield f"chunk {empty[0]} has no node"
-
-    def _policy_problems(self, i: int, policy: LayerPolicy) -> Iterator[str]:
-        if policy.mode not in get_args(Mode):
-            yield f"layer {i} has mode={policy.mode}; it can be {', '.join(get_args(Mode))}"
-        if policy.overlap not in get_args(Overlap):
-            yield f"layer {i} has overlap={policy.overlap}; it can be {', '.join(get_args(Overlap))}"
-        if policy.mode == "whole" and self.num_ranks > 1:
-            yield f"layer {i} has mode=whole, which is for one rank, on {self.num_ranks}"
-        if policy.mode == "sar" and len(self.placement.mesh) > 1:
-            yield f"layer {i} has mode=sar, which has no chunks, in a pipeline of {len(self.placement.mesh)} stages"
-        if policy.prefetch is not None and policy.prefetch < 0:
-            yield f"layer {i} has prefetch={policy.prefetch}; it must be >= 0"
-        codecs = (policy.codec, policy.boundary)
-        lossy = {e for codec in codecs for e in getattr(codec, "exactness", ())} - {"exact"}
-        if self.quality is not None and (beyond := sorted(lossy - set(self.quality))):
-            yield f"layer {i} is {beyond[0]}, which quality={list(self.quality)} does not allow"
 
     def save(self, folder: Path, *, part_of: Path | None = None) -> Path:
         """plan.json, and its arrays beside it in files named by content. `part_of`: the file of a partition that this
@@ -239,7 +201,6 @@ class Plan:
             "mesh": self.placement.mesh,
             "layers_of": [[r.start, r.stop] for r in self.placement.layers_of],
             "arrays": dict(names),
-            "layers": [_policy(p) for p in self.layers],
             "strategy": self.strategy,
             "hashes": self.hashes,
             "statistics": self.statistics,
@@ -250,31 +211,16 @@ class Plan:
         }
 
     @staticmethod
-    def load(file: Path, *, rebuilt: Callable[[Any], Any] | None = None) -> Plan:
-        """Read plan.json back. `rebuilt`: makes a codec's configuration of its data; None: leaves the data."""
+    def load(file: Path) -> Plan:
+        """Read plan.json back, with its arrays; ValueError says in one line what is wrong with it."""
         with clear(file):
             data = Plan.data(file)
             arrays = {k: _load_array(file.parent / name) for k, name in data["arrays"].items()}
-            return Plan.of_data(data, arrays, rebuilt=rebuilt, file=file)
+            return Plan.of_data(data, arrays)
 
     @staticmethod
-    def of_data(
-        data: Mapping[str, Any],
-        arrays: Mapping[str, Tensor],
-        *,
-        rebuilt: Callable[[Any], Any] | None = None,
-        file: Path,
-    ) -> Plan:
-        """What `as_data` gave, with its arrays. `file`: where it stood, for messages."""
-        try:
-            policies = [LayerPolicy(**p) for p in data["layers"]]
-        except TypeError as error:
-            raise ValueError(f"plan={file}: a layer {str(error).rpartition('() ')[2]}; plan again") from error
-        if rebuilt is not None:
-            policies = [
-                replace(p, codec=p.codec and rebuilt(p.codec), boundary=p.boundary and rebuilt(p.boundary))
-                for p in policies
-            ]
+    def of_data(data: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> Plan:
+        """What `as_data` gave, with its arrays."""
         placement = Placement(
             tuple(tuple(map(int, ranks)) for ranks in data["mesh"]),
             arrays["part_of"],
@@ -284,14 +230,13 @@ class Plan:
         quality = data.get("quality")
         return Plan(
             placement,
-            tuple(policies),
-            data["strategy"],
-            data["hashes"],
-            data["statistics"],
-            data["predicted"],
-            quality if quality is None else tuple(quality),
-            tuple(data.get("devices", ())),
-            data.get("setup", {}),
+            strategy=data["strategy"],
+            hashes=data["hashes"],
+            statistics=data["statistics"],
+            predicted=data["predicted"],
+            quality=quality if quality is None else tuple(quality),
+            devices=tuple(data.get("devices", ())),
+            setup=data.get("setup", {}),
         )
 
     @staticmethod
@@ -310,7 +255,6 @@ class Plan:
                 "mesh": list,
                 "layers_of": list,
                 "arrays": dict,
-                "layers": list,
                 "strategy": dict,
                 "hashes": dict,
                 "statistics": dict,
@@ -319,8 +263,10 @@ class Plan:
             for name, kind in shapes.items():
                 if not isinstance(data[name], kind):
                     raise ValueError(f"{name} is a {type(data[name]).__name__}")
-            if not data["mesh"] or not all(isinstance(layer, dict) and "codec" in layer for layer in data["layers"]):
-                raise ValueError("mesh or layers are empty")
+            if not data["mesh"] or not data["layers_of"]:
+                raise ValueError("mesh or layers_of are empty")
+            if unknown := sorted(data["arrays"].keys() - {"part_of", "chunk_of"}):
+                raise ValueError(f"nothing reads arrays.{unknown[0]}")
             return data
 
 
@@ -349,7 +295,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise ValueError(f"plan={file} is no plan of schema 1; plan again")
     if unknown := sorted(data.keys() - _KEYS):
         raise ValueError(f"plan={file} has the unknown field {unknown[0]}; remove it, or plan again")
-    if missing := sorted(_KEYS - {"quality", "devices", "setup"} - data.keys()):
+    if missing := sorted(_KEYS - {"layers", "quality", "devices", "setup"} - data.keys()):
         raise ValueError(f"plan={file} lacks the field {missing[0]}; plan again")
     return data
 
@@ -378,18 +324,10 @@ def _save_array(folder: Path, array: Tensor) -> str:
     return name
 
 
-def _policy(policy: LayerPolicy) -> dict:
-    given = {k: v for k, v in vars(policy).items() if v is not None}
-    given |= {"boundary": _describe(policy.boundary)} if policy.boundary is not None else {}
-    return {**given, "codec": _describe(policy.codec)}
-
-
-def _describe(config: Any) -> Any:
-    """A configuration dataclass as data: its class and fields."""
-    if hasattr(config, "__dataclass_fields__"):
-        kind = type(config)
-        return {
-            "_target_": f"{kind.__module__}.{kind.__qualname__}",
-            **{k: _describe(v) for k, v in vars(config).items()},
-        }
-    return str(config) if isinstance(config, Path) else config
+def __getattr__(name: str) -> NoReturn:  # what strategies of a user's own folder import that was written for 0.1.0
+    if name == "LayerPolicy":
+        raise ImportError(
+            "gnnpar.placement.LayerPolicy is of gnnpar 0.1.0: call flat_plan(topology) without it, and give the "
+            "strategy capabilities, check and describe (gnnpar.parallel.strategy.Strategy)"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

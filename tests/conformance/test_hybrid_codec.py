@@ -18,7 +18,6 @@ from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.partition.partition import Range
-from gnnpar.training.loop import how_of
 from gnnpar.training.result.facts import world_of
 from gnnpar.verify.conformance import make_job, merge_ranks, relative_error, small_graph, train_in_threads
 from gnnpar_kernels.wire import row_nbytes
@@ -104,15 +103,16 @@ def test_what_it_says_and_refuses():
 
 
 def test_codec_is_never_ignored():
-    """One part has no halo rows: a codec for them is refused before a rank starts. A plan names both codecs."""
+    """One part has no halo rows: a codec for them is refused before a rank starts. What is printed names both."""
     with pytest.raises(ValueError, match=r"^codec=bfloat16 is for rows between the parts .*strategy=hybrid"):
         world_of(compose(["strategy=gnnpipe", "codec=bf16", "world_size=2"]))
     assert world_of(compose(["strategy=gnnpipe", "codec=identity", "world_size=2"])).size == 2
     assert configured("strategy", "gnnpipe", "strategy.parts=2", "codec=bf16").codec == BFloat16()
     config, data = GCNII(**DEEP), small_graph()
     hybrid = Hybrid(stages=2, parts=2, codec=BFloat16(), boundary=Uniform(bits=8))
-    policies = make_job(hybrid, config, data, world=4).plan.layers
-    assert {(p.codec, p.boundary) for p in policies} == {(BFloat16(), Uniform(bits=8))}
-    assert {how_of(p) for p in policies} == {"chunks, boundary uniform, halo bfloat16"}
-    alone = make_job(GNNPipe(boundary=BFloat16()), config, data, world=2).plan.layers
-    assert {how_of(p) for p in alone} == {"chunks, boundary bfloat16"}
+    layers = hybrid.describe(make_job(hybrid, config, data, world=4).plan)
+    assert len(layers) == config.num_layers
+    assert {layer.how for layer in layers} == {"chunks, boundary uniform, halo bfloat16"}
+    pipeline = GNNPipe(boundary=BFloat16())
+    alone = pipeline.describe(make_job(pipeline, config, data, world=2).plan)
+    assert {layer.how for layer in alone} == {"chunks, boundary bfloat16"}

@@ -278,4 +278,5 @@ def test_a_fanout_of_nothing_is_refused_and_the_whole_is_exact() -> None:
             Minibatch(fanout=fanout)
     assert ALL.exactness == {"exact"} != Minibatch().exactness == {"sampled"}
     assert replace(ALL, normalize="subgraph").exactness == {"sampled"}
-    assert make_job(Minibatch(), GCN(), small_graph(), world=3).plan.layers[0].mode == "sample"
+    plan = make_job(Minibatch(), GCN(), small_graph(), world=3).plan
+    assert [layer.mode for layer in Minibatch().describe(plan)] == ["sample", "sample"]

@@ -81,9 +81,9 @@ def test_another_plan_must_be_another_one_and_faster() -> None:
     placement = Placement(((0, 1),), torch.tensor([0, 1]), None, (range(1),))
     found = replanner(0.2)
     other = {**SAID, "label": "sar", "candidate": {"family": "sar"}, "epoch_seconds": 0.15}
-    assert replan.better(Plan(placement, (), predicted={**SAID}), SAID, found, 14, "why") is None
-    assert replan.better(Plan(placement, (), predicted={**other, "epoch_seconds": 0.195}), SAID, found, 14, "") is None
-    plan = replan.better(Plan(placement, (), predicted=other), SAID, found, 14, "slow")
+    assert replan.better(Plan(placement, predicted={**SAID}), SAID, found, 14, "why") is None
+    assert replan.better(Plan(placement, predicted={**other, "epoch_seconds": 0.195}), SAID, found, 14, "") is None
+    plan = replan.better(Plan(placement, predicted=other), SAID, found, 14, "slow")
     assert plan is not None
     assert plan.predicted is not None
     assert plan.predicted["replanned"] == {

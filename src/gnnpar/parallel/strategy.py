@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Exactness
+from gnnpar.codecs.codec import CodecConfig, Exactness
 from gnnpar.comm import Communicator
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import Task
@@ -21,7 +21,7 @@ from gnnpar.parallel.engine import Engine
 from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.partition import Partitioner, partition
 from gnnpar.partition.shard import Shard, partition_statistics
-from gnnpar.placement import LayerPolicy, Placement, Plan, Topology, array_hash
+from gnnpar.placement import Placement, Plan, Topology, array_hash
 from gnnpar.pricing.machine import Machine
 
 FirstLayer = Literal["live", "cached"]
@@ -50,10 +50,10 @@ class Workload:
     def part_of(self, parts: int) -> Tensor:
         return partition(self.dataset, parts, by=self.partition, cache=self.cache, say=self.say)
 
-    def flat_plan(self, topology: Topology, policy: LayerPolicy, *, chunks: int | None = None) -> Plan:
-        """One part a rank, all layers on every rank, one policy. `chunks`: so many parts, on one rank in time."""
+    def flat_plan(self, topology: Topology, *, chunks: int | None = None) -> Plan:
+        """One part a rank, all layers on every rank. `chunks`: so many parts, on one rank in time."""
         if self.shards is not None:
-            return self._cut_plan(self.shards, policy)
+            return self._cut_plan(self.shards)
         ranks, parts = topology.num_ranks, chunks or topology.num_ranks
         part_of = self.part_of(parts)
         whole = torch.zeros_like(part_of)
@@ -61,7 +61,6 @@ class Workload:
         placement = Placement((tuple(range(ranks)),), *nodes, (range(self.num_layers),))
         return Plan(
             placement,
-            (policy,) * self.num_layers,
             hashes={
                 "graph": self.dataset.graph_hash,
                 "split": self.dataset.split_hash,
@@ -70,10 +69,10 @@ class Workload:
             statistics=partition_statistics(self.dataset, part_of, parts),
         )
 
-    def _cut_plan(self, shards: Manifest, policy: LayerPolicy) -> Plan:
+    def _cut_plan(self, shards: Manifest) -> Plan:
         """`flat_plan` of a partition that only its hash is known of."""
         placement = Placement((tuple(range(shards.parts)),), torch.zeros(0).long(), None, (range(self.num_layers),))
-        return Plan(placement, (policy,) * self.num_layers, hashes=shards.hashes, statistics=shards.statistics)
+        return Plan(placement, hashes=shards.hashes, statistics=shards.statistics)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +98,18 @@ class Capabilities:
     less_memory: Callable[[int], str] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayerFacts:
+    """What a layer's aggregation does, for people. `mode`: in one word. `how`: what it sends and when, if anything.
+
+    `settings`: the values that it runs with, by the field of the strategy.
+    """
+
+    mode: str
+    how: str = ""
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
 class Strategy(Protocol):
     """Implemented by frozen, keyword-only dataclasses: fields = YAML keys."""
 
@@ -118,6 +129,10 @@ class Strategy(Protocol):
         """Pure; on rank 0, then broadcast."""
         ...
 
+    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
+        """What each layer does under this plan."""
+        ...
+
     def build(
         self,
         plan: Plan,
@@ -129,6 +144,30 @@ class Strategy(Protocol):
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine: ...
+
+
+def name_of(codec: CodecConfig) -> str:
+    """As people call it: bfloat16."""
+    return type(codec).__name__.lower()
+
+
+def check_plan(strategy: Strategy, plan: Plan) -> None:
+    """Refuse a plan, which may have been written by hand, that its strategy cannot run."""
+    for problem in _plan_problems(strategy, plan):
+        raise ValueError(f"the plan cannot run: {problem}")
+
+
+def _plan_problems(strategy: Strategy, plan: Plan) -> Iterator[str]:
+    can, name = strategy.capabilities, plan.strategy.get("name") or type(strategy).__name__
+    if can.max_ranks is not None and plan.num_ranks > can.max_ranks:
+        yield f"strategy={name} runs on {can.max_ranks} rank, but mesh has {plan.num_ranks}"
+    for field_name, stages in (("mesh", plan.placement.mesh), ("layers_of", plan.placement.layers_of)):
+        if can.replicated_weights and len(stages) > 1:
+            yield f"strategy={name} has one stage, but {field_name} has {len(stages)}"
+    if not can.chunks and plan.placement.chunk_of is not None:
+        yield f"strategy={name} has no chunks, but arrays has chunk_of"
+    if plan.quality is not None and (beyond := sorted(strategy.exactness - {"exact"} - set(plan.quality))):
+        yield f"strategy={name} is {beyond[0]}, which quality={list(plan.quality)} does not allow"
 
 
 MEMBERS = tuple(name for name in vars(Strategy) if not name.startswith("_"))

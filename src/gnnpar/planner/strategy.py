@@ -11,7 +11,7 @@ lossless, and so is this by default: lossy classes have to be named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, Strategy, Workload
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Strategy, Workload
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 from gnnpar.planner.candidate import Candidate, Family, layers_of
@@ -128,6 +128,14 @@ class TAG:
             return workload.setting()
         return Machine(one_host(ranks, cores=ranks, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * ranks)
 
+    def chosen(self, plan: Plan) -> Strategy:
+        """The strategy that a plan of TAG runs."""
+        assert plan.predicted is not None, "a plan of tag says what it chose"
+        return strategy_of(candidate_of(plan.predicted["candidate"]))
+
+    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
+        return self.chosen(plan).describe(plan)
+
     def build(
         self,
         plan: Plan,
@@ -139,6 +147,4 @@ class TAG:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        assert plan.predicted is not None, "a plan of tag says what it chose"
-        chosen = strategy_of(candidate_of(plan.predicted["candidate"]))
-        return chosen.build(plan, shard, model, task, comm, seed=seed, first_layer=first_layer)
+        return self.chosen(plan).build(plan, shard, model, task, comm, seed=seed, first_layer=first_layer)

@@ -20,7 +20,7 @@ from gnnpar.launch import paced
 from gnnpar.launch.namespaces import interface_sent_bytes
 from gnnpar.launch.stop import Interrupted, Stop
 from gnnpar.partition.shard import Shard
-from gnnpar.placement import LayerPolicy, Plan
+from gnnpar.placement import Plan
 from gnnpar.planner import replan
 from gnnpar.planner.replan import Again, Replanner, plan_again
 from gnnpar.settings import Settings
@@ -294,27 +294,12 @@ def start_facts(settings: Settings, world: World, dataset: Any, plan: Plan, widt
     stages = [(mesh[i % len(mesh)], layers) for i, layers in enumerate(layers_of)]
     facts["mesh"] = [{"ranks": list(ranks), "layers": [layers.start, layers.stop]} for ranks, layers in stages]
     facts["layers"] = [
-        {"in": widths[i], "out": widths[i + 1], "mode": policy.mode, "how": how_of(policy)}
-        for i, policy in enumerate(plan.layers)
+        {"in": widths[i], "out": widths[i + 1], "mode": layer.mode, "how": layer.how}
+        for i, layer in enumerate(settings.strategy.describe(plan))
     ]
     facts["halo_from"] = plan.statistics.get("halo_from")
     parts = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
     return facts | {"parts": [{"part": i} | part for i, part in enumerate(parts)]}
-
-
-def how_of(policy: LayerPolicy) -> str:
-    """'bfloat16, overlap edges': what a layer sends and when; nothing where it sends nothing."""
-    if policy.mode in ("whole", "sample"):
-        return ""
-    if policy.mode == "chunk":
-        halo = f", halo {name_of(policy.codec)}" if policy.codec is not None else ""
-        return f"chunks, boundary {name_of(policy.boundary)}{halo}"
-    return f"{name_of(policy.codec)}, overlap {policy.overlap}"
-
-
-def name_of(codec: Any) -> str:
-    """Of a codec's configuration; rows that have none travel as they are."""
-    return "identity" if codec is None else type(codec).__name__.lower()
 
 
 def train_epoch(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,11 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.strategy import Workload
 from gnnpar.placement import Plan, Topology, clear
 from gnnpar.planner.machines import setting_of
-from gnnpar.settings import Settings, instantiate
-from gnnpar.targets import refuse_foreign
+from gnnpar.settings import Settings
 from gnnpar.track.console import say
 from gnnpar.training.checkpoint.files import MANIFEST
 from gnnpar.training.checkpoint.resume import Start
+from gnnpar.training.given_plan import given_plan
 from gnnpar.training.layer_seconds import layer_seconds
 from gnnpar.training.result.facts import World
 from gnnpar.training.result.trained import DTYPES
@@ -36,10 +34,10 @@ def make_plan(
     start: Start | None = None,
 ) -> Plan:
     """The given plan, verified, the one that the run had gone over to, or the strategy's own."""
-    if start is not None and (kept := kept_plan(settings, start, dataset, model)) is not None:
+    if start is not None and (kept := kept_plan(start, dataset, model)) is not None:
         return kept
     if settings.plan is not None:
-        plan = Plan.load(settings.plan, rebuilt=partial(rebuilt, settings, f"plan={settings.plan}"))
+        plan = given_plan(settings.plan, settings)
         plan.verify(
             num_layers=model.num_layers, num_nodes=dataset.num_nodes, graph=dataset.graph_hash, split=dataset.split_hash
         )
@@ -53,13 +51,7 @@ def make_plan(
     return with_strategy(settings.strategy.plan(workload, Topology(world.size)), settings)
 
 
-def rebuilt(settings: Settings, source: str, node: Mapping[str, Any]) -> Any:
-    """An object of a plan; of classes that gnnpar, a plugin or this run's own settings name."""
-    refuse_foreign(node, source, remedy="--trust runs its code", named=settings.resolved)
-    return instantiate(node)
-
-
-def kept_plan(settings: Settings, start: Start, dataset: Any, model: GNN) -> Plan | None:
+def kept_plan(start: Start, dataset: Any, model: GNN) -> Plan | None:
     """The plan of a checkpoint whose run had planned again, where this run goes on with it.
 
     None for another graph, split or model: those are refused where the checkpoint is read.
@@ -69,11 +61,11 @@ def kept_plan(settings: Settings, start: Start, dataset: Any, model: GNN) -> Pla
         return None
     told, file = found.manifest["plan"], found.folder / MANIFEST
     with clear(file):
-        theirs = told["hashes"]["graph"], told["hashes"]["split"], len(told["layers"])
+        theirs = told["hashes"]["graph"], told["hashes"]["split"], told["layers_of"][-1][1]
         if theirs != (dataset.graph_hash, dataset.split_hash, model.num_layers):
             return None
         arrays = {name: array.long() for name, array in found.rank(0, torch.device("cpu"))["plan"].items()}
-        plan = Plan.of_data(told, arrays, rebuilt=partial(rebuilt, settings, str(file)), file=file)
+        plan = Plan.of_data(told, arrays)
     plan.verify(num_nodes=dataset.num_nodes)
     return plan
 

@@ -6,6 +6,7 @@ the negative control: nothing is communicated in training.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gnnpar.codecs.adaptive.codec import for_model
@@ -17,9 +18,9 @@ from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.flat import FlatEngine
 from gnnpar.parallel.halo_graph import HaloGraph, Overlap, Walk
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, Workload
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
 from gnnpar.partition.shard import Shard
-from gnnpar.placement import LayerPolicy, Plan, Topology
+from gnnpar.placement import Plan, Topology
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,12 @@ class GraphParallel:
         check_epochs(self.codec, epochs)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
-        return workload.flat_plan(topology, LayerPolicy(mode="halo", codec=self.codec, overlap=self.overlap))
+        return workload.flat_plan(topology)
+
+    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
+        how = f"{name_of(self.codec)}, overlap {self.overlap}"
+        settings = {"codec": self.codec, "overlap": self.overlap}
+        return (LayerFacts(mode="halo", how=how, settings=settings),) * plan.num_layers
 
     def build(
         self,

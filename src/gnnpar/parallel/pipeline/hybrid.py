@@ -1,11 +1,11 @@
-"""Hybrid: a pipeline whose stages are graph parallel: stages x parts ranks, ways side by side.
+"""Hybrid: a pipeline whose stages are graph parallel: stages x parts ranks, the parts of a stage side by side.
 
-Chen, Chen and Qian, GNNPipe (arXiv 2308.10087), section on hybrid parallelism. The W ways of a stage hold the same
-layers and different nodes; slot i of every way runs at the same time, and the rows that other ways read of its chunk
+Chen, Chen and Qian, GNNPipe (arXiv 2308.10087), section on hybrid parallelism. The P parts of a stage hold the same
+layers and different nodes; slot i of every part runs at the same time, and the rows that other parts read of its chunk
 travel before each aggregation. One stage with one chunk a part is graph parallelism, one part is the pipeline.
 
-Deviations: nodes are cut into ways first and into chunks inside each, so that a way is a good partition; a rank holds
-its own rows and those it reads of others, not N; `codec` is what these rows look like on the wire.
+Deviations: nodes are cut into parts first and into chunks inside each, so that the parts are a good partition; a rank
+holds its own rows and those it reads of others, not N; `codec` is what these rows look like on the wire.
 """
 
 from __future__ import annotations

@@ -7,14 +7,15 @@ Three techniques keep it converging, on at every number of stages: the order of 
 (`order`), the history is frozen for R epochs and zeros at first (`refresh`), gradients of stale edges are dropped and
 those of fresh ones doubled (`gradient`). Evaluation is exact.
 
-Deviations. A rank holds the rows and edges of its ways, not of the graph. Messages are posted ahead and never wait for
+Deviations. A rank holds the rows and edges of its part, not of the graph. Messages are posted ahead and never wait for
 a slot to end. Remedies: `gradient=mix` weighs fresh gradients 2 - lambda and last epoch's of stale edges lambda;
 `history_init=exact` and `refresh_exact` take snapshots by an exact pass; `virtual` interleaves stages; `boundary` and
-`codec` are codecs of rows between stages and between ways. `remat` computes a chunk again instead of keeping it.
+`codec` are codecs of rows between stages and between parts. `remat` computes a chunk again instead of keeping it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -44,11 +45,11 @@ from gnnpar.parallel.pipeline.schedule.stages import balanced, even
 from gnnpar.parallel.pipeline.slots import Slots, slot_codec
 from gnnpar.parallel.pipeline.stage import Remat
 from gnnpar.parallel.sketch import sketch
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, Workload
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.chunking import Balanced, Metis, Range, chunk, chunk_statistics, quotient
 from gnnpar.partition.shard import Shard, comm_check, partition_statistics
-from gnnpar.placement import LayerPolicy, Placement, Plan, Topology, array_hash
+from gnnpar.placement import Placement, Plan, Topology, array_hash
 
 CHUNKS_PER_RANK = 4
 _CHUNKERS = {"balanced": Balanced, "metis": Metis, "range": Range}
@@ -171,7 +172,6 @@ class GNNPipe:
         statistics |= {"gradient_coverage": covered.kept}
         return Plan(
             Placement(mesh.ranks, part_of, chunk_of, layers_of),
-            (self._policy(parts),) * workload.num_layers,
             hashes={
                 "graph": data.graph_hash,
                 "split": data.split_hash,
@@ -181,9 +181,13 @@ class GNNPipe:
             statistics=statistics,
         )
 
-    def _policy(self, parts: int) -> LayerPolicy:
-        halo = self.codec if parts > 1 else None
-        return LayerPolicy(mode="chunk", codec=halo, boundary=self.boundary, overlap="none")
+    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
+        settings: dict[str, object] = {"boundary": self.boundary, "overlap": "none"}
+        how = f"chunks, boundary {name_of(self.boundary)}"
+        if plan.num_parts > 1:
+            settings["codec"] = self.codec
+            how += f", halo {name_of(self.codec)}"
+        return (LayerFacts(mode="chunk", how=how, settings=settings),) * plan.num_layers
 
     def _layers_of(self, workload: Workload, stages: int) -> tuple[range, ...]:
         if self.cut == "even":
@@ -277,7 +281,7 @@ class GNNPipe:
 
 
 def default_parts(num_ranks: int) -> int:
-    """The smallest number of ways above one that the ranks divide by."""
+    """The smallest number of parts above one that the ranks divide by."""
     return next((p for p in range(2, num_ranks + 1) if num_ranks % p == 0), 1)
 
 

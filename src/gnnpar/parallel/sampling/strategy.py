@@ -32,10 +32,10 @@ from gnnpar.parallel.sampling.neighbours import Body, sampler_of
 from gnnpar.parallel.sampling.replica import Replica, replica_of
 from gnnpar.parallel.sampling.view import Normalize
 from gnnpar.parallel.sketch import sketch
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, Workload
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
-from gnnpar.placement import LayerPolicy, Plan, Topology
+from gnnpar.placement import Plan, Topology
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,10 @@ class Minibatch:
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         """Parts are those of the evaluation; training knows none."""
         self._check_fanout(workload.num_layers)
-        return workload.flat_plan(topology, LayerPolicy(mode="sample"))
+        return workload.flat_plan(topology)
+
+    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
+        return (LayerFacts(mode="sample"),) * plan.num_layers
 
     def build(
         self,

@@ -16,6 +16,7 @@ go to one winner.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,9 +38,9 @@ from gnnpar.parallel.sequential.prefetch import Remote
 from gnnpar.parallel.sequential.rounds import Schedule, Sizing
 from gnnpar.parallel.sequential.view import SequentialGraph
 from gnnpar.parallel.sketch import sketch
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, Workload
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
 from gnnpar.partition.shard import Shard, split
-from gnnpar.placement import LayerPolicy, Plan, Topology
+from gnnpar.placement import Plan, Topology
 
 EVERY_ROUND = 1 << 30  # of messages that wait on the host: a part then waits once an exchange
 
@@ -102,15 +103,18 @@ class SAR:
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         self._check_ranks(topology.num_ranks)
-        policy = LayerPolicy(
-            mode="sar",
-            codec=self.codec,
-            remat=self.remat,
-            rounds=self.rounds,
-            prefetch=self.prefetch,
-            backward=self.backward,
-        )
-        return workload.flat_plan(topology, policy, chunks=self.logical_parts)
+        return workload.flat_plan(topology, chunks=self.logical_parts)
+
+    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
+        settings = {
+            "codec": self.codec,
+            "remat": self.remat,
+            "rounds": self.rounds,
+            "prefetch": self.prefetch,
+            "backward": self.backward,
+        }
+        how = f"{name_of(self.codec)}, overlap edges"
+        return (LayerFacts(mode="sar", how=how, settings=settings),) * plan.num_layers
 
     def build(
         self,

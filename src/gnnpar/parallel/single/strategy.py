@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gnnpar.codecs.codec import Exactness
@@ -11,10 +12,10 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.flat import FlatEngine
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, Workload
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
-from gnnpar.placement import LayerPolicy, Plan, Topology
+from gnnpar.placement import Plan, Topology
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,10 @@ class Single:
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         _check_ranks(topology.num_ranks)
-        return workload.flat_plan(topology, LayerPolicy(mode="whole"))
+        return workload.flat_plan(topology)
+
+    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
+        return (LayerFacts(mode="whole"),) * plan.num_layers
 
     def build(
         self,

@@ -1,0 +1,156 @@
+"""plan=FILE edited by hand: what is edited changes what runs, or is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from composing import configured
+from gnnpar.comm import ThreadWorld
+from gnnpar.config.compose import compose
+from gnnpar.parallel.pipeline.hybrid import Hybrid
+from gnnpar.parallel.sequential.strategy import SAR
+from gnnpar.parallel.strategy import Strategy
+from gnnpar.placement import Plan
+from gnnpar.planner.strategy import TAG
+from gnnpar.settings import Settings, instantiate
+from gnnpar.training.given_plan import given_plan
+from gnnpar.verify.conformance import make_job, merge_ranks, small_graph
+
+SMALL = ("model=gcn", "model.num_layers=2", "world_size=2", "comm=threads")
+IDENTITY = {"_target_": "gnnpar.codecs.codec.Identity"}
+BF16 = {"_target_": "gnnpar.codecs.codec.BFloat16"}
+HALO = {"mode": "halo", "codec": IDENTITY, "overlap": "edges", "remat": False}  # as gnnpar 0.1.0 wrote it
+Change = Callable[[dict[str, Any]], Any]
+
+
+def written(folder: Path, strategy: str, *overrides: str, world: int = 2) -> Path:
+    """plan.json of a strategy for the small graph."""
+    settings = compose([f"strategy={strategy}", *SMALL, *overrides])
+    plan = make_job(settings.strategy, settings.model, small_graph(), world=world).plan
+    file = plan.save(folder)
+    data = json.loads(file.read_text())
+    data["strategy"] = {"name": strategy, **settings.resolved["strategy"]}
+    file.write_text(json.dumps(data))
+    return file
+
+
+def edited(file: Path, change: Change) -> Settings:
+    """The settings of a run with this plan, after a change of it."""
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+    chosen = {key: value for key, value in data["strategy"].items() if key != "name"}
+    return replace(compose(SMALL), plan=file, strategy=instantiate(chosen, "strategy"))
+
+
+def with_layers(*layers: dict[str, Any]) -> Change:
+    return lambda data: data.update(layers=list(layers))
+
+
+def refusal(settings: Settings) -> str:
+    assert settings.plan is not None
+    with pytest.raises(ValueError, match=r".*") as caught:
+        given_plan(settings.plan, settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_plan_is_written_without_layers(tmp_path: Path) -> None:
+    assert "layers" not in json.loads(written(tmp_path, "graph_parallel").read_text())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "layer"),
+    [
+        ("graph_parallel", HALO),
+        ("graph_parallel", {**HALO, "codec": {"_target_": "gnnpar.codecs.codec.Identity"}}),
+        ("sar", {**HALO, "mode": "sar", "remat": True, "rounds": "part", "prefetch": 1, "backward": "push"}),
+        ("adaqp_q", {**HALO, "codec": None, "overlap": "none"}),
+        ("gnnpipe", {"mode": "chunk", "codec": None, "overlap": "none", "remat": False, "boundary": IDENTITY}),
+        ("minibatch", {"mode": "sample", "codec": None, "overlap": "edges", "remat": False}),
+    ],
+)
+def test_layers_of_0_1_0_that_say_what_runs_are_read(strategy: str, layer: dict[str, Any], tmp_path: Path) -> None:
+    file = written(tmp_path, strategy)
+    if strategy == "adaqp_q":
+        layer = layer | {"codec": json.loads(file.read_text())["strategy"]["codec"]}
+    settings = edited(file, with_layers(layer, layer))
+    assert given_plan(file, settings).num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            with_layers(HALO | {"codec": BF16}, HALO),
+            "layers[0].codec is BFloat16(), but the strategy runs Identity(): layers decide nothing; remove them, and "
+            "edit strategy.codec",
+        ),
+        (with_layers(HALO, HALO | {"overlap": "none"}), "layers[1].overlap is none, but the strategy runs edges"),
+        (with_layers(HALO, HALO | {"mode": "sar"}), "layers[1].mode is sar, but the strategy runs halo"),
+        (with_layers(HALO, HALO | {"bits": 4}), "nothing reads layers[1].bits"),
+        (with_layers(HALO), "layers has 1 entries, but layers_of ends with layer 2"),
+        (lambda data: data["setup"].update(colour=3), "nothing reads setup.colour"),
+        (lambda data: data.update(layers_of=[[0, 1], [1, 2]]), "has one stage, but layers_of has 2"),
+        (
+            lambda data: (
+                data["strategy"].update({"_target_": "gnnpar.parallel.single.strategy.Single"})
+                or [data["strategy"].pop(key) for key in ("codec", "overlap")]
+            ),
+            "runs on 1 rank, but mesh has 2",
+        ),
+        (
+            lambda data: data.update(quality=["quantized"]) or data["strategy"].update(codec=BF16),
+            "strategy=graph_parallel is rounded, which quality=['quantized'] does not allow",
+        ),
+    ],
+)
+def test_what_is_without_effect_or_contradicts_is_refused(change: Change, line: str, tmp_path: Path) -> None:
+    assert line in refusal(edited(written(tmp_path, "graph_parallel"), change))
+
+
+def test_a_strategy_without_stages_or_chunks_takes_no_pipeline(tmp_path: Path) -> None:
+    def change(data: dict[str, Any]) -> None:
+        data["strategy"] = {"name": "sar", "_target_": f"{SAR.__module__}.SAR"}
+
+    assert "strategy=sar has one stage, but mesh has 2" in refusal(edited(written(tmp_path, "gnnpipe"), change))
+    one = written(tmp_path / "one", "gnnpipe", "strategy.stages=1", "strategy.parts=2")
+    assert "strategy=sar has no chunks, but arrays has chunk_of" in refusal(edited(one, change))
+
+
+def test_the_codec_of_the_strategy_is_what_runs(tmp_path: Path) -> None:
+    """bf16 in plan.json halves the bytes of halo rows."""
+    file = written(tmp_path, "graph_parallel")
+    exact = bytes_of(edited(file, lambda data: None))
+    assert bytes_of(edited(file, lambda data: data["strategy"].update(codec=BF16))) == exact / 2
+
+
+def bytes_of(settings: Settings) -> float:
+    """Of halo rows of one epoch, in fp32."""
+    assert settings.plan is not None
+    job = make_job(settings.strategy, settings.model, small_graph(), world=2, epochs=1, dtype=torch.float32)
+    given = replace(job, plan=given_plan(settings.plan, settings))
+    return merge_ranks(given, ThreadWorld(2).run(given)).traffic[0]["forward"]
+
+
+def test_tag_describes_what_it_chose() -> None:
+    strategy: Strategy = TAG(rates="nominal")
+    model = configured("model", "gcn", "model.hidden=8")
+    plan: Plan = make_job(strategy, model, small_graph(), world=2).plan
+    assert plan.predicted is not None
+    assert {layer.mode for layer in strategy.describe(plan)} <= {"whole", "halo", "sar", "chunk"}
+    assert TAG(rates="nominal").chosen(plan).describe(plan) == strategy.describe(plan)
+
+
+def test_a_stage_of_parts_names_both_codecs() -> None:
+    facts = Hybrid(stages=2, parts=2).describe(
+        make_job(Hybrid(stages=2, parts=2), configured("model", "gcn", "model.hidden=8"), small_graph(), world=4).plan
+    )
+    assert {layer.how for layer in facts} == {"chunks, boundary identity, halo identity"}
