@@ -5,10 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+"""What JSON holds, for what is written or handed on."""
+JsonObject = Mapping[str, Any]  # Any: the schema of a file says what its keys hold, and is checked where it is read
+"""An object of JSON or YAML that is read by its keys: a row of metrics, a result, resolved settings."""
+JsonDict = dict[str, Any]  # Any: as above
+"""The same while it is made."""
 
 _BLOCK = 1 << 22
 
@@ -52,12 +59,12 @@ def write_json_whole(file: Path, data: object, *, indent: int | None = 1, sync: 
     write_text_whole(file, json.dumps(data, indent=indent) + "\n", sync=sync)
 
 
-def write_checked_json(file: Path, data: Mapping[str, Any]) -> None:
+def write_checked_json(file: Path, data: JsonObject) -> None:
     """JSON with a checksum of itself, written through to the disk. Raises WriteError."""
     write_json_whole(file, {**data, "checksum": checksum(data)}, sync=True)
 
 
-def read_checked_json(file: Path) -> dict[str, Any]:
+def read_checked_json(file: Path) -> JsonDict:
     """ValueError where it is not what `write_checked_json` wrote."""
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
@@ -77,7 +84,7 @@ def file_hash(file: Path) -> str:
     return digest.hexdigest()
 
 
-def checksum(data: Mapping[str, Any]) -> str:
+def checksum(data: JsonObject) -> str:
     """sha256 of plain data, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 

@@ -15,13 +15,33 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import annotated_types as at
 
+from gnnpar.durable import Json, JsonDict, JsonObject
 from gnnpar.pricing.topology import Machines
 from gnnpar.targets import locate
+from gnnpar.track.tracker import Tracker
 
+if TYPE_CHECKING:
+    import torch
+    from _typeshed import DataclassInstance
+    from torch import nn
+
+    from gnnpar.codecs.codec import CodecConfig
+    from gnnpar.data.preprocess import DatasetConfig
+    from gnnpar.models.gnn import ModelConfig
+    from gnnpar.parallel.strategy import Strategy
+    from gnnpar.partition.partition import Partitioner
+else:
+
+    class _Group(Protocol):
+        """What a group of the configuration gives: its class checks it, and torch is imported by that class."""
+
+    Strategy = ModelConfig = DatasetConfig = Partitioner = CodecConfig = _Group
+
+T = TypeVar("T", bound="DataclassInstance")
 Positive = Annotated[int, at.Ge(1)]
 Count = Annotated[int, at.Ge(0)]
 Rate = Annotated[float, at.Gt(0)]
@@ -138,12 +158,27 @@ class EarlyStopping:
     min_delta: Annotated[float, at.Ge(0)] = 0.0
 
 
+class Stepper(Protocol):
+    """An optimizer with its schedule. `refused`: the last step was none, because a gradient was not finite."""
+
+    optimizer: torch.optim.Optimizer
+    refused: bool
+
+    @property
+    def lr(self) -> float: ...
+    def schedule(self, epoch: int) -> None: ...
+    def zero_grad(self) -> None: ...
+    def step(self, norm: float | None = None) -> None: ...
+    def state_dict(self) -> JsonDict: ...
+    def load_state_dict(self, state: JsonDict) -> None: ...
+
+
 class OptimizerConfig(Protocol):
     """A frozen dataclass whose fields are the YAML keys of conf/optim."""
 
     def build(
-        self, parameters: Iterable[tuple[str, Any]], *, epochs: int, layer_of: Callable[[str], int | None]
-    ) -> Any: ...
+        self, parameters: Iterable[tuple[str, nn.Parameter]], *, epochs: int, layer_of: Callable[[str], int | None]
+    ) -> Stepper: ...
 
 
 class TrackerConfig(Protocol):
@@ -152,18 +187,18 @@ class TrackerConfig(Protocol):
     `job`: what result.json says before a run, with its study, the names of its groups and the resolved settings.
     """
 
-    def build(self, run_dir: Path, epochs: int, job: Mapping[str, Any]) -> Any: ...
+    def build(self, run_dir: Path, epochs: int, job: JsonObject) -> Tracker: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """One run, complete: what `gnnpar train` hands to every rank."""
 
-    strategy: Any
-    model: Any
-    dataset: Any
-    partition: Any
-    codec: Any
+    strategy: Strategy
+    model: ModelConfig
+    dataset: DatasetConfig
+    partition: Partitioner
+    codec: CodecConfig
     optim: OptimizerConfig
     tracker: TrackerConfig
     comm: Comm
@@ -190,20 +225,22 @@ class Settings:
     checkpoint: Checkpoint
     resume: Literal["auto"] | Path | None
     names: Mapping[str, str] = field(default_factory=dict)  # group -> the file chosen in it; not a YAML key
-    resolved: Mapping[str, Any] = field(default_factory=dict)  # the YAML this came from, resolved; not a YAML key
+    resolved: JsonObject = field(default_factory=dict)  # the YAML this came from, resolved; not a YAML key
     study: str = ""  # the sweep this run belongs to; not a YAML key
 
 
 NOT_KEYS = ("names", "resolved", "study")
 
 
-def build_settings(config: Mapping[str, Any], names: Mapping[str, str], study: str = "") -> Settings:
+def build_settings(config: JsonObject, names: Mapping[str, str], study: str = "") -> Settings:
     """Settings from a resolved, composed configuration; ConfigError names the first thing that is wrong."""
     values = _construct_values(Settings, config, path="", skip=NOT_KEYS)
     for name in ("data_dir", "cache_dir"):
         values[name] = values[name].expanduser().absolute()
     _check_strategy(values["strategy"], names)
-    return Settings(**values, names=dict(names), resolved=_plain(config), study=study)
+    return Settings(
+        **values, names=dict(names), resolved={key: _plain(value) for key, value in config.items()}, study=study
+    )
 
 
 def _check_strategy(strategy: object, names: Mapping[str, str]) -> None:
@@ -216,25 +253,27 @@ def _check_strategy(strategy: object, names: Mapping[str, str]) -> None:
         raise ConfigError(f"strategy={names.get('strategy')}: {error}") from error
 
 
-def instantiate(node: Mapping[str, Any], path: str = "") -> Any:
+def instantiate(node: JsonObject, path: str = "") -> Any:  # Any: an object of whatever class the YAML names
     """The object that a node with `_target_` describes, its fields checked against the class."""
     target = node["_target_"]
-    cls = _locate(target, path)
+    named = _locate(target, path)
     rest = {k: v for k, v in node.items() if k != "_target_"}
-    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
-        return _construct(cls, rest, path)
+    if isinstance(named, type) and dataclasses.is_dataclass(named):
+        return _construct(named, rest, path)
+    if not callable(named):
+        raise ConfigError(f"{_join(path, '_target_')}={target} is no class")
     try:
-        return cls(**{key: _value(object, value, _join(path, key)) for key, value in rest.items()})
+        return named(**{key: _value(object, value, _join(path, key)) for key, value in rest.items()})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path} ({target}): {error}") from error
 
 
-def construct(cls: Any, node: Mapping[str, Any]) -> Any:
+def construct(cls: type[T], node: JsonObject) -> T:
     """A dataclass from what a file of its own says, every key checked as those of a group are."""
     return _construct(cls, node, "")
 
 
-def _construct(cls: Any, node: Mapping[str, Any], path: str) -> Any:
+def _construct(cls: type[T], node: JsonObject, path: str) -> T:
     values = _construct_values(cls, node, path)
     try:
         return cls(**values)
@@ -244,7 +283,9 @@ def _construct(cls: Any, node: Mapping[str, Any], path: str) -> Any:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def _construct_values(cls: Any, node: Mapping[str, Any], path: str, skip: tuple[str, ...] = ()) -> dict[str, Any]:
+def _construct_values(
+    cls: type[DataclassInstance], node: JsonObject, path: str, skip: tuple[str, ...] = ()
+) -> JsonDict:
     hints = typing.get_type_hints(cls, include_extras=True)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init and f.name not in skip}
     for key, value in node.items():
@@ -256,7 +297,7 @@ def _construct_values(cls: Any, node: Mapping[str, Any], path: str, skip: tuple[
     return {key: _value(hints[key], value, _join(path, key)) for key, value in node.items()}
 
 
-def _value(hint: Any, value: Any, path: str) -> Any:
+def _value(hint: object, value: object, path: str) -> Any:  # Any: of the type that the hint says
     if isinstance(value, Mapping):
         if "_target_" in value:
             built = instantiate(value, path)
@@ -271,7 +312,7 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     return _checked(hint, value, path)
 
 
-def _checked(hint: Any, value: Any, path: str) -> Any:
+def _checked(hint: Any, value: object, path: str) -> Any:  # Any: a type in any form, and a value of it
     """The value in the type of the hint; JSON strictness: no text for numbers, lists for tuples."""
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticSchemaGenerationError
@@ -289,7 +330,7 @@ def _checked(hint: Any, value: Any, path: str) -> Any:
         raise ConfigError(f"{path}={show(value)} must be {allowed}{_closest_literal(hint, value)}") from None
 
 
-def describe(hint: Any) -> str:
+def describe(hint: object) -> str:
     """What a type allows, in words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
@@ -302,8 +343,14 @@ def describe(hint: Any) -> str:
     if origin in (tuple, list):
         length = "a list of" if origin is list or Ellipsis in args else f"a list of {len(args)}, each"
         return f"{length} {describe(args[0])}"
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
-    return words.get(hint, "null" if hint is type(None) else getattr(hint, "__name__", str(hint)))
+    words: dict[object, str] = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        Path: "a path",
+    }
+    return words.get(hint, "null" if hint is type(None) else hint.__name__ if isinstance(hint, type) else str(hint))
 
 
 def _bound(constraint: object) -> str:
@@ -323,7 +370,7 @@ def _bound(constraint: object) -> str:
     )
 
 
-def unknown_key(path: str, value: Any, known: Iterable[str]) -> str:
+def unknown_key(path: str, value: object, known: Iterable[str]) -> str:
     """One line for a key that nobody reads."""
     parent, _, key = path.rpartition(".")
     names = sorted(k for k in known if k != "_target_")
@@ -339,13 +386,13 @@ def closest(word: str, choices: Iterable[str]) -> str:
     return f", did you mean {found[0]}?" if found else ""
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """A value as one would type it on the command line, at most 60 characters."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _closest_literal(hint: Any, value: Any) -> str:
+def _closest_literal(hint: object, value: object) -> str:
     if not isinstance(value, str):
         return ""
     literals = [
@@ -354,12 +401,12 @@ def _closest_literal(hint: Any, value: Any) -> str:
     return closest(value, map(str, literals))
 
 
-def _dataclasses_in(hint: Any) -> tuple[type, ...]:
+def _dataclasses_in(hint: object) -> tuple[type[DataclassInstance], ...]:
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     return tuple(o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o))
 
 
-def _locate(target: str, path: str) -> Any:
+def _locate(target: str, path: str) -> object:
     try:
         return locate(str(target))
     except (ImportError, AttributeError, ValueError, TypeError) as error:
@@ -370,7 +417,7 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _plain(node: Any) -> Any:
+def _plain(node: Json) -> Json:
     if isinstance(node, Mapping):
         return {str(k): _plain(v) for k, v in node.items()}
     return [_plain(v) for v in node] if isinstance(node, (list, tuple)) else node

@@ -13,6 +13,7 @@ import pytest
 from conftest import Run
 from gnnpar.cli import check, doctor
 from gnnpar.config.compose import compose
+from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.settings import ConfigError
 
 
@@ -39,6 +40,7 @@ def test_train_help_and_cfg_show_groups_and_keys(run_cli: Run, run_here: Run, tm
 
 def test_a_codec_chosen_at_the_top_reaches_the_strategy() -> None:
     settings = compose(["strategy=graph_parallel", "codec=drop"])
+    assert isinstance(settings.strategy, GraphParallel)
     assert settings.strategy.codec == settings.codec
     assert settings.strategy.exactness == {"sampled"}
 

@@ -296,6 +296,7 @@ def test_fp64_needs_more_and_nothing_that_does_not_run_ends_the_table(four: str)
     assert thick.priced is not None
     assert 1.3 < thick.priced.peak_bytes / thin.priced.peak_bytes < 2.0  # indices stay
     assert thick.notes == ("time is that of fp32",)
+    assert isinstance(settings.strategy, GNNPipe)
     many = replace(settings, strategy=replace(settings.strategy, stages=3))
     assert "stages=3" in (found := Estimator(settings).estimate(many, "gnnpipe")).refused
     assert row_of(found)[-1] == "does not run"

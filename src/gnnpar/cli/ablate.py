@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -26,6 +25,7 @@ from gnnpar.config.application import run_jobs
 from gnnpar.config.compose import compose
 from gnnpar.config.jobs import Manifest, job_key
 from gnnpar.config.study import Variant, job_overrides, read_study
+from gnnpar.durable import Json, JsonDict, JsonObject
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import num_bytes, say, seconds, stdout
@@ -110,14 +110,14 @@ def key_of(settings: Settings) -> str:
     return job_key(settings.resolved, settings.names)
 
 
-def completed(folder: Path, keys: Mapping[tuple[str, int, int], str]) -> dict[tuple[str, int, int], Mapping[str, Any]]:
+def completed(folder: Path, keys: Mapping[tuple[str, int, int], str]) -> dict[tuple[str, int, int], JsonObject]:
     """(variant, seed, block) -> result.json, of the runs that completed."""
     manifest = Manifest.read(folder)
     found = {job: read_result(folder / manifest.jobs[key].folder) for job, key in keys.items() if key in manifest.jobs}
     return {job: result for job, result in found.items() if result and result["status"] == "completed"}
 
 
-def measures(result: Mapping[str, Any]) -> Measures:
+def measures(result: JsonObject) -> Measures:
     peak = result["memory_bytes"]["peak"]
     metric = result["metric"]
     test = metric["test_at_best_val"] if metric["test_at_best_val"] is not None else metric["test"]
@@ -129,7 +129,7 @@ def measures(result: Mapping[str, Any]) -> Measures:
     }
 
 
-def row(variant: str, results: Mapping[tuple[str, int, int], Mapping[str, Any]]) -> Row:
+def row(variant: str, results: Mapping[tuple[str, int, int], JsonObject]) -> Row:
     """A variant against the base; the base against itself says nothing but how many runs it has."""
     mine = {(seed, block): measures(r) for (name, seed, block), r in results.items() if name == variant}
     base = {(seed, block): measures(r) for (name, seed, block), r in results.items() if name == ""}
@@ -143,7 +143,7 @@ def row(variant: str, results: Mapping[tuple[str, int, int], Mapping[str, Any]])
     return Row(variant, len(pairs), by_block(mine, base, side_by_side), **differences, cosine=cosine)
 
 
-def session(results: Mapping[tuple[str, int, int], Mapping[str, Any]], variant: str, pair: Pair) -> str | None:
+def session(results: Mapping[tuple[str, int, int], JsonObject], variant: str, pair: Pair) -> str | None:
     """A resumed study has several: what ran on another day forms no time ratio."""
     return results[variant, *pair].get("session")
 
@@ -170,7 +170,7 @@ def by_seed(
     return mean([plain.fmean(each) for each in differences.values()]) if differences else None
 
 
-def base_line(results: Mapping[tuple[str, int, int], Mapping[str, Any]]) -> dict[str, float | None]:
+def base_line(results: Mapping[tuple[str, int, int], JsonObject]) -> dict[str, float | None]:
     """What the base itself measures, means over its runs."""
     found = [measures(r) for (name, *_), r in results.items() if name == ""]
     columns = {
@@ -179,10 +179,10 @@ def base_line(results: Mapping[tuple[str, int, int], Mapping[str, Any]]) -> dict
     return {name: plain.fmean(values) if values else None for name, values in columns.items()}  # type: ignore[type-var]
 
 
-def as_json(rows: Sequence[Row], results: Mapping[Any, Any], *, speed: bool) -> dict[str, Any]:
+def as_json(rows: Sequence[Row], results: Mapping[tuple[str, int, int], JsonObject], *, speed: bool) -> JsonDict:
     """null for what is not known. `speed` false: threads share cores, or ranks are threads; times are no statement."""
 
-    def known(value: Any) -> Any:
+    def known(value: Json) -> Json:
         if isinstance(value, dict):
             return {name: known(each) for name, each in value.items()}
         return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from gnnpar.config.compose import compose
 from gnnpar.settings import ConfigError
@@ -46,11 +45,12 @@ def field(entry: str, name: str) -> str | None:
     return found[1] if found else None
 
 
-def papers_of(strategy: Any) -> list[str]:
+def papers_of(strategy: object) -> list[str]:
     """arXiv numbers in the docstrings of the strategy's class, its bases, and their modules, in this order."""
     texts = []
     for cls in type(strategy).__mro__:
-        texts += [cls.__dict__.get("__doc__") or "", getattr(sys.modules.get(cls.__module__), "__doc__", None) or ""]
+        module = sys.modules.get(cls.__module__)
+        texts += [cls.__dict__.get("__doc__") or "", (module and module.__doc__) or ""]
     return list(dict.fromkeys(number for text in texts for number in ARXIV.findall(text)))
 
 

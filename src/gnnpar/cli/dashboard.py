@@ -7,10 +7,10 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from gnnpar.durable import JsonObject
 from gnnpar.report import dashboard
 from gnnpar.report.rows import table_rows
 from gnnpar.report.runs import collect
@@ -77,7 +77,7 @@ def place_of(folders: Sequence[Path], entity: str) -> tuple[str, str, str]:
     return places[0]
 
 
-def table_of(results: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[list[str]]:
+def table_of(results: Sequence[tuple[Path, JsonObject]]) -> list[list[str]]:
     """Names and cells of the runs that completed, for a page."""
     rows = [row for row in table_rows(results, baseline="single") if row["status"] == "completed"]
     cells = [

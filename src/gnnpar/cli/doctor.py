@@ -6,12 +6,12 @@ import argparse
 import importlib.util
 import json
 import sys
-from typing import Any
 
 import torch
 from rich.markup import escape
 from rich.table import Table
 
+from gnnpar.durable import JsonDict
 from gnnpar.launch.paced import trial
 from gnnpar.track.console import stdout
 from gnnpar.training.result.facts import installed, num_cores, processor, versions
@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def diagnose() -> dict[str, dict[str, Any]]:
+def diagnose() -> dict[str, JsonDict]:
     """Versions, devices, backends, launches, kernels, extras."""
     named = versions() | {"torch": torch.__version__}
     packages = ("torch_geometric", "hydra-core", "pymetis", "scipy", "wandb")

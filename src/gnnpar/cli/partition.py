@@ -8,13 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from gnnpar.config.compose import compose
+from gnnpar.durable import JsonDict
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import num_bytes, say, stdout
+
+if TYPE_CHECKING:
+    from gnnpar.data.stored import Stored
 
 USAGE = """usage: gnnpar partition dataset=NAME world_size=N out=FOLDER [partition=NAME] [model=NAME] [key=value ...]
 
@@ -50,7 +54,7 @@ def run(argv: list[str]) -> int:
 
 def cut_into(settings: Settings, out: Path) -> None:
     """Read, partition and write. Scratch files lie beside `out`."""
-    from gnnpar.data.stored import Stored
+    from gnnpar.data.stored import Stored, Streamed
     from gnnpar.partition.partition import partition
     from gnnpar.partition.write import write_shards
     from gnnpar.training.plans import heed, partition_cache
@@ -59,7 +63,7 @@ def cut_into(settings: Settings, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch, progress() as tell:
         tell("read", 0.0)
-        if hasattr(settings.dataset, "stored"):  # a dataset that passes by in chunks
+        if isinstance(settings.dataset, Streamed):
             graph = settings.dataset.stored(settings.data_dir, settings.seed, Path(scratch), tell)
         else:
             graph = Stored.of(settings.dataset.load(settings.data_dir, settings.seed))
@@ -76,7 +80,7 @@ def cut_into(settings: Settings, out: Path) -> None:
     say(f"{num_bytes(size)} in {time.perf_counter() - began:.1f} s  ->  {out}  (gnnpar train shards={out})")
 
 
-def needs_edge_ids(settings: Settings, graph: Any) -> bool:
+def needs_edge_ids(settings: Settings, graph: Stored) -> bool:
     """Whether the model of the settings reads them."""
     from gnnpar.data.tasks import make_task
 
@@ -84,7 +88,7 @@ def needs_edge_ids(settings: Settings, graph: Any) -> bool:
     return settings.model.build(graph.num_features, task.out_dim, seed=0).needs_edge_ids
 
 
-def setup_of(settings: Settings) -> dict[str, dict[str, Any]]:
+def setup_of(settings: Settings) -> dict[str, JsonDict]:
     """What a run from the shards takes over."""
     groups = ("dataset", "partition")
     names = {group: settings.names.get(group, group) for group in groups}
@@ -94,7 +98,7 @@ def setup_of(settings: Settings) -> dict[str, dict[str, Any]]:
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
     """tell(stage, share): a bar a stage on a terminal, else a line when a stage begins."""
-    console, stages = stdout(), dict[str, Any]()
+    console, stages = stdout(), JsonDict()
     if not console.is_terminal:
         began = time.perf_counter()
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from rich.markup import escape
 from rich.table import Table
 
 from gnnpar.config.compose import compose
+from gnnpar.durable import JsonObject
 from gnnpar.planner.candidate import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest
 from gnnpar.track.console import say, stdout
@@ -102,7 +103,7 @@ def by_measuring(
     found: Planned,
     settings: Settings,
     count: int,
-    yaml_of: Callable[[str], Mapping[str, Any]],
+    yaml_of: Callable[[str], JsonObject],
     overrides: Sequence[str],
     say: Callable[[str], None],
 ) -> tuple[Planned, dict[str, float]]:
@@ -185,7 +186,7 @@ def refuse_strategy(overrides: Sequence[str]) -> None:
             raise ConfigError(f"{asked}: gnnpar plan chooses the strategy; leave it out, or use gnnpar train")
 
 
-def strategy_yaml(overrides: Sequence[str], name: str) -> Mapping[str, Any]:
+def strategy_yaml(overrides: Sequence[str], name: str) -> JsonObject:
     """The resolved YAML of a strategy beside these overrides."""
     return compose([*overrides, f"strategy={name}"]).resolved["strategy"]
 

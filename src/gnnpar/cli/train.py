@@ -6,17 +6,16 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gnnpar.cli.main import refuse
 from gnnpar.config import jobs
 from gnnpar.config.application import run_jobs, without_folders
 from gnnpar.config.compose import HydraJob
 from gnnpar.config.replay import resumed
-from gnnpar.durable import write_text_whole
+from gnnpar.durable import JsonObject, write_text_whole
 from gnnpar.launch.slurm import as_rank
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track import progress
@@ -144,7 +143,7 @@ REPLAN_ABOVE = 0.2
 """Share by which an epoch may differ from its prediction before a run says how to plan again."""
 
 
-def prediction(result: Mapping[str, Any]) -> str:
+def prediction(result: JsonObject) -> str:
     """Predicted against measured, on a line of its own; nothing where no planner made the plan."""
     from gnnpar.track.console import seconds
 

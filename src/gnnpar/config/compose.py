@@ -6,10 +6,11 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from gnnpar.config.errors import CONFIG, hydra_line
 from gnnpar.config.inputs import Composed, spelled, with_inputs
+from gnnpar.durable import JsonDict
 from gnnpar.paths import GROUP, conf_dir, installed_confs
 from gnnpar.settings import ConfigError, Settings, build_settings
 
@@ -43,7 +44,7 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
     names = {group: str(name) for group, name in choices.items() if not group.startswith("hydra")}
     keys = [str(key) for key in config if key != "hydra"]
     tree = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True, throw_on_missing=True)
-    return with_inputs(cast("dict[str, Any]", tree), names, overrides)
+    return with_inputs(cast("JsonDict", tree), names, overrides)
 
 
 @dataclass(frozen=True)

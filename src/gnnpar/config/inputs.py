@@ -6,24 +6,24 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
+from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.partition.manifest import read_manifest
 from gnnpar.settings import ConfigError
 from gnnpar.targets import refuse_foreign
 
-Composed = tuple[dict[str, Any], dict[str, str]]
+Composed = tuple[JsonDict, dict[str, str]]
 """A resolved configuration, and of every group the name of the file chosen in it."""
 _BROUGHT = ("dataset", "partition")
 
 
-def with_inputs(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
+def with_inputs(config: JsonObject, names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
     """Configuration and names after shards=FOLDER and plan=FILE. Raises ConfigError in one line."""
     overrides = list(overrides)
     return with_plan(*with_shards(config, names, overrides), overrides)
 
 
-def with_plan(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
+def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
     """Configuration and names after plan=FILE, which sets the strategy; a strategy asked for beside it is an error.
 
     A plan of `gnnpar plan` also brings what it was made for: the groups that no override names.
@@ -53,7 +53,7 @@ def with_plan(config: Mapping[str, Any], names: Mapping[str, str], overrides: It
     return config | brought | {"strategy": strategy}, names
 
 
-def with_shards(config: Mapping[str, Any], names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
+def with_shards(config: JsonObject, names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
     """Configuration and names after shards=FOLDER: its dataset and partition, and a rank a part. Asking for others
     beside it is an error."""
     config, names = dict(config), dict(names)

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
 from gnnpar.aliases import with_published_targets
-from gnnpar.durable import write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, write_json_whole
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.progress import Snapshot
@@ -37,7 +37,7 @@ _NOT_HASHED = ("data_dir", "cache_dir", "tracker", "trace", "checkpoint", "resum
 _SILENT_SECONDS = 600.0  # a job of another host that has written nothing for so long is taken for dead
 
 
-def job_key(resolved: Mapping[str, Any], names: Mapping[str, str]) -> str:
+def job_key(resolved: JsonObject, names: Mapping[str, str]) -> str:
     """The hash of a resolved configuration less its folders and its tracker: equal keys are the same job."""
     relevant = {k: v for k, v in resolved.items() if k not in _NOT_HASHED}
     kept = {group: name for group, name in names.items() if group not in _NOT_HASHED}
@@ -113,7 +113,7 @@ def refuse_job(run_dir: Path, error: str, *, refused: bool) -> None:
     write_json_whole(run_dir / RECORD, record | {"error": " ".join(error.split()), "refused": refused})
 
 
-def read_record(run_dir: Path) -> dict[str, Any] | None:
+def read_record(run_dir: Path) -> JsonDict | None:
     try:
         return json.loads((run_dir / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -135,7 +135,7 @@ def state_of(run_dir: Path) -> tuple[State, str]:
     return "missing", ""
 
 
-def is_alive(record: Mapping[str, Any], run_dir: Path) -> bool:
+def is_alive(record: JsonObject, run_dir: Path) -> bool:
     """Whether the process that began the job is there; on another host: whether it wrote of late."""
     if record["host"] != socket.gethostname():
         latest = max((file.stat().st_mtime for file in run_dir.iterdir() if file.is_file()), default=0.0)

@@ -7,10 +7,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 
+from gnnpar.durable import JsonObject
 from gnnpar.settings import ConfigError, Count, Positive, closest, construct, show
 
 Mode = Literal["grid", "one_at_a_time", "leave_one_out"]
@@ -140,7 +141,7 @@ def job_overrides(variant: Variant, seed: int, block: int) -> list[str]:
     return [*variant.overrides, *quiet, f"seed={seed}", f"block={block}"]
 
 
-def _check_shape(data: Mapping[str, Any]) -> None:
+def _check_shape(data: JsonObject) -> None:
     """What the types cannot say in words a user understands."""
     for key, value in data.items():
         if key == "factors" and not isinstance(value, Mapping):

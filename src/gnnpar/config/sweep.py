@@ -37,6 +37,7 @@ from gnnpar.track.progress import shown
 from gnnpar.training.result.result import read_result
 
 Overrides = Sequence[str]
+Hydras = Any  # Hydra hands its objects to launchers and sweepers without types
 _SETTLE_SECONDS = 15.0  # how long a job that a launcher has lost may take to show that it runs
 
 
@@ -63,17 +64,17 @@ class Sweep:
 
         make_sweeper, make_launcher = Plugins.instantiate_sweeper, Plugins.instantiate_launcher
 
-        def sweeper(plugins: Any, **given: Any) -> Any:
+        def sweeper(plugins: Hydras, **given: Hydras) -> Hydras:
             if self.listed is not None:
                 return Listed(launcher(plugins, **given), self.listed)
-            made: Any = make_sweeper(plugins, **given)
+            made: Hydras = make_sweeper(plugins, **given)
             logging.getLogger("optuna").setLevel(logging.WARNING)
             if type(made).__name__ == "BasicSweeper":  # by name: Hydra loads its plugins' modules a second time
                 made.launcher.at_once, made.max_batch_size = made.max_batch_size, None  # all are planned at the start,
                 made.validate_batch_is_legal = lambda batch: None  # which also says of which job a key is wrong
             return made
 
-        def launcher(plugins: Any, **given: Any) -> Any:
+        def launcher(plugins: Hydras, **given: Hydras) -> Hydras:
             return Resuming(make_launcher(plugins, **given), self, **given)
 
         Plugins.instantiate_sweeper, Plugins.instantiate_launcher = sweeper, launcher  # type: ignore[method-assign]
@@ -133,13 +134,20 @@ class Resuming:
     """A launcher that hands on what has no completed result yet, `at_once` jobs at a time (None: all)."""
 
     def __init__(
-        self, inner: Any, sweep: Sweep, *, hydra_context: Any, config: Any, at_once: int | None = None, **_: Any
+        self,
+        inner: Hydras,
+        sweep: Sweep,
+        *,
+        hydra_context: Hydras,
+        config: Hydras,
+        at_once: int | None = None,
+        **_: Hydras,
     ) -> None:
         self.inner, self.sweep, self.at_once = inner, sweep, at_once
         self.loader, self.config = hydra_context.config_loader, config
         self.raises = "basic_sweeper" not in str(config.hydra.sweeper._target_)  # sweepers that learn from failures
 
-    def launch(self, job_overrides: Sequence[Overrides], initial_job_idx: int) -> list[Any]:
+    def launch(self, job_overrides: Sequence[Overrides], initial_job_idx: int) -> list[Hydras]:
         """What Hydra's sweepers call; one JobReturn a job, whose value is the best validation metric."""
         folder = Path(str(self.config.hydra.sweep.dir))
         self.sweep.folder = folder
@@ -218,7 +226,7 @@ class Resuming:
             return min(jobs, processes if processes > 0 else max(1, (os.cpu_count() or 1) + 1 + processes))
         return jobs if "submitit" in kind and "local" in kind else 1
 
-    def returned(self, manifest: Manifest, job: Job) -> Any:
+    def returned(self, manifest: Manifest, job: Job) -> Hydras:
         """A job's end as Hydra's sweepers know it."""
         from hydra.core.utils import JobReturn, JobStatus
 

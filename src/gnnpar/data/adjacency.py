@@ -7,7 +7,7 @@ layouts. Models read no edge weights (ADR 0003), so values other than one are re
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,15 +15,23 @@ from torch import Tensor
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
 
 
-def edges_of(data: Any) -> Tensor:
+@runtime_checkable
+class _SparseTensor(Protocol):
+    """torch_sparse's, which need not be installed."""
+
+    def csr(self) -> tuple[Tensor, Tensor, Tensor | None]: ...
+    def sizes(self) -> list[int]: ...
+
+
+def edges_of(data: object) -> Tensor:
     """[2, E] of a PyG `Data`: its edge_index, else its adj_t."""
     for name in ("edge_index", "adj_t"):
-        if (found := getattr(data, name, None)) is not None:
+        if (found := getattr(data, name, None)) is not None:  # PyG's, or whatever else has them
             return edge_index_of(found)
     raise ValueError(f"{type(data).__name__} has neither edge_index nor adj_t; give it one of them")
 
 
-def edge_index_of(given: Any) -> Tensor:
+def edge_index_of(given: object) -> Tensor:
     """[2, E] (sources, destinations) of an edge_index, which stays as it is, or of an adj_t."""
     if isinstance(given, Tensor) and given.layout == torch.strided:
         return given
@@ -38,10 +46,10 @@ def edge_index_of(given: Any) -> Tensor:
     return torch.stack([columns.long(), rows.long()])
 
 
-def _entries(given: Any) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, ...]]:
+def _entries(given: object) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, ...]]:
     """(rows, columns, values, shape) of a sparse matrix."""
     if not isinstance(given, Tensor):
-        if not callable(getattr(given, "csr", None)):
+        if not isinstance(given, _SparseTensor):
             raise ValueError(f"the graph is a {type(given).__name__}; give an edge_index [2, E], or an adj_t")
         ends, columns, values = given.csr()
         return _expanded(ends), columns, values, tuple(given.sizes()[:2])

@@ -6,7 +6,7 @@ What is read is a copy: nothing stays mapped, so that the resident set is the ch
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class Column:
         try:
             with file.open("rb") as opened:
                 version = np.lib.format.read_magic(opened)
-                read: Any = {
+                read = {
                     (1, 0): np.lib.format.read_array_header_1_0,
                     (2, 0): np.lib.format.read_array_header_2_0,
                 }.get(version)

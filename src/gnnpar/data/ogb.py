@@ -33,6 +33,7 @@ from gnnpar.data.files import (
 )
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
+from gnnpar.durable import JsonDict
 
 _SERVER = "http://snap.stanford.edu/ogb/data/nodeproppred/"
 _CSV = ("edge", "num-node-list", "num-edge-list", "node-feat", "node-label")
@@ -102,7 +103,7 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
 
 
 def _to_raw(
-    name: str, graph: dict[str, Any], labels: np.ndarray, parts: dict[str, np.ndarray], *, num_classes: int
+    name: str, graph: JsonDict, labels: np.ndarray, parts: dict[str, np.ndarray], *, num_classes: int
 ) -> RawGraph:
     masks = torch.zeros(3, graph["num_nodes"], dtype=torch.bool)
     for row, part in enumerate(("train", "valid", "test")):
@@ -118,7 +119,7 @@ def _to_raw(
     )
 
 
-def _reader(name: str) -> Any:
+def _reader(name: str) -> Any:  # Any: OGB has no types
     try:
         with quiet():
             return importlib.import_module("ogb.nodeproppred").NodePropPredDataset

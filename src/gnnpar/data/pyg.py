@@ -6,10 +6,12 @@ answers.
 PyG is imported when a graph is processed, never before.
 """
 
+from __future__ import annotations
+
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +32,9 @@ from gnnpar.data.files import (
 )
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 _GRAPH_FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
 _GITHUB, _DRIVE = "https://github.com", "https://drive.usercontent.google.com"
@@ -99,7 +104,7 @@ class PyGDataset(Preprocess):
         return prepare(_raw_graph(self.name, source, _read(self.name, source, data_dir)), self, seed=seed)
 
 
-def _read(name: str, source: _Source, data_dir: Path | None) -> Any:
+def _read(name: str, source: _Source, data_dir: Path | None) -> Data:
     """PyG's Data object, processed in the cache."""
     folder = find_folder(data_dir, source.folder)
     raw = None if folder is None else folder / "raw"
@@ -142,7 +147,7 @@ def _downloaded(name: str, source: _Source, data_dir: Path | None, missing: list
     return cached_folder(f"pyg/{name}-downloaded", build)
 
 
-def _open(source: _Source, root: Path) -> Any:
+def _open(source: _Source, root: Path) -> Data:
     cls = getattr(importlib.import_module("torch_geometric.datasets"), source.cls)
     dataset = cls(str(root)) if source.named is None else cls(str(root), source.named)
     return dataset[0]
@@ -152,7 +157,9 @@ def _raw_of(source: _Source, root: Path) -> Path:
     return root / "raw" if source.named is None else root / source.folder / "raw"
 
 
-def _raw_graph(name: str, source: _Source, data: Any) -> RawGraph:
+def _raw_graph(
+    name: str, source: _Source, data: Any
+) -> RawGraph:  # Any: fields of PyG's Data are dense, sparse or None
     masks: tuple[Tensor, Tensor, Tensor] | None = None
     if getattr(data, "train_mask", None) is not None:
         masks = (data.train_mask, data.val_mask, data.test_mask)

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -132,3 +133,12 @@ def hashes_of(
     digest.update(f"|{torch.from_numpy(y).dtype}{tuple(y.shape)}|".encode())
     digest.update(np.ascontiguousarray(y).data)
     return digest.hexdigest(), content_hash([torch.from_numpy(mask) for mask in masks], label="split")
+
+
+@runtime_checkable
+class Streamed(Protocol):
+    """The configuration of a dataset whose graph can be read in chunks."""
+
+    def stored(self, data_dir: Path | None, seed: int, scratch: Path, tell: Tell = ...) -> Stored:
+        """The graph, its edges in canonical order in the folder `scratch`. `tell`: stage, share done."""
+        ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,14 @@ from torch import Tensor, nn
 from gnnpar.folds.block import Rows
 from gnnpar.graph import Graph
 from gnnpar_kernels import fold_key
+
+
+@runtime_checkable
+class EdgeReader(Protocol):
+    """A convolution that may draw masks or read rows by edge."""
+
+    needs_edge_ids: bool
+
 
 Order = Literal["auto", "transform_first", "aggregate_first"]
 Probability = Annotated[float, Ge(0.0), Lt(1.0)]
@@ -164,7 +172,7 @@ class GNN(nn.Module):
     @property
     def needs_edge_ids(self) -> bool:
         """Does a layer draw masks or read rows by edge?"""
-        return any(getattr(layer.conv, "needs_edge_ids", False) for layer in self.layers)
+        return any(isinstance(layer.conv, EdgeReader) and layer.conv.needs_edge_ids for layer in self.layers)
 
     @staticmethod
     def layer_of(parameter: str) -> int | None:

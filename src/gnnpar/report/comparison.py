@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from gnnpar.durable import JsonDict
 from gnnpar.report import groups as grouping
 from gnnpar.report.fairness import warnings
 from gnnpar.report.groups import MARGIN, Group
@@ -19,7 +19,7 @@ class Comparison:
     """Runs, one row each; groups of them; what is unfair about it; what the accuracies do not show."""
 
     results: Sequence[tuple[Path, Result]]
-    rows: list[dict[str, Any]]
+    rows: list[JsonDict]
     groups: list[Group]
     warnings: list[str]
     notes: list[str]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from gnnpar.durable import JsonDict
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import flat
 from gnnpar.track.jsonl import read_rows
@@ -25,6 +25,10 @@ class Curve:
     seconds: list[float]
     bytes: list[float]
     val: list[float]
+
+    def along(self, axis: str) -> Sequence[float]:
+        """Epochs, seconds or bytes, by name."""
+        return {"epochs": self.epochs, "seconds": self.seconds, "bytes": self.bytes}[axis]
 
 
 def curve_of(folder: Path) -> Curve | None:
@@ -49,11 +53,11 @@ def mean_curve(curves: Sequence[Curve]) -> Curve | None:
         return None
     at = [[curve.epochs.index(epoch) for epoch in common] for curve in curves]
 
-    def means(name: str) -> list[float]:
-        columns = zip(*([getattr(c, name)[i] for i in found] for c, found in zip(curves, at, strict=True)), strict=True)
+    def means(of: Callable[[Curve], Sequence[float]]) -> list[float]:
+        columns = zip(*([of(c)[i] for i in found] for c, found in zip(curves, at, strict=True)), strict=True)
         return [statistics.fmean(column) for column in columns]
 
-    return Curve(common, means("seconds"), means("bytes"), means("val"))
+    return Curve(common, means(lambda c: c.seconds), means(lambda c: c.bytes), means(lambda c: c.val))
 
 
 def curves_of(group: Group) -> list[Curve]:
@@ -103,7 +107,7 @@ def _arena_settings(arena: str) -> dict[str, str]:
 
 def varying(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
     """Settings that are not the same in all groups: their keys, and the values of each group."""
-    flats: list[dict[str, Any]] = []
+    flats: list[JsonDict] = []
     for group in groups:
         seeds = sorted({row["seed"] for row in group.rows})
         facts = {"ranks": group.first["world_size"], "threads": group.first["threads_per_rank"]}

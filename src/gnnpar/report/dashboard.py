@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gnnpar.durable import JsonDict
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 from gnnpar.track.wandb import AXES, GIGABYTES
 
@@ -22,6 +23,8 @@ class Panel:
     x: str = "epoch"
     kind: Literal["line", "bars"] = "line"
 
+
+Built = Any  # of wandb-workspaces, an extra that is imported when it is asked for
 
 AGAINST = {"training seconds": "against_seconds", "gigabytes sent": "against_gigabytes"}
 SECTIONS: dict[str, tuple[Panel, ...]] = {
@@ -70,7 +73,7 @@ def matches(metric: str, wanted: str) -> bool:
     return metric.startswith(wanted[:-1]) if wanted.endswith("/*") else metric == wanted
 
 
-def workspace(sections: dict[str, list[Panel]], *, entity: str, project: str, study: str) -> Any:
+def workspace(sections: dict[str, list[Panel]], *, entity: str, project: str, study: str) -> Built:
     """A saved view of the study's runs, grouped by strategy."""
     import wandb_workspaces.workspaces as ws
 
@@ -87,13 +90,13 @@ def workspace(sections: dict[str, list[Panel]], *, entity: str, project: str, st
 
 def report(
     sections: dict[str, list[Panel]], table: Sequence[Sequence[str]], *, entity: str, project: str, study: str
-) -> Any:
+) -> Built:
     """The same panels under headings, after the table of `gnnpar compare`; its first row names the columns."""
     import wandb_workspaces.reports.v2 as wr
 
     head, *rows = ["| " + " | ".join(row) + " |" for row in table]
     rule = "|" + " --- |" * len(table[0])
-    blocks: list[Any] = [wr.MarkdownBlock("\n".join([head, rule, *rows]))]
+    blocks: list[Built] = [wr.MarkdownBlock("\n".join([head, rule, *rows]))]
     for name, panels in sections.items():
         # without entity and project a run set is of the report's project, and nobody is asked
         runs = wr.Runset(name=study, filters=of_study(study), groupby=["JobType"])  # pyright: ignore[reportPrivateImportUsage]
@@ -107,13 +110,13 @@ def report(
     )
 
 
-def of_study(study: str) -> Any:
+def of_study(study: str) -> Built:
     from wandb_workspaces import expr
 
     return expr.And(expr.Metric("Group") == study)
 
 
-def plot(panel: Panel) -> Any:
+def plot(panel: Panel) -> Built:
     import wandb_workspaces.reports.v2 as wr
 
     if panel.kind == "bars":
@@ -121,6 +124,6 @@ def plot(panel: Panel) -> Any:
     return wr.LinePlot(title=panel.title, x=panel.x, y=list(panel.y), title_x=panel.x)
 
 
-def specification(thing: Any) -> dict[str, Any]:
+def specification(thing: Built) -> JsonDict:
     """A workspace or a report as the data that a server is sent."""
     return thing._to_model().model_dump(mode="json", by_alias=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from gnnpar.durable import Json, JsonObject
 from gnnpar.report import formatting as words
 from gnnpar.report.groups import Group, cells
 from gnnpar.report.rows import COLUMNS
@@ -22,7 +22,7 @@ _ESCAPED = str.maketrans(
 _RUN_HEADINGS = ("strategy", "model", "dataset", "seed", "ranks", "epoch", "speed-up", "sent/epoch", "test %", "status")
 
 
-def as_csv(rows: Sequence[Mapping[str, Any]], groups: Sequence[Group] | None = None) -> str:
+def as_csv(rows: Sequence[JsonObject], groups: Sequence[Group] | None = None) -> str:
     """Exact values, one line a run, or one a group where groups are given."""
     lines = list(rows) if groups is None else [cells(group) for group in groups]
     text = io.StringIO()
@@ -32,7 +32,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]], groups: Sequence[Group] | None = N
     return text.getvalue()
 
 
-def as_json(rows: Sequence[Mapping[str, Any]], groups: Sequence[Group], **stamps: Any) -> str:
+def as_json(rows: Sequence[JsonObject], groups: Sequence[Group], **stamps: Json) -> str:
     """Exact values of runs and groups, with what was asked for and what is unfair."""
     return json.dumps({**stamps, "rows": rows, "groups": [cells(group) for group in groups]}, indent=1) + "\n"
 
@@ -82,7 +82,7 @@ def group_table(groups: Sequence[Group], baseline: str) -> Table:
     return headings, [words.HEADINGS[names[i]] for i in used], lines, bold
 
 
-def row_table(rows: Sequence[Mapping[str, Any]], baseline: str) -> Table:
+def row_table(rows: Sequence[JsonObject], baseline: str) -> Table:
     """One line a run; nothing is bold, as one run proves nothing."""
     lines = []
     for row in rows:

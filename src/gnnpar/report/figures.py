@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnnpar.report import colours, curves
 from gnnpar.report.comparison import Comparison
@@ -12,8 +12,11 @@ from gnnpar.report.groups import Group
 from gnnpar.report.page.plots import scale_of
 from gnnpar.settings import ConfigError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 FORMATS = ("svg", "pdf")
-_STYLE: dict[Any, Any] = {
+_STYLE: dict[Any, Any] = {  # Any: matplotlib's keys are a Literal of all of them
     "font.size": 8,
     "font.family": "sans-serif",
     "axes.spines.top": False,
@@ -38,7 +41,7 @@ def write_figures(found: Comparison, folder: Path) -> list[Path]:
     tint = colours.of_strategies(row["strategy"] for row in found.rows)
     names = curves.tasks(found.groups)
     tasks = {name: [group for group in found.groups if group.arena == arena] for arena, name in names.items()}
-    drawn: dict[str, Callable[[Any, list[Group]], bool]] = {
+    drawn: dict[str, Callable[[Axes, list[Group]], bool]] = {
         "speedup": lambda axes, groups: _speedup(axes, groups, found.baseline, tint),
         "breakdown": lambda axes, groups: _stacked(axes, groups, "breakdown_seconds", colours.TIME, "seconds"),
         "bytes": lambda axes, groups: _stacked(axes, groups, "bytes_per_epoch", colours.BYTES, "bytes"),
@@ -52,7 +55,7 @@ def write_figures(found: Comparison, folder: Path) -> list[Path]:
     return files
 
 
-def _figure(path: Path, tasks: Mapping[str, list[Group]], draw: Callable[[Any, list[Group]], bool]) -> list[Path]:
+def _figure(path: Path, tasks: Mapping[str, list[Group]], draw: Callable[[Axes, list[Group]], bool]) -> list[Path]:
     """One figure, two panels a row; no file where no panel has data."""
     from matplotlib.figure import Figure
 
@@ -81,7 +84,7 @@ def _figure(path: Path, tasks: Mapping[str, list[Group]], draw: Callable[[Any, l
     return files
 
 
-def _speedup(axes: Any, groups: Sequence[Group], baseline: str, tint: Mapping[str, str]) -> bool:
+def _speedup(axes: Axes, groups: Sequence[Group], baseline: str, tint: Mapping[str, str]) -> bool:
     shown = [group for group in groups if group.speedup is not None]
     for i, group in enumerate(shown):
         estimate, colour = group.speedup, colours.GREY if group.timeless else tint[group.first["strategy"]]
@@ -96,7 +99,7 @@ def _speedup(axes: Any, groups: Sequence[Group], baseline: str, tint: Mapping[st
     return bool(shown)
 
 
-def _stacked(axes: Any, groups: Sequence[Group], field: str, tints: Mapping[str, str], quantity: str) -> bool:
+def _stacked(axes: Axes, groups: Sequence[Group], field: str, tints: Mapping[str, str], quantity: str) -> bool:
     found = [(group, parts) for group in groups if (parts := curves.means_of(group, field, list(tints)))]
     largest = max((sum(parts.values()) for _, parts in found), default=0.0)
     if not largest:
@@ -120,26 +123,35 @@ def _stacked(axes: Any, groups: Sequence[Group], field: str, tints: Mapping[str,
     return True
 
 
-def _accuracy(axes: Any, groups: Sequence[Group], axis: str, tint: Mapping[str, str]) -> bool:
+def _accuracy(axes: Axes, groups: Sequence[Group], axis: str, tint: Mapping[str, str]) -> bool:
     shown = [
         group for group in groups if not (axis == "seconds" and group.timeless)
     ]  # grey times are no curve on paper
     found = [(group, runs) for group in shown if (runs := curves.curves_of(group))]
     if not found:
         return False
-    scale, unit = scale_of(max(getattr(run, axis)[-1] for _, runs in found for run in runs), axis)
+    scale, unit = scale_of(max(run.along(axis)[-1] for _, runs in found for run in runs), axis)
     used: dict[str, int] = {}
     for group, runs in found:
         strategy = group.first["strategy"]
-        line = {"color": tint[strategy], "linestyle": ("-", "--", ":", "-.")[used.setdefault(strategy, 0) % 4]}
+        colour, dashes = tint[strategy], ("-", "--", ":", "-.")[used.setdefault(strategy, 0) % 4]
         used[strategy] += 1
         mean = curves.mean_curve(runs)
         if mean is not None:
             for run in runs if len(runs) > 1 else ():
-                axes.plot([x / scale for x in getattr(run, axis)], run.val, linewidth=0.5, alpha=0.3, **line)
+                axes.plot(
+                    [x / scale for x in run.along(axis)],
+                    run.val,
+                    color=colour,
+                    linestyle=dashes,
+                    linewidth=0.5,
+                    alpha=0.3,
+                )
         for k, run in enumerate([mean] if mean is not None else runs):
             name = " ".join(filter(None, (strategy, group.first["variant"], group.changed))) if k == 0 else None
-            axes.plot([x / scale for x in getattr(run, axis)], run.val, linewidth=1.4, label=name, **line)
+            axes.plot(
+                [x / scale for x in run.along(axis)], run.val, color=colour, linestyle=dashes, linewidth=1.4, label=name
+            )
     target = next((group.target for group in groups if group.target is not None), None)
     if target is not None:
         axes.axhline(100 * target, color="#5a6572", linewidth=0.6, linestyle=":")
@@ -148,7 +160,7 @@ def _accuracy(axes: Any, groups: Sequence[Group], axis: str, tint: Mapping[str, 
     return True
 
 
-def _label(axes: Any, groups: Sequence[Group], title: str) -> None:
+def _label(axes: Axes, groups: Sequence[Group], title: str) -> None:
     axes.set_yticks(range(len(groups)), ["\n".join(group.name.split(" ", 1)) for group in groups], fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel(title)

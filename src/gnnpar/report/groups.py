@@ -11,14 +11,16 @@ import statistics as plain
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.report import statistics
 from gnnpar.report.fairness import exact_runs_of, unequal_accuracy
 from gnnpar.report.runs import Result, flat, is_control, is_exact, no_speed
 from gnnpar.report.statistics import Estimate
 from gnnpar.report.targets import Median, Reached, median, reached, target_of
 
+K = TypeVar("K", bound=Hashable)  # a seed, or a seed and a block
 MARGIN = 0.3  # points of accuracy
 _REPEATED = ("seed", "block")  # settings that runs of one group may differ in
 _ARENA = ("dataset", "model", "optim", "precision", "first_layer", "epochs", "eval_every")
@@ -28,7 +30,7 @@ _ARENA = ("dataset", "model", "optim", "precision", "first_layer", "epochs", "ev
 class Group:
     """Runs of one configuration. times: (seed, block) -> epoch seconds; accuracies: seed -> percent."""
 
-    rows: list[dict[str, Any]]
+    rows: list[JsonDict]
     results: list[Result]
     arena: str  # what must be equal to be compared at all: data, model, optimizer, budget
     changed: str = ""  # settings outside the strategy that set it apart from a group of the same name
@@ -47,7 +49,7 @@ class Group:
     best: set[str] = field(default_factory=set)  # columns in which a paired test puts it before all others
 
     @property
-    def first(self) -> Mapping[str, Any]:
+    def first(self) -> JsonObject:
         return self.rows[0]
 
     @property
@@ -72,7 +74,7 @@ class Group:
 
 def grouped(
     results: Sequence[tuple[Path, Result]],
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[JsonDict],
     *,
     baseline: str,
     margin: float = MARGIN,
@@ -94,7 +96,7 @@ def grouped(
     return found
 
 
-def timed_groups(results: Sequence[tuple[Path, Result]], rows: Sequence[dict[str, Any]]) -> list[Group]:
+def timed_groups(results: Sequence[tuple[Path, Result]], rows: Sequence[JsonDict]) -> list[Group]:
     """Groups by task, in the order of their first runs, with times and speed-ups alone."""
     groups: dict[Hashable, Group] = {}
     for (_, result), row in zip(results, rows, strict=True):
@@ -120,7 +122,7 @@ def arena_of(result: Result) -> str:
     return json.dumps([named, {key: settings.get(key) for key in _ARENA}], sort_keys=True, default=str)
 
 
-def _key(result: Result, row: Mapping[str, Any]) -> Hashable:
+def _key(result: Result, row: JsonObject) -> Hashable:
     same = (
         "strategy",
         "variant",
@@ -236,7 +238,7 @@ def _bold(groups: Sequence[Group]) -> None:
         _mark(timed, "speedup", [{k: -math.log(v) for k, v in group.times.items()} for group in timed])
 
 
-def _mark(groups: Sequence[Group], column: str, values: Sequence[Mapping[Any, float]]) -> None:
+def _mark(groups: Sequence[Group], column: str, values: Sequence[Mapping[K, float]]) -> None:
     if len(groups) < 2:
         return
     level = 1 - 0.05 / (len(groups) - 1)
@@ -278,7 +280,7 @@ def _takes_many_steps(group: Group) -> bool:
     return bool((group.results[0].get("settings", {}).get("strategy") or {}).get("batch_size"))
 
 
-def cells(group: Group) -> dict[str, Any]:
+def cells(group: Group) -> JsonDict:
     """The group as plain data, None where nothing is known; accuracies in percent, differences in points."""
     first, done = group.first, group.completed
     copied = (
@@ -294,7 +296,7 @@ def cells(group: Group) -> dict[str, Any]:
         "oversubscribed",
         "metric",
     )
-    found: dict[str, Any] = {name: first[name] for name in copied}
+    found: JsonDict = {name: first[name] for name in copied}
     found |= {"settings": group.changed, "control": group.control, "runs": len(group.rows), "completed": len(done)}
     found |= _estimate("epoch_seconds", group.epoch_seconds) | _estimate("speedup", group.speedup, "blocks")
     for name in ("bytes_per_epoch", "memory_peak_bytes", "gradient_cosine", "gradient_error"):
@@ -308,8 +310,8 @@ def cells(group: Group) -> dict[str, Any]:
     return found | {"best": " ".join(sorted(group.best))}
 
 
-def _estimate(name: str, estimate: Estimate | None, count: str = "") -> dict[str, Any]:
+def _estimate(name: str, estimate: Estimate | None, count: str = "") -> JsonDict:
     low, high = (estimate.low, estimate.high) if estimate else (math.nan, math.nan)
-    found: dict[str, Any] = {name: estimate and estimate.value}
+    found: JsonDict = {name: estimate and estimate.value}
     found |= {f"{name}_{end}": value if math.isfinite(value) else None for end, value in (("low", low), ("high", high))}
     return found | ({count: estimate.n if estimate else 0} if count else {})

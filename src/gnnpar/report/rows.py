@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from gnnpar.durable import JsonDict
 from gnnpar.report.fairness import ratio_of, timed_runs_of
 from gnnpar.report.runs import Result, links, variants
 
@@ -39,9 +39,7 @@ COLUMNS: tuple[str, ...] = (
 )
 
 
-def table_rows(
-    results: Sequence[tuple[Path, Result]], *, baseline: str, allow_unfair: bool = False
-) -> list[dict[str, Any]]:
+def table_rows(results: Sequence[tuple[Path, Result]], *, baseline: str, allow_unfair: bool = False) -> list[JsonDict]:
     """The cells; ratio = epoch time of the baseline / epoch time of the run, in the same block."""
     everything = [result for _, result in results]
     bases = timed_runs_of(baseline, everything)
@@ -51,7 +49,7 @@ def table_rows(
     ]
 
 
-def _row(folder: Path, result: Result, changed: str, ratio: float | None, why: str) -> dict[str, Any]:
+def _row(folder: Path, result: Result, changed: str, ratio: float | None, why: str) -> JsonDict:
     peak = result["memory_bytes"]["peak"]
     metric = result["metric"]
     fidelity = result.get("fidelity")

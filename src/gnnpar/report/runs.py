@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gnnpar.aliases import with_current_targets
+from gnnpar.durable import JsonObject
 from gnnpar.settings import ConfigError
 
-Result = Mapping[str, Any]
+Result = JsonObject
 FILE = "result.json"
 
 
@@ -52,15 +53,15 @@ def _natural(file: Path) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in file.parts]
 
 
-def value_at(result: Result, path: Sequence[str]) -> Any:
+def value_at(result: Result, path: Sequence[str]) -> Any:  # Any: the schema says what stands there
     """What stands at a path of nested keys; None where there is nothing."""
-    value: Any = result
+    value: object = result
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(settings: JsonObject, prefix: str = "") -> dict[str, str]:
     """Nested settings by dotted key; a nested object by the name of its class."""
     found: dict[str, str] = {}
     for key, value in settings.items():
@@ -104,7 +105,7 @@ def is_exact(result: Result) -> bool:
     return list(result["exactness"]) == ["exact"]
 
 
-def no_speed(row: Mapping[str, Any]) -> bool:
+def no_speed(row: JsonObject) -> bool:
     """More threads than cores, or ranks as threads: its times are no statement on speed (rule 6)."""
     return bool(row["oversubscribed"]) or row["provenance"] == "emulated"
 

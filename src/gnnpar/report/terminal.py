@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gnnpar.durable import JsonObject
 from gnnpar.report import formatting as words
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import no_speed
@@ -17,7 +17,7 @@ from gnnpar.track.console import num_bytes, seconds, stdout
 _UNFAIR = "UNFAIR: ratios between runs that differ"
 
 
-def show_rows(rows: Sequence[Mapping[str, Any]], *, baseline: str, allow_unfair: bool) -> None:
+def show_rows(rows: Sequence[JsonObject], *, baseline: str, allow_unfair: bool) -> None:
     """One row a run. Grey times come from more threads than cores and are no speed."""
     texts = ("strategy", "exactness", "model", "dataset", "times", "status")
     shown = (
@@ -45,9 +45,7 @@ def show_rows(rows: Sequence[Mapping[str, Any]], *, baseline: str, allow_unfair:
     _console().print(table)
 
 
-def show_groups(
-    groups: Sequence[Group], rows: Sequence[Mapping[str, Any]], *, baseline: str, allow_unfair: bool
-) -> None:
+def show_groups(groups: Sequence[Group], rows: Sequence[JsonObject], *, baseline: str, allow_unfair: bool) -> None:
     """One row a group; speed-ups in bold only where a paired test puts them before all others."""
     table = _table(rows, allow_unfair)
     headings = [*words.HEADINGS.items()]
@@ -97,7 +95,7 @@ def say(line: str) -> None:
     _console().print(escape(line))
 
 
-def row_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def row_notes(rows: Sequence[JsonObject]) -> list[str]:
     """What the cells cannot say."""
     notes = [words.GREY] if any(no_speed(row) for row in rows) else []
     reasons: dict[str, list[str]] = {}
@@ -109,7 +107,7 @@ def row_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return notes
 
 
-def _table(rows: Sequence[Mapping[str, Any]], allow_unfair: bool) -> Table:
+def _table(rows: Sequence[JsonObject], allow_unfair: bool) -> Table:
     unfair = allow_unfair and any(row["why_no_ratio"] == "unfair" for row in rows)
     return Table(title=_UNFAIR if unfair else None, title_style="bold red", box=None)
 
@@ -121,7 +119,7 @@ def _console() -> Console:
     return console
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: JsonObject) -> list[str]:
     time = "-" if row["epoch_seconds"] is None else seconds(row["epoch_seconds"])
     ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
     if no_speed(row):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from gnnpar.durable import write_json_whole
+from gnnpar.durable import JsonDict, write_json_whole
 
 Row = tuple[int, str, float, float]  # rank, action text (F3@1) or phase, start seconds, end seconds
 ROWS = ("compute", "send", "receive", "phases")
@@ -23,9 +22,9 @@ def row_of(text: str) -> str:
     return _ROW_OF.get(text[:1], "phases") if "@" in text else "phases"
 
 
-def chrome_trace(rows: Iterable[Row], facts: dict[str, Any] | None = None) -> dict[str, Any]:
+def chrome_trace(rows: Iterable[Row], facts: JsonDict | None = None) -> JsonDict:
     """The trace as data. `facts`: said beside it (otherData)."""
-    events: list[dict[str, Any]] = []
+    events: list[JsonDict] = []
     free: dict[tuple[int, str], list[float]] = {}
     for rank, text, start, end in sorted(rows, key=lambda row: (row[0], row[2], -row[3])):
         row = row_of(text)
@@ -46,7 +45,7 @@ def chrome_trace(rows: Iterable[Row], facts: dict[str, Any] | None = None) -> di
     return {"traceEvents": [*_names(free), *events], "displayTimeUnit": "ms", "otherData": facts or {}}
 
 
-def _names(free: dict[tuple[int, str], list[float]]) -> Iterable[dict[str, Any]]:
+def _names(free: dict[tuple[int, str], list[float]]) -> Iterable[JsonDict]:
     """What viewers call ranks and rows, and in which order they show them."""
     for rank in sorted({rank for rank, _ in free}):
         yield _meta("process_name", rank, 0, {"name": f"rank {rank}"})
@@ -58,9 +57,9 @@ def _names(free: dict[tuple[int, str], list[float]]) -> Iterable[dict[str, Any]]
             yield _meta("thread_sort_index", rank, tid, {"sort_index": tid})
 
 
-def _meta(name: str, rank: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+def _meta(name: str, rank: int, tid: int, args: JsonDict) -> JsonDict:
     return {"name": name, "ph": "M", "pid": rank, "tid": tid, "args": args}
 
 
-def save_trace(file: Path, rows: Iterable[Row], facts: dict[str, Any] | None = None) -> None:
+def save_trace(file: Path, rows: Iterable[Row], facts: JsonDict | None = None) -> None:
     write_json_whole(file, chrome_trace(rows, facts), indent=None)

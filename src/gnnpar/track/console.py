@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import annotated_types as at
 import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from gnnpar.durable import JsonObject
 from gnnpar.track.picture import picture
 from gnnpar.track.tracker import Tracker
 
@@ -52,7 +52,7 @@ class Console:
 
     every: Annotated[int, at.Ge(1)] = 10
 
-    def build(self, run_dir: Path, epochs: int, job: Mapping[str, Any]) -> Tracker:
+    def build(self, run_dir: Path, epochs: int, job: JsonObject) -> Tracker:
         return Bar(epochs) if sys.stdout.isatty() else Lines(epochs, every=self.every)
 
 
@@ -66,11 +66,11 @@ class Lines:
         self._val: float | None = None
         self._probe = ""
 
-    def start(self, facts: Mapping[str, Any]) -> None:
+    def start(self, facts: JsonObject) -> None:
         stdout().print(picture(facts))
         self._began = time.monotonic()
 
-    def log(self, row: Mapping[str, Any]) -> None:
+    def log(self, row: JsonObject) -> None:
         epoch = row["epoch"]
         self._first = epoch if self._first is None else self._first
         self._val = row.get("metric/val", self._val)
@@ -80,7 +80,7 @@ class Lines:
         left = (time.monotonic() - self._began) / (epoch + 1 - self._first) * (self.epochs - epoch - 1)
         say(f"epoch {epoch + 1}/{self.epochs}  {_figures(row, self._val, self._probe)}  left {left:.0f} s")
 
-    def close(self, result: Mapping[str, Any] | None = None) -> None: ...
+    def close(self, result: JsonObject | None = None) -> None: ...
 
 
 class Bar:
@@ -101,20 +101,20 @@ class Bar:
         self._val: float | None = None
         self._probe = ""
 
-    def start(self, facts: Mapping[str, Any]) -> None:
+    def start(self, facts: JsonObject) -> None:
         self.console.print(picture(facts))
         self.progress.start()
 
-    def log(self, row: Mapping[str, Any]) -> None:
+    def log(self, row: JsonObject) -> None:
         self._val = row.get("metric/val", self._val)
         self._probe = probe_line(row) or self._probe
         self.progress.update(self._task, completed=row["epoch"] + 1, figures=_figures(row, self._val, self._probe))
 
-    def close(self, result: Mapping[str, Any] | None = None) -> None:
+    def close(self, result: JsonObject | None = None) -> None:
         self.progress.stop()
 
 
-def probe_line(row: Mapping[str, Any]) -> str:
+def probe_line(row: JsonObject) -> str:
     """'cosine 0.9871, worst layers.1 off by 12 %' where the gradient was probed, else nothing."""
     if row.get("fidelity/cosine") is None:
         return ""
@@ -122,7 +122,7 @@ def probe_line(row: Mapping[str, Any]) -> str:
     return f"cosine {row['fidelity/cosine']:.4f}, worst {worst} off by {100 * error:.2g} %"
 
 
-def _figures(row: Mapping[str, Any], val: float | None, probe: str = "") -> str:
+def _figures(row: JsonObject, val: float | None, probe: str = "") -> str:
     loss = row["loss/train"]
     parts = [
         "loss nan" if loss is None else f"loss {loss:.4f}",

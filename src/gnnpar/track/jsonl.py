@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from gnnpar.durable import write_text_whole
+from gnnpar.durable import Json, JsonDict, JsonObject, write_text_whole
 from gnnpar.track import keys
 
 FILE = "metrics.jsonl"
@@ -29,18 +27,18 @@ class Jsonl:
             write_text_whole(file, "".join(json.dumps(row) + "\n" for row in kept), sync=True)
         self._file = file.open("w" if source is None else "a", encoding="utf-8")
 
-    def start(self, facts: Mapping[str, Any]) -> None: ...
+    def start(self, facts: JsonObject) -> None: ...
 
-    def log(self, row: Mapping[str, Any]) -> None:
+    def log(self, row: JsonObject) -> None:
         keys.check(dict(row))
         self._file.write(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n")
         self._file.flush()
 
-    def close(self, result: Mapping[str, Any] | None = None) -> None:
+    def close(self, result: JsonObject | None = None) -> None:
         self._file.close()
 
 
-def read_rows(run_dir: Path) -> list[dict[str, Any]]:
+def read_rows(run_dir: Path) -> list[JsonDict]:
     """The rows of a run; a last line cut short by a kill is left out."""
     path = run_dir / FILE
     if not path.exists():
@@ -57,11 +55,11 @@ def read_rows(run_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _results_only(row: Mapping[str, Any]) -> dict[str, Any]:
+def _results_only(row: JsonObject) -> JsonDict:
     """Less what the run before measured of itself."""
     return {k: v for k, v in row.items() if not k.startswith(("memory/", "assign/"))} | {"time/timed": 0}
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: Json) -> Json:
     """JSON has no NaN; a loss that is one reads null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

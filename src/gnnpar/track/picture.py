@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+
+from gnnpar.durable import JsonObject
 
 _MOST_RANKS = 8  # rows and columns of the heat table
 _HEAT = ("dim", "", "yellow", "bold red")  # by quarter of the largest entry
@@ -16,7 +17,7 @@ _PART = {"nodes": "nodes", "edges": "edges", "train_nodes": "train"}  # columns 
 _TOLD = ("strategy", "model", "dataset", "nodes", "edges", "ranks", "threads", "transport", "links")
 
 
-def picture(facts: Mapping[str, Any]) -> Group:
+def picture(facts: JsonObject) -> Group:
     """At most 15 lines of what a run starts with; facts: as given to Tracker.start."""
     lines = [head(facts), mesh(facts), layers(facts)]
     shown = [Text(line) for line in lines if line]
@@ -26,7 +27,7 @@ def picture(facts: Mapping[str, Any]) -> Group:
     return Group(*shown, *table, *last)
 
 
-def head(facts: Mapping[str, Any]) -> str:
+def head(facts: JsonObject) -> str:
     """'graph_parallel gcn sbm  3,000 nodes  50,214 edges  2 ranks x 1 thread over gloo'."""
     named = " ".join(str(facts[name]) for name in ("strategy", "model", "dataset") if facts.get(name))
     sizes = [f"{figure(facts[name])} {name}" for name in ("nodes", "edges") if name in facts]
@@ -39,7 +40,7 @@ def head(facts: Mapping[str, Any]) -> str:
     return "  ".join(filter(None, [named, *sizes]))
 
 
-def mesh(facts: Mapping[str, Any]) -> str:
+def mesh(facts: JsonObject) -> str:
     """'stage 0: ranks 0 1, layers 0 to 1; stage 1: ...' where there is more than one."""
     stages = facts.get("mesh") or []
     if len(stages) < 2:
@@ -51,9 +52,9 @@ def mesh(facts: Mapping[str, Any]) -> str:
     return "; ".join(said)
 
 
-def layers(facts: Mapping[str, Any]) -> str:
+def layers(facts: JsonObject) -> str:
     """'64 -halo-> 64 -halo-> 8  (bfloat16, overlap edges)'; equal layers in a row are counted."""
-    found: Sequence[Mapping[str, Any]] = facts.get("layers") or ()
+    found: Sequence[JsonObject] = facts.get("layers") or ()
     if not found:
         return ""
     text = str(found[0]["in"])
@@ -64,9 +65,9 @@ def layers(facts: Mapping[str, Any]) -> str:
     return f"layers: {text}" + (f"  ({'; '.join(how)})" if how else "")
 
 
-def parts(facts: Mapping[str, Any]) -> Table:
+def parts(facts: JsonObject) -> Table:
     """A row a part; to the right the rows it reads from each other part in an aggregation, warm where many."""
-    rows: Sequence[Mapping[str, Any]] = facts["parts"]
+    rows: Sequence[JsonObject] = facts["parts"]
     halo: Sequence[Sequence[int]] | None = facts.get("halo_from")
     columns = [name for name in rows[0] if name in _PART] if halo else [name for name in rows[0] if name != "part"]
     table = Table(box=None, show_edge=False, pad_edge=False)
@@ -93,7 +94,7 @@ def warm(value: int, most: int) -> Text:
     return Text(figure(value), style=_HEAT[quarter])
 
 
-def figure(value: Any) -> str:
+def figure(value: object) -> str:
     """A number for people."""
     if isinstance(value, float):
         return f"{value:.4g}"

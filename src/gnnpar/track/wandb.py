@@ -17,15 +17,17 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import annotated_types as at
 
-from gnnpar.durable import write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, write_json_whole
 from gnnpar.track import keys
 from gnnpar.track.console import Console, complain, say
 from gnnpar.track.tracker import Tee, Tracker
 
+Run = Any  # wandb.Run, or None: the package is imported when a run is opened
 LINK = "wandb.json"  # in the run folder: where the run is on wandb
 CURVES = ("loss/train", "metric/train", "metric/val", "metric/test")
 GIGABYTES = "comm/total_gigabytes_so_far"
@@ -78,7 +80,7 @@ class Wandb:
     connect_seconds: Annotated[float, at.Gt(0)] = 5.0
     upload_seconds: Annotated[float, at.Gt(0)] = 30.0
 
-    def build(self, run_dir: Path, epochs: int, job: Mapping[str, Any]) -> Tracker:
+    def build(self, run_dir: Path, epochs: int, job: JsonObject) -> Tracker:
         console = Console(every=self.every).build(run_dir, epochs, job)
         return console if self.mode == "disabled" else Tee(trackers=(console, Mirror(self, run_dir, job)))
 
@@ -86,27 +88,27 @@ class Wandb:
 class Mirror:
     """One wandb run; without one, from the start or from some trouble on, it is silent."""
 
-    def __init__(self, config: Wandb, run_dir: Path, job: Mapping[str, Any]) -> None:
+    def __init__(self, config: Wandb, run_dir: Path, job: JsonObject) -> None:
         self.config, self.run_dir, self.job = config, run_dir, job
-        self._run: Any = None
+        self._run: Run = None
 
-    def start(self, facts: Mapping[str, Any]) -> None:
+    def start(self, facts: JsonObject) -> None:
         self._run = open_run(self.config, self.run_dir, self.job)
         if self._run is not None:
             link(self._run, self.run_dir)
         self._tell(lambda run: describe(run, self.run_dir, facts), self.config.connect_seconds)
 
-    def log(self, row: Mapping[str, Any]) -> None:
+    def log(self, row: JsonObject) -> None:
         self._tell(lambda run: run.log(flat(row) | against(row), step=row["epoch"], commit=True))
 
-    def close(self, result: Mapping[str, Any] | None = None) -> None:
-        path, online = sync_path(self._run), getattr(self._run, "offline", True) is False
+    def close(self, result: JsonObject | None = None) -> None:
+        path, online = sync_path(self._run), self._run is not None and not self._run.offline
         told = self._tell(lambda run: conclude(run, self.run_dir, result), self.config.upload_seconds)
         if told and not online:
             say(f"wandb: kept offline; upload with: wandb sync {path}")
         self._run = None
 
-    def _tell(self, act: Callable[[Any], object], seconds: float | None = None) -> bool:
+    def _tell(self, act: Callable[[Run], object], seconds: float | None = None) -> bool:
         """Whether it was told, within the seconds if given; the first trouble ends the mirror with one line."""
         run = self._run
         if run is None:
@@ -123,7 +125,7 @@ class Mirror:
         return True
 
 
-def open_run(config: Wandb, run_dir: Path, job: Mapping[str, Any]) -> Any:
+def open_run(config: Wandb, run_dir: Path, job: JsonObject) -> Run:
     """A run on the server, or on disk where it cannot be reached; None, with a line, where there can be neither."""
     try:
         wandb = load()
@@ -149,7 +151,7 @@ def open_run(config: Wandb, run_dir: Path, job: Mapping[str, Any]) -> Any:
         return None
 
 
-def load() -> Any:
+def load() -> ModuleType:
     """The package, told to be silent.
 
     Its own error reporting goes to the same server and holds up the exit of the process: 20 s where the server does not
@@ -162,7 +164,7 @@ def load() -> Any:
     return wandb
 
 
-def begin(wandb: Any, config: Wandb, run_dir: Path, mode: str, run_id: str, arguments: Mapping[str, Any]) -> Any:
+def begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: str, arguments: JsonObject) -> Run:
     """wandb.init without what disturbs a measurement: no console capture, no sampling of the system, no code."""
     settings = wandb.Settings(
         silent=True,
@@ -185,7 +187,7 @@ def begin(wandb: Any, config: Wandb, run_dir: Path, mode: str, run_id: str, argu
     )
 
 
-def identity(config: Wandb, job: Mapping[str, Any]) -> dict[str, Any]:
+def identity(config: Wandb, job: JsonObject) -> JsonDict:
     """What a run is found by: study, strategy, name and tags."""
     ranks, seed = job["world_size"], job["seed"]
     tags = (job["strategy"], job["model"], job["dataset"], f"{ranks} ranks", job["provenance"], *job["exactness"])
@@ -197,9 +199,9 @@ def identity(config: Wandb, job: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def settings_of(job: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
+def settings_of(job: JsonObject, run_dir: Path) -> JsonDict:
     """config: the resolved settings with the names of the groups, what ran them, and the plan without its arrays."""
-    settings: dict[str, Any] = dict(job["resolved"])
+    settings: JsonDict = dict(job["resolved"])
     for group, name in job["names"].items():
         if isinstance(settings.get(group), Mapping):
             settings[group] = {"name": name, **settings[group]}
@@ -208,14 +210,14 @@ def settings_of(job: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
     return settings | {"run": run, "plan": {name: value for name, value in plan.items() if name != "arrays"}}
 
 
-def link(run: Any, run_dir: Path) -> None:
+def link(run: Run, run_dir: Path) -> None:
     """What finds the run again: read by gnnpar dashboard."""
     place = {"id": run.id, "entity": run.entity or None, "project": run.project, "group": run.group or None}
     place |= {"mode": "offline" if run.offline else "online", "path": os.path.relpath(run.settings.sync_dir, run_dir)}
     write_json_whole(run_dir / LINK, place)
 
 
-def describe(run: Any, run_dir: Path, facts: Mapping[str, Any]) -> None:
+def describe(run: Run, run_dir: Path, facts: JsonObject) -> None:
     """Before the first epoch: axes, the table of units, the table of parts, the plan."""
     import wandb
 
@@ -226,23 +228,23 @@ def describe(run: Any, run_dir: Path, facts: Mapping[str, Any]) -> None:
     for prefix, axis in AXES.items():
         for curve in CURVES:
             run.define_metric(f"{prefix}/{curve}", step_metric=axis)
-    units: list[Any] = [[name, key.unit, key.meaning] for name, key in keys.KEYS.items()]
+    units: list[list[str]] = [[name, key.unit, key.meaning] for name, key in keys.KEYS.items()]
     units.append([GIGABYTES, "GB", "comm/total_bytes_so_far in units of 1e9 bytes"])
-    tables = {"tables/units": wandb.Table(columns=["metric", "unit", "meaning"], data=units)}
+    tables = {"tables/units": wandb.Table(columns=["metric", "unit", "meaning"], data=[*units])}
     if parts := facts.get("parts"):
         tables["tables/partition"] = wandb.Table(columns=list(parts[0]), data=[list(part.values()) for part in parts])
     run.log(tables, step=0, commit=False)  # goes out with epoch 0
     add_artifact(run, "plan", run_dir / "plan.json")
 
 
-def conclude(run: Any, run_dir: Path, result: Mapping[str, Any] | None) -> None:
+def conclude(run: Run, run_dir: Path, result: JsonObject | None) -> None:
     """After the last epoch: summary, breakdowns, result.json, and the end of the run."""
     if result is not None:
         sum_up(run, run_dir, result)
     run.finish(exit_code=0 if result is not None and result["status"] == "completed" else 1)
 
 
-def sum_up(run: Any, run_dir: Path, result: Mapping[str, Any]) -> None:
+def sum_up(run: Run, run_dir: Path, result: JsonObject) -> None:
     run.summary.update({"status": result["status"], "error": result["error"]})
     run.summary.update({"result": {name: result[name] for name in RESULTS}})
     if result["epochs_done"]:
@@ -256,7 +258,7 @@ def sum_up(run: Any, run_dir: Path, result: Mapping[str, Any]) -> None:
             add_artifact(run, kind, run_dir / name)
 
 
-def bars(unit: str, values: Mapping[str, float]) -> Any:
+def bars(unit: str, values: Mapping[str, float]) -> object:
     """A bar a phase."""
     import wandb
 
@@ -264,7 +266,7 @@ def bars(unit: str, values: Mapping[str, float]) -> Any:
     return wandb.plot.bar(table, "phase", unit, title=f"{unit} per epoch by phase")
 
 
-def add_artifact(run: Any, kind: str, file: Path) -> None:
+def add_artifact(run: Run, kind: str, file: Path) -> None:
     import wandb
 
     artifact = wandb.Artifact(f"{kind}-{run.id}", type=kind)
@@ -272,9 +274,9 @@ def add_artifact(run: Any, kind: str, file: Path) -> None:
     run.log_artifact(artifact)
 
 
-def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+def flat(row: JsonObject) -> JsonDict:
     """A row as metrics of one number each: lists are by rank, mappings by what they name, [cosine, error] by layer."""
-    metrics: dict[str, Any] = {}
+    metrics: JsonDict = {}
     for name, value in row.items():
         if name == "fidelity/layers":
             for layer, (cosine, error) in value.items():
@@ -289,7 +291,7 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return metrics
 
 
-def against(row: Mapping[str, Any]) -> dict[str, Any]:
+def against(row: JsonObject) -> JsonDict:
     """The curves of a row under the names that are drawn against seconds and gigabytes, and the gigabytes."""
     curves = {f"{prefix}/{curve}": row[curve] for prefix in AXES for curve in CURVES if curve in row}
     return curves | {GIGABYTES: row["comm/total_bytes_so_far"] / 1e9}
@@ -315,7 +317,7 @@ def within(seconds: float, act: Callable[[], object]) -> None:
         raise trouble[0]
 
 
-def sync_path(run: Any) -> str:
+def sync_path(run: Run) -> str:
     """Where the run is kept, as one would type it."""
     folder = Path(run.settings.sync_dir) if run is not None else Path()
     return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)

@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
+from gnnpar.durable import Json, JsonDict, JsonObject
 from gnnpar.report import colours, curves
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.groups import Group, timed_groups
@@ -52,7 +52,7 @@ def _file(name: str) -> str:
     return resources.files("gnnpar.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
-def context(found: Comparison) -> dict[str, Any]:
+def context(found: Comparison) -> JsonDict:
     """What the template fills in."""
     tint = colours.of_strategies(row["strategy"] for row in found.rows)
     names = curves.tasks(found.groups)
@@ -101,10 +101,10 @@ def facts(found: Comparison) -> list[tuple[str, str]]:
 
 def pictures(
     found: Comparison, by_task: Mapping[str, list[Group]], names: Mapping[str, str], tint: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+) -> tuple[JsonDict, dict[str, list[JsonDict]]]:
     """Specifications by identifier, and for each section of the page the pictures that are in it."""
-    specs: dict[str, Any] = {}
-    sections: dict[str, list[dict[str, Any]]] = {}
+    specs: JsonDict = {}
+    sections: dict[str, list[JsonDict]] = {}
     speeds = speedups(found, tint)
     for i, (arena, groups) in enumerate(by_task.items()):
         drawn = {
@@ -126,9 +126,9 @@ def pictures(
     return specs, sections
 
 
-def speedups(found: Comparison, tint: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def speedups(found: Comparison, tint: Mapping[str, str]) -> dict[str, JsonDict]:
     """arena -> baseline -> picture; the reader chooses the baseline. Only the one asked for may be unfair."""
-    pictured: dict[str, dict[str, Any]] = {}
+    pictured: dict[str, JsonDict] = {}
     for baseline in dict.fromkeys([found.baseline, *(row["strategy"] for row in found.rows)]):
         groups = found.groups
         if baseline != found.baseline:
@@ -139,7 +139,7 @@ def speedups(found: Comparison, tint: Mapping[str, str]) -> dict[str, dict[str, 
     return pictured
 
 
-def legend(specs: Mapping[str, Any], section: str, tints: Mapping[str, str]) -> list[tuple[str, str]]:
+def legend(specs: JsonObject, section: str, tints: Mapping[str, str]) -> list[tuple[str, str]]:
     """Names and colours of the parts that any picture of a section shows."""
     drawn = [spec for name, spec in specs.items() if name.startswith(f"{section}-")]
     shown = {trace.get("name") for spec in drawn for trace in spec["data"]}
@@ -172,6 +172,6 @@ def schedules(found: Comparison) -> list[tuple[str, str]]:
     return pictured
 
 
-def _json(data: Any) -> str:
+def _json(data: Json) -> str:
     """JSON that no text in it can end the script element of."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

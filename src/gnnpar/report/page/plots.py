@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import Any
 
+from gnnpar.durable import JsonDict
 from gnnpar.report import colours, curves
 from gnnpar.report.curves import Curve
 from gnnpar.report.groups import Group
 
-Spec = dict[str, Any]
+Spec = JsonDict
 _WIDEST = 28  # characters of a label
 LABELS = {"exposed_wire": "exposed, wire", "exposed_skew": "exposed, skew", "host": "host, off the device"}
 
@@ -156,7 +156,7 @@ def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> S
     if not found:
         return None
     counted = [pair for pair in found if not pair[0].timeless] or found
-    largest = max(getattr(run, axis)[-1] for _, runs in counted for run in runs)
+    largest = max(run.along(axis)[-1] for _, runs in counted for run in runs)
     scale, unit = (1.0, "epochs") if axis == "epochs" else scale_of(largest, axis)
     data: list[Spec] = []
     for i, (group, runs) in enumerate(found):
@@ -177,7 +177,7 @@ def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> S
         "legend": _below(-0.26),
     }
     target = next((group.target for group in groups if group.target is not None), None)
-    timed = [getattr(run, axis)[-1] for group, runs in found for run in runs if not group.timeless]
+    timed = [run.along(axis)[-1] for group, runs in found for run in runs if not group.timeless]
     if axis == "seconds" and timed:  # grey curves may leave the picture
         layout["xaxis"]["range"] = [0, max(timed) / scale * 1.04]
     if target is not None:
@@ -201,7 +201,7 @@ def _line(
     return {
         "type": "scatter",
         "mode": "lines",
-        "x": [value / scale for value in getattr(curve, axis)],
+        "x": [value / scale for value in curve.along(axis)],
         "y": curve.val,
         "line": line,
         "opacity": opacity,

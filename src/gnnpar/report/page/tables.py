@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.report import formatting as words
 from gnnpar.report.formatting import NOTHING
 from gnnpar.report.groups import Group
@@ -56,7 +57,7 @@ def group_rows(groups: Sequence[Group], baseline: str, tint: Mapping[str, str]) 
     return used, rows
 
 
-def _times(row: Mapping[str, Any]) -> str:
+def _times(row: JsonObject) -> str:
     return f"{row['provenance']} {row['links']}".strip()
 
 
@@ -85,23 +86,21 @@ def _group_cells(group: Group, baseline: str, mixed: bool) -> dict[str, Cell]:
     }
 
 
-def run_columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, bool]]:
+def run_columns(rows: Sequence[JsonObject]) -> list[tuple[str, str, bool]]:
     """Columns that tell runs apart: neither empty nor the same name everywhere."""
     texts = {column: {run_text(row, column) for row in rows} for _, column, _ in RUN_COLUMNS}
     same = [name for name in ("dataset", "provenance") if len(texts[name]) == 1 and len(rows) > 1]
     return [c for c in RUN_COLUMNS if c[1] in _ALWAYS or (c[1] not in same and texts[c[1]] != {NOTHING})]
 
 
-def run_row(
-    row: Mapping[str, Any], columns: Sequence[tuple[str, str, bool]], tint: Mapping[str, str]
-) -> dict[str, Any]:
+def run_row(row: JsonObject, columns: Sequence[tuple[str, str, bool]], tint: Mapping[str, str]) -> JsonDict:
     """Texts for people, and the exact values of result.json as attributes."""
     exact = {name: "" if value is None else value for name, value in row.items()}
     cells = [(column, run_text(row, column), is_text) for _, column, is_text in columns]
     return {"exact": exact, "cells": cells, "colour": tint[row["strategy"]], "grey": no_speed(row)}
 
 
-def run_text(row: Mapping[str, Any], column: str) -> str:
+def run_text(row: JsonObject, column: str) -> str:
     value = row[column]
     if value is None or value == "":
         return NOTHING
