@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gnnpar import results
+from gnnpar import report
 from gnnpar.cli import compare as command
 from gnnpar.report.rows import COLUMNS
 from gnnpar.settings import ConfigError
@@ -112,14 +112,14 @@ def test_options_out_of_range_are_refused(study: Path, wrong: tuple[str, str]) -
 
 def test_load_gives_a_row_a_run_and_history_a_row_an_epoch(tmp_path: Path) -> None:
     result = real_run(tmp_path / "sweep" / "0", "strategy=single", "epochs=4")
-    frame = results.load(tmp_path / "**")
+    frame = report.load(tmp_path / "**")
     assert list(frame.columns[: len(COLUMNS)]) == list(COLUMNS)
     (row,) = frame.to_dict("records")
     assert (row["strategy"], row["epoch_seconds"]) == ("single", result["epoch_seconds"]["median"])
     assert row["settings.optim.lr"] == str(result["settings"]["optim"]["lr"])
-    history = results.history(row["folder"])
+    history = report.history(row["folder"])
     assert list(history["loss/train"]) == [r["loss/train"] for r in read_rows(tmp_path / "sweep" / "0")]
     with pytest.raises(ConfigError, match="names no folder"):
-        results.load(tmp_path / "nowhere*")
+        report.load(tmp_path / "nowhere*")
     with pytest.raises(ConfigError, match="no epoch in"):
-        results.history(tmp_path)
+        report.history(tmp_path)

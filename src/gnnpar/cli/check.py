@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
@@ -15,6 +15,10 @@ from gnnpar.config.compose import compose
 from gnnpar.paths import conf_dir, installed_confs
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say, stdout
+
+if TYPE_CHECKING:
+    from gnnpar.codecs.codec import CodecConfig
+    from gnnpar.verify.conformance import Case
 
 HELP = """Every strategy must equal the single device in fp64, in its exact limit, for every model and world: the loss
 and each gradient. `gnnpar check strategy=mine` looks for strategy/mine.yaml and model/*.yaml in this folder too.
@@ -48,7 +52,7 @@ def run(argv: list[str]) -> int:
     return 1 if failed or not cases else 0
 
 
-def run_codec(codec: Any, title: str) -> int:
+def run_codec(codec: CodecConfig, title: str) -> int:
     """0: the codec keeps all laws. 1: it breaks one."""
     from gnnpar.verify.codec_laws import check_codec
 
@@ -76,7 +80,7 @@ def model_names() -> list[str]:
     return sorted({file.stem for folder in folders for file in folder.glob("model/*.yaml")})
 
 
-def show(cases: Sequence[Any], strategy: str) -> None:
+def show(cases: Sequence[Case], strategy: str) -> None:
     table = Table(
         title=f"strategy={strategy}, in its exact limit, against the single device", title_justify="left", box=None
     )

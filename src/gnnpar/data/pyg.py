@@ -157,9 +157,10 @@ def _raw_of(source: _Source, root: Path) -> Path:
     return root / "raw" if source.named is None else root / source.folder / "raw"
 
 
-def _raw_graph(
-    name: str, source: _Source, data: Any
-) -> RawGraph:  # Any: fields of PyG's Data are dense, sparse or None
+Read = Any  # PyG's Data, whose fields are dense, sparse or None
+
+
+def _raw_graph(name: str, source: _Source, data: Read) -> RawGraph:
     masks: tuple[Tensor, Tensor, Tensor] | None = None
     if getattr(data, "train_mask", None) is not None:
         masks = (data.train_mask, data.val_mask, data.test_mask)
