@@ -91,7 +91,7 @@ def test_a_wrong_study_is_one_line_with_the_key(
 
 def test_arguments_that_belong_into_the_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert run("ablate", [str(study(tmp_path, "factors: {x: [codec=bf16]}")), "epochs=3"]) == 2
-    assert "epochs=3: what is trained is said by" in capsys.readouterr().err
+    assert "study.yaml sets what is trained; put it into base" in capsys.readouterr().err
     assert run("ablate", [str(tmp_path / "nowhere.yaml")]) == 2
     assert "cannot be read: No such file" in capsys.readouterr().err
 

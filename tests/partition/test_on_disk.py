@@ -167,7 +167,7 @@ def test_nothing_is_left_of_a_failure_and_nothing_is_overwritten(tmp_path: Path,
             raise OSError(28, "No space left on device")
 
     with pytest.raises(ValueError, match=r"out=.*new cannot be written: No space left on device"):
-        write_shards(graph, part_of, 2, tmp_path / "new", edge_ids=False, setup={}, tell=full)
+        write_shards(graph, part_of, 2, tmp_path / "new", edge_ids=False, setup={}, on_progress=full)
     assert [file.name for file in tmp_path.iterdir()] == ["shards"]
 
 

@@ -87,7 +87,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     for override in options.overrides:
         if not override.startswith("hydra"):
-            raise ConfigError(f"{override}: what is trained is said by {options.study}; put it into base")
+            raise ConfigError(f"{override}: {options.study} sets what is trained; put it into base")
     return options
 
 

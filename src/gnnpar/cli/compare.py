@@ -17,26 +17,26 @@ from gnnpar.track.console import say
 
 def run(argv: list[str]) -> int:
     options = parse(argv)
-    found = compare(
+    comparison = compare(
         collect(options.folders),
         baseline=options.baseline,
         allow_unfair=options.allow_unfair,
         margin=options.margin,
         target=options.target,
     )
-    group = found.repeated if options.group is None else options.group
+    group = comparison.repeated if options.group is None else options.group
     if options.format:
-        sys.stdout.write(export(found, options.format, options.group, group))
+        sys.stdout.write(export(comparison, options.format, options.group, group))
     else:
-        show(found, group)
+        show(comparison, group)
     if options.html:
         from gnnpar.report.page.page import write_page
 
-        _say(options, f"page -> {os.path.relpath(write_page(found, options.html))}")
+        _say(options, f"page -> {os.path.relpath(write_page(comparison, options.html))}")
     if options.figures:
         from gnnpar.report.figures import write_figures
 
-        files = write_figures(found, options.figures)
+        files = write_figures(comparison, options.figures)
         _say(options, f"{len(files)} figures -> {os.path.relpath(options.figures)}")
     return 0
 
@@ -69,31 +69,35 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return options
 
 
-def export(found: Comparison, form: str, asked: bool | None, group: bool) -> str:
+def export(comparison: Comparison, form: str, asked: bool | None, group: bool) -> str:
     """The comparison in one of the formats; CSV has a line a run unless groups were asked for."""
     if form == "json":
-        stamps = {"baseline": found.baseline, "unfair": found.allow_unfair, "margin": found.margin}
-        return exports.as_json(found.rows, found.groups, **stamps, warnings=found.warnings, notes=found.notes)
+        stamps = {"baseline": comparison.baseline, "unfair": comparison.allow_unfair, "margin": comparison.margin}
+        return exports.as_json(
+            comparison.rows, comparison.groups, **stamps, warnings=comparison.warnings, notes=comparison.notes
+        )
     if form == "csv":
-        return exports.as_csv(found.rows, found.groups if asked else None)
+        return exports.as_csv(comparison.rows, comparison.groups if asked else None)
     table = (
-        exports.group_table(found.groups, found.baseline) if group else exports.row_table(found.rows, found.baseline)
+        exports.group_table(comparison.groups, comparison.baseline)
+        if group
+        else exports.row_table(comparison.rows, comparison.baseline)
     )
-    notes = [*(f"UNFAIR: {line}" for line in found.warnings), *found.notes]
+    notes = [*(f"UNFAIR: {line}" for line in comparison.warnings), *comparison.notes]
     return exports.as_markdown(table, notes) if form == "markdown" else exports.as_latex(table, notes)
 
 
-def show(found: Comparison, group: bool) -> None:
-    asked = {"baseline": found.baseline, "allow_unfair": found.allow_unfair}
+def show(comparison: Comparison, group: bool) -> None:
+    asked = {"baseline": comparison.baseline, "allow_unfair": comparison.allow_unfair}
     if group:
-        terminal.show_groups(found.groups, found.rows, **asked)
+        terminal.show_groups(comparison.groups, comparison.rows, **asked)
     else:
-        terminal.show_rows(found.rows, **asked)
-    for line in terminal.row_notes(found.rows):
+        terminal.show_rows(comparison.rows, **asked)
+    for line in terminal.row_notes(comparison.rows):
         terminal.say(line)
-    for line in found.warnings:
+    for line in comparison.warnings:
         terminal.say(f"no fair comparison: {line}")
-    for line in found.notes if group else ():
+    for line in comparison.notes if group else ():
         terminal.say(line)
 
 

@@ -101,9 +101,9 @@ def rows(overrides: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def title(overrides: Sequence[str], settings: Settings) -> str:
-    """The strategy and what was said of it."""
-    said = [o for o in overrides if _OF_A_CODEC.match(o) or _OF_A_STRATEGY.match(o)]
-    return " ".join([settings.names.get("strategy", "?"), *(o for o in said if not o.startswith("strategy="))])
+    """The strategy and the overrides of it and of its codec."""
+    own = [o for o in overrides if _OF_A_CODEC.match(o) or _OF_A_STRATEGY.match(o)]
+    return " ".join([settings.names.get("strategy", "?"), *(o for o in own if not o.startswith("strategy="))])
 
 
 def refuse(overrides: Sequence[str]) -> None:

@@ -61,22 +61,33 @@ def cut_into(settings: Settings, out: Path) -> None:
 
     began, parts = time.perf_counter(), settings.world_size
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch, progress() as tell:
-        tell("read", 0.0)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch, progress() as on_progress:
+        on_progress("read", 0.0)
         if isinstance(settings.dataset, Streamed):
-            graph = settings.dataset.stored(settings.data_dir, settings.seed, Path(scratch), tell)
+            graph = settings.dataset.stored(settings.data_dir, settings.seed, Path(scratch), on_progress)
         else:
             graph = Stored.of(settings.dataset.load(settings.data_dir, settings.seed))
-        tell("partition", 0.0)
+        on_progress("partition", 0.0)
         part_of = partition(graph, parts, by=settings.partition, cache=partition_cache(settings), say=heed)
         manifest = write_shards(
-            graph, part_of, parts, out, edge_ids=needs_edge_ids(settings, graph), setup=setup_of(settings), tell=tell
+            graph,
+            part_of,
+            parts,
+            out,
+            edge_ids=needs_edge_ids(settings, graph),
+            setup=setup_of(settings),
+            on_progress=on_progress,
         )
-    told, size = manifest.statistics, sum(facts.nbytes for facts in manifest.files.values())
+    counts, size = manifest.statistics, sum(facts.nbytes for facts in manifest.files.values())
     say(f"{manifest.name}: {manifest.num_nodes} nodes, {manifest.num_edges} edges, {manifest.num_features} features")
     for p in range(parts):
-        say(f"  part {p}: {told['nodes'][p]} nodes, {told['edges'][p]} in-edges, {told['halo_rows'][p]} halo rows")
-    say(f"{settings.names.get('partition')}: {told['cut_share']:.1%} of the edges are cut, alpha {told['alpha']:.3f}")
+        say(
+            f"  part {p}: {counts['nodes'][p]} nodes, {counts['edges'][p]} in-edges, {counts['halo_rows'][p]} halo rows"
+        )
+    say(
+        f"{settings.names.get('partition')}: {counts['cut_share']:.1%} of the edges are cut, "
+        f"alpha {counts['alpha']:.3f}"
+    )
     say(f"{num_bytes(size)} in {time.perf_counter() - began:.1f} s  ->  {out}  (gnnpar train shards={out})")
 
 
@@ -97,7 +108,7 @@ def setup_of(settings: Settings) -> dict[str, JsonDict]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """tell(stage, share): a bar a stage on a terminal, else a line when a stage begins."""
+    """on_progress(stage, share): a bar a stage on a terminal, else a line when a stage begins."""
     console, stages = stdout(), JsonDict()
     if not console.is_terminal:
         began = time.perf_counter()
@@ -113,7 +124,7 @@ def progress() -> Iterator[Callable[[str, float], None]]:
         TextColumn("{task.description:14}"), BarColumn(24), TaskProgressColumn(), TimeElapsedColumn(), console=console
     )
 
-    def tell(stage: str, share: float) -> None:
+    def on_progress(stage: str, share: float) -> None:
         if stage not in stages:
             for task in stages.values():
                 bar.update(task, completed=1.0)
@@ -122,6 +133,6 @@ def progress() -> Iterator[Callable[[str, float], None]]:
         bar.update(stages[stage], completed=share)
 
     with bar:
-        yield tell
+        yield on_progress
         for task in stages.values():
             bar.update(task, completed=1.0)

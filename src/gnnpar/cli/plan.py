@@ -86,8 +86,8 @@ def run(argv: list[str]) -> int:
             | {"refused": p.refused, "objective": p.objective, "measured": measured.get(p.candidate.label)}
             for p in found.priced
         ]
-        told = {"plan": str(file), "search": found.found.as_predicted(), "candidates": data}
-        sys.stdout.write(json.dumps(told, indent=1) + "\n")
+        answer = {"plan": str(file), "search": found.found.as_predicted(), "candidates": data}
+        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
         return 0
     say(f"model: {settings.names.get('model')}, {found.request.ir.describe()}")
     say(f"graph: {found.dataset.name}, {found.request.graph.nodes} nodes, {found.request.graph.edges} edges")
@@ -133,9 +133,9 @@ SEARCH_WORDS = ("search", "budget", "fewer")
 
 
 def search_words(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """(the other overrides, what was said of the search)."""
-    said = {o.partition("=")[0]: o.partition("=")[2] for o in overrides if o.partition("=")[0] in SEARCH_WORDS}
-    return [o for o in overrides if o.partition("=")[0] not in SEARCH_WORDS], said
+    """(the other overrides, the words of the search)."""
+    chosen = {o.partition("=")[0]: o.partition("=")[2] for o in overrides if o.partition("=")[0] in SEARCH_WORDS}
+    return [o for o in overrides if o.partition("=")[0] not in SEARCH_WORDS], chosen
 
 
 def searching(words: Mapping[str, str]) -> Searching:

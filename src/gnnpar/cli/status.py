@@ -22,7 +22,7 @@ def run(argv: list[str]) -> int:
     sweeps = find(options.folders)
     states = [sweep.states() for sweep in sweeps]
     if options.json:
-        told = [
+        sweeps_and_jobs = [
             {
                 "folder": str(sweep.folder),
                 "counts": count(state),
@@ -34,7 +34,7 @@ def run(argv: list[str]) -> int:
             }
             for sweep, state in zip(sweeps, states, strict=True)
         ]
-        sys.stdout.write(json.dumps(told, indent=1) + "\n")
+        sys.stdout.write(json.dumps(sweeps_and_jobs, indent=1) + "\n")
     else:
         for sweep, state in zip(sweeps, states, strict=True):
             say(f"{sweep.folder}: {in_words(count(state))}")

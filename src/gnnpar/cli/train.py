@@ -147,15 +147,15 @@ def prediction(result: JsonObject) -> str:
     """Predicted against measured, on a line of its own; nothing where no planner made the plan."""
     from gnnpar.track.console import seconds
 
-    said = result["predicted"]
-    if said is None or said["epoch_error"] is None:
+    predicted = result["predicted"]
+    if predicted is None or predicted["epoch_error"] is None:
         return ""
-    line = f"\nplanned: {said['label']}, predicted {seconds(said['epoch_seconds'])}/epoch"
+    line = f"\nplanned: {predicted['label']}, predicted {seconds(predicted['epoch_seconds'])}/epoch"
     if result["provenance"] == "emulated" or result["oversubscribed"]:
         return f"{line}; times of ranks that share cores or a process are not compared with it"
-    line += f", measured {said['epoch_error']:+.0%}"
-    if said["peak_error"] is not None:
-        line += f", peak memory {said['peak_error']:+.0%}"
-    if abs(said["epoch_error"]) > REPLAN_ABOVE:
+    line += f", measured {predicted['epoch_error']:+.0%}"
+    if predicted["peak_error"] is not None:
+        line += f", peak memory {predicted['peak_error']:+.0%}"
+    if abs(predicted["epoch_error"]) > REPLAN_ABOVE:
         line += "; topology=measured topology.refresh=true measures this machine again and plans anew"
     return line

@@ -129,7 +129,7 @@ def state_of(run_dir: Path) -> tuple[State, str]:
     if record is not None and record["error"]:
         return "failed", record["error"]
     if record is not None and result is None:
-        return ("running", "") if is_alive(record, run_dir) else ("killed", "ended without a word: killed?")
+        return ("running", "") if is_alive(record, run_dir) else ("killed", "ended without a message: killed?")
     if result is not None:
         return ("interrupted" if result["status"] == "interrupted" else "failed"), result["error"] or ""
     return "missing", ""

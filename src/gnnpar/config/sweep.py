@@ -121,7 +121,7 @@ def resume_line(sweep: Sweep, folder: str) -> str:
 
 
 class Listed:
-    """A sweeper that is told its jobs."""
+    """A sweeper whose jobs are listed."""
 
     def __init__(self, launcher: Resuming, jobs: Sequence[Overrides]) -> None:
         self.launcher, self.jobs = launcher, jobs

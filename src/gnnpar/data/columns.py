@@ -76,8 +76,8 @@ class ColumnWriter:
         self._header()
 
     def _header(self) -> None:
-        told = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.num_rows, *self.width)}
-        np.lib.format.write_array_header_1_0(self._out, told)  # padded: it is as long for any number of rows
+        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.num_rows, *self.width)}
+        np.lib.format.write_array_header_1_0(self._out, header)  # padded: it is as long for any number of rows
 
     def write(self, rows: np.ndarray) -> None:
         assert rows.shape[1:] == self.width

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from gnnpar.data.columns import Column, ColumnWriter
-from gnnpar.data.stored import Tell, silent
+from gnnpar.data.stored import OnProgress, no_progress
 
 BUCKET_EDGES = 1 << 23
 EdgeList = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]  # (sources, destinations), a chunk at a time
@@ -30,7 +30,7 @@ def canonical_csr(
     self_loops: bool,
     drop_duplicates: bool,
     bucket_edges: int = BUCKET_EDGES,
-    tell: Tell = silent,
+    on_progress: OnProgress = no_progress,
 ) -> tuple[np.ndarray, Column]:
     """(indptr int64 [N + 1] in memory, indices [E] in `folder`/indices.npy), rows by destination, sources ascending.
 
@@ -43,7 +43,7 @@ def canonical_csr(
         nonlocal outside
         done = 0
         for src, dst in edges():
-            tell(stage, done / max(1, num_edges))
+            on_progress(stage, done / max(1, num_edges))
             done += len(src)
             good = (np.minimum(src, dst) >= 0) & (np.maximum(src, dst) < num_nodes)
             outside += len(src) - int(good.sum())
@@ -63,7 +63,9 @@ def canonical_csr(
         )
     bounds = _bounds(counts, bucket_edges)
     _deal(listed("sort edges"), folder, bounds, num_nodes)
-    return _sort(folder, bounds, num_nodes, self_loops=self_loops, drop_duplicates=drop_duplicates, tell=tell)
+    return _sort(
+        folder, bounds, num_nodes, self_loops=self_loops, drop_duplicates=drop_duplicates, on_progress=on_progress
+    )
 
 
 def _bounds(counts: np.ndarray, most: int) -> np.ndarray:
@@ -90,13 +92,19 @@ def _deal(edges: Iterator[tuple[np.ndarray, np.ndarray]], folder: Path, bounds: 
 
 
 def _sort(
-    folder: Path, bounds: np.ndarray, num_nodes: int, *, self_loops: bool, drop_duplicates: bool, tell: Tell
+    folder: Path,
+    bounds: np.ndarray,
+    num_nodes: int,
+    *,
+    self_loops: bool,
+    drop_duplicates: bool,
+    on_progress: OnProgress,
 ) -> tuple[np.ndarray, Column]:
     """Bucket after bucket in order, behind each other."""
     degrees = np.zeros(num_nodes, dtype=np.int64)
     with ColumnWriter(folder / "indices.npy", np.int32 if num_nodes < 2**31 else np.int64) as out:
         for b, (first, last) in enumerate(pairwise(bounds)):
-            tell("sort buckets", b / (len(bounds) - 1))
+            on_progress("sort buckets", b / (len(bounds) - 1))
             file = folder / f"bucket-{b}"
             keys = np.fromfile(file, dtype=np.int64)
             file.unlink()

@@ -30,7 +30,7 @@ from gnnpar.data.dataset import Dataset, TaskName
 from gnnpar.data.external import canonical_csr
 from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
 from gnnpar.data.raw import RawGraph, check_split, checked
-from gnnpar.data.stored import CHUNK_EDGES, Stored, Tell, hashes_of, silent
+from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, hashes_of, no_progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Folder(Preprocess):
         edge_index = torch.from_numpy(np.stack([src, dst]))
         return prepare(files.raw(self, x, edge_index), self, seed=seed)
 
-    def stored(self, data_dir: Path | None, seed: int, scratch: Path, tell: Tell = silent) -> Stored:
+    def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = no_progress) -> Stored:
         """The same graph, its edges in canonical order in `scratch`. Disk: 12 bytes an edge, 8 of them for a while."""
         if self.normalize == "standard":
             raise ValueError(
@@ -74,10 +74,12 @@ class Folder(Preprocess):
             symmetrize=self.symmetrize,
             self_loops=self.self_loops,
             drop_duplicates=self.drop_duplicates,
-            tell=tell,
+            on_progress=on_progress,
         )
         x, y, masks = _Features(self, files.x), raw.y.numpy(), (train.numpy(), val.numpy(), test.numpy())
-        graph, split = hashes_of(x, y, indptr, indices, masks, num_classes=raw.num_classes, task=raw.task, tell=tell)
+        graph, split = hashes_of(
+            x, y, indptr, indices, masks, num_classes=raw.num_classes, task=raw.task, on_progress=on_progress
+        )
         return Stored(
             name=self.name,
             x=x,

@@ -22,7 +22,7 @@ Masks = tuple[Tensor, Tensor, Tensor]
 class DatasetConfig(Protocol):
     """A frozen dataclass whose fields are the keys of conf/dataset/*.yaml.
 
-    One whose graph can be read in chunks may also have `stored(data_dir, seed, scratch, tell) -> Stored` (folder.py).
+    One whose graph can be read in chunks is also Streamed (stored.py).
     """
 
     @property

@@ -18,11 +18,11 @@ from gnnpar.data.dataset import Dataset, TaskName, content_hash
 
 CHUNK_EDGES = 1 << 20
 CHUNK_ROWS = 1 << 16
-Tell = Callable[[str, float], None]  # what is done, and which share of it
+OnProgress = Callable[[str, float], None]  # (stage, share of it that is done)
 
 
-def silent(stage: str, share: float) -> None:
-    """Tells nobody."""
+def no_progress(stage: str, share: float) -> None:
+    """Reports nothing."""
 
 
 class Edges(NamedTuple):
@@ -114,21 +114,21 @@ def hashes_of(
     *,
     num_classes: int,
     task: str,
-    tell: Tell = silent,
+    on_progress: OnProgress = no_progress,
 ) -> tuple[str, str]:
     """(graph_hash, split_hash) as `Dataset.of` makes them, read by chunks."""
     digest = hashlib.sha256(f"{task}/{num_classes}".encode())
     num_edges, num_nodes = len(indices), len(y)
     digest.update(f"|torch.int64(2, {num_edges})|".encode())
     for first in range(0, num_edges, CHUNK_EDGES):
-        tell("hash", 0.5 * first / num_edges)
+        on_progress("hash", 0.5 * first / num_edges)
         digest.update(indices[first : first + CHUNK_EDGES].astype(np.int64).data)
     for first in range(0, num_nodes, CHUNK_ROWS):
         last = min(first + CHUNK_ROWS, num_nodes)
         digest.update(np.repeat(np.arange(first, last), np.diff(indptr[first : last + 1])).data)
     digest.update(f"|torch.float32{tuple(x.shape)}|".encode())
     for first in range(0, num_nodes, CHUNK_ROWS):
-        tell("hash", 0.5 + 0.5 * first / num_nodes)
+        on_progress("hash", 0.5 + 0.5 * first / num_nodes)
         digest.update(np.ascontiguousarray(x[first : first + CHUNK_ROWS]).data)
     digest.update(f"|{torch.from_numpy(y).dtype}{tuple(y.shape)}|".encode())
     digest.update(np.ascontiguousarray(y).data)
@@ -139,6 +139,6 @@ def hashes_of(
 class Streamed(Protocol):
     """The configuration of a dataset whose graph can be read in chunks."""
 
-    def stored(self, data_dir: Path | None, seed: int, scratch: Path, tell: Tell = ...) -> Stored:
-        """The graph, its edges in canonical order in the folder `scratch`. `tell`: stage, share done."""
+    def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = ...) -> Stored:
+        """The graph, its edges in canonical order in the folder `scratch`. `on_progress`: stage, share done."""
         ...

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.data.columns import Column, ColumnWriter
-from gnnpar.data.stored import CHUNK_EDGES, CHUNK_ROWS, Stored, Tell, silent
+from gnnpar.data.stored import CHUNK_EDGES, CHUNK_ROWS, OnProgress, Stored, no_progress
 from gnnpar.durable import file_hash, sync_folder
 from gnnpar.folds.block import index_dtype, layout
 from gnnpar.partition.manifest import SCHEMA, FileFacts, Manifest, folder_of
@@ -40,7 +40,7 @@ def write_shards(
     *,
     edge_ids: bool,
     setup: Mapping[str, dict[str, Any]],
-    tell: Tell = silent,
+    on_progress: OnProgress = no_progress,
 ) -> Manifest:
     """All shards of a partition, int64 [N], into the new folder `out`. Disk: 8 bytes a cut edge beside it for a while.
 
@@ -53,7 +53,7 @@ def write_shards(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        writer = _Writer(graph, part_of, parts, partial, edge_ids, tell)
+        writer = _Writer(graph, part_of, parts, partial, edge_ids, on_progress)
         writer.nodes()
         writer.features()
         writer.edges()
@@ -83,8 +83,16 @@ def allow_files(count: int) -> None:
 class _Writer:
     """The shards of a partition in the making; every method is a pass."""
 
-    def __init__(self, graph: Stored, part_of: Tensor, parts: int, folder: Path, edge_ids: bool, tell: Tell) -> None:
-        self.graph, self.parts, self.folder, self.with_ids, self.tell = graph, parts, folder, edge_ids, tell
+    def __init__(
+        self, graph: Stored, part_of: Tensor, parts: int, folder: Path, edge_ids: bool, on_progress: OnProgress
+    ) -> None:
+        self.graph, self.parts, self.folder, self.with_ids, self.on_progress = (
+            graph,
+            parts,
+            folder,
+            edge_ids,
+            on_progress,
+        )
         self.part_of = part_of.to(torch.int32).numpy()
         self.node_ids = [np.flatnonzero(self.part_of == p) for p in range(parts)]
         self.local_of = np.empty(graph.num_nodes, dtype=np.int32)
@@ -117,7 +125,7 @@ class _Writer:
                 for p in range(self.parts)
             ]
             for first in range(0, graph.num_nodes, CHUNK_ROWS):
-                self.tell("features", first / graph.num_nodes)
+                self.on_progress("features", first / graph.num_nodes)
                 x, part = graph.x[first : first + CHUNK_ROWS], self.part_of[first : first + CHUNK_ROWS]
                 for p, file in enumerate(files):
                     file.write(x[part == p])
@@ -131,7 +139,7 @@ class _Writer:
                 file = ColumnWriter(self.file(p, "inner.indices"), INDEX_TYPES[self.inner_type])
                 columns[p, p] = opened.enter_context(file)
             for edges in self.graph.edges():
-                self.tell("edges", edges.first / self.graph.num_edges)
+                self.on_progress("edges", edges.first / self.graph.num_edges)
                 pair = self.part_of[edges.dst].astype(np.uint32) * self.parts + self.part_of[edges.src]
                 order = np.argsort(pair.astype(np.uint16) if self.parts < 256 else pair, kind="stable")
                 ends = np.cumsum(np.bincount(pair, minlength=self.parts**2))
@@ -176,7 +184,7 @@ class _Writer:
             halo_degree = [np.zeros(0, dtype=np.float32)]
             for q in range(self.parts):
                 if p != q and self.num_edges[p, q]:
-                    self.tell("halo blocks", (p * self.parts + q) / self.parts**2)
+                    self.on_progress("halo blocks", (p * self.parts + q) / self.parts**2)
                     ids = self.node_ids[q][self._halo(p, q)]
                     halo_degree.append(degree[ids])
                     np.save(self.file(p, f"halo-{q}.src_ids"), ids)
@@ -209,7 +217,7 @@ class _Writer:
         files = sorted(self.folder.rglob("*.npy"))
         facts = {}
         for i, file in enumerate(files):
-            self.tell("checksums", i / len(files))
+            self.on_progress("checksums", i / len(files))
             facts[file.relative_to(self.folder).as_posix()] = _facts(file)
         train = torch.from_numpy(graph.masks[0])
         part_of = torch.from_numpy(self.part_of)

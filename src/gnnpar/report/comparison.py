@@ -1,4 +1,4 @@
-"""Everything that is said about some runs, computed once for all outputs."""
+"""Rows, groups, warnings and notes of some runs, computed once for all outputs."""
 
 from __future__ import annotations
 

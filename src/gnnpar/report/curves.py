@@ -14,7 +14,7 @@ from gnnpar.report.runs import flat
 from gnnpar.track.jsonl import read_rows
 
 MOST_POINTS = 80
-_NAMED = ("world_size", "threads_per_rank", "strategy", "codec", "model", "dataset")  # what is said elsewhere
+_NAMED = ("world_size", "threads_per_rank", "strategy", "codec", "model", "dataset")  # what stands elsewhere
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What must be equal before two runs are compared, and what a reader has to be told (protocol, rules 1, 5, 7)."""
+"""What must be equal before two runs are compared, and what a reader has to know (protocol, rules 1, 5, 7)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAIR: Mapping[str, tuple[str, ...]] = {
 }
 # where and how fast a run was says nothing about its accuracy
 TIME_ONLY = frozenset({"block", "device", "hardware", "provenance", "link rates"})
-# no ratio is refused for these, but a reader is told: name -> path
+# no ratio is refused for these, but a line names them: name -> path
 WATCHED = {"commits": ("commit",), "torch versions": ("versions", "torch"), "machines": ("hardware",)}
 
 
@@ -46,7 +46,7 @@ def unequal_accuracy(a: Result, b: Result) -> list[str]:
 def ratio_of(
     result: Result, bases: Sequence[Result], baseline: str, allow_unfair: bool = False
 ) -> tuple[float | None, str]:
-    """How many times faster than the baseline, or why that cannot be said. Among fair baselines the fastest counts, of
+    """How many times faster than the baseline, or why there is no ratio. Among fair baselines the fastest counts, of
     those that ran in the same session where there are any."""
     mine = result["epoch_seconds"]["median"]
     if mine is None or result["status"] != "completed":

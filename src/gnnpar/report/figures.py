@@ -31,18 +31,18 @@ _STYLE: dict[Any, Any] = {  # Any: matplotlib's keys are a Literal of all of the
 }
 
 
-def write_figures(found: Comparison, folder: Path) -> list[Path]:
+def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     """The files written: NAME.svg and NAME.pdf, a panel a task; what no run has data for is left out."""
     import matplotlib as mpl
 
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--figures {folder} is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    tint = colours.of_strategies(row["strategy"] for row in found.rows)
-    names = curves.tasks(found.groups)
-    tasks = {name: [group for group in found.groups if group.arena == arena] for arena, name in names.items()}
+    tint = colours.of_strategies(row["strategy"] for row in comparison.rows)
+    names = curves.tasks(comparison.groups)
+    tasks = {name: [group for group in comparison.groups if group.arena == arena] for arena, name in names.items()}
     drawn: dict[str, Callable[[Axes, list[Group]], bool]] = {
-        "speedup": lambda axes, groups: _speedup(axes, groups, found.baseline, tint),
+        "speedup": lambda axes, groups: _speedup(axes, groups, comparison.baseline, tint),
         "breakdown": lambda axes, groups: _stacked(axes, groups, "breakdown_seconds", colours.TIME, "seconds"),
         "bytes": lambda axes, groups: _stacked(axes, groups, "bytes_per_epoch", colours.BYTES, "bytes"),
         "accuracy_time": lambda axes, groups: _accuracy(axes, groups, "seconds", tint),

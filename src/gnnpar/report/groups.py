@@ -272,7 +272,7 @@ def notes(groups: Sequence[Group]) -> list[str]:
             lines.append(f"{task}: no negative control, so equal accuracy proves little; train codec=drop beside it")
         elif controls & {"inconclusive", "unpaired"}:
             lines.append(f"{task}: the negative control is inconclusive; train more seeds")
-    return list(dict.fromkeys(lines))  # what holds for two settings of a task is said once
+    return list(dict.fromkeys(lines))  # what holds for two settings of a task is one line
 
 
 def _takes_many_steps(group: Group) -> bool:

@@ -37,7 +37,7 @@ def target_of(exact: Sequence[Result]) -> float | None:
 
 
 def reached(folder: Path, result: Result, target: float) -> Reached | None:
-    """When a run first validates at `target`; None where it left no metrics.jsonl to tell."""
+    """When a run first validates at `target`; None where it left no metrics.jsonl."""
     rows = read_rows(folder)
     if not rows:
         return None

@@ -23,7 +23,7 @@ def row_of(text: str) -> str:
 
 
 def chrome_trace(rows: Iterable[Row], facts: JsonDict | None = None) -> JsonDict:
-    """The trace as data. `facts`: said beside it (otherData)."""
+    """The trace as data. `facts`: written beside it (otherData)."""
     events: list[JsonDict] = []
     free: dict[tuple[int, str], list[float]] = {}
     for rank, text, start, end in sorted(rows, key=lambda row: (row[0], row[2], -row[3])):

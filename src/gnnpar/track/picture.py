@@ -45,11 +45,11 @@ def mesh(facts: JsonObject) -> str:
     stages = facts.get("mesh") or []
     if len(stages) < 2:
         return ""
-    said = []
+    lines = []
     for i, stage in enumerate(stages):
         first, stop = stage["layers"]
-        said.append(f"stage {i}: ranks {' '.join(map(str, stage['ranks']))}, layers {first} to {stop - 1}")
-    return "; ".join(said)
+        lines.append(f"stage {i}: ranks {' '.join(map(str, stage['ranks']))}, layers {first} to {stop - 1}")
+    return "; ".join(lines)
 
 
 def layers(facts: JsonObject) -> str:

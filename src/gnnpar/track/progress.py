@@ -48,13 +48,13 @@ def shown(look: Callable[[], Snapshot]) -> Iterator[None]:
     if not sys.stdout.isatty():
         yield
         return
-    bar = Progress(TextColumn("jobs"), MofNCompleteColumn(), BarColumn(24), TextColumn("{task.fields[said]}"))
-    task = bar.add_task("jobs", total=None, said="")
+    bar = Progress(TextColumn("jobs"), MofNCompleteColumn(), BarColumn(24), TextColumn("{task.fields[detail]}"))
+    task = bar.add_task("jobs", total=None, detail="")
 
     def picture() -> Group:
         now = look()
         ended = now.done + now.failed
-        bar.update(task, total=now.total, completed=ended, said=escape(now.line.partition(" done")[2].lstrip(", ")))
+        bar.update(task, total=now.total, completed=ended, detail=escape(now.line.partition(" done")[2].lstrip(", ")))
         lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in now.running[:_MOST_LINES]]
         return Group(bar, *lines)
 

@@ -24,7 +24,7 @@ _INK, _FAINT, _WAIT = "#1f2933", "#9aa5b1", "#e4e7eb"
 
 @dataclass(frozen=True)
 class Panel:
-    """One timeline and what is said above it."""
+    """One timeline and the line above it."""
 
     title: str
     rows: Sequence[Row]
@@ -76,21 +76,21 @@ def _mark(row: Row, kind: str, y: float, until: float, slots: int) -> str:
     _, text, start, end = row
     action = _ACTION.fullmatch(text)
     x, width = _x(start, until), max(0.4, _x(end, until) - _x(start, until))
-    said = f"<title>{html.escape(text)}  {start * 1e3:.3f} to {end * 1e3:.3f} ms</title>"
+    title = f"<title>{html.escape(text)}  {start * 1e3:.3f} to {end * 1e3:.3f} ms</title>"
     if kind == "wait" and text in _WAITS:
-        return f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_BAR}" fill="{_WAIT}">{said}</rect>'
+        return f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_BAR}" fill="{_WAIT}">{title}</rect>'
     if action is None:
         return ""
     message, direction, slot, _ = action.groups()
     colour = _colour(direction, int(slot), slots)
     if kind == "message" and message == "S":
-        line = f'<rect x="{x:.2f}" y="{y + _BAR + 2}" width="{width:.2f}" height="3" fill="{colour}">{said}</rect>'
+        line = f'<rect x="{x:.2f}" y="{y + _BAR + 2}" width="{width:.2f}" height="3" fill="{colour}">{title}</rect>'
         return line
     if kind != "compute" or message:
         return ""
     bar = (
         f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_BAR}" fill="{colour}" stroke="#ffffff" '
-        f'stroke-width="0.5">{said}</rect>'
+        f'stroke-width="0.5">{title}</rect>'
     )
     if width < 8 + 7 * len(slot):
         return bar

@@ -1,4 +1,4 @@
-"""The Tracker Protocol: what the training loop tells, and to whom."""
+"""The Tracker Protocol: what the training loop reports, and to whom."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tracker(Protocol):
         ...
 
     def close(self, result: JsonObject | None = None) -> None:
-        """Once, also after a failure. `result`: what result.json says; None: nobody knows."""
+        """Once, also after a failure. `result`: what result.json says; None: it is unknown."""
         ...
 
 
@@ -46,7 +46,7 @@ class Tee:
 
 
 class Null:
-    """Listens to nothing: ranks other than 0."""
+    """Drops everything: ranks other than 0."""
 
     def start(self, facts: JsonObject) -> None: ...
 

@@ -86,7 +86,7 @@ class Wandb:
 
 
 class Mirror:
-    """One wandb run; without one, from the start or from some trouble on, it is silent."""
+    """One wandb run; without one, from the start or from an error on, it is silent."""
 
     def __init__(self, config: Wandb, run_dir: Path, job: JsonObject) -> None:
         self.config, self.run_dir, self.job = config, run_dir, job
@@ -96,20 +96,20 @@ class Mirror:
         self._run = open_run(self.config, self.run_dir, self.job)
         if self._run is not None:
             link(self._run, self.run_dir)
-        self._tell(lambda run: describe(run, self.run_dir, facts), self.config.connect_seconds)
+        self._attempt(lambda run: describe(run, self.run_dir, facts), self.config.connect_seconds)
 
     def log(self, row: JsonObject) -> None:
-        self._tell(lambda run: run.log(flat(row) | against(row), step=row["epoch"], commit=True))
+        self._attempt(lambda run: run.log(flat(row) | against(row), step=row["epoch"], commit=True))
 
     def close(self, result: JsonObject | None = None) -> None:
         path, online = sync_path(self._run), self._run is not None and not self._run.offline
-        told = self._tell(lambda run: conclude(run, self.run_dir, result), self.config.upload_seconds)
-        if told and not online:
+        done = self._attempt(lambda run: conclude(run, self.run_dir, result), self.config.upload_seconds)
+        if done and not online:
             say(f"wandb: kept offline; upload with: wandb sync {path}")
         self._run = None
 
-    def _tell(self, act: Callable[[Run], object], seconds: float | None = None) -> bool:
-        """Whether it was told, within the seconds if given; the first trouble ends the mirror with one line."""
+    def _attempt(self, act: Callable[[Run], object], seconds: float | None = None) -> bool:
+        """Whether it was done, within the seconds if given; the first error ends the mirror with one line."""
         run = self._run
         if run is None:
             return False
@@ -152,7 +152,7 @@ def open_run(config: Wandb, run_dir: Path, job: JsonObject) -> Run:
 
 
 def load() -> ModuleType:
-    """The package, told to be silent.
+    """The package, set to be silent.
 
     Its own error reporting goes to the same server and holds up the exit of the process: 20 s where the server does not
     answer. WANDB_ERROR_REPORTING=true brings it back.

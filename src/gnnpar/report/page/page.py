@@ -22,19 +22,20 @@ from gnnpar.track.keys import BYTE_PHASES
 
 SCHEDULE = "schedule.svg"  # a run that has a picture of its schedule leaves it under this name
 
+_CHOICES = ("strategy", "model", "dataset")  # what a reader may select runs by
 STACKED = {"time": colours.TIME, "bytes": colours.BYTES, "memory": colours.MEMORY}  # sections of parts that add up
 
 
-def write_page(found: Comparison, file: Path) -> Path:
+def write_page(comparison: Comparison, file: Path) -> Path:
     """Write the page; its folder is made when missing."""
     if file.is_dir():
         raise ConfigError(f"--html {file} is a folder; name a file, such as {file / 'report.html'}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(render(found), encoding="utf-8")
+    file.write_text(render(comparison), encoding="utf-8")
     return file
 
 
-def render(found: Comparison) -> str:
+def render(comparison: Comparison) -> str:
     """The page as text."""
     import jinja2
     from plotly.offline import get_plotlyjs
@@ -44,7 +45,7 @@ def render(found: Comparison) -> str:
     )
     template = environment.from_string(_file("report.html.j2"))
     return template.render(
-        **context(found), style=_file("report.css"), script=_file("report.js"), plotly=get_plotlyjs()
+        **context(comparison), style=_file("report.css"), script=_file("report.js"), plotly=get_plotlyjs()
     )
 
 
@@ -52,42 +53,44 @@ def _file(name: str) -> str:
     return resources.files("gnnpar.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
-def context(found: Comparison) -> JsonDict:
+def context(comparison: Comparison) -> JsonDict:
     """What the template fills in."""
-    tint = colours.of_strategies(row["strategy"] for row in found.rows)
-    names = curves.tasks(found.groups)
-    by_task = {arena: [group for group in found.groups if group.arena == arena] for arena in names}
-    specs, sections = pictures(found, by_task, names, tint)
-    keys, values = curves.varying(found.groups)
-    headings, group_rows = tables.group_rows(found.groups, found.baseline, tint)
-    columns = tables.run_columns(found.rows)
+    tint = colours.of_strategies(row["strategy"] for row in comparison.rows)
+    names = curves.tasks(comparison.groups)
+    by_task = {arena: [group for group in comparison.groups if group.arena == arena] for arena in names}
+    specs, sections = pictures(comparison, by_task, names, tint)
+    keys, values = curves.varying(comparison.groups)
+    headings, group_rows = tables.group_rows(comparison.groups, comparison.baseline, tint)
+    columns = tables.run_columns(comparison.rows)
     return {
         "title": "gnnpar: " + ", ".join(dict.fromkeys(names.values())) if len(names) < 4 else "gnnpar comparison",
-        "found": found,
-        "answers": [(names[arena], answers(groups, found.baseline)) for arena, groups in by_task.items()],
-        "facts": facts(found),
-        "provenances": list(dict.fromkeys(f"{row['provenance']} {row['links']}".strip() for row in found.rows)),
-        "grey": any(no_speed(row) for row in found.rows),
+        "comparison": comparison,
+        "answers": [(names[arena], answers(groups, comparison.baseline)) for arena, groups in by_task.items()],
+        "facts": facts(comparison),
+        "provenances": list(dict.fromkeys(f"{row['provenance']} {row['links']}".strip() for row in comparison.rows)),
+        "grey": any(no_speed(row) for row in comparison.rows),
         "headings": headings,
         "group_rows": [(names[arena], [r for r in group_rows if r.group.arena == arena]) for arena in names],
-        "targets": {names[group.arena]: group.target for group in found.groups if group.target is not None},
+        "targets": {names[group.arena]: group.target for group in comparison.groups if group.target is not None},
         "columns": columns,
-        "runs": [tables.run_row(row, columns, tint) for row in found.rows],
-        "choices": {name: sorted({str(row[name]) for row in found.rows}) for name in ("strategy", "model", "dataset")},
+        "runs": [tables.run_row(row, columns, tint) for row in comparison.rows],
+        "choices": {
+            name: sorted({str(row[name]) for row in comparison.rows}) for name in ("strategy", "model", "dataset")
+        },
         "keys": keys,
-        "differing": [(group, cells) for group, cells in zip(found.groups, values, strict=True)],
+        "differing": [(group, cells) for group, cells in zip(comparison.groups, values, strict=True)],
         "sections": sections,
         "keys_of": {section: legend(specs, section, tints) for section, tints in STACKED.items()},
-        "strategies": list(dict.fromkeys(row["strategy"] for row in found.rows if row["epoch_seconds"])),
-        "schedules": schedules(found),
+        "strategies": list(dict.fromkeys(row["strategy"] for row in comparison.rows if row["epoch_seconds"])),
+        "schedules": schedules(comparison),
         "specs": _json(specs),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
 
 
-def facts(found: Comparison) -> list[tuple[str, str]]:
+def facts(comparison: Comparison) -> list[tuple[str, str]]:
     """What holds for the whole page, in words; several values where the runs do not agree."""
-    results = [result for _, result in found.results]
+    results = [result for _, result in comparison.results]
     named = {
         "hardware": [r["hardware"] for r in results],
         "commit": [r["commit"] or "installed package" for r in results],
@@ -96,16 +99,16 @@ def facts(found: Comparison) -> list[tuple[str, str]]:
         "epochs": [str(r["epochs"]) for r in results],
     }
     lines = [(name, " | ".join(dict.fromkeys(values))) for name, values in named.items()]
-    return [*lines, ("baseline", found.baseline), ("margin", f"{found.margin:g} points")]
+    return [*lines, ("baseline", comparison.baseline), ("margin", f"{comparison.margin:g} points")]
 
 
 def pictures(
-    found: Comparison, by_task: Mapping[str, list[Group]], names: Mapping[str, str], tint: Mapping[str, str]
+    comparison: Comparison, by_task: Mapping[str, list[Group]], names: Mapping[str, str], tint: Mapping[str, str]
 ) -> tuple[JsonDict, dict[str, list[JsonDict]]]:
     """Specifications by identifier, and for each section of the page the pictures that are in it."""
     specs: JsonDict = {}
     sections: dict[str, list[JsonDict]] = {}
-    speeds = speedups(found, tint)
+    speeds = speedups(comparison, tint)
     for i, (arena, groups) in enumerate(by_task.items()):
         drawn = {
             "speed-up": speeds.get(arena),
@@ -126,13 +129,13 @@ def pictures(
     return specs, sections
 
 
-def speedups(found: Comparison, tint: Mapping[str, str]) -> dict[str, JsonDict]:
+def speedups(comparison: Comparison, tint: Mapping[str, str]) -> dict[str, JsonDict]:
     """arena -> baseline -> picture; the reader chooses the baseline. Only the one asked for may be unfair."""
     pictured: dict[str, JsonDict] = {}
-    for baseline in dict.fromkeys([found.baseline, *(row["strategy"] for row in found.rows)]):
-        groups = found.groups
-        if baseline != found.baseline:
-            groups = timed_groups(found.results, table_rows(found.results, baseline=baseline))
+    for baseline in dict.fromkeys([comparison.baseline, *(row["strategy"] for row in comparison.rows)]):
+        groups = comparison.groups
+        if baseline != comparison.baseline:
+            groups = timed_groups(comparison.results, table_rows(comparison.results, baseline=baseline))
         for arena in {group.arena for group in groups if group.speedup is not None}:
             here = [group for group in groups if group.arena == arena]
             pictured.setdefault(arena, {})[baseline] = plots.speedup(here, baseline, tint)
@@ -159,10 +162,10 @@ def _memory(group: Group) -> dict[str, float] | None:
     return curves.live_bytes(group, list(colours.MEMORY))
 
 
-def schedules(found: Comparison) -> list[tuple[str, str]]:
+def schedules(comparison: Comparison) -> list[tuple[str, str]]:
     """Pictures that runs have left of their schedules: caption and data address; one a group."""
     pictured = []
-    for group in found.groups:
+    for group in comparison.groups:
         for row in group.rows:
             file = Path(row["folder"]) / SCHEDULE
             if file.exists():
