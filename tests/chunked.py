@@ -181,7 +181,7 @@ class Chain:
         self.history = History(
             chunks.num_rows, chunks.num_own, refresh=self.refresh, remembers=bool(self.weights.stale)
         )
-        slots = Slots(chunks, CodedExchange(comm, Identity().build(shard, comm, 0)))
+        slots = Slots(chunks, CodedExchange(comm, Identity().build(shard.row_lists, comm, 0)))
         self.way = Way(chunks, shard.in_degree[chunks.order], slots, self.history, self.weights)
         self.epoch = 0
 

@@ -24,7 +24,7 @@ class Message:
     def __init__(self, config: Any, num_rows: int, *, seed: int = 7) -> None:
         comms = ThreadWorld(2).communicators()
         self.shards = two_shards(num_rows)
-        self.ends = [config.build(shard, comm, seed) for shard, comm in zip(self.shards, comms, strict=True)]
+        self.ends = [config.build(shard.row_lists, comm, seed) for shard, comm in zip(self.shards, comms, strict=True)]
         self.index = torch.arange(num_rows)
 
     def bytes_of(self, rows: tuple[Tensor, ...], *, epoch: int = 0, **site: Any) -> Tensor:

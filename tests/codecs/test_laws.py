@@ -10,7 +10,7 @@ import torch
 
 from composing import configured, names
 from gnnpar.cli import check
-from gnnpar.codecs.codec import Codec, Exactness, Identity
+from gnnpar.codecs.codec import Codec, ConfigDefaults, Exactness, Identity
 from gnnpar.comm import RowLike
 from gnnpar.verify.codec_laws import check_codec
 
@@ -56,12 +56,12 @@ class _Wrong:
 
 
 @dataclass(frozen=True)
-class Wrong:
+class Wrong(ConfigDefaults):
     how: str
     exactness = frozenset[Exactness]({"exact"})
 
-    def build(self, shard: Any, comm: Any, seed: int) -> Any:
-        return _Wrong(Identity().build(shard, comm, seed), self.how)
+    def build(self, lists: Any, comm: Any, seed: int) -> Any:
+        return _Wrong(Identity().build(lists, comm, seed), self.how)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.adaptive.traces import row_variances
+from gnnpar.codecs.codec import BFloat16, Drop, Identity
 from gnnpar.codecs.uniform import Random, Uniform
 from gnnpar.comm import Outgoing, RowLike, Site, ThreadWorld
 from gnnpar_kernels.quantize.naive import ranges
@@ -180,7 +182,8 @@ def test_one_launch_for_all_peers_gives_the_bytes_of_one_a_peer(config):
 
     data = small_graph()
     shard = cut(data, torch.arange(data.num_nodes) % 4, 4)[1]
-    codec, rows = config.build(shard, ThreadWorld(4).communicators()[1], 3), (torch.randn(shard.num_inner, 40),)
+    codec = config.build(shard.row_lists, ThreadWorld(4).communicators()[1], 3)
+    rows = (torch.randn(shard.num_inner, 40),)
     for epoch in (0, 1):
         site = Site(epoch, 1, 0, "forward")
         together = codec.encode_all({p: Outgoing(rows, index) for p, index in shard.boundary.items()}, site)
@@ -197,3 +200,25 @@ def test_offsets_of_a_mixed_message_are_those_of_its_rows():
     codes = message.ends[0].codes(Key(0, 0, "forward"), 1, sending=True)
     assert torch.equal(codes, message.ends[1].codes(Key(0, 0, "forward"), 0, sending=False))
     assert len(message.bytes_of(x)) == int(row_offsets(codes, 33)[-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("widths", [(40,), (3, 1), (2, 64, 9)])
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_price_is_the_bytes_that_both_ends_count(dtype, widths, phase):
+    """The most, where bits are chosen in training; the mean over the menu, where they are drawn."""
+    configs: list[Any] = [Identity(), BFloat16(), Drop(), Random(menu=(4,))]
+    configs += [Uniform(bits=1), Uniform(bits=4, gradient_bits=8), Uniform(bits="fp8", gradient_bits=2)]
+    configs += [Uniform(bits="bf16", gradient_bits=32), Uniform(bits=32)]
+    like = RowLike.of([torch.zeros(ROWS, w, dtype=dtype) for w in widths])
+    for config in configs:
+        end, site = Message(config, ROWS).ends[0], Message.site(phase=phase)
+        price = config.price(ROWS, widths, itemsize=dtype.itemsize, gradient=phase == "backward")
+        assert price.nbytes == end.nbytes(ROWS, like, site, 1), config
+        assert price.metadata == end.metadata_nbytes(ROWS, like, site, 1), config
+        assert price.bound == ("mean" if isinstance(config, Random) else "exact")
+    menu = [Uniform(bits=2), Uniform(bits=4), Uniform(bits=8)]
+    menu = [config.price(ROWS, widths).nbytes for config in menu]
+    assert Random(menu=(2, 4, 8)).price(ROWS, widths).nbytes == pytest.approx(sum(menu) / 3)
+    adaptive = Adaptive(menu=(2, 4), first_bits=8).price(ROWS, widths)
+    assert (adaptive.nbytes, adaptive.bits, adaptive.bound) == (menu[2], 8, "most")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from composing import configured
-from gnnpar.codecs.codec import BFloat16, Exactness, Identity, _Cast
+from gnnpar.codecs.codec import BFloat16, ConfigDefaults, Exactness, Identity, _Cast
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.softmax import Softmax
@@ -27,15 +27,15 @@ WORLD, HEADS, SEED = 4, 2, 5
 class _Stochastic(_Cast):
     """Stochastic rounding to quarters, keyed as codecs must be; `fresh` keys by phase too, which they must not."""
 
-    def __init__(self, shard, seed, fresh):
+    def __init__(self, lists, seed, fresh):
         super().__init__(None)
-        self.shard, self.seed, self.fresh = shard, seed, fresh
+        self.lists, self.seed, self.fresh = lists, seed, fresh
 
     def encode(self, rows, index, site, peer):
         if index is None:
-            ids = self.shard.halo[peer].src_ids[site.first : site.first + len(rows[0])]
+            ids = self.lists.read[peer][site.first : site.first + len(rows[0])]
         else:
-            ids = self.shard.node_ids[index]
+            ids = self.lists.node_ids[index]
             rows = tuple(t[index] for t in rows)
         rounded = tuple(self._round(t, ids, site, operand) for operand, t in enumerate(rows))
         return super().encode(rounded, None, site, peer)
@@ -51,12 +51,12 @@ class _Stochastic(_Cast):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stochastic:
+class Stochastic(ConfigDefaults):
     fresh: bool = False
     exactness = frozenset[Exactness]({"quantized"})
 
-    def build(self, shard, comm, seed):
-        return _Stochastic(shard, seed, self.fresh)
+    def build(self, lists, comm, seed):
+        return _Stochastic(lists, seed, self.fresh)
 
 
 SUMS: dict[str, torch.Tensor] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gnnpar.codecs.codec import BFloat16, CodecConfig, Drop, Identity, _Cast
+from gnnpar.codecs.codec import BFloat16, CodecConfig, ConfigDefaults, Drop, Identity, _Cast
 from gnnpar.config.compose import compose
 from gnnpar.launch.launch import launch
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -44,10 +44,10 @@ class _Tiring(_Cast):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiring:
+class Tiring(ConfigDefaults):
     exactness = frozenset({"quantized"})
 
-    def build(self, shard: Any, comm: Any, seed: int) -> Any:
+    def build(self, lists: Any, comm: Any, seed: int) -> Any:
         return _Tiring()
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator, RowLike, Site, Wire
+from gnnpar.comm import Communicator, RowLike, RowLists, Site, Wire
 from gnnpar.comm.rows import WireDefaults
 from gnnpar.folds.block import Rows
-from gnnpar.partition.shard import Shard
 from gnnpar_kernels import gather_rows
 
+Bound = Literal["exact", "mean", "most"]
 Exactness = Literal["exact", "rounded", "quantized", "stale", "sampled"]
 
 
@@ -31,12 +30,41 @@ class Codec(Wire, Protocol):
     def load_state_dict(self, state: dict) -> None: ...
 
 
+@dataclass(frozen=True)
+class WirePrice:
+    """What some rows cost on the wire: bytes of payload and of metadata (scales, zero points).
+
+    `bound`: whether the bytes are exact, a mean (of bits drawn at random), or the most there can be (of bits chosen in
+    training). `bits`: the widest number that is encoded, by whose rate the time of encoding is estimated: 1 to 8 are
+    quantized, 16 are rounded, 32 are copied as they are; None: nothing is sent. `notes`: what the figures leave out.
+    """
+
+    payload: float
+    metadata: float
+    bits: int | None
+    bound: Bound = "exact"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> float:
+        return self.payload + self.metadata
+
+
 class CodecConfig(Protocol):
     """Frozen dataclass: fields = YAML keys."""
 
     @property
     def exactness(self) -> frozenset[Exactness]: ...
-    def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec: ...
+    def build(self, lists: RowLists, comm: Communicator, seed: int) -> Codec: ...
+    def price(
+        self, num_rows: float, widths: Sequence[int], *, itemsize: int = 4, gradient: bool = False
+    ) -> WirePrice | None:
+        """Bytes of `num_rows` rows in one direction, as `nbytes` of the runtime object counts them; None: unknown.
+
+        widths: numbers of each operand in a row, features first, then scores; itemsize: bytes of one in memory;
+        gradient: of gradient rows on their way back. An upper bound where bits are chosen in training.
+        """
+        ...
 
 
 @runtime_checkable
@@ -54,30 +82,13 @@ def check_epochs(config: CodecConfig, epochs: int) -> None:
         config.check_run(epochs)
 
 
-def codec_of_lists(
-    config: CodecConfig,
-    comm: Communicator,
-    seed: int,
-    *,
-    part: int,
-    node_ids: Tensor,
-    sent: Mapping[int, Tensor],
-    read: Mapping[int, Tensor],
-) -> Codec:
-    """A codec for rows that are no halo rows of a shard: all that it is told of is which rows go where.
+class ConfigDefaults:
+    """Members of a CodecConfig that nobody has to write: it has no price."""
 
-    part: this rank's among those of `comm`; node_ids [N]: global ids of its rows; sent: reader -> rows that it reads;
-    read: sender -> global ids of its rows that are read here.
-    """
-    shard: Any = SimpleNamespace(
-        part=part,
-        parts=comm.size,
-        node_ids=node_ids,
-        boundary=dict(sent),
-        halo={p: SimpleNamespace(src_ids=ids) for p, ids in read.items()},
-        num_halo={p: len(ids) for p, ids in read.items()},
-    )
-    return config.build(shard, comm, seed)
+    def price(
+        self, num_rows: float, widths: Sequence[int], *, itemsize: int = 4, gradient: bool = False
+    ) -> WirePrice | None:
+        return None
 
 
 class CodecDefaults(WireDefaults):
@@ -181,8 +192,11 @@ class Identity:
 
     exactness = frozenset[Exactness]({"exact"})
 
-    def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec:
+    def build(self, lists: RowLists, comm: Communicator, seed: int) -> Codec:
         return _Cast(None)
+
+    def price(self, num_rows: float, widths: Sequence[int], *, itemsize: int = 4, gradient: bool = False) -> WirePrice:
+        return WirePrice(num_rows * itemsize * sum(widths), 0.0, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +205,11 @@ class BFloat16:
 
     exactness = frozenset[Exactness]({"rounded"})
 
-    def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec:
+    def build(self, lists: RowLists, comm: Communicator, seed: int) -> Codec:
         return _Cast(torch.bfloat16)
+
+    def price(self, num_rows: float, widths: Sequence[int], *, itemsize: int = 4, gradient: bool = False) -> WirePrice:
+        return WirePrice(num_rows * 2 * sum(widths), 0.0, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,5 +218,8 @@ class Drop:
 
     exactness = frozenset[Exactness]({"sampled"})
 
-    def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec:
+    def build(self, lists: RowLists, comm: Communicator, seed: int) -> Codec:
         return _Nothing()
+
+    def price(self, num_rows: float, widths: Sequence[int], *, itemsize: int = 4, gradient: bool = False) -> WirePrice:
+        return WirePrice(0.0, 0.0, None)

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from gnnpar.codecs.codec import CodecDefaults
-from gnnpar.comm import Outgoing, RowLike, Site
+from gnnpar.comm import Outgoing, RowLike, RowLists, Site
 from gnnpar.folds.block import Rows
-from gnnpar.partition.shard import Shard
 from gnnpar_kernels import dequantize_rows, fold_key, gather_rows, quantize_rows
 from gnnpar_kernels.wire import FP32, NAN, has_metadata, metadata_nbytes, row_nbytes, row_offsets
 
@@ -62,8 +61,8 @@ class QuantizedRows(CodecDefaults):
     would weigh more than fp32, as it is.
     """
 
-    def __init__(self, shard: Shard, *, seed: int, score_bits: int) -> None:
-        self.shard, self.seed, self.score_bits = shard, seed, score_bits
+    def __init__(self, lists: RowLists, *, seed: int, score_bits: int) -> None:
+        self.lists, self.seed, self.score_bits = lists, seed, score_bits
         self._packings: dict[tuple, Packing] = {}
         self._joined: dict[tuple, tuple[Tensor, Tensor, Packing]] = {}  # of all peers: index, ids, packing
         self._suspects: list[tuple[Tensor, str]] = []
@@ -97,7 +96,7 @@ class QuantizedRows(CodecDefaults):
         rows: Rows = next((out.rows for out in outgoing.values()), ())
         if len(outgoing) < 2 or len(rows) != 1 or not all(self._is_list(p, out, rows) for p, out in outgoing.items()):
             return super().encode_all(outgoing, site)
-        x, lists = rows[0], {p: self.shard.boundary[p] for p in outgoing}
+        x, lists = rows[0], {p: self.lists.sent[p] for p in outgoing}
         like = RowLike.of(rows)[0]
         packings = {p: self._packing(0, len(i), like, site, p, sending=True) for p, i in lists.items()}
         kinds = {isinstance(how.code, int) for how in packings.values()}
@@ -108,7 +107,7 @@ class QuantizedRows(CodecDefaults):
             ids = torch.cat([self.ids_of(index, len(index), site, p) for p, index in lists.items()])
             self._joined[at] = torch.cat(list(lists.values())), ids, _join(packings.values())
         index, ids, how = self._joined[at]
-        key = self.noise_key(site, 0, self.shard.part)
+        key = self.noise_key(site, 0, self.lists.part)
         buffer = torch.empty(how.nbytes, dtype=torch.uint8, device=ids.device)
         quantize_rows(x.detach().flatten(1), index, how.code, how.offsets, ids=ids, key=key, out=buffer)
         self._look_for_lost_rows(buffer, how, site, f"ranks {', '.join(map(str, lists))}")
@@ -123,14 +122,14 @@ class QuantizedRows(CodecDefaults):
         like = RowLike.of(rows)
         codes = self.codes(Key.of(site), peer, sending=True)
         if isinstance(codes, Tensor):  # any rows of the list, so their positions in it are looked up
-            codes = codes[torch.searchsorted(self.shard.boundary[peer], index)]
+            codes = codes[torch.searchsorted(self.lists.sent[peer], index)]
         packings = [_pack(self._code(i, each, codes), len(index), each) for i, each in enumerate(like)]
         ids = self.ids_of(index, len(index), site, peer)
         return _decode(self._encode(rows, index, ids, packings, site, peer), len(index), like, packings)
 
     def _is_list(self, peer: int, out: Outgoing, rows: Rows) -> bool:
         """Are they the whole list of rows that the peer reads, out of `rows`?"""
-        return out.rows is rows and out.index is not None and out.index is self.shard.boundary.get(peer)
+        return out.rows is rows and out.index is not None and out.index is self.lists.sent.get(peer)
 
     def forget_packings(self) -> None:
         """After codes have changed."""
@@ -140,9 +139,8 @@ class QuantizedRows(CodecDefaults):
     def ids_of(self, index: Tensor | None, num_rows: int, site: Site, peer: int) -> Tensor:
         """What the noise of each outgoing row is keyed by: its node, and who will read it."""
         if index is not None:
-            return self.shard.node_ids[index] + (peer << 48)
-        ids = self.shard.halo[peer].src_ids
-        assert ids is not None
+            return self.lists.node_ids[index] + (peer << 48)
+        ids = self.lists.read[peer]
         return ids[site.first : site.first + num_rows] + (peer << 48)
 
     def noise_key(self, site: Site, operand: int, sender: int) -> int:
@@ -175,7 +173,7 @@ class QuantizedRows(CodecDefaults):
                 target = part.view(tensor.dtype).view(len(ids), *tensor.shape[1:])
                 target.copy_(tensor) if index is None else gather_rows(tensor, index, out=target)
                 continue
-            key = self.noise_key(site, operand, self.shard.part)
+            key = self.noise_key(site, operand, self.lists.part)
             quantize_rows(tensor.detach().flatten(1), index, how.code, how.offsets, ids=ids, key=key, out=part)
             self._look_for_lost_rows(part, how, site, f"rank {peer}")
         return buffer
@@ -203,6 +201,24 @@ class QuantizedRows(CodecDefaults):
 def is_wide(width: int) -> bool:
     """Is a row longer than its metadata and a word?"""
     return 4 * width > metadata_nbytes(width, 8) + 4
+
+
+def price_of_codes(
+    num_rows: float, widths: Sequence[int], firsts: Sequence[int], scores: int, *, itemsize: int
+) -> tuple[float, float]:
+    """Bytes of (payload, metadata) of rows whose first operand travels in each of the codes `firsts` alike often, all
+    others in the code `scores`."""
+    payload = metadata = 0.0
+    for operand, width in enumerate(widths):
+        codes = firsts if operand == 0 else (scores,)
+        for code in codes:
+            if code == RAW or (has_metadata(code) and not is_wide(width)):
+                payload += num_rows * itemsize * width / len(codes)
+                continue
+            extra = metadata_nbytes(width, code)
+            payload += num_rows * (row_nbytes(width, code) - extra) / len(codes)
+            metadata += num_rows * extra / len(codes)
+    return payload, metadata
 
 
 def _pack(code: int | Tensor, num_rows: int, like: RowLike) -> Packing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -9,10 +10,9 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gnnpar.codecs.codec import Codec, Exactness
-from gnnpar.codecs.quantized import DIRECTIONS, Key, QuantizedRows
-from gnnpar.comm import Communicator
-from gnnpar.partition.shard import Shard
+from gnnpar.codecs.codec import Codec, Exactness, WirePrice
+from gnnpar.codecs.quantized import DIRECTIONS, Key, QuantizedRows, price_of_codes
+from gnnpar.comm import Communicator, RowLists
 from gnnpar_kernels import fold_key
 from gnnpar_kernels.quantize.naive import random_bits
 from gnnpar_kernels.wire import BF16, FP8, FP32
@@ -25,6 +25,11 @@ CODES = {"fp8": FP8, "bf16": BF16, 32: FP32}
 def code_of(bits: Bits) -> int:
     """The code of `gnnpar_kernels.wire`."""
     return CODES.get(bits, bits)  # type: ignore[return-value]  # what is not in the table is a code
+
+
+def bits_of_code(code: int) -> int:
+    """Bits of a number in a code."""
+    return {FP8: 8, BF16: 16, FP32: 32}.get(code, code)
 
 
 def bits_of(code: int) -> int | str:
@@ -50,14 +55,19 @@ class Uniform:
             return frozenset({"exact"})
         return frozenset({"rounded"}) if used <= {32, "bf16"} else frozenset({"quantized"})
 
-    def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec:
+    def build(self, lists: RowLists, comm: Communicator, seed: int) -> Codec:
         scores = code_of(32 if self.bits == 32 else self.score_bits)
-        return _Uniform(shard, seed, code_of(self.bits), code_of(self.gradient_bits or self.bits), scores)
+        return _Uniform(lists, seed, code_of(self.bits), code_of(self.gradient_bits or self.bits), scores)
+
+    def price(self, num_rows: float, widths: Sequence[int], *, itemsize: int = 4, gradient: bool = False) -> WirePrice:
+        first = code_of((self.gradient_bits or self.bits) if gradient else self.bits)
+        scores = code_of(32 if self.bits == 32 else self.score_bits)
+        return WirePrice(*price_of_codes(num_rows, widths, [first], scores, itemsize=itemsize), bits_of_code(first))
 
 
 class _Uniform(QuantizedRows):
-    def __init__(self, shard: Shard, seed: int, bits: int, gradient_bits: int, score_bits: int) -> None:
-        super().__init__(shard, seed=seed, score_bits=score_bits)
+    def __init__(self, lists: RowLists, seed: int, bits: int, gradient_bits: int, score_bits: int) -> None:
+        super().__init__(lists, seed=seed, score_bits=score_bits)
         self._code_of = {"forward": bits, "backward": gradient_bits, "push": gradient_bits}
 
     def codes(self, key: Key, peer: int, *, sending: bool) -> int:
@@ -76,16 +86,22 @@ class Random:
     def __post_init__(self) -> None:
         object.__setattr__(self, "menu", checked_menu(self.menu))
 
-    def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec:
-        return _Random(shard, seed, self)
+    def build(self, lists: RowLists, comm: Communicator, seed: int) -> Codec:
+        return _Random(lists, seed, self)
+
+    def price(self, num_rows: float, widths: Sequence[int], *, itemsize: int = 4, gradient: bool = False) -> WirePrice:
+        """The mean of the menu: bits are drawn evenly."""
+        nbytes = price_of_codes(num_rows, widths, self.menu, code_of(self.score_bits), itemsize=itemsize)
+        notes = (f"bytes are the mean of the menu {list(self.menu)}, time is that of {max(self.menu)} bits",)
+        return WirePrice(*nbytes, max(self.menu), "mean", notes)
 
     def check_run(self, epochs: int) -> None:
         check_period(self.period, epochs)
 
 
 class _Random(QuantizedRows):
-    def __init__(self, shard: Shard, seed: int, config: Random) -> None:
-        super().__init__(shard, seed=seed, score_bits=code_of(config.score_bits))
+    def __init__(self, lists: RowLists, seed: int, config: Random) -> None:
+        super().__init__(lists, seed=seed, score_bits=code_of(config.score_bits))
         self._menu, self._period, self._draw = torch.tensor(config.menu, dtype=torch.uint8), config.period, -1
         self._drawn: dict[tuple, Tensor] = {}
 
@@ -106,9 +122,8 @@ class _Random(QuantizedRows):
 
     def _draws(self, key: Key, peer: int, sending: bool) -> Tensor:
         mine = sending == (key.direction == "forward")  # are they rows of nodes that this rank owns?
-        ids = self.shard.node_ids[self.shard.boundary[peer]] if mine else self.shard.halo[peer].src_ids
-        assert ids is not None
-        ends = (self.shard.part, peer) if sending else (peer, self.shard.part)
+        ids = self.lists.node_ids[self.lists.sent[peer]] if mine else self.lists.read[peer]
+        ends = (self.lists.part, peer) if sending else (peer, self.lists.part)
         seed = fold_key(self.seed, self._draw, key.layer, key.call, DIRECTIONS.index(key.direction), *ends)
         draw = random_bits(ids, 1, key=seed)[:, 0] * len(self._menu) >> 13
         return self._menu.to(ids.device)[draw]

@@ -5,7 +5,7 @@ from gnnpar.comm.communicator import Communicator, Pending, Site
 from gnnpar.comm.exchange import CodedExchange, Posted
 from gnnpar.comm.ledger import EpochTraffic, Ledger
 from gnnpar.comm.mesh import Mesh
-from gnnpar.comm.rows import Incoming, Outgoing, RowLike, Wire
+from gnnpar.comm.rows import Incoming, Outgoing, RowLike, RowLists, Wire
 from gnnpar.comm.threads import ThreadWorld
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "PhaseClock",
     "Posted",
     "RowLike",
+    "RowLists",
     "Site",
     "ThreadWorld",
     "Wire",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm.communicator import Site
-from gnnpar.folds.block import Rows
+from gnnpar.folds.block import Block, Rows
 
 
 class RowLike(NamedTuple):
@@ -39,6 +39,41 @@ class RowLike(NamedTuple):
 def row_nbytes(like: Sequence[RowLike]) -> int:
     """Bytes of one row of all operands in memory."""
     return sum(each.nbytes(1) for each in like)
+
+
+@dataclass(frozen=True, eq=False)
+class RowLists:
+    """Which rows a rank sends to whom and reads of whom: all that a codec knows of the graph.
+
+    Rank `part` of `parts` exchanges them. Shapes: node_ids [N] global ids of its rows; sent: reader -> [b] rows that
+    it reads; read: sender -> [h] global ids of its rows that are read here. `edges`: where the lists are those of a
+    part of a graph.
+    """
+
+    part: int
+    parts: int
+    node_ids: Tensor
+    sent: Mapping[int, Tensor]
+    read: Mapping[int, Tensor]
+    edges: PartEdges | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return len(self.node_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class PartEdges:
+    """In-edges of a part: between its own rows, and from the rows of each sender.
+
+    Shapes: in_degree [N], read_in_degree of the rows read, senders in ascending order; both global.
+    """
+
+    inner: Block
+    halo: Mapping[int, Block]
+    in_degree: Tensor
+    read_in_degree: Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator
+from gnnpar.comm import Communicator, RowLists
+from gnnpar.comm.rows import PartEdges
 from gnnpar.data.dataset import Dataset
 from gnnpar.folds.block import Block
 from gnnpar.placement import Placement
@@ -61,6 +62,13 @@ class Shard:
     def num_halo(self) -> dict[int, int]:
         """peer -> halo rows received from it."""
         return {p: b.num_src for p, b in self.halo.items()}
+
+    @property
+    def row_lists(self) -> RowLists:
+        """What a codec has to know of it."""
+        read = {p: block.src_ids for p, block in self.halo.items() if block.src_ids is not None}
+        edges = PartEdges(self.inner, self.halo, self.in_degree, self.halo_in_degree)
+        return RowLists(self.part, self.parts, self.node_ids, self.boundary, read, edges)
 
     @property
     def halo_ids(self) -> Tensor:

@@ -71,7 +71,7 @@ def ends_of(config: CodecConfig) -> list[End]:
 
     def end(comm: Communicator) -> End:
         shard = Shard.open(data if comm.rank == 0 else None, part_of, comm)
-        codec = config.build(shard, comm, 7)
+        codec = config.build(shard.row_lists, comm, 7)
         codec.begin_epoch(0)
         return End(codec, shard)
 

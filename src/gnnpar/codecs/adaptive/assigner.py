@@ -20,8 +20,7 @@ from gnnpar.codecs.adaptive.importance import Scores
 from gnnpar.codecs.adaptive.links import Profile
 from gnnpar.codecs.adaptive.problem import Array, Pair, Problem, merged, split
 from gnnpar.codecs.quantized import Key
-from gnnpar.comm import Communicator, Site
-from gnnpar.partition.shard import Shard
+from gnnpar.comm import Communicator, RowLists, Site
 from gnnpar_kernels.wire import row_nbytes
 
 Solver = Literal["threshold", "highs"]
@@ -58,11 +57,14 @@ class Assignment:
 class Assigner:
     """Collective when made and whenever it assigns."""
 
-    def __init__(self, rules: Rules, shard: Shard, comm: Communicator, scores: Scores, profile: Profile) -> None:
-        self.rules, self.shard, self.comm, self.scores, self.profile = rules, shard, comm, scores, profile
-        self.mine = {"forward": {p: len(i) for p, i in shard.boundary.items()}, "backward": shard.num_halo}
-        for direction, lists in self.mine.items():
-            for peer, rows in lists.items():
+    def __init__(self, rules: Rules, lists: RowLists, comm: Communicator, scores: Scores, profile: Profile) -> None:
+        self.rules, self.lists, self.comm, self.scores, self.profile = rules, lists, comm, scores, profile
+        self.mine = {
+            "forward": {p: len(rows) for p, rows in lists.sent.items()},
+            "backward": {p: len(rows) for p, rows in lists.read.items()},
+        }
+        for direction, counts in self.mine.items():
+            for peer, rows in counts.items():
                 check_group_size(rules.group_size, rows, direction, comm.rank, peer)
         self.counts: Any = comm.broadcast(comm.gather(self.mine))
 

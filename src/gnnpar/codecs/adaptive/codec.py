@@ -26,12 +26,11 @@ from gnnpar.codecs.adaptive.assigner import Assigner, Objective, Rules, Scope, S
 from gnnpar.codecs.adaptive.importance import Importance, Powers, Scores, degree_powers
 from gnnpar.codecs.adaptive.links import Profile, open_profile
 from gnnpar.codecs.adaptive.traces import Trace, row_variances
-from gnnpar.codecs.codec import Codec, CodecConfig, CodecDefaults, Exactness
-from gnnpar.codecs.quantized import Key, QuantizedRows, is_wide
+from gnnpar.codecs.codec import Codec, CodecConfig, CodecDefaults, Exactness, WirePrice
+from gnnpar.codecs.quantized import Key, QuantizedRows, is_wide, price_of_codes
 from gnnpar.codecs.uniform import Bits, GridBits, check_period, checked_menu, code_of
-from gnnpar.comm import Communicator, Outgoing, RowLike, Site
+from gnnpar.comm import Communicator, Outgoing, RowLike, RowLists, Site
 from gnnpar.folds.block import Rows
-from gnnpar.partition.shard import Shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +63,20 @@ class Adaptive:
             if bits is not None and not self.menu[0] <= bits <= self.menu[-1]:
                 raise ValueError(f"{name}={bits:g} is outside menu={list(self.menu)}; give a number between its ends")
 
+    def price(self, num_rows: float, widths: Sequence[int], *, itemsize: int = 4, gradient: bool = False) -> WirePrice:
+        """The most there can be: every row in the most bits of the menu, or in `first_bits`."""
+        bits = max(*self.menu, self.first_bits)
+        nbytes = price_of_codes(num_rows, widths, [bits], code_of(self.score_bits), itemsize=itemsize)
+        notes = (
+            f"bits are chosen from {list(self.menu)} while it trains: bytes and time are those of {max(bits, 2)} bits, "
+            "without what choosing takes",
+        )
+        return WirePrice(*nbytes, bits, "most", notes)
+
     def check_run(self, epochs: int) -> None:
         check_period(self.period, epochs)
 
-    def build(self, shard: Shard, comm: Communicator, seed: int) -> Codec:
+    def build(self, lists: RowLists, comm: Communicator, seed: int) -> Codec:
         rules = Rules(
             menu=self.menu,
             group_size=self.group_size,
@@ -79,9 +88,9 @@ class Adaptive:
             forward_budget_bits=self.budget_bits,
             backward_budget_bits=self.gradient_budget_bits or self.budget_bits,
         )
-        profile = open_profile(self.profile, shard, comm)
-        scores = Scores(shard, comm, self.powers, self.importance)
-        return AdaptiveRows(self, Assigner(rules, shard, comm, scores, profile), shard, seed)
+        profile = open_profile(self.profile, lists, comm)
+        scores = Scores(lists, comm, self.powers, self.importance)
+        return AdaptiveRows(self, Assigner(rules, lists, comm, scores, profile), lists, seed)
 
 
 def for_model(config: CodecConfig, model: Any) -> CodecConfig:
@@ -94,8 +103,8 @@ def for_model(config: CodecConfig, model: Any) -> CodecConfig:
 class AdaptiveRows(QuantizedRows):
     """The runtime half. Rows that SAR pushes, and those of epochs without traces, travel in `first_bits`."""
 
-    def __init__(self, config: Adaptive, assigner: Assigner, shard: Shard, seed: int) -> None:
-        super().__init__(shard, seed=seed, score_bits=code_of(config.score_bits))
+    def __init__(self, config: Adaptive, assigner: Assigner, lists: RowLists, seed: int) -> None:
+        super().__init__(lists, seed=seed, score_bits=code_of(config.score_bits))
         self._config, self._assigner = config, assigner
         self._codes: dict[tuple[Key, int, bool], Tensor] = {}  # by exchange, peer, sending?
         self._traces: dict[tuple[Key, int], Tensor] = {}

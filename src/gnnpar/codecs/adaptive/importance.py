@@ -25,9 +25,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator, Site
+from gnnpar.comm import Communicator, RowLists, Site
+from gnnpar.comm.rows import PartEdges
 from gnnpar.folds.block import Block
-from gnnpar.partition.shard import Shard
 
 Importance = Literal["square_of_sum", "sum_of_squares", "energy"]
 Powers = tuple[float, float]  # of the in-degree of an edge's destination and of its source
@@ -52,23 +52,34 @@ def column_scores(block: Block, alpha: Tensor, form: Importance) -> Tensor:
     return scores.index_add_(0, columns, weights).square_()
 
 
+def edges_of(lists: RowLists) -> PartEdges:
+    """ValueError where rows are no halo rows of a part of a graph."""
+    if lists.edges is None:
+        raise ValueError(
+            "codec=adaptive weighs rows by the edges that read them, and there are none between these ranks: "
+            "use codec=uniform, random, bf16 or identity"
+        )
+    return lists.edges
+
+
 class Scores:
     """Scores of the rows this rank sends, told by their readers once at the start. Collective when made."""
 
-    def __init__(self, shard: Shard, comm: Communicator, powers: Sequence[Powers], form: Importance) -> None:
-        self._shard, self._powers = shard, tuple(powers)
+    def __init__(self, lists: RowLists, comm: Communicator, powers: Sequence[Powers], form: Importance) -> None:
+        edges = edges_of(lists)
+        self._read_in_degree, self._powers = edges.read_in_degree, tuple(powers)
         self._forward: dict[float, dict[int, Tensor]] = {}
         for power in sorted({destination for destination, _ in self._layers()}):
-            alpha = shard.in_degree.clamp_min(1) ** power
-            mine = {p: column_scores(b, alpha, form).view(torch.uint8) for p, b in shard.halo.items()}
-            sizes = {p: 4 * len(index) for p, index in shard.boundary.items()}
+            alpha = edges.in_degree.clamp_min(1) ** power
+            mine = {p: column_scores(b, alpha, form).view(torch.uint8) for p, b in edges.halo.items()}
+            sizes = {p: 4 * len(index) for p, index in lists.sent.items()}
             pending = comm.exchange(mine, sizes, Site(0, -1, 0, "setup"))
             self._forward[power] = {p: buffer.wait().view(torch.float32) for p, buffer in pending.items()}
             comm.flush(keep=0)
         starts, start = {}, 0
-        for p in sorted(shard.halo):
-            starts[p] = slice(start, start + shard.halo[p].num_src)
-            start += shard.halo[p].num_src
+        for p in sorted(lists.read):
+            starts[p] = slice(start, start + len(lists.read[p]))
+            start += len(lists.read[p])
         self._halo_rows = starts
 
     def forward(self, layer: int, peer: int) -> Tensor:
@@ -77,7 +88,7 @@ class Scores:
 
     def backward(self, layer: int, peer: int) -> Tensor:
         """Of the gradient rows of halo[peer]."""
-        degrees = self._shard.halo_in_degree[self._halo_rows[peer]].float().clamp_min(1)
+        degrees = self._read_in_degree[self._halo_rows[peer]].float().clamp_min(1)
         return degrees ** (2 * self._power(layer)[1])
 
     def _layers(self) -> tuple[Powers, ...]:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gnnpar.comm import Communicator, Site
-from gnnpar.partition.shard import Shard
+from gnnpar.codecs.adaptive.importance import edges_of
+from gnnpar.comm import Communicator, RowLists, Site
 from gnnpar_kernels import spmm
 
 SIZES = (1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 20)
@@ -69,13 +69,13 @@ def nominal(num_ranks: int) -> Profile:
     return Profile(num_ranks, pairs, (0.0,) * num_ranks)
 
 
-def open_profile(path: Path | None, shard: Shard, comm: Communicator) -> Profile:
+def open_profile(path: Path | None, lists: RowLists, comm: Communicator) -> Profile:
     """Read, measured, or nominal where ranks have no links. Collective; the same on every rank."""
     profile: Any = None
     if path is not None:
         profile = Profile.read(path, comm.size) if comm.rank == 0 else None
     elif comm.transport in ("gloo", "nccl"):
-        profile = measure(shard, comm)
+        profile = measure(lists, comm)
     else:
         profile = nominal(comm.size)
     shared = comm.broadcast(profile)
@@ -83,14 +83,14 @@ def open_profile(path: Path | None, shard: Shard, comm: Communicator) -> Profile
     return shared
 
 
-def measure(shard: Shard, comm: Communicator) -> Profile | None:
+def measure(lists: RowLists, comm: Communicator) -> Profile | None:
     """Collective; on rank 0."""
     mine = {}
     for hop in range(1, comm.size):
         sender = (comm.rank - hop) % comm.size
         seconds = [min(_once(comm, hop, size) for _ in range(_REPEATS)) for size in SIZES]
         mine[sender, comm.rank] = fit(SIZES, seconds)
-    everyone = comm.gather((mine, _fold_seconds(shard, comm)))
+    everyone = comm.gather((mine, _fold_seconds(lists, comm)))
     if everyone is None:
         return None
     links = {pair: cost for costs, _ in everyone for pair, cost in costs.items()}
@@ -126,13 +126,14 @@ def _once(comm: Communicator, hop: int, nbytes: int) -> float:
     return seconds
 
 
-def _fold_seconds(shard: Shard, comm: Communicator) -> float:
+def _fold_seconds(lists: RowLists, comm: Communicator) -> float:
     """Of the inner block's sum, by column."""
-    x = torch.zeros(shard.num_inner, _COLUMNS, device=comm.device)
+    inner = edges_of(lists).inner
+    x = torch.zeros(lists.num_rows, _COLUMNS, device=comm.device)
     best = float("inf")
     for _ in range(_REPEATS):
         began = time.perf_counter()
-        spmm(shard.inner.indptr, shard.inner.indices, x, num_rows=shard.num_inner)
+        spmm(inner.indptr, inner.indices, x, num_rows=lists.num_rows)
         if comm.device.type == "cuda":
             torch.cuda.synchronize(comm.device)
         best = min(best, time.perf_counter() - began)

@@ -61,7 +61,7 @@ class GraphParallel:
         first_layer: FirstLayer = "live",
     ) -> Engine:
         configs = for_model(self.codec, model), Identity()
-        codec, exact_codec = (c.build(shard, comm, seed) for c in configs)
+        codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in configs)
         exact_exchange = CodedExchange(comm, exact_codec)
         walk = Walk(shard, self.overlap)
         cache: dict | None = {} if first_layer == "cached" else None

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Codec, CodecConfig, codec_of_lists
-from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site
+from gnnpar.codecs.codec import Codec, CodecConfig
+from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, RowLists, Site
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.pipeline.chunks import Span
 from gnnpar.parallel.pipeline.schedule.action import Schedule
@@ -106,15 +106,8 @@ def boundary_codec(config: CodecConfig, ids: Tensor, comm: Communicator, seed: i
     """A codec for rows in table order, whose noise goes by node. `ids` [N] of the way's rows in table order."""
     everything = torch.arange(len(ids), device=ids.device)
     others = [p for p in range(comm.size) if p != comm.rank]
-    return codec_of_lists(
-        config,
-        comm,
-        fold_key(seed, _BOUNDARY),
-        part=comm.rank,
-        node_ids=ids,
-        sent=dict.fromkeys(others, everything),
-        read=dict.fromkeys(others, ids),
-    )
+    lists = RowLists(comm.rank, comm.size, ids, dict.fromkeys(others, everything), dict.fromkeys(others, ids))
+    return config.build(lists, comm, fold_key(seed, _BOUNDARY))
 
 
 _BOUNDARY = 0xB0DA  # keeps this noise apart from that of halo rows

@@ -100,7 +100,7 @@ class PipelineEngine:
         self._lanes = Lanes.of(schedule, stages.rank)
         self._mine = [s for s in range(len(layers_of)) if s % stages.size == stages.rank]
         self._is_last = self._mine[-1] == len(layers_of) - 1
-        exact_stages = CodedExchange(stages, Identity().build(shard, stages, seed))
+        exact_stages = CodedExchange(stages, Identity().build(shard.row_lists, stages, seed))
         self._relay = Relay(model, layers_of, exact_stages, shard.x, shard.num_inner)
         self._parameters = {n: p for n, p in model.named_parameters() if self._stage_of(n) in self._mine}
         self._targets = self._targets_of_chunks() if self._is_last else {}

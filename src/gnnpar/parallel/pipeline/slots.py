@@ -13,8 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Codec, CodecConfig, codec_of_lists
-from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site
+from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, RowLists, Site
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.pipeline.chunks import Chunks, Span
 
@@ -79,11 +78,8 @@ class Slots:
         return pieces
 
 
-def slot_codec(config: CodecConfig, chunks: Chunks, comm: Communicator, seed: int) -> Codec:
-    """A codec for the rows between ways, told of both lists in table order."""
-    own, peers = chunks.ids[: chunks.num_own], chunks.peers
-    boundary = {
-        p: torch.cat([chunks.sent[p, k] + chunks.own(k).first for k in range(chunks.num)]) for p in chunks.readers
-    }
-    halo = {p: chunks.ids[chunks.spans[p, 0].first : chunks.spans[p, chunks.num - 1].last] for p in peers}
-    return codec_of_lists(config, comm, seed, part=chunks.way, node_ids=own, sent=boundary, read=halo)
+def slot_lists(chunks: Chunks, parts: int) -> RowLists:
+    """The rows between ways, both lists in table order."""
+    sent = {p: torch.cat([chunks.sent[p, k] + chunks.own(k).first for k in range(chunks.num)]) for p in chunks.readers}
+    read = {p: chunks.ids[chunks.spans[p, 0].first : chunks.spans[p, chunks.num - 1].last] for p in chunks.peers}
+    return RowLists(chunks.way, parts, chunks.ids[: chunks.num_own], sent, read)

@@ -42,7 +42,7 @@ from gnnpar.parallel.pipeline.schedule.coverage import expected
 from gnnpar.parallel.pipeline.schedule.generate import fill_drain
 from gnnpar.parallel.pipeline.schedule.lower import lower
 from gnnpar.parallel.pipeline.schedule.stages import balanced, even
-from gnnpar.parallel.pipeline.slots import Slots, slot_codec
+from gnnpar.parallel.pipeline.slots import Slots, slot_lists
 from gnnpar.parallel.pipeline.stage import Remat
 from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
@@ -232,10 +232,10 @@ class GNNPipe:
             halves=1 if chunks.num == 1 else 2,
             remembers=self.gradient == "mix",
         )
-        codec = slot_codec(self.codec, chunks, ranks.ways, seed)
+        codec = self.codec.build(slot_lists(chunks, ranks.ways.size), ranks.ways, seed)
         slots = Slots(chunks, CodedExchange(ranks.ways, codec))
         way = Way(chunks, shard.in_degree[chunks.order], slots, history, self.weights)
-        exchange = CodedExchange(ranks.ways, Identity().build(shard, ranks.ways, seed))
+        exchange = CodedExchange(ranks.ways, Identity().build(shard.row_lists, ranks.ways, seed))
         whole = WholeGraph(shard, Pass(seed))
         halo = HaloGraph(shard, Pass(seed), exchange=exchange, walk=Walk(shard, "edges"))
         keep_stages(model, layers_of, ranks.stages)

@@ -114,7 +114,7 @@ class Minibatch:
         batches, drawn_by = self.batches(graph, hops, seed=seed, rank=comm.rank, ranks=comm.size)
         exact = WholeGraph(shard, Pass(seed))
         if comm.size > 1:
-            exchange = CodedExchange(comm, Identity().build(shard, comm, seed))
+            exchange = CodedExchange(comm, Identity().build(shard.row_lists, comm, seed))
             exact = HaloGraph(shard, Pass(seed), exchange=exchange, walk=Walk(shard, "edges"))
         return MinibatchEngine(
             graph=graph,

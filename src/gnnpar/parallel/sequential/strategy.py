@@ -151,7 +151,7 @@ class SAR:
         for like in [*(use.src for use in uses), *pushed]:
             schedule.limit(row_nbytes(like))
         pushes = Pushes.exchange(shard, schedule, comm) if pushed else None
-        codec, exact_codec = (c.build(shard, comm, seed) for c in (self.codec, Identity()))
+        codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in (self.codec, Identity()))
         cache: dict | None = {} if first_layer == "cached" else None
         # what a lossy codec kept must not leak into evaluation
         exact_cache = cache if cache is None or "exact" in self.exactness else {}
