@@ -269,11 +269,12 @@ class GNNPipe:
         }[self.gradient]
 
     def _check_folds(self, model: GNN, shard: Shard) -> None:
-        if self.gradient != "mix":
+        folds = self.capabilities.folds
+        if folds is None:
             return
         one = replace(shard, x=shard.x.new_zeros(1, model.in_dim))
         for use in sketch(model, one):
-            if not isinstance(use.agg, Sum):
+            if not isinstance(use.agg, folds):
                 raise ValueError(
                     f"strategy.gradient=mix needs sums, but layer {use.layer} folds by {type(use.agg).__name__}: "
                     "use gradient=double, or a model that sums (gcn, sage, gcnii, resgcn, gin)."
