@@ -122,7 +122,7 @@ class CodedExchange:
             raise RuntimeError("messages are in flight: drain the exchange before its state is read")
         return {key: (posted.site, dict(posted.decoded)) for key, posted in self._stored.items()}
 
-    def load_state_dict(self, state: Mapping[Hashable, tuple[Sequence[int], Mapping[int, Rows]]]) -> None:
+    def load_state_dict(self, state: Mapping[Hashable, tuple[tuple[int | str, ...], Mapping[int, Rows]]]) -> None:
         for key, (site, decoded) in state.items():
             incoming = {p: Incoming(len(rows[0])) for p, rows in decoded.items()}
             like = next((RowLike.of(rows) for rows in decoded.values()), ())

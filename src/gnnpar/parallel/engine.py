@@ -35,6 +35,25 @@ class EpochReport:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+class Stateful(Protocol):
+    """Something that an engine keeps between epochs, as an exchange whose messages are taken in a later one."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows held on the device."""
+        ...
+
+    def drain(self) -> None:
+        """Finish what is in flight, without changing any result. Collective."""
+        ...
+
+    def state_dict(self) -> dict:
+        """A tree as in `Engine.state_dict`; after `drain`."""
+        ...
+
+    def load_state_dict(self, state: dict) -> None: ...
+
+
 class Engine(Protocol):
     """Fully initialised; no setters, no "call setup first". All methods are collective over the ranks."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from gnnpar.codecs.codec import Codec
 from gnnpar.comm import Communicator, Site
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import EpochReport, Stepper
+from gnnpar.parallel.engine import EpochReport, Stateful, Stepper
 from gnnpar.parallel.local import Pass
 from gnnpar.partition.shard import Shard
 
@@ -33,7 +33,8 @@ class Structure(Protocol):
 class FlatEngine:
     """`view` trains, `exact` evaluates and probes; they are the same where the strategy is exact.
 
-    Parameters are replicated: gradients and the loss are summed over ranks in one message.
+    Parameters are replicated: gradients and the loss are summed over ranks in one message. `parts`: what else is kept
+    between epochs, by the name under which a checkpoint has it; an exchange whose messages cross an epoch is one.
     """
 
     def __init__(
@@ -50,11 +51,12 @@ class FlatEngine:
         held: dict | None = None,
         cache: dict | None = None,
         structure: Sequence[Structure] = (),
+        parts: Mapping[str, Stateful] | None = None,
     ) -> None:
         self._view, self._exact, self._shard, self._model = view, exact, shard, model
         self._task, self._comm, self._seed, self._codecs = task, comm, seed, tuple(codecs)
         self._held, self._cache = held if held is not None else {}, cache if cache is not None else {}
-        self._structure = structure
+        self._structure, self._parts = structure, dict(parts or {})
         self._train = shard.train_mask.nonzero().flatten()
         self._train_y = shard.y[self._train]
 
@@ -69,6 +71,7 @@ class FlatEngine:
 
     def reduced_gradient(self, epoch: int) -> Tensor:
         """Training pass: all gradients and the loss, summed over ranks, in one vector."""
+        self.drain()  # what is in flight was written with the codec's bits of the last epoch
         with self._comm.clock("encode"):
             for codec in self._codecs:
                 codec.begin_epoch(epoch)
@@ -107,7 +110,8 @@ class FlatEngine:
         return bucket
 
     def drain(self) -> None:
-        """Nothing is in flight between epochs."""
+        for part in self._parts.values():
+            part.drain()
 
     @property
     def profile(self) -> Any:
@@ -119,7 +123,7 @@ class FlatEngine:
         return {
             "features": self._shard.features_nbytes,
             "structure": self._shard.structure_nbytes + sum(s.nbytes for s in self._structure),
-            "halo": sum(self._held.values()) + cached,
+            "halo": sum(self._held.values()) + cached + sum(part.nbytes for part in self._parts.values()),
             "history": 0,
             "host": 0,
         }
@@ -132,13 +136,16 @@ class FlatEngine:
 
     def state_dict(self) -> dict:
         codecs = [c.state_dict() for c in self._codecs]
-        return {"model": self._model.state_dict(), "codecs": codecs, "cache": dict(self._cache)}
+        state = {"model": self._model.state_dict(), "codecs": codecs, "cache": dict(self._cache)}
+        return state | {"parts": {n: part.state_dict() for n, part in self._parts.items()}} if self._parts else state
 
     def load_state_dict(self, state: dict) -> None:
         self._model.load_state_dict(state["model"])
         self._cache.update(state["cache"])  # views hold the same dictionary
         for codec, saved in zip(self._codecs, state["codecs"], strict=True):
             codec.load_state_dict(saved)
+        for name, part in self._parts.items():
+            part.load_state_dict(state["parts"][name])
 
     def _differentiate(self, graph: Any) -> Tensor:
         """Gradients of this rank's share of the loss, and the share."""
