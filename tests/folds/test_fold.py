@@ -244,3 +244,58 @@ def test_a_block_is_the_sum_of_its_column_ranges_and_transposes_back(seed, num_e
     listed = torch.arange(N) if block.rows is None else block.rows
     edges = zip(back.edge_ids.tolist(), listed[back.indices.long()].tolist(), back.edge_dst.tolist(), strict=True)
     assert sorted(edges) == list(zip(ids.tolist(), dst.tolist(), src.tolist(), strict=True))
+
+
+def _one_block(name):
+    gen = torch.Generator().manual_seed(5)
+    src, dst = torch.randint(0, M, (40,), generator=gen), torch.randint(0, N, (40,), generator=gen).sort().values
+    none = torch.zeros(M, dtype=torch.int64), torch.zeros(N, dtype=torch.int64)
+    blocks = list(_blocks(src, dst, none[1], none[0]))
+    return blocks, _operands(name, 40, gen), torch.randn(N, H, D, dtype=torch.float64, generator=gen)
+
+
+def _sliced(x, cut):
+    return Operands(*(tuple(cut(t) for t in group) for group in x))
+
+
+@pytest.mark.parametrize("name", [n for n, agg in AGGREGATORS.items() if agg.separates != "no"])
+def test_a_fold_separates_as_it_says(name):
+    """The fold of slices is the slice of the fold, and so are its gradients."""
+    agg, (blocks, x, grad_out) = AGGREGATORS[name], _one_block(name)
+    out, grads = _run(agg, x, blocks, [0], grad_out)
+    cuts = [lambda t, h=h: t[:, h : h + 1] for h in range(H)]
+    if agg.separates == "columns":
+        cuts += [lambda t: t[..., 1:], lambda t: t[..., :1]]
+    for cut in cuts:
+        part, part_grads = _run(agg, _sliced(x, cut), blocks, [0], cut(grad_out))
+        torch.testing.assert_close(part, cut(out))
+        torch.testing.assert_close(part_grads, [cut(g) for g in grads])
+
+
+def test_what_does_not_separate_says_so():
+    assert {name: agg.separates for name, agg in AGGREGATORS.items()} == {
+        "sum": "columns",
+        "max": "columns",
+        "softmax": "heads",
+        "softmax_dropout": "no",
+        "generic": "no",
+        "generic_dropout": "no",
+        "generic_sum": "no",
+    }
+    agg, (blocks, x, grad_out) = AGGREGATORS["softmax_dropout"], _one_block("softmax_dropout")
+    whole, part = (
+        _run(agg, _sliced(x, cut), blocks, [0], cut(grad_out))[0] for cut in (lambda t: t, lambda t: t[:, 1:])
+    )
+    assert not torch.allclose(part, whole[:, 1:]), "a mask is drawn for all heads together"
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_a_fold_that_takes_blocks_does_not_ask_for_whole_neighborhoods(name):
+    agg, (blocks, x, grad_out) = AGGREGATORS[name], _one_block(name)
+    assert not agg.whole_neighborhood
+    (whole, edges), half = blocks[0], torch.arange(40) % 2 == 0
+    pieces = [(whole.restrict(keep), edges[keep]) for keep in (half, ~half)]
+    if name == "max":  # a block holds all edges between its rows and its columns
+        even = whole.indices % 2 == 0
+        pieces = [(whole.restrict(keep), edges[keep]) for keep in (even, ~even)]
+    torch.testing.assert_close(_run(agg, x, pieces, [0, 1], grad_out), _run(agg, x, blocks, [0], grad_out))

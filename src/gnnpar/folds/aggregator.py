@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar_kernels import Csr
+
+Separates = Literal["columns", "heads", "no"]
 
 
 class EdgeDropout(NamedTuple):
@@ -40,6 +42,20 @@ class Aggregator(Protocol):
         ...
 
     @property
+    def separates(self) -> Separates:
+        """By what a fold of slices of its operands is the slice of its fold, so that ranks may share the work.
+
+        columns: any entries of the rows of sources (there is one operand). heads: dimension 1 of every operand and of
+        the result. no: neither.
+        """
+        ...
+
+    @property
+    def whole_neighborhood(self) -> bool:
+        """Must one block hold all in-edges of a destination? True for what is no fold over blocks."""
+        ...
+
+    @property
     def needs_edge_ids(self) -> bool:
         """Does this value read Block.edge_ids (attention dropout)?"""
         ...
@@ -68,7 +84,15 @@ class Aggregator(Protocol):
 
 
 class ByBlock:
-    """An aggregation whose gradient is the sum of its blocks' shares and nothing else."""
+    """An aggregation whose gradient is the sum of its blocks' shares alone; it separates only if it says so."""
+
+    @property
+    def separates(self) -> Separates:
+        return "no"
+
+    @property
+    def whole_neighborhood(self) -> bool:
+        return False
 
     def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
         return saved

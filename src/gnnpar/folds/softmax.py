@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from gnnpar.folds.aggregator import EdgeDropout
+from gnnpar.folds.aggregator import EdgeDropout, Separates
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar_kernels import Csr, attend, attend_finish, attend_grad_dst, attend_grad_dst_of, attend_grad_src, row_dots
 
@@ -30,6 +30,12 @@ class Softmax:
     needs_src = True
     linear = False
     summed = False
+    whole_neighborhood = False
+
+    @property
+    def separates(self) -> Separates:
+        """The mask of attention dropout is drawn for all heads of an edge together."""
+        return "heads" if self.dropout is None else "no"
 
     @property
     def needs_edge_ids(self) -> bool:

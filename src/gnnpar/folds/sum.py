@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gnnpar.folds.aggregator import ByBlock
+from gnnpar.folds.aggregator import ByBlock, Separates
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar_kernels import spmm
 
@@ -22,6 +22,10 @@ class Sum(ByBlock):
     linear = True
     summed = True
     needs_edge_ids = False
+
+    @property
+    def separates(self) -> Separates:
+        return "columns"
 
     def init(self, num_dst: int, x: Operands) -> Rows:
         return ()
