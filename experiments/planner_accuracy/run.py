@@ -27,8 +27,8 @@ from cells import CELLS, SMOKE, Cell
 
 from gnnpar.cli.plan import strategy_yaml
 from gnnpar.config.compose import compose
-from gnnpar.planner.candidate import QUALITIES
 from gnnpar.planner.planned import Searching, plan_of, planned
+from gnnpar.pricing.candidate import QUALITIES
 
 WARMUP, SECONDS = 6, 3.0  # five epochs are not timed and one records memory; then about so many seconds
 KEPT = (
@@ -53,13 +53,14 @@ def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
     found = planned(
         settings, ranks=cell.ranks, allowed=frozenset(QUALITIES), how=Searching(search="enumerate"), say=print
     )
-    priced = {p.candidate.label: p for p in found.priced}
+    evaluated = {e.candidate.label: e for e in found.evaluated}
     for label in cell.candidates:
         job = f"{cell.name}; {label}"
-        chosen = replace(found, priced=(priced[label],))
+        chosen = replace(found, evaluated=(evaluated[label],))
         plan = plan_of(chosen, lambda name: strategy_yaml(overrides, name), settings)
         plan.save(plans / folder_of(job))
-        seconds = priced[label].phases.seconds
+        price, candidate = evaluated[label].price, evaluated[label].candidate
+        seconds = price.seconds
         yield {
             "job": job,
             "graph": cell.graph,
@@ -67,16 +68,16 @@ def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
             "ranks": cell.ranks,
             "link": cell.link,
             "label": label,
-            "family": priced[label].candidate.family,
-            "quality": sorted(priced[label].candidate.quality),
+            "family": candidate.family,
+            "quality": sorted(candidate.quality),
             "layers": found.request.ir.num_layers,
             "alpha": found.request.partition(cell.ranks).alpha,
             "epoch_seconds": seconds,
-            "phases": dict(vars(priced[label].phases)),
-            "peak_bytes": [round(m.total) for m in priced[label].memory],
+            "phases": dict(price.phases),
+            "peak_bytes": [round(m.total) for m in price.memory],
             "epochs": WARMUP + min(40, max(10, round(SECONDS / seconds))),
-            "refused": priced[label].refused,
-            "calibration": {"residuals": dict(found.setting.rates[0].residuals)},
+            "refused": evaluated[label].refused,
+            "calibration": {"residuals": dict(found.machine.rates[0].residuals)},
         }
 
 

@@ -14,19 +14,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import records
+from paper import Candidate, Cluster, Paper
+
 from gnnpar.models.resgcn import ResGCN
-from gnnpar.planner.candidate import Candidate, even_cuts
+from gnnpar.parallel.halo.cost import HaloCandidate
+from gnnpar.parallel.pipeline.cost import PipelineCandidate
+from gnnpar.parallel.sequential.cost import SequentialCandidate
 from gnnpar.planner.extract import record
 from gnnpar.planner.laws import law_of
-from gnnpar.planner.scale import Cluster, Paper
+from gnnpar.pricing.candidate import even_cuts
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.rates import derived
 from gnnpar.pricing.statistics import GraphStats
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-import records
 
 DEVICE = {"speed": 19.5e12, "memory_rate": 2039e9, "memory_bytes": 80 * 2**30}  # an A100's data sheet
 PER_HOST, PORT, NIC_LATENCY = 8, (300e9, 5e-6), 8e-6
@@ -63,16 +66,15 @@ def model(layers: int) -> ModelIR:
 
 def candidates(layers: int, ranks: int) -> list[Candidate]:
     """One a family and knob; grids are powers of two, chunks 0 (one), 1, 2, 4, 8 times the stages."""
-    found = [
-        Candidate(family="graph_parallel", parts=ranks),
-        Candidate(family="sar", parts=ranks),
-        Candidate(family="adaqp", parts=ranks, bits=4),
+    found: list[Candidate] = [
+        HaloCandidate(parts=ranks),
+        SequentialCandidate(parts=ranks),
+        HaloCandidate(parts=ranks, bits=4),
     ]
     for stages in (2**i for i in range(1, 11) if 2**i <= min(ranks, layers)):
-        family = "gnnpipe" if stages == ranks else "hybrid"
         for chunks in (1, *(factor * stages for factor in (1, 2, 4, 8))):
             cuts = even_cuts(layers, stages)
-            found.append(Candidate(family=family, stages=stages, parts=ranks // stages, chunks=chunks, cuts=cuts))
+            found.append(PipelineCandidate(stages=stages, parts=ranks // stages, chunks=chunks, cuts=cuts))
     return found
 
 
@@ -87,7 +89,8 @@ def point(layers: int, nodes: float, ranks: int, rate: float) -> dict[str, Any]:
     for candidate in candidates(layers, ranks):
         if paper.peak_bytes(candidate) > 0.92 * DEVICE["memory_bytes"]:
             continue
-        family = candidate.family + (", one chunk" if candidate.stages > 1 and candidate.chunks == 1 else "")
+        one = isinstance(candidate, PipelineCandidate) and candidate.chunks == 1
+        family = candidate.family + (", one chunk" if one else "")
         seconds = paper.epoch(candidate).seconds
         if seconds < best.get(family, float("inf")):
             best[family] = seconds

@@ -78,7 +78,7 @@ def one(points: Points, price: Charged, name: str, seed: int, budget: int) -> di
         first = _whole(listed[0].objective, len(listed))
         start = start_of(points, listed)
     enumerated = time.process_time() - began
-    ways: dict[str, Callable[[], object]] = {
+    searches: dict[str, Callable[[], object]] = {
         "tag": lambda: published(evaluate, seed=seed),
         "mcts": lambda: climb(evaluate, seed=seed),
         "guided": lambda: climb(evaluate, seed=seed, prior=prior_of(load(), points)),
@@ -87,7 +87,7 @@ def one(points: Points, price: Charged, name: str, seed: int, budget: int) -> di
         "random": lambda: draw_points(evaluate, seed=seed),
         "refine": lambda: descend_again(evaluate, seed=seed, start=start),
     }
-    ways[name]()
+    searches[name]()
     clock = [enumerated] * len(first) + [t - began for t in evaluate.clock]
     curve = first + [min([value, *first[-1:]]) for value in evaluate.curve]
     return {"search": name, "seed": seed, **marks(curve, clock)}
@@ -126,7 +126,7 @@ def study(number: int, *, split: Split, seeds: int, budget: int) -> list[dict[st
         listed = ()
     spent = time.process_time() - began
     if listed:
-        value = min(p.objective for p in listed if not p.refused)
+        value = min(e.objective for e in listed if not e.refused)
         rows.append(
             {**head, "search": "enumerate", "seed": 0, **marks(_whole(value, len(listed)), [spent] * len(listed))}
         )
@@ -161,8 +161,8 @@ def large() -> dict[str, Any]:
     made = ResGCN(num_layers=LARGE["layers"], hidden=128, encoder="linear", decoder="linear", norm="layer")
     ir = record(made.build(base.graph.features, 16, seed=0), base.graph.features)
     rates = {d.kind: derived(d.speed or 0, d.memory_rate or 0) for d in fabric.devices}
-    setting = Machine(fabric, tuple(rates[d.kind] for d in fabric.devices))
-    request = replace(base, ir=ir, setting=setting, ranks=fabric.size, fewer=False)
+    machine = Machine(fabric, tuple(rates[d.kind] for d in fabric.devices))
+    request = replace(base, ir=ir, machine=machine, ranks=fabric.size, fewer=False)
     found = run(request, DEFAULT)
     spent = time.process_time() - began
     return {
@@ -172,7 +172,7 @@ def large() -> dict[str, Any]:
         "layers": LARGE["layers"],
         "evaluations": found.evaluations,
         "cpu_seconds": round(spent, 2),
-        "label": found.priced[0].label,
+        "label": found.evaluated[0].label,
     }
 
 

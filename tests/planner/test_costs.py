@@ -10,17 +10,21 @@ import torch
 
 from composing import configured
 from gnnpar.data.synthetic import SBM
+from gnnpar.parallel.halo.cost import HaloCandidate
+from gnnpar.parallel.pipeline.cost import PipelineCandidate, chain
+from gnnpar.parallel.sequential.cost import SequentialCandidate, in_rounds
 from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import partition_statistics
-from gnnpar.planner.candidate import Candidate, even_cuts, layers_of
-from gnnpar.planner.closed import chain, closed, in_rounds
 from gnnpar.planner.extract import record
-from gnnpar.planner.lower import lowered, simulated
-from gnnpar.planner.memory import memory
-from gnnpar.planner.planner import Request, candidate_of, search
+from gnnpar.planner.planner import Request, search
+from gnnpar.planner.registry import shipped
+from gnnpar.planner.simulate import simulated
+from gnnpar.pricing.candidate import Candidate, even_cuts
 from gnnpar.pricing.fabric import Device, Fabric, Wire, build
+from gnnpar.pricing.flat import FlatCandidate
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Phases
 from gnnpar.pricing.rates import NOMINAL, Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.work import Work, wire_bytes
@@ -45,6 +49,11 @@ def work(ir: ModelIR, parts: int, *, alpha: float = 1.0, rates: Rates = QUIET) -
     return Work(ir, GRAPH, stats, (rates,) * parts)
 
 
+def closed(candidate: Candidate, work: Work, machine: Machine) -> Phases:
+    """In the rates of its engine."""
+    return candidate.phases(*candidate.in_engine(work, machine))
+
+
 def test_part_statistics_are_those_of_the_partition() -> None:
     dataset = SBM(num_nodes=300).load(None, 0)
     part_of = Random().part_of(dataset, 3)
@@ -67,18 +76,21 @@ def test_bytes_on_the_wire_are_those_of_the_codecs() -> None:
     assert wire_bytes((64, 4), 8) == 64 + 4 + 8  # four scores: a word of metadata and a word of payload
 
 
-@pytest.mark.parametrize("family", ["graph_parallel", "adaqp", "sar"])
-def test_bytes_are_conserved(family: str) -> None:
+@pytest.mark.parametrize(
+    "candidate",
+    [HaloCandidate(parts=3), HaloCandidate(parts=3, bits=8), SequentialCandidate(parts=3)],
+    ids=lambda c: c.label,
+)
+def test_bytes_are_conserved(candidate: FlatCandidate) -> None:
     """What crosses the simulated links is what the formula says, twice (a port out, a port in)."""
     ir = model(layers=3)
-    candidate = Candidate(family=family, parts=3, bits=8 if family == "adaqp" else 32)  # type: ignore[arg-type]
     here = work(ir, 3)
     line = simulated(candidate, here, Machine(star(3, 1e9), (QUIET,) * 3))
     sums = 2 * 2 * (3 - 1) / 3 * 4 * ir.params * 3
-    assert sum(line.link_bytes.values()) == pytest.approx(2 * here.halo_bytes((candidate.bits,) * 2) + sums)
+    assert sum(line.link_bytes.values()) == pytest.approx(2 * here.halo_bytes((candidate.wire_bits,) * 2) + sums)
     # by hand: all sources forward, those with a gradient backward (all: an encoder stands before the first layer)
-    rows = sum(wire_bytes(f.src, candidate.bits) * (1 + f.learned) for i in range(3) for f in ir.folds(i))
-    assert here.halo_bytes((candidate.bits,) * 2) == pytest.approx(1.0 * GRAPH.nodes * rows)
+    rows = sum(wire_bytes(f.src, candidate.wire_bits) * (1 + f.learned) for i in range(3) for f in ir.folds(i))
+    assert here.halo_bytes((candidate.wire_bits,) * 2) == pytest.approx(1.0 * GRAPH.nodes * rows)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -90,24 +102,26 @@ def test_pipeline_closed_form_is_exact_on_chains(seed: int) -> None:
     chunks = rng.randint(1, 20)
     fabric = star(stages, 10 ** rng.uniform(6, 10), latency=rng.choice([0.0, 1e-4, 5e-3]))
     rates = tuple(replace(QUIET, scale=rng.uniform(0.5, 2)) for _ in range(stages))
-    candidate = Candidate(family="gnnpipe", stages=stages, chunks=chunks, cuts=even_cuts(layers, stages))
+    candidate = PipelineCandidate(stages=stages, chunks=chunks, cuts=even_cuts(layers, stages))
     here = replace(work(ir, 1), rates=rates[:1])
-    setting = Machine(fabric, rates)
-    expected = closed(candidate, replace(here, rates=rates[-1:]), setting).seconds
-    assert simulated(candidate, replace(here, rates=rates[-1:]), setting).seconds == pytest.approx(expected, rel=1e-9)
+    machine = Machine(fabric, rates)
+    expected = closed(candidate, replace(here, rates=rates[-1:]), machine).seconds
+    assert simulated(candidate, replace(here, rates=rates[-1:]), machine).seconds == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("overlap", ["none", "edges"])
-@pytest.mark.parametrize("family", ["graph_parallel", "sar"])
-def test_flat_closed_form_is_exact_for_equal_parts(family: str, overlap: str) -> None:
+@pytest.mark.parametrize(
+    "candidate",
+    [HaloCandidate(parts=2), HaloCandidate(parts=2, overlap="none"), SequentialCandidate(parts=2)],
+    ids=lambda c: c.label,
+)
+def test_flat_closed_form_is_exact_for_equal_parts(candidate: FlatCandidate) -> None:
     """Two equal ranks: a sum over layers of pieces and messages, overlapped or not."""
     for rate in (1e7, 1e9):
         for name in ("resgcn", "gat", "sage_max"):
             ir = model(name, layers=3)
-            candidate = Candidate(family=family, parts=2, overlap=overlap)  # type: ignore[arg-type]
-            here, setting = work(ir, 2), Machine(star(2, rate, 1e-4), (QUIET,) * 2)
-            assert simulated(candidate, here, setting).seconds == pytest.approx(
-                closed(candidate, here, setting).seconds
+            here, machine = work(ir, 2), Machine(star(2, rate, 1e-4), (QUIET,) * 2)
+            assert simulated(candidate, here, machine).seconds == pytest.approx(
+                closed(candidate, here, machine).seconds
             )
 
 
@@ -116,19 +130,17 @@ def test_the_depth_rule() -> None:
     fast = replace(QUIET, scale=1e-6)
     for layers, alpha, pipeline_wins in ((32, 0.9, True), (32, 0.35, True), (4, 0.3, False), (8, 0.2, False)):
         ir, ranks = model(layers=layers), 4
-        setting = Machine(star(ranks, 1e8), (fast,) * ranks)
-        flat = closed(
-            Candidate(family="graph_parallel", parts=ranks), work(ir, ranks, alpha=alpha, rates=fast), setting
-        )
-        deep = Candidate(family="gnnpipe", stages=ranks, chunks=64, cuts=even_cuts(layers, ranks))
-        staged = closed(deep, work(ir, 1, rates=fast), setting)
+        machine = Machine(star(ranks, 1e8), (fast,) * ranks)
+        flat = closed(HaloCandidate(parts=ranks), work(ir, ranks, alpha=alpha, rates=fast), machine)
+        deep = PipelineCandidate(stages=ranks, chunks=64, cuts=even_cuts(layers, ranks))
+        staged = closed(deep, work(ir, 1, rates=fast), machine)
         assert (layers * alpha > ranks) == pipeline_wins
         assert (staged.seconds < flat.seconds) == pipeline_wins
 
 
 def test_a_faster_link_is_never_slower() -> None:
     ir = model(layers=4)
-    for candidate in (Candidate(family="graph_parallel", parts=4), Candidate(family="sar", parts=4, prefetch=0)):
+    for candidate in (HaloCandidate(parts=4), SequentialCandidate(parts=4, prefetch=0)):
         seconds = [closed(candidate, work(ir, 4), Machine(star(4, r), (QUIET,) * 4)).seconds for r in (1e7, 1e8, 1e9)]
         assert seconds == sorted(seconds, reverse=True)
 
@@ -144,12 +156,12 @@ def test_memory_by_family() -> None:
     """SAR holds a share of the remote rows, a pipeline its layers' weights only."""
     ir = model("gat", layers=4, hidden=64)
     here = work(ir, 4, alpha=3.0)
-    flat = memory(Candidate(family="graph_parallel", parts=4), here)[0]
-    sar = memory(Candidate(family="sar", parts=4, prefetch=0), here)[0]
+    flat = HaloCandidate(parts=4).memory(here)[0]
+    sar = SequentialCandidate(parts=4, prefetch=0).memory(here)[0]
     assert sar.halo == 0 < flat.halo
     assert sar.total < flat.total
     deep = model("resgcn", layers=8)
-    staged = memory(Candidate(family="gnnpipe", stages=4, chunks=8, cuts=even_cuts(8, 4)), work(deep, 1))
+    staged = PipelineCandidate(stages=4, chunks=8, cuts=even_cuts(8, 4)).memory(work(deep, 1))
     assert len(staged) == 4
     assert sum(m.parameters for m in staged) == pytest.approx(5 * 4 * deep.params)
     assert staged[0].features > staged[1].features
@@ -158,14 +170,13 @@ def test_memory_by_family() -> None:
 def request(ranks: int, *allowed: str, memory_bytes: float = 1e12, rate: float = 1e8) -> Request:
     fabric = star(ranks, rate)
     devices = tuple(replace(d, memory_bytes=memory_bytes) for d in fabric.devices)
-    setting = Machine(replace(fabric, devices=devices), (NOMINAL,) * ranks)
+    machine = Machine(replace(fabric, devices=devices), (NOMINAL,) * ranks)
     return Request(
         model(layers=8),
         GRAPH,
         lambda p: work(model(layers=8), p).parts,
-        setting,
+        machine,
         ranks,
-        ("graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid"),
         frozenset({"exact", *allowed}),  # type: ignore[arg-type]
     )
 
@@ -179,7 +190,10 @@ def test_only_what_is_allowed_is_chosen() -> None:
     assert not any(p.refused for p in free)
     costly = search(replace(request(4, "stale"), factors={"stale": 1e6}))
     assert costly[0].candidate.quality == {"exact"}
-    assert candidate_of(free[0].as_predicted()["candidate"]) == free[0].candidate
+    for one in free:
+        assert shipped().candidate_of(one.as_predicted()["candidate"], 8) == one.candidate
+        before = {"overlap": "edges", "prefetch": 1, "backward": "push", "remat": True, "chunks": 1, "cuts": [0]}
+        assert shipped().candidate_of(before | one.as_predicted()["candidate"], 8) == one.candidate
     assert {p.candidate.family for p in free} == {"graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid"}
 
 
@@ -194,19 +208,17 @@ def test_what_does_not_fit_says_the_numbers() -> None:
 def test_uneven_devices_get_uneven_stages() -> None:
     """A device three times slower gets fewer layers."""
     asked = request(4, "stale")
-    rates = (replace(NOMINAL, scale=3.0), *asked.setting.rates[1:])
-    devices = tuple(replace(d, kind=f"k{i}") for i, d in enumerate(asked.setting.fabric.devices))
-    setting = Machine(replace(asked.setting.fabric, devices=devices), rates)
-    pipes = [p for p in search(replace(asked, setting=setting)) if p.candidate.family == "gnnpipe"]
-    best = min(pipes, key=lambda p: p.phases.seconds).candidate
-    lengths = [len(span) for span in layers_of(best.cuts, 8)]
+    rates = (replace(NOMINAL, scale=3.0), *asked.machine.rates[1:])
+    devices = tuple(replace(d, kind=f"k{i}") for i, d in enumerate(asked.machine.fabric.devices))
+    machine = Machine(replace(asked.machine.fabric, devices=devices), rates)
+    pipes = [p for p in search(replace(asked, machine=machine)) if p.candidate.family == "gnnpipe"]
+    best = min(pipes, key=lambda p: p.price.seconds).candidate
+    lengths = [len(span) for span in best.layers_of(8)]
     assert lengths[0] == min(lengths)
     assert lengths[0] < max(lengths)
 
 
 def test_lowered_tasks_name_their_layer_and_ranks() -> None:
-    tasks = lowered(
-        Candidate(family="graph_parallel", parts=2), work(model(layers=2), 2), Machine(star(2, 1e9), (QUIET,) * 2)
-    )
+    tasks = HaloCandidate(parts=2).tasks(work(model(layers=2), 2), Machine(star(2, 1e9), (QUIET,) * 2))
     names = [t.name for t in tasks]
     assert {"F0 inner", "F1 0>1", "B0 1>0", "loss", "reduce", "step"} <= set(names)

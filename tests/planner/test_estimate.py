@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,23 +21,25 @@ from gnnpar.codecs.uniform import Random as RandomBits
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.config.compose import compose
 from gnnpar.parallel.halo.adaqp import AdaQP
+from gnnpar.parallel.halo.cost import HaloCandidate
 from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.pipeline.cost import PipelineCandidate
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
+from gnnpar.parallel.priced import Priced, Problem
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
-from gnnpar.planner.candidate import Candidate
-from gnnpar.planner.configured import Job, Shape, shape_of
 from gnnpar.planner.estimate import Estimator, row_of
 from gnnpar.planner.extract import record
-from gnnpar.planner.planned import Inputs
-from gnnpar.planner.planner import Priced
+from gnnpar.planner.planner import Evaluated
+from gnnpar.planner.recompute import how_held
+from gnnpar.planner.registry import Registry, shipped
 from gnnpar.planner.strategy import TAG
-from gnnpar.planner.traffic import Traffic
+from gnnpar.pricing.candidate import Candidate
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Phases
+from gnnpar.pricing.price import Price, Traffic
 from gnnpar.pricing.rates import NOMINAL, Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import one_host
@@ -55,27 +56,36 @@ def model_of(name: str) -> Any:
     return configured("model", name, "model.num_layers=3", "model.hidden=40", *heads)
 
 
-def shape(
-    strategy: Any, name: str, world: int, *, first_layer: str = "live", number: int = 4, rates: Rates = NOMINAL
-) -> Shape:
-    """What is said of a run on the small graph in random parts."""
+def price(
+    strategy: Any, name: str, world: int, *, first_layer: Any = "live", number: int = 4, rates: Rates = NOMINAL
+) -> Price:
+    """Of a run on the small graph in random parts."""
     data, config = small_graph(), model_of(name)
-    model = config.build(data.num_features, 3, seed=3, cached_first_layer=first_layer == "cached")
+    cached = first_layer == "cached"
+    model = config.build(data.num_features, 3, seed=3, cached_first_layer=cached)
     ir = record(model, data.num_features)
-    inputs = Inputs(Workload(data, Random(), ir.num_layers), model, ir)
-    settings: Any = SimpleNamespace(
-        strategy=strategy, first_layer=first_layer, model=config, seed=3, threads_per_rank=1
-    )
 
     def work_of(parts: int) -> Work:
         part_of = Random().part_of(data, parts)
         return Work(ir, GraphStats.of(data), PartStats.of(data.edge_index, part_of, parts), (rates,) * parts)
 
-    at = Machine(one_host(world, cores=world, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * world)
-    return shape_of(Job(settings, inputs, world, number, work_of, lambda: at))
+    problem = Problem(
+        workload=Workload(data, Random(), ir.num_layers),
+        model=model,
+        ir=ir,
+        ranks=world,
+        work_of=work_of,
+        number=number,
+        first_layer=first_layer,
+        kept=how_held(ir, random=config.input_dropout > 0) if cached else "no",
+        seed=3,
+    )
+    here = Machine(one_host(world, cores=world, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * world)
+    assert isinstance(strategy, Priced)
+    return strategy.cost(problem, here)
 
 
-def said(found: Traffic | None) -> dict[str, float]:
+def by_phase(found: Traffic | None) -> dict[str, float]:
     assert found is not None
     return {phase: getattr(found, phase) for phase in PHASES if getattr(found, phase)}
 
@@ -120,27 +130,27 @@ RUNS += [pytest.param(*each, marks=pytest.mark.slow) for each in MORE]
 @pytest.mark.parametrize(("strategy", "name", "world"), RUNS, ids=lambda v: v if isinstance(v, str) else None)
 def test_bytes_are_those_of_a_run(strategy: Any, name: str, world: int) -> None:
     dtype = torch.float64 if world == 4 else torch.float32
-    found = shape(strategy, name, world, number=dtype.itemsize).traffic
+    found = price(strategy, name, world, number=dtype.itemsize).traffic
     assert found is not None
-    assert said(found) == sent(strategy, name, world, dtype)
+    assert by_phase(found) == sent(strategy, name, world, dtype)
     assert found.bound == "exact"
 
 
 @pytest.mark.parametrize(
     "chosen",
     [
-        Candidate(family="gnnpipe", stages=2, chunks=4, bits=8, cuts=(0, 2)),
-        Candidate(family="hybrid", stages=2, parts=2, bits=16, cuts=(0, 1)),
-        Candidate(family="adaqp", parts=3, bits=4),
+        PipelineCandidate(stages=2, chunks=4, bits=8, cuts=(0, 2)),
+        PipelineCandidate(stages=2, parts=2, bits=16, cuts=(0, 1)),
+        HaloCandidate(parts=3, bits=4),
     ],
     ids=lambda c: c.label,
 )
 def test_tag_is_the_strategy_that_it_chooses(chosen: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uneven cuts among them, which only a plan makes."""
-    monkeypatch.setattr(TAG, "choose", lambda *_: (Priced(chosen, Phases(), (), 0.0),))
-    found = shape(TAG(rates="nominal", replan=True), "sage", chosen.ranks)
-    assert said(found.traffic) == sent(TAG(rates="nominal"), "sage", chosen.ranks, torch.float32)
-    assert found.candidate == chosen
+    monkeypatch.setattr(TAG, "choose", lambda *_: (Evaluated(chosen, Price(), 0.0),))
+    found = price(TAG(rates="nominal", replan=True), "sage", chosen.ranks)
+    assert by_phase(found.traffic) == sent(TAG(rates="nominal"), "sage", chosen.ranks, torch.float32)
+    assert found.label == chosen.label
     assert found.notes[0] == f"chooses {chosen.label}"
     assert "replan=true" in found.notes[1]
     assert not any("priced as graph_parallel" in note for note in found.notes)
@@ -148,15 +158,14 @@ def test_tag_is_the_strategy_that_it_chooses(chosen: Candidate, monkeypatch: pyt
 
 @pytest.mark.parametrize(("strategy", "name"), [(GraphParallel(), "gcn"), (GraphParallel(), "gat"), (SAR(), "gat")])
 def test_a_first_layer_that_is_held_sends_nothing(strategy: Any, name: str) -> None:
-    found = shape(strategy, name, 3, first_layer="cached")
-    assert said(found.traffic) == sent(strategy, name, 3, torch.float32, first_layer="cached")
-    assert found.candidate is not None
-    assert found.candidate.held == (not isinstance(strategy, SAR))  # which never keeps features of halos
+    found = price(strategy, name, 3, first_layer="cached")
+    assert by_phase(found.traffic) == sent(strategy, name, 3, torch.float32, first_layer="cached")
+    assert ("first layer held" in found.label) == (not isinstance(strategy, SAR))  # which never keeps features of halos
 
 
 def test_bits_that_are_chosen_later_are_a_bound() -> None:
     for codec, bound in ((Adaptive(menu=(2, 4), first_bits=2, period=1), "most"), (RandomBits(menu=(2, 8)), "mean")):
-        found = shape(AdaQP(codec=codec), "gcn", 3)
+        found = price(AdaQP(codec=codec), "gcn", 3)
         assert found.traffic is not None
         assert found.traffic.bound == bound
         assert found.notes
@@ -169,26 +178,20 @@ def test_bits_that_are_chosen_later_are_a_bound() -> None:
 
 def test_drawing_counts_where_rates_are_measured() -> None:
     strategy = Minibatch(batch_size=16, num_workers=2)
-    there, here = (shape(strategy, "gcn", 2, rates=replace(NOMINAL, source=s)) for s in ("derived", "measured"))
-    assert there.sampled is not None
-    assert here.sampled is not None
-    assert here.sampled.phases.sample > 0 == there.sampled.phases.sample
-    assert here.sampled.phases.compute > there.sampled.phases.compute  # edges are sorted
-    assert here.sampled.phases.reduce == there.sampled.phases.reduce
+    there, here = (price(strategy, "gcn", 2, rates=replace(NOMINAL, source=s)) for s in ("derived", "measured"))
+    assert here.phases["sample"] > 0 == there.phases["sample"]
+    assert here.phases["compute"] > there.phases["compute"]  # edges are sorted
+    assert here.phases["reduce"] == there.phases["reduce"]
     assert any("num_workers=2 draws ahead" in note for note in here.notes)
     assert not any("num_workers" in note for note in there.notes)
 
 
 def test_what_the_model_does_not_know_is_said() -> None:
-    class Mine(GraphParallel):
-        """A strategy of one's own."""
-
-    assert "has no Mine" in shape(Mine(), "gcn", 2).unpriced
-    assert "out of core" in shape(SAR(logical_parts=4), "gcn", 1).unpriced
-    assert "no codec that sends nothing" in shape(GraphParallel(codec=Drop()), "gcn", 2).unpriced
+    assert "out of core" in price(SAR(logical_parts=4), "gcn", 1).unpriced
+    assert "codec that sends nothing" in price(GraphParallel(codec=Drop()), "gcn", 2).unpriced
     with pytest.raises(ValueError, match="first_layer=cached is for strategies without chunks"):
-        shape(GNNPipe(), "gcn", 2, first_layer="cached")
-    notes = " ".join(shape(GNNPipe(virtual=3, stages=1, remat="chunk", cut="balanced"), "gcn", 1).notes)
+        price(GNNPipe(), "gcn", 2, first_layer="cached")
+    notes = " ".join(price(GNNPipe(virtual=3, stages=1, remat="chunk", cut="balanced"), "gcn", 1).notes)
     assert all(word in notes for word in ("virtual=3", "remat=chunk", "cut=balanced"))
 
 
@@ -263,17 +266,21 @@ def test_the_table(four: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_codec_that_is_asked_for_is_a_row_more() -> None:
-    found = dict(rows(["model=sage", "codec=uniform", "codec.bits=4"]))
-    assert list(found)[:5] == [
-        "single",
+    strategies = {name: GraphParallel() for name in ("graph_parallel", "mine", "sar")}
+    registry = Registry(strategies, with_codec=frozenset({"graph_parallel", "sar"}))
+    found = dict(rows(["model=sage", "codec=uniform", "codec.bits=4"], registry))
+    assert list(found) == [
         "graph_parallel",
-        "graph_parallel codec=bf16",
         "graph_parallel codec=uniform codec.bits=4",
-        "adaqp",
+        "mine",
+        "sar",
+        "sar codec=uniform codec.bits=4",
     ]
     assert found["graph_parallel"] == ["model=sage", "strategy=graph_parallel", "codec=identity"]
     assert found["sar codec=uniform codec.bits=4"] == ["model=sage", "strategy=sar", "codec=uniform", "codec.bits=4"]
-    assert len(rows(["codec=bf16"])) == len(rows([])) == 9
+    assert "sar codec=bf16" in dict(rows([], registry))
+    assert shipped().with_codec == {"gnnpipe", "graph_parallel", "hybrid", "sar"}
+    assert shipped().broken == {}
 
 
 def test_too_little_memory_does_not_fit(four: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,10 +299,10 @@ def test_fp64_needs_more_and_nothing_that_does_not_run_ends_the_table(four: str)
     settings = compose([*SMALL, four, "strategy=gnnpipe"])
     wide = replace(settings, precision="fp64")
     thin, thick = (Estimator(s).estimate(s, "gnnpipe") for s in (settings, wide))
-    assert thin.priced is not None
-    assert thick.priced is not None
-    assert 1.3 < thick.priced.peak_bytes / thin.priced.peak_bytes < 2.0  # indices stay
-    assert thick.notes == ("time is that of fp32",)
+    assert thin.known
+    assert thick.known
+    assert 1.3 < thick.price.peak_bytes / thin.price.peak_bytes < 2.0  # indices stay
+    assert thick.price.notes == ("time is that of fp32",)
     assert isinstance(settings.strategy, GNNPipe)
     many = replace(settings, strategy=replace(settings.strategy, stages=3))
     assert "stages=3" in (found := Estimator(settings).estimate(many, "gnnpipe")).refused

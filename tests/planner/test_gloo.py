@@ -11,10 +11,9 @@ import pytest
 from composing import configured
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.placement import Plan
-from gnnpar.planner.candidate import Candidate
 from gnnpar.planner.extract import record
-from gnnpar.planner.search.grid import candidates
-from gnnpar.planner.strategy import families, strategy_of
+from gnnpar.planner.registry import shipped
+from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.verify.conformance import make_job, merge_ranks, relative_error, small_graph, train_in_threads
 from worlds import Several, run_world
 
@@ -26,7 +25,7 @@ def of_every_family(world: int) -> list[Candidate]:
     """The exact candidates of each family, and its first lossy one."""
     ir = record(MODEL.build(6, 3, seed=3), 6)
     found: dict[tuple[str, bool], Candidate] = {}
-    for candidate in candidates(ir, world, families=families("live"), nodes=60):
+    for candidate in shipped().candidates(Scope(ir=ir, nodes=60), world):
         found.setdefault((candidate.family, candidate.quality == {"exact"}), candidate)
     return list(found.values())
 
@@ -37,7 +36,7 @@ def test_plans_of_every_family_run_over_gloo(world: int, tmp_path: Path) -> None
     data, chosen = small_graph(), of_every_family(world)
     jobs = []
     for i, candidate in enumerate(chosen):
-        strategy = strategy_of(candidate)
+        strategy = shipped().strategy_of(candidate)
         job = make_job(strategy, MODEL, data, world=world, epochs=EPOCHS)
         file = job.plan.save(tmp_path / str(i))
         plan = Plan.load(file)

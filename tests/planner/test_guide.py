@@ -67,12 +67,12 @@ def test_scenes_and_priors() -> None:
     assert set(kinds) == {""}
     prior = prior_of(load(), points)
     for depth in range(len(start)):
-        told = prior(start[:depth], start)
-        assert len(told) == points.space.sizes[depth]
-        assert sum(told) == pytest.approx(1, abs=1e-5)
+        given = prior(start[:depth], start)
+        assert len(given) == points.space.sizes[depth]
+        assert sum(given) == pytest.approx(1, abs=1e-5)
     found = [run(request, "guided", budget=25, seed=4) for _ in range(2)]
     assert len(found[0].curve) <= 25
-    assert found[0].priced[0].objective == found[1].priced[0].objective
+    assert found[0].evaluated[0].objective == found[1].evaluated[0].objective
 
 
 def test_nothing_held_out_is_trained_on() -> None:

@@ -7,23 +7,25 @@ from typing import Any, cast
 
 import pytest
 
-from gnnpar.planner.candidate import Candidate
+from gnnpar.parallel.pipeline.cost import PipelineCandidate
+from gnnpar.parallel.sequential.cost import SequentialCandidate
 from gnnpar.planner.halving import EPOCHS, check, halved
 from gnnpar.planner.planned import Planned
-from gnnpar.planner.planner import Priced
-from gnnpar.pricing.price import Phases
+from gnnpar.planner.planner import Evaluated
+from gnnpar.pricing.price import Price
 from gnnpar.pricing.topology import Machines
 from gnnpar.settings import Measured
 
 
 def planned(count: int) -> Planned:
     """Candidates predicted at 1, 2, 3, ... seconds; the last is refused."""
-    priced = [
-        Priced(Candidate(family="sar", parts=2, prefetch=i), Phases(compute=i + 1.0), (), i + 1.0) for i in range(count)
+    evaluated = [
+        Evaluated(SequentialCandidate(parts=2, prefetch=i), Price(phases={"compute": i + 1.0}), i + 1.0)
+        for i in range(count)
     ]
-    refused = Priced(Candidate(family="gnnpipe", stages=2), Phases(compute=0.5), (), 0.5, "stale is not allowed")
+    refused = Evaluated(PipelineCandidate(stages=2), Price(phases={"compute": 0.5}), 0.5, "stale is not allowed")
     nothing = cast("Any", None)
-    return Planned((*priced, refused), nothing, nothing, nothing, nothing, "", nothing)
+    return Planned((*evaluated, refused), nothing, nothing, nothing, nothing, "", nothing)
 
 
 def test_the_better_half_runs_for_longer_and_the_fastest_is_chosen() -> None:
@@ -34,11 +36,11 @@ def test_the_better_half_runs_for_longer_and_the_fastest_is_chosen() -> None:
         seen.append((plan, epochs))
         return truth[plan]
 
-    best, seconds = halved(found, 4, lambda p: cast("Any", p.candidate.prefetch), run, lambda _: None)
+    best, seconds = halved(found, 4, lambda p: cast("Any", p.candidate.turns["prefetch"]), run, lambda _: None)
     assert seen == [(0, EPOCHS), (1, EPOCHS), (2, EPOCHS), (3, EPOCHS), (2, 2 * EPOCHS), (1, 2 * EPOCHS)]
-    assert best.chosen.candidate.prefetch == 2
-    assert len(best.priced) == len(found.priced)
-    assert seconds == {p.candidate.label: truth[i] for i, p in enumerate(found.priced[:4])}
+    assert best.chosen.candidate.turns["prefetch"] == 2
+    assert len(best.evaluated) == len(found.evaluated)
+    assert seconds == {p.candidate.label: truth[i] for i, p in enumerate(found.evaluated[:4])}
 
 
 def test_only_this_machine_with_a_core_a_rank() -> None:

@@ -11,12 +11,12 @@ import torch
 
 from composing import configured
 from gnnpar.data.synthetic import SBM
+from gnnpar.parallel.pipeline.cost import PipelineCandidate
 from gnnpar.partition.partition import Metis, Random, Range
 from gnnpar.partition.shares import Shares
-from gnnpar.planner.candidate import Candidate, layers_of
-from gnnpar.planner.closed import closed
 from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Request
+from gnnpar.planner.registry import Registry, shipped
 from gnnpar.planner.search.named import NAMES, run
 from gnnpar.planner.search.places import Places, laid_out
 from gnnpar.planner.search.points import Points
@@ -29,7 +29,6 @@ from gnnpar.pricing.topology import Machines
 from gnnpar.pricing.work import Work
 
 GRAPH = GraphStats(nodes=400_000, edges=6_000_000, features=32, classes=8, train=200_000)
-ALL = ("graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid")
 RATES = {"fast": derived(12e12, 800e9), "slow": derived(4e12, 200e9)}
 
 
@@ -53,30 +52,36 @@ def even(parts: int) -> PartStats:
     return PartStats.even(GRAPH.nodes, GRAPH.edges, parts, alpha=0.2 * (parts - 1), cut_share=0.2)
 
 
-def request(ir: ModelIR, machine: Fabric, *allowed: str, families: tuple = ALL) -> Request:
-    setting = Machine(machine, tuple(RATES[d.kind] for d in machine.devices))
+def only(*names: str) -> Registry:
+    """The shipped strategies of these names; of all without any."""
+    registry = shipped()
+    return Registry({name: registry.strategies[name] for name in names or registry.strategies})
+
+
+def request(ir: ModelIR, fabric: Fabric, *allowed: str, strategies: tuple[str, ...] = ()) -> Request:
+    machine = Machine(fabric, tuple(RATES[d.kind] for d in fabric.devices))
     return Request(
         ir,
         GRAPH,
         even,
-        setting,
-        machine.size,
-        families,
+        machine,
+        fabric.size,
         frozenset({"exact", *allowed}),  # type: ignore[arg-type]
         places=True,
+        registry=only(*strategies),
         uneven=lambda shares: even(len(shares)).reshaped(shares),
     )
 
 
 def test_slow_devices_get_small_parts() -> None:
     """Enumeration has equal parts only; every search but it finds that a slow device holds fewer nodes."""
-    asked = request(model("gcn", 3), fabric(("slow", 2), ("fast", 2)), families=("graph_parallel", "sar"))
-    uniform = run(asked, "enumerate").priced[0]
+    asked = request(model("gcn", 3), fabric(("slow", 2), ("fast", 2)), strategies=("graph_parallel", "sar"))
+    uniform = run(asked, "enumerate").evaluated[0]
     for name in NAMES[1:]:
-        best = run(asked, name, budget=60, seed=1).priced[0]
+        best = run(asked, name, budget=60, seed=1).evaluated[0]
         assert best.objective < 0.8 * uniform.objective, name
         slow, fast = (
-            [s for s, d in zip(best.shares, best.devices, strict=True) if asked.setting.fabric.devices[d].kind == kind]
+            [s for s, d in zip(best.shares, best.devices, strict=True) if asked.machine.fabric.devices[d].kind == kind]
             for kind in ("slow", "fast")
         )
         assert max(slow) < 0.5 * min(fast), name
@@ -86,20 +91,20 @@ def test_slow_devices_get_small_parts() -> None:
 def test_stages_and_places_equal_brute_force() -> None:
     """A pipeline over two kinds in three hosts: every order of kinds, every cut."""
     ir = model("resgcn", 7)
-    asked = request(ir, fabric(("fast", 1), ("slow", 2), ("fast", 1), nic="3 Gbit/s"), "stale", families=("gnnpipe",))
-    found = run(asked, "descent", budget=200).priced[0]
-    work = Work(ir, GRAPH, even(1), asked.setting.rates[:1])
+    asked = request(ir, fabric(("fast", 1), ("slow", 2), ("fast", 1), nic="3 Gbit/s"), "stale", strategies=("gnnpipe",))
+    found = run(asked, "descent", budget=200).evaluated[0]
+    work = Work(ir, GRAPH, even(1), asked.machine.rates[:1])
     best = math.inf
     for order in itertools.permutations([[0], [1, 2], [3]]):
         devices = [d for host in order for d in host]
-        setting = Machine(asked.setting.fabric.choose(devices), tuple(asked.setting.rates[d] for d in devices))
+        machine = Machine(asked.machine.fabric.choose(devices), tuple(asked.machine.rates[d] for d in devices))
         for cuts in itertools.combinations(range(1, 7), 3):
             for chunks in (1, 4, 8, 16, 32):
-                candidate = Candidate(family="gnnpipe", stages=4, chunks=chunks, cuts=(0, *cuts))
-                best = min(best, closed(candidate, work, setting).seconds)
-    assert found.phases.seconds == pytest.approx(best, rel=0.02)  # cuts: one bottleneck for both directions
-    lengths = [len(span) for span in layers_of(found.candidate.cuts, 7)]
-    kinds = [asked.setting.fabric.devices[d].kind for d in found.devices]
+                candidate = PipelineCandidate(stages=4, chunks=chunks, cuts=(0, *cuts))
+                best = min(best, candidate.price(work, machine).seconds)
+    assert found.price.seconds == pytest.approx(best, rel=0.02)  # cuts: one bottleneck for both directions
+    lengths = [len(span) for span in found.candidate.layers_of(7)]
+    kinds = [asked.machine.fabric.devices[d].kind for d in found.devices]
     assert max(n for n, k in zip(lengths, kinds, strict=True) if k == "slow") < max(lengths)
 
 
@@ -156,7 +161,7 @@ def test_bad_input_is_one_line() -> None:
     with pytest.raises(ValueError, match="budget=0 evaluations find nothing"):
         run(asked, "anneal", budget=0)
     tiny = replace(
-        asked.setting.fabric, devices=tuple(replace(d, memory_bytes=1e6) for d in asked.setting.fabric.devices)
+        asked.machine.fabric, devices=tuple(replace(d, memory_bytes=1e6) for d in asked.machine.fabric.devices)
     )
     with pytest.raises(ValueError, match="no plan fits: the nearest"):
-        run(replace(asked, setting=Machine(tiny, asked.setting.rates)), "refine", budget=30)
+        run(replace(asked, machine=Machine(tiny, asked.machine.rates)), "refine", budget=30)

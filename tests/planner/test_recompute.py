@@ -9,18 +9,21 @@ import torch
 
 from composing import configured
 from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.partition.partition import Random
 from gnnpar.planner.extract import record
-from gnnpar.planner.planner import Request, price, search
+from gnnpar.planner.planner import Request, evaluate, search
 from gnnpar.planner.recompute import decide, how_held
+from gnnpar.planner.registry import Registry
 from gnnpar.planner.search.points import Points
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import NOMINAL
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import one_host
-from gnnpar.pricing.work import Held, Work
+from gnnpar.pricing.work import DIRECTIONS, Held, Work
 from gnnpar.verify.conformance import small_graph, train_in_threads
 
+FLAT = Registry({"graph_parallel": GraphParallel(), "sar": SAR()})
 GRAPH = GraphStats(nodes=4000, edges=60000, features=32, classes=8, train=2000)
 PARTS = PartStats.even(GRAPH.nodes, GRAPH.edges, 2, alpha=0.8, cut_share=0.3)
 
@@ -33,14 +36,14 @@ def works(name: str, *, rate: float, parts: PartStats = PARTS, graph: GraphStats
     )
     rates = (NOMINAL,) * 2
     held: Held = how_held(kept, random=False)
-    setting = Machine(one_host(2, cores=2, memory_bytes=1e12, rate=rate, latency=1e-5), rates)
-    return Work(live, graph, parts, rates), Work(kept, graph, parts, rates, held), setting
+    machine = Machine(one_host(2, cores=2, memory_bytes=1e12, rate=rate, latency=1e-5), rates)
+    return Work(live, graph, parts, rates), Work(kept, graph, parts, rates, held), machine
 
 
 @pytest.mark.parametrize(("name", "held"), [("gcn", "result"), ("sage", "result"), ("gat", "rows")])
 def test_a_slow_link_makes_layer_0_stay(name: str, held: Held) -> None:
-    live, kept, setting = works(name, rate=1e7)
-    found = decide(live, kept, setting)
+    live, kept, machine = works(name, rate=1e7)
+    found = decide(live, kept, machine)
     assert (found.held, found.layers[0]) == (held, 0)
     assert found.seconds > 0
     assert found.factors[0] == 0  # thousands of rows a rank: a sum of small matrices is always cheaper (5.3)
@@ -49,20 +52,20 @@ def test_a_slow_link_makes_layer_0_stay(name: str, held: Held) -> None:
 
 def test_attention_is_received_over_a_fast_link() -> None:
     """Messages of the halo cost more than their bytes, and nothing of a layer that is not linear can be kept."""
-    live, kept, setting = works("gat", rate=1e12)
+    live, kept, machine = works("gat", rate=1e12)
     costly = tuple(replace(r, gemm=replace(r.gemm, number=1e-6), message=0.0, gather=0.0) for r in live.rates)
-    found = decide(replace(live, rates=costly), replace(kept, rates=costly), Machine(setting.fabric, costly))
+    found = decide(replace(live, rates=costly), replace(kept, rates=costly), Machine(machine.fabric, costly))
     assert (found.held, found.seconds, found.nbytes) == ("no", 0.0, 0.0)
     assert "halos of 0 of 2 layers" in found.describe(chosen=True)
 
 
 def test_the_planner_takes_it_where_it_is_faster() -> None:
-    live, kept, setting = works("gcn", rate=1e7)
-    request = Request(live.ir, GRAPH, lambda _: PARTS, setting, 2, ("graph_parallel", "sar"), held=(kept.ir, kept.held))
+    live, kept, machine = works("gcn", rate=1e7)
+    request = Request(live.ir, GRAPH, lambda _: PARTS, machine, 2, registry=FLAT, held=(kept.ir, kept.held))
     best, plain = search(request)[0], search(replace(request, held=None))[0]
     assert best.candidate.held
     assert best.candidate.label.endswith("first layer held")
-    assert best.phases.seconds < plain.phases.seconds
+    assert best.price.seconds < plain.price.seconds
     assert not plain.candidate.held
 
 
@@ -87,27 +90,27 @@ def test_a_run_sends_so_many_bytes_less(name: str) -> None:
     graph = GraphStats.of(data)
     work = works(name, rate=1e7, parts=parts, graph=graph)[0]
     work = replace(work, ir=record(config.build(graph.features, graph.classes, seed=0), graph.features))
-    less = sum(n for d in ("forward", "backward") for _, _, n in work.flows(0, d))  # type: ignore[arg-type]
+    less = sum(n for d in DIRECTIONS for _, _, n in work.flows(0, d))
     sent = [sum(o.traffic[2].get(phase, 0) for phase in ("forward", "backward")) for o in (live, cached)]
     assert sent[0] - sent[1] == less > 0
 
 
 def test_searches_hold_layer_0_too() -> None:
     """The cut is no name of the space: where it fires, a point is priced with it."""
-    live, kept, setting = works("gcn", rate=1e7)
-    request = Request(live.ir, GRAPH, lambda _: PARTS, setting, 2, ("graph_parallel",), held=(kept.ir, kept.held))
+    live, kept, machine = works("gcn", rate=1e7)
+    request = Request(live.ir, GRAPH, lambda _: PARTS, machine, 2, registry=FLAT, held=(kept.ir, kept.held))
     points = Points(request)
-    found = points.priced(tuple(0 for _ in points.space.choices))
+    found = points.evaluated(tuple(0 for _ in points.space.choices))
     assert found.candidate.held
-    assert found.phases == price(found.candidate, kept, request).phases
+    assert found.price == evaluate(found.candidate, kept, request).price
 
 
 def test_a_first_layer_that_is_cached_is_priced_so() -> None:
     """first_layer=cached of the user: every candidate keeps it, in time and in memory."""
-    live, kept, setting = works("gcn", rate=1e7)
-    plain = Request(live.ir, GRAPH, lambda _: PARTS, setting, 2, ("graph_parallel",))
+    live, kept, machine = works("gcn", rate=1e7)
+    plain = Request(live.ir, GRAPH, lambda _: PARTS, machine, 2, registry=FLAT)
     cached = replace(plain, ir=kept.ir, kept=kept.held)
     before, after = search(plain)[0], search(cached)[0]
-    assert after.phases == price(after.candidate, kept, cached).phases
-    assert after.phases.wire < 0.7 * before.phases.wire
-    assert after.memory[0].halo > before.memory[0].halo
+    assert after.price == evaluate(after.candidate, kept, cached).price
+    assert after.price.phases["wire"] < 0.7 * before.price.phases["wire"]
+    assert after.price.memory[0].halo > before.price.memory[0].halo

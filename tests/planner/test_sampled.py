@@ -12,15 +12,15 @@ import pytest
 from composing import configured
 from conftest import Run
 from gnnpar.config.compose import compose
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.sampling.cost import num_steps, sampled_epoch, step_seconds
+from gnnpar.parallel.sampling.statistics import MOST, Ring, SampleStatistics, Step, Whole, draw
 from gnnpar.parallel.sampling.strategy import Minibatch
+from gnnpar.parallel.single.cost import SingleCandidate
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
-from gnnpar.planner.candidate import Candidate
-from gnnpar.planner.closed import closed
 from gnnpar.planner.extract import record
 from gnnpar.planner.planned import Inputs
-from gnnpar.planner.sample_statistics import MOST, Drawn, draw
-from gnnpar.planner.sampled import Ring, Step, Whole, sampled_epoch, step_seconds
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import NOMINAL
@@ -39,11 +39,19 @@ def inputs_of(name: str = "gcn", **graph: int) -> Inputs:
     return Inputs(Workload(data, Random(), ir.num_layers), model, ir)
 
 
-def drawn(strategy: Minibatch, inputs: Inputs, *, ranks: int = 1) -> Drawn:
-    return draw(strategy, inputs, seed=3, ranks=ranks, threads=1)
+def drawn(strategy: Minibatch, inputs: Inputs, *, ranks: int = 1, seed: int = 3) -> SampleStatistics:
+    problem = Problem(
+        workload=inputs.workload,
+        model=inputs.model,
+        ir=inputs.ir,
+        ranks=ranks,
+        work_of=lambda parts: work_of(inputs.ir, parts),
+        seed=seed,
+    )
+    return draw(strategy, problem)
 
 
-def setting(ranks: int) -> Machine:
+def machine(ranks: int) -> Machine:
     return Machine(one_host(ranks, cores=ranks, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * ranks)
 
 
@@ -69,7 +77,7 @@ def test_a_sample_of_all_is_the_single_device(name: str) -> None:
     widths = [*(sum(cut) for cut in ir.cuts), ir.final]
     cut_off = sum(NOMINAL.elementwise.seconds(0, w * (nodes + n), calls=1) for w, n in zip(widths, after, strict=True))
     besides = NOMINAL.gather_seconds(nodes * ir.in_dim) + cut_off
-    single = closed(Candidate(family="single"), work, setting(1)).seconds
+    single = SingleCandidate().price(work, machine(1)).seconds
     assert step_seconds(step, ir, NOMINAL) - besides == pytest.approx(single)
 
 
@@ -82,7 +90,7 @@ def test_smaller_samples_take_less_and_sums_that_are_made_up_more() -> None:
     scaled = replace(few, scaled=True)
     seconds = [step_seconds(s, ir, NOMINAL) for s in (few, scaled, full)]
     assert seconds == sorted(set(seconds))
-    peaks = [sampled_epoch([s], work, setting(1), NOTHING).peak_bytes for s in (few, scaled, full)]
+    peaks = [sampled_epoch([s], work, machine(1), NOTHING).peak_bytes for s in (few, scaled, full)]
     assert peaks == sorted(peaks)
     assert peaks[0] < peaks[1]
 
@@ -99,15 +107,15 @@ def test_the_decoder_sees_the_seeds_alone() -> None:
 def test_an_epoch_is_its_steps() -> None:
     """A sum over ranks each; two kinds of steps count as often as they come; every rank holds the whole graph."""
     ir = inputs_of().ir
-    work, at = work_of(ir, 2), setting(2)
+    work, at = work_of(ir, 2), machine(2)
     long = whole_step(ir, work, times=5.0, draw_seconds=0.01, sort_seconds=0.02)
     short = replace(long, rings=tuple(replace(r, rows=500, edges=4000) for r in long.rings), times=1.0)
     found = sampled_epoch([long, short], work, at, Whole(features=3e6, structure=2e6))
-    assert found.steps == 6
-    assert found.phases.sample == pytest.approx(0.06)
-    assert found.phases.reduce == pytest.approx(6 * at.reduce(range(2), 4.0 * (ir.params + 1)))
+    assert num_steps([long, short]) == 6
+    assert found.phases["sample"] == pytest.approx(0.06)
+    assert found.phases["reduce"] == pytest.approx(6 * at.reduce(range(2), 4.0 * (ir.params + 1)))
     steps = 5 * step_seconds(long, ir, NOMINAL) + step_seconds(short, ir, NOMINAL)
-    assert found.phases.compute == pytest.approx(steps + 6 * 0.02)
+    assert found.phases["compute"] == pytest.approx(steps + 6 * 0.02)
     alone = sampled_epoch([long], work, at, NOTHING)
     assert [a.total - b.total for a, b in zip(found.memory, alone.memory, strict=True)] == pytest.approx([5.4e6] * 2)
 
@@ -139,7 +147,7 @@ def test_the_samples_and_the_memory_are_those_of_a_run(run_cli: Run, tmp_path: P
     settings = compose([*chosen, *quick])
     inputs = Inputs.of(settings)
     strategy: Any = settings.strategy
-    found = draw(strategy, inputs, seed=settings.seed, ranks=1, threads=1)
+    found = drawn(strategy, inputs, seed=settings.seed)
     assert len(found.steps) == first["sample/steps"] == found.num
     assert sum(s.rings[0].rows for s in found.steps) == first["sample/nodes"]
     assert sum(s.rings[0].edges for s in found.steps) == first["sample/edges"]
@@ -147,6 +155,6 @@ def test_the_samples_and_the_memory_are_those_of_a_run(run_cli: Run, tmp_path: P
     data = inputs.workload.dataset
     parts = PartStats.of(data.edge_index, Random().part_of(data, 1), 1)
     work = Work(inputs.ir, GraphStats.of(data), parts, (NOMINAL,))
-    epoch = sampled_epoch(found.steps, work, setting(1), found.whole)
+    epoch = sampled_epoch(found.steps, work, machine(1), found.whole)
     result = json.loads((run / "result.json").read_text())
     assert 0.75 < result["memory_bytes"]["peak"][0] / epoch.peak_bytes < 1.1

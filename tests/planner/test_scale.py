@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from composing import configured
-from gnnpar.planner.candidate import Candidate, even_cuts
-from gnnpar.planner.closed import closed
+from gnnpar.parallel.halo.cost import HaloCandidate
+from gnnpar.parallel.pipeline.cost import PipelineCandidate
+from gnnpar.parallel.sequential.cost import SequentialCandidate
 from gnnpar.planner.extract import record
-from gnnpar.planner.memory import memory
-from gnnpar.planner.scale import Cluster, Paper
+from gnnpar.pricing.candidate import even_cuts
 from gnnpar.pricing.fabric import Fabric
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import derived
@@ -17,19 +23,23 @@ from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import Machines
 from gnnpar.pricing.work import Work
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "planner_scale"))
+
+paper_of: Any = import_module("paper")  # Any: a module of a study
+
 GRAPH = GraphStats(nodes=200_000, edges=3_000_000, features=32, classes=8, train=100_000)
 RATES = derived(14e12, 900e9)
 CANDIDATES = (
-    Candidate(family="graph_parallel", parts=8),
-    Candidate(family="graph_parallel", parts=8, overlap="none"),
-    Candidate(family="adaqp", parts=8, bits=4),
-    Candidate(family="sar", parts=8),
-    Candidate(family="sar", parts=8, prefetch=0, remat=False),
-    Candidate(family="graph_parallel", parts=2),
-    Candidate(family="gnnpipe", stages=8, chunks=16),
-    Candidate(family="hybrid", stages=4, parts=2, chunks=4),
-    Candidate(family="hybrid", stages=2, parts=4, chunks=8),
-    Candidate(family="gnnpipe", stages=8),
+    HaloCandidate(parts=8),
+    HaloCandidate(parts=8, overlap="none"),
+    HaloCandidate(parts=8, bits=4),
+    SequentialCandidate(parts=8),
+    SequentialCandidate(parts=8, prefetch=0, remat=False),
+    HaloCandidate(parts=2),
+    PipelineCandidate(stages=8, chunks=16),
+    PipelineCandidate(stages=4, parts=2, chunks=4),
+    PipelineCandidate(stages=2, parts=4, chunks=8),
+    PipelineCandidate(stages=8),
 )
 
 
@@ -50,15 +60,17 @@ def hosts() -> Fabric:
 def test_equal_ranks_cost_what_counting_says(name: str) -> None:
     made = configured("model", name, "model.num_layers=9", "model.hidden=64").build(32, 8, seed=0)
     ir = record(made, 32)
-    cluster = Cluster(per_host=4, port=(50e9, 6e-6), nic=(3e9, 30e-6), rates=RATES)
-    paper = Paper(ir, GRAPH, law, cluster)
-    setting = Machine(hosts(), (RATES,) * 8)
+    cluster = paper_of.Cluster(per_host=4, port=(50e9, 6e-6), nic=(3e9, 30e-6), rates=RATES)
+    paper = paper_of.Paper(ir, GRAPH, law, cluster)
+    machine = Machine(hosts(), (RATES,) * 8)
     for given in CANDIDATES:
-        candidate = Candidate(**{**vars(given), "cuts": even_cuts(9, given.stages)})
+        candidate = given
+        if isinstance(given, PipelineCandidate):
+            candidate = replace(given, cuts=even_cuts(9, given.stages))
         alpha, share = law(given.parts)
         parts = PartStats.even(GRAPH.nodes, GRAPH.edges, given.parts, alpha=alpha, cut_share=share)
         work = Work(ir, GRAPH, parts, (RATES,) * given.parts)
-        counted, told = closed(candidate, work, setting), paper.epoch(candidate)
+        counted, paper_phases = candidate.phases(*candidate.in_engine(work, machine)), paper.epoch(candidate)
         for phase, seconds in vars(counted).items():
-            assert vars(told)[phase] == pytest.approx(seconds, rel=1e-9, abs=1e-12), (candidate.label, phase)
-        assert paper.peak_bytes(candidate) == pytest.approx(max(m.total for m in memory(candidate, work)))
+            assert vars(paper_phases)[phase] == pytest.approx(seconds, rel=1e-9, abs=1e-12), (candidate.label, phase)
+        assert paper.peak_bytes(candidate) == pytest.approx(max(m.total for m in candidate.memory(work)))

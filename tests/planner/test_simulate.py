@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from gnnpar.planner.fair import fair_rates
-from gnnpar.planner.simulate import Task, simulate
+from gnnpar.planner.simulate import fair_rates, simulate
+from gnnpar.pricing.tasks import Task
 
 
 def compute(name: str, seconds: float, *after: int, device: int = 0, **more) -> Task:

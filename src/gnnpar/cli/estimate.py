@@ -16,24 +16,15 @@ from gnnpar.track.console import say
 
 if TYPE_CHECKING:
     from gnnpar.planner.estimate import Estimate, Estimator
+    from gnnpar.planner.registry import Registry
 
 HELP = """What `gnnpar train` with these overrides would take, without training: predicted epoch time, bytes sent an
 epoch, peak memory of the largest rank, and whether it fits. Without a strategy, a row each; with strategy=NAME (or any
 strategy.KEY=VALUE) that run as it is configured, and where its time, bytes and memory go. topology=NAME: of other
 machines, as in `gnnpar plan`. Overrides are those of `gnnpar train`."""
 
-ROWS = (
-    ("single", "strategy=single"),
-    ("graph_parallel", "strategy=graph_parallel", "codec=identity"),
-    ("graph_parallel codec=bf16", "strategy=graph_parallel", "codec=bf16"),
-    ("adaqp", "strategy=adaqp"),
-    ("sar", "strategy=sar"),
-    ("gnnpipe", "strategy=gnnpipe"),
-    ("hybrid", "strategy=hybrid"),
-    ("tag", "strategy=tag"),
-    ("minibatch", "strategy=minibatch"),
-)
 _OF_A_STRATEGY = re.compile(r"\+*(strategy[=.]|codec@strategy)")
+ROUNDED = "codec=bf16"
 _OF_A_CODEC = re.compile(r"\+*codec[=.]")
 
 
@@ -49,7 +40,8 @@ def run(argv: list[str]) -> int:
         raise ConfigError(
             f"shards={settings.shards.folder}: gnnpar estimate reads the whole graph; name its dataset instead"
         )
-    from gnnpar.planner.estimate import COLUMNS, Estimator, details, row_of, why
+    from gnnpar.planner.estimate import COLUMNS, Estimate, Estimator, details, row_of, why
+    from gnnpar.planner.registry import registry
 
     one = any(map(_OF_A_STRATEGY.match, options.overrides))
     asked = any(o.startswith("world_size=") for o in options.overrides)
@@ -57,8 +49,11 @@ def run(argv: list[str]) -> int:
         estimator = Estimator(
             settings, settings.world_size if asked else None, (lambda _: None) if options.json else say
         )
-        runs = [(title(options.overrides, settings), options.overrides)] if one else rows(options.overrides)
+        runs = [(title(options.overrides, settings), options.overrides)] if one else rows(options.overrides, registry())
         found = [estimated(estimator, name, overrides) for name, overrides in runs]
+        if not one and not any(map(_OF_A_CODEC.match, options.overrides)):
+            found = [e for e in found if not (e.refused and e.name.endswith(ROUNDED))]
+        found += [] if one else [Estimate(name=name, refused=why) for name, why in registry().broken.items()]
     except ValueError as error:
         raise ConfigError(" ".join(str(error).split())) from error
     if one and found[0].refused:
@@ -66,12 +61,12 @@ def run(argv: list[str]) -> int:
     if options.json:
         sys.stdout.write(json.dumps({"estimates": [e.as_json() for e in found]}, indent=1) + "\n")
         return 0
-    data, setting = estimator.inputs.workload.dataset, estimator.setting(found[0].ranks if one else estimator.count)
+    data, machine = estimator.inputs.workload.dataset, estimator.machine(found[0].ranks if one else estimator.count)
     say(f"model: {settings.names.get('model')}, {estimator.inputs.ir.describe()}")
     say(f"graph: {data.name}, {data.num_nodes} nodes, {data.num_edges} edges")
-    say(f"topology: {settings.names.get('topology')}, {setting.fabric.describe()}")
+    say(f"topology: {settings.names.get('topology')}, {machine.fabric.describe()}")
     show(COLUMNS, [row_of(e) for e in found])
-    for line in [*(details(found[0]) if one else ()), *why(found, setting, on_gpu=on_gpu(settings))]:
+    for line in [*(details(found[0]) if one else ()), *why(found, machine, on_gpu=on_gpu(settings))]:
         say(f"- {line}")
     return 0
 
@@ -87,23 +82,24 @@ def estimated(estimator: Estimator, name: str, overrides: Sequence[str]) -> Esti
     return estimator.estimate(settings, name)
 
 
-def rows(overrides: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """(name, overrides) of every row. A codec that is asked for is sar's and hybrid's, and a row more."""
+def rows(overrides: Sequence[str], registry: Registry) -> list[tuple[str, list[str]]]:
+    """(name, overrides) of every row: each strategy, and those that take codec= with another one besides: that which is
+    asked for, or bf16."""
     codec = [o for o in overrides if _OF_A_CODEC.match(o)]
     rest = [o for o in overrides if o not in codec]
+    other = codec or [ROUNDED]
     found = []
-    for name, strategy, *own in ROWS:
-        takes = codec if strategy in ("strategy=sar", "strategy=hybrid") else own
-        found.append((" ".join([name, *(codec if takes is codec else ())]), [*rest, strategy, *takes]))
-    if codec and codec not in (["codec=identity"], ["codec=bf16"]):
-        found.insert(3, (" ".join(["graph_parallel", *codec]), [*rest, "strategy=graph_parallel", *codec]))
+    for name in registry.strategies:
+        found.append((name, [*rest, f"strategy={name}", "codec=identity"]))
+        if name in registry.with_codec:
+            found.append((" ".join([name, *other]), [*rest, f"strategy={name}", *other]))
     return found
 
 
 def title(overrides: Sequence[str], settings: Settings) -> str:
-    """The strategy and the overrides of it and of its codec."""
-    own = [o for o in overrides if _OF_A_CODEC.match(o) or _OF_A_STRATEGY.match(o)]
-    return " ".join([settings.names.get("strategy", "?"), *(o for o in own if not o.startswith("strategy="))])
+    """The strategy and the overrides of it."""
+    given = [o for o in overrides if _OF_A_CODEC.match(o) or _OF_A_STRATEGY.match(o)]
+    return " ".join([settings.names.get("strategy", "?"), *(o for o in given if not o.startswith("strategy="))])
 
 
 def refuse(overrides: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from gnnpar.config.compose import compose
 from gnnpar.durable import JsonObject
-from gnnpar.planner.candidate import QUALITIES, Quality
+from gnnpar.pricing.candidate import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest
 from gnnpar.track.console import say, stdout
 
@@ -45,10 +45,10 @@ def run(argv: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME topology=NAME world_size=N key=value ...")
     options = parser.parse_intermixed_args(argv)
     allowed, factors = qualities(options.quality), factors_of(options.factor)
-    overrides, words = search_words(options.overrides)
+    overrides, search = split_search(options.overrides)
     options.overrides = overrides
     refuse_strategy(options.overrides)
-    how = searching(words)
+    how = searching(search)
     settings = compose(options.overrides)
     if settings.shards.folder is not None:
         raise ConfigError(
@@ -82,17 +82,27 @@ def run(argv: list[str]) -> int:
         Path(options.trace).write_text(json.dumps(planner.timeline(found).chrome_trace()), encoding="utf-8")
     if options.json:
         data = [
-            p.as_predicted()
-            | {"refused": p.refused, "objective": p.objective, "measured": measured.get(p.candidate.label)}
-            for p in found.priced
+            e.as_predicted()
+            | {
+                "refused": e.refused,
+                "objective": None if e.price.unpriced else e.objective,
+                "measured": measured.get(e.candidate.label),
+            }
+            for e in found.evaluated
         ]
-        answer = {"plan": str(file), "search": found.found.as_predicted(), "candidates": data}
+        unpriced = found.request.registry.unpriced()
+        answer = {
+            "plan": str(file),
+            "search": found.result.as_predicted(),
+            "candidates": data,
+            "unpriced": unpriced,
+        }
         sys.stdout.write(json.dumps(answer, indent=1) + "\n")
         return 0
     say(f"model: {settings.names.get('model')}, {found.request.ir.describe()}")
     say(f"graph: {found.dataset.name}, {found.request.graph.nodes} nodes, {found.request.graph.edges} edges")
-    say(f"topology: {settings.names.get('topology')}, {found.setting.fabric.describe()}")
-    show(planner.COLUMNS, planner.table_rows(found.priced, options.top, measured))
+    say(f"topology: {settings.names.get('topology')}, {found.machine.fabric.describe()}")
+    show(planner.COLUMNS, planner.table_rows(found.evaluated, options.top, measured))
     for line in planner.why(found, planner.timeline(found).seconds):
         say(f"- {line}")
     say(f"chosen: {found.chosen.label}  ->  {file}  (gnnpar train plan={file} world_size={plan.num_ranks})")
@@ -121,7 +131,7 @@ def by_measuring(
         return halving.halved(
             found,
             count,
-            lambda p: planner.plan_of(replace(found, priced=(p,)), yaml_of, settings),
+            lambda e: planner.plan_of(replace(found, evaluated=(e,)), yaml_of, settings),
             halving.launcher(overrides, ranks),
             say,
         )
@@ -129,21 +139,21 @@ def by_measuring(
         raise ConfigError(" ".join(str(error).split())) from error
 
 
-SEARCH_WORDS = ("search", "budget", "fewer")
+SEARCH_KEYS = ("search", "budget", "fewer")
 
 
-def search_words(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """(the other overrides, the words of the search)."""
-    chosen = {o.partition("=")[0]: o.partition("=")[2] for o in overrides if o.partition("=")[0] in SEARCH_WORDS}
-    return [o for o in overrides if o.partition("=")[0] not in SEARCH_WORDS], chosen
+def split_search(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """(the other overrides, those of the search)."""
+    search = {o.partition("=")[0]: o.partition("=")[2] for o in overrides if o.partition("=")[0] in SEARCH_KEYS}
+    return [o for o in overrides if o.partition("=")[0] not in SEARCH_KEYS], search
 
 
-def searching(words: Mapping[str, str]) -> Searching:
+def searching(search: Mapping[str, str]) -> Searching:
     """From search=NAME budget=N fewer=true."""
     from gnnpar.planner.planned import Searching
     from gnnpar.planner.search.named import BUDGET, DEFAULT, NAMES
 
-    name, budget, fewer = words.get("search", DEFAULT), words.get("budget", str(BUDGET)), words.get("fewer", "false")
+    name, budget, fewer = search.get("search", DEFAULT), search.get("budget", str(BUDGET)), search.get("fewer", "false")
     if name not in NAMES:
         raise ConfigError(f"search={name} is no search{closest(name, NAMES)}; there are {', '.join(NAMES)}")
     if not budget.isdecimal() or int(budget) < 1:

@@ -25,11 +25,8 @@ from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.durable import write_json_whole
 from gnnpar.planner.samples import SIZES, Samples, measure
-from gnnpar.planner.visits import with_visits
+from gnnpar.planner.visits import trial_epochs, with_visits
 from gnnpar.pricing.rates import DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
-
-TinyEpochs = Callable[[Communicator], dict[str, dict[str, float]]]
-"""Runs the epochs of `visits`; a function of a module, for it goes to other processes."""
 
 _VERSION = 7  # of what is measured and fitted
 
@@ -65,13 +62,9 @@ def calibrate(
     threads: int,
     cache: Path | None,
     refresh: bool = False,
-    tiny: TinyEpochs | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
-    """From the cache where this machine has measured before; `refresh`: measured again.
-
-    `tiny`: runs the epochs of `visits` on every rank.
-    """
+    """From the cache where this machine has measured before; `refresh`: measured again."""
     file = None if cache is None else cache / "calibration" / f"{_key(ranks, threads)}.json"
     if file is not None and file.exists() and not refresh:
         try:
@@ -79,7 +72,7 @@ def calibrate(
         except (ValueError, KeyError, TypeError):
             file.unlink()  # of another version, or half written
     say(f"measuring what {ranks} ranks with {threads} threads do here (once; kept in the cache)")
-    found = fitted(world_samples(ranks, threads, tiny), ranks=ranks, threads=threads)
+    found = fitted(world_samples(ranks, threads), ranks=ranks, threads=threads)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json_whole(file, found.as_json())
@@ -97,36 +90,35 @@ def _key(ranks: int, threads: int) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def world_samples(ranks: int, threads: int, tiny: TinyEpochs | None = None) -> list[Samples]:
+def world_samples(ranks: int, threads: int) -> list[Samples]:
     """Of every rank: processes over gloo, or this process alone."""
     if ranks == 1:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            return [_everything(ThreadWorld(1).communicators()[0], tiny)]
+            return [_everything(ThreadWorld(1).communicators()[0])]
         finally:
             torch.set_num_threads(before)
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory(prefix="gnnpar-") as folder:
-        mp.spawn(_rank, args=(ranks, threads, folder, tiny), nprocs=ranks, join=True)  # type: ignore[attr-defined]
+        mp.spawn(_rank, args=(ranks, threads, folder), nprocs=ranks, join=True)  # type: ignore[attr-defined]
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
-def _everything(comm: Communicator, tiny: TinyEpochs | None) -> Samples:
+def _everything(comm: Communicator) -> Samples:
     samples = measure(comm)
-    if tiny is not None:
-        samples.tiny = tiny(comm)
+    samples.trials = trial_epochs(comm)
     return samples
 
 
-def _rank(rank: int, ranks: int, threads: int, folder: str, tiny: TinyEpochs | None) -> None:
+def _rank(rank: int, ranks: int, threads: int, folder: str) -> None:
     from gnnpar.comm.process import connect
 
     torch.set_num_threads(threads)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
     comm = connect("gloo", device=torch.device("cpu"), timeout_seconds=300, init_method=f"file://{folder}/meet")
-    torch.save(_everything(comm, tiny), Path(folder) / f"{rank}.pt")
+    torch.save(_everything(comm), Path(folder) / f"{rank}.pt")
     comm.barrier()
     comm.close()
 
@@ -175,10 +167,10 @@ def fitted(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibrati
         source="measured",
         residuals=residuals,
     )
-    if samples[0].tiny:
+    if samples[0].trials:
         slowest = {
-            engine: {trial: max(s.tiny[engine][trial] for s in samples) for trial in by_trial}
-            for engine, by_trial in samples[0].tiny.items()
+            engine: {trial: max(s.trials[engine][trial] for s in samples) for trial in by_trial}
+            for engine, by_trial in samples[0].trials.items()
         }
         rates = with_visits(rates, link, ranks, slowest)
     return Calibration(ranks, threads, rates, link)

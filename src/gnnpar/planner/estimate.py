@@ -1,24 +1,22 @@
-"""What a run would take, without running it: time and memory by the planner's model, bytes by their formulas.
+"""What a run would take, without running it: its strategy's own price, and whether it fits the machine.
 
-The run is the one that `gnnpar train` makes of the same settings: its grid, chunks, codec and overlap become a
-candidate (`runner.shapes`), which is priced as `gnnpar plan` prices its own. Of `minibatch` some batches are drawn.
+The run is the one that `gnnpar train` makes of the same settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from gnnpar.planner.candidate import QUALITIES
-from gnnpar.planner.configured import Job, Shape, shape_of
-from gnnpar.planner.machines import setting_of
-from gnnpar.planner.memory import Memory
-from gnnpar.planner.planned import Inputs
-from gnnpar.planner.planner import Priced, Request, lacking, price
-from gnnpar.planner.sampled import SampledEpoch
-from gnnpar.planner.traffic import Bound, Traffic
+from gnnpar.durable import JsonDict
+from gnnpar.parallel.priced import Priced, Problem
+from gnnpar.parallel.strategy import Strategy
+from gnnpar.planner.machines import setting_of, threads_of
+from gnnpar.planner.planned import Inputs, what_is_held
+from gnnpar.planner.planner import Request, lacking
+from gnnpar.pricing.candidate import QUALITIES
 from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Bound, Price
 from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.topology import Machines
 from gnnpar.pricing.work import Work
@@ -29,34 +27,37 @@ from gnnpar.training.result.trained import DTYPES
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """`refused`: why there is no such run; `unpriced`: why the model says no time and memory of it."""
+    """`refused`: why there is no such run. `lacks`: what does not fit, empty where all does or nothing is known."""
 
     name: str
     exactness: tuple[str, ...] = ()
     ranks: int = 0
-    traffic: Traffic | None = None
-    priced: Priced | SampledEpoch | None = None
+    price: Price = Price()
     refused: str = ""
-    unpriced: str = ""
-    notes: tuple[str, ...] = ()
+    lacks: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Are time and memory predicted?"""
+        return bool(self.price.phases)
 
     @property
     def fits(self) -> str:
         """'yes', or why not; empty where nothing is known of it."""
-        return "" if self.priced is None else self.priced.refused or "yes"
+        return (self.lacks or "yes") if self.known else ""
 
-    def as_json(self) -> dict[str, Any]:
-        priced = self.priced
+    def as_json(self) -> JsonDict:
+        price = self.price
         return {
             "name": self.name,
             "exactness": list(self.exactness),
             "ranks": self.ranks,
             "refused": self.refused,
-            "unpriced": self.unpriced,
-            "notes": list(self.notes),
-            "bytes_per_epoch": self.traffic and self.traffic.as_json(),
-            "predicted": priced and priced.as_predicted(),
-            "fits": None if priced is None else not priced.refused,
+            "unpriced": price.unpriced,
+            "notes": list(price.notes),
+            "bytes_per_epoch": price.traffic and price.traffic.as_json(),
+            "predicted": price.as_predicted() if self.known else None,
+            "fits": not self.lacks if self.known else None,
         }
 
 
@@ -79,67 +80,59 @@ class Estimator:
             topology.fabric.first(self.count)  # are there so many?
         self.inputs = Inputs.of(self.settings, self.say)
 
-    def setting(self, ranks: int) -> Machine:
-        return self._request(ranks).setting
+    def machine(self, ranks: int) -> Machine:
+        return self._request(ranks).machine
 
     def estimate(self, settings: Settings, name: str) -> Estimate:
         """Of one run, by its settings."""
-        strategy: Any = settings.strategy
+        strategy: Strategy = settings.strategy
         ranks = min(self.count, strategy.capabilities.max_ranks or self.count)
-        known = Estimate(name=name, exactness=tuple(sorted(strategy.exactness)), ranks=ranks)
-        number = DTYPES[settings.precision].itemsize
+        estimate = Estimate(name=name, exactness=tuple(sorted(strategy.exactness)), ranks=ranks)
         try:
             check_strategy(settings, ranks)
-            shape = shape_of(
-                Job(
-                    settings,
-                    self.inputs,
-                    ranks,
-                    number,
-                    lambda parts: self._work(ranks, parts),
-                    lambda: self.setting(ranks),
-                )
-            )
+            price = self._price(strategy, settings, ranks)
         except ValueError as error:
-            return replace(known, refused=" ".join(str(error).split()))
-        priced = self._priced(shape, ranks, number)
-        return replace(
-            known,
-            traffic=shape.traffic,
-            priced=priced,
-            unpriced=shape.unpriced,
-            notes=shape.notes + (("time is that of fp32",) if number != 4 and priced else ()),
-        )
+            return replace(estimate, refused=" ".join(str(error).split()))
+        return replace(estimate, price=price, lacks=lacking(price.memory, self._request(ranks)))
 
-    def _priced(self, shape: Shape, ranks: int, number: int) -> Priced | SampledEpoch | None:
-        """Time of numbers of four bytes, memory of these, and whether it fits: all qualities are allowed here."""
-        found: Priced | SampledEpoch | None = shape.sampled
-        request = self._request(ranks)
-        if shape.candidate is not None and shape.work is not None:
-            found = price(shape.candidate, shape.work, request)
-        if found is None:
-            return None
-        memory = found.memory if number == 4 else tuple(_wider(m, number / 4) for m in found.memory)
-        return replace(found, memory=memory, refused=lacking(memory, request))
+    def _price(self, strategy: Strategy, settings: Settings, ranks: int) -> Price:
+        """Time of numbers of four bytes, memory of those of the settings."""
+        if not isinstance(strategy, Priced):
+            return Price(unpriced=f"{type(strategy).__name__} has no cost(problem, machine)")
+        number = DTYPES[settings.precision].itemsize
+        cached = settings.first_layer == "cached"
+        problem = Problem(
+            workload=self.inputs.workload,
+            model=self.inputs.model,
+            ir=self.inputs.ir,
+            ranks=ranks,
+            work_of=lambda parts: self._work(ranks, parts),
+            number=number,
+            first_layer=settings.first_layer,
+            kept=what_is_held(settings, self.inputs.ir) if cached else "no",
+            seed=settings.seed,
+            threads=threads_of(settings, ranks),
+        )
+        price = strategy.cost(problem, self.machine(ranks))
+        if number == 4 or not price.phases:
+            return price
+        memory = tuple(m.with_numbers_of(number) for m in price.memory)
+        return replace(price, memory=memory, notes=(*price.notes, "time is that of fp32"))
 
     def _request(self, ranks: int) -> Request:
         if ranks not in self._requests:
-            setting, count = setting_of(self.settings, ranks, self.say)
-            request = self.inputs.request(setting, count, self.settings)
+            machine, count = setting_of(self.settings, ranks, self.say)
+            request = self.inputs.request(machine, count, self.settings)
             self._requests[ranks] = replace(request, allowed=frozenset(QUALITIES))
         return self._requests[ranks]
 
     def _work(self, ranks: int, parts: int) -> Work:
+        """Nothing kept."""
         if (ranks, parts) not in self._works:
             request = self._request(ranks)
             live = replace(request, kept="no")
-            self._works[ranks, parts] = live.work(request.partition(parts), request.setting.rates)
+            self._works[ranks, parts] = live.work(request.partition(parts), request.machine.rates)
         return self._works[ranks, parts]
-
-
-def _wider(memory: Memory, factor: float) -> Memory:
-    """With numbers of so many times four bytes; indices stay."""
-    return Memory(**{k: v if k == "structure" else factor * v for k, v in vars(memory).items()})
 
 
 COLUMNS = ("strategy", "ranks", "exactness", "predicted epoch", "sent/epoch", "peak memory", "fits")
@@ -151,36 +144,38 @@ def row_of(e: Estimate) -> tuple[str, ...]:
     quality = ", ".join(e.exactness)
     if e.refused:
         return (e.name, str(e.ranks), quality, "-", "-", "-", "does not run")
-    seconds = seconds_text(e.priced.phases.seconds) if e.priced else "-"
-    peak = bytes_text(e.priced.peak_bytes) if e.priced else "-"
-    said = e.fits if e.fits in ("yes", "") else f"no: {e.fits}"
-    return (e.name, str(e.ranks), quality, seconds, sent(e), peak, said or "not known")
+    seconds = seconds_text(e.price.seconds) if e.known else "-"
+    peak = bytes_text(e.price.peak_bytes) if e.known else "-"
+    fits = f"no: {e.lacks}" if e.lacks else e.fits or "not known"
+    return (e.name, str(e.ranks), quality, seconds, sent(e), peak, fits)
 
 
 def sent(e: Estimate) -> str:
-    return "-" if e.traffic is None else _BOUNDS[e.traffic.bound] + bytes_text(e.traffic.total)
+    traffic = e.price.traffic
+    return "-" if traffic is None else _BOUNDS[traffic.bound] + bytes_text(traffic.total)
 
 
 def details(e: Estimate) -> list[str]:
     """Where time, bytes and memory of one run go."""
-    lines = []
-    if e.priced is not None:
-        phases = ", ".join(f"{k} {seconds_text(v)}" for k, v in vars(e.priced.phases).items() if v)
-        fullest = max(e.priced.memory, key=lambda m: m.total)
+    lines, price = [], e.price
+    if e.known:
+        phases = ", ".join(f"{k} {seconds_text(v)}" for k, v in price.phases.items() if v)
+        fullest = max(price.memory, key=lambda m: m.total)
         memory = ", ".join(f"{k} {bytes_text(v)}" for k, v in vars(fullest).items() if v)
-        lines += [f"priced as {e.priced.label}", f"epoch: {phases}", f"memory of the fullest rank: {memory}"]
-    if e.traffic is not None and e.traffic.total:
-        figures = {k: v for k, v in e.traffic.as_json().items() if isinstance(v, int) and v and k != "total"}
-        lines.append("bytes an epoch: " + ", ".join(f"{k} {v}" for k, v in figures.items()))
+        lines += [f"priced as {price.label}", f"epoch: {phases}", f"memory of the fullest rank: {memory}"]
+    if price.traffic is not None and price.traffic.total:
+        by_phase = {k: round(v) for k, v in price.traffic.by_phase.items() if round(v)}
+        lines.append("bytes an epoch: " + ", ".join(f"{k} {v}" for k, v in by_phase.items()))
     return lines
 
 
-def why(estimates: list[Estimate], setting: Machine, *, on_gpu: bool) -> list[str]:
+def why(estimates: list[Estimate], machine: Machine, *, on_gpu: bool) -> list[str]:
     """The sentences below the table."""
-    rates = setting.rates[0]
+    rates = machine.rates[0]
     worst = max(rates.residuals.values(), default=None)
     doubt = f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)" if worst is not None else ""
-    lines = [f"{e.name}: {said}" for e in estimates for said in (e.refused, e.unpriced, *e.notes) if said]
+    notes = [(e.name, note) for e in estimates for note in (e.refused, e.price.unpriced, *e.price.notes) if note]
+    lines = [f"{name}: {note}" for name, note in notes]
     if on_gpu:
         lines.append("times are those of this machine's CPU: a topology with devices (topology=) says what GPUs do")
     return [

@@ -16,7 +16,7 @@ from typing import Any
 
 from gnnpar.placement import Plan
 from gnnpar.planner.planned import Planned
-from gnnpar.planner.planner import Priced
+from gnnpar.planner.planner import Evaluated
 from gnnpar.pricing.quantity import seconds_text
 from gnnpar.pricing.topology import Machines
 from gnnpar.settings import Settings
@@ -46,12 +46,12 @@ def check(settings: Settings, ranks: int, count: int) -> None:
 
 
 def halved(
-    found: Planned, count: int, plan_of: Callable[[Priced], Plan], run: Run, say: Say
+    found: Planned, count: int, plan_of: Callable[[Evaluated], Plan], run: Run, say: Say
 ) -> tuple[Planned, dict[str, float]]:
     """The answer with the fastest of the last round first, and label -> measured seconds an epoch of the `count` best
     that may be chosen, each as of its last round.
     """
-    left = [p for p in found.priced if not p.refused][:count]
+    left = [p for p in found.evaluated if not p.refused][:count]
     plans = {p.candidate.label: plan_of(p) for p in left}
     seconds: dict[str, float] = {}
     epochs = EPOCHS
@@ -59,11 +59,11 @@ def halved(
         for p in left:
             label = p.candidate.label
             seconds[label] = run(plans[label], epochs)
-            said = seconds_text(p.phases.seconds)
-            say(f"{label}: measured {seconds_text(seconds[label])} in {epochs} epochs, predicted {said}")
+            predicted = seconds_text(p.price.seconds)
+            say(f"{label}: measured {seconds_text(seconds[label])} in {epochs} epochs, predicted {predicted}")
         left.sort(key=lambda p: seconds[p.candidate.label])
         if len(left) <= 2:
-            return replace(found, priced=tuple(sorted(found.priced, key=lambda p: p is not left[0]))), seconds
+            return replace(found, evaluated=tuple(sorted(found.evaluated, key=lambda p: p is not left[0]))), seconds
         left, epochs = left[: (len(left) + 1) // 2], 2 * epochs
 
 

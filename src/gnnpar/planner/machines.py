@@ -9,7 +9,6 @@ import psutil
 
 from gnnpar.launch.paced import burst_kib, num_hosts
 from gnnpar.planner.calibrate import Calibration, calibrate
-from gnnpar.planner.tiny import tiny_epochs
 from gnnpar.pricing.fabric import Fabric
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import derived
@@ -51,9 +50,7 @@ def _calibration(settings: Settings, ranks: int, cores: int, say: Callable[[str]
     measured = max(1, min(ranks, cores // threads))
     cache = settings.cache_dir if os.access(settings.cache_dir, os.W_OK) or not settings.cache_dir.exists() else None
     again = isinstance(settings.topology, Measured) and settings.topology.refresh
-    return calibrate(measured, threads=threads, cache=cache, refresh=again, tiny=tiny_epochs, say=say).shared(
-        ranks, cores
-    )
+    return calibrate(measured, threads=threads, cache=cache, refresh=again, say=say).shared(ranks, cores)
 
 
 def _here(settings: Settings, ranks: int, cores: int, found: Calibration) -> Fabric:

@@ -11,24 +11,24 @@ from typing import Any
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.shares import Shares
 from gnnpar.placement import Plan
-from gnnpar.planner.candidate import Quality, layers_of
 from gnnpar.planner.extract import record
-from gnnpar.planner.lower import simulated
 from gnnpar.planner.machines import setting_of
-from gnnpar.planner.planner import Priced, Request, reasons
+from gnnpar.planner.planner import Evaluated, Request, reasons
 from gnnpar.planner.recompute import how_held
-from gnnpar.planner.search.named import BUDGET, DEFAULT, Found, Name, run
-from gnnpar.planner.simulate import Timeline
-from gnnpar.planner.strategy import families
+from gnnpar.planner.registry import registry
+from gnnpar.planner.search.named import BUDGET, DEFAULT, Name, Result, run
+from gnnpar.planner.simulate import Timeline, simulated
+from gnnpar.pricing.candidate import Quality
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import Machines
-from gnnpar.pricing.work import Held
+from gnnpar.pricing.work import Held, Work
 from gnnpar.settings import Settings, instantiate
 from gnnpar.training.plans import partition_cache
 
@@ -44,24 +44,24 @@ class Searching:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A planner's answer. `chosen` is priced[0]."""
+    """A planner's answer. `chosen` is evaluated[0]."""
 
-    priced: tuple[Priced, ...]
-    setting: Machine
+    evaluated: tuple[Evaluated, ...]
+    machine: Machine
     workload: Workload
     request: Request
     dataset: Dataset
     model_hash: str
-    found: Found
+    result: Result
 
     @property
-    def chosen(self) -> Priced:
-        return self.priced[0]
+    def chosen(self) -> Evaluated:
+        return self.evaluated[0]
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What settings say to the planner, wherever it runs: the graph and the model, without a strategy."""
+    """Of settings without their strategy, wherever the planner runs: the graph and the model."""
 
     workload: Workload
     model: GNN
@@ -83,11 +83,22 @@ class Inputs:
         )
         return Inputs(workload, model, ir)
 
-    def request(self, setting: Machine, ranks: int, settings: Settings) -> Request:
+    def request(self, machine: Machine, ranks: int, settings: Settings) -> Request:
         """Of so many ranks, lossless strategies alone."""
-        graph, first_layer = GraphStats.of(self.workload.dataset), settings.first_layer
-        kept = what_is_held(settings, self.ir) if first_layer == "cached" else "no"
-        return Request(self.ir, graph, _even(self.workload), setting, ranks, families(first_layer), kept=kept)
+        graph, ir = GraphStats.of(self.workload.dataset), self.ir
+        kept = what_is_held(settings, ir) if settings.first_layer == "cached" else "no"
+        partition = _even(self.workload)
+        problem = Problem(
+            workload=self.workload,
+            model=self.model,
+            ir=ir,
+            ranks=ranks,
+            work_of=lambda parts: Work(ir, graph, partition(parts), machine.rates[:parts]),
+            first_layer=settings.first_layer,
+            kept=kept,
+            seed=settings.seed,
+        )
+        return Request(ir, graph, partition, machine, ranks, kept=kept, registry=registry(), problem=problem)
 
 
 def planned(
@@ -104,12 +115,12 @@ def planned(
 
     `recompute`: first_layer is the planner's choice, too.
     """
-    setting, count = setting_of(settings, ranks, say)
+    machine, count = setting_of(settings, ranks, say)
     inputs = Inputs.of(settings, say)
     workload, cached = inputs.workload, settings.first_layer == "cached"
     own_places = isinstance(settings.topology, Machines)
     request = replace(
-        inputs.request(setting, count, settings),
+        inputs.request(machine, count, settings),
         allowed=allowed,
         factors=factors,
         places=own_places,
@@ -119,8 +130,8 @@ def planned(
     )
     ir, dataset = inputs.ir, workload.dataset
     model_hash = hashlib.sha256(repr(ir).encode()).hexdigest()
-    found = run(request, how.search, budget=how.budget, seed=settings.seed)
-    return Planned(found.priced, setting, workload, request, dataset, model_hash, found)
+    result = run(request, how.search, budget=how.budget, seed=settings.seed)
+    return Planned(result.evaluated, machine, workload, request, dataset, model_hash, result)
 
 
 def _even(workload: Workload) -> Callable[[int], PartStats]:
@@ -168,24 +179,24 @@ def plan_of(found: Planned, yaml_of: Callable[[str], Mapping[str, Any]], setting
 
     yaml_of: name of a strategy -> its resolved YAML.
     """
-    priced = found.chosen
-    candidate = priced.candidate
+    chosen = found.chosen
+    candidate = chosen.candidate
     resolved = dict(yaml_of(candidate.family)) | candidate.fields
     strategy = instantiate(resolved, "strategy")
-    fabric = priced.at(found.setting).fabric
-    plan: Plan = strategy.plan(_sharing(found.workload, priced.shares), fabric.topology(candidate.ranks))
+    fabric = chosen.at(found.machine).fabric
+    plan: Plan = strategy.plan(_sharing(found.workload, chosen.shares), fabric.topology(candidate.ranks))
     placement = plan.placement
     if candidate.stages > 1:
-        placement = replace(placement, layers_of=layers_of(candidate.cuts, found.request.ir.num_layers))
+        placement = replace(placement, layers_of=candidate.layers_of(found.request.ir.num_layers))
     alternatives = [
-        {"label": p.label, "epoch_seconds": p.phases.seconds, "refused": p.refused} for p in found.priced[1:6]
+        {"label": e.label, "epoch_seconds": e.price.seconds, "refused": e.refused} for e in found.evaluated[1:6]
     ]
     return replace(
         plan,
         placement=placement,
         strategy={"name": candidate.family, **resolved},
         hashes=plan.hashes | {"model": found.model_hash},
-        predicted=priced.as_predicted() | {"alternatives": alternatives, "search": found.found.as_predicted()},
+        predicted=chosen.as_predicted() | {"alternatives": alternatives, "search": found.result.as_predicted()},
         quality=tuple(sorted(found.request.allowed)),
         devices=tuple(d.name for d in fabric.devices[: candidate.ranks]),
         setup={
@@ -196,53 +207,61 @@ def plan_of(found: Planned, yaml_of: Callable[[str], Mapping[str, Any]], setting
     )
 
 
-COLUMNS = ("strategy", "epoch", "compute", "encode", "wire", "bubble", "reduce", "peak memory", "")
+PHASES = ("compute", "encode", "wire", "bubble", "reduce")
+COLUMNS = ("strategy", "epoch", *PHASES, "peak memory", "")
 
 
-def table_rows(priced: tuple[Priced, ...], limit: int, measured: Mapping[str, float] = {}) -> list[tuple[str, ...]]:
+def table_rows(
+    evaluated: tuple[Evaluated, ...], limit: int, measured: Mapping[str, float] = {}
+) -> list[tuple[str, ...]]:
     """A row a candidate: the best of all, and of every family at least one. `measured`: label -> seconds an epoch."""
-    shown: list[Priced] = []
+    shown: list[Evaluated] = []
     seen: set[str] = set()
-    for i, p in enumerate(priced):
-        if i < limit or p.candidate.family not in seen or p.candidate.label in measured:
-            shown.append(p)
-        seen.add(p.candidate.family)
-    return [_row(p, i == 0, measured) for i, p in enumerate(shown)]
+    for i, e in enumerate(evaluated):
+        if i < limit or e.candidate.family not in seen or e.candidate.label in measured:
+            shown.append(e)
+        seen.add(e.candidate.family)
+    return [_row(e, i == 0, measured) for i, e in enumerate(shown)]
 
 
-def _row(p: Priced, first: bool, measured: Mapping[str, float]) -> tuple[str, ...]:
-    phases = tuple(seconds_text(v) if v else "-" for v in vars(p.phases).values())
-    note = "chosen" if first else p.refused
-    if p.candidate.label in measured:
-        note = f"measured {seconds_text(measured[p.candidate.label])}" + (", chosen" if first else "")
-    return (p.label, seconds_text(p.phases.seconds), *phases, bytes_text(p.peak_bytes), note)
+def _row(e: Evaluated, first: bool, measured: Mapping[str, float]) -> tuple[str, ...]:
+    price = e.price
+    if price.unpriced:
+        return (e.label, *["-"] * (len(COLUMNS) - 2), e.refused)
+    phases = tuple(seconds_text(v) if (v := price.phases.get(name, 0.0)) else "-" for name in PHASES)
+    note = "chosen" if first else e.refused
+    if e.candidate.label in measured:
+        note = f"measured {seconds_text(measured[e.candidate.label])}" + (", chosen" if first else "")
+    return (e.label, seconds_text(price.seconds), *phases, bytes_text(price.peak_bytes), note)
 
 
 def timeline(found: Planned) -> Timeline:
     """An epoch of the chosen candidate in the event simulator."""
     candidate = found.chosen.candidate
-    shares, setting = found.chosen.shares, found.chosen.at(found.setting)
+    shares, machine = found.chosen.shares, found.chosen.at(found.machine)
     parts = _uneven(found.workload)(shares) if shares else found.request.partition(candidate.parts)
-    work = found.request.work(parts, setting.rates, held=candidate.held)
-    return simulated(candidate, work, setting)
+    work = found.request.work(parts, machine.rates, held=candidate.held)
+    return simulated(candidate, work, machine)
 
 
 def _places(found: Planned) -> str:
-    names = [d.name for d in found.chosen.at(found.setting).fabric.devices[: found.chosen.candidate.ranks]]
+    names = [d.name for d in found.chosen.at(found.machine).fabric.devices[: found.chosen.candidate.ranks]]
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
 def why(found: Planned, simulated_seconds: float) -> list[str]:
     """The sentences below the table."""
-    rates = found.setting.rates[0]
+    rates = found.machine.rates[0]
     worst = max(rates.residuals.values(), default=None)
     doubt = f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)" if worst is not None else ""
-    told = found.request.recompute
+    recompute = found.request.recompute
     event = f"event by event the chosen plan takes {seconds_text(simulated_seconds)}"
-    how = found.found
+    how = found.result
     looked = f"search={how.search} priced {how.evaluations} candidates in {seconds_text(how.cpu_seconds)} of CPU"
     devices = found.chosen.devices
     moved = [] if devices == tuple(range(len(devices))) else [f"ranks run on {_places(found)}, in this order"]
-    cut = [told.describe(chosen=found.chosen.candidate.held)] if told is not None else []
+    cut = [] if recompute is None else [recompute.describe(chosen=found.chosen.candidate.held)]
+    unpriced = [f"{name} is unpriced: {reason}" for name, reason in found.request.registry.unpriced().items()]
     doubted = f"times are predicted from {rates.source} rates{doubt}"
-    return [*reasons(found.priced), *moved, *cut, looked, event, doubted]
+    events = [event] if simulated_seconds else []
+    return [*reasons(found.evaluated), *unpriced, *moved, *cut, looked, *events, doubted]

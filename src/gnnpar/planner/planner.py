@@ -1,31 +1,27 @@
 """The planner: every candidate priced by time and memory, the best allowed one chosen, and why.
 
-Source: specs/tag.md 8.10. Grids and knobs are enumerated; cuts over different devices come from exact dynamic
-programming (`search.ordered`). `search.named` moves through what uniform grids in the given order leave out. The
-objective is seconds an epoch times the user's factor of its quality class; nothing beyond the allowed classes is
-chosen, but it is priced, so that the table shows what they would give.
+Source: specs/tag.md 8.10. Candidates are those that the strategies of the registry name; each prices itself.
+`search.named` moves through what uniform grids in the given order leave out. The objective is seconds an epoch times
+the user's factor of its quality class; nothing beyond the allowed classes is chosen, but it is priced, so that the
+table shows what they would give.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any
 
-import numpy as np
-
-from gnnpar.planner.candidate import Candidate, Family, Quality, even_cuts
-from gnnpar.planner.closed import DIRECTIONS, boundary_seconds, closed, in_engine, stage_seconds
-from gnnpar.planner.memory import Memory, memory
-from gnnpar.planner.prediction import Prediction
+from gnnpar.durable import JsonDict
+from gnnpar.parallel.priced import Problem
 from gnnpar.planner.recompute import Recompute, decide
-from gnnpar.planner.search.grid import candidates
-from gnnpar.planner.search.ordered import Line, place_layers
+from gnnpar.planner.registry import Registry, shipped
 from gnnpar.planner.search.places import Places
+from gnnpar.pricing.candidate import Candidate, Quality, Scope
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Phases
+from gnnpar.pricing.price import Memory, Price
 from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
@@ -39,15 +35,15 @@ class Request:
     """What there is to plan. `partition`: parts -> statistics. `factors`: quality class -> epochs it costs, >= 1.
 
     `kept`: what layer 0 of `ir` keeps in every candidate. `held`: another model that keeps it, to choose from.
+    `problem`: for strategies that price only what their YAML says; None leaves them out.
     For searches: may ranks be put on any device (`places`), may there be `fewer` of them, and what a partition with
     given shares of the nodes comes to (`uneven`; None: parts are equal)."""
 
     ir: ModelIR
     graph: GraphStats
     partition: Callable[[int], PartStats]
-    setting: Machine
+    machine: Machine
     ranks: int
-    families: Collection[Family]
     allowed: frozenset[Quality] = frozenset({"exact"})
     factors: Mapping[Quality, float] = field(default_factory=dict)
     usable: float = USABLE
@@ -56,19 +52,26 @@ class Request:
     places: bool = False
     fewer: bool = False
     uneven: Callable[[tuple[float, ...]], PartStats] | None = None
+    registry: Registry = field(default_factory=shipped)
+    problem: Problem | None = None
 
     def work(self, parts: PartStats, rates: tuple[Rates, ...], *, held: bool = False) -> Work:
         """Of the model on a partition, or of that which is `held`. rates: of rank after rank, one a part or more."""
         ir, kept = self.held if held and self.held is not None else (self.ir, self.kept)
         return Work(ir, self.graph, parts, rates[: parts.parts], kept)
 
+    def candidates(self, ranks: int) -> list[Candidate]:
+        """On exactly so many ranks, layers cut evenly."""
+        scope = Scope(ir=self.ir, nodes=self.graph.nodes, cached=self.kept != "no")
+        return self.registry.candidates(scope, ranks, self.problem)
+
     @cached_property
     def recompute(self) -> Recompute | None:
         """What the minimum cut would recompute; None where there is no halo, or layer 0 cannot be kept."""
         if self.held is None or self.ranks == 1:
             return None
-        parts, rates = self.partition(self.ranks), self.setting.rates
-        return decide(self.work(parts, rates), self.work(parts, rates, held=True), self.setting)
+        parts, rates = self.partition(self.ranks), self.machine.rates
+        return decide(self.work(parts, rates), self.work(parts, rates, held=True), self.machine)
 
     @property
     def holds(self) -> bool:
@@ -77,14 +80,13 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Priced(Prediction):
-    """A candidate with what it is predicted to take; `refused`: why it cannot be chosen, empty where it can.
+class Evaluated:
+    """A candidate with its price; `refused`: why it cannot be chosen, empty where it can.
 
     `devices`: of each rank, () for the first ones as given. `shares`: of the nodes by part, () where all are equal."""
 
     candidate: Candidate
-    phases: Phases
-    memory: tuple[Memory, ...]
+    price: Price
     objective: float
     refused: str = ""
     devices: tuple[int, ...] = ()
@@ -94,44 +96,37 @@ class Priced(Prediction):
     def label(self) -> str:
         return self.candidate.label + (", uneven parts" if self.shares else "")
 
-    def at(self, setting: Machine) -> Machine:
+    def at(self, machine: Machine) -> Machine:
         """Where its ranks run."""
         if not self.devices:
-            return setting
-        return Machine(setting.fabric.choose(self.devices), tuple(setting.rates[d] for d in self.devices))
+            return machine
+        return Machine(machine.fabric.choose(self.devices), tuple(machine.rates[d] for d in self.devices))
 
-    def as_predicted(self) -> dict[str, Any]:
-        candidate = {**vars(self.candidate), "cuts": list(self.candidate.cuts)}
-        return {**super().as_predicted(), "candidate": candidate}
-
-
-def candidate_of(data: Mapping[str, Any]) -> Candidate:
-    """From what plan.json says."""
-    return Candidate(**{**data, "cuts": tuple(data["cuts"])})
+    def as_predicted(self) -> JsonDict:
+        return {**self.price.as_predicted(), "label": self.label, "candidate": self.candidate.as_json()}
 
 
-def search(request: Request) -> tuple[Priced, ...]:
+def search(request: Request) -> tuple[Evaluated, ...]:
     """All uniform grids, those that can be chosen first, by objective. ValueError where none can."""
-    priced = listed(request)
-    if not priced or priced[0].refused:
-        raise ValueError(nothing_fits(priced, request))
-    return priced
+    evaluated = listed(request)
+    if not evaluated or evaluated[0].refused:
+        raise ValueError(nothing_fits(evaluated, request))
+    return evaluated
 
 
-def listed(request: Request) -> tuple[Priced, ...]:
+def listed(request: Request) -> tuple[Evaluated, ...]:
     """The same, whether or not one can be chosen."""
 
     @cache
     def work(parts: int, *, held: bool = False) -> Work:
-        return request.work(request.partition(parts), request.setting.rates, held=held)
+        return request.work(request.partition(parts), request.machine.rates, held=held)
 
-    counts = rank_counts(request)
-    given = [c for n in counts for c in candidates(request.ir, n, families=request.families, nodes=request.graph.nodes)]
-    priced = [price(cut_for_devices(c, work(c.parts), request), work(c.parts), request) for c in given]
+    given = [c for n in rank_counts(request) for c in request.candidates(n)]
+    evaluated = [evaluate(c.placed(work(c.parts), request.machine), work(c.parts), request) for c in given]
     if request.holds:
-        flat = [p.candidate for p in priced if p.candidate.may_hold]
-        priced += [price(replace(c, held=True), work(c.parts, held=True), request) for c in flat]
-    return tuple(sorted(priced, key=lambda p: (bool(p.refused), p.objective, p.candidate.label)))
+        flat = [e.candidate for e in evaluated if e.candidate.may_hold]
+        evaluated += [evaluate(replace(c, held=True), work(c.parts, held=True), request) for c in flat]
+    return tuple(sorted(evaluated, key=lambda e: (bool(e.refused), e.objective, e.candidate.label)))
 
 
 def rank_counts(request: Request) -> list[int]:
@@ -139,100 +134,60 @@ def rank_counts(request: Request) -> list[int]:
     count = request.ranks
     if not request.fewer:
         return [count]
-    sizes = [len(c) for c in Places(request.setting.fabric, free=request.places).classes]
+    sizes = [len(c) for c in Places(request.machine.fabric, free=request.places).classes]
     sums = {sum(sizes[:i]) for i in range(1, len(sizes))} | {sum(sizes[i:]) for i in range(1, len(sizes))}
     halves = {count >> i for i in range(1, 4) if count >> i}
     return [count, *sorted((sums | halves | {1}) - {count}, reverse=True)[:10]]
 
 
-def price(candidate: Candidate, work: Work, request: Request) -> Priced:
+def evaluate(candidate: Candidate, work: Work, request: Request) -> Evaluated:
     """Time, memory, and whether it may be chosen."""
-    phases = closed(candidate, work, request.setting)
-    ranks = memory(candidate, work)
+    price = candidate.price(work, request.machine)
+    if price.unpriced:
+        return Evaluated(candidate, price, math.inf, f"unpriced: {price.unpriced}")
     factor = max([request.factors.get(q, 1.0) for q in candidate.quality], default=1.0)
-    return Priced(candidate, phases, ranks, phases.seconds * factor, refused(candidate, ranks, request))
+    return Evaluated(candidate, price, price.seconds * factor, refused(candidate, price.memory, request))
 
 
-def refused(candidate: Candidate, ranks: tuple[Memory, ...], request: Request) -> str:
+def refused(candidate: Candidate, memory: tuple[Memory, ...], request: Request) -> str:
     """Why a candidate cannot be chosen; empty where it can."""
     if beyond := sorted(candidate.quality - request.allowed - {"exact"}):
         return f"{beyond[0]} is not allowed"
-    return lacking(ranks, request)
+    return lacking(memory, request)
 
 
-def lacking(ranks: tuple[Memory, ...], request: Request) -> str:
+def lacking(memory: tuple[Memory, ...], request: Request) -> str:
     """The first rank whose device has too little memory; empty where all have enough."""
-    for rank, (need, device) in enumerate(zip(ranks, request.setting.fabric.devices, strict=False)):
+    for rank, (need, device) in enumerate(zip(memory, request.machine.fabric.devices, strict=False)):
         if need.total > request.usable * device.memory_bytes:
             return f"rank {rank} needs {bytes_text(need.total)} of {bytes_text(device.memory_bytes)}"
     return ""
 
 
-def nothing_fits(priced: Sequence[Priced], request: Request) -> str:
+def nothing_fits(evaluated: Sequence[Evaluated], request: Request) -> str:
     """One line: what the nearest candidate lacks."""
-    allowed = [p for p in priced if not p.refused.endswith("not allowed")]
+    allowed = [e for e in evaluated if e.price.phases and not e.refused.endswith("not allowed")]
     if not allowed:
         return f"no strategy of quality {', '.join(sorted(request.allowed))} runs on {request.ranks} ranks; allow more"
-    nearest = min(allowed, key=lambda p: p.peak_bytes)
-    beyond = [p for p in priced if p.refused.endswith("not allowed")]
-    others = [
-        p
-        for p in beyond
-        if all(
-            m.total <= request.usable * d.memory_bytes
-            for m, d in zip(p.memory, request.setting.fabric.devices, strict=False)
-        )
-    ]
+    nearest = min(allowed, key=lambda e: e.price.peak_bytes)
+    beyond = [e for e in evaluated if e.refused.endswith("not allowed")]
+    others = [e for e in beyond if not lacking(e.price.memory, request)]
     hint = f"; {others[0].candidate.label} would fit, but {others[0].refused}" if others else ""
     return f"no plan fits: the nearest, {nearest.candidate.label}: {nearest.refused}{hint}; use more ranks"
 
 
-def cut_for_devices(candidate: Candidate, work: Work, request: Request) -> Candidate:
-    """With the best cuts for the devices its stages run on."""
-    if candidate.stages == 1:
-        return candidate
-    setting, layers = request.setting, request.ir.num_layers
-    even = replace(candidate, cuts=even_cuts(layers, candidate.stages))
-    _, cuts = place_layers(_line(even, work, setting), chunks=candidate.chunks)
-    if cuts == even.cuts:
-        return even
-    return min((even, replace(candidate, cuts=cuts)), key=lambda c: closed(c, work, setting).seconds)
-
-
-def _line(candidate: Candidate, work: Work, setting: Machine) -> Line:
-    """What each layer takes on each stage, and each message between stages, forward and backward."""
-    work, setting = in_engine(candidate, work, setting)
-    ir, num_stages = work.ir, candidate.stages
-    layers = np.zeros((num_stages, ir.num_layers))
-    whole, alone = np.zeros((num_stages - 1, ir.num_layers)), np.zeros((num_stages - 1, ir.num_layers))
-    for s in range(num_stages):
-        seconds = {
-            kind: sum(stage_seconds(candidate, work, setting, s, range(kind, kind + 1), d).seconds for d in DIRECTIONS)
-            for kind, _ in ir.alike(range(ir.num_layers))
-        }
-        layers[s] = [seconds[kind] for kind in ir.twins]
-    widths = {ir.cuts[layer - 1]: layer for layer in range(1, ir.num_layers)}
-    for s in range(num_stages - 1):
-        before = setting.at_stages(s, candidate.parts)
-        trial = replace(candidate, stages=2)
-        found = {w: boundary_seconds(replace(trial, cuts=(0, i)), work, before, 0) for w, i in widths.items()}
-        for layer in range(1, ir.num_layers):
-            whole[s, layer], alone[s, layer] = (2 * seconds for seconds in found[ir.cuts[layer - 1]])
-    return Line(layers, whole, alone)
-
-
-def reasons(priced: tuple[Priced, ...]) -> list[str]:
+def reasons(evaluated: tuple[Evaluated, ...]) -> list[str]:
     """Why the first was chosen, in sentences: what it saves over the best of each other family, and by which phase."""
-    best, lines, told = priced[0], [], set()
-    for other in priced[1:]:
-        family = other.candidate.family
-        if family in told or family == best.candidate.family:
+    best, lines = evaluated[0], []
+    seen = {best.candidate.family}
+    for other in evaluated[1:]:
+        if other.candidate.family in seen:
             continue
-        told.add(family)
+        seen.add(other.candidate.family)
         if other.refused and other.objective >= best.objective:
             continue
         gap = other.objective - best.objective
-        phase = _largest_difference(best.phases, other.phases, gap)
+        phase = _largest_difference(best.price.phases, other.price.phases, gap)
         if other.refused:
             lines.append(f"{other.label} would save {seconds_text(-gap)} ({phase}), but {other.refused}")
         elif gap < 0:
@@ -242,7 +197,8 @@ def reasons(priced: tuple[Priced, ...]) -> list[str]:
     return lines
 
 
-def _largest_difference(best: Phases, other: Phases, gap: float) -> str:
-    gaps = {name: vars(other)[name] - vars(best)[name] for name in vars(best)}
+def _largest_difference(best: Mapping[str, float], other: Mapping[str, float], gap: float) -> str:
+    names = {**best, **other}
+    gaps = {name: other.get(name, 0.0) - best.get(name, 0.0) for name in names}
     name = max(gaps, key=lambda key: gaps[key] if gap >= 0 else -gaps[key])
-    return f"{name} {seconds_text(vars(other)[name])} against {seconds_text(vars(best)[name])}"
+    return f"{name} {seconds_text(other.get(name, 0.0))} against {seconds_text(best.get(name, 0.0))}"

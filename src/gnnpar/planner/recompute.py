@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gnnpar.planner.closed import DIRECTIONS
 from gnnpar.planner.mincut import Tensor, duplicate, sufficient_factors
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.quantity import bytes_text, seconds_text
-from gnnpar.pricing.work import Held, Work
+from gnnpar.pricing.work import DIRECTIONS, Held, Work
 
 RUN_EPOCHS = 100
 """Over which what is fetched once is spread."""
@@ -58,22 +57,22 @@ def how_held(ir: ModelIR, *, random: bool) -> Held:
     return "result" if folds and all(f.linear and not f.learned for f in folds) and not random else "rows"
 
 
-def decide(live: Work, held: Work, setting: Machine) -> Recompute:
+def decide(live: Work, held: Work, machine: Machine) -> Recompute:
     """The cut for graph parallelism over the parts of `live`. `held`: the same with what layer 0 would keep."""
     depth, parts = live.ir.num_layers, live.parts.parts
     weights: list[float] = []
     tensors: list[Tensor] = []
-    kinds = {i: _extra(live, i) - _received(live, setting, i) for i in set(live.ir.twins)}
-    fetched = {cut: _second_halo(live, setting, cut) for cut in set(live.ir.cuts[: depth - 1])}
+    kinds = {i: _extra(live, i) - _received(live, machine, i) for i in set(live.ir.twins)}
+    fetched = {cut: _second_halo(live, machine, cut) for cut in set(live.ir.cuts[: depth - 1])}
     for layer in range(depth):
         weights.append(kinds[live.ir.twins[layer]])
-        needed = _features(held, setting) if layer == 0 else fetched[live.ir.cuts[layer - 1]]
+        needed = _features(held, machine) if layer == 0 else fetched[live.ir.cuts[layer - 1]]
         source = None if layer == 0 else layer - 1
         tensors.append(Tensor(source, (layer,), needed))
-    weights[0] = _layer_seconds(held, 0) - _layer_seconds(live, 0) - _received(live, setting, 0)
-    weights[0] += _features(held, setting)  # a producer that everybody has broadcasts for nothing
+    weights[0] = _layer_seconds(held, 0) - _layer_seconds(live, 0) - _received(live, machine, 0)
+    weights[0] += _features(held, machine)  # a producer that everybody has broadcasts for nothing
     gemms = [g for group in live.ir.groups for g in group.gemms]
-    rate = min(setting.fabric.rate(a, b) for a in range(parts) for b in range(parts) if a != b)
+    rate = min(machine.fabric.rate(a, b) for a in range(parts) for b in range(parts) if a != b)
     for gemm in gemms:
         factored, summed = sufficient_factors(
             max(live.parts.nodes),
@@ -101,11 +100,11 @@ def _layer_seconds(work: Work, layer: int) -> float:
     return sum(max(work.piece(layer, p, d).compute for p in range(work.parts.parts)) for d in DIRECTIONS)
 
 
-def _received(work: Work, setting: Machine, layer: int) -> float:
+def _received(work: Work, machine: Machine, layer: int) -> float:
     """What a layer's exchanges take, with packing and unpacking."""
     parts = range(work.parts.parts)
     pieces = [work.piece(layer, p, d) for d in DIRECTIONS for p in parts]
-    wire = sum(setting.exchange(work.flows(layer, d)) for d in DIRECTIONS)
+    wire = sum(machine.exchange(work.flows(layer, d)) for d in DIRECTIONS)
     return wire + 2 * max(p.pack + p.unpack for p in pieces)
 
 
@@ -123,14 +122,14 @@ def _extra(work: Work, layer: int) -> float:
     return found
 
 
-def _features(held: Work, setting: Machine) -> float:
+def _features(held: Work, machine: Machine) -> float:
     """Fetching the halo's features once, spread over a run."""
     row = 4.0 * held.ir.in_dim
     flows = [(q, p, row * rows) for p, halos in enumerate(held.parts.halo) for q, rows in enumerate(halos) if rows]
-    return setting.exchange(flows) / RUN_EPOCHS
+    return machine.exchange(flows) / RUN_EPOCHS
 
 
-def _second_halo(work: Work, setting: Machine, widths: tuple[int, ...]) -> float:
+def _second_halo(work: Work, machine: Machine, widths: tuple[int, ...]) -> float:
     """Receiving, both ways, what the halo's in-neighbours have: at most all rows of the others."""
     degree = work.graph.edges / max(1, work.graph.nodes)
     width = sum(widths)
@@ -140,4 +139,4 @@ def _second_halo(work: Work, setting: Machine, widths: tuple[int, ...]) -> float
         wanted = min(total - parts.nodes[p], sum(halos) * degree)
         share = wanted / max(1.0, sum(halos))
         flows += [(q, p, 4.0 * width * rows * share) for q, rows in enumerate(halos) if rows]
-    return 2 * setting.exchange(flows)
+    return 2 * machine.exchange(flows)

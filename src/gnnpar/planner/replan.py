@@ -101,8 +101,8 @@ def factors(said: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
     return found
 
 
-def corrected(setting: Machine, by: Mapping[str, float]) -> Machine:
-    """Rates and links, told what they really take."""
+def corrected(machine: Machine, by: Mapping[str, float]) -> Machine:
+    """Rates and links with the seconds that they really take."""
     compute, encode, wire = by["compute"], by["encode"], by["wire"]
     moved = encode / compute  # encoding is scaled as computing is
     rates = tuple(
@@ -115,10 +115,10 @@ def corrected(setting: Machine, by: Mapping[str, float]) -> Machine:
             message=r.message * wire,
             reduce=(r.reduce[0] * by["reduce"], r.reduce[1] * by["reduce"]),
         )
-        for r in setting.rates
+        for r in machine.rates
     )
-    links = tuple(replace(k, rate=k.rate / wire, latency=k.latency * wire) for k in setting.fabric.links)
-    return Machine(replace(setting.fabric, links=links), rates)
+    links = tuple(replace(k, rate=k.rate / wire, latency=k.latency * wire) for k in machine.fabric.links)
+    return Machine(replace(machine.fabric, links=links), rates)
 
 
 def compared(plan_said: Mapping[str, Any], found: Replanner) -> tuple[str, dict[str, float]]:
@@ -165,9 +165,9 @@ def plan_again(run: Any, epoch: int, comparing: Replanner) -> Again | None:
     if not why:
         return None
     dataset = settings.dataset.load(settings.data_dir, settings.seed)
-    setting = corrected(setting_of(settings, run.world.size, say)[0], by)
+    machine = corrected(setting_of(settings, run.world.size, say)[0], by)
     workload = workload_of(settings, run.world, dataset, run.model, run.comm.device)
-    workload = replace(workload, setting=lambda: setting, say=_silent)
+    workload = replace(workload, setting=lambda: machine, say=_silent)
     plan = replace(settings.strategy, rates="measured").plan(workload, Topology(run.world.size))
     found = better(plan, said, comparing, epoch, why)
     if found is None:

@@ -60,7 +60,7 @@ SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 @dataclass
 class Samples:
     """What was measured, by kind. gemm: (flops, numbers, s); elementwise: (numbers, s); fold: kind -> direction ->
-    (edges, rows, width, s); links: peer -> (bytes, s); reduce: (bytes, s); tiny: see `visits`."""
+    (edges, rows, width, s); links: peer -> (bytes, s); reduce: (bytes, s); trials: see `visits`."""
 
     gemm: list[tuple[float, float, float]] = field(default_factory=list)
     elementwise: list[tuple[float, float]] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Samples:
     links: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     reduce: list[tuple[float, float]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    tiny: dict[str, dict[str, float]] = field(default_factory=dict)
+    trials: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def measure(comm: Communicator) -> Samples:

@@ -11,33 +11,15 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from gnnpar.planner.fair import fair_rates
+from gnnpar.pricing.candidate import Candidate
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.tasks import Task
+from gnnpar.pricing.work import Work
 
 _END = 1e-12  # of a task's work: rounding may leave so much
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """One piece of work. compute: `seconds` on the stream. flow: `nbytes` over `demand` after `latency`.
-
-    `devices`: those it occupies (compute: one; flow: its ends). `after`: numbers of tasks that must have ended.
-    `holds`: bytes of its output on the last of its devices.
-    """
-
-    name: str
-    kind: Literal["compute", "flow"]
-    stream: Hashable
-    devices: tuple[int, ...]
-    after: tuple[int, ...] = ()
-    seconds: float = 0.0
-    nbytes: float = 0.0
-    latency: float = 0.0
-    demand: Mapping[int, float] = field(default_factory=dict)
-    priority: int = 0
-    holds: float = 0.0
 
 
 class Span(NamedTuple):
@@ -97,6 +79,13 @@ def _meta(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 def simulate(tasks: Sequence[Task], capacity: Sequence[float], *, slowdown: float = 1.0) -> Timeline:
     """Run the graph. `capacity`: bytes/s of each link. ValueError where tasks wait for each other."""
     return _Simulation(tasks, capacity, slowdown).run()
+
+
+def simulated(candidate: Candidate, work: Work, machine: Machine) -> Timeline:
+    """An epoch of a candidate, event by event."""
+    lost = machine.lost(range(candidate.ranks))
+    capacity = [link.rate for link in machine.fabric.links]
+    return simulate(candidate.tasks(*candidate.in_engine(work, machine)), capacity, slowdown=1.0 + lost)
 
 
 class _Simulation:
@@ -211,3 +200,34 @@ class _Simulation:
             self.waiting[follower] -= 1
             if self.waiting[follower] == 0:
                 self._ready(follower)
+
+
+Demand = Mapping[int, float]
+
+
+def fair_rates(flows: Sequence[Demand], capacity: Sequence[float]) -> list[float]:
+    """Max-min fair rate of each flow over shared links, by progressive filling.
+
+    Every flow's rate grows at the same pace until a link on its way is full; the flows of that link are then fixed and
+    the others grow on. A flow that passes a link `demand` times (a ring collective) takes that much of it.
+    flows[i]: link -> demand; a flow over no link is infinitely fast."""
+    rates = [0.0 if flow else float("inf") for flow in flows]
+    growing = {i for i, flow in enumerate(flows) if flow}
+    left = {link: capacity[link] for flow in flows for link in flow}
+    while growing:
+        load: dict[int, float] = {}
+        for i in growing:
+            for link, demand in flows[i].items():
+                load[link] = load.get(link, 0.0) + demand
+        step = min(left[link] / demand for link, demand in load.items())
+        if step == float("inf"):
+            for i in growing:
+                rates[i] = step
+            break
+        full = {link for link, demand in load.items() if left[link] / demand <= step * (1 + 1e-12)}
+        for link, demand in load.items():
+            left[link] = max(0.0, left[link] - step * demand)
+        for i in growing:
+            rates[i] += step
+        growing = {i for i in growing if not any(link in full for link in flows[i])}
+    return rates

@@ -11,54 +11,32 @@ lossless, and so is this by default: lossy classes have to be named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from typing import Any, Literal
+from functools import cache
+from typing import Literal
 
-from gnnpar.codecs.codec import BFloat16, Exactness, Identity
-from gnnpar.codecs.uniform import Uniform
+from gnnpar.codecs.codec import Exactness
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
+from gnnpar.parallel.priced import Priced, Problem
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Strategy, Workload
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
-from gnnpar.planner.candidate import Candidate, Family, layers_of
 from gnnpar.planner.extract import record
-from gnnpar.planner.planner import Priced, Request, candidate_of, search
+from gnnpar.planner.planner import Evaluated, Request, search
 from gnnpar.planner.recompute import how_held
+from gnnpar.planner.registry import registry
+from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Price
 from gnnpar.pricing.quantity import seconds_text
 from gnnpar.pricing.rates import NOMINAL
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import one_host
-
-_CLASSES: Mapping[Family, str] = {
-    "single": "gnnpar.parallel.single.strategy.Single",
-    "graph_parallel": "gnnpar.parallel.halo.strategy.GraphParallel",
-    "adaqp": "gnnpar.parallel.halo.adaqp.AdaQP",
-    "sar": "gnnpar.parallel.sequential.strategy.SAR",
-    "gnnpipe": "gnnpar.parallel.pipeline.strategy.GNNPipe",
-    "hybrid": "gnnpar.parallel.pipeline.hybrid.Hybrid",
-}
-
-
-def families(first_layer: FirstLayer) -> tuple[Family, ...]:
-    """Those whose strategy is there and runs so."""
-    there: tuple[Family, ...] = tuple(f for f in _CLASSES if f != "single")
-    return there if first_layer == "live" else tuple(f for f in there if f not in ("gnnpipe", "hybrid"))
-
-
-def strategy_of(candidate: Candidate) -> Strategy:
-    """The strategy of a candidate, its codec in place of the data that names it."""
-    module, _, name = _CLASSES[candidate.family].rpartition(".")
-    found: Any = getattr(import_module(module), name)
-    bits: Any = candidate.bits
-    codec = Identity() if bits == 32 else BFloat16() if bits == 16 else Uniform(bits=bits)
-    fields = {k: codec if k in ("codec", "boundary") else v for k, v in candidate.fields.items()}
-    return found(**fields)
+from gnnpar.pricing.work import Held, Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,43 +65,76 @@ class TAG:
         """There is always a candidate that runs."""
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
-        priced = self.choose(workload, topology.num_ranks)
-        best = priced[0]
-        workload.say(f"tag: {best.candidate.label}, predicted {seconds_text(best.phases.seconds)} an epoch")
-        chosen: Plan = strategy_of(best.candidate).plan(workload, topology)
+        best = self.choose(workload, topology.num_ranks)[0]
+        workload.say(f"tag: {best.candidate.label}, predicted {seconds_text(best.price.seconds)} an epoch")
+        chosen: Plan = registry().strategy_of(best.candidate).plan(workload, topology)
         placement = chosen.placement
         if best.candidate.stages > 1:
-            placement = replace(placement, layers_of=layers_of(best.candidate.cuts, workload.num_layers))
+            placement = replace(placement, layers_of=best.candidate.layers_of(workload.num_layers))
         return replace(
             chosen, placement=placement, quality=tuple(sorted({*self.quality, "exact"})), predicted=best.as_predicted()
         )
 
-    def choose(self, workload: Workload, ranks: int) -> tuple[Priced, ...]:
+    def choose(self, workload: Workload, ranks: int) -> tuple[Evaluated, ...]:
         """Every candidate, the best first."""
         if workload.model is None:
             raise ValueError("strategy=tag reads the model; give it to the Workload")
-        setting = self._setting(workload, ranks)
-        dataset = workload.dataset
+        dataset, model = workload.dataset, workload.model
+        machine, ir = self._machine(workload, ranks), record(model, workload.dataset.num_features)
+        kept: Held = "no"
+        if workload.first_layer == "cached":
+            kept = how_held(ir, random=model.config.input_dropout > 0)
 
+        @cache
         def statistics(parts: int) -> PartStats:
             return PartStats.of(dataset.edge_index, workload.part_of(parts), parts)
 
-        ir = record(workload.model, dataset.num_features)
-        kept = how_held(ir, random=workload.model.config.input_dropout > 0)
+        def work_of(parts: int) -> Work:
+            return Work(ir, GraphStats.of(dataset), statistics(parts), machine.rates[:parts])
+
+        problem = Problem(
+            workload=workload,
+            model=model,
+            ir=ir,
+            ranks=ranks,
+            work_of=work_of,
+            first_layer=workload.first_layer,
+            kept=kept,
+        )
         return search(
             Request(
                 ir,
                 GraphStats.of(dataset),
                 statistics,
-                setting,
+                machine,
                 ranks,
-                families(workload.first_layer),
                 frozenset(self.quality),
-                kept=kept if workload.first_layer == "cached" else "no",
+                kept=kept,
+                registry=registry(),
+                problem=problem,
             )
         )
 
-    def _setting(self, workload: Workload, ranks: int) -> Machine:
+    def candidates(self, scope: Scope, ranks: int) -> tuple[Candidate, ...]:
+        """None of its own: it chooses among those of the others."""
+        return ()
+
+    def cost(self, problem: Problem, machine: Machine) -> Price:
+        """Of the strategy that it chooses, as a run chooses it."""
+        workload = replace(
+            problem.workload, model=problem.model, setting=lambda: machine, first_layer=problem.first_layer
+        )
+        best = self.choose(workload, problem.ranks)[0].candidate
+        chosen = registry().strategy_of(best)
+        assert isinstance(chosen, Priced), "what was chosen has a price"
+        as_configured = chosen.cost(problem, machine)  # its cuts are even: bytes are the same wherever a cut is
+        notes = (f"chooses {best.label}",)
+        if self.replan:
+            notes += ("replan=true may go over to another plan after the warm-up: all figures are those of the first",)
+        price = best.price(problem.work(best), machine)
+        return replace(price, traffic=as_configured.traffic, notes=notes + as_configured.notes)
+
+    def _machine(self, workload: Workload, ranks: int) -> Machine:
         if self.rates == "measured" and workload.setting is not None:
             return workload.setting()
         return Machine(one_host(ranks, cores=ranks, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * ranks)
@@ -131,7 +142,8 @@ class TAG:
     def chosen(self, plan: Plan) -> Strategy:
         """The strategy that a plan of TAG runs."""
         assert plan.predicted is not None, "a plan of tag says what it chose"
-        return strategy_of(candidate_of(plan.predicted["candidate"]))
+        names = registry()
+        return names.strategy_of(names.candidate_of(plan.predicted["candidate"], plan.num_layers))
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         return self.chosen(plan).describe(plan)

@@ -9,25 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from statistics import mean
+from statistics import mean, median
 
+from gnnpar.comm import Communicator
+from gnnpar.comm.threads import ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.synthetic import SBM
+from gnnpar.data.tasks import make_task
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
-from gnnpar.planner.candidate import Candidate, even_cuts
-from gnnpar.planner.closed import closed
+from gnnpar.partition.shard import Shard
+from gnnpar.placement import Plan, Topology
 from gnnpar.planner.extract import record
+from gnnpar.planner.registry import shipped
+from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import one_host
 from gnnpar.pricing.work import Work
+from gnnpar.training.measure import EpochMeter
+from gnnpar.training.optim import Adam
 
-Tiny = Mapping[str, Mapping[str, float]]
+Epochs = Mapping[str, Mapping[str, float]]
 """engine -> graph -> seconds an epoch"""
 _LEAST, _MOST = 0.8, 2.0  # what a factor of kernels may be
+_WARMUP, _EPOCHS = 4, 20
 
 
 @dataclass(frozen=True)
@@ -57,33 +66,29 @@ def trials(ranks: int) -> tuple[Trial, Trial, Trial]:
     )
 
 
-def candidates(layers: int, ranks: int) -> list[Candidate]:
-    """One of every engine; of `single` also where there are more ranks, since a plan may leave them unused."""
-    if ranks == 1:
-        return [Candidate(family="single")]
-    cuts = even_cuts(layers, ranks)
-    return [
-        Candidate(family="single"),
-        Candidate(family="graph_parallel", parts=ranks),
-        Candidate(family="graph_parallel", parts=ranks, bits=16),
-        Candidate(family="adaqp", parts=ranks, bits=8),
-        Candidate(family="sar", parts=ranks),
-        Candidate(family="gnnpipe", stages=ranks, cuts=cuts),
-        Candidate(family="gnnpipe", stages=ranks, chunks=4 * ranks, cuts=cuts),
-    ]
+def candidates(trial: Trial, ranks: int) -> list[Candidate]:
+    """The first of every engine that the strategies of gnnpar name; of one rank also where there are more, since a plan
+    may leave them unused."""
+    model, registry = trial.model(), shipped()
+    scope = Scope(ir=record(model, trial.width), nodes=trial.nodes)
+    of_engine: dict[str, Candidate] = {}
+    for count in sorted({1, ranks}):
+        for candidate in registry.candidates(scope, count):
+            of_engine.setdefault(candidate.engine, candidate)
+    return list(of_engine.values())
 
 
-def with_visits(rates: Rates, link: tuple[float, float], ranks: int, tiny: Tiny) -> Rates:
-    """The rates, told what the trials took. `link`: (seconds a byte, latency)."""
-    shallow, deep, small = (_Said(trial, link, ranks) for trial in trials(ranks))
+def with_visits(rates: Rates, link: tuple[float, float], ranks: int, epochs: Epochs) -> Rates:
+    """The rates with what the trials took. `link`: (seconds a byte, latency)."""
+    shallow, deep, small = (_Form(trial, link, ranks) for trial in trials(ranks))
     found: dict[str, tuple[float, float, float]] = {}
-    for engine, took in tiny.items():
+    for engine, took in epochs.items():
         layer, epoch, factor = 0.0, 0.0, 1.0
         for _ in range(3):  # each of them stands in the other's way, a little
             left, slope = {}, {}
-            for said in (shallow, deep):
-                plain, unit = (said(rates, engine, (v, 0.0, factor)) for v in (0.0, 1.0))
-                left[said.trial.name], slope[said.trial.name] = took[said.trial.name] - plain, unit - plain
+            for form in (shallow, deep):
+                plain, unit = (form(rates, engine, (v, 0.0, factor)) for v in (0.0, 1.0))
+                left[form.trial.name], slope[form.trial.name] = took[form.trial.name] - plain, unit - plain
             layer = max(0.0, (left["deep"] - left["shallow"]) / (slope["deep"] - slope["shallow"]))
             epoch = max(0.0, mean(left[name] - slope[name] * layer for name in left))
             factor = _root(lambda f, e=engine, v=layer, w=epoch: small(rates, e, (v, w, f)), took["small"])
@@ -92,8 +97,8 @@ def with_visits(rates: Rates, link: tuple[float, float], ranks: int, tiny: Tiny)
 
 
 @dataclass
-class _Said:
-    """What the closed form says of a trial."""
+class _Form:
+    """The closed form of a trial."""
 
     trial: Trial
     link: tuple[float, float]
@@ -102,16 +107,17 @@ class _Said:
     def __post_init__(self) -> None:
         data = self.trial.graph()
         self.ir, self.graph = record(self.trial.model(), data.num_features), GraphStats.of(data)
+        self.candidates = {c.engine: c for c in candidates(self.trial, self.ranks)}
         self.parts = {p: PartStats.of(data.edge_index, Random().part_of(data, p), p) for p in {1, self.ranks}}
 
     def __call__(self, rates: Rates, engine: str, visit: tuple[float, float, float]) -> float:
         """Seconds an epoch, had the engine this visit."""
-        candidate = next(c for c in candidates(self.trial.layers, self.ranks) if c.engine == engine)
+        candidate = self.candidates[engine]
         each = (replace(rates, visits={engine: visit}),) * self.ranks
         theta, latency = self.link
         fabric = one_host(self.ranks, cores=self.ranks, memory_bytes=1e12, rate=1 / theta, latency=latency)
         work = Work(self.ir, self.graph, self.parts[candidate.parts], each[: candidate.parts])
-        return closed(candidate, work, Machine(fabric, each)).seconds
+        return candidate.price(work, Machine(fabric, each)).seconds
 
 
 def _root(seconds: Callable[[float], float], target: float) -> float:
@@ -121,3 +127,38 @@ def _root(seconds: Callable[[float], float], target: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if seconds(middle) < target else (low, middle)
     return (low + high) / 2
+
+
+def trial_epochs(comm: Communicator) -> dict[str, dict[str, float]]:
+    """engine -> trial -> seconds an epoch of this rank. Collective."""
+    found: dict[str, dict[str, float]] = {}
+    alone = ThreadWorld(1).communicators()[0]
+    for trial in trials(comm.size):
+        data = trial.graph() if comm.rank == 0 else None
+        given = comm.broadcast(data)
+        assert isinstance(given, Dataset)
+        for candidate in candidates(trial, comm.size):
+            among = comm if candidate.ranks == comm.size else alone
+            here = _epoch_seconds(candidate, trial, given, among) if among is comm or comm.rank == 0 else None
+            seconds = here if among is comm else comm.broadcast(here)  # the others wait for what one does alone
+            assert isinstance(seconds, float)
+            found.setdefault(candidate.engine, {})[trial.name] = seconds
+    return found
+
+
+def _epoch_seconds(candidate: Candidate, trial: Trial, data: Dataset, comm: Communicator) -> float:
+    model, task = trial.model(), make_task(data.task, data.num_classes)
+    strategy = shipped().strategy_of(candidate)
+    workload = Workload(data, Random(), trial.layers, model=model)
+    plan = comm.broadcast(strategy.plan(workload, Topology(comm.size)) if comm.rank == 0 else None)
+    assert isinstance(plan, Plan)
+    shard = Shard.open(data if comm.rank == 0 else None, plan.part_of, comm, placement=plan.placement)
+    engine = strategy.build(plan, shard.to(comm.device, data.x.dtype), model, task, comm, seed=0)
+    optimizer = Adam().build(engine.named_parameters(), epochs=_EPOCHS, layer_of=model.layer_of)
+    seconds = []
+    for epoch in range(_WARMUP + _EPOCHS):
+        with EpochMeter(comm) as meter:
+            engine.train_epoch(epoch, optimizer)
+        seconds.append(meter.read()["seconds"])
+    engine.drain()
+    return median(seconds[_WARMUP:])

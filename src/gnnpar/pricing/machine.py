@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gnnpar.pricing.fabric import Fabric
+from gnnpar.pricing.price import Phases
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.work import Work
 
@@ -64,3 +65,11 @@ class Machine:
         const, byte = self.rates[ranks[0]].reduce
         wire = 2 * (size - 1) / size * nbytes / rate
         return const + max(wire, byte * nbytes) + 2 * (size - 1) * latency
+
+    def end(self, work: Work, engine: str, layers: range, s: int = 0) -> Phases:
+        """Of an epoch of stage s: the loss, the sum of gradients over the parts, and the optimizer's step."""
+        params = sum(work.ir.params_of[i] for i in layers)
+        parts = work.parts.parts
+        loss = max(work.loss_seconds) if layers.stop == work.ir.num_layers else 0.0
+        step = max(work.step_seconds(p, params, engine) for p in range(parts))
+        return Phases(compute=loss + step, reduce=self.reduce(range(s * parts, (s + 1) * parts), 4.0 * params))

@@ -1,13 +1,20 @@
-"""What an epoch is predicted to take: seconds by phase."""
+"""What an epoch is predicted to take: seconds by phase, bytes held by category, bytes sent by phase."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Literal
+
+from gnnpar.durable import JsonDict
+
+Bound = Literal["exact", "mean", "most"]
+_SAFETY = 1.08  # what allocators round up and small tensors add
 
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of an epoch on its critical way. `wire`: communication that nothing hides; `bubble`: stages that wait."""
+    """Seconds of an epoch on its critical path. `wire`: messages that nothing hides; `bubble`: stages that wait."""
 
     compute: float = 0.0
     encode: float = 0.0
@@ -24,3 +31,86 @@ class Phases:
 
     def times(self, factor: float) -> Phases:
         return Phases(*(factor * value for value in vars(self).values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Most bytes that one rank holds in an epoch, by what they are for. `parameters`: weights, gradients, two moments,
+    and the vector that is summed; `saved`: between forward and backward; `transient`: of the largest moment."""
+
+    parameters: float = 0.0
+    structure: float = 0.0
+    features: float = 0.0
+    saved: float = 0.0
+    halo: float = 0.0
+    history: float = 0.0
+    transient: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return _SAFETY * sum(asdict(self).values())
+
+    def with_numbers_of(self, nbytes: int) -> Memory:
+        """With numbers of so many bytes in place of four; indices stay."""
+        return Memory(**{k: v if k == "structure" else nbytes / 4 * v for k, v in vars(self).items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Bytes that an epoch after the first sends, all ranks together, payload and metadata, as result.json counts them.
+
+    `bound`: what the figures are; a codec that chooses its bits in training has the most that it may send.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    remat: float = 0.0
+    push: float = 0.0
+    stage: float = 0.0
+    reduce: float = 0.0
+    bound: Bound = "exact"
+
+    @property
+    def by_phase(self) -> dict[str, float]:
+        return {f.name: vars(self)[f.name] for f in fields(self) if f.name != "bound"}
+
+    @property
+    def total(self) -> float:
+        return sum(self.by_phase.values())
+
+    def as_json(self) -> dict[str, object]:
+        by_phase = {name: round(value) for name, value in self.by_phase.items()}
+        return {"total": round(self.total), **by_phase, "is": self.bound}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What a strategy predicts of an epoch of its own.
+
+    phases: seconds by phase on the critical path. memory: by rank. `unpriced`: why time and memory are not predicted;
+    phases and memory are then empty. `notes`: where the configuration that runs differs from the one that is priced.
+    """
+
+    label: str = ""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    memory: tuple[Memory, ...] = ()
+    traffic: Traffic | None = None
+    unpriced: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.phases.values())
+
+    @property
+    def peak_bytes(self) -> float:
+        return max((m.total for m in self.memory), default=0.0)
+
+    def as_predicted(self) -> JsonDict:
+        """What plan.json and `gnnpar estimate --json` have of it."""
+        return {
+            "epoch_seconds": self.seconds,
+            "phases": dict(self.phases),
+            "peak_bytes": [round(m.total) for m in self.memory],
+            "label": self.label,
+        }

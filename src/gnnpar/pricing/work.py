@@ -1,4 +1,4 @@
-"""What one epoch asks of every rank, by layer: seconds of each piece and bytes on each way.
+"""What one epoch asks of every rank, by layer: seconds of each piece and bytes between each pair.
 
 The pieces are those of the engines: dense work before and after a fold, the fold over inner edges and over each peer's
 halo, packing and adding back. Closed forms and the simulator put the same pieces together.
@@ -18,6 +18,7 @@ from gnnpar_kernels.wire import BF16, FP32, row_nbytes
 
 Bits = Literal[32, 16, 8, 4, 2, 1]
 Direction = Literal["forward", "backward"]
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 Held = Literal["no", "result", "rows"]
 """Of layer 0, over epochs: nothing, what it sums up of the features, or the features of the halo."""
 
@@ -79,12 +80,16 @@ class Work:
             for f in folds
         )
         halo = tuple(sum(self._halo_fold(f, p, q, share, backward) for f in folds) for q in range(self.parts.parts))
-        width = self.travelling(layer, direction)
+        width = self.exchanged_width(layer, direction)
         out, into = self.parts.sent(p) * share, sum(self.parts.halo[p]) * share
         pack, unpack = (out, into) if direction == "forward" else (into, out)
         return Piece(
             before, inner, halo, after, rates.code_seconds(bits, pack * width), rates.code_seconds(bits, unpack * width)
         )
+
+    def pieces(self, layer: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> list[Piece]:
+        """Of every part."""
+        return [self.piece(layer, p, direction, share=share, bits=bits) for p in range(self.parts.parts)]
 
     def _halo_fold(self, fold: Fold, p: int, q: int, share: float, backward: bool) -> float:
         """The rows of a halo block: the result's in forward, the sources' in backward, at most the part's own."""
@@ -102,7 +107,7 @@ class Work:
             kinds.setdefault(-1 if alone else self.ir.twins[layer], []).append(layer)
         return [(same[0], len(same)) for same in kinds.values()]
 
-    def travelling(self, layer: int, direction: Direction) -> int:
+    def exchanged_width(self, layer: int, direction: Direction) -> int:
         """Numbers of a row that is exchanged in this layer: every source forward, backward those with a gradient."""
         return sum(f.width for f in self._exchanged(layer, direction))
 
@@ -118,10 +123,10 @@ class Work:
     def flows(self, layer: int, direction: Direction, bits: int = 32) -> list[tuple[int, int, float]]:
         """(sender, receiver, bytes) of one exchange; backward goes the other way."""
         row = self.row_bytes(layer, direction, bits)
-        ways = [(q, p, rows * row) for p, halos in enumerate(self.parts.halo) for q, rows in enumerate(halos) if rows]
+        flows = [(q, p, rows * row) for p, halos in enumerate(self.parts.halo) for q, rows in enumerate(halos) if rows]
         if direction == "backward":
-            ways = [(b, a, nbytes) for a, b, nbytes in ways]
-        return [way for way in ways if way[2]]
+            flows = [(b, a, nbytes) for a, b, nbytes in flows]
+        return [flow for flow in flows if flow[2]]
 
     @cached_property
     def loss_seconds(self) -> tuple[float, ...]:
@@ -143,5 +148,5 @@ class Work:
 
     def halo_bytes(self, bits: Sequence[int]) -> float:
         """Of all exchanges of an epoch, all parts; bits: (forward, backward)."""
-        pairs = zip(("forward", "backward"), bits, strict=True)
-        return sum(f[2] for d, b in pairs for i in range(self.ir.num_layers) for f in self.flows(i, d, b))  # type: ignore[arg-type]
+        pairs = zip(DIRECTIONS, bits, strict=True)
+        return sum(f[2] for d, b in pairs for i in range(self.ir.num_layers) for f in self.flows(i, d, b))

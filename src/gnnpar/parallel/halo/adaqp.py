@@ -12,11 +12,17 @@ split is overlap=central_marginal. Any model runs, attention included. What the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.halo_graph import Overlap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gnnpar.pricing.candidate import Candidate, Scope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,3 +31,8 @@ class AdaQP(GraphParallel):
 
     codec: CodecConfig = Adaptive()
     overlap: Overlap = "edges"
+
+    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
+        from gnnpar.parallel.halo.cost import quantized_candidates
+
+        return quantized_candidates(scope, ranks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gnnpar.codecs.adaptive.codec import for_model
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
@@ -21,6 +22,14 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gnnpar.parallel.priced import Problem
+    from gnnpar.pricing.candidate import Candidate, Scope
+    from gnnpar.pricing.machine import Machine
+    from gnnpar.pricing.price import Price
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +49,16 @@ class GraphParallel:
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
         check_epochs(self.codec, epochs)
+
+    def cost(self, problem: Problem, machine: Machine) -> Price:
+        from gnnpar.parallel.halo.cost import cost
+
+        return cost(self, problem, machine)
+
+    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
+        from gnnpar.parallel.halo.cost import plain_candidates
+
+        return plain_candidates(scope, ranks)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         return workload.flat_plan(topology)

@@ -11,11 +11,16 @@ holds its own rows and those it reads of others, not N; `codec` is what these ro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge
 
 from gnnpar.parallel.pipeline.strategy import GNNPipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gnnpar.pricing.candidate import Candidate, Scope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,3 +28,8 @@ class Hybrid(GNNPipe):
     """Fields as in GNNPipe. `parts` null: the smallest number above one that divides the ranks."""
 
     parts: Annotated[int, Ge(1)] | None = None
+
+    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
+        from gnnpar.parallel.pipeline.cost import candidates
+
+        return candidates(scope, ranks, hybrid=True)

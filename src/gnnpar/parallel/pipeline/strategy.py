@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 from torch import nn
@@ -50,6 +50,14 @@ from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.chunking import Balanced, Metis, Range, chunk, chunk_statistics, quotient
 from gnnpar.partition.shard import Shard, comm_check, partition_statistics
 from gnnpar.placement import Placement, Plan, Topology, array_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gnnpar.parallel.priced import Problem
+    from gnnpar.pricing.candidate import Candidate, Scope
+    from gnnpar.pricing.machine import Machine
+    from gnnpar.pricing.price import Price
 
 CHUNKS_PER_RANK = 4
 _CHUNKERS = {"balanced": Balanced, "metis": Metis, "range": Range}
@@ -158,6 +166,16 @@ class GNNPipe:
                 "strategy.parts=1: use two parts or more (strategy=hybrid), codec=identity, or codec@strategy.boundary "
                 "for rows between stages."
             )
+
+    def cost(self, problem: Problem, machine: Machine) -> Price:
+        from gnnpar.parallel.pipeline.cost import cost
+
+        return cost(self, problem, machine)
+
+    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
+        from gnnpar.parallel.pipeline.cost import candidates
+
+        return candidates(scope, ranks, hybrid=False)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         self._check_mesh(topology.num_ranks, workload.num_layers)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge
 
@@ -36,6 +36,11 @@ from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workl
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
+
+if TYPE_CHECKING:
+    from gnnpar.parallel.priced import Problem
+    from gnnpar.pricing.machine import Machine
+    from gnnpar.pricing.price import Price
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +87,11 @@ class Minibatch:
                 f"strategy.fanout={list(self.fanout)} has {len(self.fanout)} numbers, but the model {num_layers} "
                 f"layers: give {num_layers} or fewer, the first for the neighbours of training nodes."
             )
+
+    def cost(self, problem: Problem, machine: Machine) -> Price:
+        from gnnpar.parallel.sampling.cost import cost
+
+        return cost(self, problem, machine)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         """Parts are those of the evaluation; training knows none."""

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt
 
@@ -41,6 +41,14 @@ from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
 from gnnpar.partition.shard import Shard, split
 from gnnpar.placement import Plan, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gnnpar.parallel.priced import Problem
+    from gnnpar.pricing.candidate import Candidate, Scope
+    from gnnpar.pricing.machine import Machine
+    from gnnpar.pricing.price import Price
 
 EVERY_ROUND = 1 << 30  # of messages that wait on the host: a part then waits once an exchange
 
@@ -100,6 +108,16 @@ class SAR:
                 f"strategy.logical_parts={self.logical_parts} puts all parts on one device, but there are "
                 f"{num_ranks} ranks: set world_size=1, or strategy.logical_parts=null."
             )
+
+    def cost(self, problem: Problem, machine: Machine) -> Price:
+        from gnnpar.parallel.sequential.cost import cost
+
+        return cost(self, problem, machine)
+
+    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
+        from gnnpar.parallel.sequential.cost import candidates
+
+        return candidates(scope, ranks)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         self._check_ranks(topology.num_ranks)

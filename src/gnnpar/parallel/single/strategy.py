@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gnnpar.codecs.codec import Exactness
 from gnnpar.comm import Communicator
@@ -16,6 +17,14 @@ from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workl
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gnnpar.parallel.priced import Problem
+    from gnnpar.pricing.candidate import Candidate, Scope
+    from gnnpar.pricing.machine import Machine
+    from gnnpar.pricing.price import Price
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +39,16 @@ class Single:
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
         _check_ranks(num_ranks)
+
+    def cost(self, problem: Problem, machine: Machine) -> Price:
+        from gnnpar.parallel.single.cost import cost
+
+        return cost(problem, machine)
+
+    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
+        from gnnpar.parallel.single.cost import candidates
+
+        return candidates(scope, ranks)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         _check_ranks(topology.num_ranks)

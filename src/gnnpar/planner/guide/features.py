@@ -12,17 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnpar.planner.closed import DIRECTIONS
-from gnnpar.planner.search.points import FACTORS, KNOBS, Points
+from gnnpar.planner.search.points import POWERS, Points
 from gnnpar.planner.search.space import Point
+from gnnpar.pricing.candidate import Candidate, Values
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.statistics import PartStats
-from gnnpar.pricing.work import Work
+from gnnpar.pricing.work import DIRECTIONS, Work
 
 WIDTHS = {"op": 8, "device": 5, "link": 3, "part": 5}
 RELATIONS = (
@@ -36,9 +35,9 @@ RELATIONS = (
     ("part", "finer", "part"),
 )
 PRICED = (("op", "on", "device"), ("device", "runs", "op"))  # relations with a number an edge
-NAMES = ("grid", *KNOBS, "shares", "next")
-FAMILIES = ("single", "graph_parallel", "sar", "gnnpipe", "hybrid")
-CHOICE_WIDTH = len(NAMES) + len(FAMILIES) + 16
+NAMES = ("grid", "chunks", "bits", "overlap", "prefetch", "backward", "remat", "layout", "shares", "next")
+"""Names of the space that the guide can tell apart; to a knob of another name it is blind."""
+CHOICE_WIDTH = len(NAMES) + 5 + 16
 _BLOCKS = 16
 
 
@@ -61,8 +60,8 @@ def _log(value: float, scale: float) -> float:
 def scene(points: Points) -> Scene:
     """Of a request."""
     request, classes = points.request, points.places.classes
-    fabric, ir = request.setting.fabric, request.ir
-    rates = [request.setting.rates[c[0]] for c in classes]
+    fabric, ir = request.machine.fabric, request.ir
+    rates = [request.machine.rates[c[0]] for c in classes]
     alone = [points.seconds_alone(r) for r in rates]
     scale = 1 / sum(len(c) / seconds for c, seconds in zip(classes, alone, strict=True))
     fastest = max((link.rate for link in fabric.links), default=1e9)
@@ -124,16 +123,18 @@ def _block_seconds(points: Points, rates: Rates, block: range) -> float:
     return sum(count * work.piece(i, 0, d).compute for i, count in alike for d in DIRECTIONS)
 
 
-def _op(points: Points, block: range, seconds: Sequence[float], scale: float, way: tuple[float, float]) -> list[float]:
-    """way: (bytes of one number of each halo row, bytes/s of the fastest link)."""
+def _op(
+    points: Points, block: range, seconds: Sequence[float], scale: float, moved: tuple[float, float]
+) -> list[float]:
+    """moved: (bytes of one number of each halo row, bytes/s of the fastest link)."""
     ir, graph = points.request.ir, points.request.graph
     folds = [f for i in block for f in ir.folds(i)]
     width = sum(f.width * (1 + f.learned) for f in folds)
     cut = sum(ir.cuts[block.stop - 1]) if block.stop < ir.num_layers else 0
     return [
         _log(sum(seconds) / len(seconds), scale),
-        _log(width * way[0] / way[1], scale),
-        _log(4.0 * cut * graph.nodes / way[1], scale),
+        _log(width * moved[0] / moved[1], scale),
+        _log(4.0 * cut * graph.nodes / moved[1], scale),
         _log(4.0 * sum(ir.saved_of[i] for i in block) * graph.nodes, 2.0**30),
         float(any(not f.linear for f in folds)),
         float(any(f.pushed for f in folds)),
@@ -143,7 +144,7 @@ def _op(points: Points, block: range, seconds: Sequence[float], scale: float, wa
 
 
 def _device(points: Points, members: Sequence[int], alone: float, scale: float) -> list[float]:
-    fabric = points.request.setting.fabric
+    fabric = points.request.machine.fabric
     device = fabric.devices[members[0]]
     inside = fabric.rate(members[0], members[1]) if len(members) > 1 else 0.0
     need = 4.0 * points.request.graph.nodes * sum(points.request.ir.saved_of)
@@ -158,7 +159,7 @@ def _device(points: Points, members: Sequence[int], alone: float, scale: float) 
 
 def _used_links(points: Points) -> dict[int, list[int]]:
     """Number of a link -> classes whose first device sends over it to another class, or to its neighbour."""
-    fabric, classes = points.request.setting.fabric, points.places.classes
+    fabric, classes = points.request.machine.fabric, points.places.classes
     found: dict[int, list[int]] = {}
     for c, members in enumerate(classes):
         ends = [other[0] for other in classes if other is not members] + members[1:2]
@@ -193,28 +194,42 @@ def choice_features(points: Points, prefix: Point, rest: Point) -> tuple[Tensor,
     return torch.tensor(rows, dtype=torch.float32), kinds
 
 
-def _row(points: Points, name: str, chosen: dict[str, Any], *, same: bool) -> list[float]:
+def _row(points: Points, name: str, chosen: Values, *, same: bool) -> list[float]:
     word, _, number = name.partition(".")
-    family, stages, parts = chosen["grid"]
+    grid: Candidate = chosen["grid"]
+    stages, parts = grid.stages, grid.parts
     ranks, layers = points.request.ranks, points.request.ir.num_layers
     alpha = points.statistics(parts, ()).alpha if parts > 1 else 0.0
     return [
         *(float(word == other) for other in NAMES),
-        *(float(family == other) for other in FAMILIES),
+        *_kind(grid),
         math.log2(ranks) / 6,
         math.log2(stages * parts / ranks),
         math.log2(stages) / 6,
         math.log2(parts) / 6,
-        FACTORS.index(chosen["chunks"]) / 4,
-        math.log2(chosen["bits"]) / 5,
-        float(chosen["overlap"] == "edges"),
-        chosen["prefetch"] / 2,
-        float(chosen["backward"] == "push"),
-        float(chosen["remat"]),
-        {"even": 0.0, "speed": 1.0, "half": 0.5}[chosen["shares"]],
+        math.log2(2 * chosen["chunks"]) / 4 if chosen.get("chunks") else 0.0,
+        math.log2(chosen.get("bits", 32)) / 5,
+        float(chosen.get("overlap", "edges") == "edges"),
+        chosen.get("prefetch", 1) / 2,
+        float(chosen.get("backward", "push") == "push"),
+        float(chosen.get("remat", True)),
+        POWERS[chosen["shares"]],
         float(chosen["layout"] == "parts"),
         _log(layers * alpha, ranks) if alpha else -2.0,
         math.log2(stages / layers) / 6,
         int(number or 0) / 8,
         float(same),
     ]
+
+
+def _kind(grid: Candidate) -> tuple[float, ...]:
+    """Of a grid: one rank; all layers on every rank, its halo whole or in rounds; stages of one part, or several."""
+    alone, flat = grid.ranks == 1, grid.stages == 1 and grid.ranks > 1
+    kinds = (
+        alone,
+        flat and grid.whole_halo,
+        flat and not grid.whole_halo,
+        grid.stages > 1 and grid.parts == 1,
+        grid.stages > 1 and grid.parts > 1,
+    )
+    return tuple(map(float, kinds))

@@ -19,10 +19,10 @@ from gnnpar.models.gcnii import GCNII
 from gnnpar.models.gin import GIN
 from gnnpar.models.resgcn import ResGCN
 from gnnpar.models.sage import SAGE
-from gnnpar.planner.candidate import QUALITIES, Quality
 from gnnpar.planner.extract import record
 from gnnpar.planner.laws import partitioned
 from gnnpar.planner.planner import Request
+from gnnpar.pricing.candidate import QUALITIES, Quality
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import derived
@@ -30,7 +30,6 @@ from gnnpar.pricing.statistics import GraphStats
 from gnnpar.pricing.topology import Machines
 
 Split = Literal["train", "held_out"]
-FAMILIES: tuple[Any, ...] = ("graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid")
 _MODELS: dict[str, Callable[..., Any]] = {
     "gcn": GCN,
     "sage": SAGE,
@@ -58,7 +57,7 @@ _ETHERNET = ("1 Gbit/s", "10 Gbit/s", "25 Gbit/s", "100 Gbit/s")
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """`name`: model, graph and topology in words."""
+    """`name`: of model, graph and topology."""
 
     name: str
     request: Request
@@ -80,7 +79,7 @@ def draw(seed: int, *, split: Split, most: int = 16) -> Instance:
     graph = GraphStats(nodes, int(nodes * degree), rng.choice((32, 100, 500)), 16, nodes // 2)
     fabric = _fabric(rng, wiring, most).fabric
     rates = {d.kind: derived(d.speed or 0, d.memory_rate or 0) for d in fabric.devices}
-    setting = Machine(fabric, tuple(rates[d.kind] for d in fabric.devices))
+    machine = Machine(fabric, tuple(rates[d.kind] for d in fabric.devices))
     ir = _model(model, layers, hidden, graph.features)
     even = partitioned(graph, law, rng.uniform(0.05, 0.4))
     allowed: frozenset[Quality] = frozenset(QUALITIES) if rng.random() < 0.75 else frozenset({"exact"})
@@ -88,9 +87,8 @@ def draw(seed: int, *, split: Split, most: int = 16) -> Instance:
         ir,
         graph,
         even,
-        setting,
+        machine,
         fabric.size,
-        FAMILIES,
         allowed,
         {"quantized": 1.05, "stale": 1.1},
         places=True,
@@ -98,8 +96,8 @@ def draw(seed: int, *, split: Split, most: int = 16) -> Instance:
         uneven=lambda shares: even(len(shares)).reshaped(shares),
     )
     lossy = "any quality" if len(allowed) > 1 else "exact"
-    words = f"{model} {layers}x{hidden}, {law} {nodes:.0e} nodes of degree {degree:.0f}, {wiring}, {lossy}"
-    return Instance(words, request)
+    name = f"{model} {layers}x{hidden}, {law} {nodes:.0e} nodes of degree {degree:.0f}, {wiring}, {lossy}"
+    return Instance(name, request)
 
 
 @cache

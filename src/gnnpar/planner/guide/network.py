@@ -40,9 +40,9 @@ class Guide(nn.Module):
         """(the whole scene [width], device nodes [D, width])."""
         h = {name: torch.tanh(self.enter[name](x)) for name, x in scene.nodes.items()}
         for layer, norms in zip(self.layers, self.norms, strict=True):
-            told = layer(h, scene.edges, edge_attr_dict=scene.prices)
+            messages = layer(h, scene.edges, edge_attr_dict=scene.prices)
             assert isinstance(norms, nn.ModuleDict)
-            h = {name: norms[name](x + torch.relu(told[name])) if name in told else x for name, x in h.items()}
+            h = {name: norms[name](x + torch.relu(messages[name])) if name in messages else x for name, x in h.items()}
         means = [h[name].mean(0) if len(h[name]) else h[name].new_zeros(self.width) for name in WIDTHS]
         return torch.tanh(self.whole(torch.cat(means))), h["device"]
 

@@ -110,8 +110,8 @@ def loss_of(guide: Guide, game: Game) -> Tensor:
     rows, picks = (torch.cat([getattr(e, name) for e in game.examples]) for name in ("rows", "picks"))
     terms = []
     for logits, example in zip(guide.score(whole, devices, rows, picks).split(sizes), game.examples, strict=True):
-        told = torch.log_softmax(logits, 0)
-        terms.append(torch.xlogy(example.target, example.target).sum() - (example.target * told).sum())
+        predicted = torch.log_softmax(logits, 0)
+        terms.append(torch.xlogy(example.target, example.target).sum() - (example.target * predicted).sum())
     return torch.stack(terms).mean()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from gnnpar.planner.planner import Priced, Request, listed, nothing_fits, price, search
+from gnnpar.planner.planner import Evaluated, Request, evaluate, listed, nothing_fits, search
 from gnnpar.planner.search.points import Points
 from gnnpar.planner.search.space import Evaluator, Point, anneal, descend_again, draw
 from gnnpar.planner.search.tree import Prior, climb, published
@@ -19,22 +19,22 @@ BUDGET = 120  # evaluations
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search came to. `curve[i]`: best objective after i + 1 evaluations, `clock[i]`: CPU seconds by then."""
+class Result:
+    """Of a search. `curve[i]`: best objective after i + 1 evaluations, `clock[i]`: CPU seconds by then."""
 
     search: Name
-    priced: tuple[Priced, ...]
+    evaluated: tuple[Evaluated, ...]
     evaluations: int
     cpu_seconds: float
     curve: tuple[float, ...] = ()
     clock: tuple[float, ...] = ()
 
     def as_predicted(self) -> dict[str, object]:
-        """What plan.json says of the search."""
+        """As plan.json has it."""
         return {"name": self.search, "evaluations": self.evaluations, "cpu_seconds": round(self.cpu_seconds, 3)}
 
 
-def run(request: Request, name: Name, *, budget: int = BUDGET, seed: int = 0, prior: Prior | None = None) -> Found:
+def run(request: Request, name: Name, *, budget: int = BUDGET, seed: int = 0, prior: Prior | None = None) -> Result:
     """ValueError where nothing can be chosen, and for a name or a budget that is none.
 
     enumerate: uniform grids on the devices as given, whatever the budget. They are in every answer, so that none is
@@ -48,31 +48,31 @@ def run(request: Request, name: Name, *, budget: int = BUDGET, seed: int = 0, pr
     began = time.process_time()
     if name == "enumerate":
         grids = search(request)
-        return Found(name, grids, len(grids), time.process_time() - began)
+        return Result(name, grids, len(grids), time.process_time() - began)
     points = Points(request)
-    evaluate = Evaluator(points.space, points.objective, budget, points.canonical)
+    evaluator = Evaluator(points.space, points.objective, budget, points.canonical)
     grids = listed(request)
-    _searches(evaluate, seed, start_of(points, grids), prior, points)[name]()
+    _searches(evaluator, seed, start_of(points, grids), prior, points)[name]()
     spent = time.process_time() - began
     table = _settled(points, grids)
-    clock = tuple(t - began for t in evaluate.clock)
-    return Found(name, table, len(evaluate.seen) + len(grids), spent, tuple(evaluate.curve), clock)
+    clock = tuple(t - began for t in evaluator.clock)
+    return Result(name, table, len(evaluator.seen) + len(grids), spent, tuple(evaluator.curve), clock)
 
 
 def _searches(
-    evaluate: Evaluator, seed: int, start: Point | None, prior: Prior | None, points: Points
+    evaluator: Evaluator, seed: int, start: Point | None, prior: Prior | None, points: Points
 ) -> dict[str, Callable[[], object]]:
     def guided() -> None:
-        climb(evaluate, seed=seed, prior=prior or _guide(points))
+        climb(evaluator, seed=seed, prior=prior or _guide(points))
 
     return {
-        "refine": lambda: descend_again(evaluate, seed=seed, start=start),
-        "descent": lambda: descend_again(evaluate, seed=seed),
-        "anneal": lambda: anneal(evaluate, seed=seed),
-        "mcts": lambda: climb(evaluate, seed=seed),
+        "refine": lambda: descend_again(evaluator, seed=seed, start=start),
+        "descent": lambda: descend_again(evaluator, seed=seed),
+        "anneal": lambda: anneal(evaluator, seed=seed),
+        "mcts": lambda: climb(evaluator, seed=seed),
         "guided": guided,
-        "tag": lambda: published(evaluate, seed=seed),
-        "random": lambda: draw(evaluate, seed=seed),
+        "tag": lambda: published(evaluator, seed=seed),
+        "random": lambda: draw(evaluator, seed=seed),
     }
 
 
@@ -82,34 +82,22 @@ def _guide(points: Points) -> Prior:
     return shipped(points)
 
 
-def start_of(points: Points, grids: tuple[Priced, ...]) -> Point | None:
+def start_of(points: Points, grids: tuple[Evaluated, ...]) -> Point | None:
     """The point of the best uniform grid, which every other choice is compared with."""
-    space = points.space
-    names = list(space.choices)
-    for best in (p for p in grids if not p.refused):
-        c = best.candidate
-        family = "graph_parallel" if c.family == "adaqp" else c.family
-        chunks = 0 if c.chunks == 1 else c.chunks // c.stages
-        wanted = {
-            "grid": (family, c.stages, c.parts),
-            "chunks": chunks,
-            **{name: getattr(c, name) for name in ("bits", "overlap", "prefetch", "backward", "remat")},
-        }
-        if all(value in space.choices[name] for name, value in wanted.items()):
-            return tuple(space.choices[n].index(wanted[n]) if n in wanted else 0 for n in names)
-    return None
+    found = (points.point_of(e.candidate) for e in grids if not e.refused)
+    return next((point for point in found if point is not None), None)
 
 
-def _settled(points: Points, grids: tuple[Priced, ...]) -> tuple[Priced, ...]:
+def _settled(points: Points, grids: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
     """All that was priced, the best first. Uneven parts are made and priced again before one of them is chosen; those
     that were only estimated are left out."""
     request = points.request
     table = {
         (p.candidate, p.devices or tuple(range(p.candidate.ranks)), p.shares): p
-        for p in (*grids, *points.kept.values())
+        for p in (*grids, *points.evaluations.values())
     }
     ranked = sorted(table.values(), key=_rank)
-    made: list[Priced] = []
+    made: list[Evaluated] = []
     while ranked and not ranked[0].refused and ranked[0].shares and len(made) < _PARTITIONS:
         made.append(_made(ranked.pop(0), request))
         ranked = sorted([*ranked, *made[-1:]], key=_rank)
@@ -118,7 +106,7 @@ def _settled(points: Points, grids: tuple[Priced, ...]) -> tuple[Priced, ...]:
     ranked = [p for p in ranked if not p.shares or any(p is m for m in made)]
     if not ranked or ranked[0].refused:
         raise ValueError(nothing_fits(ranked, request))
-    named: dict[tuple[str, int], Priced] = {}
+    named: dict[tuple[str, int], Evaluated] = {}
     for p in ranked:
         named.setdefault((p.label, p.candidate.ranks), p)  # the best place of each candidate
     return tuple(named.values())
@@ -127,14 +115,14 @@ def _settled(points: Points, grids: tuple[Priced, ...]) -> tuple[Priced, ...]:
 _PARTITIONS = 4  # uneven ones that are made before equal parts are taken
 
 
-def _rank(p: Priced) -> tuple[bool, float, bool, str]:
+def _rank(p: Evaluated) -> tuple[bool, float, bool, str]:
     return bool(p.refused), p.objective, bool(p.shares), p.label
 
 
-def _made(best: Priced, request: Request) -> Priced:
+def _made(best: Evaluated, request: Request) -> Evaluated:
     """With the statistics of the partition itself."""
     assert request.uneven is not None, "shares are searched only where they can be made"
-    setting = best.at(request.setting)
-    work = request.work(request.uneven(best.shares), setting.rates, held=best.candidate.held)
-    again = price(best.candidate, work, replace(request, setting=setting))
+    machine = best.at(request.machine)
+    work = request.work(request.uneven(best.shares), machine.rates, held=best.candidate.held)
+    again = evaluate(best.candidate, work, replace(request, machine=machine))
     return replace(again, devices=best.devices, shares=best.shares)

@@ -1,159 +1,142 @@
 """The planner's product space: what every name may be for a request, and which candidate a point is.
 
-A point is a grid (family, stages, parts), its knobs, the sizes of its parts and the devices of its ranks. Cuts, and
-whether layer 0 is held, are no names: the best ones follow (`ordered`, `recompute`). Names that a family does not have
-are set to their default, so that each candidate is one point. Only allowed classes of quality are in the space.
+A point is a grid (a candidate with its knobs as they are), the knobs of all candidates, the sizes of its parts and the
+devices of its ranks. Cuts, and whether layer 0 is held, are no names: the best ones follow. Names that a candidate does
+not have are set to their default, so that each candidate is one point. Only allowed classes of quality are there.
 Source: specs/tag.md 8.3, 8.10 D.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from gnnpar.planner.candidate import Candidate, Family
-from gnnpar.planner.planner import Priced, Request, cut_for_devices, price, rank_counts
+from gnnpar.planner.planner import Evaluated, Request, evaluate, rank_counts
 from gnnpar.planner.search.places import Places, laid_out
 from gnnpar.planner.search.space import Point, Space
+from gnnpar.pricing.candidate import Candidate, Values
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.statistics import PartStats
-from gnnpar.pricing.work import Work
+from gnnpar.pricing.work import DIRECTIONS, Work
 
-Grid = tuple[Family, int, int]
-_THETA = {"even": 0.0, "speed": 1.0, "half": 0.5}
-FACTORS = (0, 1, 2, 4, 8)  # chunks of a part over stages; 0: one chunk
-KNOBS: Mapping[str, frozenset[str]] = {
-    "chunks": frozenset({"gnnpipe", "hybrid"}),
-    "bits": frozenset({"graph_parallel"}),
-    "overlap": frozenset({"graph_parallel"}),
-    "prefetch": frozenset({"sar"}),
-    "backward": frozenset({"sar"}),
-    "remat": frozenset({"sar"}),
-    "layout": frozenset({"hybrid"}),
-}
+POWERS = {"even": 0.0, "speed": 1.0, "half": 0.5}
+"""How parts are shared: by this power of the speed of their devices."""
 
 
 @dataclass(eq=False)
 class Points:
-    """`space` and `priced` of a request. Everything that is made on the way is kept."""
+    """`space` and `evaluated` of a request. Everything that is made on the way is retained."""
 
     request: Request
     made: dict[tuple, PartStats] = field(default_factory=dict)
-    kept: dict[Point, Priced] = field(default_factory=dict)
+    evaluations: dict[Point, Evaluated] = field(default_factory=dict)
     per_unit: dict[int, float] = field(default_factory=dict)
 
     @cached_property
     def places(self) -> Places:
-        return Places(self.request.setting.fabric, free=self.request.places)
+        return Places(self.request.machine.fabric, free=self.request.places)
 
     @cached_property
     def space(self) -> Space:
-        request = self.request
-        folds = [f for g in request.ir.groups for f in g.folds]
-        sar = "sar" in request.families
-        choices: dict[str, list[Any]] = {"grid": self._grids(), "chunks": [0], "bits": [32]}
-        if "stale" in request.allowed:
-            choices["chunks"] = list(FACTORS)
-        if "rounded" in request.allowed:
-            choices["bits"].append(16)
-        if "quantized" in request.allowed and "adaqp" in request.families:
-            choices["bits"] += [8, 4, 2]
-        choices["overlap"] = ["edges", "none"]
-        choices["prefetch"] = [1, 0, 2] if sar else [1]
-        choices["backward"] = ["push", "pull"] if sar and any(f.pushed for f in folds) else ["push"]
-        choices["remat"] = [True, False] if sar and any(f.needs_src for f in folds) else [True]
-        different = any(r != request.setting.rates[0] for r in request.setting.rates)
-        choices["shares"] = list(_THETA) if request.uneven is not None and different else ["even"]
+        request, grids = self.request, self._grids()
+        choices: dict[str, list[Any]] = {"grid": grids}
+        for grid in sorted(grids, key=lambda g: -g.stages):
+            for name, values in grid.knobs(request.ir).items():
+                known = choices.setdefault(name, [values[0]])
+                known += [v for v in values[1:] if v not in known and self._allowed(grid, name, v)]
+        different = any(r != request.machine.rates[0] for r in request.machine.rates)
+        choices["shares"] = list(POWERS) if request.uneven is not None and different else ["even"]
         choices["layout"] = ["stages", "parts"] if request.places else ["stages"]
         for i in range(self.places.decisions):
             choices[f"next.{i}"] = list(self.places.kinds)
         return Space(choices)
 
-    def _grids(self) -> list[Grid]:
-        request, found = self.request, []
+    def _allowed(self, grid: Candidate, name: str, value: object) -> bool:
+        return grid.turned({name: value}).quality <= self.request.allowed | {"exact"}
+
+    def _grids(self) -> list[Candidate]:
+        """All candidates with the defaults of their knobs; of equal numbers of ranks, those of few stages first."""
+        request, found = self.request, {}
         for ranks in rank_counts(request):
-            if ranks == 1:
-                found.append(("single", 1, 1))
-                continue
-            found += [(f, 1, ranks) for f in ("graph_parallel", "sar") if f in request.families]
-            for stages in (s for s in range(2, ranks + 1) if ranks % s == 0 and s <= request.ir.num_layers):
-                family = "gnnpipe" if stages == ranks else "hybrid"
-                if family in request.families:
-                    found.append((family, stages, ranks // stages))
+            of_ranks = dict.fromkeys(self.grid_of(c) for c in request.candidates(ranks))
+            found |= dict.fromkeys(sorted(of_ranks, key=lambda c: c.stages))
         if not found:
-            raise ValueError(f"no strategy of {', '.join(request.families)} runs on {request.ranks} ranks; allow more")
-        return found
+            names = ", ".join(request.registry.strategies)
+            raise ValueError(f"no strategy of {names} runs on {request.ranks} ranks; allow more")
+        return [c for c in found if c.quality <= request.allowed | {"exact"}]
+
+    def grid_of(self, candidate: Candidate) -> Candidate:
+        knobs = candidate.knobs(self.request.ir)
+        return replace(candidate.turned({name: values[0] for name, values in knobs.items()}), held=False)
 
     def canonical(self, point: Point) -> Point:
         """The first of all points that are the same candidate in the same place."""
         chosen = self.space.at(point)
-        family, stages, parts = chosen["grid"]
+        grid: Candidate = chosen["grid"]
         names = list(self.space.choices)
-        fixed = [0 if name in KNOBS and family not in KNOBS[name] else i for name, i in zip(names, point, strict=True)]
-        if parts == 1:
-            fixed[names.index("shares")] = 0
-        if self._too_small(chosen["chunks"] * stages, parts):
-            fixed[names.index("chunks")] = 0
+        index = dict(zip(names, point, strict=True))
+        knobs = grid.knobs(self.request.ir)
+        knobs_fit = not knobs or grid.turned(chosen).makes_sense(self.request.graph.nodes)
+        for name in names[1 : names.index("shares")]:
+            if name not in knobs or not knobs_fit:
+                index[name] = 0
+        if grid.parts == 1:
+            index["shares"] = 0
+        if grid.parts == 1 or grid.stages == 1:
+            index["layout"] = 0
         if self.places.decisions:
-            at = names.index("next.0")
-            if family == "graph_parallel" and parts == self.request.setting.fabric.size:
-                fixed[at:] = [0] * self.places.decisions  # every pair of devices exchanges: the order is of no matter
+            if not grid.ordered and grid.parts == self.request.machine.fabric.size:
+                index |= {f"next.{i}": 0 for i in range(self.places.decisions)}
             else:
-                kinds = self.places.settled([chosen[f"next.{i}"] for i in range(self.places.decisions)], stages * parts)
-                fixed[at:] = [self.places.kinds.index(kind) for kind in kinds]
-        return tuple(fixed)
+                kinds = self.places.settled([chosen[f"next.{i}"] for i in range(self.places.decisions)], grid.ranks)
+                index |= {f"next.{i}": self.places.kinds.index(kind) for i, kind in enumerate(kinds)}
+        return tuple(index.values())
 
-    def _too_small(self, chunks: int, parts: int) -> bool:
-        return chunks * parts * 8 > self.request.graph.nodes
+    def point_of(self, candidate: Candidate) -> Point | None:
+        """Of a candidate on the devices as given; None where it is not in the space."""
+        space, grid = self.space, self.grid_of(candidate)
+        knobs = {name: candidate.turns[name] for name in grid.knobs(self.request.ir)}
+        wanted: dict[str, object] = {"grid": grid, **knobs}
+        if not all(value in space.choices[name] for name, value in wanted.items()):
+            return None
+        return tuple(space.choices[n].index(wanted[n]) if n in wanted else 0 for n in space.choices)
 
     def candidate(self, point: Point) -> tuple[Candidate, tuple[int, ...], str]:
         """(without its cuts, device of each rank, how nodes are shared)."""
         chosen = self.space.at(self.canonical(point))
-        family, stages, parts = chosen["grid"]
-        if family == "graph_parallel" and chosen["bits"] < 16:
-            family = "adaqp"
+        candidate: Candidate = chosen["grid"].turned(chosen)
         order = self.places.order([chosen[f"next.{i}"] for i in range(self.places.decisions)])
-        devices = laid_out(order, stages, parts, chosen["layout"])
-        fields = {name: chosen[name] for name in ("bits", "overlap", "prefetch", "backward", "remat")}
-        made = Candidate(
-            family=family,
-            stages=stages,
-            parts=parts,
-            chunks=max(1, chosen["chunks"] * stages),
-            cuts=tuple(range(stages)),
-            **fields,
-        )
-        return made, devices, chosen["shares"]
+        devices = laid_out(order, candidate.stages, candidate.parts, chosen["layout"])
+        return candidate, devices, chosen["shares"]
 
-    def priced(self, point: Point) -> Priced:
+    def evaluated(self, point: Point) -> Evaluated:
         """Time and memory of a point, with the best cuts there are, layer 0 held or not."""
         point = self.canonical(point)
-        if point not in self.kept:
+        if point not in self.evaluations:
             candidate, devices, kind = self.candidate(point)
-            setting = self.setting(devices)
-            shares = self.shares(candidate, setting, kind)
-            here = replace(self.request, setting=setting)
+            machine = self.machine(devices)
+            shares = self.shares(candidate, machine, kind)
+            here = replace(self.request, machine=machine)
             statistics = self.statistics(candidate.parts, shares)
-            work = self.request.work(statistics, setting.rates)
-            found = price(cut_for_devices(candidate, work, here), work, here)
+            work = self.request.work(statistics, machine.rates)
+            found = evaluate(candidate.placed(work, machine), work, here)
             if self.request.holds and candidate.may_hold:
-                held = self.request.work(statistics, setting.rates, held=True)
-                kept = price(replace(candidate, held=True), held, here)
-                found = min(found, kept, key=lambda p: (bool(p.refused), p.objective))
-            self.kept[point] = replace(found, devices=devices, shares=shares)
-        return self.kept[point]
+                held = self.request.work(statistics, machine.rates, held=True)
+                keeping = evaluate(replace(candidate, held=True), held, here)
+                found = min(found, keeping, key=lambda e: (bool(e.refused), e.objective))
+            self.evaluations[point] = replace(found, devices=devices, shares=shares)
+        return self.evaluations[point]
 
-    def objective(self, chosen: Mapping[str, Any]) -> float:
+    def objective(self, chosen: Values) -> float:
         """Seconds to be made small; infinite where it cannot be chosen."""
-        found = self.priced(tuple(values.index(chosen[name]) for name, values in self.space.choices.items()))
+        found = self.evaluated(tuple(values.index(chosen[name]) for name, values in self.space.choices.items()))
         return math.inf if found.refused else found.objective
 
-    def setting(self, devices: tuple[int, ...]) -> Machine:
-        whole = self.request.setting
+    def machine(self, devices: tuple[int, ...]) -> Machine:
+        whole = self.request.machine
         return Machine(whole.fabric.choose(devices), tuple(whole.rates[d] for d in devices))
 
     def statistics(self, parts: int, shares: tuple[float, ...]) -> PartStats:
@@ -164,15 +147,15 @@ class Points:
             self.made[key] = even.reshaped(shares) if shares else even
         return self.made[key]
 
-    def shares(self, candidate: Candidate, setting: Machine, kind: str) -> tuple[float, ...]:
+    def shares(self, candidate: Candidate, machine: Machine, kind: str) -> tuple[float, ...]:
         """Of each part: a power of the speed of the slowest device that holds it; () where all are equal."""
         if kind == "even" or candidate.parts == 1:
             return ()
         speeds = []
         for p in range(candidate.parts):
-            mine = [setting.rates[s * candidate.parts + p] for s in range(candidate.stages)]
+            mine = [machine.rates[s * candidate.parts + p] for s in range(candidate.stages)]
             speeds.append(1 / max(self.seconds_alone(r) for r in mine))
-        weights = [speed ** _THETA[kind] for speed in speeds]
+        weights = [speed ** POWERS[kind] for speed in speeds]
         shares = tuple(round(w / sum(weights), 6) for w in weights)
         return () if len(set(shares)) == 1 else shares
 
@@ -180,11 +163,9 @@ class Points:
         """Computing of the whole graph on one device."""
         key = id(rates)
         if key not in self.per_unit:
-            graph = self.request.graph
-            whole = Work(
-                self.request.ir, graph, PartStats.even(graph.nodes, graph.edges, 1, alpha=0.0, cut_share=0.0), (rates,)
-            )
-            layers = self.request.ir.alike(range(self.request.ir.num_layers))
-            ways: Any = ("forward", "backward")
-            self.per_unit[key] = sum(n * whole.piece(i, 0, d).compute for i, n in layers for d in ways)
+            graph, ir = self.request.graph, self.request.ir
+            parts = PartStats.even(graph.nodes, graph.edges, 1, alpha=0.0, cut_share=0.0)
+            whole = Work(ir, graph, parts, (rates,))
+            layers = ir.alike(range(ir.num_layers))
+            self.per_unit[key] = sum(n * whole.piece(i, 0, d).compute for i, n in layers for d in DIRECTIONS)
         return self.per_unit[key]

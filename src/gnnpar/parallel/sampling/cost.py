@@ -1,7 +1,7 @@
 """What an epoch of neighbour sampling takes, in closed form: steps of the flat engine, each on a sample of the graph.
 
 Layer i of a step reads the rows within h hops of its seeds and folds the edges drawn for those within h - 1, which are
-the rows of the next layer (views/sampled.py): each is priced as `single` prices a graph of that size. Besides: rows of
+the rows of the next layer (view.py): each is priced as `single` prices a graph of that size. Besides: rows of
 features gathered, gradients of rows that were cut off, sums made up for what was left out, and a sum over ranks a step.
 Drawing and sorting samples have no rates: who draws them measures it. Units: seconds, bytes; a number is 4 bytes.
 """
@@ -9,92 +9,64 @@ Drawing and sorting samples have no rates: who draws them measures it. Units: se
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from gnnpar.planner.memory import Memory
-from gnnpar.planner.prediction import Prediction
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.sampling.statistics import Ring, Step, Whole, draw
+from gnnpar.pricing.flat import ring_bytes
 from gnnpar.pricing.ir import Fold, ModelIR
 from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Memory, Price, Traffic
+from gnnpar.pricing.quantity import seconds_text
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.work import Work
+
+if TYPE_CHECKING:
+    from gnnpar.parallel.sampling.strategy import Minibatch
 
 _ENGINE, _NUMBER = "single", 4.0
 # scale out + (1 - scale) loops: kernels, and numbers read and written for one of the result
 _MADE_UP = (3, 7.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ring:
-    """What one layer of a step works on. `rows`: that it reads; `edges`: drawn, loops with them; `loops` alone."""
-
-    rows: int
-    edges: int
-    loops: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A rank's share of one, which stands for `times` steps of an epoch. `rings`: of each layer. `scaled`: do sums make
-    up for edges left out? `draw_seconds`, `sort_seconds`: of drawing it, and of its edges sorted by source for
-    gradients; 0 where nobody knows."""
-
-    rings: tuple[Ring, ...]
-    seeds: int
-    times: float
-    scaled: bool
-    draw_seconds: float = 0.0
-    sort_seconds: float = 0.0
-
-    def after(self, layer: int) -> int:
-        """Rows that a layer hands on."""
-        return self.rings[layer + 1].rows if layer + 1 < len(self.rings) else self.seeds
+def cost(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
+    """Time and memory of steps drawn as a run draws them; a sum of gradients a step is all that is sent."""
+    if problem.first_layer == "cached":
+        raise ValueError("first_layer=cached keeps sums over all neighbours, not samples: set first_layer=live")
+    if not bool(problem.workload.dataset.train_mask.any()):
+        return Price(traffic=Traffic(), unpriced="there are no training nodes, so there is nothing to draw")
+    drawn = draw(strategy, problem)
+    notes = (f"nodes and edges are those of {drawn.num} batches of rank 0, drawn here by sampler={drawn.by}",)
+    work, steps = problem.work_of(problem.ranks), drawn.steps
+    what = f"drawing, measured here ({seconds_text(drawn.seconds)} a batch),"
+    if any(rates.source != "measured" for rates in work.rates):
+        steps = tuple(replace(s, draw_seconds=0.0, sort_seconds=0.0) for s in steps)
+        notes += (f"{what} is not in the time: the topology's devices have speeds of their own",)
+    else:
+        notes += (f"{what} and sorting the edges drawn are in the time",)
+        if strategy.num_workers:
+            notes += (f"drawing is counted in full: num_workers={strategy.num_workers} draws ahead, on other cores",)
+    epoch = sampled_epoch(steps, work, machine, drawn.whole)
+    sent = num_steps(steps) * ring_bytes(problem.ranks, problem.params + 1, problem.number)
+    return replace(epoch, traffic=Traffic(reduce=sent), notes=notes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Whole:
-    """Bytes of the whole graph, which every rank holds beside its part."""
-
-    features: float
-    structure: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampledPhases:
-    """Seconds of an epoch. `sample`: of drawing."""
-
-    sample: float
-    compute: float
-    reduce: float
-
-    @property
-    def seconds(self) -> float:
-        return self.sample + self.compute + self.reduce
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampledEpoch(Prediction):
-    """As `planner.Priced` is of a candidate. `steps`: of an epoch; memory by rank."""
-
-    steps: int
-    phases: SampledPhases
-    memory: tuple[Memory, ...]
-    refused: str = ""
-
-    @property
-    def label(self) -> str:
-        return f"minibatch, {self.steps} steps"
-
-
-def sampled_epoch(steps: Sequence[Step], work: Work, setting: Machine, whole: Whole) -> SampledEpoch:
-    """`work`: the graph in a part a rank, which only the evaluation walks."""
+def sampled_epoch(steps: Sequence[Step], work: Work, machine: Machine, whole: Whole) -> Price:
+    """`work`: the graph in a part a rank, which only the evaluation walks. The phase `sample`: drawing."""
     ranks, scale = work.parts.parts, max(r.scale for r in work.rates)
-    count = round(sum(s.times for s in steps))
-    phases = SampledPhases(
-        sample=scale * sum(s.times * s.draw_seconds for s in steps),
-        compute=sum(s.times * (_slowest(s, work) + scale * s.sort_seconds) for s in steps),
-        reduce=count * setting.reduce(range(ranks), _NUMBER * (work.ir.params + 1)),
-    )
-    return SampledEpoch(steps=count, phases=phases, memory=_memory(steps, work, whole))
+    count = num_steps(steps)
+    phases = {
+        "sample": scale * sum(s.times * s.draw_seconds for s in steps),
+        "compute": sum(s.times * (_slowest(s, work) + scale * s.sort_seconds) for s in steps),
+        "reduce": count * machine.reduce(range(ranks), _NUMBER * (work.ir.params + 1)),
+    }
+    return Price(label=f"minibatch, {count} steps", phases=phases, memory=_memory(steps, work, whole))
+
+
+def num_steps(steps: Sequence[Step]) -> int:
+    """Of an epoch."""
+    return round(sum(s.times for s in steps))
 
 
 def _slowest(step: Step, work: Work) -> float:

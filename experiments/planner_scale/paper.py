@@ -1,8 +1,8 @@
-"""Closed forms of `closed` for many equal devices and equal parts, without a table a pair: thousands of ranks on paper.
+"""The prices of candidates for many equal devices and equal parts, without a table a pair: thousands of ranks on paper.
 
 Hosts of `per_host` devices, each device with a port on its host's switch, each host with a port on the spine. Ranks and
-parts are powers of two, so that every rank does the same and one of them stands for all. Equal to `closed` where that
-can be counted (tests/planning/test_scale.py). Source: specs/tag.md 8.4.
+parts are powers of two, so that every rank does the same and one of them stands for all. Equal to what candidates price
+themselves where that can be counted (tests/planner/test_scale.py). Source: specs/tag.md 8.4.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gnnpar.planner.candidate import Candidate, layers_of
-from gnnpar.planner.closed import DIRECTIONS, chain, in_rounds, table_numbers, transfers
-from gnnpar.planner.memory import memory
+from gnnpar.parallel.halo.cost import HaloCandidate
+from gnnpar.parallel.pipeline.cost import PipelineCandidate, chain, table_numbers
+from gnnpar.parallel.sequential.cost import SequentialCandidate, in_rounds, transfers
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.price import Phases
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
-from gnnpar.pricing.work import Direction, Work, wire_bytes
+from gnnpar.pricing.work import DIRECTIONS, Direction, Work, wire_bytes
 
+Candidate = HaloCandidate | SequentialCandidate | PipelineCandidate
 Law = Callable[[int], tuple[float, float]]
 """Parts -> (alpha, share of the edges that are cut)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """`port` and `nic`: bytes/s and seconds of a device's and of a host's way."""
+    """`port` and `nic`: bytes/s and seconds of the link of a device and of a host."""
 
     per_host: int
     port: tuple[float, float]
@@ -87,20 +88,19 @@ class Paper:
     cluster: Cluster
 
     def epoch(self, candidate: Candidate) -> Phases:
-        """As `closed` of even parts."""
-        if candidate.stages > 1 or candidate.chunks > 1:
+        """As `candidate.phases` of even parts."""
+        if isinstance(candidate, PipelineCandidate):
             return self._pipeline(candidate)
-        flat = self._sequential if candidate.family == "sar" else self._exchange
         total = Phases()
         for layer, count in self.ir.alike(range(self.ir.num_layers)):
             for direction in DIRECTIONS:
-                total += flat(candidate, layer, direction).times(count)
+                total += self._flat(candidate, layer, direction).times(count)
         return total + self._end(range(self.ir.num_layers), candidate.parts)
 
     def peak_bytes(self, candidate: Candidate) -> float:
         """Of the fullest rank."""
         work = self._work(candidate.parts, together=True)
-        return max(m.total for m in memory(replace(candidate, parts=1), work))
+        return max(m.total for m in replace(candidate, parts=1).memory(work))
 
     def _work(self, parts: int, *, together: bool = False) -> Work:
         """Two parts that stand for one rank and a peer, or (`together`) for one rank and all of its peers."""
@@ -122,7 +122,12 @@ class Paper:
         moves = (parts - 1) * (piece.pack + piece.unpack)
         return _Rank(piece.inner, halo, piece.before + piece.after, moves, nbytes)
 
-    def _exchange(self, candidate: Candidate, layer: int, direction: Direction) -> Phases:
+    def _flat(self, candidate: HaloCandidate | SequentialCandidate, layer: int, direction: Direction) -> Phases:
+        if isinstance(candidate, SequentialCandidate):
+            return self._sequential(candidate, layer, direction)
+        return self._exchange(candidate, layer, direction)
+
+    def _exchange(self, candidate: HaloCandidate, layer: int, direction: Direction) -> Phases:
         parts = candidate.parts
         rank = self._rank(parts, layer, direction, bits=candidate.bits)
         wire = self.cluster.all_to_all(parts, rank.pair_bytes) if rank.pair_bytes else 0.0
@@ -130,7 +135,7 @@ class Paper:
         shown = wire - hidden * (1 - self.cluster.rates.interference)
         return Phases(compute=rank.inner + (parts - 1) * rank.halo + rank.rest, encode=rank.moves, wire=shown)
 
-    def _sequential(self, candidate: Candidate, layer: int, direction: Direction) -> Phases:
+    def _sequential(self, candidate: SequentialCandidate, layer: int, direction: Direction) -> Phases:
         parts, rank = candidate.parts, self._rank(candidate.parts, layer, direction)
         times = transfers(candidate, self._work(parts), layer, direction)
         nbytes = rank.pair_bytes * times
@@ -145,8 +150,8 @@ class Paper:
         compute = rank.inner + (parts - 1) * rank.halo
         return Phases(compute=compute + rank.rest, encode=rank.moves * max(1.0, times), wire=end - compute)
 
-    def _pipeline(self, candidate: Candidate) -> Phases:
-        spans, parts, chunks = layers_of(candidate.cuts, self.ir.num_layers), candidate.parts, candidate.chunks
+    def _pipeline(self, candidate: PipelineCandidate) -> Phases:
+        spans, parts, chunks = candidate.layers_of(self.ir.num_layers), candidate.parts, candidate.chunks
         total = Phases()
         for direction in DIRECTIONS:
             stages = [self._stage(candidate, span, direction) for span in spans]
@@ -164,7 +169,7 @@ class Paper:
         ends = [self._end(span, parts) for span in spans]
         return total + max(ends, key=lambda end: end.seconds)
 
-    def _stage(self, candidate: Candidate, layers: range, direction: Direction) -> Phases:
+    def _stage(self, candidate: PipelineCandidate, layers: range, direction: Direction) -> Phases:
         """One chunk of a stage."""
         share, parts, total = 1.0 / candidate.chunks, candidate.parts, Phases()
         for layer, count in self.ir.alike(layers):

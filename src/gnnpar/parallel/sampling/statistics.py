@@ -1,27 +1,64 @@
-"""Batches of an epoch, drawn as a run draws them: what neighbour sampling is priced by."""
+"""Batches of an epoch, drawn as a run draws them, and how large they are: what neighbour sampling is priced by."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from gnnpar.parallel.local import Pass
+from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sampling.engine import Batches
 from gnnpar.parallel.sampling.replica import replica_of_dataset
-from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.sampling.view import SampledGraph, Subgraph
-from gnnpar.planner.planned import Inputs
-from gnnpar.planner.sampled import Ring, Step, Whole
 from gnnpar.pricing.ir import ModelIR
 
+if TYPE_CHECKING:
+    from gnnpar.parallel.sampling.strategy import Minibatch
+
 MOST = 8  # batches of an epoch that are drawn
-_REPEATS = 2  # the quicker one counts: the first finds cold caches
+_REPEATS = 2  # the quicker one counts: the first one fills the caches
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class Ring:
+    """What one layer of a step works on. `rows`: that it reads; `edges`: drawn, loops with them; `loops` alone."""
+
+    rows: int
+    edges: int
+    loops: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A rank's share of one, which stands for `times` steps of an epoch. `rings`: of each layer. `scaled`: do sums make
+    up for edges left out? `draw_seconds`, `sort_seconds`: of drawing it, and of its edges sorted by source for
+    gradients; 0 where nobody knows."""
+
+    rings: tuple[Ring, ...]
+    seeds: int
+    times: float
+    scaled: bool
+    draw_seconds: float = 0.0
+    sort_seconds: float = 0.0
+
+    def after(self, layer: int) -> int:
+        """Rows that a layer hands on."""
+        return self.rings[layer + 1].rows if layer + 1 < len(self.rings) else self.seeds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """Bytes of the whole graph, which every rank holds beside its part."""
+
+    features: float
+    structure: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleStatistics:
     """`num`: batches; `seconds`: of drawing one here, in the mean; `by`: who draws."""
 
     steps: tuple[Step, ...]
@@ -31,16 +68,16 @@ class Drawn:
     by: str
 
 
-def draw(strategy: Minibatch, inputs: Inputs, *, seed: int, ranks: int, threads: int) -> Drawn:
+def draw(strategy: Minibatch, problem: Problem) -> SampleStatistics:
     """Rank 0's batches, of the most seeds: the first ones of epoch 0 and its last, which may be smaller."""
-    dataset, model, ir = inputs.workload.dataset, inputs.model, inputs.ir
-    graph = replica_of_dataset(dataset, edge_ids=model.needs_edge_ids)
+    ir, ranks = problem.ir, problem.ranks
+    graph = replica_of_dataset(problem.workload.dataset, edge_ids=problem.model.needs_edge_ids)
     hops = [len(ir.folds(i)) for i in range(ir.num_layers)]
-    batches, by = strategy.batches(graph, hops, seed=seed, rank=0, ranks=ranks)
+    batches, by = strategy.batches(graph, hops, seed=problem.seed, rank=0, ranks=ranks)
     count = len(batches)
     chosen = range(count) if count <= MOST else (*range(MOST - 1), count - 1)
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(problem.threads)
     try:
         ones = [_step(batches, step, hops, ir) for step in chosen]
     finally:
@@ -50,7 +87,7 @@ def draw(strategy: Minibatch, inputs: Inputs, *, seed: int, ranks: int, threads:
     whole = replace(graph, shared=ranks == 1)
     seconds = sum(s.times * s.draw_seconds for s in steps) / count
     held = Whole(features=whole.features_nbytes, structure=whole.structure_nbytes)
-    return Drawn(steps=steps, whole=held, num=len(ones), seconds=seconds, by=by)
+    return SampleStatistics(steps=steps, whole=held, num=len(ones), seconds=seconds, by=by)
 
 
 def _step(batches: Batches, step: int, hops: list[int], ir: ModelIR) -> Step:

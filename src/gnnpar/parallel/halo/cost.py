@@ -1,0 +1,135 @@
+"""What graph parallelism takes for an epoch: a layer waits for its halo, or folds its inner edges meanwhile.
+
+Source: specs/tag.md 8.4. An exchange costs the most loaded link; where messages and computing overlap, a share of the
+shorter is lost. Time knows the bits of rows; bytes know the codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from gnnpar.durable import JsonDict
+from gnnpar.parallel.priced import Problem, priced
+from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
+from gnnpar.pricing.candidate import Knobs, Quality, Scope, codec_fields, quality_of
+from gnnpar.pricing.flat import FlatCandidate, exchanged_layer
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Phases, Price
+from gnnpar.pricing.tasks import TaskGraph
+from gnnpar.pricing.work import Direction, Piece, Work
+
+if TYPE_CHECKING:
+    from gnnpar.parallel.halo.strategy import GraphParallel
+
+QUANTIZED = (8, 4, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HaloCandidate(FlatCandidate):
+    """`family`: adaqp below 16 bits, whose YAML has a quantizing codec. `bits`: of rows on the wire."""
+
+    family: str = "graph_parallel"
+    bits: int = 32
+    overlap: Literal["none", "edges"] = "edges"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "family", "adaqp" if self.bits < 16 else "graph_parallel")
+
+    @property
+    def label(self) -> str:
+        words = [self.family]
+        words += ["no overlap"] if self.overlap == "none" else []
+        words += [f"{self.bits} bit"] if self.bits != 32 else []
+        words += ["first layer held"] if self.held else []
+        return ", ".join(words)
+
+    @property
+    def quality(self) -> frozenset[Quality]:
+        return quality_of(self.bits)
+
+    @property
+    def engine(self) -> str:
+        return "rounded" if self.bits == 16 else self.family
+
+    @property
+    def fields(self) -> JsonDict:
+        return {"codec": codec_fields(self.bits), "overlap": self.overlap}
+
+    def knobs(self, ir: ModelIR) -> Knobs:
+        return {"bits": (32, 16, *QUANTIZED), "overlap": ("edges", "none")}
+
+    @property
+    def may_hold(self) -> bool:
+        return self.parts > 1
+
+    @property
+    def ordered(self) -> bool:
+        """Every pair of ranks exchanges at once."""
+        return False
+
+    @property
+    def wire_bits(self) -> int:
+        return self.bits
+
+    @property
+    def overlaps(self) -> bool:
+        return self.overlap == "edges"
+
+    def layer_phases(
+        self, work: Work, machine: Machine, layer: int, direction: Direction, *, lost: float, visit: float
+    ) -> Phases:
+        return exchanged_layer(
+            work, machine, layer, direction, bits=self.bits, overlaps=self.overlaps, lost=lost, visit=visit
+        )
+
+    def fold_tasks(
+        self,
+        graph: TaskGraph,
+        p: int,
+        tag: str,
+        piece: Piece,
+        nbytes: Mapping[int, float],
+        ready: Sequence[int],
+        idle: float,
+    ) -> list[int]:
+        flows = {q: graph.flow(f"{tag} {q}>{p}", q, p, n, [ready[q]], idle=idle) for q, n in nbytes.items()}
+        waits = [ready[p]] if self.overlaps else [ready[p], *flows.values()]
+        folded = [graph.compute(f"{tag} inner", p, piece.inner, waits)]
+        for q, flow in flows.items():
+            seconds = piece.halo[q] + graph.machine.rates[p].message
+            folded.append(graph.compute(f"{tag} halo {q}", p, seconds, [folded[-1], flow]))
+        return folded
+
+
+def plain_candidates(scope: Scope, ranks: int) -> Iterator[HaloCandidate]:
+    """Rows as they are, and rounded."""
+    if ranks > 1:
+        for overlap in ("edges", "none"):
+            yield HaloCandidate(parts=ranks, overlap=overlap)
+        yield HaloCandidate(parts=ranks, bits=16)
+
+
+def quantized_candidates(scope: Scope, ranks: int) -> Iterator[HaloCandidate]:
+    if ranks > 1:
+        for bits in QUANTIZED:
+            yield HaloCandidate(parts=ranks, bits=bits)
+
+
+def cost(strategy: GraphParallel, problem: Problem, machine: Machine) -> Price:
+    rows = RowBytes(strategy.codec, problem.number)
+    if not rows.known:
+        return Price(unpriced=rows.unknown)
+    held = problem.kept != "no"
+    live = HaloCandidate(parts=problem.ranks, held=held, overlap="none" if strategy.overlap == "none" else "edges")
+    traffic = rows.halo_traffic(problem.work(live), params=problem.params)
+    if not rows.sends:
+        return Price(traffic=traffic, unpriced=SENDS_NOTHING)
+    bits, notes = rows.bits()
+    if strategy.overlap == "central_marginal":
+        notes += ("overlap=central_marginal is priced as edges, which hides at least as much",)
+    if problem.ranks == 1:  # nothing travels: what runs is the engine without a codec
+        bits = 32
+    return priced(live.turned({"bits": bits}), problem, machine, traffic, notes)

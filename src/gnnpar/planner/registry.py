@@ -1,0 +1,186 @@
+"""The strategies there are: a YAML each in the folder strategy/ of gnnpar's conf, of installed packages' and of the
+working folder.
+
+A file is read without Hydra, because ranks plan, too: its plain keys count; what refers to other groups (codec) has the
+default of the class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.parallel.priced import Enumerated, Priced, Problem
+from gnnpar.parallel.strategy import Strategy, check_members
+from gnnpar.paths import conf_dir, installed_confs
+from gnnpar.pricing.candidate import QUALITIES, Candidate, Quality, Scope
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Memory, Phases, Price
+from gnnpar.pricing.tasks import Task
+from gnnpar.pricing.work import Work
+from gnnpar.settings import instantiate
+
+GROUP = "strategy"
+
+
+@dataclass(frozen=True)
+class Registry:
+    """By name. `broken`: why a file makes no strategy. `with_codec`: those that take codec= of the command line."""
+
+    strategies: Mapping[str, Strategy]
+    broken: Mapping[str, str] = field(default_factory=dict)
+    with_codec: frozenset[str] = frozenset()
+
+    def candidates(self, scope: Scope, ranks: int, problem: Problem | None = None) -> list[Candidate]:
+        """All configurations on exactly so many ranks. `problem`: for strategies that price their YAML alone."""
+        found: dict[Candidate, None] = {}
+        for name, strategy in self.strategies.items():
+            if isinstance(strategy, Enumerated):
+                found |= dict.fromkeys(strategy.candidates(scope, ranks))
+                continue
+            runs = ranks <= (strategy.capabilities.max_ranks or ranks) and not _beyond(strategy)
+            if isinstance(strategy, Priced) and problem is not None and runs:
+                found[Configured(family=name, parts=ranks, strategy=strategy, problem=problem)] = None
+        return list(found)
+
+    def unpriced(self) -> dict[str, str]:
+        """Name -> why it is no candidate."""
+        found = dict(self.broken)
+        for name, strategy in self.strategies.items():
+            if not isinstance(strategy, Priced):
+                found[name] = f"{type(strategy).__name__} has no cost(problem, machine)"
+            elif not isinstance(strategy, Enumerated) and (beyond := _beyond(strategy)):
+                found[name] = f"it is {', '.join(beyond)}, which no plan may be; gnnpar estimate prices it"
+        return found
+
+    def strategy_of(self, candidate: Candidate) -> Strategy:
+        """What runs a candidate: its strategy, with the fields that the candidate sets."""
+        strategy = self.strategies[candidate.family]
+        fields = {
+            name: instantiate(value, name) if isinstance(value, Mapping) else value
+            for name, value in candidate.fields.items()
+        }
+        if not fields:
+            return strategy
+        assert dataclasses.is_dataclass(strategy), "a strategy is a dataclass of its YAML's keys"
+        return replace(strategy, **fields)
+
+    def candidate_of(self, data: JsonObject, num_layers: int) -> Candidate:
+        """From what plan.json says (`Candidate.as_json`), that of earlier versions included."""
+        any_model = ModelIR(num_layers, 0, 0, (), ())
+        strategy = self.strategies[data["family"]]
+        given: JsonDict = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        if not isinstance(strategy, Enumerated):
+            return Configured(family=given["family"], parts=given["parts"], strategy=strategy)
+        like = next(iter(strategy.candidates(Scope(ir=any_model, nodes=1 << 62), given["parts"] * given["stages"])))
+        return replace(like, **{name: value for name, value in given.items() if name in vars(like)})
+
+
+def _beyond(strategy: Strategy) -> list[str]:
+    """Its classes of inexactness that no plan may have."""
+    return sorted(strategy.exactness - set(QUALITIES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configured(Candidate):
+    """A strategy exactly as its YAML has it, for one that prices itself but names no other configurations."""
+
+    strategy: Strategy = field(compare=False, repr=False)
+    problem: Problem | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def label(self) -> str:
+        return self.family
+
+    @property
+    def quality(self) -> frozenset[Quality]:
+        return frozenset(q for q in QUALITIES if q in self.strategy.exactness)
+
+    @property
+    def engine(self) -> str:
+        return ""
+
+    def as_json(self) -> JsonDict:
+        return {"family": self.family, "parts": self.parts, "stages": self.stages, "held": self.held}
+
+    def price(self, work: Work, machine: Machine) -> Price:
+        assert self.problem is not None
+        assert isinstance(self.strategy, Priced)
+        other = self.problem.work_of
+
+        def work_of(parts: int) -> Work:
+            return work if parts == self.parts else other(parts)
+
+        try:
+            price = self.strategy.cost(replace(self.problem, ranks=self.ranks, work_of=work_of), machine)
+        except ValueError as error:
+            price = Price(unpriced=" ".join(str(error).split()))
+        return replace(price, label=price.label or self.label)
+
+    def phases(self, work: Work, machine: Machine) -> Phases:
+        raise NotImplementedError("the strategy gives a price alone")
+
+    def memory(self, work: Work) -> tuple[Memory, ...]:
+        raise NotImplementedError("the strategy gives a price alone")
+
+    def tasks(self, work: Work, machine: Machine) -> list[Task]:
+        return []
+
+
+def registry() -> Registry:
+    """gnnpar's strategies, those of installed packages and those of the folder that gnnpar is called from."""
+    return _read((conf_dir(), *installed_confs(), Path.cwd()))
+
+
+def shipped() -> Registry:
+    """gnnpar's own."""
+    return _read((conf_dir(),))
+
+
+def _read(folders: Iterable[Path]) -> Registry:
+    files: dict[str, Path] = {}
+    for folder in folders:
+        for file in sorted((folder / GROUP).glob("*.yaml")):
+            files.setdefault(file.stem, file)
+    return _made(tuple((name, file, file.stat().st_mtime_ns) for name, file in sorted(files.items())))
+
+
+@cache
+def _made(files: tuple[tuple[str, Path, int], ...]) -> Registry:
+    paths = {name: file for name, file, _ in files}
+    strategies: dict[str, Strategy] = {}
+    broken: dict[str, str] = {}
+    with_codec = set[str]()
+    for name in paths:
+        try:
+            keys = _keys(name, paths)
+            plain = {key: value for key, value in keys.items() if not _refers(value)}
+            strategy = instantiate(plain, f"strategy={name}")
+            check_members(strategy)
+            strategies[name] = strategy
+        except (ValueError, yaml.YAMLError, OSError, KeyError) as error:
+            broken[name] = " ".join(str(error).split()) or type(error).__name__
+        else:
+            with_codec |= {name} if keys.get("codec") == "${codec}" else set()
+    return Registry(strategies, broken, frozenset(with_codec))
+
+
+def _refers(value: object) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def _keys(name: str, paths: Mapping[str, Path]) -> JsonDict:
+    """Of a file and of the strategies that it extends."""
+    data = yaml.safe_load(paths[name].read_text(encoding="utf-8")) or {}
+    found: JsonDict = {}
+    for other in data.pop("defaults", ()):
+        if isinstance(other, str) and other in paths:
+            found |= _keys(other, paths)
+    return found | data

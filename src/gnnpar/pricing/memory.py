@@ -1,0 +1,67 @@
+"""Most bytes a rank holds in an epoch, as a closed form. Source: specs/tag.md 8.8; units: bytes, numbers of 4 bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnnpar.pricing.price import Memory
+from gnnpar.pricing.work import Work
+
+_NUMBER = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """Of a stage: numbers of its tables of rows, bytes of their structure and of what cutting an order takes."""
+
+    numbers: float = 0.0
+    structure: float = 0.0
+    order: float = 0.0
+
+
+def rank_memory(
+    work: Work,
+    layers: range,
+    p: int,
+    *,
+    columns: float,
+    moving: float,
+    chunks: int = 1,
+    tables: Tables = Tables(),
+) -> Memory:
+    """Of the rank of part p with these layers.
+
+    `columns`: source rows that are kept for folds which read them in backward; `moving`: numbers that travel at once.
+    """
+    ir, parts = work.ir, work.parts
+    n, e, halo = parts.nodes[p], parts.edges(p), sum(parts.halo[p])
+    params = sum(ir.params_of[i] for i in layers)
+    first, last = layers.start == 0, layers.stop == ir.num_layers
+    folds = [f for i in layers for f in ir.folds(i)]
+    kept = 0.0
+    if work.held != "no":
+        kept += halo * ir.in_dim if work.held == "rows" else n * sum(f.out for f in ir.folds(0))
+    kept += sum((columns - n) * f.width for f in folds if f.needs_src)
+    dense = 2 * n * ir.widest / chunks
+    attention = max([columns * f.width + n * f.out for f in folds if f.needs_src], default=0) / chunks
+    carried = n * sum(ir.cuts[layers.start - 1]) if not first else 0.0
+    carried += 2 * n * sum(ir.cuts[layers.stop - 1]) / chunks if not last else n * ir.final * 3
+    return Memory(
+        parameters=5 * _NUMBER * params,
+        structure=_structure(n, e, halo) + tables.structure,
+        features=n * ir.in_dim * _NUMBER * first + n * 20.0,
+        saved=n * sum(ir.saved_of[i] for i in layers) * _NUMBER,
+        halo=kept * _NUMBER,
+        history=tables.numbers * _NUMBER,
+        transient=(max(moving, dense) + attention + carried) * _NUMBER + tables.order,
+    )
+
+
+def widest_fold(work: Work, layers: range) -> int:
+    """Numbers of the widest source row."""
+    return max([f.width for i in layers for f in work.ir.folds(i)], default=0)
+
+
+def _structure(n: float, e: float, halo: float) -> float:
+    """CSR by destination and by source of 32 bits; destinations of edges and lists of rows of 64."""
+    return 2 * 4.0 * (e + n + halo) + 8.0 * e + 2 * 8.0 * halo

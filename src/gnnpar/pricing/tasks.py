@@ -1,0 +1,113 @@
+"""Tasks of one epoch for the event simulator: computing on a rank's stream, flows over the links of a route.
+
+Source: specs/tag.md 8.5. A rank is one stream; every ordered pair of ranks is a stream of messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.work import Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One piece of work. compute: `seconds` on the stream. flow: `nbytes` over `demand` after `latency`.
+
+    `devices`: those it occupies (compute: one; flow: its ends). `after`: numbers of tasks that must have ended.
+    `holds`: bytes of its output on the last of its devices.
+    """
+
+    name: str
+    kind: Literal["compute", "flow"]
+    stream: Hashable
+    devices: tuple[int, ...]
+    after: tuple[int, ...] = ()
+    seconds: float = 0.0
+    nbytes: float = 0.0
+    latency: float = 0.0
+    demand: Mapping[int, float] = field(default_factory=dict)
+    priority: int = 0
+    holds: float = 0.0
+
+
+@dataclass
+class TaskGraph:
+    """Tasks in the making; each method returns the number of the task that it adds."""
+
+    machine: Machine
+    made: list[Task] = field(default_factory=list)
+
+    def compute(self, name: str, rank: int, seconds: float, after: Sequence[int], *, priority: int = 0) -> int:
+        self.made.append(
+            Task(
+                name=name,
+                kind="compute",
+                stream=("compute", rank),
+                devices=(rank,),
+                after=tuple(after),
+                seconds=seconds,
+                priority=priority,
+            )
+        )
+        return len(self.made) - 1
+
+    def flow(
+        self,
+        name: str,
+        source: int,
+        target: int,
+        nbytes: float,
+        after: Sequence[int],
+        *,
+        posted: float = 0.0,
+        idle: float = 0.0,
+    ) -> int:
+        """`posted`: seconds of posting it; `idle`: seconds in which the route carried nothing before."""
+        fabric = self.machine.fabric
+        latency = fabric.latency(source, target) + posted
+        nbytes = max(0.0, nbytes - fabric.burst(source, target, idle))
+        self.made.append(
+            Task(
+                name=name,
+                kind="flow",
+                stream=("flow", source, target),
+                devices=(source, target),
+                after=tuple(after),
+                nbytes=nbytes,
+                latency=latency,
+                demand=dict.fromkeys(fabric.routes[source][target], 1.0),
+                holds=nbytes,
+            )
+        )
+        return len(self.made) - 1
+
+    def reduce(self, ranks: Sequence[int], nbytes: float, after: Sequence[int]) -> int:
+        """A ring sum: every ring edge carries 2 (n - 1)/n of the bytes."""
+        size, demand = len(ranks), {}
+        for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True):
+            for link in self.machine.fabric.routes[a][b]:
+                demand[link] = demand.get(link, 0.0) + 2 * (size - 1) / size
+        self.made.append(
+            Task(
+                name="reduce",
+                kind="flow",
+                stream=("reduce", *ranks),
+                devices=tuple(ranks),
+                after=tuple(after),
+                nbytes=nbytes,
+                latency=self.machine.reduce(ranks, 0.0),
+                demand=demand,
+            )
+        )
+        return len(self.made) - 1
+
+    def end(self, work: Work, engine: str, ranks: Sequence[int], layers: range, after: list[int]) -> None:
+        """The gradients of these layers summed over ranks, and the optimizer's step of each."""
+        params = sum(work.ir.params_of[i] for i in layers)
+        waits = [self.reduce(list(ranks), 4.0 * params, after)] if len(ranks) > 1 else after
+        for p, rank in enumerate(ranks):
+            self.compute("step", rank, work.step_seconds(p, params, engine), waits)
