@@ -18,6 +18,8 @@ from gnnpar.placement import Topology
 from gnnpar.planner.extract import record
 from gnnpar.planner.registry import shipped
 from gnnpar.planner.strategy import TAG
+from gnnpar.planner.visits import candidates as calibrated
+from gnnpar.planner.visits import trials
 from gnnpar.pricing.candidate import Candidate, Scope, even_cuts
 from gnnpar.verify.conformance import small_graph, train_in_threads
 
@@ -66,3 +68,17 @@ def test_tag_is_exact_in_its_limit() -> None:
     without_a_model = Workload(small_graph(), Random(), 4)
     with pytest.raises(ValueError, match="strategy=tag reads the model"):
         TAG().plan(without_a_model, Topology(2))
+
+
+def test_calibration_measures_one_candidate_of_every_engine() -> None:
+    found = {c.engine: c.label for c in calibrated(trials(4)[0], 4)}
+    assert found == {
+        "single": "single",
+        "graph_parallel": "graph_parallel",
+        "rounded": "graph_parallel, 16 bit",
+        "adaqp": "adaqp, 8 bit",
+        "sar": "sar, prefetch 1, push",
+        "stages": "gnnpipe 4 stages, 1 chunk",
+        "chunks": "gnnpipe 4 stages, 16 chunks",
+    }
+    assert [c.label for c in calibrated(trials(1)[0], 1)] == ["single"]
