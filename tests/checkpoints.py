@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gnnpar.cli.train import run_training
 from gnnpar.codecs.adaptive.codec import Adaptive
+from gnnpar.comm.world import Outcome
 from gnnpar.config.compose import compose
-from gnnpar.launch.launch import Outcome, launch
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.training.checkpoint import files as checkpoint
 
@@ -35,7 +36,7 @@ def strategy_of(name: str) -> tuple[str, ...]:
 
 def train(folder: Path, *overrides: str) -> Outcome:
     folder.mkdir(exist_ok=True)
-    return launch(compose([*SMALL, *overrides]), folder)
+    return run_training(compose([*SMALL, *overrides]), folder)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -13,12 +13,12 @@ Plant = Callable[..., dict[str, Any]]
 
 def real_run(folder: Path, *overrides: str) -> dict[str, Any]:
     """A result of a run of a second, with its files, in `folder`."""
+    from gnnpar.cli.train import run_training
     from gnnpar.config.compose import compose
-    from gnnpar.launch.launch import launch
 
     folder.mkdir(parents=True, exist_ok=True)
     common = ["debug=tiny", "threads_per_rank=1", "tracker=jsonl", f"data_dir={folder}"]
-    assert launch(compose([*common, *overrides]), folder).exit_code == 0
+    assert run_training(compose([*common, *overrides]), folder).exit_code == 0
     return json.loads((folder / "result.json").read_text())
 
 

@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.process import connect
 from gnnpar.launch.namespaces import Network
-from gnnpar.launch.ranks import enter_network
+from gnnpar.launch.processes import enter_network
 
 Kind = Literal["threads", "gloo"]
 

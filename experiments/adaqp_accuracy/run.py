@@ -37,7 +37,7 @@ from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 from gnnpar.settings import Settings
 from gnnpar.training.evaluate import evaluate, fidelity
-from gnnpar.training.result.facts import commit, processor
+from gnnpar.training.result.header import commit, processor
 
 SHARED = HERE.parents[2] / "shared" / "data"
 PERIOD = 20

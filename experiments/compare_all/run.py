@@ -24,9 +24,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import blocks
 import records
 
+from gnnpar.comm.world import num_cores
 from gnnpar.launch.paced import trial
 from gnnpar.settings import ConfigError
-from gnnpar.training.result.facts import num_cores
 from studies import QUICK, SEEDS, STUDIES, TUNED, Study
 
 paced = functools.cache(trial)  # whether links can be shaped here

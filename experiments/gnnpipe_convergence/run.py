@@ -23,7 +23,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 
-from gnnpar.training.result.facts import num_cores
+from gnnpar.comm.world import num_cores
 
 STALE = ["strategy.gradient=mix", "strategy.mixing=1.0"]  # last epoch's gradients, factor 1: technique 3 off
 TECHNIQUES = {

@@ -22,12 +22,12 @@ from gnnpar.settings import ConfigError
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A real result, from a run of a second."""
+    from gnnpar.cli.train import run_training
     from gnnpar.config.compose import compose
-    from gnnpar.launch.launch import launch
 
     folder = tmp_path_factory.mktemp("run")
     settings = compose(["debug=tiny", "threads_per_rank=1", "strategy=single", "tracker=jsonl", f"data_dir={folder}"])
-    assert launch(settings, folder).exit_code == 0
+    assert run_training(settings, folder).exit_code == 0
     return json.loads((folder / "result.json").read_text())
 
 

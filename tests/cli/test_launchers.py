@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from conftest import Run
+from gnnpar.comm.world import num_cores
 from gnnpar.config.errors import hydra_line
 from gnnpar.config.jobs import Manifest
 from gnnpar.config.sweep import Resuming, Sweep
-from gnnpar.training.result.facts import num_cores
 
 TINY = ("debug=tiny", "strategy=single", "world_size=1", "threads_per_rank=1", "tracker=jsonl", "hydra.sweep.dir=sweep")
 

@@ -104,7 +104,7 @@ def test_wrong_fields_of_adaqp(override: str, line: str) -> None:
 
 
 def test_a_period_longer_than_the_run_is_refused_before_a_rank_starts() -> None:
-    from gnnpar.training.result.facts import world_of
+    from gnnpar.launch.launch import world_of
 
     for strategy in ("adaqp", "adaqp_q"):
         with pytest.raises(ValueError, match=r"^codec.period=20 is longer than the run of 15 epochs; set it to 3, or "):
@@ -217,7 +217,7 @@ def test_a_folder_of_ones_own_adds_options(tmp_path: Path, monkeypatch: pytest.M
     assert settings.epochs == 17
 
 
-def test_a_rank_imports_neither_hydra_nor_services_nor_pyg(tmp_path: Path) -> None:
+def test_a_rank_imports_neither_hydra_nor_services_nor_pyg_nor_the_planner(tmp_path: Path) -> None:
     """A pickled Settings, unpickled and trained with in a fresh process, as a spawned rank does it."""
     import pickle
 
@@ -226,10 +226,11 @@ def test_a_rank_imports_neither_hydra_nor_services_nor_pyg(tmp_path: Path) -> No
     code = """
 import pickle, sys, pathlib
 settings = pickle.loads(pathlib.Path("settings").read_bytes())
-from gnnpar.launch.launch import launch
-import gnnpar.launch.ranks
-assert launch(settings, pathlib.Path(".")).status == "completed"
-print(sorted({"hydra", "omegaconf", "wandb", "torch_geometric"} & set(sys.modules)))
+from gnnpar.cli.train import run_training
+import gnnpar.launch.processes
+assert run_training(settings, pathlib.Path(".")).status == "completed"
+absent = ("hydra", "omegaconf", "wandb", "torch_geometric", "gnnpar.planner")
+print([name for name in sys.modules if name.startswith(absent)])
 """
     done = subprocess.run(
         [sys.executable, "-c", code],

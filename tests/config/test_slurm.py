@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gnnpar.cli.main import run
+from gnnpar.comm.world import Outcome
 from gnnpar.config.application import without_folders
-from gnnpar.launch.launch import Outcome
 from gnnpar.launch.slurm import as_rank, first_host, tasks_per_node
 from gnnpar.settings import ConfigError
 
@@ -104,12 +104,12 @@ def test_train_joins_under_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     seen = []
 
     def launched(settings, run_dir: Path) -> Outcome:
-        from gnnpar.training.result.facts import world_of
+        from gnnpar.launch.launch import world_of
 
         seen.append((world_of(settings), run_dir))
         return Outcome("completed")
 
-    monkeypatch.setattr("gnnpar.launch.launch.launch", launched)
+    monkeypatch.setattr("gnnpar.cli.train.run_training", launched)
     monkeypatch.chdir(tmp_path)
     assert run("train", ["strategy=graph_parallel", "device=cpu"]) == 0
     ((world, folder),) = seen

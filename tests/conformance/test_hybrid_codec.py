@@ -11,6 +11,7 @@ from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import BFloat16, Drop, Identity
 from gnnpar.codecs.uniform import Random, Uniform
 from gnnpar.config.compose import compose
+from gnnpar.launch.launch import world_of
 from gnnpar.models.gat import GAT
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.resgcn import ResGCN
@@ -18,7 +19,6 @@ from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.partition.partition import Range
-from gnnpar.training.result.facts import world_of
 from gnnpar.verify.conformance import make_job, merge_ranks, relative_error, small_graph, train_in_threads
 from gnnpar_kernels.wire import row_nbytes
 from worlds import run_world

@@ -22,8 +22,8 @@ from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Topology
-from gnnpar.training.layer_seconds import layer_seconds
 from gnnpar.training.optim import SGD
+from gnnpar.training.plans import layer_seconds
 from gnnpar.verify.conformance import Job, make_job, relative_error, small_graph, train_in_threads
 from worlds import run_world
 

@@ -12,31 +12,41 @@ from typing import Any
 import pytest
 
 from checkpoints import SMALL, result
+from gnnpar.cli.train import run_training
 from gnnpar.comm.interfaces import MeetingError
 from gnnpar.config.compose import compose
-from gnnpar.launch import joined as company
-from gnnpar.launch.joined import Company, CompanyLost, agreed, in_company, refusal, unseen
-from gnnpar.launch.launch import launch
-from gnnpar.launch.rendezvous import Met, meet
+from gnnpar.launch import joined
+from gnnpar.launch.joined import JoinedRank, PeerLost, monitored, refusal, sees
+from gnnpar.launch.launch import world_of
+from gnnpar.launch.rendezvous import JoinedWorld, rendezvous
 from gnnpar.settings import ConfigError
-from gnnpar.training.result.facts import header, world_of
+from gnnpar.training.result.record import RunRecord
+
+
+def record(folder: Path, *overrides: str) -> RunRecord:
+    settings = compose([*SMALL, *overrides])
+    return RunRecord(settings, world_of(settings), folder)
 
 
 def test_ranks_agree_on_what_changes_numbers_and_nothing_else() -> None:
-    one, other = (agreed(compose([*SMALL, *more])) for more in ((), ("epochs=7", "data_dir=x", "checkpoint.every=3")))
+    one, other = (record(Path(), *more).agreed() for more in ((), ("epochs=7", "data_dir=x", "checkpoint.every=3")))
     assert {name for name in one if one[name] != other[name]} == {"epochs"}
     assert one["model.hidden"] == "8"
     assert {"the version of torch", "the version of gnnpar"} < one.keys()
 
 
-def test_a_folder_that_is_not_shared_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_shared_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "marker").touch()
-    assert unseen(tmp_path / "marker", 1) == ""
-    said = unseen(Path("/elsewhere/run/marker"), 3)
-    assert said.startswith(
+    assert sees(tmp_path / "marker")
+    assert not sees(Path("/elsewhere/run/marker"))
+    mine, unshared = record(tmp_path), record(tmp_path, "checkpoint.keep=0")
+    monkeypatch.setenv("RANK", "3")
+    line = mine.unseen(Path("/elsewhere/run"))
+    assert line.startswith(
         f"rank 3 on {socket.gethostname()} does not see /elsewhere/run, the run's folder on rank 0's"
     )
-    assert said.endswith("or set checkpoint.keep=0")
+    assert line.endswith("or set checkpoint.keep=0")
+    assert unshared.unseen(Path("/elsewhere/run")) == ""
 
 
 @pytest.mark.parametrize("refuses", [0, 1])
@@ -52,13 +62,18 @@ def test_ranks_hear_what_one_of_them_cannot_run(refuses: int, tmp_path: Path, mo
 
     def other() -> None:
         refusal = line if refuses == 1 else ""
-        meet(env | {"RANK": "1"}, about=agreed(settings), patience=20, refusal=refusal)
+        rendezvous(
+            env | {"RANK": "1"},
+            about=RunRecord(settings, world_of(settings), tmp_path).agreed(),
+            patience=20,
+            refusal=refusal,
+        )
 
     began = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
         heard = pool.submit(other)
         with pytest.raises(ConfigError, match=f"^{line if refuses else 'resume=/none holds'}"):
-            launch(settings, tmp_path)
+            run_training(settings, tmp_path)
         assert isinstance(told := heard.exception(), MeetingError)
     assert str(told).startswith(line)
     assert time.monotonic() - began < 10
@@ -73,24 +88,27 @@ def test_who_is_alone_raises_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
     assert refusal(error) is error
 
 
-def two() -> list[Met]:
+def two(folder: Path) -> list[JoinedWorld]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda r: meet(env | {"RANK": str(r)}, about={}, patience=20), range(2)))
+        return list(
+            pool.map(
+                lambda r: rendezvous(env | {"RANK": str(r)}, about={}, patience=20, marker=f"{folder}/marker"), range(2)
+            )
+        )
 
 
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Rank 0's company, the connection of rank 1, and an event that stands for the end of the process."""
-    monkeypatch.setattr(company, "_GRACE_SECONDS", 0.3)
+    """Rank 0, the connection of rank 1, and an event that stands for the end of the process."""
+    monkeypatch.setattr(joined, "_GRACE_SECONDS", 0.3)
     ended = threading.Event()
-    monkeypatch.setattr(company.os, "_exit", lambda code: ended.set())
-    settings = compose([*SMALL])
-    first, second = two()
+    monkeypatch.setattr(joined.os, "_exit", lambda code: ended.set())
+    first, second = two(tmp_path)
     with socket.create_connection((first.members[0].address, first.members[0].port)) as other:
-        mine = Company(first, tmp_path, header(settings, world_of(settings)), 6.0)
+        mine = JoinedRank(first, record(tmp_path), 6.0)
         other.sendall(b'{"token": "%s", "rank": 1}\n' % first.token.encode())
         yield mine, other, ended
     second.listener.close()
@@ -100,12 +118,10 @@ def test_a_rank_that_hangs_in_a_transfer_is_ended_with_a_line(pair, tmp_path: Pa
     mine, other, ended = pair
     other.shutdown(socket.SHUT_RDWR)
     assert ended.wait(10)
-    line = (
-        "rank 1 on HOST (127.0.0.1) is lost: ended without a word (killed, or out of memory?); there is no checkpoint "
-    )
+    line = "rank 1 on HOST (127.0.0.1) is lost: ended without a message (killed, or out of memory?); there is no "
     assert capsys.readouterr().err.replace(socket.gethostname(), "HOST").startswith(f"gnnpar: {line}")
     assert result(tmp_path)["error"].replace(socket.gethostname(), "HOST").startswith(line)
-    mine.ties.close()
+    mine.monitor.close()
 
 
 def test_a_rank_that_loses_its_peer_says_who_and_one_that_fails_says_why(pair, tmp_path: Path) -> None:
@@ -118,19 +134,19 @@ def test_a_rank_that_loses_its_peer_says_who_and_one_that_fails_says_why(pair, t
     )
     assert not found.quiet
     assert not ended.is_set()
-    mine.ties.close()
+    mine.monitor.close()
 
 
 def test_a_rank_of_its_own_failure_tells_the_others(tmp_path: Path) -> None:
-    first, second = two()
-    settings = compose([*SMALL])
+    first, second = two(tmp_path)
+    records = [record(tmp_path), record(tmp_path)]  # Hydra composes once at a time
     errors = (ConnectionError("rank 1 is gone in epoch 2: closed"), ValueError("too\nmuch"))
 
-    def one(met: Met) -> CompanyLost | None:
+    def one(met: JoinedWorld) -> PeerLost | None:
         try:
-            with in_company(settings, met, header(settings, world_of(settings))):
+            with monitored(records[met.me], met, 30.0):
                 raise errors[met.me]
-        except CompanyLost as lost:
+        except PeerLost as lost:
             return lost
 
     with ThreadPoolExecutor(2) as pool:

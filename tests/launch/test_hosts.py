@@ -14,8 +14,8 @@ import pytest
 
 from checkpoints import SMALL, hashes, result, rows
 from conftest import environment
+from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
-from gnnpar.launch.launch import launch
 from hosts import Hosts, two_hosts, wait_for_epochs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # six interpreters a start
@@ -33,7 +33,7 @@ def alone(folder: Path, *overrides: str) -> Path:
     """The same by four ranks of one host."""
     folder.mkdir()
     settings = compose([*SMALL[1:], "strategy=graph_parallel", "world_size=4", "checkpoint.every=2", *overrides])
-    assert launch(settings, folder).exit_code == 0
+    assert run_training(settings, folder).exit_code == 0
     return folder
 
 
@@ -92,7 +92,7 @@ def test_killed_processes_of_a_host_end_the_other_and_leave_the_checkpoint(hosts
     assert time.monotonic() - killed < 60
     assert started[0].returncode != 0
     (line,) = ours(err)
-    gone = "with ranks 2, 3 is lost: ended without a word (killed, or out of memory?); the last checkpoint is epoch-"
+    gone = "with ranks 2, 3 is lost: ended without a message (killed, or out of memory?); the last checkpoint is epoch-"
     assert line.startswith(f"gnnpar: host node-b (10.77.0.2) {gone}")
     assert result(tmp_path / "run")["error"] == line.removeprefix("gnnpar: ")
     assert list((tmp_path / "run" / "checkpoint").glob("epoch-*/manifest.json"))
@@ -146,5 +146,5 @@ def test_a_restart_by_torchrun_goes_on_in_the_folder_it_began(tmp_path: Path) ->
     (file,) = tmp_path.rglob("result.json")
     assert (result(file.parent)["status"], result(file.parent)["restarts"]) == ("completed", 1)
     assert out.count("resumed from") == 1
-    lost = "is lost: ended without a word (killed, or out of memory?); torchrun starts all ranks again, from epoch-"
+    lost = "is lost: ended without a message (killed, or out of memory?); torchrun starts all ranks again, from epoch-"
     assert sum(lost in line for line in ours(err)) == 1, err

@@ -1,6 +1,6 @@
 """Joined ranks meet or end with one line in bounded time, and learn of each other's loss.
 
-Ranks are threads here; hosts are in tests/runner/test_hosts.py.
+Ranks are threads here; hosts are in test_hosts.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm.interfaces import MeetingError, addresses, towards
-from gnnpar.launch.peer_monitor import Ties, Verdict
-from gnnpar.launch.rendezvous import Met, meet
+from gnnpar.launch.peer_monitor import PeerFailure, PeerMonitor
+from gnnpar.launch.rendezvous import JoinedWorld, rendezvous
 
 SAME = {"epochs": "8", "the version of torch": "2"}
 
@@ -41,15 +41,15 @@ def gather(
     absent: tuple[int, ...] = (),
     check: Callable[[str], str] = lambda _: "",
     refusals: Mapping[int, str] | None = None,
-) -> list[Met | str]:
+) -> list[JoinedWorld | str]:
     """What every rank found: the others, or a line."""
     port = free_port()
 
-    def one(rank: int) -> Met | str:
+    def one(rank: int) -> JoinedWorld | str:
         mine = env_of(rank, size, port) | dict((env or {}).get(rank, {}))
         try:
             told, refusal = SAME | dict((about or {}).get(rank, {})), (refusals or {}).get(rank, "")
-            return meet(mine, about=told, patience=patience, word="x", check=check, refusal=refusal)
+            return rendezvous(mine, about=told, patience=patience, marker="x", check=check, refusal=refusal)
         except MeetingError as error:
             return f"refused: {error}" if error.refused else str(error)
 
@@ -57,16 +57,16 @@ def gather(
         return list(pool.map(one, [rank for rank in range(size) if rank not in absent]))
 
 
-def agree(found: list[Met | str]) -> list[Met]:
-    assert all(isinstance(each, Met) for each in found), found
-    return [each for each in found if isinstance(each, Met)]
+def agree(found: list[JoinedWorld | str]) -> list[JoinedWorld]:
+    assert all(isinstance(each, JoinedWorld) for each in found), found
+    return [each for each in found if isinstance(each, JoinedWorld)]
 
 
 def test_ranks_that_agree_meet_and_learn_of_each_other() -> None:
     found = agree(gather(3))
     for met in found:
         assert [m.rank for m in met.members] == [0, 1, 2]
-        assert (met.generation, met.word) == (1, "x")
+        assert (met.generation, met.marker) == (1, "x")
         assert (met.first_of_host(), met.first_of_host((0, 1))) == (0, 2)
         met.store.set(f"{met.me}", "here")
     assert found[1].store.get("2") == b"here"
@@ -136,7 +136,7 @@ def test_a_refusal_waits_for_those_who_come_late_also_in_the_store_of_torchrun(l
         time.sleep(0.5 * (rank == late))
         env = env_of(rank, 3, port, TORCHELASTIC_USE_AGENT_STORE="True")
         with pytest.raises(MeetingError, match="no shards here") as raised:
-            meet(env, about=SAME, patience=20.0, refusal="no shards here" if rank in (0, 2) else "")
+            rendezvous(env, about=SAME, patience=20.0, refusal="no shards here" if rank in (0, 2) else "")
         return str(raised.value)
 
     for _ in range(2):  # torchrun starts all again, and its store still has the refusal
@@ -159,7 +159,7 @@ def test_a_number_taken_twice_and_a_port_that_is_taken_are_told() -> None:
     assert str(taken[0]).startswith(f"MASTER_PORT={other_port(taken)} is taken by another program on ")
 
 
-def other_port(found: list[Met | str]) -> str:
+def other_port(found: list[JoinedWorld | str]) -> str:
     return str(found[0]).partition("=")[2].partition(" ")[0]
 
 
@@ -173,7 +173,7 @@ def other_port(found: list[Met | str]) -> str:
 )
 def test_an_environment_that_cannot_be_is_one_line_at_once(env: dict[str, str], line: str) -> None:
     with pytest.raises(MeetingError, match=line):
-        meet(env_of(0, 2, 1) | env, about={}, patience=1)
+        rendezvous(env_of(0, 2, 1) | env, about={}, patience=1)
 
 
 def test_the_interface_is_the_one_that_leads_to_the_master() -> None:
@@ -193,14 +193,14 @@ def test_a_store_that_torchrun_keeps_over_restarts_holds_no_old_news() -> None:
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     kept = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
 
-    def one(rank: int, late: float, epochs: str) -> Met | str:
+    def one(rank: int, late: float, epochs: str) -> JoinedWorld | str:
         time.sleep(late)
         try:
-            return meet(env_of(rank, 2, port) | agent, about={"epochs": epochs}, patience=15)
+            return rendezvous(env_of(rank, 2, port) | agent, about={"epochs": epochs}, patience=15)
         except MeetingError as error:
             return str(error)
 
-    def both(late: tuple[float, float], epochs: tuple[str, str] = ("8", "8")) -> list[Met | str]:
+    def both(late: tuple[float, float], epochs: tuple[str, str] = ("8", "8")) -> list[JoinedWorld | str]:
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(one, (0, 1), late, epochs))
 
@@ -215,12 +215,12 @@ class Tied:
     """Ranks with ties, and what each was told."""
 
     def __init__(self, size: int) -> None:
-        self.told: list[queue.Queue[Verdict]] = [queue.Queue() for _ in range(size)]
-        self.ties: list[Ties] = []
+        self.told: list[queue.Queue[PeerFailure]] = [queue.Queue() for _ in range(size)]
+        self.ties: list[PeerMonitor] = []
         met = agree(gather(size))
         with ThreadPoolExecutor(size) as pool:
             self.ties = list(
-                pool.map(lambda m: Ties(m, lost_seconds=6, on_verdict=self.told[m.me].put), sorted(met, key=_me))
+                pool.map(lambda m: PeerMonitor(m, lost_seconds=6, on_failure=self.told[m.me].put), sorted(met, key=_me))
             )
         deadline = time.monotonic() + 10
         hub = self.ties[0]._hub
@@ -240,7 +240,7 @@ class Tied:
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def _me(met: Met) -> int:
+def _me(met: JoinedWorld) -> int:
     return met.me
 
 
@@ -250,8 +250,8 @@ def test_a_rank_that_ends_without_a_word_is_named_to_all() -> None:
     for rank in (0, 1):
         said = tied.told[rank].get(timeout=5)
         assert said.line.startswith("rank 2 on ")
-        assert said.line.endswith(" is lost: ended without a word (killed, or out of memory?)")
-        assert (said.lost, said.said_on) == ((2,), None)
+        assert said.line.endswith(" is lost: ended without a message (killed, or out of memory?)")
+        assert (said.lost, said.reported_on) == ((2,), None)
         assert tied.ties[rank].wait() == said
 
 
@@ -266,12 +266,12 @@ def test_a_rank_that_fails_says_why_and_one_that_is_done_is_not_missed() -> None
     tied.ties[3].close()
     time.sleep(0.5)
     assert all(queue.empty() for queue in tied.told)
-    tied.ties[1].tell("rank 1: ValueError: too much")
+    tied.ties[1].report("rank 1: ValueError: too much")
     tied.kill(2)  # because of it
     for rank in (0,):
         said = tied.told[rank].get(timeout=5)
         assert said.line == "rank 1: ValueError: too much"
-        assert said.said_on == tied.ties[0]._met.members[1].home
+        assert said.reported_on == tied.ties[0]._world.members[1].home
     assert all(thread.is_alive() for thread in threading.enumerate())
 
 

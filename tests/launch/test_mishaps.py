@@ -17,8 +17,8 @@ import torch
 
 from checkpoints import SMALL, hashes, last, result, rows, strategy_of, train
 from composing import names, presets_slow
+from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
-from gnnpar.launch.launch import launch
 from gnnpar.parallel.flat import FlatEngine
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
 from gnnpar.track.tracker import Null
@@ -160,7 +160,7 @@ def test_sigterm_ends_ranks_inside_the_parent_after_their_epoch(tmp_path: Path, 
     common = (f"strategy={strategy}", "epochs=6")
     settings = replace(compose([*SMALL, *common]), tracker=Terminating(3))
     (tmp_path / "run").mkdir()
-    assert launch(settings, tmp_path / "run").status == "interrupted"
+    assert run_training(settings, tmp_path / "run").status == "interrupted"
     told = result(tmp_path / "run")
     assert (told["status"], told["epochs_done"]) == ("interrupted", last(tmp_path / "run").epoch)
     assert 4 <= told["epochs_done"] <= 5, "the signal may reach this process an epoch late"

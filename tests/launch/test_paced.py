@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from gnnpar.cli.main import run
+from gnnpar.comm.world import Links
 from gnnpar.config.compose import compose
-from gnnpar.launch import launch, namespaces, paced
+from gnnpar.launch import paced, processes
+from gnnpar.launch.launch import world_of
 from gnnpar.settings import ConfigError
-from gnnpar.training.result.facts import header, world_of
+from gnnpar.training.result.header import header
 
 TOPOLOGY = "topology=two_racks"
 
@@ -21,8 +23,8 @@ def _can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paced, "missing", lambda: None)
 
 
-def network(*overrides: str) -> namespaces.Network:
-    found = world_of(compose(["launch=paced", *overrides])).network
+def network(*overrides: str) -> Links:
+    found = world_of(compose(["launch=paced", *overrides])).links
     assert found is not None
     return found
 
@@ -35,7 +37,7 @@ def test_ranks_are_spread_over_hosts_in_order() -> None:
     assert network("launch.rate_gbps=1").burst_kib == 256
     assert network("launch.rate_gbps=0.2").burst_kib == 51
     assert network("launch.rate_gbps=0.001").burst_kib == 16
-    assert paced.describe(found) == "2 hosts x 0.5 Gbit/s"
+    assert found.describe() == "2 hosts x 0.5 Gbit/s"
 
 
 def test_a_topology_gives_rates_of_its_own() -> None:
@@ -47,7 +49,7 @@ def test_a_topology_gives_rates_of_its_own() -> None:
 
 def test_one_rank_has_no_link_and_the_machine_keeps_its_cores() -> None:
     lone = world_of(compose(["launch=paced", "strategy=single"]))
-    assert lone.network is None
+    assert lone.links is None
     assert header(compose(["strategy=single"]), lone)["provenance"] == "measured"
     settings = compose(["launch=paced", "world_size=4", "threads_per_rank=1", "topology.cores=2"])
     assert world_of(settings).oversubscribed, "hosts made of one machine share its cores"
@@ -90,7 +92,7 @@ def test_what_the_machine_lacks_is_one_line_and_two_before_any_rank(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(paced, "missing", lambda: lack)
-    monkeypatch.setitem(launch._START, "processes", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.setattr(processes, "start", lambda *_: pytest.fail("ranks were started"))
     assert run("train", ["launch=paced", "hydra.run.dir=run"]) == 2
     assert capsys.readouterr().err == f"gnnpar: launch=paced {lack}, or set launch=local\n"
     assert not list(tmp_path.rglob("result.json"))

@@ -14,11 +14,12 @@ import pytest
 
 from checkpoints import SMALL, hashes, result, rows, strategy_of, train
 from composing import names
+from gnnpar.cli.train import run_training
 from gnnpar.comm import Site
 from gnnpar.comm.flight_recorder import RECORD, WORKING, Whereabouts, sighting
+from gnnpar.comm.world import Outcome
 from gnnpar.config.compose import compose
-from gnnpar.launch.launch import Outcome, launch
-from gnnpar.launch.monitor import Watch
+from gnnpar.launch.monitor import Monitor
 from saboteurs import Saboteur, Strikes
 
 PROCESSES = ("comm=gloo", "launch.max_restarts=2", "checkpoint.every=2", "epochs=8")
@@ -26,7 +27,7 @@ PROCESSES = ("comm=gloo", "launch.max_restarts=2", "checkpoint.every=2", "epochs
 
 def sabotaged(folder: Path, plan: Saboteur | Strikes, *overrides: str) -> Outcome:
     folder.mkdir()
-    return launch(replace(compose([*SMALL, *PROCESSES, *overrides]), tracker=plan), folder)
+    return run_training(replace(compose([*SMALL, *PROCESSES, *overrides]), tracker=plan), folder)
 
 
 def undisturbed(folder: Path, profile: Path, *overrides: str) -> Path:
@@ -90,7 +91,7 @@ def test_a_rank_that_hangs_is_named_with_its_site_and_replaced(tmp_path: Path, c
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_the_watch_ends_the_rank_that_holds_the_others_up(tmp_path: Path, stopped: bool) -> None:
+def test_the_monitor_ends_the_rank_that_holds_the_others_up(tmp_path: Path, stopped: bool) -> None:
     """Rank 0 waits for rank 1, which works for ever, or was stopped while it waited itself."""
     code = "import sys; sys.stdout.write('up'); sys.stdout.flush(); import time; time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as victim:
@@ -106,12 +107,12 @@ def test_the_watch_ends_the_rank_that_holds_the_others_up(tmp_path: Path, stoppe
             (tmp_path / "1.at").write_bytes(RECORD.pack(*record))
             if stopped:
                 victim.send_signal(signal.SIGSTOP)
-            with Watch(tmp_path, 2, timeout_seconds=0.4) as watch:
+            with Monitor(tmp_path, 2, timeout_seconds=0.4) as monitor:
                 assert victim.wait(timeout=30) < 0
-    assert watch.verdict is not None
+    assert monitor.failure is not None
     how = "; the process is stopped" if stopped else ""
     place = f"epoch 3, layer 1, forward, chunk 2{how}"
     assert (
-        watch.verdict.line == f"rank 1: hangs: nothing heard of it for comm.timeout_seconds=0.4; last seen in {place}"
+        monitor.failure.line == f"rank 1: hangs: nothing heard of it for comm.timeout_seconds=0.4; last seen in {place}"
     )
-    assert watch.verdict.lost
+    assert monitor.failure.lost

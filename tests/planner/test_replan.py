@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from conftest import Run
+from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
-from gnnpar.launch.launch import launch
 from gnnpar.placement import Placement, Plan
 from gnnpar.planner import replan
 from gnnpar.planner.replan import Replanner
@@ -23,8 +23,9 @@ from gnnpar.pricing.topology import one_host
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.keys import PHASES
-from gnnpar.training import loop as train
-from gnnpar.training.result.facts import WARMUP_EPOCHS
+from gnnpar.training import loop
+from gnnpar.training.loop import since_of
+from gnnpar.training.result.header import WARMUP_EPOCHS
 
 SAID: dict[str, Any] = {
     "label": "graph_parallel",
@@ -93,8 +94,8 @@ def test_another_plan_must_be_another_one_and_faster() -> None:
         "measured_seconds": 0.2,
         "why": "slow",
     }
-    assert replan.since_of(plan.predicted) == 14
-    assert replan.since_of(SAID) == replan.since_of(None) == 0
+    assert since_of(plan.predicted) == 14
+    assert since_of(SAID) == since_of(None) == 0
 
 
 def test_ranks_that_share_cores_are_not_compared() -> None:
@@ -161,9 +162,9 @@ def test_a_run_goes_on_with_another_plan(tmp_path: Path, slow_links: None, monke
     again = compose(["strategy.replan=true", "epochs=21", "checkpoint.every=16", "resume=auto", *COMMON])
     for name in ("changed", "kept", "killed", "killed_early"):
         (tmp_path / name).mkdir()
-    outcome = launch(again, tmp_path / "changed")
+    outcome = run_training(again, tmp_path / "changed")
     assert outcome.status == "completed", outcome
-    assert launch(compose([*COMMON, "epochs=21"]), tmp_path / "kept").status == "completed"
+    assert run_training(compose([*COMMON, "epochs=21"]), tmp_path / "kept").status == "completed"
     changed, kept = (result_of(tmp_path / name) for name in ("changed", "kept"))
     told = changed["predicted"]
     assert kept["predicted"]["label"] == told["replanned"]["before"] == "graph_parallel"
@@ -176,16 +177,16 @@ def test_a_run_goes_on_with_another_plan(tmp_path: Path, slow_links: None, monke
     assert losses == pytest.approx(losses_of(tmp_path / "kept"), rel=1e-9)
     assert len(losses) == 21
 
-    real = train.train_epoch
-    monkeypatch.setattr(train, "train_epoch", lambda run, epoch, *rest: killed_at(17, epoch) or real(run, epoch, *rest))
-    assert "killed" in (launch(again, tmp_path / "killed").error or "")
-    monkeypatch.setattr(train, "train_epoch", real)
+    real = loop.train_epoch
+    monkeypatch.setattr(loop, "train_epoch", lambda run, epoch, *rest: killed_at(17, epoch) or real(run, epoch, *rest))
+    assert "killed" in (run_training(again, tmp_path / "killed").error or "")
+    monkeypatch.setattr(loop, "train_epoch", real)
     why = result_of(tmp_path / "killed")["predicted"]["replanned"]["why"]
     shutil.copytree(tmp_path / "killed", tmp_path / "killed_early", dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "killed_early" / "checkpoint" / "epoch-000016")
     monkeypatch.setattr(replan, "plan_again", None)  # nothing is planned a second time
     for name in ("killed", "killed_early"):
-        assert launch(again, tmp_path / name).status == "completed"
+        assert run_training(again, tmp_path / name).status == "completed"
         found = result_of(tmp_path / name)
         assert found["predicted"]["label"] == told["label"]
         assert found["predicted"]["replanned"]["epoch"] == AGAIN

@@ -266,7 +266,7 @@ import sys
 from pathlib import Path
 from gnnpar.config.compose import compose
 from gnnpar.launch import launch
-from gnnpar.launch import ranks
+from gnnpar.launch import processes
 from gnnpar.training import loop as train
 for mode in ("disabled", "offline", "online"):
     settings = compose(["tracker=wandb", f"tracker.mode={mode}"])

@@ -16,10 +16,10 @@ from checkpoints import ADAPTIVE, damage, hashes, last, result, rows, strategy_o
 from composing import names, presets_slow
 from conftest import Run
 from gnnpar import durable
-from gnnpar.launch.launch import Outcome
+from gnnpar.comm.world import Outcome
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import state
-from gnnpar.training.checkpoint.policy import Keeper
+from gnnpar.training.checkpoint.policy import CheckpointPolicy
 
 # beside every YAML of conf/strategy: state that only some settings have
 VARIANTS = {
@@ -56,14 +56,14 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     """Trains until the end of an epoch in which the run is asked to end."""
 
     def train_until(folder: Path, done: int, *overrides: str) -> Outcome:
-        decide = Keeper.decide
+        decide = CheckpointPolicy.decide
 
         def asked(self, comm, now, everyone, *, ends):
             told = everyone and [{**each, "asked": now == done} for each in everyone]
             return decide(self, comm, now, told, ends=ends)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Keeper, "decide", asked)
+            patch.setattr(CheckpointPolicy, "decide", asked)
             return train(folder, *overrides)
 
     return train_until

@@ -12,7 +12,7 @@ from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.training import memory
 from gnnpar.training.evaluate import evaluate, fidelity
-from gnnpar.training.measure import EpochMeter
+from gnnpar.training.meter import EpochMeter
 
 LONE = ThreadWorld(1).communicators()[0]
 

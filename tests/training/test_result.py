@@ -10,13 +10,14 @@ from typing import Any
 import jsonschema
 import pytest
 
+from gnnpar.comm.world import Links, World
 from gnnpar.config.compose import compose
-from gnnpar.launch.namespaces import Network
+from gnnpar.launch.launch import world_of
 from gnnpar.track import keys
 from gnnpar.training.loop import Progress, memory_epoch
-from gnnpar.training.measure import merge
+from gnnpar.training.meter import merge
 from gnnpar.training.result import result as results
-from gnnpar.training.result.facts import World, header, world_of
+from gnnpar.training.result.header import header
 
 SCHEMA = json.loads(results.schema_path().read_text())
 WORLD = World(how="processes", size=2, local_size=2, threads_per_rank=1, cores=2, device="cpu", backend="gloo")
@@ -53,8 +54,8 @@ def build(known: dict, rows: list, status: Any = "completed", error: str | None 
 
 def test_the_links_of_a_paced_run_are_facts_and_its_counters_a_mean() -> None:
     links = ((None, 0.5), (None, None))
-    network = Network(prefix="gnnpar-1-1", host_gbps=(1.0, 2.0), link_gbps=links, host_of=(0, 1))
-    facts = header(compose(["epochs=10"]), replace(WORLD, network=network))
+    shaped = Links(host_gbps=(1.0, 2.0), link_gbps=links, host_of=(0, 1))
+    facts = header(compose(["epochs=10"]), replace(WORLD, links=shaped))
     built = build(facts, [row(epoch, comm__wire_bytes=1000 + epoch) for epoch in range(8)])
     assert built["provenance"] == "paced"
     assert built["paced"]["rates"]["host_gbps"] == [1.0, 2.0]
@@ -64,7 +65,7 @@ def test_the_links_of_a_paced_run_are_facts_and_its_counters_a_mean() -> None:
     rows = [row(epoch, comm__wire_bytes=2 * 2**20) for epoch in range(8)]
     assert build(facts, rows)["paced"]["burst_share"] == 0.25
     assert build(facts, [])["paced"]["wire_bytes_per_epoch"] is None
-    slower = header(compose(["epochs=10"]), replace(WORLD, network=replace(network, host_gbps=(1.0, 1.0))))
+    slower = header(compose(["epochs=10"]), replace(WORLD, links=replace(shaped, host_gbps=(1.0, 1.0))))
     assert slower["config_hash"] != facts["config_hash"], "a sweep over rates is a sweep"
 
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from conftest import Run, environment
+from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
-from gnnpar.launch.launch import launch
 from gnnpar.parallel.pipeline.schedule.action import Schedule
 from gnnpar.parallel.pipeline.schedule.generate import fill_drain
 from gnnpar.parallel.pipeline.schedule.grid import grid
@@ -110,7 +110,7 @@ def test_a_paced_run_computes_the_same_and_says_over_which_links(run_cli: Run, t
     assert "paced: 2 hosts x 0.5 Gbit/s; payload reached: 0.4" in done.stdout
     threads = compose(["comm=threads", *common])
     (tmp_path / "local").mkdir()
-    assert launch(threads, tmp_path / "local").exit_code == 0
+    assert run_training(threads, tmp_path / "local").exit_code == 0
     losses = [[r["loss/train"] for r in rows(tmp_path / name)] for name in ("paced", "local")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     found, local = result(tmp_path / "paced"), result(tmp_path / "local")
@@ -242,7 +242,7 @@ def test_adaqp_says_what_it_chose_and_a_profile_gives_it_back(run_cli: Run, run_
 @pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("graph_parallel", 2)])
 def test_trace_leaves_a_chrome_trace_of_one_epoch(tmp_path: Path, strategy: str, world_size: int) -> None:
     asked = (f"strategy={strategy}", f"world_size={world_size}", "comm=threads", "epochs=3", "trace=true")
-    assert launch(compose([*asked, *SMALL]), tmp_path).exit_code == 0
+    assert run_training(compose([*asked, *SMALL]), tmp_path).exit_code == 0
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert trace["otherData"]["epoch"] == 2
     spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
@@ -258,7 +258,10 @@ def test_trace_leaves_a_chrome_trace_of_one_epoch(tmp_path: Path, strategy: str,
 @pytest.mark.parametrize("asked", [("strategy=gnnpipe",), ("strategy=hybrid", "world_size=4", "strategy.stages=2")])
 def test_trace_of_a_pipeline_leaves_its_schedule_planned_and_measured(tmp_path: Path, asked: tuple[str, ...]) -> None:
     depth = ("model.num_layers=3", "strategy.chunks=8")
-    assert launch(compose([*SMALL, "comm=threads", "epochs=2", "trace=true", *depth, *asked]), tmp_path).exit_code == 0
+    assert (
+        run_training(compose([*SMALL, "comm=threads", "epochs=2", "trace=true", *depth, *asked]), tmp_path).exit_code
+        == 0
+    )
     ways = 2 if "strategy=hybrid" in asked else 1
     schedule = lower(fill_drain(2, 8 // ways))
     shown, said = (tmp_path / "schedule.txt").read_text().split("\n\n")
@@ -281,7 +284,7 @@ def test_a_pipeline_says_what_its_stages_cost(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "again"
     for folder in (first, second):
         folder.mkdir()
-    assert launch(compose(asked), first).exit_code == 0
+    assert run_training(compose(asked), first).exit_code == 0
     found = result(first)
     assert found["exactness"] == ["quantized", "stale"]
     sent, width = found["bytes_per_epoch"], 64 + 4  # 8 bits a number; a step and a zero point a row, in 16 bits each
@@ -300,5 +303,5 @@ def test_a_pipeline_says_what_its_stages_cost(tmp_path: Path) -> None:
     assert plan["statistics"]["chunks"] == 16
     assert 0.5 < plan["statistics"]["gradient_coverage"] < 1
     again = [*asked, f"plan={first / 'plan.json'}", "partition=range", "strategy.chunking=range"]
-    assert launch(compose(again), second).exit_code == 0
+    assert run_training(compose(again), second).exit_code == 0
     assert result(second)["loss"] == found["loss"]

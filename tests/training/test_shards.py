@@ -16,8 +16,8 @@ from checkpoints import SMALL, hashes, rows, strategy_of, train
 from conftest import ROOT, Run, environment
 from gnnpar.cli import main
 from gnnpar.cli.partition import run as partition
+from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
-from gnnpar.launch.launch import launch
 from gnnpar.settings import ConfigError
 
 GRAPH = ("dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12")
@@ -34,7 +34,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def from_disk(folder: Path, shards: Path, *overrides: str) -> None:
     folder.mkdir()
-    outcome = launch(compose([*RUN, f"shards={shards}", *overrides]), folder)
+    outcome = run_training(compose([*RUN, f"shards={shards}", *overrides]), folder)
     assert outcome.exit_code == 0, outcome.error
 
 
@@ -100,7 +100,7 @@ def test_a_run_from_memory_goes_on_from_one_from_shards(tmp_path: Path, shards: 
 )
 def test_what_shards_cannot_serve_is_one_line(tmp_path: Path, shards: Path, overrides: tuple, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        launch(compose([*RUN, f"shards={shards}", *overrides]), tmp_path)
+        run_training(compose([*RUN, f"shards={shards}", *overrides]), tmp_path)
 
 
 def test_damage_and_missing_ids_end_a_run_in_one_line(tmp_path: Path) -> None:
@@ -109,19 +109,20 @@ def test_damage_and_missing_ids_end_a_run_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     settings = compose([*RUN, f"shards={out}", "epochs=2", "model=gat", "model.attention_dropout=0.5"])
     assert "hold no edge ids, which this model's attention dropout reads" in (
-        launch(settings, tmp_path / "r").error or ""
+        run_training(settings, tmp_path / "r").error or ""
     )
     file = out / "part-1/x.npy"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    told = launch(compose([*RUN, f"shards={out}", "epochs=2"]), tmp_path / "r").error or ""
+    told = run_training(compose([*RUN, f"shards={out}", "epochs=2"]), tmp_path / "r").error or ""
     assert "part-1/x.npy is corrupt" in told
     assert "\n" not in told
-    assert launch(compose([*RUN, f"shards={out}", "epochs=2", "shards.check=header"]), tmp_path / "r").exit_code == 0
+    unchecked = compose([*RUN, f"shards={out}", "epochs=2", "shards.check=header"])
+    assert run_training(unchecked, tmp_path / "r").exit_code == 0
     file.write_bytes(data[:-9])
     with pytest.raises(ValueError, match=r"part-1/x\.npy is \d+ bytes, not \d+"):
-        launch(compose([*RUN, f"shards={out}"]), tmp_path / "r")
+        run_training(compose([*RUN, f"shards={out}"]), tmp_path / "r")
 
 
 @pytest.mark.slow

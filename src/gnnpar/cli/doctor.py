@@ -11,10 +11,11 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
+from gnnpar.comm.world import num_cores
 from gnnpar.durable import JsonDict
 from gnnpar.launch.paced import trial
 from gnnpar.track.console import stdout
-from gnnpar.training.result.facts import installed, num_cores, processor, versions
+from gnnpar.training.result.header import installed, processor, versions
 
 EXTRAS = {"torch_sparse": "[sparse]", "torch_scatter": "[sparse]", "ogb": "[ogb]", "wandb_workspaces": "[dashboard]"}
 

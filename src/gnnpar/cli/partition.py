@@ -57,7 +57,7 @@ def cut_into(settings: Settings, out: Path) -> None:
     from gnnpar.data.stored import Stored, Streamed
     from gnnpar.partition.partition import partition
     from gnnpar.partition.write import write_shards
-    from gnnpar.training.plans import heed, partition_cache
+    from gnnpar.training.plans import log_problems, partition_cache
 
     began, parts = time.perf_counter(), settings.world_size
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def cut_into(settings: Settings, out: Path) -> None:
         else:
             graph = Stored.of(settings.dataset.load(settings.data_dir, settings.seed))
         on_progress("partition", 0.0)
-        part_of = partition(graph, parts, by=settings.partition, cache=partition_cache(settings), say=heed)
+        part_of = partition(graph, parts, by=settings.partition, cache=partition_cache(settings), say=log_problems)
         manifest = write_shards(
             graph,
             part_of,

@@ -9,8 +9,10 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gnnpar.cli.main import refuse
+from gnnpar.comm.world import Outcome
 from gnnpar.config import jobs
 from gnnpar.config.application import run_jobs, without_folders
 from gnnpar.config.compose import HydraJob
@@ -21,6 +23,9 @@ from gnnpar.settings import ConfigError, Settings
 from gnnpar.track import progress
 from gnnpar.track.console import Console, complain, say
 from gnnpar.track.tracker import Quiet
+
+if TYPE_CHECKING:
+    from gnnpar.training.loop import PlanSource
 
 
 def run(argv: list[str]) -> int:
@@ -83,9 +88,9 @@ def run_one(job: HydraJob) -> int:
         if first:
             run_dir.mkdir(parents=True, exist_ok=True)
             write_text_whole(run_dir / "config.yaml", job.yaml())
-        from gnnpar.launch.launch import launch
+        from gnnpar.cli.train import run_training
 
-        outcome = launch(settings, run_dir)
+        outcome = run_training(settings, run_dir)
     except ValueError as error:
         if job.sweep is not None:
             jobs.refuse_job(run_dir, str(error), refused=True)
@@ -100,6 +105,38 @@ def run_one(job: HydraJob) -> int:
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
     return outcome.exit_code
+
+
+def run_training(settings: Settings, run_dir: Path) -> Outcome:
+    """Start the ranks of a run, or join those that are there, and train; result.json is in `run_dir` in any case.
+
+    ValueError where the run cannot begin: of joined ranks, which meet for it, all raise the same.
+    """
+    from gnnpar.launch.joined import refusal
+    from gnnpar.launch.launch import launch, world_of
+    from gnnpar.training.checks import check
+    from gnnpar.training.loop import Training
+    from gnnpar.training.result.record import RunRecord
+
+    try:
+        world = world_of(settings)
+        check(settings, world)
+    except ValueError as error:
+        raise refusal(error, settings.comm.connect_seconds) from error
+    record = RunRecord(settings, world, run_dir)
+    work = Training(record, plan_source_of(settings))
+    return launch(world, work, record, how=settings.launch, comm=settings.comm)
+
+
+def plan_source_of(settings: Settings) -> PlanSource:
+    """A strategy of the planner plans with it; any other plans for itself, and the planner is not imported."""
+    if type(settings.strategy).__module__.startswith("gnnpar.planner."):
+        from gnnpar.planner.replan import MeasuredPlan
+
+        return MeasuredPlan()
+    from gnnpar.training.plans import OwnPlan
+
+    return OwnPlan()
 
 
 def composed_settings(job: HydraJob) -> Settings:

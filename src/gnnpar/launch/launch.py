@@ -1,195 +1,200 @@
-"""From Settings to a finished run: start the ranks or join those that are there, and leave result.json in any case."""
+"""Start the ranks of a world, or join those that are there, and run the same work on each.
+
+Nothing here knows what the work is: `Work` is what every rank does, `RunHooks` what its caller does around it.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Literal, Protocol
 
-from gnnpar.launch import joined as company
-from gnnpar.launch import paced, processes, ranks
-from gnnpar.launch.ranks import RankFailed, failure_of, tracking
-from gnnpar.launch.rendezvous import Met
-from gnnpar.launch.stop import Stop
-from gnnpar.settings import Cluster, Settings
+from gnnpar.comm import Communicator
+from gnnpar.comm.world import Host, How, Outcome, World, num_cores
+from gnnpar.launch import joined, paced, processes
+from gnnpar.launch.monitor import RankFailed, failure_of
+from gnnpar.launch.namespaces import Network
+from gnnpar.launch.rendezvous import JoinedWorld
+from gnnpar.launch.signals import Stop, interruptible
+from gnnpar.settings import Comm, Launch, Settings
 from gnnpar.track.console import say
-from gnnpar.track.tracker import Null, Tee
-from gnnpar.training import shards as sharded
-from gnnpar.training.checkpoint import resume
-from gnnpar.training.result.facts import World, header, world_of
-from gnnpar.training.result.result import Status, forget, read_result, write_result
 
-Facts = Mapping[str, Any]
-_BURST_SHARE = 0.05
+RankWork = Callable[[Communicator, Host], None]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended; `error` in one line."""
+class Work(Protocol):
+    """What every rank does. It is pickled for ranks that are started as processes."""
 
-    status: Status
-    error: str | None = None
-    traceback: str = ""
-    quiet: bool = False  # another rank says it
+    def session(self, *, first: bool) -> AbstractContextManager[RankWork]:
+        """Entered once in every process that has ranks, for as long as they run; gives what each of them does.
+        `first`: rank 0 is in this process."""
+        ...
+
+
+class RunHooks(Protocol):
+    """What the caller of `launch` does on the way. Unless said otherwise, in the process that speaks for the run:
+    the one that starts the ranks or, of ranks that others started, rank 0's."""
 
     @property
-    def exit_code(self) -> int:
-        return 0 if self.status == "completed" else 1
+    def run_dir(self) -> Path:
+        """The folder of the run, which joined ranks may need to share."""
+        ...
+
+    def agreed(self) -> Mapping[str, str]:
+        """What all joined ranks must have in common. On every rank."""
+        ...
+
+    def unseen(self, folder: Path) -> str:
+        """What is wrong where this rank does not see `folder`, rank 0's run_dir; empty: nothing. On every rank."""
+        ...
+
+    def before_start(self, restarts: int) -> None:
+        """Before the first rank starts. `restarts`: how often others (torchrun) have started all ranks again."""
+        ...
+
+    def on_links(self, reached_gbps: Sequence[float]) -> None:
+        """The shaped links of the world are there: 10^9 bit/s of payload from each host to the next."""
+        ...
+
+    def on_restart(self, restarts: int) -> str:
+        """Before all ranks start again: 'from ...', where they will go on."""
+        ...
+
+    def on_lost(self, line: str, folder: Path) -> str:
+        """The line with what to do, after a joined rank was lost. `folder`: rank 0's run_dir. On every rank."""
+        ...
+
+    def on_end(self, outcome: Outcome) -> Outcome:
+        """After the last rank; what `launch` is to return."""
+        ...
 
 
-def launch(settings: Settings, run_dir: Path) -> Outcome:
-    """Run to the end, to a failure or to an interruption; result.json is there in any case.
+def world_of(settings: Settings) -> World:
+    """Decide how many ranks run, how, and with how many threads each. ValueError where they cannot."""
+    is_joined = os.environ.get("RANK") is not None
+    size = int(os.environ["WORLD_SIZE"]) if is_joined else settings.world_size
+    limit = settings.strategy.capabilities.max_ranks
+    if limit is not None and size > limit:
+        if is_joined:
+            name = settings.names.get("strategy")
+            raise ValueError(f"strategy={name} runs on {limit} rank, but {size} were started; start {limit}")
+        size = limit
+    # a rank that is to be started again must be no part of the process that starts it
+    alone = size == 1 and not settings.launch.max_restarts
+    how: How = "joined" if is_joined else "alone" if alone else "processes"
+    if how == "processes" and size > 1 and settings.comm.backend == "threads":
+        how = "threads"
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if is_joined else size
+    cores = num_cores() if settings.topology.cores == "auto" else settings.topology.cores
+    threads = max(1, cores // local_size) if settings.threads_per_rank == "auto" else settings.threads_per_rank
+    return World(
+        how=how,
+        size=size,
+        local_size=local_size,
+        threads_per_rank=threads,
+        cores=cores,
+        device=_device(settings, how, size, local_size),
+        backend="none" if size == 1 else settings.comm.backend,
+        links=paced.links_of(settings, size=size, joined=is_joined),
+        jobs_at_once=int(os.environ.get("GNNPAR_JOBS_AT_ONCE", "1")),
+    )
 
-    Rank 0 writes it when its work is done, and its word stands unless the run failed beside it. ValueError where the
-    run cannot begin: of joined ranks, which meet for it, all raise the same.
-    """
+
+def _device(settings: Settings, how: How, size: int, local_size: int) -> Literal["cpu", "cuda"]:
+    import torch
+
+    there = torch.cuda.is_available()
+    device = settings.device if settings.device != "auto" else "cuda" if there else "cpu"
+    if device == "cuda" and not there:
+        raise ValueError("device=cuda, but torch sees no GPU; set device=cpu or install a CUDA build of torch")
+    if size == 1:
+        return device
+    if settings.comm.backend == "nccl" and device != "cuda":
+        raise ValueError("comm=nccl needs GPUs, but device is cpu; set comm=gloo or comm=threads")
+    if settings.comm.backend == "nccl" and local_size > torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(f"comm=nccl: {local_size} ranks on {count} GPUs; set world_size={count} or comm=threads")
+    if how == "joined" and settings.comm.backend == "threads":
+        raise ValueError("comm=threads runs all ranks in one process and cannot join RANK's world; set comm=gloo")
+    return device
+
+
+def launch(world: World, work: Work, hooks: RunHooks, *, how: Launch, comm: Comm) -> Outcome:
+    """Run to the end, to a failure or to an interruption. ValueError where joined ranks find that they cannot begin:
+    all raise the same."""
+    speaks = world.how != "joined" or int(os.environ["RANK"]) == 0
+    stop = Stop()
     try:
-        resume.check(settings)
-        world = world_of(settings)
-        sharded.check(settings, world)
-    except ValueError as error:
-        raise company.refusal(error, settings.comm.connect_seconds) from error
-    facts = header(settings, world)
-    writes = world.how != "joined" or int(os.environ["RANK"]) == 0
-    stop, begun = Stop(), False
-    try:
-        met = company.assemble(settings, run_dir) if world.how == "joined" and world.size > 1 else None
-        facts["restarts"] = max(facts["restarts"], met.generation - 1 if met else 0)  # torchrun's; ours come later
-        if writes:
-            begin(settings, world, run_dir, facts)
-            begun = True
-        with interruptible(stop, settings.launch.grace_seconds), links(world, facts):
+        several = world.how == "joined" and world.size > 1
+        others = joined.assemble(hooks, comm.connect_seconds) if several else None
+        if speaks:
+            hooks.before_start(others.generation - 1 if others else 0)
+        with interruptible(stop, how.grace_seconds), links(world, hooks) as network:
             if world.how == "joined":
-                _joined(settings, world, run_dir, facts, stop, met)
+                _join(world, work, hooks, comm, stop, others)
+            elif world.how == "processes":
+                processes.start(world, work, hooks, how, comm, network, stop)
             else:
-                _START[world.how](settings, world, run_dir, facts, stop)
+                _threads(world, work, stop)
         outcome = Outcome("completed")
     except KeyboardInterrupt:
         outcome = Outcome("interrupted", "interrupted by a signal")
     except RankFailed as error:
         outcome = Outcome("failed", error.failure.line, error.failure.traceback)
-    except company.CompanyLost as error:
+    except joined.PeerLost as error:
         outcome = Outcome("failed", error.line, error.traceback, error.quiet)
-    kept = None if begun else read_result(run_dir)  # of a run before, which ranks that do not meet leave alone
-    if not writes or (kept is not None and kept["status"] == "completed"):
-        return outcome
-    return conclude(outcome, run_dir, facts)
-
-
-def begin(settings: Settings, world: World, run_dir: Path, facts: dict[str, Any]) -> None:
-    """The run's folder as a run finds it that begins, or goes on after a restart."""
-    say_what_is_special(settings, world)
-    forget(run_dir)
-    if not facts["restarts"]:
-        resume.clean(settings, run_dir, say)
-    if world.how == "joined":  # a rank that is killed cannot write: this stands until a better result does
-        write_result(run_dir, facts, "failed", "ended without saying why")
-
-
-def conclude(outcome: Outcome, run_dir: Path, facts: dict[str, Any]) -> Outcome:
-    """result.json says how it ended."""
-    told = read_result(run_dir) if outcome.status == "completed" else None
-    try:
-        if told is None or told["status"] != "completed":
-            told = write_result(run_dir, facts, outcome.status, outcome.error)
-    except OSError as error:  # the disk is full, and that is most likely why the run ended
-        reason = f"{run_dir / 'result.json'} cannot be written ({error.strerror})"
-        return Outcome("failed", "; ".join(filter(None, (outcome.error, reason))), outcome.traceback)
-    say_if_bursts_undercut(told)
-    return outcome
+    return hooks.on_end(outcome) if speaks else outcome
 
 
 @contextmanager
-def links(world: World, facts: dict[str, Any]) -> Iterator[None]:
-    """The shaped links of launch=paced are there inside; the facts learn what they reach."""
-    if world.network is None:
-        yield
+def links(world: World, hooks: RunHooks) -> Iterator[Network | None]:
+    """The shaped links of launch=paced are there inside."""
+    if world.links is None:
+        yield None
         return
-    with paced.paced(world.network) as reached:
-        facts["paced"]["reached_gbps"] = reached
-        say(f"paced: {paced.describe(world.network)}; payload reached: {', '.join(f'{r:.2f}' for r in reached)} Gbit/s")
-        for line in paced.shortfalls(world.network, reached):
+    network = Network.of(world.links)
+    with paced.paced(network) as reached:
+        say(f"paced: {world.links.describe()}; payload reached: {', '.join(f'{r:.2f}' for r in reached)} Gbit/s")
+        for line in paced.shortfalls(network, reached):
             say(f"{line}; the results carry both rates")
-        yield
+        hooks.on_links(reached)
+        yield network
 
 
-def say_if_bursts_undercut(result: Facts) -> None:
-    """Links that pass much of an epoch at once are faster than their rate."""
-    if result["paced"] and (share := result["paced"]["burst_share"] or 0.0) > _BURST_SHARE:
-        kib = result["paced"]["rates"]["burst_kib"]
-        passed = f"after every pause links pass {share:.0%} of an epoch's bytes at once (launch.burst_kib={kib})"
-        say(f"paced: {passed}: its times undercut the rate; send more or lower the burst")
-
-
-def say_what_is_special(settings: Settings, world: World) -> None:
-    if world.how != "joined" and world.size != settings.world_size:
-        name = settings.names.get("strategy")
-        say(f"strategy={name} runs on {world.size} rank; world_size={settings.world_size} is for others")
-    if world.oversubscribed:
-        jobs = f" of {world.jobs_at_once} jobs" if world.jobs_at_once > 1 else ""
-        threads = f"{world.num_threads} threads{jobs}"
-        say(f"oversubscribed: {threads} on {world.cores} cores; bytes and accuracy stand, times do not")
-    if isinstance(settings.topology, Cluster) and world.network is None and world.size > 1:
-        say(f"topology={settings.names.get('topology')} names rates of links, which only launch=paced sets")
-
-
-def _threads(settings: Settings, world: World, run_dir: Path, facts: Facts, stop: Stop) -> None:
+def _threads(world: World, work: Work, stop: Stop) -> None:
     """All ranks in this process."""
     import torch
 
     from gnnpar.comm import ThreadWorld
-    from gnnpar.training.loop import train
 
     before = torch.get_num_threads()
     torch.set_num_threads(world.threads_per_rank)
     threads = ThreadWorld(world.size, device=torch.device(world.device))
+    host = Host(stop_asked=stop.asked, others_failed=threads.failed.is_set)
     try:
-        start = resume.find(settings, run_dir, world.size, restarted=False, say=say)
-        with tracking(settings, run_dir, facts, start) as told:
-            tracker = Tee(trackers=(StopWhen(threads.failed), told))
-
-            def body(comm: Any) -> None:
-                first = comm.rank == 0
-                train(
-                    settings,
-                    world,
-                    comm,
-                    tracker if first else Null(),
-                    run_dir,
-                    start=start if first else None,
-                    stop=stop,
-                )
-
+        with work.session(first=True) as body:
             try:
                 if world.size == 1:
-                    body(threads.communicators()[0])
+                    body(threads.communicators()[0], host)
                 else:
-                    threads.run(body)
+                    threads.run(lambda comm: body(comm, host))
             except KeyboardInterrupt:
                 threads.abort()
                 wait_for_ranks()
                 raise
     except Exception as error:
-        raise RankFailed(failure_of(getattr(error, "gnnpar_rank", 0), error)) from error
+        raise RankFailed(failure_of(rank_of(error), error)) from error
     finally:
         torch.set_num_threads(before)
 
 
-class StopWhen(Null):
-    """Ends rank 0 at its next epoch once the event is set; the others then wait for it in vain and end as well."""
-
-    def __init__(self, event: threading.Event) -> None:
-        self.event = event
-
-    def log(self, row: Any) -> None:
-        if self.event.is_set():
-            raise RuntimeError("interrupted")
+def rank_of(error: BaseException) -> int:
+    """The rank whose thread raised an error."""
+    return getattr(error, "gnnpar_rank", 0)  # comm.threads leaves it: exceptions declare no such attribute
 
 
 def wait_for_ranks(seconds: float = 20.0) -> None:
@@ -200,44 +205,14 @@ def wait_for_ranks(seconds: float = 20.0) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _joined(settings: Settings, world: World, run_dir: Path, facts: Facts, stop: Stop, met: Met | None) -> None:
-    """This process is one of the ranks that torchrun or Slurm started; `met`: with others."""
+def _join(world: World, work: Work, hooks: RunHooks, comm: Comm, stop: Stop, others: JoinedWorld | None) -> None:
+    """This process is one of the ranks that torchrun or Slurm started; `others`: it has met them."""
+    rank = int(os.environ["RANK"])
     try:
-        with company.in_company(settings, met, facts):
-            ranks.train_process(settings, world, run_dir, facts, stop=stop, store=met and met.store)
-    except company.CompanyLost:
+        with joined.monitored(hooks, others, comm.lost_seconds):
+            store = others.store if others else None
+            processes.run_rank(rank, world, work, comm, Host(stop_asked=stop.asked), store=store)
+    except joined.PeerLost:
         raise
     except Exception as error:
-        raise RankFailed(failure_of(int(os.environ["RANK"]), error)) from error
-
-
-_START = {"alone": _threads, "threads": _threads, "processes": processes.start}
-
-
-@contextmanager
-def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
-    """Ctrl-C ends a run at once, SIGTERM at the end of the epoch; the handlers that were there come back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    def ask(signum: int, frame: object) -> None:
-        if os.environ.get("RANK"):  # whoever started the ranks has a grace of its own
-            stop.ask()
-        else:
-            stop.ask_within(grace_seconds)
-
-    kept = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-    before = {number: signal.getsignal(number) for number in kept}
-    signal.signal(signal.SIGINT, interrupt)
-    for number in (signal.SIGTERM, signal.SIGUSR1):  # USR1: what schedulers are asked to send ahead of the end
-        signal.signal(number, ask)
-    try:
-        yield
-    finally:
-        stop.over()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        raise RankFailed(failure_of(rank, error)) from error

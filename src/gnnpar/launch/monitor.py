@@ -1,4 +1,4 @@
-"""The parent's watch over its ranks: where nothing moves for comm.timeout_seconds, who holds the others up."""
+"""Why a rank ended, and, where nothing moves for comm.timeout_seconds, which of the ranks holds the others up."""
 
 from __future__ import annotations
 
@@ -8,15 +8,48 @@ import re
 import signal
 import threading
 import time
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from gnnpar.comm.flight_recorder import WORKING, Sighting, sighting
-from gnnpar.launch.ranks import Failure
+from gnnpar.comm.world import reason_of
 
 _ANSWER_SECONDS = 0.5
+_LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "is gone", "Socket", "connectionFailure")
 _OURS = re.compile(r'File "([^"]*gnnpar[^"]*)", line (\d+) in (\S+)')
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank ended. `secondary`: it only lost its peer. `lost`: it was ended, and might have gone on."""
+
+    rank: int
+    reason: str
+    traceback: str = ""
+    time: float = 0.0
+    secondary: bool = False
+    lost: bool = False
+
+    @property
+    def line(self) -> str:
+        return f"rank {self.rank}: {self.reason}"
+
+
+class RankFailed(Exception):
+    """A rank ended before its work."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.line)
+        self.failure = failure
+
+
+def failure_of(rank: int, error: BaseException) -> Failure:
+    text = "".join(traceback.format_exception(error))
+    secondary = isinstance(error, (RuntimeError, ConnectionError)) and any(word in str(error) for word in _LOST_PEER)
+    return Failure(rank, reason_of(error), text, time.time(), secondary)
 
 
 def is_stopped(pid: int) -> bool:
@@ -27,20 +60,20 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-class Watch:
-    """A thread that ends the rank that hangs; `verdict` says which one and where, once it has.
+class Monitor:
+    """A thread that ends the rank that hangs; `failure` says which one and where, once it has.
 
-    It watches from the first epoch on: before, the longest steps (reading, partitioning) are rank 0's, and gloo's own
+    It looks on from the first epoch on: before, the longest steps (reading, partitioning) are rank 0's, and gloo's own
     time-out stands.
     """
 
     def __init__(self, scratch: Path, num_ranks: int, *, timeout_seconds: float) -> None:
         self._scratch, self._num_ranks, self._timeout = scratch, num_ranks, timeout_seconds
         self._over = threading.Event()
-        self.verdict: Failure | None = None
-        self._thread = threading.Thread(target=self._loop, name="watch", daemon=True)
+        self.failure: Failure | None = None
+        self._thread = threading.Thread(target=self._loop, name="monitor", daemon=True)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Monitor:
         if self._num_ranks > 1:
             self._thread.start()
         return self
@@ -58,7 +91,7 @@ class Watch:
                 return
 
     def sightings(self) -> dict[int, Sighting]:
-        """By rank, of those that have begun to tell."""
+        """By rank, of those that have begun to record."""
         files = {rank: self._scratch / f"{rank}.at" for rank in range(self._num_ranks)}
         return {rank: sighting(file) for rank, file in files.items() if file.exists()}
 
@@ -76,7 +109,7 @@ class Watch:
             where += f", {frame}"
         waits = "; the process is stopped" if stopped else "" if working else "; all ranks wait for each other"
         limit = f"comm.timeout_seconds={self._timeout:g}"
-        self.verdict = Failure(rank, f"hangs: nothing heard of it for {limit}; last seen in {where}{waits}", lost=True)
+        self.failure = Failure(rank, f"hangs: nothing heard of it for {limit}; last seen in {where}{waits}", lost=True)
         with contextlib.suppress(ProcessLookupError):
             os.kill(seen[rank].pid, signal.SIGKILL)
 

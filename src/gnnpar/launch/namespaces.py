@@ -27,11 +27,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
+from gnnpar.comm.world import LATENCY_SECONDS, SWITCH_LATENCY_SECONDS, Links
+
 INTERFACE = "eth0"
-# A queue holds the burst and this much; what is more is dropped and sent again. The switch's is deep: three senders to
-# one receiver at 0.2 Gbit/s sent up to 14 % again with 0.02 s there, and 0.2 % with 0.1 s (0.4 s transfers, cubic).
-LATENCY_SECONDS = 0.02
-SWITCH_LATENCY_SECONDS = 0.1
 CONGESTION_CONTROL = "cubic"  # the kernel's own default, so that machines with another one measure the same
 FOLDER = Path("/run/netns")
 _NAME = re.compile(r"gnnpar-(\d+)-(\d+)-\w+")
@@ -45,31 +43,18 @@ class NetworkError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
-    """Hosts, what their links carry, and the host of every rank.
-
-    host_gbps: 10^9 bit/s of each host's link, each direction. link_gbps: [i][j] what host i may send to host j at most,
-    None: as much as both links carry. burst_kib: what a link that was idle passes at once, unpaced.
-    """
+class Network(Links):
+    """Links between namespaces whose names begin with `prefix`."""
 
     prefix: str
-    host_gbps: tuple[float, ...]
-    link_gbps: tuple[tuple[float | None, ...], ...] | None = None
-    host_of: tuple[int, ...] = ()
-    burst_kib: int = 256
 
-    @property
-    def num_hosts(self) -> int:
-        return len(self.host_gbps)
+    @staticmethod
+    def of(links: Links) -> Network:
+        """The network of this process that has these links."""
+        return Network(**vars(links), prefix=own_prefix())
 
     def namespace(self, host: int | Literal["switch"]) -> str:
         return f"{self.prefix}-{host}"
-
-    def gbps(self, source: int, target: int) -> float:
-        """What the path from one host to another carries when nobody else uses it."""
-        link = self.link_gbps[source][target] if self.link_gbps else None
-        both = min(self.host_gbps[source], self.host_gbps[target])
-        return both if link is None else min(both, link)
 
     @contextmanager
     def built(self) -> Iterator[None]:

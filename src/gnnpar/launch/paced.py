@@ -8,28 +8,19 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
-from gnnpar.launch.namespaces import (
-    LATENCY_SECONDS,
-    SWITCH_LATENCY_SECONDS,
-    Network,
-    NetworkError,
-    address,
-    entered,
-    missing,
-    own_prefix,
-)
+from gnnpar.comm.world import Links
+from gnnpar.launch.namespaces import Network, NetworkError, address, entered, missing, own_prefix
 from gnnpar.settings import Cluster, Paced, Settings
 
 _PROBE_SECONDS = 0.25
 _PATIENCE_SECONDS = 30.0
 
 
-def network_of(settings: Settings, *, size: int, joined: bool) -> Network | None:
-    """The network that ranks of this run live in; None: the machine's own. ValueError where it cannot be."""
+def links_of(settings: Settings, *, size: int, joined: bool) -> Links | None:
+    """The shaped links between the ranks of this run; None: the machine's own. ValueError where it cannot be."""
     launch = settings.launch
     if not isinstance(launch, Paced) or size == 1:
         return None
@@ -42,8 +33,7 @@ def network_of(settings: Settings, *, size: int, joined: bool) -> Network | None
     cluster = settings.topology if isinstance(settings.topology, Cluster) else None
     hosts = num_hosts(launch, cluster, size, settings.names.get("topology", ""))
     given = cluster and cluster.host_gbps
-    return Network(
-        prefix=own_prefix(),
+    return Links(
         host_gbps=tuple(given or (launch.rate_gbps,) * hosts),
         link_gbps=cluster and cluster.link_gbps,
         host_of=tuple(rank * hosts // size for rank in range(size)),
@@ -71,30 +61,6 @@ def num_hosts(launch: Paced, cluster: Cluster | None, size: int, topology: str) 
     return hosts
 
 
-def describe(network: Network) -> str:
-    """'2 hosts x 1 Gbit/s'."""
-    rates = sorted(set(network.host_gbps))
-    rate = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
-    return f"{network.num_hosts} hosts x {rate} Gbit/s" + (", links by topology" if network.link_gbps else "")
-
-
-def facts(network: Network) -> dict[str, Any]:
-    """What result.json says about the links, as far as it is known before they are made."""
-    rates = network.host_gbps
-    return {
-        "hosts": network.num_hosts,
-        "host_of": list(network.host_of),
-        "rates": {
-            "host_gbps": rates[0] if len(set(rates)) == 1 else list(rates),
-            "link_gbps": network.link_gbps and [list(row) for row in network.link_gbps],
-            "burst_kib": network.burst_kib,
-            "latency_seconds": LATENCY_SECONDS,
-            "switch_latency_seconds": SWITCH_LATENCY_SECONDS,
-        },
-        "reached_gbps": None,
-    }
-
-
 @contextmanager
 def paced(network: Network) -> Iterator[list[float]]:
     """The network is there inside; what each host's link reached, in the order of hosts."""
@@ -108,13 +74,6 @@ def paced(network: Network) -> Iterator[list[float]]:
 def reached_gbps(network: Network) -> list[float]:
     """10^9 bit/s of payload from each host to the next, one after the other: a quarter of a second each."""
     return [reached(network, i, (i + 1) % network.num_hosts) for i in range(network.num_hosts)]
-
-
-def burst_share(network_facts: Mapping[str, Any], wire_bytes: float | None) -> float | None:
-    """One burst of every host over what all hosts send in an epoch: what the links pass unpaced after each pause."""
-    if not wire_bytes:
-        return None
-    return min(1.0, network_facts["rates"]["burst_kib"] * 1024 * network_facts["hosts"] / wire_bytes)
 
 
 def shortfalls(network: Network, reached: list[float]) -> list[str]:

@@ -1,66 +1,74 @@
-"""Ranks as processes of this one, watched, and started again after a loss.
+"""Ranks as processes of this one: started, watched, and all started again after one was lost.
 
-The parent alone sees Ctrl-C and SIGTERM: both are blocked in the thread that starts the ranks, which inherit that, and
-a thread beside it receives them.
+They find each other in a file: nothing of theirs listens but gloo, on the loopback interface. A rank imports neither
+Hydra nor trackers' services nor PyG: an empty one is up in two seconds.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import json
 import multiprocessing
 import os
 import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from gnnpar.launch import ranks
-from gnnpar.launch.monitor import Watch
-from gnnpar.launch.ranks import STOP, Failure, RankFailed
-from gnnpar.launch.stop import Stop
-from gnnpar.settings import Settings
+from gnnpar.comm import interfaces
+from gnnpar.comm.world import Host, Interrupted, World
+from gnnpar.durable import write_json_whole
+from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of
+from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
+from gnnpar.launch.signals import Stop, listen_in_rank, signals_for_parent_only
+from gnnpar.launch.slurm import rank_on_host
+from gnnpar.settings import Comm, Launch
 from gnnpar.track.console import say
-from gnnpar.training.checkpoint import files as checkpoint
-from gnnpar.training.result.facts import World
-from gnnpar.training.result.result import forget, read_result
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+    from gnnpar.launch.launch import RunHooks, Work
 
 _SHUTDOWN_SECONDS = 15.0
+_PATIENCE_SECONDS = 5.0
+_PARENT_FIRST_SECONDS = 15.0  # the parent's monitor speaks before a rank's own time-out
+_STOP = "stop"  # the file in the scratch folder by which the parent asks for the end
+_INTERRUPTED = 3  # exit code of a rank that ended because it was asked to
 
 
-def start(settings: Settings, world: World, run_dir: Path, facts: dict[str, Any], stop: Stop) -> None:
-    """One process a rank to the end; after the loss of one, all again from the last checkpoint, `max_restarts` times.
+def start(
+    world: World, work: Work, hooks: RunHooks, how: Launch, comm: Comm, network: Network | None, stop: Stop
+) -> None:
+    """One process a rank to the end; after the loss of one, all again, `how.max_restarts` times at most.
 
     Only a rank that was killed, or hung, is worth another try: what a rank raised it would raise again.
     """
+    restarts = 0
     while True:
         try:
-            return attempt(settings, world, run_dir, facts, stop)
+            return attempt(world, work, how, comm, network, stop)
         except RankFailed as error:
-            failure, left = error.failure, settings.launch.max_restarts - facts["restarts"]
-            if not failure.lost or left <= 0 or stop.asked():
+            failure = error.failure
+            if not failure.lost or restarts >= how.max_restarts or stop.asked():
                 raise
-        facts["restarts"] += 1
-        forget(run_dir)
-        found = checkpoint.folders(run_dir)
-        where = f"from {found[0]}" if found else "from the beginning, for there is no checkpoint yet"
-        say(
-            f"{failure.line}: starting all ranks again {where} (restart {facts['restarts']} of at most "
-            f"{settings.launch.max_restarts})"
-        )
+        restarts += 1
+        where = hooks.on_restart(restarts)
+        say(f"{failure.line}: starting all ranks again {where} (restart {restarts} of at most {how.max_restarts})")
 
 
-def attempt(settings: Settings, world: World, run_dir: Path, facts: Mapping[str, Any], stop: Stop) -> None:
-    """All ranks once. They find each other in a file: nothing of theirs listens but gloo, on the loopback interface."""
+def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network | None, stop: Stop) -> None:
+    """All ranks once. RankFailed where one ended before its work, KeyboardInterrupt where they were asked to end."""
     scratch = Path(tempfile.mkdtemp(prefix="gnnpar-"))
-    stop.file = scratch / STOP
+    stop.file = scratch / _STOP
     if stop.asked():  # before there was a file to say it in
         stop.ask()
 
@@ -68,42 +76,41 @@ def attempt(settings: Settings, world: World, run_dir: Path, facts: Mapping[str,
         raise KeyboardInterrupt
 
     def ask(signum: int, frame: object) -> None:
-        stop.ask_within(settings.launch.grace_seconds)
+        stop.ask_within(how.grace_seconds)
 
     handlers = {signal.SIGINT: interrupt, signal.SIGTERM: ask, signal.SIGQUIT: interrupt}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup gnnpar train` outlives its terminal
         handlers[signal.SIGHUP] = interrupt
-    watch = Watch(scratch, world.size, timeout_seconds=settings.comm.timeout_seconds)
-    job = (settings, world, str(run_dir), dict(facts), str(scratch), os.getpid())
+    monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds)
+    job = Job(world, work, comm, network, scratch, os.getpid())
     spawn = multiprocessing.get_context("spawn")
-    started = [spawn.Process(target=ranks.main, args=(rank, *job), name=f"rank{rank}") for rank in range(world.size)]
+    started = [spawn.Process(target=job.run, args=(rank,), name=f"rank{rank}") for rank in range(world.size)]
     try:
-        with environment(OMP_NUM_THREADS=str(world.threads_per_rank)), signals_for_parent_only(handlers), watch:
+        with environment(OMP_NUM_THREADS=str(world.threads_per_rank)), signals_for_parent_only(handlers), monitor:
             try:
                 for process in started:
                     process.start()
-                failed = first_to_fail(started, settings.launch.monitor_seconds)
+                failed = first_to_fail(started, how.monitor_seconds)
             finally:
                 end(started)
         if failed is not None:
             code = started[failed].exitcode or 0
-            raise RankFailed(watch.verdict or blame(failed, code, ranks.read_failures(scratch)))
+            raise RankFailed(monitor.failure or blame(failed, code, read_failures(scratch)))
     finally:
         stop.file = None
         shutil.rmtree(scratch, ignore_errors=True)
-    told = read_result(run_dir)
-    if told is not None and told["status"] == "interrupted":
+    if any(process.exitcode == _INTERRUPTED for process in started):
         raise KeyboardInterrupt
 
 
 def first_to_fail(started: Sequence[BaseProcess], seconds: float) -> int | None:
-    """The rank that ended first with another exit code than 0, of several the one that a signal killed; None: all have
-    done their work. A signal to this process waits for its handler for `seconds` at most."""
+    """The rank that ended first before its work, of several the one that a signal killed; None: all have
+    done it. A signal to this process waits for its handler for `seconds` at most."""
     running = dict(enumerate(started))
     while running:
         wait([process.sentinel for process in running.values()], timeout=seconds)
         ended = {rank: code for rank, process in running.items() if (code := process.exitcode) is not None}
-        if failed := [rank for rank, code in ended.items() if code]:
+        if failed := [rank for rank, code in ended.items() if code not in (0, _INTERRUPTED)]:
             return min(failed, key=lambda rank: (ended[rank] >= 0 or ended[rank] == -signal.SIGABRT, rank))
         for rank in ended:
             del running[rank]
@@ -150,28 +157,102 @@ def environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextmanager
-def signals_for_parent_only(handlers: Mapping[signal.Signals, Callable[[int, Any], None]]) -> Iterator[None]:
-    """Block signals in this thread, whose children inherit it, and receive them in a thread that does nothing else."""
-    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
-        yield
-        return
-    done, taken = threading.Event(), set(handlers)
+@dataclass(frozen=True)
+class Job:
+    """What a started rank gets from its parent. `scratch`: the folder of the attempt; `parent`: its process."""
 
-    def receive() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
-        while not done.wait(0.2):  # Python runs the handler in the main thread once any thread got the signal
-            pass
+    world: World
+    work: Work
+    comm: Comm
+    network: Network | None
+    scratch: Path
+    parent: int
 
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    receiver = threading.Thread(target=receive, name="signals", daemon=True)
-    receiver.start()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
+    def run(self, rank: int) -> None:
+        """The rank's process. Leaves `scratch/<rank>.json` when it fails; never prints."""
+        from torch import multiprocessing
+
+        # the terminal's Ctrl-C goes to the parent alone (SIGINT is blocked here); without a parent there is no run
+        multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue]
+        if os.getppid() != self.parent:  # it ended before the line above
+            os._exit(1)
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(self.world.size)}
+        os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(self.world.size)}
+        stop = Stop(self.scratch / _STOP)
+        listen_in_rank(stop)
+        stack = (self.scratch / f"{rank}.stack").open("w")
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)  # the monitor asks a rank that hangs
+        try:
+            enter_network(self.network, rank)
+            counts = self.network is not None and self.network.is_first_of_host(rank)
+            host = Host(stop_asked=stop.asked, sent_bytes=interface_sent_bytes if counts else None)
+            run_rank(rank, self.world, self.work, self.comm, host, scratch=self.scratch)
+        except Interrupted:
+            sys.exit(_INTERRUPTED)
+        except BaseException as error:
+            failure = failure_of(rank, error)
+            write_json_whole(self.scratch / f"{rank}.json", vars(failure))
+            if failure.secondary:  # let the parent notice the rank that is really gone before this one
+                time.sleep(_PATIENCE_SECONDS)
+            sys.stdout.flush()
+            os._exit(1)
+
+
+def enter_network(network: Network | None, rank: int) -> None:
+    """Before anything makes a socket: go to the rank's host, or, where all ranks are on this one, to the loopback
+    interface, unless GLOO_SOCKET_IFNAME asks for another."""
+    if network is not None:
+        network.enter(network.host_of[rank])
+        os.environ[interfaces.VARIABLE] = INTERFACE
+    elif (loopback := interfaces.loopback()) is not None:
+        os.environ.setdefault(interfaces.VARIABLE, loopback)
+
+
+def run_rank(
+    rank: int,
+    world: World,
+    work: Work,
+    comm: Comm,
+    host: Host,
+    *,
+    scratch: Path | None = None,
+    store: Store | None = None,
+) -> None:
+    """Connect, work, disconnect: a rank that has RANK and WORLD_SIZE in its environment.
+
+    `scratch`: where a parent looks for what its ranks are doing. `store`: of ranks that have met already.
+    """
+    import torch
+
+    from gnnpar.comm import ThreadWorld
+    from gnnpar.comm.flight_recorder import Whereabouts
+    from gnnpar.comm.process import connect
+
+    torch.set_num_threads(world.threads_per_rank)
+    device = torch.device("cpu")
+    if world.device == "cuda":
+        device = torch.device("cuda", rank_on_host() % torch.cuda.device_count())
+    if world.size == 1:
+        mine = ThreadWorld(1, device=device).communicators()[0]
+    else:
+        mine = connect(
+            "nccl" if world.backend == "nccl" else "gloo",
+            device=device,
+            timeout_seconds=comm.timeout_seconds + (_PARENT_FIRST_SECONDS if scratch else 0.0),
+            init_method=f"file://{scratch}/rendezvous" if scratch else None,
+            store=store,
+            whereabouts=Whereabouts(scratch and scratch / f"{rank}.at"),
+        )
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        done.set()
-        receiver.join()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        with work.session(first=rank == 0) as body:
+            body(mine, host)
+    except Interrupted:
+        mine.close()
+        raise
+    mine.close()
+
+
+def read_failures(scratch: Path) -> list[Failure]:
+    """What failed ranks left, the earliest first, lost peers last."""
+    found = [Failure(**json.loads(file.read_text(encoding="utf-8"))) for file in scratch.glob("*.json")]
+    return sorted(found, key=lambda failure: (failure.secondary, failure.time))

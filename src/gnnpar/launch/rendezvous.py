@@ -23,7 +23,7 @@ from gnnpar.comm import interfaces
 from gnnpar.comm.interfaces import MeetingError
 
 _POLL_SECONDS = 0.1
-_LAST_WORD_SECONDS = 1.0  # rank 0 may hold the store: the others have to read why it ends
+_LAST_LINE_SECONDS = 1.0  # rank 0 may hold the store: the others have to read why it ends
 _REACH_SECONDS = 10.0
 _GENERATION = "gnnpar/generation"
 
@@ -50,8 +50,8 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Met:
-    """All ranks are there and run the same thing. `generation`: 2 after a restart of torchrun's; `word`: rank 0's."""
+class JoinedWorld:
+    """All ranks are there and run the same thing. `generation`: 2 after a restart by torchrun; `marker`: rank 0's."""
 
     me: int
     members: tuple[Member, ...]
@@ -59,7 +59,7 @@ class Met:
     listener: socket.socket
     token: str
     generation: int
-    word: str
+    marker: str
 
     def first_of_host(self, without: Sequence[int] = ()) -> int | None:
         """The lowest rank on this rank's host that is not among `without`: it speaks for the host."""
@@ -67,20 +67,20 @@ class Met:
         return next((m.rank for m in self.members if m.home == home and m.rank not in without), None)
 
 
-def meet(
+def rendezvous(
     env: MutableMapping[str, str],
     *,
     about: Mapping[str, str],
     patience: float,
-    word: str = "",
+    marker: str = "",
     check: Callable[[str], str] = lambda _: "",
     refusal: str = "",
-) -> Met:
+) -> JoinedWorld:
     """Come together with all ranks of the world that an environment names. Collective; MeetingError within about twice
     `patience` seconds.
 
-    `about`: what ranks must agree on, name -> value. `word`: what rank 0 tells all. `check`: what is wrong with
-    that here. `refusal`: why this rank cannot run at all; it comes to tell the others, and no rank is met.
+    `about`: what ranks must agree on, name -> value. `marker`: a path that rank 0 gives to all. `check`: what is wrong
+    with that here. `refusal`: why this rank cannot run at all; it comes to tell the others, and no rank is met.
     """
     rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
     if not 0 <= rank < size:
@@ -104,21 +104,21 @@ def meet(
     store = _store(master, int(port), rank, patience, agent=agent, trouble=trouble)
     table = _Table(store, me, size, where, patience, agent=agent, refuses=bool(refusal))
     try:
-        told = table.lay(about, word, trouble) if rank == 0 else table.join(about, trouble)
-        members = tuple(Member(**each) for each in told["members"])
-        table.agree(_unreached(me, members) or check(told["word"]))
+        agreed = table.lay(about, marker, trouble) if rank == 0 else table.join(about, trouble)
+        members = tuple(Member(**each) for each in agreed["members"])
+        table.agree(_unreached(me, members) or check(agreed["marker"]))
     except RuntimeError as error:  # of torch's store
         raise MeetingError(
             f"rank {rank} on {me.host}: the store at {where} is gone while ranks were meeting; rank 0's host says why"
         ) from error
-    return Met(
+    return JoinedWorld(
         me=rank,
         members=members,
         store=PrefixStore(f"{table.room}/group", table.store),
         listener=listener,
-        token=told["token"],
+        token=agreed["token"],
         generation=table.generation,
-        word=told["word"],
+        marker=agreed["marker"],
     )
 
 
@@ -184,7 +184,7 @@ class _Table:
     def room(self) -> str:
         return f"gnnpar/{self.generation}"
 
-    def lay(self, about: Mapping[str, str], word: str, trouble: str) -> dict[str, Any]:
+    def lay(self, about: Mapping[str, str], marker: str, trouble: str) -> dict[str, Any]:
         """Rank 0: open a generation and wait for everybody."""
         self.generation = self.store.add(_GENERATION, 1)
         if trouble:
@@ -198,14 +198,14 @@ class _Table:
                 "port?"
             ),
         )
-        told = {
+        agreed = {
             "members": [record["member"] for record in records],
             "nonces": [record["nonce"] for record in records],
             "token": secrets.token_hex(16),
-            "word": word,
+            "marker": marker,
         }
-        self._put("verdict", told)
-        return told
+        self._put("agreed", agreed)
+        return agreed
 
     def join(self, about: Mapping[str, str], trouble: str) -> dict[str, Any]:
         """Another rank: come to the newest generation until one is really about this meeting."""
@@ -217,9 +217,9 @@ class _Table:
                 stale = self._agent and self._is_over()
                 if not stale:
                     self._come(mine, trouble)
-            told = None if stale else self._get("verdict")
-            if told is not None and told["nonces"][self.me.rank : self.me.rank + 1] == [self._nonce]:
-                return told
+            agreed = None if stale else self._get("agreed")
+            if agreed is not None and agreed["nonces"][self.me.rank : self.me.rank + 1] == [self._nonce]:
+                return agreed
             if not stale:
                 self._end_at_trouble()
             if self._waited():
@@ -233,8 +233,8 @@ class _Table:
         """Is this a meeting of ranks that have ended, in a store that torchrun keeps?"""
         trouble = self._get("trouble")
         if trouble is not None and trouble["refused"]:
-            return self._get(f"heard/{self.me.rank}") is not None
-        return bool(trouble or self._get("verdict"))
+            return self._get(f"known/{self.me.rank}") is not None
+        return bool(trouble or self._get("agreed"))
 
     def _come(self, mine: dict[str, Any], trouble: str) -> None:
         """Compare with rank 0, and be there."""
@@ -280,8 +280,8 @@ class _Table:
         return [found[rank] for rank in range(self.size)]
 
     def _record(self, about: Mapping[str, str]) -> dict[str, Any]:
-        agreed = {**about, "WORLD_SIZE": str(self.size)}
-        return {"member": asdict(self.me), "about": agreed, "nonce": self._nonce}
+        stated = {**about, "WORLD_SIZE": str(self.size)}
+        return {"member": asdict(self.me), "about": stated, "nonce": self._nonce}
 
     def _fail(self, line: str) -> None:
         """Say it to all and end."""
@@ -291,18 +291,18 @@ class _Table:
     def _end_at_trouble(self) -> None:
         if (trouble := self._get("trouble")) is not None:
             if trouble["refused"]:
-                self._until_heard()
+                self._until_known()
             elif self.me.rank == 0:
-                time.sleep(_LAST_WORD_SECONDS)
+                time.sleep(_LAST_LINE_SECONDS)
             error = MeetingError(trouble["line"])
             error.shared, error.refused = True, trouble["refused"]
             raise error
 
-    def _until_heard(self) -> None:
+    def _until_known(self) -> None:
         """All ranks know of a refusal before the first of them ends, and with it its host's others, or the store."""
         with suppress(RuntimeError):
-            self._put(f"heard/{self.me.rank}", {})
-            keys = [f"{self.room}/heard/{rank}" for rank in range(self.size)]
+            self._put(f"known/{self.me.rank}", {})
+            keys = [f"{self.room}/known/{rank}" for rank in range(self.size)]
             while not self.store.check(keys) and not self._waited():
                 time.sleep(_POLL_SECONDS)
 

@@ -21,7 +21,7 @@ from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.topology import Machines
 from gnnpar.pricing.work import Work
 from gnnpar.settings import Settings
-from gnnpar.training.result.facts import check_strategy
+from gnnpar.training.checks import check_strategy
 from gnnpar.training.result.trained import DTYPES
 
 

@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gnnpar.comm.world import num_cores
 from gnnpar.placement import Plan
 from gnnpar.planner.planned import Planned
 from gnnpar.planner.planner import Evaluated
 from gnnpar.pricing.quantity import seconds_text
 from gnnpar.pricing.topology import Machines
 from gnnpar.settings import Settings
-from gnnpar.training.result.facts import WARMUP_EPOCHS, num_cores
+from gnnpar.training.result.header import WARMUP_EPOCHS
 
 EPOCHS = 8
 """That are timed in the first round; twice as many in every further one."""

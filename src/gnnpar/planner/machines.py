@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import psutil
 
+from gnnpar.comm.world import num_cores
 from gnnpar.launch.paced import burst_kib, num_hosts
 from gnnpar.planner.calibrate import Calibration, calibrate
 from gnnpar.pricing.fabric import Fabric
@@ -14,7 +15,6 @@ from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import derived
 from gnnpar.pricing.topology import Machines, hosts_of_one_machine, one_host
 from gnnpar.settings import Cluster, Measured, Paced, Settings
-from gnnpar.training.result.facts import num_cores
 
 _PAYLOAD = 0.94  # of a link's rate, what headers leave
 _ROUND_TRIP_SECONDS = 2e-4

@@ -6,19 +6,24 @@ goes on with another plan where that is predicted to be faster than what was mea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean, median
 from typing import Any
 
-from gnnpar.data.dataset import Dataset
+from gnnpar.comm.world import World
+from gnnpar.parallel.strategy import Workload
 from gnnpar.placement import Plan, Topology
 from gnnpar.planner.machines import setting_of
+from gnnpar.planner.strategy import TAG
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.quantity import seconds_text
+from gnnpar.settings import Settings
 from gnnpar.track.console import say
+from gnnpar.training.loop import NewPlan, Run
 from gnnpar.training.plans import with_strategy, workload_of
-from gnnpar.training.result.facts import WARMUP_EPOCHS, World
+from gnnpar.training.result.header import WARMUP_EPOCHS
 
 ABOVE = 0.2
 """Share by which an epoch may differ from its prediction."""
@@ -35,12 +40,20 @@ _MEASURED = {
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Again:
-    """A plan to go on with, and the graph it is of; None on ranks other than 0."""
+@dataclass(frozen=True)
+class MeasuredPlan:
+    """The plan source of strategy=tag: plans for the measured machine, and again where epochs take longer than
+    predicted."""
 
-    plan: Plan | None
-    dataset: Dataset | None
+    def plan(self, settings: Settings, world: World, workload: Workload) -> Plan:
+        def setting() -> Machine:
+            return setting_of(settings, world.size, say)[0]
+
+        return settings.strategy.plan(replace(workload, setting=setting), Topology(world.size))
+
+    def replanner(self, run: Run) -> Callable[[int, Row], NewPlan | None] | None:
+        """A run plans again once at most."""
+        return partial(replanned, run, Replanner(run.since)) if wanted(run.settings) and not run.since else None
 
 
 @dataclass
@@ -72,7 +85,7 @@ class Replanner:
         }
 
 
-def wanted(settings: Any) -> bool:
+def wanted(settings: Settings) -> bool:
     """Is a plan compared, and made again?"""
     return settings.plan is None and settings.strategy.capabilities.plans_again
 
@@ -148,16 +161,26 @@ def better(plan: Plan, before: Mapping[str, Any], found: Replanner, epoch: int, 
     return replace(plan, predicted={**said, "replanned": told})
 
 
-def since_of(said: Mapping[str, Any] | None) -> int:
-    """The epoch in which the plan of these figures began."""
-    return ((said or {}).get("replanned") or {}).get("epoch", 0)
+def replanned(run: Run, comparing: Replanner, epoch: int, row: Row) -> NewPlan | None:
+    """After the epochs that are compared: another plan, where it is better; one line says why. Collective.
+
+    Ranks other than 0 learn that there is one, and no more.
+    """
+    if run.comm.rank == 0:
+        comparing.add(row)
+    if epoch != comparing.due:
+        return None
+    new = plan_again(run, epoch + 1, comparing) if run.comm.rank == 0 else None
+    exists = run.comm.broadcast(new is not None)
+    return new or NewPlan(None, None) if exists else None
 
 
-def plan_again(run: Any, epoch: int, comparing: Replanner) -> Again | None:
-    """A better plan than the run's, where what was measured says so; one line tells. On rank 0; `run`: a train.Run."""
-    settings, said = run.settings, run.said
+def plan_again(run: Run, epoch: int, comparing: Replanner) -> NewPlan | None:
+    """A better plan than the run's, where what was measured says so; one line tells. On rank 0."""
+    settings, said = run.settings, run.predicted
     if said is None or not comparing.rows:
         return None
+    assert isinstance(settings.strategy, TAG)
     if reason := not_compared(run.world):
         say(f"tag: {reason}: their times are not compared with what was predicted")
         return None
@@ -166,7 +189,7 @@ def plan_again(run: Any, epoch: int, comparing: Replanner) -> Again | None:
         return None
     dataset = settings.dataset.load(settings.data_dir, settings.seed)
     machine = corrected(setting_of(settings, run.world.size, say)[0], by)
-    workload = workload_of(settings, run.world, dataset, run.model, run.comm.device)
+    workload = workload_of(settings, dataset, run.model, run.comm.device)
     workload = replace(workload, setting=lambda: machine, say=_silent)
     plan = replace(settings.strategy, rates="measured").plan(workload, Topology(run.world.size))
     found = better(plan, said, comparing, epoch, why)
@@ -175,7 +198,7 @@ def plan_again(run: Any, epoch: int, comparing: Replanner) -> Again | None:
         return None
     assert found.predicted is not None
     say(f"tag: {why}; goes on with {found.predicted['label']} from epoch {epoch}")
-    return Again(with_strategy(found, settings), dataset)
+    return NewPlan(with_strategy(found, settings), dataset)
 
 
 def _silent(line: str) -> None:

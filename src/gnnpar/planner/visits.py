@@ -30,7 +30,7 @@ from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import one_host
 from gnnpar.pricing.work import Work
-from gnnpar.training.measure import EpochMeter
+from gnnpar.training.meter import EpochMeter
 from gnnpar.training.optim import Adam
 
 Epochs = Mapping[str, Mapping[str, float]]

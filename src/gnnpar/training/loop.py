@@ -1,4 +1,4 @@
-"""The training loop of one rank, flat: plan, shard, build, go on where a checkpoint left off, then epochs.
+"""The training of one rank, from top to bottom: plan, shard, build, go on where a checkpoint left off, then epochs.
 
 Only rank 0 reads the dataset, plans, and talks to trackers; every figure it logs is already reduced over ranks.
 """
@@ -9,213 +9,192 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gnnpar.comm import Communicator
-from gnnpar.data.tasks import make_task
+from gnnpar.comm.world import Host, Interrupted, World
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.tasks import Task, make_task
 from gnnpar.durable import write_json_whole
-from gnnpar.launch import paced
-from gnnpar.launch.namespaces import interface_sent_bytes
-from gnnpar.launch.stop import Interrupted, Stop
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.engine import Engine
+from gnnpar.parallel.strategy import Workload
+from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
-from gnnpar.planner import replan
-from gnnpar.planner.replan import Again, Replanner, plan_again
-from gnnpar.settings import Settings
+from gnnpar.settings import Settings, Stepper
 from gnnpar.track.console import say
-from gnnpar.track.tracker import Null, Tracker
+from gnnpar.track.tracker import Null, Tee, Tracker
 from gnnpar.training import memory
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
-from gnnpar.training.checkpoint.policy import Keeper
+from gnnpar.training.checkpoint.policy import CheckpointPolicy
 from gnnpar.training.checkpoint.resume import Start
 from gnnpar.training.diagnose import first_not_finite, is_out_of_memory, out_of_memory
 from gnnpar.training.evaluate import evaluate, fidelity
-from gnnpar.training.measure import EpochMeter, merge
+from gnnpar.training.meter import EpochMeter, merge
 from gnnpar.training.plans import make_plan
-from gnnpar.training.result.facts import WARMUP_EPOCHS, World
+from gnnpar.training.result.header import WARMUP_EPOCHS
+from gnnpar.training.result.record import RunRecord
 from gnnpar.training.result.trained import DTYPES
 from gnnpar.training.shards import source_of
 from gnnpar.training.trace import Recorder, traced_epoch
 
+Row = Mapping[str, Any]  # Any: JSON
+
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """What one rank trains with; complete once made."""
+class NewPlan:
+    """A plan to go on with, and the graph that it is of; None on ranks other than 0."""
+
+    plan: Plan | None
+    dataset: Dataset | None
+
+
+Replanner = Callable[[int, Row], NewPlan | None]
+"""(epoch, its row) -> a plan to go on with after the epoch, or None. Collective."""
+
+
+class PlanSource(Protocol):
+    """Who plans a run, and whether it plans again while the run lasts. Pickled for ranks that are processes."""
+
+    def plan(self, settings: Settings, world: World, workload: Workload) -> Plan:
+        """On rank 0."""
+        ...
+
+    def replanner(self, run: Run) -> Replanner | None:
+        """What is asked after every epoch of this plan; None: nobody is."""
+        ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the ranks of a run do: the launcher's `Work`."""
+
+    record: RunRecord
+    plan_source: PlanSource
+
+    @contextmanager
+    def session(self, *, first: bool) -> Iterator[Callable[[Communicator, Host], None]]:
+        """Inside, trackers are open in the process of rank 0 (`first`)."""
+        record = self.record
+        job = Job(record.settings, record.world, record.run_dir, self.plan_source)
+        if not first:
+            yield partial(train, job, start=None, tracker=Null())
+            return
+        restarted = record.header["restarts"] > 0
+        start = resume.find(record.settings, record.run_dir, record.world.size, restarted=restarted, say=say)
+        with record.tracking(start) as tracker:
+            yield partial(train, job, start=start, tracker=tracker)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks know of a run before it begins. `run_dir`: rank 0's, after `train` has broadcast it."""
 
     settings: Settings
     world: World
-    comm: Communicator
-    shard: Shard
-    model: Any
-    engine: Any
-    optimizer: Any
-    task: Any
-    cold: dict[str, float]
-    mesh: tuple[tuple[int, ...], ...]  # stage -> ranks of its parts
     run_dir: Path
-    first_epoch: int
-    identity: dict[str, Any]  # what a checkpoint of this run is of
-    restored: dict[str, Any] | None = None  # Progress.kept() of the checkpoint it goes on from
-    profile_hash: str = ""  # of what was measured beforehand and decides on numbers
-    said: dict[str, Any] | None = None  # what a planner predicted of the plan
-    replanned: Plan | None = None  # rank 0's plan where it is another one than the settings give
-
-    @property
-    def since(self) -> int:
-        """The epoch in which the plan began."""
-        return replan.since_of(self.said)
+    plan_source: PlanSource
 
 
-@dataclass
-class Progress:
-    """What the loop remembers from epoch to epoch, equal on every rank."""
+class EndWithOthers(Null):
+    """Ends rank 0 at its next epoch once another rank has failed."""
 
-    train_seconds: float = 0.0
-    num_bytes: int = 0
-    best_val: float = -math.inf
-    evaluations_since: int = 0
-    cold: dict[str, float] = field(default_factory=dict)
+    def __init__(self, others_failed: Callable[[], bool]) -> None:
+        self.others_failed = others_failed
 
-    def kept(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        best = self.best_val if self.best_val > -math.inf else None
-        return {
-            "train_seconds": self.train_seconds,
-            "num_bytes": self.num_bytes,
-            "best_val": best,
-            "evaluations_since": self.evaluations_since,
-        }
-
-    def take_up(self, kept: dict[str, Any] | None) -> None:
-        if kept is not None:
-            best = -math.inf if kept["best_val"] is None else kept["best_val"]
-            self.train_seconds, self.num_bytes, self.best_val = kept["train_seconds"], kept["num_bytes"], best
-            self.evaluations_since = kept["evaluations_since"]
-
-    def stops(self, val: float | None, settings: Settings) -> bool:
-        """Early stopping, told of one more evaluation."""
-        stopping = settings.early_stopping
-        if val is None:  # no validation nodes: nothing to stop by
-            return False
-        if val > self.best_val + (stopping.min_delta if self.best_val > -math.inf else 0.0):
-            self.best_val, self.evaluations_since = val, 0
-        else:
-            self.evaluations_since += 1
-        return stopping.patience is not None and self.evaluations_since >= stopping.patience
+    def log(self, row: Row) -> None:
+        if self.others_failed():
+            raise RuntimeError("interrupted")
 
 
-def train(
-    settings: Settings,
-    world: World,
-    comm: Communicator,
-    tracker: Tracker,
-    run_dir: Path,
-    *,
-    start: Start | None = None,
-    stop: Stop | None = None,
-) -> None:
-    """Train to the end, or to the end of the epoch in which `stop` is asked (Interrupted). Collective.
+def train(job: Job, comm: Communicator, host: Host, *, start: Start | None, tracker: Tracker) -> None:
+    """Train to the end, or to the end of the epoch in which the host asks to stop (Interrupted). Collective.
 
-    `tracker`, `start` and `run_dir` are rank 0's; all ranks write their checkpoints under its `run_dir`.
+    `tracker` and `start` are rank 0's; all ranks write their checkpoints under its `run_dir`.
     """
-    run_dir = comm.broadcast(run_dir.absolute())  # pyright: ignore[reportAssignmentType]
+    shared: Any = comm.broadcast(job.run_dir.absolute())
+    job = replace(job, run_dir=shared)
+    tracker = Tee(trackers=(EndWithOthers(host.others_failed), tracker)) if comm.rank == 0 else Null()
     try:
-        run = prepare(settings, world, comm, tracker, run_dir, start or Start())
-        keeper = Keeper(settings, run_dir, stop or Stop(), say)
-        while (again := epochs(run, tracker, keeper)) is not None:
+        run = prepare(job, comm, host, tracker, (start if comm.rank == 0 else None) or Start())
+        policy = CheckpointPolicy(job.settings, job.run_dir, host.stop_asked, say)
+        while (new := epochs(run, tracker, policy)) is not None:
             run.engine.drain()
-            found = checkpoint.latest(run_dir, say) if comm.rank == 0 else None
-            run = prepare(settings, world, comm, Null(), run_dir, Start(found, alike=False), again)
+            found = checkpoint.latest(job.run_dir, say) if comm.rank == 0 else None
+            run = prepare(job, comm, host, Null(), Start(found, alike=False), new)
         run.engine.drain()
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise out_of_memory(error, settings, world.size) from error
+        raise out_of_memory(error, job.settings, job.world.size) from error
 
 
-def epochs(run: Run, tracker: Tracker, keeper: Keeper) -> Again | None:
-    """From the first epoch that is not done to the last, or to where another plan takes over. Collective."""
-    settings, comm = run.settings, run.comm
-    progress = Progress(cold=run.cold)
-    progress.take_up(run.restored)
-    comparing = replan.Replanner(run.since) if replan.wanted(settings) and not run.since else None
-    for epoch in range(run.first_epoch, settings.epochs):
-        row, loss, everyone = train_epoch(run, epoch, progress, keeper)
-        last = epoch + 1 == settings.epochs
-        stop = False
-        if last or (epoch + 1) % settings.eval_every == 0:
-            began = time.perf_counter()
-            values = evaluate(run.engine, run.shard, run.task, comm)
-            seconds = time.perf_counter() - began
-            row |= values | {"metric/name": run.task.metric_name, "time/evaluate_seconds": seconds}
-            stop = progress.stops(values["metric/val"], settings)
-        if comm.rank == 0:
-            tracker.log(row)
-        now = keeper.decide(comm, epoch + 1, everyone, ends=last or stop)
-        if now.broken:
-            raise ValueError(broken(run, epoch, loss) + keeper.last_good())
-        if now.save:
-            written = keeper.save(run, epoch + 1, progress.kept(), row.get("metric/val"))
-            if now.interrupted and written:
-                say(f"asked to end: checkpoint after epoch {epoch}; resume=auto in the same folder goes on")
-        if now.interrupted:
-            raise Interrupted
-        if stop:
-            break
-        if comparing is not None and (again := replanned(run, epoch, row, comparing)) is not None:
-            if comm.broadcast(keeper.save(run, epoch + 1, progress.kept(), row.get("metric/val"), again.plan)):
-                return again
-            if comm.rank == 0:
-                say("tag: without a checkpoint there is no way over to the other plan: the run keeps its own")
-    return None
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Run:
+    """What one rank trains with; complete once made.
 
-
-def replanned(run: Run, epoch: int, row: Mapping[str, Any], comparing: Replanner) -> Again | None:
-    """After the epochs that are compared: another plan, where it is better; one line says why. Collective.
-
-    Ranks other than 0 learn that there is one, and no more.
+    mesh: stage -> ranks of its parts. identity: what a checkpoint of this run is of. restored: `Progress.saved` of the
+    checkpoint it goes on from. profile_hash: of what was measured beforehand and decides on numbers. predicted: what a
+    planner said of the plan. replanned: rank 0's plan where it is another one than the settings give.
     """
-    if run.comm.rank == 0:
-        comparing.add(row)
-    if epoch != comparing.due:
-        return None
-    again = plan_again(run, epoch + 1, comparing) if run.comm.rank == 0 else None
-    told = run.comm.broadcast(again is not None)
-    return again or Again(None, None) if told else None
+
+    job: Job
+    comm: Communicator
+    host: Host
+    shard: Shard
+    model: GNN
+    engine: Engine
+    optimizer: Stepper
+    task: Task
+    setup_seconds: Mapping[str, float]
+    mesh: tuple[tuple[int, ...], ...]
+    first_epoch: int
+    identity: Mapping[str, Any]
+    restored: Mapping[str, Any] | None
+    profile_hash: str
+    predicted: Mapping[str, Any] | None
+    replanned: Plan | None
+
+    @property
+    def settings(self) -> Settings:
+        return self.job.settings
+
+    @property
+    def world(self) -> World:
+        return self.job.world
+
+    @property
+    def since(self) -> int:
+        """The epoch in which the plan began."""
+        return since_of(self.predicted)
 
 
-def broken(run: Run, epoch: int, loss: float) -> str:
-    """Why an epoch's numbers are of no use, in one line. Collective."""
-    what = first_not_finite(run.engine, run.model, run.shard, run.comm, epoch)
-    told = f"the loss is {loss} in epoch {epoch}"
-    if math.isfinite(loss):
-        told = f"the gradient of epoch {epoch} is not finite (loss {loss:.4g})"
-    return f"{told}: {what}; lower optim.lr or set optim.clip"
+def since_of(predicted: Mapping[str, Any] | None) -> int:
+    """The epoch in which the plan of these predictions began."""
+    return ((predicted or {}).get("replanned") or {}).get("epoch", 0)
 
 
 def prepare(
-    settings: Settings,
-    world: World,
-    comm: Communicator,
-    tracker: Tracker,
-    run_dir: Path,
-    start: Start,
-    again: Again | None = None,
+    job: Job, comm: Communicator, host: Host, tracker: Tracker, start: Start, new: NewPlan | None = None
 ) -> Run:
     """Dataset, plan, shard, model, engine and optimizer of one rank, as a checkpoint left them. Collective.
 
-    `again`: a plan to go on with.
+    `new`: a plan to go on with.
     """
-    cold: dict[str, float] = {}
-    start = comm.broadcast(start)  # pyright: ignore[reportAssignmentType]
+    settings, run_dir = job.settings, job.run_dir
+    setup_seconds: dict[str, float] = {}
+    shared_start: Any = comm.broadcast(start)
+    start = shared_start
     device, dtype = comm.device, DTYPES[settings.precision]
     source = source_of(settings)
-    dataset = again and again.dataset
+    dataset = new and new.dataset
     if comm.rank == 0 and dataset is None:
-        with stopwatch(cold, "load"):
+        with stopwatch(setup_seconds, "load"):
             dataset = source.dataset() if source else settings.dataset.load(settings.data_dir, settings.seed)
     facts: Any = comm.broadcast(dataset and (dataset.num_features, dataset.task, dataset.num_classes))
     num_features, task_name, num_classes = facts
@@ -224,11 +203,13 @@ def prepare(
     model = settings.model.build(num_features, task.out_dim, seed=settings.seed, cached_first_layer=cached)
     plan = None
     if dataset is not None:
-        with stopwatch(cold, "partition"):
-            plan = (again and again.plan) or make_plan(settings, world, dataset, model, device, source, start)
+        with stopwatch(setup_seconds, "partition"):
+            plan = (new and new.plan) or make_plan(
+                job.plan_source, settings, job.world, dataset, model, device, source, start
+            )
         plan.save(run_dir, part_of=source and source.part_of)
-        tracker.start(start_facts(settings, world, source.manifest if source else dataset, plan, model.widths))
-    with stopwatch(cold, "shard"):
+        tracker.start(start_facts(settings, job.world, source.manifest if source else dataset, plan, model.widths))
+    with stopwatch(setup_seconds, "shard"):
         shared: Any = comm.broadcast(plan and plan.without_nodes())
         assert isinstance(shared, Plan)
         if source is not None:
@@ -238,7 +219,7 @@ def prepare(
             shard = Shard.open(dataset, plan and plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=placement)
         shard = shard.to(device, dtype)
         del dataset
-        engine = resume.replaying(settings, start.profile, world.size).build(
+        engine = resume.replaying(settings, start.profile, job.world.size).build(
             plan or shared,
             shard,
             model.to(device, dtype),
@@ -248,26 +229,25 @@ def prepare(
             first_layer=settings.first_layer,
         )
     optimizer = settings.optim.build(engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of)
-    mine = resume.identity(settings, shared.hashes, world.size, num_features, task, shared.predicted)
+    mine = resume.identity(settings, shared.hashes, job.world.size, num_features, task, shared.predicted)
     restored = resume.restore(start, mine, engine, optimizer, comm, say=say)
     return Run(
-        settings,
-        world,
-        comm,
-        shard,
-        model,
-        engine,
-        optimizer,
-        task,
-        cold,
-        shared.placement.mesh,
-        run_dir,
-        start.epoch,
-        mine,
-        restored,
-        save_profile(engine, comm, run_dir),
-        shared.predicted,
-        plan if replan.since_of(shared.predicted) else None,
+        job=job,
+        comm=comm,
+        host=host,
+        shard=shard,
+        model=model,
+        engine=engine,
+        optimizer=optimizer,
+        task=task,
+        setup_seconds=setup_seconds,
+        mesh=shared.placement.mesh,
+        first_epoch=start.epoch,
+        identity=mine,
+        restored=restored,
+        profile_hash=save_profile(engine, comm, run_dir),
+        predicted=shared.predicted,
+        replanned=plan if since_of(shared.predicted) else None,
     )
 
 
@@ -281,56 +261,109 @@ def save_profile(engine: Any, comm: Communicator, run_dir: Path) -> str:
     return profile.hash
 
 
-def start_facts(settings: Settings, world: World, dataset: Any, plan: Plan, widths: Sequence[int]) -> dict[str, Any]:
-    """What a run says about itself before its first epoch: scalars, a row a part, stage and layer, halo_from [P, P]."""
-    names = settings.names
-    facts: dict[str, Any] = {"strategy": names.get("strategy"), "model": names.get("model"), "dataset": dataset.name}
-    facts |= {"nodes": dataset.num_nodes, "edges": dataset.num_edges, "ranks": world.size}
-    facts |= {"threads": world.threads_per_rank, "transport": world.backend}
-    facts |= {"links": paced.describe(world.network)} if world.network else {}
-    facts |= {k: v for k, v in plan.statistics.items() if not isinstance(v, (list, dict)) and k not in facts}
-    lists = {k: v for k, v in plan.statistics.items() if isinstance(v, list) and k != "halo_from"}
-    mesh, layers_of = plan.placement.mesh, plan.placement.layers_of  # virtual stages go round the mesh
-    stages = [(mesh[i % len(mesh)], layers) for i, layers in enumerate(layers_of)]
-    facts["mesh"] = [{"ranks": list(ranks), "layers": [layers.start, layers.stop]} for ranks, layers in stages]
-    facts["layers"] = [
-        {"in": widths[i], "out": widths[i + 1], "mode": layer.mode, "how": layer.how}
-        for i, layer in enumerate(settings.strategy.describe(plan))
-    ]
-    facts["halo_from"] = plan.statistics.get("halo_from")
-    parts = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-    return facts | {"parts": [{"part": i} | part for i, part in enumerate(parts)]}
+@dataclass
+class Progress:
+    """What the loop remembers from epoch to epoch, equal on every rank."""
+
+    train_seconds: float = 0.0
+    num_bytes: int = 0
+    best_val: float = -math.inf
+    evaluations_since: int = 0
+    setup_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def saved(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        best = self.best_val if self.best_val > -math.inf else None
+        return {
+            "train_seconds": self.train_seconds,
+            "num_bytes": self.num_bytes,
+            "best_val": best,
+            "evaluations_since": self.evaluations_since,
+        }
+
+    def take_up(self, saved: Mapping[str, Any] | None) -> None:
+        if saved is not None:
+            best = -math.inf if saved["best_val"] is None else saved["best_val"]
+            self.train_seconds, self.num_bytes, self.best_val = saved["train_seconds"], saved["num_bytes"], best
+            self.evaluations_since = saved["evaluations_since"]
+
+    def stops(self, val: float | None, settings: Settings) -> bool:
+        """Early stopping, after one more evaluation."""
+        stopping = settings.early_stopping
+        if val is None:  # no validation nodes: nothing to stop by
+            return False
+        if val > self.best_val + (stopping.min_delta if self.best_val > -math.inf else 0.0):
+            self.best_val, self.evaluations_since = val, 0
+        else:
+            self.evaluations_since += 1
+        return stopping.patience is not None and self.evaluations_since >= stopping.patience
+
+
+def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | None:
+    """From the first epoch that is not done to the last, or to where another plan takes over. Collective."""
+    settings, comm = run.settings, run.comm
+    progress = Progress(setup_seconds=run.setup_seconds)
+    progress.take_up(run.restored)
+    replanner = run.job.plan_source.replanner(run)
+    for epoch in range(run.first_epoch, settings.epochs):
+        row, loss, everyone = train_epoch(run, epoch, progress, policy)
+        last = epoch + 1 == settings.epochs
+        stop = False
+        if last or (epoch + 1) % settings.eval_every == 0:
+            began = time.perf_counter()
+            values = evaluate(run.engine, run.shard, run.task, comm)
+            seconds = time.perf_counter() - began
+            row |= values | {"metric/name": run.task.metric_name, "time/evaluate_seconds": seconds}
+            stop = progress.stops(values["metric/val"], settings)
+        if comm.rank == 0:
+            tracker.log(row)
+        now = policy.decide(comm, epoch + 1, everyone, ends=last or stop)
+        if now.broken:
+            raise ValueError(broken(run, epoch, loss) + policy.last_good())
+        if now.save:
+            written = policy.save(run, epoch + 1, progress.saved(), row.get("metric/val"))
+            if now.interrupted and written:
+                say(f"asked to end: checkpoint after epoch {epoch}; resume=auto in the same folder goes on")
+        if now.interrupted:
+            raise Interrupted
+        if stop:
+            break
+        if replanner is not None and (new := replanner(epoch, row)) is not None:
+            if comm.broadcast(policy.save(run, epoch + 1, progress.saved(), row.get("metric/val"), new.plan)):
+                return new
+            if comm.rank == 0:
+                say("tag: without a checkpoint there is no way over to the other plan: the run keeps its own")
+    return None
 
 
 def train_epoch(
-    run: Run, epoch: int, progress: Progress, keeper: Keeper
+    run: Run, epoch: int, progress: Progress, policy: CheckpointPolicy
 ) -> tuple[dict[str, Any], float, list[dict[str, Any]] | None]:
-    """One epoch, measured: its row (complete on rank 0), its loss, and what all ranks told rank 0."""
+    """One epoch, measured: its row (complete on rank 0), its loss, and what all ranks reported to rank 0."""
     settings, comm, engine, optimizer = run.settings, run.comm, run.engine, run.optimizer
     probing = bool(settings.fidelity_every) and epoch % settings.fidelity_every == 0
     profiling = run.world.how != "threads" and epoch - run.since == memory_epoch(settings.epochs - run.since)
     exact = engine.exact_gradient(epoch) if probing else None
     optimizer.schedule(epoch)
-    if (
-        profiling
-    ):  # the release of what was allocated before cannot be seen: let the epoch allocate its gradients itself
+    if profiling:  # releases of earlier allocations are not seen: let the epoch allocate its gradients itself
         optimizer.zero_grad()
-    meter = EpochMeter(comm, interface_of(run.world, comm.rank))
+    meter = EpochMeter(comm, run.host.sent_bytes)
     recorder = Recorder(engine, comm, on=settings.trace and epoch == traced_epoch(settings.epochs))
     with memory.measure_epoch(comm.device) if profiling else nullcontext() as allocations, recorder, meter:
         report = engine.train_epoch(epoch, optimizer, keep_gradient=probing)
-    recorder.save(run.mesh, run.run_dir, {"epoch": epoch, "ranks": comm.size, "times": run.world.how})
+    recorder.save(run.mesh, run.job.run_dir, {"epoch": epoch, "ranks": comm.size, "times": run.world.how})
     mine = meter.read() | {"peak_rss": memory.peak_rss()}
     if allocations is not None:
         mine |= {
             "peak": (allocations.peak or 0) + engine.peak_elsewhere(),
             "live": live_bytes(run, allocations.activations),
         }
-    mine |= {"broken": optimizer.refused or not math.isfinite(report.loss), "asked": keeper.sign()}
+    mine |= {"broken": optimizer.refused or not math.isfinite(report.loss), "asked": policy.stop_asked()}
     everyone = comm.gather(mine)
     row: dict[str, Any] = {"epoch": epoch, "loss/train": report.loss, "optim/lr": optimizer.lr}
     row["time/timed"] = int(not probing and not profiling)
     if exact is not None:
+        assert report.gradient is not None
         row |= fidelity(report.gradient, exact, comm)
     if everyone is not None:
         row |= merge(everyone) | report.facts
@@ -339,15 +372,17 @@ def train_epoch(
         row |= {"time/train_seconds": progress.train_seconds, "comm/total_bytes_so_far": progress.num_bytes}
         if epoch == 0:
             row |= {"profile/hash": run.profile_hash} if run.profile_hash else {}
-            row |= {f"time/cold_{name}_seconds": seconds for name, seconds in progress.cold.items()}
+            row |= {f"time/cold_{name}_seconds": seconds for name, seconds in progress.setup_seconds.items()}
     return row, report.loss, everyone
 
 
-def interface_of(world: World, rank: int) -> Callable[[], int] | None:
-    """The counter of what this rank's host sends; the first rank of a host reads it for all."""
-    if world.network is None or world.network.host_of.index(world.network.host_of[rank]) != rank:
-        return None
-    return interface_sent_bytes
+def broken(run: Run, epoch: int, loss: float) -> str:
+    """Why an epoch's numbers are of no use, in one line. Collective."""
+    what = first_not_finite(run.engine, run.model, run.shard, run.comm, epoch)
+    problem = f"the loss is {loss} in epoch {epoch}"
+    if math.isfinite(loss):
+        problem = f"the gradient of epoch {epoch} is not finite (loss {loss:.4g})"
+    return f"{problem}: {what}; lower optim.lr or set optim.clip"
 
 
 def memory_epoch(epochs: int) -> int:
@@ -360,8 +395,8 @@ def live_bytes(run: Run, activations: int) -> dict[str, int]:
     parameters = memory.nbytes(p for _, p in run.engine.named_parameters())
     optimizer = memory.optimizer_nbytes(run.optimizer.state_dict())
     held = run.engine.live_bytes()
-    kept = activations + held.pop("activations", 0)
-    return {"parameters": parameters, "optimizer": optimizer, "activations": kept} | held
+    saved = activations + held.pop("activations", 0)
+    return {"parameters": parameters, "optimizer": optimizer, "activations": saved} | held
 
 
 @contextmanager
@@ -369,3 +404,26 @@ def stopwatch(seconds: dict[str, float], name: str) -> Iterator[None]:
     began = time.perf_counter()
     yield
     seconds[name] = time.perf_counter() - began
+
+
+def start_facts(
+    settings: Settings, world: World, graph: Dataset | Manifest, plan: Plan, widths: Sequence[int]
+) -> dict[str, Any]:
+    """What a run says about itself before its first epoch: scalars, a row a part, stage and layer, halo_from [P, P]."""
+    names = settings.names
+    facts: dict[str, Any] = {"strategy": names.get("strategy"), "model": names.get("model"), "dataset": graph.name}
+    facts |= {"nodes": graph.num_nodes, "edges": graph.num_edges, "ranks": world.size}
+    facts |= {"threads": world.threads_per_rank, "transport": world.backend}
+    facts |= {"links": world.links.describe()} if world.links else {}
+    facts |= {k: v for k, v in plan.statistics.items() if not isinstance(v, (list, dict)) and k not in facts}
+    lists = {k: v for k, v in plan.statistics.items() if isinstance(v, list) and k != "halo_from"}
+    mesh, layers_of = plan.placement.mesh, plan.placement.layers_of  # virtual stages go round the mesh
+    stages = [(mesh[i % len(mesh)], layers) for i, layers in enumerate(layers_of)]
+    facts["mesh"] = [{"ranks": list(ranks), "layers": [layers.start, layers.stop]} for ranks, layers in stages]
+    facts["layers"] = [
+        {"in": widths[i], "out": widths[i + 1], "mode": layer.mode, "how": layer.how}
+        for i, layer in enumerate(settings.strategy.describe(plan))
+    ]
+    facts["halo_from"] = plan.statistics.get("halo_from")
+    parts = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+    return facts | {"parts": [{"part": i} | part for i, part in enumerate(parts)]}

@@ -1,41 +1,63 @@
-"""The plan of a run, on rank 0: the given one, the strategy's own, and a new one where the first proves wrong."""
+"""The plan of a run, on rank 0: the given one, that of a checkpoint, or the one that a plan source makes."""
 
 from __future__ import annotations
 
+import copy
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from gnnpar.comm.world import World
+from gnnpar.data.dataset import Dataset
+from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.local import Pass
 from gnnpar.parallel.strategy import Workload
+from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.shard import cut
 from gnnpar.placement import Plan, Topology, clear
-from gnnpar.planner.machines import setting_of
 from gnnpar.settings import Settings
 from gnnpar.track.console import say
 from gnnpar.training.checkpoint.files import MANIFEST
 from gnnpar.training.checkpoint.resume import Start
 from gnnpar.training.given_plan import given_plan
-from gnnpar.training.layer_seconds import layer_seconds
-from gnnpar.training.result.facts import World
 from gnnpar.training.result.trained import DTYPES
 from gnnpar.training.shards import Source
 
+if TYPE_CHECKING:
+    from gnnpar.training.loop import PlanSource, Run
+
+_REPEATS = 3
+
+
+class OwnPlan:
+    """The plan source of every strategy that plans for itself."""
+
+    def plan(self, settings: Settings, world: World, workload: Workload) -> Plan:
+        return settings.strategy.plan(workload, Topology(world.size))
+
+    def replanner(self, run: Run) -> None:
+        """Nothing is planned again."""
+
 
 def make_plan(
+    plan_source: PlanSource,
     settings: Settings,
     world: World,
-    dataset: Any,
+    dataset: Dataset,
     model: GNN,
     device: torch.device,
     source: Source | None = None,
     start: Start | None = None,
 ) -> Plan:
-    """The given plan, verified, the one that the run had gone over to, or the strategy's own."""
-    if start is not None and (kept := kept_plan(start, dataset, model)) is not None:
-        return kept
+    """The given plan, verified, the one that the run had gone over to, or the plan source's."""
+    if start is not None and (saved := saved_plan(start, dataset, model)) is not None:
+        return saved
     if settings.plan is not None:
         plan = given_plan(settings.plan, settings)
         plan.verify(
@@ -47,11 +69,11 @@ def make_plan(
                 f"set world_size={plan.num_ranks}"
             )
         return plan
-    workload = replace(workload_of(settings, world, dataset, model, device), shards=source and source.manifest)
-    return with_strategy(settings.strategy.plan(workload, Topology(world.size)), settings)
+    workload = replace(workload_of(settings, dataset, model, device), shards=source and source.manifest)
+    return with_strategy(plan_source.plan(settings, world, workload), settings)
 
 
-def kept_plan(start: Start, dataset: Any, model: GNN) -> Plan | None:
+def saved_plan(start: Start, dataset: Dataset, model: GNN) -> Plan | None:
     """The plan of a checkpoint whose run had planned again, where this run goes on with it.
 
     None for another graph, split or model: those are refused where the checkpoint is read.
@@ -59,37 +81,36 @@ def kept_plan(start: Start, dataset: Any, model: GNN) -> Plan | None:
     found = start.found
     if found is None or not start.with_plan:
         return None
-    told, file = found.manifest["plan"], found.folder / MANIFEST
+    data, file = found.manifest["plan"], found.folder / MANIFEST
     with clear(file):
-        theirs = told["hashes"]["graph"], told["hashes"]["split"], told["layers_of"][-1][1]
+        theirs = data["hashes"]["graph"], data["hashes"]["split"], data["layers_of"][-1][1]
         if theirs != (dataset.graph_hash, dataset.split_hash, model.num_layers):
             return None
         arrays = {name: array.long() for name, array in found.rank(0, torch.device("cpu"))["plan"].items()}
-        plan = Plan.of_data(told, arrays)
+        plan = Plan.of_data(data, arrays)
     plan.verify(num_nodes=dataset.num_nodes)
     return plan
 
 
 def with_strategy(plan: Plan, settings: Settings) -> Plan:
-    """The plan, told whose it is."""
+    """The plan with the strategy that it is of."""
     return replace(plan, strategy={"name": settings.names.get("strategy"), **settings.resolved["strategy"]})
 
 
-def workload_of(settings: Settings, world: World, dataset: Any, model: GNN, device: torch.device) -> Workload:
+def workload_of(settings: Settings, dataset: Dataset, model: GNN, device: torch.device) -> Workload:
     return Workload(
         dataset=dataset,
         partition=settings.partition,
         cache=partition_cache(settings),
         num_layers=model.num_layers,
-        say=heed,
+        say=log_problems,
         model=model,
         first_layer=settings.first_layer,
-        setting=lambda: setting_of(settings, world.size, say)[0],
         layer_seconds=lambda: layer_seconds(model, dataset, device=device, dtype=DTYPES[settings.precision]),
     )
 
 
-def heed(line: str) -> None:
+def log_problems(line: str) -> None:
     """What a partitioner reports; only what is wrong is worth a line."""
     if not line.startswith("partitioned "):
         say(line)
@@ -103,3 +124,41 @@ def partition_cache(settings: Settings) -> Path | None:
     except OSError:
         return None
     return folder if os.access(folder, os.W_OK) else None
+
+
+def layer_seconds(
+    model: GNN, dataset: Dataset, *, device: torch.device, dtype: torch.dtype = torch.float32
+) -> list[float]:
+    """Seconds of each layer on the whole graph, forward and backward, the fastest of three: what a balanced cut into
+    stages is made of. The encoder counts for the first layer, the decoder for the last.
+
+    They decide who computes what and when, never a number: a pipeline's results do not depend on its stages.
+    """
+    model = copy.deepcopy(model).to(device, dtype)
+    shard = cut(dataset, torch.zeros(dataset.num_nodes, dtype=torch.int64), 1, edge_ids=model.needs_edge_ids)[0]
+    shard = shard.to(device, dtype)
+    graph = WholeGraph(shard, Pass(0, training=True))
+    carry, seconds = model.begin(graph, shard.x), []
+    for i in range(model.num_layers):
+        entering = tuple(t.detach() for t in carry)
+        runs = [_run(model, graph, i, shard.x, entering) for _ in range(_REPEATS)]
+        carry = runs[-1][0]
+        seconds.append(min(each for _, each in runs))
+    return seconds
+
+
+def _run(model: GNN, graph: WholeGraph, i: int, x: Tensor, entering: Rows) -> tuple[Rows, float]:
+    """(carry, seconds) of one layer."""
+    leaves = tuple(t.clone().requires_grad_() for t in entering)
+    _synchronize(x)
+    began = time.perf_counter()
+    carry = model.layers[i](graph.at(i), model.begin(graph, x) if i == 0 else leaves)
+    ends = (model.end(graph, carry),) if i == model.num_layers - 1 else carry
+    torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
+    _synchronize(x)
+    return carry, time.perf_counter() - began
+
+
+def _synchronize(x: Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)

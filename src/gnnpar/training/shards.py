@@ -12,10 +12,10 @@ from gnnpar.settings import ConfigError, Settings
 
 if TYPE_CHECKING:
     from gnnpar.comm import Communicator
+    from gnnpar.comm.world import World
     from gnnpar.data.dataset import Dataset
     from gnnpar.models.gnn import GNN
     from gnnpar.partition.shard import Shard
-    from gnnpar.training.result.facts import World
 
 
 def check(settings: Settings, world: World) -> None:

@@ -19,7 +19,7 @@ from gnnpar.parallel.pipeline.schedule.grid import grid
 from gnnpar.parallel.pipeline.schedule.simulate import simulate
 from gnnpar.track.chrome_trace import Row, save_trace
 from gnnpar.track.schedule_picture import Panel, save_picture
-from gnnpar.training.result.facts import WARMUP_EPOCHS
+from gnnpar.training.result.header import WARMUP_EPOCHS
 
 TRACE, PICTURE, TEXT = "trace.json", "schedule.svg", "schedule.txt"
 _WAITS = ("bubble", "exposed")

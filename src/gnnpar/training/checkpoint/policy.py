@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from gnnpar.comm import Communicator
-from gnnpar.launch.stop import Stop
 from gnnpar.placement import Plan
 from gnnpar.settings import Settings
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Say
+
+if TYPE_CHECKING:
+    from gnnpar.training.loop import Run
 
 
 class Decision(NamedTuple):
@@ -25,28 +27,24 @@ class Decision(NamedTuple):
     broken: bool
 
 
-class Keeper:
+class CheckpointPolicy:
     """One a rank."""
 
-    def __init__(self, settings: Settings, run_dir: Path, stop: Stop, say: Say) -> None:
+    def __init__(self, settings: Settings, run_dir: Path, stop_asked: Callable[[], bool], say: Say) -> None:
         self._when, self._epochs, self._run_dir = settings.checkpoint, settings.epochs, run_dir
-        self._stop, self._say, self._saved_at = stop, say, time.monotonic()
-
-    def sign(self) -> bool:
-        """Was this rank asked to end the run?"""
-        return self._stop.asked()
+        self.stop_asked, self._say, self._saved_at = stop_asked, say, time.monotonic()
 
     def decide(
         self, comm: Communicator, done: int, everyone: Sequence[Mapping[str, Any]] | None, *, ends: bool
     ) -> Decision:
-        """After `done` epochs, from what all ranks told rank 0; `ends`: no epoch follows. Collective."""
+        """After `done` epochs, from what all ranks reported to rank 0; `ends`: no epoch follows. Collective."""
         decision = None
         if everyone is not None:
             broken = any(each["broken"] for each in everyone)
             asked = any(each["asked"] for each in everyone) and not ends
             decision = Decision(not broken and self._due(done, ends or asked), asked and not broken, broken)
-        told: Any = comm.broadcast(decision)
-        return told
+        shared: Any = comm.broadcast(decision)
+        return shared
 
     def _due(self, done: int, ends: bool) -> bool:
         when, minutes = self._when, (time.monotonic() - self._saved_at) / 60
@@ -54,7 +52,7 @@ class Keeper:
         return bool(when.keep) and (ends or regularly or 0 < when.minutes <= minutes)
 
     def save(
-        self, run: Any, done: int, progress: Mapping[str, Any], val: float | None, plan: Plan | None = None
+        self, run: Run, done: int, progress: Mapping[str, Any], val: float | None, plan: Plan | None = None
     ) -> bool:
         """Collective; True on rank 0 where it is written. `plan`: rank 0's, that the run goes on with from here."""
         run.engine.drain()
@@ -73,8 +71,8 @@ class Keeper:
 
     def last_good(self) -> str:
         """'; the last good checkpoint is ...', or that there is none."""
-        found = checkpoint.folders(self._run_dir)
-        return f"; the last good checkpoint is {found[0]}" if found else "; there is no checkpoint yet"
+        saved = checkpoint.folders(self._run_dir)
+        return f"; the last good checkpoint is {saved[0]}" if saved else "; there is no checkpoint yet"
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

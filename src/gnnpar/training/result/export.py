@@ -20,7 +20,7 @@ from gnnpar.data.preprocess import Preprocess
 from gnnpar.durable import file_hash
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.plain import PlainGraph
-from gnnpar.training.result.facts import versions
+from gnnpar.training.result.header import versions
 from gnnpar.training.result.trained import DTYPES, Trained
 
 WEIGHTS, MODEL, PROGRAM, SCRIPT = "weights.pt", "model.json", "program.pt2", "predict.py"

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gnnpar.durable import write_json_whole
-from gnnpar.launch.paced import burst_share
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.keys import BYTE_PHASES, PHASES
-from gnnpar.training.result.facts import WARMUP_EPOCHS
+from gnnpar.training.result.header import WARMUP_EPOCHS
 
 Status = Literal["completed", "failed", "interrupted", "skipped"]
 Row = Mapping[str, Any]
@@ -203,6 +202,13 @@ def links(facts: Row | None, timed: Sequence[Row]) -> dict[str, Any] | None:
         return None
     wire = _mean(timed, "comm/wire_bytes")
     return {**facts, "wire_bytes_per_epoch": wire, "burst_share": burst_share(facts, wire)}
+
+
+def burst_share(links: Row, wire_bytes: float | None) -> float | None:
+    """One burst of every host over what all hosts send in an epoch: what the links pass unpaced after each pause."""
+    if not wire_bytes:
+        return None
+    return min(1.0, links["rates"]["burst_kib"] * 1024 * links["hosts"] / wire_bytes)
 
 
 def memory(rows: Sequence[Row]) -> dict[str, Any]:

@@ -1,0 +1,151 @@
+"""The ranks of a run as plain data, and what a launcher and the work it starts know of each other.
+
+It stands in `comm`, below both: the launcher makes a `World`, a `Host` for every rank and an `Outcome`; the work that
+runs on the ranks (training) reads them, without either importing the other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psutil
+
+How = Literal["alone", "threads", "processes", "joined"]
+Status = Literal["completed", "failed", "interrupted"]
+
+# A queue of a shaped link holds the burst and this much; what is more is dropped and sent again. The switch's is deep:
+# three senders to one receiver at 0.2 Gbit/s sent up to 14 % again with 0.02 s there, and 0.2 % with 0.1 s (0.4 s
+# transfers, cubic).
+LATENCY_SECONDS = 0.02
+SWITCH_LATENCY_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """Hosts made of one machine, what the links between them carry, and the host of every rank.
+
+    host_gbps: 10^9 bit/s of each host's link, each direction. link_gbps: [i][j] what host i may send to host j at most,
+    None: as much as both links carry. burst_kib: what a link that was idle passes at once, unpaced.
+    """
+
+    host_gbps: tuple[float, ...]
+    link_gbps: tuple[tuple[float | None, ...], ...] | None = None
+    host_of: tuple[int, ...] = ()
+    burst_kib: int = 256
+
+    @property
+    def num_hosts(self) -> int:
+        return len(self.host_gbps)
+
+    def gbps(self, source: int, target: int) -> float:
+        """What the path from one host to another carries when nobody else uses it."""
+        link = self.link_gbps[source][target] if self.link_gbps else None
+        both = min(self.host_gbps[source], self.host_gbps[target])
+        return both if link is None else min(both, link)
+
+    def is_first_of_host(self, rank: int) -> bool:
+        return self.host_of.index(self.host_of[rank]) == rank
+
+    def describe(self) -> str:
+        """'2 hosts x 1 Gbit/s'."""
+        rates = sorted(set(self.host_gbps))
+        rate = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
+        return f"{self.num_hosts} hosts x {rate} Gbit/s" + (", links by topology" if self.link_gbps else "")
+
+    def facts(self) -> dict[str, Any]:  # Any: JSON
+        """What result.json says about the links, as far as it is known before they are made."""
+        rates = self.host_gbps
+        return {
+            "hosts": self.num_hosts,
+            "host_of": list(self.host_of),
+            "rates": {
+                "host_gbps": rates[0] if len(set(rates)) == 1 else list(rates),
+                "link_gbps": self.link_gbps and [list(row) for row in self.link_gbps],
+                "burst_kib": self.burst_kib,
+                "latency_seconds": LATENCY_SECONDS,
+                "switch_latency_seconds": SWITCH_LATENCY_SECONDS,
+            },
+            "reached_gbps": None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The ranks of a run and what each may use.
+
+    how: alone (one rank in this process), threads, processes (started here), joined (started by torchrun or Slurm).
+    links: the shaped links between the ranks of launch=paced; None: what the machine has.
+    jobs_at_once: runs that a sweep's launcher starts beside each other on this machine, this one included.
+    """
+
+    how: How
+    size: int
+    local_size: int
+    threads_per_rank: int
+    cores: int
+    device: Literal["cpu", "cuda"]
+    backend: Literal["gloo", "nccl", "threads", "none"]
+    links: Links | None = None
+    jobs_at_once: int = 1
+
+    @property
+    def num_threads(self) -> int:
+        """Of all that runs on this machine."""
+        return self.jobs_at_once * self.local_size * self.threads_per_rank
+
+    @property
+    def oversubscribed(self) -> bool:
+        """More threads than physical cores: bytes, memory and accuracy stand, times do not."""
+        return self.num_threads > self.cores
+
+
+def _no() -> bool:
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What a rank's launcher offers to its work.
+
+    stop_asked: is the run to end after this epoch, with a checkpoint? others_failed: has another rank ended, so that
+    this one works in vain? sent_bytes: counts what the interface of the rank's host has sent; None: nobody counts, or
+    another rank of the host does.
+    """
+
+    stop_asked: Callable[[], bool] = _no
+    others_failed: Callable[[], bool] = _no
+    sent_bytes: Callable[[], int] | None = None
+
+
+class Interrupted(KeyboardInterrupt):
+    """The work was asked to end (`Host.stop_asked`) and has done what was to be done before."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended; `error` in one line. `quiet`: another rank of this host reports it."""
+
+    status: Status
+    error: str | None = None
+    traceback: str = ""
+    quiet: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.status == "completed" else 1
+
+
+def reason_of(error: BaseException) -> str:
+    """'ValueError: what was wrong', in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def num_cores() -> int:
+    """Physical cores this process may use."""
+    physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical  # Linux alone has it
+    return max(1, min(physical, allowed))

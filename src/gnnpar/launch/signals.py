@@ -1,0 +1,121 @@
+"""How a run is asked to end: Ctrl-C ends it at once, SIGTERM at the end of its epoch, with a checkpoint.
+
+A parent of ranks alone sees both: they are blocked in the thread that starts the ranks, which inherit that, and a
+thread beside it receives them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+
+class Stop:
+    """Whether the end of the epoch is to be the end. `file`: what the parent leaves where ranks are processes."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.file = file
+        self._asked = threading.Event()
+        self._timer: threading.Timer | None = None
+
+    def ask(self) -> None:
+        self._asked.set()
+        if self.file is not None:
+            self.file.touch()
+
+    def asked(self) -> bool:
+        return self._asked.is_set() or (self.file is not None and self.file.exists())
+
+    def ask_within(self, seconds: float) -> None:
+        """Ask, and interrupt this process as Ctrl-C does when it has not ended by then. A second time: at once."""
+        if self._timer is not None:
+            self._timer.cancel()
+            seconds = 0.0
+        self.ask()
+        self._timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def over(self) -> None:
+        """The run has ended by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def listen_in_rank(stop: Stop) -> None:
+    """A started rank's answer to SIGTERM, which its parent blocked in all its threads: from the parent it means the end
+    at once, from anybody else (a scheduler tells all processes of a job) the end of the epoch."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def receive() -> None:
+        while True:
+            info = signal.sigwaitinfo({signal.SIGTERM})
+            if info.si_pid == os.getppid():
+                os._exit(1)
+            stop.ask()
+
+    threading.Thread(target=receive, name="sigterm", daemon=True).start()
+
+
+@contextmanager
+def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
+    """Ctrl-C ends a run at once, SIGTERM at the end of the epoch; the handlers that were there come back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    def ask(signum: int, frame: object) -> None:
+        if os.environ.get("RANK"):  # whoever started the ranks has a grace of its own
+            stop.ask()
+        else:
+            stop.ask_within(grace_seconds)
+
+    kept = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in kept}
+    signal.signal(signal.SIGINT, interrupt)
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # USR1: what schedulers are asked to send ahead of the end
+        signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        stop.over()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def signals_for_parent_only(
+    handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]],
+) -> Iterator[None]:
+    """Block signals in this thread, whose children inherit it, and receive them in a thread that does nothing else."""
+    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
+        yield
+        return
+    done, taken = threading.Event(), set(handlers)
+
+    def receive() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
+        while not done.wait(0.2):  # Python runs the handler in the main thread once any thread got the signal
+            pass
+
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    receiver = threading.Thread(target=receive, name="signals", daemon=True)
+    receiver.start()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        done.set()
+        receiver.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)

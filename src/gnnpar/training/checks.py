@@ -1,0 +1,26 @@
+"""What a run cannot do, found before any rank starts."""
+
+from __future__ import annotations
+
+from gnnpar.comm.world import World
+from gnnpar.parallel.strategy import Strategy
+from gnnpar.placement import Plan
+from gnnpar.settings import Settings
+from gnnpar.training import shards
+from gnnpar.training.checkpoint import resume
+
+
+def check(settings: Settings, world: World) -> None:
+    """ValueError in one line: a checkpoint, a number of ranks or shards that this run cannot use."""
+    resume.check(settings)
+    check_strategy(settings, world.size)
+    shards.check(settings, world)
+
+
+def check_strategy(settings: Settings, size: int) -> None:
+    """Refuse what the strategy cannot do on so many ranks, with so many layers, in so many epochs."""
+    strategy: Strategy = settings.strategy
+    if settings.first_layer == "cached" and not strategy.capabilities.cached_first_layer:
+        raise ValueError("first_layer=cached is for strategies without chunks or batches: set first_layer=live.")
+    ranks, layers = (size, settings.model.num_layers) if settings.plan is None else Plan.size(settings.plan)
+    strategy.check(ranks, layers, settings.epochs)

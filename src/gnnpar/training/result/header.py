@@ -1,0 +1,117 @@
+"""The header of result.json: what a run is, known before it starts and changed by no measurement."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from gnnpar.aliases import with_published_targets
+from gnnpar.comm.world import Links, World
+from gnnpar.paths import checkout_dir
+from gnnpar.settings import Settings
+
+WARMUP_EPOCHS = 5
+
+
+def header(settings: Settings, world: World) -> dict[str, Any]:
+    """The fields of result.json that are known beforehand."""
+    provenance = "emulated" if world.how == "threads" else "measured" if world.links is None else "paced"
+    return {
+        "strategy": settings.names.get("strategy", type(settings.strategy).__name__),
+        "exactness": sorted(settings.strategy.exactness),
+        "model": settings.names.get("model", type(settings.model).__name__),
+        "dataset": settings.names.get("dataset", type(settings.dataset).__name__),
+        "world_size": world.size,
+        "threads_per_rank": world.threads_per_rank,
+        "cores": world.cores,
+        "oversubscribed": world.oversubscribed,
+        "transport": world.backend,
+        "provenance": provenance,
+        "paced": world.links and world.links.facts(),
+        "session": session(settings),
+        "block": settings.block,
+        "seed": settings.seed,
+        "device": world.device,
+        "epochs": settings.epochs,
+        "target": settings.target,
+        "config_hash": config_hash(settings, world.links),
+        "settings": {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED},
+        "versions": versions(),
+        "hardware": hardware(world),
+        "commit": commit(),
+        "load_before": os.getloadavg()[0],
+        "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),  # torchrun's of this host
+    }
+
+
+def session(settings: Settings) -> str | None:
+    """The sweep, and which start of it: what was resumed did not run side by side with what had run before."""
+    return " ".join(filter(None, (settings.study, os.environ.get("GNNPAR_SESSION")))) or None
+
+
+NOT_COMPARED = ("data_dir", "cache_dir", "tracker", "launch", "block", "checkpoint", "resume", "shards")
+
+
+def config_hash(settings: Settings, links: Links | None) -> str:
+    """Of everything that can change a number, times over a shaped link included."""
+    relevant = {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED}
+    if links is not None:
+        relevant["paced"] = links.facts()
+    text = json.dumps({"names": dict(settings.names), **with_published_targets(relevant)}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def versions() -> dict[str, str | None]:
+    """Read from the installed metadata: nothing is imported for it."""
+    return {name: installed(name) for name in ("gnnpar", "torch", "triton")} | {"python": platform.python_version()}
+
+
+def installed(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def hardware(world: World) -> str:
+    """One line: processor, cores, memory, GPUs."""
+    gib = psutil.virtual_memory().total / 2**30
+    line = f"{processor()}, {world.cores} cores, {gib:.0f} GiB"
+    if world.device == "cuda":
+        line += f", {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    return line
+
+
+def processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+            return next(names, platform.machine())
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """The commit of the checkout the package runs from, with + where files differ; None for an installed wheel."""
+    root = checkout_dir()
+    if root is None:
+        return None
+    try:
+        head = _git(root, "rev-parse", "--short=12", "HEAD").strip()
+        return head + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no").strip() else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout

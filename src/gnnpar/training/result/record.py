@@ -1,0 +1,155 @@
+"""What a run leaves in its folder from its start to its end, and what it prints on the way.
+
+The launcher calls it around its ranks (`launch.RunHooks`); rank 0 writes its rows and its result through `tracking`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnnpar.comm.world import Outcome, World, reason_of
+from gnnpar.settings import Cluster, Settings, show
+from gnnpar.track.console import say
+from gnnpar.track.tracker import Tee, Tracker
+from gnnpar.training.checkpoint import files as checkpoint
+from gnnpar.training.checkpoint import resume
+from gnnpar.training.result.header import NOT_COMPARED, header, installed
+from gnnpar.training.result.result import Status, forget, read_result, write_result
+
+_BURST_SHARE = 0.05
+
+
+class RunRecord:
+    """Of one run. It is pickled for ranks that are started as processes, with the header as it is then."""
+
+    def __init__(self, settings: Settings, world: World, run_dir: Path) -> None:
+        self.settings, self.world, self.run_dir = settings, world, run_dir
+        self.header = header(settings, world)
+        self._begun = False
+
+    def agreed(self) -> dict[str, str]:
+        """Every setting that can change a number, and what computes it."""
+        relevant = {k: v for k, v in self.settings.resolved.items() if k not in NOT_COMPARED}
+        flat = {name: show(value) for name, value in _flat(relevant)}
+        return flat | {"the version of gnnpar": str(installed("gnnpar")), "the version of torch": torch.__version__}
+
+    def unseen(self, folder: Path) -> str:
+        """Why a joined rank cannot write its part of a checkpoint into a folder that it does not see."""
+        if not self.settings.checkpoint.keep:
+            return ""
+        return (
+            f"rank {os.environ['RANK']} on {socket.gethostname()} does not see {folder}, the run's folder on rank 0's "
+            "host, where every rank leaves its part of a checkpoint: put it on a file system that all hosts share "
+            "(hydra.run.dir=FOLDER), or set checkpoint.keep=0"
+        )
+
+    def before_start(self, restarts: int) -> None:
+        """The run's folder as a run finds it that begins, or goes on after a restart by torchrun."""
+        self.header["restarts"] = max(self.header["restarts"], restarts)
+        for line in remarks(self.settings, self.world):
+            say(line)
+        forget(self.run_dir)
+        if not self.header["restarts"]:
+            resume.clean(self.settings, self.run_dir, say)
+        if self.world.how == "joined":  # a rank that is killed cannot write: this stands until a better result does
+            self._write("failed", "ended without saying why")
+        self._begun = True
+
+    def on_links(self, reached_gbps: Sequence[float]) -> None:
+        self.header["paced"]["reached_gbps"] = list(reached_gbps)
+
+    def on_restart(self, restarts: int) -> str:
+        self.header["restarts"] = restarts
+        forget(self.run_dir)
+        saved = checkpoint.folders(self.run_dir)
+        return f"from {saved[0]}" if saved else "from the beginning, for there is no checkpoint yet"
+
+    def on_lost(self, line: str, folder: Path) -> str:
+        saved = checkpoint.folders(folder)
+        left = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+        if left > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+            return f"{line}; torchrun starts all ranks again, from {saved[0].name if saved else 'the beginning'}"
+        if not saved:
+            return f"{line}; there is no checkpoint yet: start all ranks again (checkpoint.every makes more)"
+        again = f"start all ranks again with resume=auto hydra.run.dir={folder}"
+        return f"{line}; the last checkpoint is {saved[0].name}: {again}"
+
+    def on_end(self, outcome: Outcome) -> Outcome:
+        """result.json says how the run ended. It stays as rank 0 wrote it, unless the run failed beside it."""
+        there = read_result(self.run_dir)
+        complete = there is not None and there["status"] == "completed"
+        if complete and not self._begun:  # of a run before, which ranks that do not meet leave alone
+            return outcome
+        try:
+            if there is None or not complete or outcome.status != "completed":
+                there = self._write(outcome.status, outcome.error)
+        except OSError as error:  # the disk is full, and that is most likely why the run ended
+            reason = f"{self.run_dir / 'result.json'} cannot be written ({error.strerror})"
+            return Outcome("failed", "; ".join(filter(None, (outcome.error, reason))), outcome.traceback)
+        if line := undercut_by_bursts(there):
+            say(line)
+        return outcome
+
+    @contextmanager
+    def tracking(self, start: resume.Start) -> Iterator[Tracker]:
+        """metrics.jsonl, and the configured tracker beside it; at the end they get the result as rank 0 sees it."""
+        from gnnpar.track.jsonl import Jsonl
+
+        settings, found = self.settings, start.found
+        job = {**self.header, "study": settings.study, "names": dict(settings.names), "resolved": settings.resolved}
+        done = found.epoch if found else 0
+        rows = Jsonl(self.run_dir, source=found and found.run_dir, epochs_done=done, timed=start.alike)
+        tracker = Tee(trackers=(rows, settings.tracker.build(self.run_dir, settings.epochs, job)))
+        status, reason = "completed", None
+        try:
+            yield tracker
+        except KeyboardInterrupt:
+            status, reason = "interrupted", "interrupted by a signal"
+            raise
+        except BaseException as error:
+            rank = getattr(error, "gnnpar_rank", 0)  # comm.threads leaves it: exceptions declare no such attribute
+            status, reason = "failed", f"rank {rank}: {reason_of(error)}"
+            raise
+        finally:
+            tracker.close(self._write(status, reason))
+
+    def _write(self, status: Status, reason: str | None) -> dict[str, Any]:  # Any: JSON
+        return write_result(self.run_dir, self.header, status, reason)
+
+
+def remarks(settings: Settings, world: World) -> Iterator[str]:
+    """What is unusual about this run, a line each."""
+    if world.how != "joined" and world.size != settings.world_size:
+        name = settings.names.get("strategy")
+        yield f"strategy={name} runs on {world.size} rank; world_size={settings.world_size} is for others"
+    if world.oversubscribed:
+        jobs = f" of {world.jobs_at_once} jobs" if world.jobs_at_once > 1 else ""
+        threads = f"{world.num_threads} threads{jobs}"
+        yield f"oversubscribed: {threads} on {world.cores} cores; bytes and accuracy stand, times do not"
+    if isinstance(settings.topology, Cluster) and world.links is None and world.size > 1:
+        yield f"topology={settings.names.get('topology')} names rates of links, which only launch=paced sets"
+
+
+def undercut_by_bursts(result: Mapping[str, Any]) -> str:
+    """A line where links pass much of an epoch at once: they are faster than their rate."""
+    share = (result["paced"] or {}).get("burst_share") or 0.0
+    if share <= _BURST_SHARE:
+        return ""
+    kib = result["paced"]["rates"]["burst_kib"]
+    passed = f"after every pause links pass {share:.0%} of an epoch's bytes at once (launch.burst_kib={kib})"
+    return f"paced: {passed}: its times undercut the rate; send more or lower the burst"
+
+
+def _flat(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping) and tree:
+        for key, value in tree.items():
+            yield from _flat(value, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, tree
