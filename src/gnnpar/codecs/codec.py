@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,14 @@ Bound = Literal["exact", "mean", "most"]
 Exactness = Literal["exact", "rounded", "quantized", "stale", "sampled"]
 
 
+class SavedProfile(Protocol):
+    """What was measured beforehand and decides on numbers: saved with a run, and hashed."""
+
+    @property
+    def hash(self) -> str: ...
+    def as_json(self) -> dict[str, Any]: ...
+
+
 class Codec(Wire, Protocol):
     """The runtime object of one rank; it may hold state.
 
@@ -25,7 +33,16 @@ class Codec(Wire, Protocol):
     is sent again for rematerialisation must arrive as the same numbers.
     """
 
+    @property
+    def profile(self) -> SavedProfile | None:
+        """What it measured to choose bits; None: nothing."""
+        ...
+
     def begin_epoch(self, epoch: int) -> None: ...
+    def facts(self) -> dict[str, Any]:
+        """Metrics of the epoch that has begun by their names in track.keys, once; on rank 0."""
+        ...
+
     def state_dict(self) -> dict: ...
     def load_state_dict(self, state: dict) -> None: ...
 
@@ -92,7 +109,14 @@ class ConfigDefaults:
 
 
 class CodecDefaults(WireDefaults):
-    """Members of a Codec that keeps nothing between epochs."""
+    """Members of a Codec that measures nothing and keeps nothing between epochs."""
+
+    @property
+    def profile(self) -> SavedProfile | None:
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        return {}
 
     def begin_epoch(self, epoch: int) -> None:
         """Nothing changes between epochs."""

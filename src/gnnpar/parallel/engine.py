@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from gnnpar.codecs.codec import SavedProfile
+
 
 class Stepper(Protocol):
     """An optimizer with its schedule and clipping."""
@@ -54,8 +56,30 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict) -> None: ...
 
 
+Timeline = list[tuple[str, float, float]]
+"""(action, start, end) on the host's monotonic clock, seconds."""
+
+
+class EngineDefaults:
+    """Members of an Engine that measures nothing beforehand and has no actions to tell apart."""
+
+    timeline: Timeline | None = None
+
+    @property
+    def profile(self) -> SavedProfile | None:
+        return None
+
+
 class Engine(Protocol):
     """Fully initialised; no setters, no "call setup first". All methods are collective over the ranks."""
+
+    timeline: Timeline | None
+    """Set to an empty list before an epoch, it collects the epoch's actions where the engine has some; None: off."""
+
+    @property
+    def profile(self) -> SavedProfile | None:
+        """What was measured beforehand and decides on numbers; None: nothing was."""
+        ...
 
     @property
     def node_ids(self) -> Tensor:

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from gnnpar.codecs.codec import Codec
+from gnnpar.codecs.codec import Codec, SavedProfile
 from gnnpar.comm import Communicator, Site
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import EpochReport, Stateful, Stepper
+from gnnpar.parallel.engine import EngineDefaults, EpochReport, Stateful, Stepper
 from gnnpar.parallel.local import Pass
 from gnnpar.partition.shard import Shard
 
@@ -30,7 +30,7 @@ class Structure(Protocol):
     def nbytes(self) -> int: ...
 
 
-class FlatEngine:
+class FlatEngine(EngineDefaults):
     """`view` trains, `exact` evaluates and probes; they are the same where the strategy is exact.
 
     Parameters are replicated: gradients and the loss are summed over ranks in one message. `parts`: what else is kept
@@ -90,7 +90,7 @@ class FlatEngine:
                 parameter.grad = gradients[name]
             optimizer.step()
             mean_loss = float(bucket[-1])
-        facts = {name: value for codec in self._codecs for name, value in getattr(codec, "facts", dict)().items()}
+        facts = {name: value for codec in self._codecs for name, value in codec.facts().items()}
         return EpochReport(mean_loss, kept, facts)
 
     @torch.no_grad()
@@ -114,9 +114,8 @@ class FlatEngine:
             part.drain()
 
     @property
-    def profile(self) -> Any:
-        """What was measured beforehand and decides on numbers, as a codec keeps it; None: nothing was."""
-        return next((profile for c in self._codecs if (profile := getattr(c, "profile", None)) is not None), None)
+    def profile(self) -> SavedProfile | None:
+        return next((codec.profile for codec in self._codecs if codec.profile is not None), None)
 
     def live_bytes(self) -> dict[str, int]:
         cached = sum(t.numel() * t.element_size() for t in self._cache.values())

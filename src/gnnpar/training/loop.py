@@ -251,9 +251,9 @@ def prepare(
     )
 
 
-def save_profile(engine: Any, comm: Communicator, run_dir: Path) -> str:
+def save_profile(engine: Engine, comm: Communicator, run_dir: Path) -> str:
     """Leave profile.json where the engine measured something that decides on numbers; its hash."""
-    profile = getattr(engine, "profile", None)
+    profile = engine.profile
     if profile is None:
         return ""
     if comm.rank == 0:

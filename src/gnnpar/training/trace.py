@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from gnnpar.comm import Communicator
 from gnnpar.durable import write_text_whole
+from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
 from gnnpar.parallel.pipeline.schedule.grid import grid
 from gnnpar.parallel.pipeline.schedule.simulate import simulate
@@ -33,11 +34,11 @@ def traced_epoch(epochs: int) -> int:
 class Recorder:
     """Around the training of one epoch; on every rank or on none."""
 
-    def __init__(self, engine: Any, comm: Communicator, *, on: bool) -> None:
+    def __init__(self, engine: Engine, comm: Communicator, *, on: bool) -> None:
         self._engine, self._comm, self._on = engine, comm, on
 
     def __enter__(self) -> Self:
-        if self._on and hasattr(self._engine, "timeline"):
+        if self._on:
             self._engine.timeline = []
         return self
 
@@ -46,9 +47,7 @@ class Recorder:
     def rows(self) -> list[Row]:
         """Of this rank: what its engine did, and the phases of its clock."""
         rank, clock = self._comm.rank, self._comm.clock
-        actions = getattr(self._engine, "timeline", None) or []
-        if hasattr(self._engine, "timeline"):
-            self._engine.timeline = None
+        actions, self._engine.timeline = self._engine.timeline or [], None
         found = [(rank, text, start - clock.began, end - clock.began) for text, start, end in actions]
         return found + [(rank, phase, start, end) for phase, start, end in clock.spans() if end > start]
 

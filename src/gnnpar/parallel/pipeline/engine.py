@@ -21,7 +21,7 @@ from gnnpar.comm.ledger import now
 from gnnpar.data.tasks import Task
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import EpochReport, Stepper
+from gnnpar.parallel.engine import EngineDefaults, EpochReport, Stepper
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.boundary import Boundary, Form, Lanes, Message
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, Way
@@ -71,7 +71,7 @@ class _Epoch:
     ready: dict[Message, Rows] = field(default_factory=dict)  # to be sent, or to be read on this rank
 
 
-class PipelineEngine:
+class PipelineEngine(EngineDefaults):
     """`layers_of`: of virtual stages; stage s runs on rank s % stages. `schedule` is lowered. `boundary`: the codec
     between stages; `codec`: the one between the ways of a stage, by which `way` exchanges rows."""
 
@@ -108,7 +108,6 @@ class PipelineEngine:
         self._stages = {s: Stage(layers_of[s], self._piece, remat=remat) for s in self._mine}
         self._turning = _turning_back(schedule.actions[stages.rank])
         self._most_kept = 0  # bytes of rows kept to compute chunks again, at most in the last epoch
-        self.timeline: list[tuple[str, float, float]] | None = None  # (action, start, end) of the last epoch; None: off
 
     @property
     def node_ids(self) -> Tensor:
@@ -147,7 +146,7 @@ class PipelineEngine:
         )
         self._most_kept = 0
         if self.timeline is not None:
-            self.timeline = []
+            self.timeline.clear()
         for action in self._schedule.actions[self._ranks.stages.rank]:
             began = now()
             self._do(action, now_running)

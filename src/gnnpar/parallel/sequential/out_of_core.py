@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.threads import ThreadCommunicator
-from gnnpar.parallel.engine import EpochReport, Stepper
+from gnnpar.parallel.engine import EngineDefaults, EpochReport, Stepper
 from gnnpar.parallel.flat import FlatEngine
 from gnnpar.parallel.sequential import paging
 from gnnpar.parallel.sequential.round_robin import TurnWorld
@@ -28,7 +28,7 @@ ARENA_MAX, MMAP_THRESHOLD = -8, -3  # of mallopt
 BuildPart = Callable[[Shard, ThreadCommunicator], FlatEngine]
 
 
-class OutOfCoreEngine:
+class OutOfCoreEngine(EngineDefaults):
     """FlatEngines of all parts behind one. `shard` is the whole graph, cut into `parts`; `comm` has one rank.
 
     Time in which the device waits for the host counts as exposed communication; nothing is sent over a link.
