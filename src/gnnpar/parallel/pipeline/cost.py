@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from gnnpar.codecs.codec import Identity
 from gnnpar.durable import JsonDict
 from gnnpar.parallel.pipeline.placing import Line, place_layers
 from gnnpar.parallel.pipeline.schedule.stages import balanced, even
@@ -344,7 +343,7 @@ def cost(strategy: GNNPipe, problem: Problem, machine: Machine) -> Price:
         notes += ("cut=balanced is made by predicted layer times here, by measured ones in a run",)
     if strategy.remat != "none":
         notes += (f"remat={strategy.remat} is priced as none: it needs less memory and more time",)
-    if parts > 1 and not isinstance(strategy.codec, Identity):
+    if parts > 1 and strategy.codec.exactness != {"exact"}:
         notes += ("time is that of halo rows as they are: the price of a pipeline knows no codec between parts",)
     if strategy.refresh_exact and chunks > 1:
         notes += (f"an exact pass every {strategy.refresh} epochs (refresh_exact) is in neither time nor bytes",)
