@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +22,9 @@ from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.partition import Partitioner, partition
 from gnnpar.partition.shard import Shard, partition_statistics
 from gnnpar.placement import Placement, Plan, Topology, array_hash
-from gnnpar.pricing.machine import Machine
+
+if TYPE_CHECKING:
+    from gnnpar.pricing.machine import Machine
 
 FirstLayer = Literal["live", "cached"]
 
