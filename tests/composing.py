@@ -1,6 +1,7 @@
 """Configurations by their YAML names, composed and instantiated as the command line does."""
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ def presets_slow(strategies: Iterable[str]) -> list[Any]:
     return [pytest.param(s, marks=pytest.mark.slow) if s in PRESETS else s for s in strategies]
 
 
+@cache
 def configured(group: str, name: str, *overrides: str) -> Any:
     """The frozen dataclass that `group=name` chooses."""
     GlobalHydra.instance().clear()

@@ -1,5 +1,10 @@
-"""Worlds for tests: the same body on threads or on gloo processes that meet in a file (no port races)."""
+"""Worlds for tests: the same body on threads or on gloo processes that meet in a file (no port races).
 
+The processes are forked from a server that has imported torch, which takes longer than most bodies; the rest of their
+start is that of a spawned process.
+"""
+
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable
@@ -8,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
 
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.process import connect
@@ -16,6 +21,7 @@ from gnnpar.launch.namespaces import Network
 from gnnpar.launch.processes import enter_network
 
 Kind = Literal["threads", "gloo"]
+multiprocessing.set_forkserver_preload(["torch"])
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ def run_world(kind: Kind, size: int, body: Callable[[Communicator], Any], networ
     if kind == "threads":
         return ThreadWorld(size).run(body)
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_process, args=(size, folder, body, network), nprocs=size, join=True)  # type: ignore[attr-defined]
+        start_processes(_process, (size, folder, body, network), nprocs=size, start_method="forkserver")
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(size)]
 
 

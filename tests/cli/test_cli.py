@@ -17,19 +17,19 @@ from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.settings import ConfigError
 
 
-def test_help_version_and_unknown_commands(run_cli: Run) -> None:
+def test_help_version_and_unknown_commands(run_cli: Run, run_here: Run) -> None:
     done = run_cli("--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "gnnpar compare FOLDER" in done.stdout
-    assert run_cli("--version").stdout.startswith("gnnpar 0.")
-    done = run_cli("trian")
+    assert run_here("--version").stdout.startswith("gnnpar 0.")
+    done = run_here("trian")
     assert (done.returncode, done.stdout) == (2, "")
     commands = "train, partition, plan, estimate, compare, ablate, status, dashboard, doctor, check, new, cite, export"
     assert done.stderr == f"gnnpar: unknown command trian, did you mean train?; there are {commands}\n"
 
 
-def test_train_help_and_cfg_show_groups_and_keys(run_cli: Run, run_here: Run, tmp_path: Path) -> None:
-    done = run_cli("train", "--help")
+def test_train_help_and_cfg_show_groups_and_keys(run_here: Run, tmp_path: Path) -> None:
+    done = run_here("train", "--help")
     assert done.returncode == 0
     assert re.search(r"^strategy: .*\bgraph_parallel\b.*\bsar\b", done.stdout, re.MULTILINE)
     assert "eval_every: 5" in done.stdout

@@ -162,13 +162,13 @@ def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_sweep_ends_in_one_table(run_here: Run, tmp_path: Path) -> None:
-    """2 strategies x 2 models x 2 seeds; every cell equals its result.json; a run counted twice is one row."""
+    """2 strategies x 2 models; every cell equals its result.json; a run counted twice is one row."""
     sweep = run_here(
         "train",
         "-m",
         "strategy=single,graph_parallel",
         "model=gcn,gat",
-        "seed=0,1",
+        "seed=3",
         "comm=threads",
         "debug=tiny",
         "threads_per_rank=1",
@@ -178,7 +178,7 @@ def test_a_sweep_ends_in_one_table(run_here: Run, tmp_path: Path) -> None:
     assert (sweep.returncode, sweep.stderr) == (0, "")
     done = run_here("compare", "sweep", "sweep/0", "--json")
     found = json.loads(done.stdout)["rows"]
-    assert len(found) == 8
+    assert len(found) == 4
     for row in found:
         result = json.loads((tmp_path / row["folder"] / "result.json").read_text())
         for name in ("strategy", "model", "seed", "world_size", "status", "provenance"):

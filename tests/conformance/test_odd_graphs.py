@@ -31,7 +31,7 @@ def test_cut_equals_whole(graph, model):
     assert torch.isfinite(reference.logits).all()
     partitioners: list[Partitioner] = [Random(), Range(), Parity()]
     for world in worlds_of(data.num_nodes):
-        for by in partitioners:
+        for by in partitioners if world > 1 else partitioners[:1]:  # there is only one way to make one part
             got = train_in_threads(GraphParallel(), config, data, world=world, partition=by)
             assert got.losses == pytest.approx(reference.losses, rel=1e-9, abs=1e-12)
             assert relative_error(got.logits, reference.logits) < 1e-9

@@ -22,8 +22,6 @@ from gnnpar.parallel.single.strategy import Single
 from gnnpar.verify.conformance import EPOCHS, train_in_threads
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-MODELS = {name: configured("model", name, "model.hidden=4", "model.num_layers=2") for name in names("model")}
-STRATEGIES = {name: configured("strategy", name).exact_limit() for name in names("strategy")}
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def _takes(strategy: Any, ranks: int) -> bool:
 def runs(draw: st.DrawFn) -> tuple[Dataset, str, Any, int, Given, str]:
     """(graph, model, strategy, ranks, partition without empty parts, first_layer)."""
     dataset = draw(graphs())
-    strategy = STRATEGIES[draw(st.sampled_from(sorted(STRATEGIES)))]
+    strategy = configured("strategy", draw(st.sampled_from(names("strategy")))).exact_limit()
     most = min(4, dataset.num_nodes, strategy.capabilities.max_ranks or 4)
     world = draw(st.sampled_from([ranks for ranks in range(1, most + 1) if _takes(strategy, ranks)]))
     parts = world
@@ -87,7 +85,7 @@ def runs(draw: st.DrawFn) -> tuple[Dataset, str, Any, int, Given, str]:
     owners = draw(st.permutations([*range(parts), *rest[: dataset.num_nodes - parts]]))
     layers = ["live", "cached"] if strategy.capabilities.cached_first_layer else ["live"]
     first_layer = draw(st.sampled_from(layers))
-    return dataset, draw(st.sampled_from(sorted(MODELS))), strategy, world, Given(tuple(owners)), first_layer
+    return dataset, draw(st.sampled_from(names("model"))), strategy, world, Given(tuple(owners)), first_layer
 
 
 @pytest.mark.timeout(3000 if NIGHTLY else 300)
@@ -101,10 +99,11 @@ def runs(draw: st.DrawFn) -> tuple[Dataset, str, Any, int, Given, str]:
 @given(runs())
 def test_every_way_to_run_is_the_single_device(run: tuple[Dataset, str, Any, int, Given, Any]) -> None:
     dataset, model, strategy, world, partition, first_layer = run
-    if MODELS[model].encoder != "none":
+    config = configured("model", model, "model.hidden=4", "model.num_layers=2")
+    if config.encoder != "none":
         first_layer = "live"  # refused otherwise: learned rows stand in front of layer 0
-    expected = train_in_threads(Single(), MODELS[model], dataset, world=1, first_layer=first_layer)
-    got = train_in_threads(strategy, MODELS[model], dataset, world=world, partition=partition, first_layer=first_layer)
+    expected = train_in_threads(Single(), config, dataset, world=1, first_layer=first_layer)
+    got = train_in_threads(strategy, config, dataset, world=world, partition=partition, first_layer=first_layer)
     assert got.losses == pytest.approx(expected.losses, rel=1e-9, abs=1e-12)
     torch.testing.assert_close(got.logits, expected.logits, rtol=1e-9, atol=1e-11)
     for mine, theirs in zip(got.gradients, expected.gradients, strict=True):

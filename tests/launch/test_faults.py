@@ -84,6 +84,17 @@ class Started:
 
 
 @pytest.fixture
+def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A user's own strategy, in a folder outside the project."""
+    (tmp_path / "own_failing.py").write_text(FAILING)
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy" / "failing.yaml").write_text("_target_: own_failing.Failing\n")
+    monkeypatch.setitem(sys.modules, "own_failing", None)
+    monkeypatch.delitem(sys.modules, "own_failing")
+    return "strategy=failing"
+
+
+@pytest.fixture
 def start(tmp_path: Path) -> Iterator:
     started: list[Started] = []
 
@@ -139,7 +150,7 @@ def test_ranks_inside_the_parent_are_interrupted_too(start, arguments: tuple[str
     assert result["status"] == "interrupted"
 
 
-def test_ranks_of_one_host_listen_to_nobody_else(start) -> None:
+def test_ranks_of_one_host_listen_to_nobody_else_and_do_not_outlive_a_killed_parent(start) -> None:
     """gloo's pairs meet on the loopback interface; nothing accepts what other hosts send."""
     run = start()
     listening = [
@@ -150,10 +161,6 @@ def test_ranks_of_one_host_listen_to_nobody_else(start) -> None:
     ]
     assert listening
     assert set(listening) == {"127.0.0.1"}
-
-
-def test_ranks_do_not_outlive_a_killed_parent(start) -> None:
-    run = start()
     run.process.kill()
     _, alive = psutil.wait_procs(run.ranks, timeout=10)
     assert not alive
@@ -182,12 +189,10 @@ def test_a_killed_parent_of_a_paced_run_leaves_what_the_next_start_removes(start
     assert namespaces_of(os.getpid()) == []
 
 
-def test_a_failing_rank_of_a_paced_run_leaves_no_namespace(run_cli: Run, tmp_path: Path, shaped_links) -> None:
-    write_strategy(tmp_path)
-    before = set(namespaces.names())
-    done = run_cli("train", "strategy=failing", "launch=paced", *TINY, "hydra.run.dir=run")
+def test_a_failing_rank_of_a_paced_run_leaves_no_namespace(run_here: Run, failing: str, shaped_links) -> None:
+    done = run_here("train", failing, "launch=paced", *TINY, "hydra.run.dir=run")
     assert (done.returncode, done.stderr) == (1, "gnnpar: rank 1: ValueError: the third epoch is too much\n")
-    assert set(namespaces.names()) <= before
+    assert namespaces_of(os.getpid()) == []
 
 
 def namespaces_of(pid: int) -> list[str]:
@@ -195,9 +200,11 @@ def namespaces_of(pid: int) -> list[str]:
 
 
 @pytest.mark.parametrize("comm", ["gloo", "threads"])
-def test_a_rank_that_raises_says_why_in_one_line(run_cli: Run, tmp_path: Path, comm: str) -> None:
-    write_strategy(tmp_path)
-    done = run_cli("train", "strategy=failing", f"comm={comm}", *TINY, "hydra.run.dir=run")
+def test_a_rank_that_raises_says_why_in_one_line(
+    request: pytest.FixtureRequest, failing: str, tmp_path: Path, comm: str
+) -> None:
+    run: Run = request.getfixturevalue("run_cli" if comm == "gloo" else "run_here")
+    done = run("train", failing, f"comm={comm}", *TINY, "hydra.run.dir=run")
     assert done.returncode == 1
     assert done.stderr == "gnnpar: rank 1: ValueError: the third epoch is too much\n"
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -205,24 +212,16 @@ def test_a_rank_that_raises_says_why_in_one_line(run_cli: Run, tmp_path: Path, c
     assert result["epochs_done"] == 2
 
 
-def test_the_traceback_is_there_for_who_asks(run_cli: Run, tmp_path: Path) -> None:
-    write_strategy(tmp_path)
-    done = run_cli("train", "strategy=failing", *TINY, GNNPAR_TRACEBACK="1")
+def test_the_traceback_is_there_for_who_asks(run_here: Run, failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GNNPAR_TRACEBACK", "1")
+    done = run_here("train", failing, *TINY)
     assert 'raise ValueError("the third epoch' in done.stderr
     assert done.stderr.endswith("gnnpar: rank 1: ValueError: the third epoch is too much\n")
 
 
-def test_a_failed_job_does_not_stop_a_sweep(run_cli: Run, tmp_path: Path) -> None:
-    write_strategy(tmp_path)
-    done = run_cli("train", "-m", "strategy=failing,single", "comm=threads", "epochs=4", *TINY, "hydra.sweep.dir=sweep")
+def test_a_failed_job_does_not_stop_a_sweep(run_here: Run, failing: str, tmp_path: Path) -> None:
+    done = run_here("train", "-m", f"{failing},single", "comm=threads", "epochs=4", *TINY, "hydra.sweep.dir=sweep")
     assert done.returncode == 1
     assert done.stderr == "gnnpar: rank 1: ValueError: the third epoch is too much\n"
     results = [json.loads((tmp_path / "sweep" / job / "result.json").read_text()) for job in ("0", "1")]
     assert [r["status"] for r in results] == ["failed", "completed"]
-
-
-def write_strategy(folder: Path) -> None:
-    """A user's own strategy, in a folder outside the project."""
-    (folder / "own_failing.py").write_text(FAILING)
-    (folder / "strategy").mkdir()
-    (folder / "strategy" / "failing.yaml").write_text("_target_: own_failing.Failing\n")

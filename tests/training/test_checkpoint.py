@@ -48,9 +48,6 @@ VARIANTS = {
 }
 
 
-CASES = {name: strategy_of(name) for name in names("strategy")} | VARIANTS
-
-
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     """Trains until the end of an epoch in which the run is asked to end."""
@@ -69,9 +66,9 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     return train_until
 
 
-@pytest.mark.parametrize("case", presets_slow(CASES))
+@pytest.mark.parametrize("case", presets_slow([*names("strategy"), *VARIANTS]))
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, interrupt, case: str) -> None:
-    common = (*CASES[case], "epochs=6", "fidelity_every=4")
+    common = (*(VARIANTS.get(case) or strategy_of(case)), "epochs=6", "fidelity_every=4")
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     assert train(whole, *common).exit_code == 0
     for done in (2, 3):
@@ -180,8 +177,8 @@ def test_another_graph_split_or_model_is_refused(run: Path, overrides: tuple[str
     assert last(run).epoch == 6
 
 
-def test_a_path_without_checkpoints_is_found_before_any_rank(run_cli: Run, tmp_path: Path) -> None:
-    done = run_cli("train", "resume=nowhere", "tracker=jsonl")
+def test_a_path_without_checkpoints_is_found_before_any_rank(run_here: Run) -> None:
+    done = run_here("train", "resume=nowhere", "tracker=jsonl")
     assert done.returncode == 2
     assert done.stderr.startswith(
         "gnnpar: resume=nowhere holds no checkpoint; give the folder of a run with checkpoint/"

@@ -36,9 +36,9 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_two_processes_equal_one_and_say_what_they_cost(run_cli: Run, run_here: Run, tmp_path: Path) -> None:
+def test_two_processes_equal_one_and_say_what_they_cost(run_here: Run, tmp_path: Path) -> None:
     common = ("model=gat", "epochs=12", "eval_every=4", "fidelity_every=4", "target=0.1", *SMALL)
-    pair = run_cli("train", "strategy=graph_parallel", "world_size=2", *common, "hydra.run.dir=pair")
+    pair = run_here("train", "strategy=graph_parallel", "world_size=2", *common, "hydra.run.dir=pair")
     lone = run_here("train", "strategy=single", *common, "hydra.run.dir=lone")
     assert (pair.returncode, pair.stderr) == (0, "")
     assert (lone.returncode, lone.stderr) == (0, "")
@@ -103,9 +103,9 @@ def test_joining_the_ranks_of_torchrun_leaves_one_folder(tmp_path: Path) -> None
     assert refused.returncode != 0
 
 
-def test_a_paced_run_computes_the_same_and_says_over_which_links(run_cli: Run, tmp_path: Path, shaped_links) -> None:
+def test_a_paced_run_computes_the_same_and_says_over_which_links(run_here: Run, tmp_path: Path, shaped_links) -> None:
     common = ("model=gcn", "epochs=9", "eval_every=3", "world_size=3", "dataset.num_features=256", *SMALL)
-    done = run_cli("train", "launch=paced", "launch.rate_gbps=0.5", "launch.hosts=2", *common, "hydra.run.dir=paced")
+    done = run_here("train", "launch=paced", "launch.rate_gbps=0.5", "launch.hosts=2", *common, "hydra.run.dir=paced")
     assert (done.returncode, done.stderr) == (0, "")
     assert "paced: 2 hosts x 0.5 Gbit/s; payload reached: 0.4" in done.stdout
     threads = compose(["comm=threads", *common])
@@ -167,8 +167,8 @@ def test_a_wrong_configuration_is_one_line_and_two(run_here: Run, tmp_path: Path
     assert not list(tmp_path.rglob("result.json"))
 
 
-def test_data_that_is_not_there_is_one_line(run_cli: Run, tmp_path: Path) -> None:
-    done = run_cli("train", "strategy=single", "dataset=npz", "dataset.path=nowhere.npz", f"data_dir={tmp_path}/empty")
+def test_data_that_is_not_there_is_one_line(run_here: Run, tmp_path: Path) -> None:
+    done = run_here("train", "strategy=single", "dataset=npz", "dataset.path=nowhere.npz", f"data_dir={tmp_path}/empty")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "nowhere.npz" in done.stderr
@@ -217,9 +217,9 @@ def test_a_budget_below_one_row_is_one_line(run_here: Run) -> None:
     assert "strategy.rounds=1e-06 MiB holds no row of 272 bytes: set it to at least 0.00026" in lines[0]
 
 
-def test_adaqp_says_what_it_chose_and_a_profile_gives_it_back(run_cli: Run, run_here: Run, tmp_path: Path) -> None:
+def test_adaqp_says_what_it_chose_and_a_profile_gives_it_back(run_here: Run, tmp_path: Path) -> None:
     common = ("strategy=adaqp", "model=gcn", "epochs=8", "eval_every=8", "strategy.codec.period=3", *SMALL)
-    done = run_cli("train", *common, "hydra.run.dir=first")
+    done = run_here("train", *common, "hydra.run.dir=first")
     assert done.returncode == 0, done.stderr
     found = result(tmp_path / "first")
     halo_rows = json.loads((tmp_path / "first" / "plan.json").read_text())["statistics"]["halo_rows"]

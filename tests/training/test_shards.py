@@ -64,10 +64,10 @@ def test_the_same_bits_as_from_memory(tmp_path: Path, shards: Path, strategy: st
     assert (tmp_path / "disk" / name).read_bytes() == (tmp_path / "memory" / name).read_bytes()
 
 
-def test_processes_give_these_bits_too(run_cli: Run, tmp_path: Path, shards: Path) -> None:
+def test_processes_give_these_bits_too(run_here: Run, tmp_path: Path, shards: Path) -> None:
     """As a user does it, in a folder whose name Hydra would take for a group."""
     (tmp_path / "shards").symlink_to(shards)
-    done = run_cli("train", "shards=shards", *RUN, "comm=gloo", "epochs=3", "hydra.run.dir=processes", timeout=250)
+    done = run_here("train", "shards=shards", *RUN, "comm=gloo", "epochs=3", "hydra.run.dir=processes")
     assert done.returncode == 0, done.stderr
     assert train(tmp_path / "memory", "partition=fennel", "epochs=3").exit_code == 0
     assert hashes(tmp_path / "processes") == hashes(tmp_path / "memory")
