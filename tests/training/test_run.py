@@ -302,6 +302,6 @@ def test_a_pipeline_says_what_its_stages_cost(tmp_path: Path) -> None:
     assert plan["layers_of"] == [[0, 2], [2, 4]]
     assert plan["statistics"]["chunks"] == 16
     assert 0.5 < plan["statistics"]["gradient_coverage"] < 1
-    again = [*asked, f"plan={first / 'plan.json'}", "partition=range", "strategy.chunking=range"]
+    again = [*(o for o in asked if "strategy" not in o), f"plan={first / 'plan.json'}", "partition=range"]
     assert run_training(compose(again), second).exit_code == 0
     assert result(second)["loss"] == found["loss"]
