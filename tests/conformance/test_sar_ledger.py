@@ -10,7 +10,7 @@ from composing import configured
 from gnnpar.codecs.codec import BFloat16
 from gnnpar.comm import CodedExchange, ThreadWorld
 from gnnpar.data.tasks import make_task
-from gnnpar.parallel.flat import FlatEngine
+from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.sequential.view import SequentialGraph
 from gnnpar.partition.shard import Shard
@@ -104,7 +104,7 @@ def held(strategy, model):
         engine.train_epoch(0, optimizer)
         assert isinstance(engine, FlatEngine)
         assert isinstance(engine._view, SequentialGraph)
-        return engine._view.held, engine._view.schedule, engine.live_bytes()["halo"], comm.rank
+        return engine._view.residency.most, engine._view.schedule, engine.live_bytes()["halo"], comm.rank
 
     return ThreadWorld(WORLD).run(body)
 
@@ -114,7 +114,7 @@ def held(strategy, model):
 def test_at_most_prefetch_and_one_rounds_are_alive(rounds, prefetch):
     """Also in backward: received gradients of a linear fold. Rounds that were used count no more."""
     for model, widths in (("gcn", (F, HIDDEN, CLASSES)), ("gat", tuple(f + h for f, h in ATTENTION))):
-        for kept, schedule, total, rank in held(SAR(rounds=rounds, prefetch=prefetch), model):
+        for resident, schedule, total, rank in held(SAR(rounds=rounds, prefetch=prefetch), model):
             most = max(_window(schedule.pulls(8 * w), "incoming", rank, prefetch) * 8 * w for w in widths)
             if model == "gat":
                 pushed = [f + 3 * h for f, h in ATTENTION]
@@ -122,7 +122,7 @@ def test_at_most_prefetch_and_one_rounds_are_alive(rounds, prefetch):
             else:
                 back = [w for w in widths if w != F]
                 most = max(most, *(_window(schedule.pulls(8 * w), "outgoing", rank, prefetch) * 8 * w for w in back))
-            assert kept["rounds"] == most
+            assert resident == most
             assert total == most
 
 
@@ -133,9 +133,9 @@ def _window(rounds, direction, rank, prefetch):
 
 
 def test_without_rematerialisation_all_rows_stay():
-    for kept, schedule, total, rank in held(SAR(backward="pull", remat=False), "gat"):
+    for resident, schedule, total, rank in held(SAR(backward="pull", remat=False), "gat"):
         rows = sum(schedule.pulled[rank])
-        assert total - kept["rounds"] == 8 * rows * sum(f + h for f, h in ATTENTION)
+        assert total - resident == 8 * rows * sum(f + h for f, h in ATTENTION)
 
 
 @pytest.mark.parametrize("rounds", ["peer", "one"])

@@ -14,7 +14,7 @@ from gnnpar.codecs.codec import BFloat16, ConfigDefaults, Exactness, Identity, _
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.softmax import Softmax
-from gnnpar.parallel.flat import FlatEngine
+from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.partition.shard import Shard

@@ -100,7 +100,7 @@ def test_inexact_codecs_differ_and_evaluate_exactly():
 
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
 def test_the_suite_notices_a_strategy_that_is_wrong(broken, monkeypatch):
-    from gnnpar.parallel.flat import FlatEngine
+    from gnnpar.parallel.engine import FlatEngine
 
     true = FlatEngine.train_epoch
 

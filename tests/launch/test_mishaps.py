@@ -19,7 +19,7 @@ from checkpoints import SMALL, hashes, last, result, rows, strategy_of, train
 from composing import names, presets_slow
 from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
-from gnnpar.parallel.flat import FlatEngine
+from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
 from gnnpar.track.tracker import Null
 from gnnpar.training.checkpoint import files as checkpoint

@@ -17,7 +17,7 @@ from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.block import Rows
 from gnnpar.models.gcn import GCN
-from gnnpar.parallel.flat import FlatEngine
+from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.halo_graph import Walk
 from gnnpar.parallel.local import Pass

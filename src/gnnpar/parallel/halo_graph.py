@@ -19,6 +19,7 @@ from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.graph import Message
+from gnnpar.parallel.engine import Unsaved
 from gnnpar.parallel.local import LocalRows, Source
 from gnnpar.parallel.shares import Shares, add_returned
 from gnnpar.parallel.view import View, edge_order
@@ -104,6 +105,20 @@ class Walk:
 
 
 @dataclass(eq=False)
+class HeldRows(Unsaved):
+    """Bytes of halo rows held from forward to backward, by (layer, call), of the last pass. An engine's part."""
+
+    nbytes_of: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.nbytes_of.values())
+
+    def record(self, layer: int, call: int, rows: Sequence[Tensor]) -> None:
+        self.nbytes_of[layer, call] = sum(t.numel() * t.element_size() for t in rows)
+
+
+@dataclass(eq=False)
 class HaloGraph(View):
     """A rank's part, with one exchange of boundary rows per aggregation.
 
@@ -114,7 +129,7 @@ class HaloGraph(View):
     exchange: CodedExchange = field(kw_only=True)
     walk: Walk = field(kw_only=True)
     once: CodedExchange | None = field(default=None, kw_only=True)
-    held: dict = field(default_factory=dict, kw_only=True)  # (layer, call) -> bytes of halo rows kept for backward
+    held: HeldRows = field(default_factory=HeldRows, kw_only=True)
     _features: tuple[Tensor, float, int] | None = field(default=None, init=False)  # the features after dropout
 
     @property
@@ -156,12 +171,12 @@ class HaloGraph(View):
     def _kept_halo(self) -> Tensor:
         """Features of the halo nodes, fetched once."""
         assert self.cache is not None
-        if "features" not in self.cache:
+        if self.cache.halo is None:
             site = self.site(call=0, phase="forward")
             view = self.exactly()
             rows = dict(view.exchange.take_all(view.send((self.shard.x,), site)))
-            self.cache["features"] = torch.cat([rows[p][0] for p in sorted(rows)] or [self.shard.x[:0]])
-        return self.cache["features"]
+            self.cache.halo = torch.cat([rows[p][0] for p in sorted(rows)] or [self.shard.x[:0]])
+        return self.cache.halo
 
     def exactly(self) -> Self:
         """This view with the exchange of what is sent once."""
@@ -206,7 +221,7 @@ class _HaloFold(torch.autograd.Function):
         kept = [*flat, *(t for p in halos for t in halos[p])] if agg.needs_src else []
         ctx.view, ctx.agg, ctx.call, ctx.counts, ctx.num_kept = view, agg, call, counts, len(kept)
         ctx.like = RowLike.of(x.src)
-        view.held[view.layer, call] = sum(t.numel() * t.element_size() for t in kept[len(flat) :])
+        view.held.record(view.layer, call, kept[len(flat) :])
         ctx.save_for_backward(*kept, *saved)
         return out
 

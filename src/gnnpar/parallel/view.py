@@ -16,16 +16,41 @@ from gnnpar.partition.shard import Shard
 
 
 @dataclass(eq=False)
-class View(OwnRows):
-    """A shard in one layer of one pass. Views add `aggregate`.
+class FeatureCache:
+    """What layer 0 makes of the features, the same in every epoch (first_layer=cached). An engine's part.
 
-    `cache`: results of linear folds of constant rows in layer 0, kept over epochs (first_layer=cached); None: nothing.
+    `halo`: features of the halo nodes [halo nodes, F], None until they are fetched. `folds`: results of linear folds of
+    constant rows, by the number of the aggregation.
     """
+
+    halo: Tensor | None = None
+    folds: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        halo = () if self.halo is None else (self.halo,)
+        return sum(t.numel() * t.element_size() for t in (*halo, *self.folds.values()))
+
+    def drain(self) -> None:
+        """Nothing is in flight."""
+
+    def state_dict(self) -> dict:
+        halo = {} if self.halo is None else {"features": self.halo}
+        return halo | {("fold", call): result for call, result in self.folds.items()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.halo = state.get("features")
+        self.folds = {key[1]: result for key, result in state.items() if key != "features"}
+
+
+@dataclass(eq=False)
+class View(OwnRows):
+    """A shard in one layer of one pass. Views add `aggregate`. `cache`: of the engine; None: nothing is kept."""
 
     shard: Shard
     run: Pass
     layer: int = 0
-    cache: dict | None = None
+    cache: FeatureCache | None = None
     _calls: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -59,11 +84,11 @@ class View(OwnRows):
 
     def kept_result(self, call: int, agg: Aggregator, src: Rows) -> Tensor | None:
         """A X from an earlier epoch, where it cannot have changed."""
-        return None if self.cache is None or not self._constant(agg, src) else self.cache.get(("fold", call))
+        return None if self.cache is None or not self._constant(agg, src) else self.cache.folds.get(call)
 
     def keep_result(self, call: int, agg: Aggregator, src: Rows, out: Tensor) -> Tensor:
         if self.cache is not None and self._constant(agg, src):
-            self.cache["fold", call] = out
+            self.cache.folds[call] = out
         return out
 
     def _constant(self, agg: Aggregator, src: Rows) -> bool:

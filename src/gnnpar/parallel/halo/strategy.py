@@ -15,11 +15,11 @@ from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.flat import FlatEngine
+from gnnpar.parallel.engine import Engine, FlatEngine, Stateful
 from gnnpar.parallel.halo_graph import HaloGraph, Overlap, Walk
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
+from gnnpar.parallel.view import FeatureCache
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 
@@ -83,13 +83,16 @@ class GraphParallel:
         codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in configs)
         exact_exchange = CodedExchange(comm, exact_codec)
         walk = Walk(shard, self.overlap)
-        cache: dict | None = {} if first_layer == "cached" else None
+        cache = FeatureCache() if first_layer == "cached" else None
         # what a lossy codec kept must not leak into evaluation
-        exact_cache = cache if cache is None or "exact" in self.exactness else {}
+        exact_cache = cache if cache is None or "exact" in self.exactness else FeatureCache()
         once = exact_exchange if "quantized" in self.exactness else None
         exchange = CodedExchange(comm, codec)
         view = HaloGraph(shard, Pass(seed), exchange=exchange, walk=walk, cache=cache, once=once)
         exact = HaloGraph(shard, Pass(seed), exchange=exact_exchange, walk=walk, cache=exact_cache)
+        parts: dict[str, Stateful] = {"held": view.held}
+        if cache is not None:
+            parts["cache"] = cache
         return FlatEngine(
             view=view,
             exact=exact,
@@ -99,6 +102,5 @@ class GraphParallel:
             comm=comm,
             seed=seed,
             codecs=(codec,),
-            held=view.held,
-            cache=cache,
+            parts=parts,
         )

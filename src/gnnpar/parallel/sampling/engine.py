@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gnnpar.comm import Site
-from gnnpar.parallel.engine import EpochReport, Stepper
-from gnnpar.parallel.flat import FlatEngine
+from gnnpar.parallel.engine import EpochReport, FlatEngine, Stepper
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling.neighbours import Sampler
 from gnnpar.parallel.sampling.replica import Replica

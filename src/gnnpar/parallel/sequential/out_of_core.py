@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.threads import ThreadCommunicator
-from gnnpar.parallel.engine import EngineDefaults, EpochReport, Stepper
-from gnnpar.parallel.flat import FlatEngine
+from gnnpar.parallel.engine import EngineDefaults, EpochReport, FlatEngine, Stepper
 from gnnpar.parallel.sequential import paging
 from gnnpar.parallel.sequential.round_robin import TurnWorld
 from gnnpar.partition.shard import Shard
@@ -90,7 +89,7 @@ class OutOfCoreEngine(EngineDefaults):
 
     def state_dict(self) -> dict:
         states = [engine.state_dict() for engine in self._engines]
-        parts = [{name: self._copied(state[name]) for name in ("codecs", "cache")} for state in states]
+        parts = [{name: self._copied(value) for name, value in state.items() if name != "model"} for state in states]
         return {"model": states[0]["model"], "parts": parts}
 
     def load_state_dict(self, state: dict) -> None:

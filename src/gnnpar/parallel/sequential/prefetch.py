@@ -8,22 +8,27 @@ from dataclasses import dataclass
 
 from gnnpar.comm import CodedExchange, Posted
 from gnnpar.folds.block import Rows
+from gnnpar.parallel.engine import Unsaved
 from gnnpar.parallel.sequential.rounds import Rounds, Slice
 
 
 @dataclass(eq=False)
-class Remote:
-    """Bytes of remote rows that are here or on their way to this rank: now, and at most since the beginning."""
+class Residency(Unsaved):
+    """Bytes of remote rows that are here or on their way to this rank: now, and at most so far. An engine's part."""
 
     now: int = 0
     most: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.most
 
     def add(self, nbytes: int) -> None:
         self.now += nbytes
         self.most = max(self.most, self.now)
 
 
-class Flight:
+class PrefetchQueue:
     """One exchange in rounds; at most `prefetch` + 1 of them are under way or here at a time.
 
     Made, it starts the first `prefetch` rounds; every rank must then take all rounds in their order.
@@ -36,12 +41,12 @@ class Flight:
         *,
         prefetch: int,
         post: Callable[[int], Posted],
-        remote: Remote,
+        residency: Residency,
         row_nbytes: int,
     ) -> None:
         """`post(r)`: what is exchanged in round r."""
         self._rounds, self._exchange, self._rank, self._prefetch = rounds, exchange, exchange.comm.rank, prefetch
-        self._post, self._remote, self._row_nbytes = post, remote, row_nbytes
+        self._post, self._residency, self._row_nbytes = post, residency, row_nbytes
         self._posted: deque[Posted] = deque()
         self._started = 0
         self._start_until(prefetch)
@@ -55,11 +60,11 @@ class Flight:
         posted = self._posted.popleft()
         for s in self._rounds.incoming(self._rank, r):
             yield s, self._exchange.take(posted, s.peer)
-            self._remote.add(-s.num_rows * self._row_nbytes)
+            self._residency.add(-s.num_rows * self._row_nbytes)
 
     def _start_until(self, r: int) -> None:
         while self._started < min(r, len(self._rounds)):
             rows = sum(s.num_rows for s in self._rounds.incoming(self._rank, self._started))
-            self._remote.add(rows * self._row_nbytes)
+            self._residency.add(rows * self._row_nbytes)
             self._posted.append(self._post(self._started))
             self._started += 1

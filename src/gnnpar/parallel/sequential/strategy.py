@@ -28,17 +28,17 @@ from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.comm.rows import row_nbytes
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.flat import FlatEngine
-from gnnpar.parallel.halo_graph import Walk
+from gnnpar.parallel.engine import Engine, FlatEngine, Stateful
+from gnnpar.parallel.halo_graph import HeldRows, Walk
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sequential.cuts import Cuts, Pushes
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
-from gnnpar.parallel.sequential.prefetch import Remote
+from gnnpar.parallel.sequential.prefetch import Residency
 from gnnpar.parallel.sequential.rounds import Schedule, Sizing
 from gnnpar.parallel.sequential.view import SequentialGraph
 from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
+from gnnpar.parallel.view import FeatureCache
 from gnnpar.partition.shard import Shard, split
 from gnnpar.placement import Plan, Topology
 
@@ -170,9 +170,9 @@ class SAR:
             schedule.limit(row_nbytes(like))
         pushes = Pushes.exchange(shard, schedule, comm) if pushed else None
         codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in (self.codec, Identity()))
-        cache: dict | None = {} if first_layer == "cached" else None
+        cache = FeatureCache() if first_layer == "cached" else None
         # what a lossy codec kept must not leak into evaluation
-        exact_cache = cache if cache is None or "exact" in self.exactness else {}
+        exact_cache = cache if cache is None or "exact" in self.exactness else FeatureCache()
         # statistics that are rounded would make weights of another softmax; a codec that drops rows drops them too
         statistics = codec if "sampled" in self.exactness else exact_codec
         cuts = Cuts(shard.halo)
@@ -194,9 +194,12 @@ class SAR:
             exchange=CodedExchange(comm, exact_codec),
             push_exchange=CodedExchange(comm, FirstAndRest(exact_codec, exact_codec)),
             cache=exact_cache,
-            held={},
-            remote=Remote(),
+            held=HeldRows(),
+            residency=Residency(),
         )
+        parts: dict[str, Stateful] = {"held": view.held, "residency": view.residency}
+        if cache is not None:
+            parts["cache"] = cache
         return FlatEngine(
             view=view,
             exact=exact,
@@ -206,7 +209,6 @@ class SAR:
             comm=comm,
             seed=seed,
             codecs=(codec,),
-            held=view.held,
-            cache=cache,
             structure=(cuts, pushes) if pushes else (cuts,),
+            parts=parts,
         )

@@ -22,7 +22,7 @@ from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.graph import Message
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.sequential.cuts import Cuts, Pushes
-from gnnpar.parallel.sequential.prefetch import Flight, Remote
+from gnnpar.parallel.sequential.prefetch import PrefetchQueue, Residency
 from gnnpar.parallel.sequential.rounds import Rounds, Schedule, Slice
 from gnnpar.parallel.shares import Shares, add_returned
 from gnnpar.parallel.view import View
@@ -45,7 +45,7 @@ class SequentialGraph(HaloGraph):
     remat: bool = field(default=True, kw_only=True)
     pushes: Pushes | None = field(default=None, kw_only=True)
     push_exchange: CodedExchange = field(kw_only=True)
-    remote: Remote = field(default_factory=Remote, kw_only=True)
+    residency: Residency = field(default_factory=Residency, kw_only=True)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
         return View.source(self, message, *rows)
@@ -65,11 +65,11 @@ class SequentialGraph(HaloGraph):
     def pulls(self, like: Sequence[RowLike]) -> Rounds:
         return self.schedule.pulls(row_nbytes(like))
 
-    def fetch(self, src: Rows, like: Sequence[RowLike], site: Site) -> Flight:
+    def fetch(self, src: Rows, like: Sequence[RowLike], site: Site) -> PrefetchQueue:
         """Halo rows, pulled in rounds."""
-        return self.flight(self.pulls(like), self.exchange, src, like, self.shard.boundary, site)
+        return self.prefetch_rounds(self.pulls(like), self.exchange, src, like, self.shard.boundary, site)
 
-    def flight(
+    def prefetch_rounds(
         self,
         rounds: Rounds,
         exchange: CodedExchange,
@@ -77,7 +77,7 @@ class SequentialGraph(HaloGraph):
         like: Sequence[RowLike],
         lists: Mapping[int, Tensor],
         site: Site,
-    ) -> Flight:
+    ) -> PrefetchQueue:
         """Everybody's rows[lists[peer]] to each peer, in rounds."""
 
         def post(r: int) -> Posted:
@@ -85,12 +85,12 @@ class SequentialGraph(HaloGraph):
             outgoing = {s.peer: Outgoing(rows, lists[s.peer][s.first : s.last], s.first) for s in mine}
             return self._post(exchange, outgoing, rounds.incoming(self.comm.rank, r), like, site)
 
-        return Flight(
+        return PrefetchQueue(
             rounds,
             exchange,
             prefetch=self.prefetch,
             post=post,
-            remote=self.remote,
+            residency=self.residency,
             row_nbytes=row_nbytes(like),
         )
 
@@ -99,7 +99,7 @@ class SequentialGraph(HaloGraph):
     ) -> tuple[list[Slice], Posted]:
         """Gradients of round r's rows to their owners; those of my rows will come in, the nearest reader's first."""
         mine = rounds.outgoing(self.comm.rank, r)
-        self.remote.add(sum(s.num_rows for s in mine) * row_nbytes(like))
+        self.residency.add(sum(s.num_rows for s in mine) * row_nbytes(like))
         outgoing = {s.peer: Outgoing(rows, None, s.first) for s, rows in grads.items()}
         return mine, self._post(self.exchange, outgoing, mine, like, site)
 
@@ -110,7 +110,7 @@ class SequentialGraph(HaloGraph):
             rows = self.exchange.take(posted, s.peer)
             add_returned(into, self.shard.boundary[s.peer][s.first : s.last], rows)
             del rows
-            self.remote.add(-s.num_rows * row_nbytes(like))
+            self.residency.add(-s.num_rows * row_nbytes(like))
 
     def _post(
         self,
@@ -122,11 +122,6 @@ class SequentialGraph(HaloGraph):
     ) -> Posted:
         self.comm.flush(keep=self.prefetch)
         return exchange.post(outgoing, {s.peer: Incoming(s.num_rows, s.first) for s in incoming}, like, site)
-
-    def note(self, call: int, kept: Sequence[Tensor]) -> None:
-        """Account for remote rows: the most in rounds at a time, and what a layer keeps for backward."""
-        self.held["rounds"] = self.remote.most
-        self.held[self.layer, call] = sum(t.numel() * t.element_size() for t in kept)
 
 
 class _SequentialFold(torch.autograd.Function):
@@ -147,7 +142,7 @@ class _SequentialFold(torch.autograd.Function):
         own = flat if agg.needs_src else ()
         ctx.view, ctx.agg, ctx.call, ctx.pushing, ctx.counts = view, agg, call, pushing, counts
         ctx.ends, ctx.like = (len(own), len(own) + len(remote)), RowLike.of(x.src)
-        view.note(call, remote)
+        view.held.record(view.layer, call, remote)
         ctx.save_for_backward(*own, *remote, *saved)
         return out
 
@@ -158,18 +153,17 @@ class _SequentialFold(torch.autograd.Function):
         asked = ctx.needs_input_grad[5:]
         gradient = _Backward(ctx.view, ctx.agg, ctx.call, x, saved, grad_out.contiguous(), ctx.like, asked)
         total = gradient.push() if ctx.pushing else gradient.pull(remote)
-        ctx.view.note(ctx.call, remote)
         return (None,) * 5 + tuple(wanted_gradients(total, asked))
 
 
 def _fold(view: SequentialGraph, agg: Aggregator, x: Operands, call: int, *, keeps: bool) -> tuple[Rows, list[Tensor]]:
     """The state; and, where the gradient `keeps` them, the remote rows in the order of folding."""
     edge, inner = view.walk.edge_rows, view.shard.inner
-    flight = view.fetch(x.src, RowLike.of(x.src), view.site(call=call, phase="forward"))
+    queue = view.fetch(x.src, RowLike.of(x.src), view.site(call=call, phase="forward"))
     state = agg.update(agg.init(view.shard.num_inner, x), inner, x._replace(edge=edge(inner, x.edge)))
     kept: list[Tensor] = []
-    for r in range(len(flight)):
-        for s, rows in flight.round(r):
+    for r in range(len(queue)):
+        for s, rows in queue.round(r):
             block = view.cuts.of(s)
             state = agg.update(state, block, x._replace(src=rows, edge=edge(block, x.edge)))
             if keeps:
@@ -203,15 +197,15 @@ class _Backward:
         travelling = self._chosen(self.like)
         site = view.site(call=self.call, phase="backward")
         rounds, kept_rows = view.pulls(self.like), iter(_grouped(kept, len(self.like)))
-        flight = None
+        queue = None
         if self.agg.needs_src and view.remat:
-            flight = view.fetch(self.x.src, self.like, view.site(call=self.call, phase="remat"))
+            queue = view.fetch(self.x.src, self.like, view.site(call=self.call, phase="remat"))
         shares.add_inner(self._grad(view.shard.inner, self.x.src), view.shard.inner)
         into = self._chosen(shares.src)
         returning: deque[tuple[list[Slice], Posted]] = deque()
         for r in range(len(rounds)):
             mine = rounds.incoming(view.comm.rank, r)
-            arriving = flight.round(r) if flight else ((s, next(kept_rows, ())) for s in mine)
+            arriving = queue.round(r) if queue else ((s, next(kept_rows, ())) for s in mine)
             sent = {}
             for s, rows in arriving:
                 block = view.cuts.of(s)
@@ -234,12 +228,12 @@ class _Backward:
         like = RowLike.of(rows)
         site, read_at = (view.site(call=self.call, phase=phase) for phase in ("push", "forward"))
         rounds = view.schedule.pushes(row_nbytes(like))
-        flight = view.flight(rounds, view.push_exchange, rows, like, view.pushes.lists, site)
+        queue = view.prefetch_rounds(rounds, view.push_exchange, rows, like, view.pushes.lists, site)
         into = agg.grad_src(view.shard.inner.reverse, src, rows)
         dst = agg.grad_dst(self.prepared, self.grad_out)
         reader, mine = None, ()  # what a peer read of my rows, for as long as its slices come
-        for r in range(len(flight)):
-            for s, theirs in flight.round(r):
+        for r in range(len(queue)):
+            for s, theirs in queue.round(r):
                 block, index = view.pushes.cuts.of(s), view.shard.boundary[s.peer]
                 key = s if block.rows is not None else s.peer
                 index = index if block.rows is None else index[block.rows]

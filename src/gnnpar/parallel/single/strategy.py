@@ -10,10 +10,10 @@ from gnnpar.codecs.codec import Exactness
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.flat import FlatEngine
+from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload
+from gnnpar.parallel.view import FeatureCache
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
@@ -68,9 +68,18 @@ class Single:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        cache: dict | None = {} if first_layer == "cached" else None
+        cache = FeatureCache() if first_layer == "cached" else None
         view = WholeGraph(shard, Pass(seed), cache=cache)
-        return FlatEngine(view=view, exact=view, shard=shard, model=model, task=task, comm=comm, seed=seed, cache=cache)
+        return FlatEngine(
+            view=view,
+            exact=view,
+            shard=shard,
+            model=model,
+            task=task,
+            comm=comm,
+            seed=seed,
+            parts={} if cache is None else {"cache": cache},
+        )
 
 
 def _check_ranks(num_ranks: int) -> None:
