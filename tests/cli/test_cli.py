@@ -13,8 +13,10 @@ import pytest
 from conftest import Run
 from gnnpar.cli import check, doctor
 from gnnpar.config.compose import compose
+from gnnpar.models.gcn import GCN
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.settings import ConfigError
+from gnnpar.verify import conformance
 
 
 def test_help_version_and_unknown_commands(run_cli: Run, run_here: Run) -> None:
@@ -75,7 +77,8 @@ def test_check_covers_every_model_and_what_the_strategy_can_run_on(
     monkeypatch.setattr("gnnpar.verify.conformance.check", fake)
     assert check.run(["strategy=single"]) == 1
     assert set(asked["models"]) == set(check.model_names())
-    assert asked["worlds"] == (1,)
+    assert asked["worlds"] == (1, 2, 3, 4)
+    assert not any(conformance.runs_on(asked["strategy"], world, GCN(hidden=8)) for world in asked["worlds"][1:])
     plan = tmp_path / "plan.json"
     plan.write_text('{"strategy": {"name": "gnnpipe", "_target_": "gnnpar.strategies.gnnpipe.GNNPipe", "chunks": 3}}')
     assert check.run([f"plan={plan}", "model=gcn"]) == 1
@@ -91,6 +94,7 @@ def test_check_a_wrong_strategy_of_ones_own(run_here: Run, tmp_path: Path, monke
         "from gnnpar.parallel.halo.strategy import GraphParallel\n"
         "@dataclass(frozen=True, kw_only=True)\n"
         "class Wrong(GraphParallel):\n"
+        "    exactness = frozenset({'exact'})\n"
         "    def exact_limit(self):\n"
         "        return self\n"
     )

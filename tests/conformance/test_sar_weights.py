@@ -11,7 +11,7 @@ import torch
 
 from composing import configured
 from gnnpar.codecs.codec import BFloat16, ConfigDefaults, Exactness, Identity, _Cast
-from gnnpar.comm import ThreadWorld
+from gnnpar.comm import CodedExchange, ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.softmax import Softmax
 from gnnpar.parallel.engine import FlatEngine
@@ -126,7 +126,8 @@ def test_fresh_random_numbers_would_show():
 
 def test_rounded_statistics_would_show():
     def rounded(view):
-        return replace(view, statistics=view.codec)
+        comm, codec = view.exchange.comm, view.exchange.codec
+        return replace(view, push_exchange=CodedExchange(comm, codec))
 
     sums, reached = weight_sums(SAR(codec=BFloat16()), rounded)
     assert float((sums[reached] - 1).abs().max()) > 1e-3
