@@ -16,8 +16,8 @@ from gnnpar.data.tasks import make_task
 from gnnpar.folds.block import Block
 from gnnpar.folds.sum import Sum
 from gnnpar.parallel.local import LocalRows, Pass
-from gnnpar.parallel.pipeline.chunk import ChunkGraph, Way, Weights
-from gnnpar.parallel.pipeline.chunks import Ages, Chunks, epoch_order
+from gnnpar.parallel.pipeline.chunk import ChunkGraph, Part, Weights
+from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, draw_order
 from gnnpar.parallel.pipeline.history import History
 from gnnpar.parallel.pipeline.slots import Slots
 from gnnpar.parallel.whole import fold_block
@@ -116,7 +116,7 @@ class ByAutograd:
         placement = self.job.plan.placement
         assert placement.chunk_of is not None
         num = int(placement.chunk_of.max()) + 1
-        order = epoch_order(num, seed=self.job.seed, epoch=epoch, shuffled=self.shuffled)
+        order = draw_order(num, seed=self.job.seed, epoch=epoch, shuffled=self.shuffled)
         slot = torch.empty(num, dtype=torch.int64)
         slot[list(order)] = torch.arange(num)
         return slot[placement.chunk_of]
@@ -165,7 +165,7 @@ class ByAutograd:
 
 @dataclass
 class Chain:
-    """`layers` sums in a row over one way, no weights: Y = A^layers X with fresh and historical columns."""
+    """`layers` sums in a row over one part, no weights: Y = A^layers X with fresh and historical columns."""
 
     dataset: Any
     chunk_of: Tensor
@@ -182,15 +182,15 @@ class Chain:
             chunks.num_rows, chunks.num_own, refresh=self.refresh, remembers=bool(self.weights.stale)
         )
         slots = Slots(chunks, CodedExchange(comm, Identity().build(shard.row_lists, comm, 0)))
-        self.way = Way(chunks, shard.in_degree[chunks.order], slots, self.history, self.weights)
+        self.part = Part(chunks, shard.in_degree[chunks.order], slots, self.history, self.weights)
         self.epoch = 0
 
     def run(self, x: Tensor, grad: Tensor, order: Sequence[int]) -> tuple[Tensor, Tensor]:
         """One epoch in this order: (results, gradient of x), both [N, ...]. `grad`: the results' gradient."""
-        ages = Ages(self.way.chunks, order, fresh=self.history.fresh, stale=self.history.stale)
+        epoch_order = EpochOrder(self.part.chunks, order, fresh=self.history.fresh, stale=self.history.stale)
         kept, out, grad_x = [], torch.empty_like(x), torch.empty_like(x)
         for slot in range(len(order)):
-            graph = ChunkGraph(self.way, ages, Pass(0, self.epoch, training=True), slot)
+            graph = ChunkGraph(self.part, epoch_order, Pass(0, self.epoch, training=True), slot)
             rows = graph.node_ids
             leaf = x[rows].clone().requires_grad_()
             h = leaf

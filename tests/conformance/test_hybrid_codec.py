@@ -1,4 +1,4 @@
-"""Codecs of the rows that ways of a stage send each other: graph parallelism's numbers, whatever the stages."""
+"""Codecs of the rows that parts of a stage send each other: graph parallelism's numbers, whatever the stages."""
 
 import dataclasses
 from typing import Any

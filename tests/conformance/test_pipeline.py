@@ -16,7 +16,7 @@ from gnnpar.models.gcnii import GCNII
 from gnnpar.models.resgcn import ResGCN
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.chunk import Weights
-from gnnpar.parallel.pipeline.chunks import epoch_order
+from gnnpar.parallel.pipeline.chunks import draw_order
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.single.strategy import Single
@@ -60,7 +60,7 @@ def test_equals_autograd_with_stale_constants(model, stages, parts, chunks):
 @pytest.mark.parametrize("model", ["gcn", "gat"])
 def test_ways_that_read_nothing_of_some_chunks(model):
     """Their spans of halo rows are empty, and begin where the next chunk's do."""
-    rings = [(8 * way + i, 8 * way + (i + 1) % 8) for way in range(2) for i in range(8)]
+    rings = [(8 * part + i, 8 * part + (i + 1) % 8) for part in range(2) for i in range(8)]
     data = dataset_of(*both([*rings, (3, 12), (3, 14), (6, 9)]), num_nodes=16)
     strategy = Hybrid(stages=1, parts=2, chunks=8, chunking="range", refresh=2)
     job = make_job(strategy, model_of(model), data, world=2, epochs=4, partition=Range())
@@ -102,10 +102,10 @@ def test_eight_stages_of_64_layers_have_the_bits_of_one(monkeypatch):
     asked: list[tuple[int, tuple[int, ...]]] = []
 
     def recorded(num, *, seed, epoch, shuffled):
-        asked.append((epoch, epoch_order(num, seed=seed, epoch=epoch, shuffled=shuffled)))
+        asked.append((epoch, draw_order(num, seed=seed, epoch=epoch, shuffled=shuffled)))
         return asked[-1][1]
 
-    monkeypatch.setattr(pipeline, "epoch_order", recorded)
+    monkeypatch.setattr(pipeline, "draw_order", recorded)
     config = model_of("resgcn", "model.num_layers=64", "model.hidden=4", "model.dropout=0.2")
     one, eight = (train_in_threads(GNNPipe(chunks=8, refresh=1), config, small_graph(), world=w) for w in (1, 8))
     assert one.losses == eight.losses
@@ -191,18 +191,16 @@ def test_history_is_zero_then_frozen():
 
 def test_orders_are_one_for_all_ranks_and_new_every_epoch():
     """Invariant 10: an order is a function of seed and epoch, not of what a rank has drawn before."""
-    orders = [epoch_order(16, seed=1, epoch=e, shuffled=True) for e in range(8)]
+    orders = [draw_order(16, seed=1, epoch=e, shuffled=True) for e in range(8)]
     assert len(set(orders)) == 8
     assert all(sorted(order) == list(range(16)) for order in orders)
-    assert (
-        orders[2] == epoch_order(16, seed=1, epoch=2, shuffled=True) != epoch_order(16, seed=2, epoch=2, shuffled=True)
-    )
-    assert epoch_order(4, seed=1, epoch=7, shuffled=False) == (0, 1, 2, 3)
+    assert orders[2] == draw_order(16, seed=1, epoch=2, shuffled=True) != draw_order(16, seed=2, epoch=2, shuffled=True)
+    assert draw_order(4, seed=1, epoch=7, shuffled=False) == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("model", ["gcn", "gcnii", "gat", "sage_max"])
 def test_hybrid_of_one_stage_and_one_chunk_is_graph_parallelism(model):
-    """Invariant 7, bytes included; with one way it is the pipeline."""
+    """Invariant 7, bytes included; with one part it is the pipeline."""
     config, data = model_of(model), small_graph()
     strategy = Hybrid(stages=1, parts=3, chunks="one")
     ours = train_in_threads(strategy, config, data, world=3)
@@ -290,8 +288,8 @@ def test_a_rank_holds_rows_of_its_ways_only():
     strategy = Hybrid(stages=2, parts=2, chunks=8, chunking="range")
     job = make_job(strategy, config, data, world=4, partition=Range())
     for rank, (shard, history) in enumerate(run_world("threads", 4, Held(job))):
-        stage, way = divmod(rank, 2)
-        mine, mirrors = job.plan.part_of == way, len(shard.halo_ids)
+        stage, part = divmod(rank, 2)
+        mine, mirrors = job.plan.part_of == part, len(shard.halo_ids)
         assert shard.num_inner + mirrors < data.num_nodes
         edges = shard.inner.num_edges + sum(block.num_edges for block in shard.halo.values())
         assert edges == int(mine[data.edge_index[1]].sum())

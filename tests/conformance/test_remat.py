@@ -19,7 +19,7 @@ from gnnpar.training.optim import SGD
 from gnnpar.verify.conformance import Outcome, make_job, small_graph, train_in_threads
 
 REMATS: tuple[Remat, ...] = ("chunk", "layer")
-CASES: dict[int, list[dict[str, Any]]] = {  # by ways: stages do not change a bit either
+CASES: dict[int, list[dict[str, Any]]] = {  # by parts: stages do not change a bit either
     1: [
         {"stages": 1, "remat": "chunk"},
         {"stages": 2, "remat": "layer"},

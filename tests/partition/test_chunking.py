@@ -22,18 +22,18 @@ def cliques(count: int, size: int):
 
 
 @pytest.mark.parametrize("by", CHUNKERS)
-@pytest.mark.parametrize(("ways", "chunks"), [(1, 1), (1, 4), (2, 4), (3, 2)])
-def test_every_way_has_all_its_chunks_and_the_same_ones_again(by, ways, chunks):
+@pytest.mark.parametrize(("parts", "chunks"), [(1, 1), (1, 4), (2, 4), (3, 2)])
+def test_every_part_has_all_its_chunks_and_the_same_ones_again(by, parts, chunks):
     dataset = small_graph(seed=0)
-    part_of = partition(dataset, ways, by=RandomParts())
+    part_of = partition(dataset, parts, by=RandomParts())
     chunk_of = by.assign(dataset, part_of, chunks, 3)
-    for way in range(ways):
-        assert torch.unique(chunk_of[part_of == way]).tolist() == list(range(chunks))
+    for part in range(parts):
+        assert torch.unique(chunk_of[part_of == part]).tolist() == list(range(chunks))
     assert torch.equal(chunk_of, by.assign((dataset.edge_index, dataset.num_nodes), part_of, chunks, 3))
 
 
 def test_a_way_is_cut_by_what_lies_inside_it():
-    """Chunks of one way do not depend on the edges of another, nor on edges between ways."""
+    """Chunks of one part do not depend on the edges of another, nor on edges between parts."""
     dataset = small_graph(seed=0)
     part_of = partition(dataset, 2, by=MetisParts())
     src, dst = dataset.edge_index
@@ -86,13 +86,13 @@ def test_balanced_merges_four_pieces_a_chunk(monkeypatch):
 def test_more_chunks_than_nodes(by):
     dataset = ODD["path"]()
     part_of = torch.arange(8) // 4
-    with pytest.raises(ValueError, match="way 0 of 2 has 4 nodes and cannot fill 5 chunks: use at most 8 chunks"):
+    with pytest.raises(ValueError, match="part 0 of 2 has 4 nodes and cannot fill 5 chunks: use at most 8 chunks"):
         by.assign(dataset, part_of, 5, 0)
 
 
 def test_a_chunk_without_nodes(monkeypatch):
     monkeypatch.setattr(chunking, "metis", lambda *_, **__: torch.zeros(8, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"2 of 3 chunks of way 0 of 1 have no nodes \(chunks \[1, 2\]; 8 nodes\)"):
+    with pytest.raises(ValueError, match=r"2 of 3 chunks of part 0 of 1 have no nodes \(chunks \[1, 2\]; 8 nodes\)"):
         Metis().assign(ODD["path"](), torch.zeros(8, dtype=torch.int64), 3, 0)
 
 

@@ -81,7 +81,7 @@ def test_costs_are_what_is_left_of_an_action_when_waiting_is_taken_out():
 
 
 def test_the_plan_of_a_measured_pipeline_is_its_simulation():
-    """Planned from what was measured with free links: the same timeline, message times aside, for each way."""
+    """Planned from what was measured with free links: the same timeline, message times aside, for each part."""
     free = simulate(fill_drain(2, 4), took).rows()
     done = [(2 * rank, text, a, b) for rank, text, a, b in free]
     schedules = schedules_of(in_order(done), ((0,), (2,)))

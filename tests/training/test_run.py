@@ -262,15 +262,15 @@ def test_trace_of_a_pipeline_leaves_its_schedule_planned_and_measured(tmp_path: 
         run_training(compose([*SMALL, "comm=threads", "epochs=2", "trace=true", *depth, *asked]), tmp_path).exit_code
         == 0
     )
-    ways = 2 if "strategy=hybrid" in asked else 1
-    schedule = lower(fill_drain(2, 8 // ways))
-    shown, said = (tmp_path / "schedule.txt").read_text().split("\n\n")
+    parts = 2 if "strategy=hybrid" in asked else 1
+    schedule = lower(fill_drain(2, 8 // parts))
+    shown, written = (tmp_path / "schedule.txt").read_text().split("\n\n")
     assert shown == grid(schedule)
-    assert Schedule.parse(said) == schedule
+    assert Schedule.parse(written) == schedule
     spans = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
-    done = [[e["name"] for e in spans if e["pid"] == rank and "@" in e["name"]] for rank in range(2 * ways)]
+    done = [[e["name"] for e in spans if e["pid"] == rank and "@" in e["name"]] for rank in range(2 * parts)]
     assert [sorted(names) for names in done] == [
-        sorted(map(str, actions)) for actions in schedule.actions for _ in range(ways)
+        sorted(map(str, actions)) for actions in schedule.actions for _ in range(parts)
     ]
     picture = (tmp_path / "schedule.svg").read_text()
     assert picture.count(">rank 0<") == 2 and "planned: " in picture and "measured: epoch 1" in picture

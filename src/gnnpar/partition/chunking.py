@@ -1,8 +1,8 @@
-"""Chunkers: which chunk of its way a node belongs to. Hierarchical: chunks are cut inside each part of a partition.
+"""Chunkers: which chunk of its part a node belongs to. Hierarchical: chunks are cut inside each part of a partition.
 
-GNNPipe (Chen et al., arXiv 2308.10087; specs/gnnpipe.md 2.1) cuts K chunks first and gives each way a run of chunk
-numbers, which is no good partition: on Reddit two such ways exchange 53 % more rows than two METIS parts. Here the ways
-are parts and their chunks lie inside (9.13). K chunks in all, K/W a way.
+GNNPipe (Chen et al., arXiv 2308.10087; specs/gnnpipe.md 2.1) cuts K chunks first and makes each part a run of chunk
+numbers, which is no good partition: on Reddit two such parts exchange 53 % more rows than two METIS parts. Here the
+nodes are cut into P parts first and each part into its chunks (9.13). K chunks in all, K/P a part.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Chunker(Protocol):
     """Frozen dataclass: fields = YAML keys."""
 
     def assign(self, graph: Dataset | Edges, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
-        """int64 [N], the chunk of every node, numbered inside its way; no chunk is empty (ValueError)."""
+        """int64 [N], the chunk of every node, numbered inside its part; no chunk is empty (ValueError)."""
         ...
 
 
@@ -70,7 +70,7 @@ class Metis:
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Consecutive nodes of a way in equal numbers."""
+    """Consecutive nodes of a part in equal numbers."""
 
     def assign(self, graph: Dataset | Edges, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
         def cut(edge_index: Tensor, degree: Tensor, chunks: int, seed: int) -> Tensor:
@@ -86,38 +86,38 @@ def _inside(
     seed: int,
     cut: Callable[[Tensor, Tensor, int, int], Tensor],
 ) -> Tensor:
-    """Cut every way by itself: cut(edges inside it, in-degrees in the whole graph, chunks, seed) -> chunk_of."""
+    """Cut every part by itself: cut(edges inside it, in-degrees in the whole graph, chunks, seed) -> chunk_of."""
     edge_index, num_nodes = (graph.edge_index, graph.num_nodes) if isinstance(graph, Dataset) else graph
     if chunks < 1:
-        raise ValueError(f"{chunks} chunks a way: at least one is needed")
+        raise ValueError(f"{chunks} chunks a part: at least one is needed")
     degree = torch.bincount(edge_index[1], minlength=num_nodes)
     chunk_of = torch.zeros(num_nodes, dtype=torch.int64)
-    ways = int(part_of.max()) + 1 if num_nodes else 0
+    parts = int(part_of.max()) + 1 if num_nodes else 0
     inner = part_of[edge_index[0]] == part_of[edge_index[1]]
     local_of = torch.empty_like(chunk_of)
-    for way in range(ways):
-        ids = (part_of == way).nonzero().flatten()
+    for part in range(parts):
+        ids = (part_of == part).nonzero().flatten()
         if chunks > len(ids):
             raise ValueError(
-                f"way {way} of {ways} has {len(ids)} nodes and cannot fill {chunks} chunks: "
-                f"use at most {len(ids) * ways} chunks in all, or fewer parts."
+                f"part {part} of {parts} has {len(ids)} nodes and cannot fill {chunks} chunks: "
+                f"use at most {len(ids) * parts} chunks in all, or fewer parts."
             )
         if chunks == 1:
             continue
         local_of[ids] = torch.arange(len(ids))
-        edges = local_of[edge_index[:, inner & (part_of[edge_index[1]] == way)]]
-        mine = cut(edges, degree[ids], chunks, seed + way)
-        _none_empty(mine, chunks, way, ways)
+        edges = local_of[edge_index[:, inner & (part_of[edge_index[1]] == part)]]
+        mine = cut(edges, degree[ids], chunks, seed + part)
+        _none_empty(mine, chunks, part, parts)
         chunk_of[ids] = mine
     return chunk_of
 
 
-def _none_empty(chunk_of: Tensor, chunks: int, way: int, ways: int) -> None:
+def _none_empty(chunk_of: Tensor, chunks: int, part: int, parts: int) -> None:
     sizes = torch.bincount(chunk_of, minlength=chunks)
     empty = (sizes == 0).nonzero().flatten().tolist()
     if empty:
         raise ValueError(
-            f"{len(empty)} of {chunks} chunks of way {way} of {ways} have no nodes (chunks {empty[:8]}; "
+            f"{len(empty)} of {chunks} chunks of part {part} of {parts} have no nodes (chunks {empty[:8]}; "
             f"{len(chunk_of)} nodes): use fewer chunks, or strategy.chunking=range."
         )
 
@@ -155,7 +155,7 @@ def chunk(
         return torch.from_numpy(np.load(file)).long()
     began = time.perf_counter()
     chunk_of = by.assign(dataset, part_of, chunks_per_part, seed)
-    say(f"cut {dataset.num_nodes} nodes into chunks, {chunks_per_part} a way, in {time.perf_counter() - began:.1f} s")
+    say(f"cut {dataset.num_nodes} nodes into chunks, {chunks_per_part} a part, in {time.perf_counter() - began:.1f} s")
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with open_whole(file) as out:  # two runs may cut at once
@@ -178,20 +178,20 @@ def quotient(edge_index: Tensor, chunk_of: Tensor, chunks: int) -> Tensor:
 
 
 def chunk_statistics(edge_index: Tensor, part_of: Tensor, chunk_of: Tensor) -> dict:
-    """What a chunking costs: sizes and imbalance of chunks over all ways, and rho, the share of cross-chunk edges.
+    """What a chunking costs: sizes and imbalance of chunks over all parts, and rho, the share of cross-chunk edges.
 
-    Edges between ways count as cross-chunk unless their chunks have the same number: those are at work in the same slot
-    and read each other's rows fresh. Imbalance: largest over mean.
+    Edges between parts count as cross-chunk unless their chunks have the same number: those are computed in the same
+    slot and read each other's rows fresh. Imbalance: largest over mean.
     """
     chunks = int(chunk_of.max()) + 1 if len(chunk_of) else 1
-    ways = int(part_of.max()) + 1 if len(part_of) else 1
+    parts = int(part_of.max()) + 1 if len(part_of) else 1
     piece_of = part_of * chunks + chunk_of
-    nodes = torch.bincount(piece_of, minlength=ways * chunks)
-    edges = torch.bincount(piece_of[edge_index[1]], minlength=ways * chunks)
+    nodes = torch.bincount(piece_of, minlength=parts * chunks)
+    edges = torch.bincount(piece_of[edge_index[1]], minlength=parts * chunks)
     between = quotient(edge_index, chunk_of, chunks)
     crossing = int(between.sum() - between.diagonal().sum())
     return {
-        "chunks": ways * chunks,
+        "chunks": parts * chunks,
         "chunk_nodes_min": int(nodes.min()),
         "chunk_nodes_max": int(nodes.max()),
         "chunk_edges_min": int(edges.min()),

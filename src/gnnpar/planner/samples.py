@@ -20,7 +20,7 @@ from gnnpar.folds.block import Block, Operands
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
 from gnnpar.folds.sum import Sum
-from gnnpar.parallel.pipeline.chunks import Ages, Chunks, Span
+from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, Span
 from gnnpar_kernels import (
     apply_mask,
     dequantize_rows,
@@ -193,7 +193,7 @@ def _rows(watch: _Watch, samples: Samples) -> None:
 
 
 def _order(watch: _Watch, samples: Samples) -> None:
-    """What the order of an epoch's chunks takes: columns of every chunk, and readers of two ages."""
+    """What the order of an epoch's chunks takes: columns of every chunk, and readers of both tables."""
     n, e, num = 6000, 90000, 8
     generator = torch.Generator().manual_seed(0)
     rows, device = torch.arange(n), watch.comm.device
@@ -201,7 +201,7 @@ def _order(watch: _Watch, samples: Samples) -> None:
     spans = {(0, k): Span(n * k // num, n * (k + 1) // num) for k in range(num)}
     chunks = Chunks(
         num=num,
-        way=0,
+        part=0,
         order=rows.to(device),
         chunk_of=(rows * num // n).to(device),
         ids=rows.to(device),
@@ -214,11 +214,11 @@ def _order(watch: _Watch, samples: Samples) -> None:
     )
 
     def order() -> None:
-        ages = Ages(chunks, range(num), fresh=0, stale=n)
+        epoch_order = EpochOrder(chunks, range(num), fresh=0, stale=n)
         for k in range(num):
-            ages.block(k)
-            ages.readers("now", spans[0, k])
-            ages.readers("before", spans[0, k])
+            epoch_order.block(k)
+            epoch_order.readers("now", spans[0, k])
+            epoch_order.readers("before", spans[0, k])
 
     samples.seconds["order"] = watch(order) / e
 

@@ -48,8 +48,8 @@ class Recorder:
         """Of this rank: what its engine did, and the phases of its clock."""
         rank, clock = self._comm.rank, self._comm.clock
         actions, self._engine.timeline = self._engine.timeline or [], None
-        found = [(rank, text, start - clock.began, end - clock.began) for text, start, end in actions]
-        return found + [(rank, phase, start, end) for phase, start, end in clock.spans() if end > start]
+        done = [(rank, text, start - clock.began, end - clock.began) for text, start, end in actions]
+        return done + [(rank, phase, start, end) for phase, start, end in clock.spans() if end > start]
 
     def save(self, mesh: tuple[tuple[int, ...], ...], folder: Path, facts: dict[str, Any]) -> None:
         """Collective, before the clock is drained; rank 0 writes. `mesh`: stage -> ranks of its parts."""
@@ -63,23 +63,23 @@ class Recorder:
         schedules = schedules_of(rows, mesh)
         if schedules:
             measured = [row for row in rows if "@" in row[1] or row[1] in _WAITS]
-            told = "planned: median seconds of a stage's forward and backward, messages free"
-            said = f"measured: epoch {facts.get('epoch', '')}, {max(row[3] for row in measured) * 1e3:.1f} ms"
-            save_picture(folder / PICTURE, [Panel(told, plan_of(rows, schedules)), Panel(said, measured)])
+            planned = "planned: median seconds of a stage's forward and backward, messages free"
+            taken = f"measured: epoch {facts.get('epoch', '')}, {max(row[3] for row in measured) * 1e3:.1f} ms"
+            save_picture(folder / PICTURE, [Panel(planned, plan_of(rows, schedules)), Panel(taken, measured)])
             schedule = next(iter(schedules.values()))
             write_text_whole(folder / TEXT, f"{grid(schedule)}\n\n{schedule}\n")
 
 
 def schedules_of(rows: list[Row], mesh: tuple[tuple[int, ...], ...]) -> dict[tuple[int, ...], Schedule]:
-    """Ranks of a way -> what they did; nothing where ranks have no actions."""
+    """Ranks of a part, stage by stage -> what they did; nothing where ranks have no actions."""
     done: dict[int, list[str]] = defaultdict(list)
     for rank, text, _, _ in rows:
         if "@" in text:
             done[rank].append(text)
-    ways = [tuple(stage[way] for stage in mesh) for way in range(min(map(len, mesh)))]
+    parts = [tuple(stage[part] for stage in mesh) for part in range(min(map(len, mesh)))]
     return {
         ranks: Schedule.parse("\n".join(" ".join(done[rank]) for rank in ranks))
-        for ranks in ways
+        for ranks in parts
         if all(done[rank] for rank in ranks)
     }
 

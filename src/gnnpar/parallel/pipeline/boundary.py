@@ -65,7 +65,7 @@ class Lanes:
 
 
 class Boundary:
-    """One rank's end of the boundaries during one epoch. `exchange`: of the stages of this way, in order."""
+    """One rank's end of the boundaries during one epoch. `exchange`: of the stages of this part, in order."""
 
     def __init__(self, exchange: CodedExchange, lanes: Lanes, *, epoch: int, form: Callable[[Message], Form]) -> None:
         self._exchange, self._epoch, self._form = exchange, epoch, form
@@ -103,7 +103,7 @@ class Boundary:
 
 
 def boundary_codec(config: CodecConfig, ids: Tensor, comm: Communicator, seed: int) -> Codec:
-    """A codec for rows in table order, whose noise goes by node. `ids` [N] of the way's rows in table order."""
+    """A codec for rows in table order, whose noise goes by node. `ids` [N] of the part's rows in table order."""
     everything = torch.arange(len(ids), device=ids.device)
     others = [p for p in range(comm.size) if p != comm.rank]
     lists = RowLists(comm.rank, comm.size, ids, dict.fromkeys(others, everything), dict.fromkeys(others, ids))

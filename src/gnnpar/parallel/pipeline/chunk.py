@@ -1,11 +1,11 @@
-"""One chunk of a way in its turn: Y[c] = A[c, fresh] X[fresh] + A[c, stale] H[stale].
+"""One chunk of a part in its turn: Y[c] = A[c, fresh] X[fresh] + A[c, stale] H[stale].
 
 Source: Chen, Chen and Qian, GNNPipe (arXiv 2308.10087). Forward, a chunk's source rows are written to the table, and
 the fold reads this epoch's rows of all chunks up to its slot, of the others the history. Backward, in the reverse
 order, rows of the history are constants: a source gets 1 x the gradients of destinations in its own slot, `fresh` x
 those of later slots, and `stale` x last epoch's gradients of earlier ones. The paper: fresh 2, stale 0.
 
-Ways exchange slot by slot: halo rows of the chunks in the same slot travel before the fold, their gradients, by then
+Parts exchange slot by slot: halo rows of the chunks in the same slot travel before the fold, their gradients, by then
 complete, after it. Each row travels once a direction, as in graph parallelism.
 
 A sum is differentiated by pulling: the gradient rows of destinations lie in a table, times `fresh` once their slot is
@@ -30,7 +30,7 @@ from gnnpar.folds.block import Operands, Rows
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, masked
-from gnnpar.parallel.pipeline.chunks import Ages, Chunks, Span, Turn
+from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, Span, Turn
 from gnnpar.parallel.pipeline.history import Call, History
 from gnnpar.parallel.pipeline.slots import Slots
 from gnnpar.parallel.shares import add_returned
@@ -47,8 +47,8 @@ class Weights:
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
-    """What all chunks of a way on a rank share. `in_degree` [N] in table order."""
+class Part:
+    """What all chunks of a part on a rank share. `in_degree` [N] in table order."""
 
     chunks: Chunks
     in_degree: Tensor
@@ -62,11 +62,11 @@ class ChunkGraph(OwnRows):
     """The Graph of the chunk in a slot, in one layer of one epoch.
 
     `keeps_masks`: those of all chunks live through the epoch. `published`: the rows that folds read are in the tables
-    already, of this way and of the others, so this is a second forward, for the gradient.
+    already, of this part and of the others, so this is a second forward, for the gradient.
     """
 
-    way: Way
-    ages: Ages
+    part: Part
+    epoch_order: EpochOrder
     run: Pass
     slot: int
     layer: int = 0
@@ -75,9 +75,9 @@ class ChunkGraph(OwnRows):
     _calls: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.chunk = self.ages.order[self.slot]
-        self.span = self.way.chunks.own(self.chunk)
-        self._rows = self.way.chunks.ids[self.span.rows], self.way.in_degree[self.span.rows]
+        self.chunk = self.epoch_order.order[self.slot]
+        self.span = self.part.chunks.own(self.chunk)
+        self._rows = self.part.chunks.ids[self.span.rows], self.part.in_degree[self.span.rows]
         self.local = LocalRows(*self._rows, run=self.run, layer=self.layer)
 
     @property
@@ -85,7 +85,7 @@ class ChunkGraph(OwnRows):
         return self._edge_ids().sort().values
 
     def _edge_ids(self) -> Tensor:
-        chunks = self.way.chunks
+        chunks = self.part.chunks
         if chunks.edge_ids is None:
             raise ValueError("edge operands need edge ids on the shard: give the model needs_edge_ids = True.")
         return chunks.edge_ids[chunks.edges(self.chunk)]
@@ -105,7 +105,7 @@ class ChunkGraph(OwnRows):
         """As everywhere; on a CPU a mask is drawn for all chunks at once, a third of the time for small ones."""
         if p == 0 or not self.run.training or x.is_cuda:
             return self.local.dropout(x, p, tag=tag)
-        width, masks, chunks = x.shape[1:].numel(), self.ages.masks, self.way.chunks
+        width, masks, chunks = x.shape[1:].numel(), self.epoch_order.masks, self.part.chunks
         if not self.keeps_masks:
             return masked(x, self.local.mask(self.node_ids, width, p, tag=tag), p)
         key = self.layer, tag, width, p
@@ -125,42 +125,42 @@ class ChunkGraph(OwnRows):
         return out
 
     def publish(self, call: Call, src: Rows) -> tuple[Rows, Posted | None]:
-        """Write the chunk's source rows and send those that other ways read: (tables, both halves; what will come)."""
-        way = self.way
-        history = way.history
+        """Write the chunk's source rows and send those that other parts read: (tables, both halves; what will come)."""
+        part = self.part
+        history = part.history
         tables = history.sources(call, src)
         if self.published:
             return tables, None
         first = history.fresh + self.span.first
         for table, rows in zip(tables, src, strict=True):
             table[first : first + len(self.span)] = rows
-        if way.slots.comm.size == 1:
+        if part.slots.comm.size == 1:
             return tables, None
         own = tuple(table[history.fresh : history.fresh + history.own] for table in tables)
-        return tables, way.slots.send(own, self.chunk, self.site(call, "forward"))
+        return tables, part.slots.send(own, self.chunk, self.site(call, "forward"))
 
     def complete(self, tables: Rows, posted: Posted | None) -> Rows:
-        """Write what the other ways sent of their chunks in this slot; the tables."""
+        """Write what the other parts sent of their chunks in this slot; the tables."""
         if posted is not None:
-            fresh = self.way.history.fresh
-            for span, rows in self.way.slots.received(posted, self.chunk):
+            fresh = self.part.history.fresh
+            for span, rows in self.part.slots.received(posted, self.chunk):
                 for table, each in zip(tables, rows, strict=True):
                     table[fresh + span.first : fresh + span.last] = each
         return tables
 
     def spans_of_peers(self) -> dict[int, Span]:
-        """Way -> the rows here of its chunk in this slot."""
-        return {p: self.way.chunks.spans[p, self.chunk] for p in self.way.chunks.peers}
+        """Part -> the rows here of its chunk in this slot."""
+        return {p: self.part.chunks.spans[p, self.chunk] for p in self.part.chunks.peers}
 
     def send_back(self, call: Call, theirs: Mapping[int, Rows], like: Sequence[RowLike]) -> Posted | None:
-        """Gradients of halo rows to their ways; what will come for this chunk's rows."""
-        slots = self.way.slots
+        """Gradients of halo rows to their parts; what will come for this chunk's rows."""
+        slots = self.part.slots
         return None if slots.comm.size == 1 else slots.send_back(theirs, self.chunk, like, self.site(call, "backward"))
 
     def add_returned(self, mine: Rows, posted: Posted | None) -> Rows:
-        """This way's gradients of the chunk's rows, and those of the others."""
+        """This part's gradients of the chunk's rows, and those of the others."""
         if posted is not None:
-            for index, grads in self.way.slots.returned(posted, self.chunk):
+            for index, grads in self.part.slots.returned(posted, self.chunk):
                 add_returned(mine, index, grads)
         return mine
 
@@ -178,7 +178,7 @@ class _PulledFold(torch.autograd.Function):
     ) -> Tensor:
         x = split_operands(counts, flat)
         tables, posted = view.publish(call, x.src)
-        own, halo = view.ages.split(view.chunk)  # own columns are summed while rows of other ways travel
+        own, halo = view.epoch_order.split(view.chunk)  # own columns are summed while rows of other parts travel
         state = agg.update(agg.init(own.num_dst, x), own, x._replace(src=tables))
         view.complete(tables, posted)
         if halo is not None:
@@ -191,33 +191,33 @@ class _PulledFold(torch.autograd.Function):
         view, call = ctx.view, ctx.call
         if not any(ctx.needs_input_grad[4:]):
             return (None,) * len(ctx.needs_input_grad)
-        like, way = RowLike.of((grad_out,)), view.way
-        rows = way.history.gradients(call, like[0])[view.span.rows]
+        like, part = RowLike.of((grad_out,)), view.part
+        rows = part.history.gradients(call, like[0])[view.span.rows]
         rows.copy_(grad_out)
         theirs = {p: (_pull(view, call, span, like[0]),) for p, span in view.spans_of_peers().items()}
         posted = view.send_back(call, theirs, like)
         mine = (_pull(view, call, view.span, like[0]),)  # while those of halo rows travel
-        if way.weights.fresh != 1 and (view.slot or way.history.remembers):
-            rows.mul_(way.weights.fresh)  # for the chunks of earlier slots, whose turn comes now
+        if part.weights.fresh != 1 and (view.slot or part.history.remembers):
+            rows.mul_(part.weights.fresh)  # for the chunks of earlier slots, whose turn comes now
         grads = view.add_returned(mine, posted)
         return (None, None, None, None, *wanted_gradients(Operands(grads), ctx.needs_input_grad[4:]))
 
 
 def _pull(view: ChunkGraph, call: Call, span: Span, like: RowLike) -> Tensor:
-    """The gradient of table rows whose turn is now, from this way's destinations."""
-    way = view.way
-    total = _read(view, "now", span, way.history.gradients(call, like))
-    before = way.history.last_gradients(call, like) if way.weights.stale else None
+    """The gradient of table rows whose turn is now, from this part's destinations."""
+    part = view.part
+    total = _read(view, "now", span, part.history.gradients(call, like))
+    before = part.history.last_gradients(call, like) if part.weights.stale else None
     more = None if before is None else _read(view, "before", span, before)
     if more is not None:  # rows of the last epoch are kept times `fresh`, too
-        more.mul_(way.weights.stale / way.weights.fresh)
+        more.mul_(part.weights.stale / part.weights.fresh)
         total = more if total is None else total.add_(more)
     return like.empty(len(span)).zero_() if total is None else total
 
 
 def _read(view: ChunkGraph, turn: Turn, span: Span, table: Tensor) -> Tensor | None:
     """Sums of the table over the out-edges of a span; None where there are none."""
-    csr = view.ages.readers(turn, span)
+    csr = view.epoch_order.readers(turn, span)
     return None if csr is None else spmm(csr.indptr, csr.indices, table, num_rows=len(span))
 
 
@@ -230,7 +230,7 @@ class _PushedFold(torch.autograd.Function):
     ) -> Tensor:
         x = split_operands(counts, flat)
         tables = view.complete(*view.publish(call, x.src))
-        block, rows, _, _ = view.ages.compact(view.chunk)
+        block, rows, _, _ = view.epoch_order.compact(view.chunk)
         x = _on_block(view, x, tables, rows)
         out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))
         ctx.view, ctx.agg, ctx.call, ctx.counts, ctx.like = view, agg, call, counts, RowLike.of(flat[: counts[0]])
@@ -243,9 +243,9 @@ class _PushedFold(torch.autograd.Function):
         view, agg, tensors = ctx.view, ctx.agg, ctx.saved_tensors
         kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
         asked, grad_out = ctx.needs_input_grad[4:], grad_out.contiguous()
-        block, rows, columns, ahead = view.ages.compact(view.chunk)
+        block, rows, columns, ahead = view.epoch_order.compact(view.chunk)
         own = split_operands((0, *ctx.counts[1:]), kept)
-        x = _on_block(view, own, view.way.history.sources(ctx.call, ctx.like), rows)
+        x = _on_block(view, own, view.part.history.sources(ctx.call, ctx.like), rows)
         prepared = agg.prepare(saved, grad_out)
         grads = agg.grad(block, x, prepared, grad_out)
         grads = grads._replace(dst=grads.dst or agg.grad_dst(prepared, grad_out), src=tuple(grads.src))
@@ -260,8 +260,8 @@ def _push(ctx, grads: Rows, columns: Tensor, ahead: Tensor, asked: tuple[bool, .
     view: ChunkGraph = ctx.view
     wanted = [i for i in range(ctx.counts[0]) if asked[i]]
     like = [ctx.like[i] for i in wanted]
-    tables = view.way.history.pushed(ctx.call, like)
-    weight = torch.where(ahead > 0, view.way.weights.fresh, torch.where(ahead < 0, 0.0, 1.0))
+    tables = view.part.history.pushed(ctx.call, like)
+    weight = torch.where(ahead > 0, view.part.weights.fresh, torch.where(ahead < 0, 0.0, 1.0))
     for table, i in zip(tables, wanted, strict=True):
         shape = (-1, *[1] * (table.dim() - 1))
         table.index_add_(0, columns, grads[i] * weight.to(table.dtype).view(shape))

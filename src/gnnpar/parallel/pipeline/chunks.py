@@ -1,6 +1,6 @@
-"""The rows of one way, chunk by chunk, and what the order of an epoch makes of them.
+"""The rows of one part, chunk by chunk, and what the order of an epoch makes of them.
 
-A table of T rows holds the owned rows, chunk by chunk, then the halo rows by way and chunk. An aggregation reads two
+A table of T rows holds the owned rows, chunk by chunk, then the halo rows by part and chunk. An aggregation reads two
 tables: rows of chunks that had their turn come from this epoch's (fresh), the others from the history.
 """
 
@@ -42,13 +42,13 @@ class Chunks:
     """
 
     num: int
-    way: int
+    part: int
     order: Tensor
     chunk_of: Tensor
     ids: Tensor
-    spans: dict[tuple[int, int], Span]  # (way, chunk) -> where its rows are that this way holds
+    spans: dict[tuple[int, int], Span]  # (part, chunk) -> where its rows are that this part holds
     sent: dict[tuple[int, int], Tensor]  # (reader, chunk) -> rows within the chunk
-    halo_rows: dict[int, Tensor]  # way -> table rows of its halo nodes, by ascending id
+    halo_rows: dict[int, Tensor]  # part -> table rows of its halo nodes, by ascending id
     dst: Tensor  # table row of an edge's destination, always an own one
     src: Tensor  # table row of its source
     edge_ids: Tensor | None
@@ -85,7 +85,7 @@ class Chunks:
         edge_ids = [b.edge_ids for b in (shard.inner, *(b for _, b in sorted(shard.halo.items())))]
         return Chunks(
             num=num,
-            way=shard.part,
+            part=shard.part,
             order=order,
             chunk_of=torch.cat(chunk_of),
             ids=all_ids,
@@ -109,16 +109,16 @@ class Chunks:
 
     @cached_property
     def peers(self) -> list[int]:
-        """Ways whose rows are read here."""
-        return sorted({way for way, _ in self.spans} - {self.way})
+        """Parts whose rows are read here."""
+        return sorted({part for part, _ in self.spans} - {self.part})
 
     @cached_property
     def readers(self) -> list[int]:
-        """Ways that read rows of this one."""
-        return sorted({way for way, _ in self.sent})
+        """Parts that read rows of this one."""
+        return sorted({part for part, _ in self.sent})
 
     def own(self, chunk: int) -> Span:
-        return self.spans[self.way, chunk]
+        return self.spans[self.part, chunk]
 
     @cached_property
     def offsets(self) -> Tensor:
@@ -189,16 +189,16 @@ class Chunks:
         return compact + sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
 
 
-def _spans(way: int, chunk_of: Tensor, num: int, *, base: int) -> dict[tuple[int, int], Span]:
+def _spans(part: int, chunk_of: Tensor, num: int, *, base: int) -> dict[tuple[int, int], Span]:
     sizes = torch.bincount(chunk_of, minlength=num).tolist()
     ends = [base]
     for size in sizes:
         ends.append(ends[-1] + size)
-    return {(way, k): Span(ends[k], ends[k + 1]) for k in range(num)}
+    return {(part, k): Span(ends[k], ends[k + 1]) for k in range(num)}
 
 
 def _sent(shard: Shard, place: Tensor, spans: dict[tuple[int, int], Span], num: int) -> dict[tuple[int, int], Tensor]:
-    """The rows of each chunk that each way reads, by ascending id as the reader has them."""
+    """The rows of each chunk that each part reads, by ascending id as the reader has them."""
     assert shard.chunk_of is not None
     sent = {}
     for p, index in shard.boundary.items():
@@ -213,8 +213,8 @@ def _offsets(sorted_rows: Tensor, num_rows: int) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def epoch_order(num: int, *, seed: int, epoch: int, shuffled: bool) -> tuple[int, ...]:
-    """Slot -> chunk in an epoch, for all stages and ways: every rank can say it, none is told."""
+def draw_order(num: int, *, seed: int, epoch: int, shuffled: bool) -> tuple[int, ...]:
+    """Slot -> chunk in an epoch, the same on every rank: it follows from the seed and the epoch."""
     if not shuffled:
         return tuple(range(num))
     key = fold_key(seed, epoch, _ORDER) & 0xFFFFFFFF  # the CPU's generator ignores all other bits of a seed
@@ -228,10 +228,10 @@ Turn = Literal["now", "before"]
 """Of the destinations that read a source's rows in an epoch: in its own slot or a later one, or in an earlier one."""
 
 
-class Ages:
+class EpochOrder:
     """One epoch's order on the table: which rows are fresh to whom.
 
-    order[slot] = chunk, the same in every way. A row is fresh to a destination if its slot is not later. `fresh`,
+    order[slot] = chunk, the same in every part. A row is fresh to a destination if its slot is not later. `fresh`,
     `stale`: where the two halves of the double table begin.
     """
 
@@ -264,7 +264,7 @@ class Ages:
         return self._blocks[chunk]
 
     def split(self, chunk: int) -> tuple[Block, Block | None]:
-        """The same edges in two blocks: columns of this way, and columns that other ways send; None: no such ways."""
+        """The same edges in two blocks: columns of this part, and columns of other parts; None: no such parts."""
         if not self.chunks.peers:
             return self.block(chunk), None
         if chunk not in self._split:

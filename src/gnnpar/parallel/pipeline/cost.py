@@ -247,8 +247,8 @@ def stage_seconds(
 def table_numbers(candidate: PipelineCandidate, work: Work, p: int, layer: int, direction: Direction) -> float:
     """Numbers that a chunk writes to its tables and takes out of them.
 
-    A sum writes its rows, and adds up gradients of two ages. Other folds gather every column they read, again in
-    backward, and add the gradients of all columns.
+    A sum writes its rows, and adds up gradients of this epoch and of the last. Other folds gather every column they
+    read, again in backward, and add the gradients of all columns.
     """
     n, edges = work.parts.nodes[p], work.parts.edges(p) / candidate.chunks
     total = 0.0

@@ -1,4 +1,4 @@
-"""A schedule, interpreted: chunks of a way through the stages, all forwards, then all backwards, one optimiser step.
+"""A schedule, interpreted: chunks of a part through the stages, all forwards, then all backwards, one optimiser step.
 
 Source: Chen, Chen and Qian, GNNPipe (arXiv 2308.10087). The numbers depend on the chunks, their order, the history and
 the weights of gradients, never on how many stages there are.
@@ -24,9 +24,9 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import EngineDefaults, EpochReport, Stepper
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.boundary import Boundary, Form, Lanes, Message
-from gnnpar.parallel.pipeline.chunk import ChunkGraph, Way
-from gnnpar.parallel.pipeline.chunks import Ages, epoch_order
-from gnnpar.parallel.pipeline.exact_pass import Relay
+from gnnpar.parallel.pipeline.chunk import ChunkGraph, Part
+from gnnpar.parallel.pipeline.chunks import EpochOrder, draw_order
+from gnnpar.parallel.pipeline.exact_pass import ExactPass
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
 from gnnpar.parallel.pipeline.snapshot import Snapshot, take_snapshot
 from gnnpar.parallel.pipeline.stage import Kept, Remat, Stage
@@ -34,13 +34,13 @@ from gnnpar.partition.shard import Shard
 
 
 class View(Protocol):
-    """A Graph that can be told which pass it serves."""
+    """A Graph with a copy for each pass."""
 
     def during(self, run: Pass) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rhythm:
+class HistoryPolicy:
     """`shuffled`: a new order every epoch. `exact_start`, `exact_refresh`: snapshots by an exact pass, the first one
     and all later ones."""
 
@@ -51,10 +51,10 @@ class Rhythm:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranks:
-    """Who a rank talks to: everybody, the ways of its stage, the stages of its way."""
+    """Who a rank talks to: everybody, the parts of its stage, the stages of its part."""
 
     world: Communicator
-    ways: Communicator
+    parts: Communicator
     stages: Communicator
 
 
@@ -63,7 +63,7 @@ class _Epoch:
     """What lives from a chunk's forward to its backward."""
 
     run: Pass
-    ages: Ages
+    epoch_order: EpochOrder
     boundary: Boundary
     loss: Tensor
     kept: dict[tuple[int, int], Kept] = field(default_factory=dict)  # by (stage, slot)
@@ -73,12 +73,12 @@ class _Epoch:
 
 class PipelineEngine(EngineDefaults):
     """`layers_of`: of virtual stages; stage s runs on rank s % stages. `schedule` is lowered. `boundary`: the codec
-    between stages; `codec`: the one between the ways of a stage, by which `way` exchanges rows."""
+    between stages; `codec`: the one between the parts of a stage, by which `part` exchanges rows."""
 
     def __init__(
         self,
         *,
-        way: Way,
+        part: Part,
         exact: View,
         shard: Shard,
         model: GNN,
@@ -89,19 +89,19 @@ class PipelineEngine(EngineDefaults):
         boundary: Codec,
         codec: Codec,
         seed: int,
-        rhythm: Rhythm,
+        history_policy: HistoryPolicy,
         remat: Remat = "none",
     ) -> None:
-        self._way, self._exact, self._shard, self._model, self._task = way, exact, shard, model, task
+        self._part, self._exact, self._shard, self._model, self._task = part, exact, shard, model, task
         self._ranks, self._layers_of, self._schedule = ranks, layers_of, schedule
         self._boundary, self._codecs = CodedExchange(ranks.stages, boundary), (boundary, codec)
-        self._seed, self._rhythm = seed, rhythm
+        self._seed, self._history_policy = seed, history_policy
         stages = ranks.stages
         self._lanes = Lanes.of(schedule, stages.rank)
         self._mine = [s for s in range(len(layers_of)) if s % stages.size == stages.rank]
         self._is_last = self._mine[-1] == len(layers_of) - 1
         exact_stages = CodedExchange(stages, Identity().build(shard.row_lists, stages, seed))
-        self._relay = Relay(model, layers_of, exact_stages, shard.x, shard.num_inner)
+        self._exact_pass = ExactPass(model, layers_of, exact_stages, shard.x, shard.num_inner)
         self._parameters = {n: p for n, p in model.named_parameters() if self._stage_of(n) in self._mine}
         self._targets = self._targets_of_chunks() if self._is_last else {}
         self._remat: Remat = remat
@@ -133,16 +133,16 @@ class PipelineEngine(EngineDefaults):
 
     def _run(self, epoch: int) -> Tensor:
         """All actions of this rank; its share of the loss. Gradients are left in the parameters."""
-        history, chunks = self._way.history, self._way.chunks
+        history, chunks = self._part.history, self._part.chunks
         for codec in self._codecs:
             codec.begin_epoch(epoch)
         self._refresh(epoch)
-        order = epoch_order(chunks.num, seed=self._seed, epoch=epoch, shuffled=self._rhythm.shuffled)
-        ages = Ages(chunks, order, fresh=history.fresh, stale=history.stale)
-        boundary = Boundary(self._boundary, self._lanes, epoch=epoch, form=lambda m: self._form(m, ages))
+        order = draw_order(chunks.num, seed=self._seed, epoch=epoch, shuffled=self._history_policy.shuffled)
+        epoch_order = EpochOrder(chunks, order, fresh=history.fresh, stale=history.stale)
+        boundary = Boundary(self._boundary, self._lanes, epoch=epoch, form=lambda m: self._form(m, epoch_order))
         run = Pass(self._seed, epoch, training=True)
         now_running = _Epoch(
-            run, ages, boundary, torch.zeros((), dtype=self._shard.x.dtype, device=self._shard.x.device)
+            run, epoch_order, boundary, torch.zeros((), dtype=self._shard.x.dtype, device=self._shard.x.device)
         )
         self._most_kept = 0
         if self.timeline is not None:
@@ -153,7 +153,7 @@ class PipelineEngine(EngineDefaults):
             if self.timeline is not None:
                 self.timeline.append((str(action), began, now()))
         assert not now_running.kept, "the schedule left a forward without its backward"
-        history.end_epoch(epoch, take=not self._rhythm.exact_refresh)
+        history.end_epoch(epoch, take=not self._history_policy.exact_refresh)
         return now_running.loss
 
     def _do(self, action: Action, at: _Epoch) -> None:
@@ -174,7 +174,7 @@ class PipelineEngine(EngineDefaults):
             at.boundary.send(message, at.ready.pop(message), (stage - 1) % self._ranks.stages.size)
 
     def _forward(self, stage: int, slot: int, at: _Epoch) -> None:
-        graph = ChunkGraph(self._way, at.ages, at.run, slot, keeps_masks=self._remat == "none")
+        graph = ChunkGraph(self._part, at.epoch_order, at.run, slot, keeps_masks=self._remat == "none")
         given = self._arrived(Message("forward", stage, slot), stage - 1, at) if stage else ()
         keep = self._remat == "none" or (self._remat == "chunk" and (stage, slot) in self._turning)
         made, at.kept[stage, slot] = self._stages[stage].forward(graph, given, keep=keep)
@@ -188,7 +188,7 @@ class PipelineEngine(EngineDefaults):
     def _piece(self, graph: ChunkGraph, layers: range, carry: Rows) -> Rows:
         """Some layers of a chunk; the encoder in front of the first, the loss behind the last."""
         if layers.start == 0:
-            carry = self._model.begin(graph, self._shard.x[self._way.chunks.order[graph.span.rows]])
+            carry = self._model.begin(graph, self._shard.x[self._part.chunks.order[graph.span.rows]])
         for i in layers:
             carry = self._model.layers[i](graph.at(i), carry)
         if layers.stop < self._model.num_layers:
@@ -208,52 +208,52 @@ class PipelineEngine(EngineDefaults):
             at.ready[Message("backward", stage, slot)] = grads
 
     def _arrived(self, message: Message, sender: int, at: _Epoch) -> Rows:
-        """What another virtual stage made, here or on its way."""
+        """What another virtual stage made, on this rank or on another."""
         stages = self._ranks.stages
         if sender % stages.size == stages.rank:
             return at.ready.pop(message)
         return at.boundary.take(message)
 
-    def _form(self, message: Message, ages: Ages) -> Form:
+    def _form(self, message: Message, epoch_order: EpochOrder) -> Form:
         layer = self._layers_of[message.stage].start
         like = RowLike((), self._shard.x.dtype, self._shard.x.device)
         widths = self._model.carry_widths(layer)
-        span = self._way.chunks.own(ages.order[message.slot])
+        span = self._part.chunks.own(epoch_order.order[message.slot])
         return Form(layer, tuple(like._replace(shape=(width,)) for width in widths), span)
 
     def _refresh(self, epoch: int) -> None:
         """The snapshot of an exact pass at the present weights, where one is due. A run that goes on without its
         history, on other ranks, starts one again."""
-        history, rhythm = self._way.history, self._rhythm
-        start = rhythm.exact_start and history.taken_after is None
-        again = rhythm.exact_refresh and epoch > 0 and epoch % history.refresh == 0
+        history, history_policy = self._part.history, self._history_policy
+        start = history_policy.exact_start and history.taken_after is None
+        again = history_policy.exact_refresh and epoch > 0 and epoch % history.refresh == 0
         if (start or again) and history.halves == 2:
             run = Pass(self._seed, epoch, training=True)
-            snapshot = Snapshot.of(self._exact.during(run), self._way)
-            take_snapshot(snapshot, lambda graph: self._relay.forward(graph, run), epoch)
+            snapshot = Snapshot.of(self._exact.during(run), self._part)
+            take_snapshot(snapshot, lambda graph: self._exact_pass.forward(graph, run), epoch)
 
     def _reduced(self, epoch: int) -> dict[str, Tensor]:
-        """Gradients by name, summed over the ways: stages hold different layers."""
-        ways = self._ranks.ways
+        """Gradients by name, summed over the parts: stages hold different layers."""
+        parts = self._ranks.parts
         grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._parameters.items()}
-        if ways.size == 1:
+        if parts.size == 1:
             return grads
-        with ways.clock("compute"):
+        with parts.clock("compute"):
             bucket = torch.cat([g.reshape(-1) for g in grads.values()])
-        bucket = ways.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
+        bucket = parts.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
         pieces = bucket.split([g.numel() for g in grads.values()])
         return {n: piece.view_as(g) for (n, g), piece in zip(grads.items(), pieces, strict=True)}
 
     def _totals(self, epoch: int, loss: Tensor, gradients: dict[str, Tensor]) -> Tensor:
         """The loss, and the square of the gradient's norm over all stages."""
         squares = torch.stack([g.square().sum() for g in gradients.values()] or [loss.new_zeros(())]).sum()
-        mine = torch.stack([loss, squares / self._ranks.ways.size])
+        mine = torch.stack([loss, squares / self._ranks.parts.size])
         return self._ranks.world.all_reduce(mine, Site(epoch, -1, 1, "reduce"))
 
     @torch.no_grad()
     def predict(self) -> Tensor:
         run = Pass(self._seed)
-        logits = self._relay.forward(self._exact.during(run), run).logits
+        logits = self._exact_pass.forward(self._exact.during(run), run).logits
         self._ranks.world.flush(keep=0)
         return self._shard.x.new_zeros(0, self._model.out_dim) if logits is None else logits
 
@@ -262,18 +262,18 @@ class PipelineEngine(EngineDefaults):
         before = {name: p.grad for name, p in self._parameters.items()}
         for p in self._parameters.values():
             p.grad = None
-        lap = self._relay.forward(self._exact.during(run), run)
+        exact = self._exact_pass.forward(self._exact.during(run), run)
         loss = None
-        if lap.logits is not None:
+        if exact.logits is not None:
             train = self._shard.train_mask
-            loss = self._task.loss_sum(lap.logits[train], self._shard.y[train]) / self._shard.num_train
-        lap.backward(loss)
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters.values()]
-        bucket = self._ranks.ways.all_reduce(torch.cat([g.reshape(-1) for g in parts]))
+            loss = self._task.loss_sum(exact.logits[train], self._shard.y[train]) / self._shard.num_train
+        exact.backward(loss)
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters.values()]
+        bucket = self._ranks.parts.all_reduce(torch.cat([g.reshape(-1) for g in grads]))
         for name, p in self._parameters.items():
             p.grad = before[name]
         self._ranks.world.flush(keep=0)
-        pieces = bucket.split([g.numel() for g in parts])
+        pieces = bucket.split([g.numel() for g in grads])
         return {n: piece.view_as(p) for (n, p), piece in zip(self._parameters.items(), pieces, strict=True)}
 
     def drain(self) -> None:
@@ -282,9 +282,9 @@ class PipelineEngine(EngineDefaults):
     def live_bytes(self) -> dict[str, int]:
         return {
             "features": self._shard.features_nbytes,
-            "structure": self._shard.structure_nbytes + self._way.chunks.nbytes,
+            "structure": self._shard.structure_nbytes + self._part.chunks.nbytes,
             "halo": 0,
-            "history": self._way.history.nbytes,
+            "history": self._part.history.nbytes,
             "host": 0,
             "activations": self._most_kept,
         }
@@ -298,7 +298,7 @@ class PipelineEngine(EngineDefaults):
     def state_dict(self) -> dict:
         return {
             "model": {name: p.detach() for name, p in self._parameters.items()},
-            "history": self._way.history.state_dict(),
+            "history": self._part.history.state_dict(),
             "codecs": [c.state_dict() for c in self._codecs],
         }
 
@@ -306,7 +306,7 @@ class PipelineEngine(EngineDefaults):
     def load_state_dict(self, state: dict) -> None:
         for name, p in self._parameters.items():
             p.copy_(state["model"][name])
-        self._way.history.load_state_dict(state["history"])
+        self._part.history.load_state_dict(state["history"])
         for codec, saved in zip(self._codecs, state["codecs"], strict=True):
             codec.load_state_dict(saved)
 
@@ -319,7 +319,7 @@ class PipelineEngine(EngineDefaults):
 
     def _targets_of_chunks(self) -> dict[int, tuple[Tensor, Tensor]]:
         """Chunk -> (its training rows, their labels)."""
-        chunks, targets = self._way.chunks, {}
+        chunks, targets = self._part.chunks, {}
         for k in range(chunks.num):
             rows = chunks.order[chunks.own(k).rows]
             train = self._shard.train_mask[rows].nonzero().flatten()

@@ -1,6 +1,6 @@
-"""One exact pass, stage after stage, all rows of a way at a time: evaluation, the fidelity probe, exact histories.
+"""One exact pass, stage after stage, all rows of a part at a time: evaluation, the fidelity probe, exact histories.
 
-Inside a stage the ways exchange halo rows before each aggregation, as in graph parallelism.
+Inside a stage the parts exchange halo rows before each aggregation, as in graph parallelism.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gnnpar.parallel.local import Pass
 
 
 @dataclass(frozen=True, eq=False)
-class Relay:
-    """`exchange`: of the stages of this way, in order, exact; virtual stage s runs on rank s % size."""
+class ExactPass:
+    """`exchange`: of the stages of this part, in order, exact; virtual stage s runs on rank s % size."""
 
     model: GNN
     layers_of: Sequence[range]
@@ -33,37 +33,37 @@ class Relay:
     def comm(self) -> Communicator:
         return self.exchange.comm
 
-    def forward(self, graph: Any, run: Pass) -> Lap:
+    def forward(self, graph: Any, run: Pass) -> ExactForward:
         """Every rank runs its stages; the last one has the logits."""
-        lap = Lap(self, run)
+        state = ExactForward(self, run)
         for stage in range(len(self.layers_of)):
             if stage % self.comm.size == self.comm.rank:
-                lap.run_stage(graph, stage)
-        return lap
+                state.run_stage(graph, stage)
+        return state
 
 
 @dataclass(eq=False)
-class Lap:
-    """What a rank keeps of one pass."""
+class ExactForward:
+    """What a rank keeps of one pass from its forward to its backward. `logits`: on the last stage."""
 
-    relay: Relay
+    exact_pass: ExactPass
     run: Pass
     logits: Tensor | None = None
     _ends: dict[int, tuple[Rows, Rows]] = field(default_factory=dict)  # stage -> (leaves, results)
     _local: dict[tuple[str, int], Rows] = field(default_factory=dict)  # between stages on one rank
 
     def run_stage(self, graph: Any, stage: int) -> None:
-        relay, model = self.relay, self.relay.model
+        exact_pass, model = self.exact_pass, self.exact_pass.model
         leaves: Rows = ()
         if stage == 0:
-            carry = model.begin(graph, relay.x)
+            carry = model.begin(graph, exact_pass.x)
         else:
             carry = self._received("forward", stage, stage - 1)
             if torch.is_grad_enabled():
                 leaves = carry = tuple(t.requires_grad_() for t in carry)
-        for i in relay.layers_of[stage]:
+        for i in exact_pass.layers_of[stage]:
             carry = model.layers[i](graph.at(i), carry)
-        if stage + 1 == len(relay.layers_of):
+        if stage + 1 == len(exact_pass.layers_of):
             self.logits = model.end(graph, carry)
         else:
             self._send("forward", stage + 1, stage + 1, tuple(t.detach() for t in carry))
@@ -72,12 +72,12 @@ class Lap:
 
     def backward(self, loss: Tensor | None) -> None:
         """Gradients into the parameters' .grad; `loss` on the last stage."""
-        relay = self.relay
-        for stage in reversed(range(len(relay.layers_of))):
+        exact_pass = self.exact_pass
+        for stage in reversed(range(len(exact_pass.layers_of))):
             if stage not in self._ends:
                 continue
             leaves, carry = self._ends.pop(stage)
-            if stage + 1 == len(relay.layers_of):
+            if stage + 1 == len(exact_pass.layers_of):
                 assert loss is not None
                 loss.backward()
             else:
@@ -86,20 +86,21 @@ class Lap:
                 self._send("backward", stage, stage - 1, gradients_of(leaves))
 
     def _send(self, direction: str, boundary: int, to: int, rows: Rows) -> None:
-        comm = self.relay.comm
+        comm = self.exact_pass.comm
         if to % comm.size == comm.rank:
             self._local[direction, boundary] = rows
             return
-        self.relay.exchange.post({to % comm.size: Outgoing(rows)}, {}, RowLike.of(rows), self._site())
+        self.exact_pass.exchange.post({to % comm.size: Outgoing(rows)}, {}, RowLike.of(rows), self._site())
 
     def _received(self, direction: str, boundary: int, source: int) -> Rows:
-        relay, comm = self.relay, self.relay.comm
+        exact_pass, comm = self.exact_pass, self.exact_pass.comm
         if source % comm.size == comm.rank:
             return self._local.pop((direction, boundary))
-        widths = relay.model.carry_widths(relay.layers_of[boundary].start)
-        like, peer = [RowLike((width,), relay.x.dtype, relay.x.device) for width in widths], source % comm.size
-        posted = relay.exchange.post({}, {peer: Incoming(relay.num_rows)}, like, self._site())
-        return relay.exchange.take(posted, peer)
+        widths = exact_pass.model.carry_widths(exact_pass.layers_of[boundary].start)
+        like = [RowLike((width,), exact_pass.x.dtype, exact_pass.x.device) for width in widths]
+        peer = source % comm.size
+        posted = exact_pass.exchange.post({}, {peer: Incoming(exact_pass.num_rows)}, like, self._site())
+        return exact_pass.exchange.take(posted, peer)
 
     def _site(self) -> Site:
         phase: Phase = "stage" if self.run.counted else "evaluate"

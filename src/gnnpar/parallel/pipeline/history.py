@@ -18,7 +18,7 @@ Call = tuple[int, int]
 
 
 class History:
-    """Tables of one rank. `rows`: T of the way's table, `own`: its owned rows; `halves`: 1 where nothing is ever stale.
+    """Tables of one rank. `rows`: T of the part's table, `own`: its owned rows; `halves`: 1 where nothing is stale.
 
     `remembers`: keep the last epoch's gradient rows too (lambda-mix).
     """
@@ -44,14 +44,14 @@ class History:
 
     def sources(self, call: Call, like: Sequence[RowLike] | Rows) -> Rows:
         """Both halves of every operand's rows, zeros at first. Shapes: [halves * T, ...]. `like`: or such rows."""
-        found = self._sources.get(call)
-        if found is None:
+        tables = self._sources.get(call)
+        if tables is None:
             forms = [each if isinstance(each, RowLike) else RowLike.of((each,))[0] for each in like]
-            found = self._sources[call] = tuple(form.empty(self.halves * self.rows).zero_() for form in forms)
-        return found
+            tables = self._sources[call] = tuple(form.empty(self.halves * self.rows).zero_() for form in forms)
+        return tables
 
     def pushed(self, call: Call, like: Sequence[RowLike]) -> Rows:
-        """Gradients on their way to sources whose turn comes later, of folds that are differentiated by block."""
+        """Gradients of sources whose turn comes later, of folds that are differentiated by block."""
         if call not in self._pushed:
             self._pushed[call] = tuple(each.empty(self.rows).zero_() for each in like)
         return self._pushed[call]

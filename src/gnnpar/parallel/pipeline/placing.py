@@ -47,11 +47,11 @@ def place_layers(line: Line, *, chunks: int) -> tuple[float, tuple[int, ...]]:
     for tried, bound in zip([0.0, *bounds[low:]], bounds[low:], strict=False):
         if loose[0] + (chunks - 1) * tried >= best[0]:  # whatever is new here is slower than what was tried
             break
-        found = _least_sum(line, bound)
-        if found is not None:
-            seconds = found[0] + (chunks - 1) * slowest(line, found[1])
+        least = _least_sum(line, bound)
+        if least is not None:
+            seconds = least[0] + (chunks - 1) * slowest(line, least[1])
             if seconds < best[0]:
-                best = (seconds, found[1])
+                best = (seconds, least[1])
     return best
 
 
@@ -67,12 +67,12 @@ def _bounds(line: Line) -> np.ndarray:
     sums = line.sums
     above = np.triu_indices(sums.shape[1], k=1)
     values = [(row[None, :] - row[:, None])[above] for row in np.unique(sums, axis=0)]
-    found = np.unique(np.concatenate([*values, line.alone[:, 1:].ravel()]))
-    found = found[found > 0]
-    if len(found) <= _MANY:
-        return found
-    steps = np.floor(np.log(found) / np.log(1.01))
-    return found[np.append(steps[1:] != steps[:-1], True)]
+    bounds = np.unique(np.concatenate([*values, line.alone[:, 1:].ravel()]))
+    bounds = bounds[bounds > 0]
+    if len(bounds) <= _MANY:
+        return bounds
+    steps = np.floor(np.log(bounds) / np.log(1.01))
+    return bounds[np.append(steps[1:] != steps[:-1], True)]
 
 
 def _least_sum(line: Line, bound: float) -> tuple[float, tuple[int, ...]] | None:

@@ -1,6 +1,6 @@
-"""What the ways of a stage send each other, slot by slot: rows of the chunks whose turn it is, and gradients back.
+"""What the parts of a stage send each other, slot by slot: rows of the chunks whose turn it is, and gradients back.
 
-A codec sees the rows that a way reads of another as one list, chunk by chunk in table order, of which a slot sends the
+A codec sees the rows that a part reads of another as one list, chunk by chunk in table order, of which a slot sends the
 piece that begins at `site.first`. So its numbers depend neither on the order of chunks nor on the number of stages.
 """
 
@@ -23,7 +23,7 @@ Pieces = dict[tuple[int, int], tuple[Tensor, int]]
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """`exchange`: of the ways of a stage. All methods are collective: a chunk of every way is in the slot."""
+    """`exchange`: of the parts of a stage. All methods are collective: a chunk of every part is in the slot."""
 
     chunks: Chunks
     exchange: CodedExchange
@@ -33,38 +33,38 @@ class Slots:
         return self.exchange.comm
 
     def send(self, own: Rows, chunk: int, site: Site) -> Posted:
-        """Rows of a chunk to the ways that read them; what will come. `own`: all rows of this way, in table order."""
+        """Rows of a chunk to the parts that read them; what will come. `own`: all rows of this part, in table order."""
         outgoing = {p: Outgoing(own, rows, first) for p, (rows, first) in self._read_by(chunk).items()}
         return self.exchange.post(outgoing, self._read_of_others(chunk), RowLike.of(own), site)
 
     def received(self, posted: Posted, chunk: int) -> Iterator[tuple[Span, Rows]]:
-        """(where in the table, rows) of every other way's chunk."""
+        """(where in the table, rows) of every other part's chunk."""
         for p, rows in self.exchange.take_all(posted):
             yield self.chunks.spans[p, chunk], rows
 
     def send_back(self, theirs: Mapping[int, Rows], chunk: int, like: Sequence[RowLike], site: Site) -> Posted:
-        """Gradients of halo rows, by way, to their owners; what will come for this chunk's rows."""
-        outgoing = {p: Outgoing(theirs[p], None, part.first) for p, part in self._read_of_others(chunk).items()}
+        """Gradients of halo rows, by part, to their owners; what will come for this chunk's rows."""
+        outgoing = {p: Outgoing(theirs[p], None, piece.first) for p, piece in self._read_of_others(chunk).items()}
         incoming = {p: Incoming(len(rows), first) for p, (rows, first) in self._read_by(chunk).items()}
         return self.exchange.post(outgoing, incoming, like, site)
 
     def returned(self, posted: Posted, chunk: int) -> Iterator[tuple[Tensor, Rows]]:
-        """(rows within the chunk, gradients) from every way that reads it."""
+        """(rows within the chunk, gradients) from every part that reads it."""
         for p, rows in self.exchange.take_all(posted):
             yield self.chunks.sent[p, chunk], rows
 
     def _read_by(self, chunk: int) -> dict[int, tuple[Tensor, int]]:
-        """Way -> own rows of a chunk that it reads; no entry where there are none."""
+        """Part -> own rows of a chunk that it reads; no entry where there are none."""
         pieces = {p: self._pieces[p, chunk] for p in self.chunks.readers}
         return {p: piece for p, piece in pieces.items() if len(piece[0])}
 
     def _read_of_others(self, chunk: int) -> dict[int, Incoming]:
-        """Way -> rows of its chunk that are read here, and where they begin among all of it."""
+        """Part -> rows of its chunk that are read here, and where they begin among all of it."""
         spans = self.chunks.spans
-        parts = {
+        incoming = {
             p: Incoming(len(spans[p, chunk]), spans[p, chunk].first - spans[p, 0].first) for p in self.chunks.peers
         }
-        return {p: part for p, part in parts.items() if part.num_rows}
+        return {p: piece for p, piece in incoming.items() if piece.num_rows}
 
     @cached_property
     def _pieces(self) -> Pieces:
@@ -79,7 +79,7 @@ class Slots:
 
 
 def slot_lists(chunks: Chunks, parts: int) -> RowLists:
-    """The rows between ways, both lists in table order."""
+    """The rows between parts, both lists in table order."""
     sent = {p: torch.cat([chunks.sent[p, k] + chunks.own(k).first for k in range(chunks.num)]) for p in chunks.readers}
     read = {p: chunks.ids[chunks.spans[p, 0].first : chunks.spans[p, chunks.num - 1].last] for p in chunks.peers}
-    return RowLists(chunks.way, parts, chunks.ids[: chunks.num_own], sent, read)
+    return RowLists(chunks.part, parts, chunks.ids[: chunks.num_own], sent, read)

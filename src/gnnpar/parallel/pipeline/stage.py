@@ -79,8 +79,8 @@ class Stage:
     def _reopened(self, kept: Kept) -> tuple[Rows, Rows]:
         """(leaves, results) of the last piece that has not gone backward."""
         if kept.open is not None:
-            found, kept.open = kept.open, None
-            return found
+            last, kept.open = kept.open, None
+            return last
         leaves = as_leaves(kept.entered.pop())
         piece = self.pieces[len(kept.entered)]
         return leaves, self._run(kept.graph.again(), piece, leaves)

@@ -33,9 +33,9 @@ from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.halo_graph import HaloGraph, Walk
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.boundary import boundary_codec
-from gnnpar.parallel.pipeline.chunk import Way, Weights
+from gnnpar.parallel.pipeline.chunk import Part, Weights
 from gnnpar.parallel.pipeline.chunks import Chunks
-from gnnpar.parallel.pipeline.engine import PipelineEngine, Ranks, Rhythm
+from gnnpar.parallel.pipeline.engine import HistoryPolicy, PipelineEngine, Ranks
 from gnnpar.parallel.pipeline.history import History
 from gnnpar.parallel.pipeline.schedule.action import Schedule
 from gnnpar.parallel.pipeline.schedule.coverage import expected
@@ -239,9 +239,9 @@ class GNNPipe:
         self._check_folds(model, shard)
         mesh, layers_of = Mesh(plan.placement.mesh), plan.placement.layers_of
         stages = len(mesh.ranks)
-        ranks = Ranks(world=comm, ways=comm.along(mesh, "part"), stages=comm.along(mesh, "stage"))
+        ranks = Ranks(world=comm, parts=comm.along(mesh, "part"), stages=comm.along(mesh, "stage"))
         if stages > 1:
-            comm_check(ranks.ways, shard)
+            comm_check(ranks.parts, shard)
         chunks = Chunks.of(shard)
         history = History(
             chunks.num_rows,
@@ -250,15 +250,15 @@ class GNNPipe:
             halves=1 if chunks.num == 1 else 2,
             remembers=self.gradient == "mix",
         )
-        codec = self.codec.build(slot_lists(chunks, ranks.ways.size), ranks.ways, seed)
-        slots = Slots(chunks, CodedExchange(ranks.ways, codec))
-        way = Way(chunks, shard.in_degree[chunks.order], slots, history, self.weights)
-        exchange = CodedExchange(ranks.ways, Identity().build(shard.row_lists, ranks.ways, seed))
+        codec = self.codec.build(slot_lists(chunks, ranks.parts.size), ranks.parts, seed)
+        slots = Slots(chunks, CodedExchange(ranks.parts, codec))
+        part = Part(chunks, shard.in_degree[chunks.order], slots, history, self.weights)
+        exchange = CodedExchange(ranks.parts, Identity().build(shard.row_lists, ranks.parts, seed))
         whole = WholeGraph(shard, Pass(seed))
         halo = HaloGraph(shard, Pass(seed), exchange=exchange, walk=Walk(shard, "edges"))
         keep_stages(model, layers_of, ranks.stages)
         return PipelineEngine(
-            way=way,
+            part=part,
             exact=whole if shard.parts == 1 else halo,
             shard=shard,
             model=model,
@@ -269,7 +269,7 @@ class GNNPipe:
             boundary=boundary_codec(self.boundary, chunks.ids[: chunks.num_own], ranks.stages, seed),
             codec=codec,
             seed=seed,
-            rhythm=Rhythm(
+            history_policy=HistoryPolicy(
                 shuffled=self.order == "shuffled",
                 exact_start=self.history_init == "exact",
                 exact_refresh=self.refresh_exact,

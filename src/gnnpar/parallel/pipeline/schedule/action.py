@@ -38,10 +38,10 @@ class Action:
     @classmethod
     def parse(cls, text: str) -> Action:
         """The action of 'F3@1'."""
-        found = _TEXT.fullmatch(text)
-        if not found:
+        match = _TEXT.fullmatch(text)
+        if not match:
             raise ValueError(f"{text!r} is no action: write F3@1 (F, B, SF, RF, SB, RB; slot; virtual stage)")
-        letters, slot, stage = found.groups()
+        letters, slot, stage = match.groups()
         return cls(cast(Kind, _KIND_OF[letters]), int(stage), int(slot))
 
 

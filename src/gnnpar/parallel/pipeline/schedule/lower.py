@@ -126,8 +126,8 @@ def _complete(schedule: Schedule) -> None:
     wanted_messages = Counter(_messages(schedule)) if schedule.lowered else Counter()
     given = Counter(action for action in ranks if not action.computes)
     for action in (wanted_messages - given) | (given - wanted_messages):
-        said = "is missing" if wanted_messages[action] else "has no neighbour to exchange with"
-        raise ValueError(f"{action} {said} on rank {schedule.rank_of(action.stage)}")
+        problem = "is missing" if wanted_messages[action] else "has no neighbour to exchange with"
+        raise ValueError(f"{action} {problem} on rank {schedule.rank_of(action.stage)}")
 
 
 def _messages(schedule: Schedule) -> Iterator[Action]:
