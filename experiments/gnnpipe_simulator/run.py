@@ -30,7 +30,7 @@ sys.path.insert(0, str(HERE.parent))
 import blocks
 import records
 
-from gnnpar.parallel.pipeline.schedule.generate import fill_drain
+from gnnpar.parallel.pipeline.schedule.action import fill_drain
 from gnnpar.parallel.pipeline.schedule.simulate import Link, simulate
 from gnnpar.training.trace import costs_of
 

@@ -5,8 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from gnnpar.parallel.pipeline.schedule.action import Action
-from gnnpar.parallel.pipeline.schedule.generate import fill_drain
+from gnnpar.parallel.pipeline.schedule.action import Action, fill_drain
 from gnnpar.parallel.pipeline.schedule.lower import lower
 from gnnpar.parallel.pipeline.schedule.simulate import Link, simulate
 from gnnpar.track.chrome_trace import ROWS, chrome_trace, save_trace

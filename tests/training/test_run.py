@@ -16,10 +16,9 @@ import yaml
 from conftest import Run, environment
 from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
-from gnnpar.parallel.pipeline.schedule.action import Schedule
-from gnnpar.parallel.pipeline.schedule.generate import fill_drain
-from gnnpar.parallel.pipeline.schedule.grid import grid
+from gnnpar.parallel.pipeline.schedule.action import Schedule, fill_drain
 from gnnpar.parallel.pipeline.schedule.lower import lower
+from gnnpar.parallel.pipeline.schedule.simulate import grid
 from gnnpar.training.result.result import schema_path
 
 # one thread a rank: two of them that wait for each other in OpenMP are slow on cores that others use too

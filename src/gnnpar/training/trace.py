@@ -16,8 +16,7 @@ from gnnpar.comm import Communicator
 from gnnpar.durable import write_text_whole
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
-from gnnpar.parallel.pipeline.schedule.grid import grid
-from gnnpar.parallel.pipeline.schedule.simulate import simulate
+from gnnpar.parallel.pipeline.schedule.simulate import grid, simulate
 from gnnpar.track.chrome_trace import Row, save_trace
 from gnnpar.track.schedule_picture import Panel, save_picture
 from gnnpar.training.result.header import WARMUP_EPOCHS

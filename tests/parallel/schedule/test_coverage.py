@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from gnnpar.parallel.pipeline.schedule.action import fill_drain, one_forward_one_backward
 from gnnpar.parallel.pipeline.schedule.coverage import coverage, expected, expected_weight
-from gnnpar.parallel.pipeline.schedule.generate import fill_drain, one_forward_one_backward
 
 EDGES = [[9, 1, 2, 0], [3, 8, 1, 1], [0, 2, 7, 4], [5, 0, 1, 6]]  # [into, from]
 TOTAL = sum(map(sum, EDGES))

@@ -5,10 +5,9 @@ import random
 
 import pytest
 
-from gnnpar.parallel.pipeline.schedule.generate import fill_drain, one_forward_one_backward
-from gnnpar.parallel.pipeline.schedule.grid import grid
+from gnnpar.parallel.pipeline.schedule.action import fill_drain, one_forward_one_backward
 from gnnpar.parallel.pipeline.schedule.lower import inputs, lower
-from gnnpar.parallel.pipeline.schedule.simulate import Link, bubble_share, lock_step, simulate
+from gnnpar.parallel.pipeline.schedule.simulate import Link, bubble_share, grid, lock_step, simulate
 
 
 def costs(forward: float = 1.0, backward: float = 2.0):

@@ -26,9 +26,8 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.boundary import Boundary, Form, Lanes, Message
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, Part
 from gnnpar.parallel.pipeline.chunks import EpochOrder, draw_order
-from gnnpar.parallel.pipeline.exact_pass import ExactPass
+from gnnpar.parallel.pipeline.exact_pass import ExactPass, Snapshot, take_snapshot
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
-from gnnpar.parallel.pipeline.snapshot import Snapshot, take_snapshot
 from gnnpar.parallel.pipeline.stage import Kept, Remat, Stage
 from gnnpar.partition.shard import Shard
 

@@ -37,9 +37,8 @@ from gnnpar.parallel.pipeline.chunk import Part, Weights
 from gnnpar.parallel.pipeline.chunks import Chunks
 from gnnpar.parallel.pipeline.engine import HistoryPolicy, PipelineEngine, Ranks
 from gnnpar.parallel.pipeline.history import History
-from gnnpar.parallel.pipeline.schedule.action import Schedule
+from gnnpar.parallel.pipeline.schedule.action import Schedule, fill_drain
 from gnnpar.parallel.pipeline.schedule.coverage import expected
-from gnnpar.parallel.pipeline.schedule.generate import fill_drain
 from gnnpar.parallel.pipeline.schedule.lower import lower
 from gnnpar.parallel.pipeline.schedule.stages import balanced, even
 from gnnpar.parallel.pipeline.slots import Slots, slot_lists

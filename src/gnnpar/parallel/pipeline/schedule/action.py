@@ -1,10 +1,16 @@
-"""Action and Schedule: what every rank of a pipeline does in an epoch, as data.
+"""Action and Schedule: what every rank of a pipeline does in an epoch, as data; and the generators of schedules.
 
 S ranks, v virtual stages a rank (S v in all, virtual stage s on rank s mod S), K slots. A slot is a position in the
 epoch's order of chunks, so one schedule serves every order. Text form: F3@1 is the forward of slot 3 at virtual stage
 1; B backward; SF and RF send and receive activations, SB and RB their gradients.
 
 A receive is posted and does not wait; the forward or backward that needs it does. A send is posted and does not wait.
+
+The generators make lists of forwards and backwards a rank, without messages (schedule/lower.py adds them). `fill_drain`
+is the schedule of GNNPipe (Chen et al., arXiv 2308.10087): all forwards in order, all backwards in reverse, because a
+chunk's gradient needs those of the chunks that read its current rows. With v > 1 virtual stages a rank it is the
+breadth-first loop of Lamy-Poirier (Breadth-First Pipeline Parallelism, MLSys 2023): a rank runs every slot through its
+first layer group, then every slot through the next.
 """
 
 from __future__ import annotations
@@ -87,7 +93,34 @@ class Schedule:
         return cls(stages=len(actions), slots=slots, virtual=num_stages // len(actions), actions=actions)
 
 
-def count(stages: int, slots: int, virtual: int = 1) -> None:
+def fill_drain(stages: int, slots: int, *, virtual: int = 1) -> Schedule:
+    """Forwards in order, backwards last in first out. Bubble (S - 1) / (v K + S - 1) where K >= S."""
+    check_sizes(stages, slots, virtual)
+    actions = []
+    for rank in range(stages):
+        mine = [rank + group * stages for group in range(virtual)]
+        forward = [Action("forward", stage, slot) for stage in mine for slot in range(slots)]
+        backward = [Action("backward", action.stage, action.slot) for action in reversed(forward)]
+        actions.append((*forward, *backward))
+    return Schedule(stages=stages, slots=slots, virtual=virtual, actions=tuple(actions))
+
+
+def one_forward_one_backward(stages: int, slots: int) -> Schedule:
+    """1F1B (PipeDream-flush): backwards first in first out. To compare only: no gradient crosses chunks in it."""
+    check_sizes(stages, slots)
+    actions = []
+    for rank in range(stages):
+        ahead = min(stages - rank, slots)
+        mine = [Action("forward", rank, slot) for slot in range(ahead)]
+        for slot in range(slots):
+            mine.append(Action("backward", rank, slot))
+            if slot + ahead < slots:
+                mine.append(Action("forward", rank, slot + ahead))
+        actions.append(tuple(mine))
+    return Schedule(stages=stages, slots=slots, actions=tuple(actions))
+
+
+def check_sizes(stages: int, slots: int, virtual: int = 1) -> None:
     """Refuses sizes below one."""
     if min(stages, slots, virtual) < 1:
         raise ValueError(f"a schedule of stages={stages}, slots={slots}, virtual={virtual}: each must be at least 1")
