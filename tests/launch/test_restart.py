@@ -16,7 +16,7 @@ from checkpoints import SMALL, hashes, result, rows, strategy_of, train
 from composing import names
 from gnnpar.cli.train import run_training
 from gnnpar.comm import Site
-from gnnpar.comm.flight_recorder import RECORD, WORKING, Whereabouts, sighting
+from gnnpar.comm.flight_recorder import RECORD, WORKING, FlightRecorder, read_entry
 from gnnpar.comm.world import Outcome
 from gnnpar.config.compose import compose
 from gnnpar.launch.monitor import Monitor
@@ -97,10 +97,10 @@ def test_the_monitor_ends_the_rank_that_holds_the_others_up(tmp_path: Path, stop
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as victim:
         assert victim.stdout is not None
         assert victim.stdout.read(2) == b"up"
-        waiting = Whereabouts(tmp_path / "0.at")
+        waiting = FlightRecorder(tmp_path / "0.at")
         waiting.at(Site(3, 1, 0, "backward"))
         with waiting.waiting(1):
-            seen = sighting(tmp_path / "0.at")
+            seen = read_entry(tmp_path / "0.at")
             assert (seen.place, seen.waits_for) == ("epoch 3, layer 1, backward", 1)
             state = 0 if stopped else WORKING
             record = (seen.seconds + 0.1, victim.pid, state, 3, 1, 0, 0, 2)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from gnnpar.comm import ThreadWorld
+from gnnpar.comm.threads import ThreadCommunicator
 from gnnpar.data.tasks import make_task
 from gnnpar.training import memory
 from gnnpar.training.evaluate import evaluate, fidelity
@@ -34,7 +36,7 @@ def test_fidelity_against_hand_computed_figures() -> None:
 def test_fidelity_counts_a_parameter_once_and_merges_stages() -> None:
     """Ranks of one stage hold the same names, ranks of another stage other names."""
 
-    def body(comm):
+    def body(comm: ThreadCommunicator) -> dict[str, Any]:
         name = "layers.0.w" if comm.rank < 2 else "layers.1.w"
         return fidelity({name: torch.tensor([1.0, 0.0])}, {name: torch.tensor([1.0, 1.0])}, comm)
 
@@ -55,10 +57,10 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(task_name, out_dim: int, w
     masks = {"train_mask": train, "val_mask": ~train, "test_mask": torch.zeros(41, dtype=torch.bool)}
     task = make_task(task_name, 3)
 
-    def body(comm):
+    def body(comm: ThreadCommunicator) -> dict[str, float | None]:
         mine = torch.arange(41) % world == comm.rank
-        engine = SimpleNamespace(drain=lambda: None, predict=lambda: logits[mine])
-        shard = SimpleNamespace(y=y[mine], **{name: mask[mine] for name, mask in masks.items()})
+        engine: Any = SimpleNamespace(drain=lambda: None, predict=lambda: logits[mine])
+        shard: Any = SimpleNamespace(y=y[mine], **{name: mask[mine] for name, mask in masks.items()})
         return evaluate(engine, shard, task, comm)
 
     everyone = ThreadWorld(world).run(body)

@@ -13,6 +13,7 @@ from gnnpar.comm.ledger import Ledger
 from gnnpar.comm.mesh import Axis, Mesh
 
 Phase = Literal["forward", "backward", "remat", "push", "stage", "reduce", "assign", "evaluate", "setup"]
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -73,12 +74,15 @@ class Communicator(Protocol):
         """The sum over ranks, in a new tensor. Without a site it is not part of training and not counted."""
         ...
 
-    def broadcast(self, obj: object, src: int = 0) -> object: ...
+    def broadcast(self, obj: T | None, src: int = 0) -> T:
+        """What `src` gives, on every rank; what others give is not read."""
+        ...
+
     def scatter(self, objs: list | None) -> object:
         """Rank 0 gives one object a rank; each gets its own."""
         ...
 
-    def gather(self, obj: object) -> list | None:
+    def gather(self, obj: T) -> list[T] | None:
         """Objects of all ranks in rank order, on rank 0; None elsewhere."""
         ...
 

@@ -1,6 +1,6 @@
-"""Where a rank is in the run, for whoever watches it from outside: one record in a small file.
+"""A flight recorder: where a rank is in the run, for the monitor of its parent: one entry in a small file.
 
-The record says the last site, whether the rank works or waits there, and for whom.
+The entry says the last site, whether the rank works or waits there, and for whom.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ _NOWHERE = (-1, -1, -1, -1, -1)
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """A record as read from outside. `waits_for`: a rank, WAITING_FOR_ALL, or WORKING; `seconds`: of the monotonic
-    clock, which all processes of a machine share."""
+class Entry:
+    """What the recorder of a rank holds, as read from outside.
+
+    `waits_for`: a rank, WAITING_FOR_ALL, or WORKING; `seconds`: of the monotonic clock, which all processes of a
+    machine share.
+    """
 
     seconds: float
     pid: int
@@ -48,8 +51,8 @@ class Sighting:
         return f"epoch {self.epoch}{layer}{call}, {self.phase}{chunk}"
 
 
-class Whereabouts:
-    """A rank's own record; without a file nobody watches."""
+class FlightRecorder:
+    """Writes the entry of a rank; without a file it writes nothing."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._map: mmap.mmap | None = None
@@ -84,7 +87,7 @@ class Whereabouts:
         RECORD.pack_into(self._map, 0, time.monotonic(), os.getpid(), state, *self._site)
 
 
-def sighting(file: Path) -> Sighting:
+def read_entry(file: Path) -> Entry:
     """What a rank's file says now."""
     seconds, pid, state, epoch, layer, call, phase, chunk = RECORD.unpack(file.read_bytes()[: RECORD.size])
-    return Sighting(seconds, pid, state, epoch, layer, call, _PHASES[phase] if phase >= 0 else "", chunk)
+    return Entry(seconds, pid, state, epoch, layer, call, _PHASES[phase] if phase >= 0 else "", chunk)

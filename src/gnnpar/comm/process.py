@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gnnpar.comm.clock import PhaseClock
-from gnnpar.comm.communicator import Pending, Site
-from gnnpar.comm.flight_recorder import WAITING_FOR_ALL, Whereabouts
+from gnnpar.comm.communicator import Pending, Site, T
+from gnnpar.comm.flight_recorder import WAITING_FOR_ALL, FlightRecorder
 from gnnpar.comm.interfaces import VARIABLE, check_asked_for
 from gnnpar.comm.ledger import Ledger, Receipt, now
 from gnnpar.comm.mesh import Axis, Mesh
@@ -38,11 +38,11 @@ def connect(
     timeout_seconds: float = 1800.0,
     init_method: str | None = None,
     store: Any = None,
-    whereabouts: Whereabouts | None = None,
+    recorder: FlightRecorder | None = None,
 ) -> ProcessCommunicator:
     """Join the world that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Collective.
 
-    `store`: of ranks that have met already. `whereabouts`: where the rank says what it is doing.
+    `store`: of ranks that have met already. `recorder`: writes down what the rank is doing.
     """
     check_asked_for(os.environ.get(VARIABLE, ""))
     timeout = timedelta(seconds=timeout_seconds)
@@ -68,7 +68,7 @@ def connect(
         watcher=_Watcher(),
         stage_watcher=_Watcher(),
         outbox=_Outbox(),
-        whereabouts=whereabouts or Whereabouts(),
+        recorder=recorder or FlightRecorder(),
         timeout=timeout,
     )
     hosts = comm.broadcast(comm.gather(socket.gethostname()))
@@ -164,7 +164,7 @@ class _Arrival:
         with self.comm.clock("exposed"):
             began = now()
             if not self.watched.done.is_set():
-                with self.comm.whereabouts.waiting(self.peer):
+                with self.comm.recorder.waiting(self.peer):
                     self.watched.done.wait()
             if self.watched.error is not None:
                 where = f"in epoch {self.site.epoch}, layer {self.site.layer}, {self.site.phase}"
@@ -206,7 +206,7 @@ class ProcessCommunicator:
     watcher: _Watcher
     stage_watcher: _Watcher  # a message between stages is posted ahead: others must not wait in line behind it
     outbox: _Outbox
-    whereabouts: Whereabouts
+    recorder: FlightRecorder
     timeout: timedelta  # of every wait; a group that is not told waits for half an hour
 
     @property
@@ -220,7 +220,7 @@ class ProcessCommunicator:
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
     ) -> Mapping[int, Pending[Tensor]]:
-        self.whereabouts.at(site)
+        self.recorder.at(site)
         self.ledger.add_metadata(metadata)
         sends = {peer: buffer for peer, buffer in outgoing.items() if buffer.numel()}
         for peer, buffer in sends.items():
@@ -233,7 +233,7 @@ class ProcessCommunicator:
         return {**ready, **self._post_gloo(sends, receives, site)}
 
     def flush(self, *, keep: int) -> None:
-        with self.clock("exposed"), self.whereabouts.waiting(WAITING_FOR_ALL):
+        with self.clock("exposed"), self.recorder.waiting(WAITING_FOR_ALL):
             self.outbox.flush(keep)  # NCCL sends nothing through it: its buffers live by the stream
 
     def _post_gloo(self, sends: dict[int, Tensor], receives: dict[int, int], site: Site) -> dict[int, Pending[Tensor]]:
@@ -268,19 +268,19 @@ class ProcessCommunicator:
 
     def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
         if site is not None:
-            self.whereabouts.at(site)
+            self.recorder.at(site)
             self.ledger.counted(site.phase, ring_reduce_nbytes(tensor.numel() * tensor.element_size(), self))
         with self.clock("reduce"):
             total = tensor.clone()
             if self.size > 1:
-                with self.whereabouts.waiting(WAITING_FOR_ALL):
+                with self.recorder.waiting(WAITING_FOR_ALL):
                     dist.all_reduce(total, group=self.group)
         return total
 
-    def broadcast(self, obj: object, src: int = 0) -> object:
-        box = [obj]
+    def broadcast(self, obj: T | None, src: int = 0) -> T:
+        box: list[T] = [cast("T", obj)]  # of a rank that is not `src`, overwritten
         if self.size > 1:
-            with self.whereabouts.waiting(WAITING_FOR_ALL):
+            with self.recorder.waiting(WAITING_FOR_ALL):
                 dist.broadcast_object_list(box, src=self.ranks[src], group=self.control or self.group, device=_CPU)
         return box[0]
 
@@ -293,7 +293,7 @@ class ProcessCommunicator:
         assert isinstance(sizes, list)
         if self.rank != 0:
             buffer = torch.empty(sizes[self.rank], dtype=torch.uint8)
-            with self.whereabouts.waiting(self.ranks[0]):
+            with self.recorder.waiting(self.ranks[0]):
                 dist.recv(buffer, self.ranks[0], group=self.control or self.group)
             return pickle.loads(buffer.numpy().tobytes())
         assert packed is not None
@@ -302,17 +302,17 @@ class ProcessCommunicator:
             dist.send(torch.from_numpy(packed[peer].copy()), self.ranks[peer], group=self.control or self.group)
         return objs[0]
 
-    def gather(self, obj: object) -> list | None:
+    def gather(self, obj: T) -> list[T] | None:
         if self.size == 1:
             return [obj]
         everything: list = [None] * self.size
-        with self.whereabouts.waiting(WAITING_FOR_ALL):
+        with self.recorder.waiting(WAITING_FOR_ALL):
             dist.all_gather_object(everything, obj, group=self.control or self.group)
         return everything if self.rank == 0 else None
 
     def barrier(self) -> None:
         if self.size > 1:
-            with self.whereabouts.waiting(WAITING_FOR_ALL):
+            with self.recorder.waiting(WAITING_FOR_ALL):
                 dist.barrier(group=self.control or self.group)
 
     def along(self, mesh: Mesh, axis: Axis) -> ProcessCommunicator:
@@ -336,14 +336,14 @@ class ProcessCommunicator:
             watcher=self.watcher,
             stage_watcher=self.stage_watcher,
             outbox=self.outbox,
-            whereabouts=self.whereabouts,
+            recorder=self.recorder,
             timeout=self.timeout,
         )
 
     def settle_accounts(self) -> None:
         everyone: list[Any] = [None] * self.size
         if self.size > 1:
-            with self.whereabouts.waiting(WAITING_FOR_ALL):
+            with self.recorder.waiting(WAITING_FOR_ALL):
                 dist.all_gather_object(everyone, dict(self.ledger.posts), group=self.control or self.group)
             for peer, posts in enumerate(everyone):
                 self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, ()))

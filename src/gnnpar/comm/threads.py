@@ -176,13 +176,13 @@ class ThreadCommunicator:
             self.barrier()  # nobody changes a tensor that others still read
         return total
 
-    def broadcast(self, obj: object, src: int = 0) -> object:
+    def broadcast(self, obj: T | None, src: int = 0) -> T:
         return self._all_gather(obj if self.rank == src else None)[src]
 
     def scatter(self, objs: list | None) -> object:
         return self._all_gather(objs)[0][self.rank]
 
-    def gather(self, obj: object) -> list | None:
+    def gather(self, obj: T) -> list[T] | None:
         everything = self._all_gather(obj)
         return everything if self.rank == 0 else None
 

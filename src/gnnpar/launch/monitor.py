@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from gnnpar.comm.flight_recorder import WORKING, Sighting, sighting
+from gnnpar.comm.flight_recorder import WORKING, Entry, read_entry
 from gnnpar.comm.world import reason_of
 
 _ANSWER_SECONDS = 0.5
@@ -85,21 +85,21 @@ class Monitor:
 
     def _loop(self) -> None:
         while not self._over.wait(min(1.0, self._timeout / 4)):
-            seen = self.sightings()
+            seen = self.entries()
             if len(seen) == self._num_ranks and self._stand_still(seen):
                 self._end(seen)
                 return
 
-    def sightings(self) -> dict[int, Sighting]:
+    def entries(self) -> dict[int, Entry]:
         """By rank, of those that have begun to record."""
         files = {rank: self._scratch / f"{rank}.at" for rank in range(self._num_ranks)}
-        return {rank: sighting(file) for rank, file in files.items() if file.exists()}
+        return {rank: read_entry(file) for rank, file in files.items() if file.exists()}
 
-    def _stand_still(self, seen: dict[int, Sighting]) -> bool:
+    def _stand_still(self, seen: dict[int, Entry]) -> bool:
         begun = any(each.epoch >= 0 for each in seen.values())
         return begun and time.monotonic() - max(each.seconds for each in seen.values()) > self._timeout
 
-    def _end(self, seen: dict[int, Sighting]) -> None:
+    def _end(self, seen: dict[int, Entry]) -> None:
         """Blame a rank that is stopped, else one that waits for nobody, else the one that came least far; kill it."""
         stopped = [rank for rank, each in seen.items() if is_stopped(each.pid)]
         working = [rank for rank, each in seen.items() if each.waits_for == WORKING]

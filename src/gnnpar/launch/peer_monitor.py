@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
+from gnnpar.durable import JsonObject
 from gnnpar.launch.rendezvous import JoinedWorld
 
 _GATHER_SECONDS = 1.0  # losses of one cause come one after the other
@@ -95,7 +95,7 @@ class PeerMonitor:
         connection.sendall(_line({"token": self._world.token, "rank": self._world.me}))
         return connection
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: JsonObject) -> None:
         with self._sending, suppress(OSError):
             assert self._to_hub is not None
             self._to_hub.sendall(_line(message))
@@ -218,7 +218,7 @@ class _Hub:
         self.send_all({"failed": failure.line, "lost": failure.lost, "reported_on": failure.reported_on})
         return failure
 
-    def send_all(self, message: Mapping[str, Any]) -> None:
+    def send_all(self, message: JsonObject) -> None:
         for peer in list(self.peers):
             if peer.rank is not None:
                 with suppress(OSError):
@@ -257,5 +257,5 @@ def _reason(error: OSError, seconds: float) -> str:
     return f"no answer for {seconds:g} s (comm.lost_seconds); is the host down, or a link cut?"
 
 
-def _line(message: Mapping[str, Any]) -> bytes:
+def _line(message: JsonObject) -> bytes:
     return json.dumps(message).encode() + b"\n"

@@ -225,7 +225,7 @@ def run_rank(
     import torch
 
     from gnnpar.comm import ThreadWorld
-    from gnnpar.comm.flight_recorder import Whereabouts
+    from gnnpar.comm.flight_recorder import FlightRecorder
     from gnnpar.comm.process import connect
 
     torch.set_num_threads(world.threads_per_rank)
@@ -241,7 +241,7 @@ def run_rank(
             timeout_seconds=comm.timeout_seconds + (_PARENT_FIRST_SECONDS if scratch else 0.0),
             init_method=f"file://{scratch}/rendezvous" if scratch else None,
             store=store,
-            whereabouts=Whereabouts(scratch and scratch / f"{rank}.at"),
+            recorder=FlightRecorder(scratch and scratch / f"{rank}.at"),
         )
     try:
         with work.session(first=rank == 0) as body:

@@ -21,6 +21,7 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 
 from gnnpar.comm import interfaces
 from gnnpar.comm.interfaces import MeetingError
+from gnnpar.durable import JsonDict
 
 _POLL_SECONDS = 0.1
 _LAST_LINE_SECONDS = 1.0  # rank 0 may hold the store: the others have to read why it ends
@@ -184,7 +185,7 @@ class _Table:
     def room(self) -> str:
         return f"gnnpar/{self.generation}"
 
-    def lay(self, about: Mapping[str, str], marker: str, trouble: str) -> dict[str, Any]:
+    def lay(self, about: Mapping[str, str], marker: str, trouble: str) -> JsonDict:
         """Rank 0: open a generation and wait for everybody."""
         self.generation = self.store.add(_GENERATION, 1)
         if trouble:
@@ -207,7 +208,7 @@ class _Table:
         self._put("agreed", agreed)
         return agreed
 
-    def join(self, about: Mapping[str, str], trouble: str) -> dict[str, Any]:
+    def join(self, about: Mapping[str, str], trouble: str) -> JsonDict:
         """Another rank: come to the newest generation until one is really about this meeting."""
         mine, stale = self._record(about), False
         while True:
@@ -236,7 +237,7 @@ class _Table:
             return self._get(f"known/{self.me.rank}") is not None
         return bool(trouble or self._get("agreed"))
 
-    def _come(self, mine: dict[str, Any], trouble: str) -> None:
+    def _come(self, mine: JsonDict, trouble: str) -> None:
         """Compare with rank 0, and be there."""
         while (first := self._get("0")) is None and not self._waited():
             self._end_at_trouble()
@@ -267,7 +268,7 @@ class _Table:
         self._put(f"ready/{self.me.rank}", {})
         self._all("ready/", lambda missing: f"{_ranks(missing)} went silent while ranks were meeting at {self.where}")
 
-    def _all(self, kind: str, silent: Callable[[list[int]], str]) -> list[dict[str, Any]]:
+    def _all(self, kind: str, silent: Callable[[list[int]], str]) -> list[JsonDict]:
         """What all ranks put down under their numbers."""
         found: dict[int, Any] = {}
         while len(found) < self.size:
@@ -279,7 +280,7 @@ class _Table:
             time.sleep(_POLL_SECONDS if len(found) < self.size else 0.0)
         return [found[rank] for rank in range(self.size)]
 
-    def _record(self, about: Mapping[str, str]) -> dict[str, Any]:
+    def _record(self, about: Mapping[str, str]) -> JsonDict:
         stated = {**about, "WORLD_SIZE": str(self.size)}
         return {"member": asdict(self.me), "about": stated, "nonce": self._nonce}
 

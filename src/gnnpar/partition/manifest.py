@@ -6,13 +6,13 @@ Reading imports no torch and trusts nothing: whatever is wrong is one ValueError
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from gnnpar.durable import checksum, file_hash, read_checked_json, write_checked_json
+from gnnpar.durable import JsonDict, JsonObject, checksum, file_hash, read_checked_json, write_checked_json
 
 NAME, SCHEMA = "manifest.json", 1
 Check = Literal["full", "header"]
@@ -47,8 +47,8 @@ class Manifest:
     parts: int
     edge_ids: bool
     hashes: dict[str, str]
-    statistics: dict[str, Any]
-    setup: dict[str, dict[str, Any]]
+    statistics: JsonDict
+    setup: dict[str, JsonDict]
     files: dict[str, FileFacts]
 
     @property
@@ -112,7 +112,7 @@ def read_manifest(folder: Path) -> Manifest:
         return manifest
 
 
-def _typed(data: Mapping[str, Any]) -> Manifest:
+def _typed(data: JsonObject) -> Manifest:
     from pydantic import TypeAdapter, ValidationError
 
     try:

@@ -15,7 +15,6 @@ import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from gnnpar.data.columns import Column, ColumnWriter
 from gnnpar.data.stored import CHUNK_EDGES, CHUNK_ROWS, OnProgress, Stored, no_progress
-from gnnpar.durable import file_hash, sync_folder
+from gnnpar.durable import JsonDict, file_hash, sync_folder
 from gnnpar.folds.block import index_dtype, layout
 from gnnpar.partition.manifest import SCHEMA, FileFacts, Manifest, folder_of
 from gnnpar.partition.shard import statistics_of
@@ -39,7 +38,7 @@ def write_shards(
     out: Path,
     *,
     edge_ids: bool,
-    setup: Mapping[str, dict[str, Any]],
+    setup: Mapping[str, JsonDict],
     on_progress: OnProgress = no_progress,
 ) -> Manifest:
     """All shards of a partition, int64 [N], into the new folder `out`. Disk: 8 bytes a cut edge beside it for a while.
@@ -212,7 +211,7 @@ class _Writer:
         self.halo_from[p, q] = len(rows)
         return rows
 
-    def manifest(self, setup: Mapping[str, dict[str, Any]], partition_hash: str) -> Manifest:
+    def manifest(self, setup: Mapping[str, JsonDict], partition_hash: str) -> Manifest:
         graph = self.graph
         files = sorted(self.folder.rglob("*.npy"))
         facts = {}

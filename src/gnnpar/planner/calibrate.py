@@ -16,14 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
-from gnnpar.durable import write_json_whole
+from gnnpar.durable import JsonDict, write_json_whole
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import trial_epochs, with_visits
 from gnnpar.pricing.rates import DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
@@ -40,11 +39,11 @@ class Calibration:
     rates: Rates
     link: tuple[float, float]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonDict:
         return {"ranks": self.ranks, "threads": self.threads, "rates": self.rates.as_json(), "link": list(self.link)}
 
     @staticmethod
-    def of_json(data: dict[str, Any]) -> Calibration:
+    def of_json(data: JsonDict) -> Calibration:
         return Calibration(data["ranks"], data["threads"], Rates.of_json(data["rates"]), tuple(data["link"]))
 
     def shared(self, ranks: int, cores: int) -> Calibration:

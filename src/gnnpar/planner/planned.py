@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
+from gnnpar.durable import JsonObject
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.strategy import Workload
@@ -174,7 +174,7 @@ def what_is_held(settings: Settings, ir: ModelIR) -> Held:
 _SETUP = ("model", "dataset", "partition", "first_layer", "seed")
 
 
-def plan_of(found: Planned, yaml_of: Callable[[str], Mapping[str, Any]], settings: Settings) -> Plan:
+def plan_of(found: Planned, yaml_of: Callable[[str], JsonObject], settings: Settings) -> Plan:
     """The plan of the chosen candidate: its strategy's own, with cuts, devices, prediction and what it is for.
 
     yaml_of: name of a strategy -> its resolved YAML.

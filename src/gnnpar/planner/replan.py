@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean, median
-from typing import Any
 
 from gnnpar.comm.world import World
+from gnnpar.durable import JsonObject
 from gnnpar.parallel.strategy import Workload
 from gnnpar.placement import Plan, Topology
 from gnnpar.planner.machines import setting_of
@@ -37,7 +37,7 @@ _MEASURED = {
     "wire": ("exposed_wire", "exposed_skew"),
     "reduce": ("reduce",),
 }
-Row = Mapping[str, Any]
+Row = JsonObject
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def not_compared(world: World) -> str:
     return ""
 
 
-def deviation(said: Mapping[str, Any], seconds: float) -> float:
+def deviation(said: JsonObject, seconds: float) -> float:
     return seconds / said["epoch_seconds"] - 1.0
 
 
@@ -134,7 +134,7 @@ def corrected(machine: Machine, by: Mapping[str, float]) -> Machine:
     return Machine(replace(machine.fabric, links=links), rates)
 
 
-def compared(plan_said: Mapping[str, Any], found: Replanner) -> tuple[str, dict[str, float]]:
+def compared(plan_said: JsonObject, found: Replanner) -> tuple[str, dict[str, float]]:
     """(what differs and in which phases, the factors); the text is empty where the prediction holds."""
     off = deviation(plan_said, found.seconds)
     by = factors(plan_said["phases"], found.phases)
@@ -145,7 +145,7 @@ def compared(plan_said: Mapping[str, Any], found: Replanner) -> tuple[str, dict[
     return f"measured {seconds_text(found.seconds)} an epoch, predicted {said} ({off:+.0%}; {phases or 'evenly'})", by
 
 
-def better(plan: Plan, before: Mapping[str, Any], found: Replanner, epoch: int, why: str) -> Plan | None:
+def better(plan: Plan, before: JsonObject, found: Replanner, epoch: int, why: str) -> Plan | None:
     """The new plan with what it replaces, where it is another one and worth the change."""
     said = plan.predicted
     assert said is not None

@@ -12,8 +12,9 @@ import heapq
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from gnnpar.durable import JsonDict
 from gnnpar.pricing.candidate import Candidate
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.tasks import Task
@@ -47,10 +48,10 @@ class Timeline:
         pairs = zip(self.tasks, self.spans, strict=True)
         return sum(s.end - s.start for t, s in pairs if t.kind == "compute" and device in t.devices)
 
-    def chrome_trace(self) -> dict[str, Any]:
+    def chrome_trace(self) -> JsonDict:
         """Trace events for Perfetto or chrome://tracing: a process a device, a thread a stream; microseconds."""
         threads: dict[Hashable, int] = {}
-        events: list[dict[str, Any]] = []
+        events: list[JsonDict] = []
         for task, span in zip(self.tasks, self.spans, strict=True):
             key = (task.devices[-1], task.stream)
             if key not in threads:
@@ -72,7 +73,7 @@ class Timeline:
         return {"traceEvents": [_meta("process_name", d, 0, f"rank {d}") for d in devices] + events}
 
 
-def _meta(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+def _meta(kind: str, pid: int, tid: int, name: str) -> JsonDict:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 

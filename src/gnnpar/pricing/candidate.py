@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from gnnpar.durable import JsonDict
+from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Phases, Price
@@ -22,7 +22,7 @@ Quality = Literal["exact", "rounded", "quantized", "stale"]
 QUALITIES: tuple[Quality, ...] = ("exact", "rounded", "quantized", "stale")
 
 
-Values = Mapping[str, Any]  # Any: a knob takes values of a type of its own
+Values = JsonObject  # Any: a knob takes values of a type of its own
 Knobs = Mapping[str, Sequence[Any]]  # Any: as above
 
 

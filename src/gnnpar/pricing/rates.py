@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
+from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.pricing.ir import Fold, Gemm, Group
 
 NEAR = float(1 << 18)  # numbers that stay in a core's own cache
@@ -142,11 +142,11 @@ class Rates:
         """Of one side; 32 bits are copied as they are."""
         return self.scale * (self.coded.get(bits, self.gather)) * numbers
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonDict:
         return asdict(self)
 
     @staticmethod
-    def of_json(data: Mapping[str, Any]) -> Rates:
+    def of_json(data: JsonObject) -> Rates:
         changed = dict(data)
         changed["gemm"], changed["elementwise"] = DenseCost(**data["gemm"]), DenseCost(**data["elementwise"])
         changed["folds"] = {k: (FoldCost(**f), FoldCost(**b)) for k, (f, b) in data["folds"].items()}

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
+from gnnpar.durable import JsonObject
 from gnnpar.pricing.fabric import Device, Fabric, Link, Wire, build
 from gnnpar.pricing.quantity import parse
 
@@ -44,10 +45,10 @@ class Machines:
     """
 
     cores: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
-    devices: Mapping[str, Any]
+    devices: JsonObject
     hosts: tuple[Any, ...]
-    links: Mapping[str, Any] = field(default_factory=dict)
-    racks: Mapping[str, Any] = field(default_factory=dict)
+    links: JsonObject = field(default_factory=dict)
+    racks: JsonObject = field(default_factory=dict)
     wires: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -140,7 +141,7 @@ def _slower_pairs(fabric: Fabric, link_rates: tuple[tuple[float | None, ...], ..
     return Fabric(fabric.devices, tuple(links), routes, fabric.cores)
 
 
-def _mapping(given: Any, where: str, keys: tuple[str, ...], *, required: tuple[str, ...] = ()) -> Mapping[str, Any]:
+def _mapping(given: Any, where: str, keys: tuple[str, ...], *, required: tuple[str, ...] = ()) -> JsonObject:
     if not isinstance(given, Mapping):
         raise ValueError(f"{where}={given} must have the keys {', '.join(keys)}")
     for key in given:
@@ -152,7 +153,7 @@ def _mapping(given: Any, where: str, keys: tuple[str, ...], *, required: tuple[s
     return given
 
 
-def _named(table: Mapping[str, Any], name: Any, where: str, group: str) -> Any:
+def _named(table: JsonObject, name: Any, where: str, group: str) -> Any:
     if name not in table:
         raise ValueError(f"{where}={name} is not among {group} ({', '.join(map(str, table)) or 'none'}); add it there")
     return table[name]
@@ -198,7 +199,7 @@ def _kind(given: Any, where: str, kind: str) -> Device:
     )
 
 
-def _devices(spec: Mapping[str, Any], host: str, kinds: Mapping[str, Device], where: str) -> list[Device]:
+def _devices(spec: JsonObject, host: str, kinds: Mapping[str, Device], where: str) -> list[Device]:
     found: list[Device] = []
     if not isinstance(spec["devices"], Mapping):
         raise ValueError(f"{where}.devices={spec['devices']} must say how many of each kind, such as {{v100: 4}}")
@@ -214,11 +215,11 @@ def _wire(a: str, b: str, medium: _Medium, *, shared: str | None = None) -> Wire
 
 
 def _host_wires(
-    spec: Mapping[str, Any],
+    spec: JsonObject,
     host: str,
     devices: list[Device],
     media: Mapping[str, _Medium],
-    racks: Mapping[str, Any],
+    racks: JsonObject,
     where: str,
 ) -> list[Wire]:
     wires: list[Wire] = []

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gnnpar.comm import Communicator
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.strategy import Strategy
+from gnnpar.partition.shard import Shard
 from gnnpar.settings import Settings
 
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Cannot allocate memory")
 
 
-def first_not_finite(engine: Any, model: nn.Module, shard: Any, comm: Communicator, epoch: int) -> str:
+def first_not_finite(engine: Engine, model: nn.Module, shard: Shard, comm: Communicator, epoch: int) -> str:
     """The first tensor that is not finite, in the order of a training pass, and its layer. Collective.
 
     The pass is made again, exactly (no codec, no history), at the weights the epoch began with.
     """
     held = _first_of([("the features", shard.x), *engine.named_parameters()])
-    if any(comm.broadcast(comm.gather(held))):  # type: ignore[arg-type]
+    if any(comm.broadcast(comm.gather(held))):
         mine = (held, None, None)
     else:
         with _watched(model) as found:
@@ -33,7 +34,7 @@ def first_not_finite(engine: Any, model: nn.Module, shard: Any, comm: Communicat
         output = next((f"the output of {name}" for _, name in sorted(found)), None)
         back = [(f"the gradient of {name}", g) for name, g in reversed(list(gradient.items()))]
         mine = (None, output, _first_of(back))
-    everyone: Any = comm.broadcast(comm.gather(mine))
+    everyone = comm.broadcast(comm.gather(mine))
     named = [(rank, what) for kind in zip(*everyone, strict=True) for rank, what in enumerate(kind) if what]
     if not named:  # outputs come before gradients, whichever stage they are of
         return "every tensor of an exact pass is finite: what the strategy does otherwise (codec, history) is not"
@@ -57,8 +58,8 @@ def _watched(model: nn.Module) -> Iterator[list[tuple[int, str]]]:
     found: list[tuple[int, str]] = []
     lock, count = threading.Lock(), iter(range(1 << 62))
 
-    def look(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, out: Any) -> None:
+    def look(name: str) -> Callable[[nn.Module, object, object], None]:
+        def hook(module: nn.Module, args: object, out: object) -> None:
             tensors = [t for t in (out if isinstance(out, tuple) else (out,)) if isinstance(t, Tensor)]
             if any(not bool(torch.isfinite(t.detach()).all()) for t in tensors):
                 with lock:

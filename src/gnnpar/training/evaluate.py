@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gnnpar.comm import Communicator
+from gnnpar.data.tasks import Task
+from gnnpar.durable import JsonDict
+from gnnpar.parallel.engine import Engine
+from gnnpar.partition.shard import Shard
+
 SPLITS = ("train", "val", "test")
 
 
-def evaluate(engine: Any, shard: Any, task: Any, comm: Any) -> dict[str, float | None]:
+def evaluate(engine: Engine, shard: Shard, task: Task, comm: Communicator) -> dict[str, float | None]:
     """The task's metric on each split over all ranks; None for an empty split. Collective, the same on every rank."""
     engine.drain()
     logits = engine.predict()
+    masks = {"train": shard.train_mask, "val": shard.val_mask, "test": shard.test_mask}
     values: dict[str, float | None] = {}
     for split in SPLITS:
-        mask = getattr(shard, f"{split}_mask")
+        mask = masks[split]
         statistics = task.statistics(logits[mask], shard.y[mask])
         values[f"metric/{split}"] = _combine(task, statistics, int(mask.sum()), comm)
     return values
 
 
-def _combine(task: Any, statistics: Tensor, num_rows: int, comm: Any) -> float | None:
+def _combine(task: Task, statistics: Tensor, num_rows: int, comm: Communicator) -> float | None:
     """A metric from the ranks' statistics: summed, or put one below the other."""
     if task.reduction == "sum":
         count = comm.all_reduce(torch.tensor([float(num_rows)], dtype=torch.float64, device=statistics.device))
@@ -59,7 +66,7 @@ class Overlap(NamedTuple):
         return math.sqrt(self.difference_square / self.exact_square) if self.exact_square else None
 
 
-def fidelity(gradient: Mapping[str, Tensor], exact: Mapping[str, Tensor], comm: Any) -> dict[str, Any]:
+def fidelity(gradient: Mapping[str, Tensor], exact: Mapping[str, Tensor], comm: Communicator) -> JsonDict:
     """Cosine and relative error, overall and by layer. Collective; rank 0 gets the metrics, the others nothing.
 
     Ranks may hold different parameters (stages) or the same ones (parts): each name counts once.

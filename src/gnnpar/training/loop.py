@@ -12,13 +12,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import Task, make_task
-from gnnpar.durable import write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, write_json_whole
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.strategy import Workload
@@ -43,7 +43,7 @@ from gnnpar.training.result.trained import DTYPES
 from gnnpar.training.shards import source_of
 from gnnpar.training.trace import Recorder, traced_epoch
 
-Row = Mapping[str, Any]  # Any: JSON
+Row = JsonObject  # Any: JSON
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +117,7 @@ def train(job: Job, comm: Communicator, host: Host, *, start: Start | None, trac
 
     `tracker` and `start` are rank 0's; all ranks write their checkpoints under its `run_dir`.
     """
-    shared: Any = comm.broadcast(job.run_dir.absolute())
-    job = replace(job, run_dir=shared)
+    job = replace(job, run_dir=comm.broadcast(job.run_dir.absolute()))
     tracker = Tee(trackers=(EndWithOthers(host.others_failed), tracker)) if comm.rank == 0 else Null()
     try:
         run = prepare(job, comm, host, tracker, (start if comm.rank == 0 else None) or Start())
@@ -154,10 +153,10 @@ class Run:
     setup_seconds: Mapping[str, float]
     mesh: tuple[tuple[int, ...], ...]
     first_epoch: int
-    identity: Mapping[str, Any]
-    restored: Mapping[str, Any] | None
+    identity: JsonObject
+    restored: JsonObject | None
     profile_hash: str
-    predicted: Mapping[str, Any] | None
+    predicted: JsonObject | None
     replanned: Plan | None
 
     @property
@@ -174,7 +173,7 @@ class Run:
         return since_of(self.predicted)
 
 
-def since_of(predicted: Mapping[str, Any] | None) -> int:
+def since_of(predicted: JsonObject | None) -> int:
     """The epoch in which the plan of these predictions began."""
     return ((predicted or {}).get("replanned") or {}).get("epoch", 0)
 
@@ -188,16 +187,15 @@ def prepare(
     """
     settings, run_dir = job.settings, job.run_dir
     setup_seconds: dict[str, float] = {}
-    shared_start: Any = comm.broadcast(start)
-    start = shared_start
+    start = comm.broadcast(start)
     device, dtype = comm.device, DTYPES[settings.precision]
     source = source_of(settings)
     dataset = new and new.dataset
     if comm.rank == 0 and dataset is None:
         with stopwatch(setup_seconds, "load"):
             dataset = source.dataset() if source else settings.dataset.load(settings.data_dir, settings.seed)
-    facts: Any = comm.broadcast(dataset and (dataset.num_features, dataset.task, dataset.num_classes))
-    num_features, task_name, num_classes = facts
+    facts = dataset and (dataset.num_features, dataset.task, dataset.num_classes)
+    num_features, task_name, num_classes = comm.broadcast(facts)
     task = make_task(task_name, num_classes)
     cached = settings.first_layer == "cached"
     model = settings.model.build(num_features, task.out_dim, seed=settings.seed, cached_first_layer=cached)
@@ -210,8 +208,7 @@ def prepare(
         plan.save(run_dir, part_of=source and source.part_of)
         tracker.start(start_facts(settings, job.world, source.manifest if source else dataset, plan, model.widths))
     with stopwatch(setup_seconds, "shard"):
-        shared: Any = comm.broadcast(plan and plan.without_nodes())
-        assert isinstance(shared, Plan)
+        shared = comm.broadcast(plan and plan.without_nodes())
         if source is not None:
             shard = source.part(model, comm, check=settings.shards.check)
         else:
@@ -271,7 +268,7 @@ class Progress:
     evaluations_since: int = 0
     setup_seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def saved(self) -> dict[str, Any]:
+    def saved(self) -> JsonDict:
         """For a checkpoint."""
         best = self.best_val if self.best_val > -math.inf else None
         return {
@@ -281,7 +278,7 @@ class Progress:
             "evaluations_since": self.evaluations_since,
         }
 
-    def take_up(self, saved: Mapping[str, Any] | None) -> None:
+    def take_up(self, saved: JsonObject | None) -> None:
         if saved is not None:
             best = -math.inf if saved["best_val"] is None else saved["best_val"]
             self.train_seconds, self.num_bytes, self.best_val = saved["train_seconds"], saved["num_bytes"], best
@@ -338,7 +335,7 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
 
 def train_epoch(
     run: Run, epoch: int, progress: Progress, policy: CheckpointPolicy
-) -> tuple[dict[str, Any], float, list[dict[str, Any]] | None]:
+) -> tuple[JsonDict, float, list[JsonDict] | None]:
     """One epoch, measured: its row (complete on rank 0), its loss, and what all ranks reported to rank 0."""
     settings, comm, engine, optimizer = run.settings, run.comm, run.engine, run.optimizer
     probing = bool(settings.fidelity_every) and epoch % settings.fidelity_every == 0
@@ -360,7 +357,7 @@ def train_epoch(
         }
     mine |= {"broken": optimizer.refused or not math.isfinite(report.loss), "asked": policy.stop_asked()}
     everyone = comm.gather(mine)
-    row: dict[str, Any] = {"epoch": epoch, "loss/train": report.loss, "optim/lr": optimizer.lr}
+    row: JsonDict = {"epoch": epoch, "loss/train": report.loss, "optim/lr": optimizer.lr}
     row["time/timed"] = int(not probing and not profiling)
     if exact is not None:
         assert report.gradient is not None
@@ -408,10 +405,10 @@ def stopwatch(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 def start_facts(
     settings: Settings, world: World, graph: Dataset | Manifest, plan: Plan, widths: Sequence[int]
-) -> dict[str, Any]:
+) -> JsonDict:
     """What a run says about itself before its first epoch: scalars, a row a part, stage and layer, halo_from [P, P]."""
     names = settings.names
-    facts: dict[str, Any] = {"strategy": names.get("strategy"), "model": names.get("model"), "dataset": graph.name}
+    facts: JsonDict = {"strategy": names.get("strategy"), "model": names.get("model"), "dataset": graph.name}
     facts |= {"nodes": graph.num_nodes, "edges": graph.num_edges, "ranks": world.size}
     facts |= {"threads": world.threads_per_rank, "transport": world.backend}
     facts |= {"links": world.links.describe()} if world.links else {}

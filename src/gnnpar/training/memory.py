@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnpar.durable import JsonDict
+
 
 @dataclass
 class MemoryReport:
@@ -122,7 +124,7 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
     return found
 
 
-def optimizer_nbytes(state: dict[str, Any]) -> int:
+def optimizer_nbytes(state: JsonDict) -> int:
     """Bytes of an optimizer's state tensors."""
     return nbytes(v for slot in state["state"].values() for v in slot.values() if isinstance(v, Tensor))
 

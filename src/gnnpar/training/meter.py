@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 
 from gnnpar.comm import Communicator
+from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 
 
@@ -40,7 +41,7 @@ class EpochMeter:
         if self.interface:
             self.wire = self.interface() - self.wire
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> JsonDict:
         """The figures of this rank, as plain data. Collective."""
         self.comm.settle_accounts()
         traffic, phases = self.comm.ledger.drain(), self.comm.clock.drain()
@@ -60,7 +61,7 @@ class EpochMeter:
         } | ({"wire": self.wire} if self.interface else {})
 
 
-def merge(everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge(everyone: Sequence[JsonObject]) -> JsonDict:
     """Metrics of an epoch from the figures of all ranks: times of the slowest, bytes summed."""
     slowest = max(range(len(everyone)), key=lambda rank: everyone[rank]["seconds"])
     slow = everyone[slowest]

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import annotated_types as at
 import torch
 from torch import nn
+
+from gnnpar.durable import JsonDict
 
 Named = Iterable[tuple[str, nn.Parameter]]
 LayerOf = Callable[[str], int | None]  # global parameter name -> layer; None: encoder, decoder
@@ -53,7 +55,7 @@ class Schedule:
             return self.gamma ** ((epoch - self.warmup_epochs) // self.step_every)
         return 1.0
 
-    def groups(self, named: list[tuple[str, nn.Parameter]], layer_of: LayerOf) -> list[dict[str, Any]]:
+    def groups(self, named: list[tuple[str, nn.Parameter]], layer_of: LayerOf) -> list[JsonDict]:
         """Parameter groups: with and without weight decay."""
         decayed = {name for name, p in named if self._decays(name, p, layer_of)}
         return [
@@ -158,13 +160,13 @@ class Stepper:
             nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, total)
         self.optimizer.step()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonDict:
         """By parameter name, so that it fits any division of the parameters; the rest is configuration."""
         kept = self.optimizer.state
         state = {self.names[p]: dict(kept[p]) for p in self.parameters if p in kept}
         return {"kind": type(self.optimizer).__name__, "state": state}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: JsonDict) -> None:
         """Of the parameters that this rank holds."""
         by_name = {name: p for p, name in self.names.items()}
         for name, slots in state["state"].items():
@@ -172,7 +174,7 @@ class Stepper:
                 self.optimizer.state[p] = {k: _placed(k, v, p) for k, v in slots.items()}
 
 
-def _placed(slot: str, value: Any, parameter: nn.Parameter) -> Any:
+def _placed(slot: str, value: object, parameter: nn.Parameter) -> object:
     """Moments lie where their parameter does, in its type; a step count stays as it is."""
     if not isinstance(value, torch.Tensor):
         return value

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Self
 
 from gnnpar.comm import Communicator
-from gnnpar.durable import write_text_whole
+from gnnpar.durable import JsonDict, write_text_whole
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
 from gnnpar.parallel.pipeline.schedule.simulate import grid, simulate
@@ -50,7 +50,7 @@ class Recorder:
         done = [(rank, text, start - clock.began, end - clock.began) for text, start, end in actions]
         return done + [(rank, phase, start, end) for phase, start, end in clock.spans() if end > start]
 
-    def save(self, mesh: tuple[tuple[int, ...], ...], folder: Path, facts: dict[str, Any]) -> None:
+    def save(self, mesh: tuple[tuple[int, ...], ...], folder: Path, facts: JsonDict) -> None:
         """Collective, before the clock is drained; rank 0 writes. `mesh`: stage -> ranks of its parts."""
         if not self._on:
             return

@@ -66,7 +66,7 @@ class Assigner:
         for direction, counts in self.mine.items():
             for peer, rows in counts.items():
                 check_group_size(rules.group_size, rows, direction, comm.rank, peer)
-        self.counts: Any = comm.broadcast(comm.gather(self.mine))
+        self.counts = comm.broadcast(comm.gather(self.mine))
 
     def assign(
         self,
@@ -77,7 +77,7 @@ class Assigner:
     ) -> Assignment:
         """From variances [n, m] of the rows sent before, by exchange and peer, and their readers' energies [n]."""
         began = time.perf_counter()
-        known: Any = self.comm.broadcast(self.comm.gather(dict(widths)))
+        known = self.comm.broadcast(self.comm.gather(dict(widths)))
         all_widths: dict[Key, int] = {key: width for each in known for key, width in each.items()}
         keys = sorted(all_widths)
         site = Site(epoch, -1, 0, "assign")

@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gnnpar.durable import JsonDict, JsonObject
+
 Point = tuple[int, ...]
-Price = Callable[[Mapping[str, Any]], float]
+Price = Callable[[JsonObject], float]
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Space:
     def sizes(self) -> tuple[int, ...]:
         return tuple(map(len, self.choices.values()))
 
-    def at(self, point: Point) -> dict[str, Any]:
+    def at(self, point: Point) -> JsonDict:
         return {name: values[i] for (name, values), i in zip(self.choices.items(), point, strict=True)}
 
 

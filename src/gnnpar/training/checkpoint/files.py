@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from gnnpar.aliases import with_current_targets
 from gnnpar.comm import Communicator
-from gnnpar.durable import file_hash, read_checked_json, sync_folder, write_checked_json
+from gnnpar.durable import JsonDict, JsonObject, file_hash, read_checked_json, sync_folder, write_checked_json
 from gnnpar.training.checkpoint.state import plain, read_tree, tree_hash, write_tree
 
 FOLDER, MANIFEST = "checkpoint", "manifest.json"
@@ -30,7 +29,7 @@ class Checkpoint:
     """A verified checkpoint: `epoch` epochs were done."""
 
     folder: Path
-    manifest: Mapping[str, Any]
+    manifest: JsonObject
 
     @property
     def epoch(self) -> int:
@@ -46,14 +45,14 @@ class Checkpoint:
         """Validation metric of its weights, where they were evaluated."""
         return self.manifest["val"]
 
-    def rank(self, rank: int, device: torch.device) -> dict[str, Any]:
+    def rank(self, rank: int, device: torch.device) -> JsonDict:
         """All that a rank left: model, optimizer, engine, random."""
         return read_tree(self.folder / name_of(rank), device)
 
-    def merged(self, device: torch.device) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    def merged(self, device: torch.device) -> tuple[dict[str, torch.Tensor], JsonDict]:
         """(parameters, optimizer) by name, of all ranks together."""
         model: dict[str, torch.Tensor] = {}
-        optimizer: dict[str, Any] = {"kind": "", "state": {}}
+        optimizer: JsonDict = {"kind": "", "state": {}}
         for rank in range(len(self.manifest["files"])):
             tree = self.rank(rank, device)
             model |= tree["model"]
@@ -70,8 +69,8 @@ def save(
     folder: Path,
     epoch: int,
     comm: Communicator,
-    tree: Mapping[str, Any],
-    manifest: Mapping[str, Any],
+    tree: JsonObject,
+    manifest: JsonObject,
     *,
     keep: int,
     say: Say,
@@ -82,7 +81,7 @@ def save(
     """
     final = folder / FOLDER / f"epoch-{epoch:06d}"
     partial = final.with_name(final.name + _PARTIAL)
-    mine: dict[str, Any] = {"error": ""}
+    mine: JsonDict = {"error": ""}
     try:
         partial.mkdir(parents=True, exist_ok=True)
         mine |= write_tree(partial / name_of(comm.rank), tree)
@@ -106,7 +105,7 @@ def save(
     return True
 
 
-def _finish(partial: Path, final: Path, manifest: Mapping[str, Any], everyone: list[dict[str, Any]]) -> None:
+def _finish(partial: Path, final: Path, manifest: JsonObject, everyone: list[JsonDict]) -> None:
     """The manifest, and the name that makes it a checkpoint."""
     files = {name_of(i): {"nbytes": each["nbytes"], "sha256": each["sha256"]} for i, each in enumerate(everyone)}
     for stray in partial.iterdir():
@@ -166,7 +165,7 @@ _NEEDED_OF_PROGRESS = {
 }
 
 
-def checked(manifest: dict[str, Any]) -> dict[str, Any]:
+def checked(manifest: JsonDict) -> JsonDict:
     """A manifest in which everything that is read later stands, in its type."""
     if manifest.get("schema") != 1:
         raise ValueError(f"schema {manifest.get('schema')} is not 1: written by another version of gnnpar")
@@ -183,7 +182,7 @@ def checked(manifest: dict[str, Any]) -> dict[str, Any]:
     return manifest
 
 
-def _require(data: Any, kinds: Mapping[str, Any]) -> None:
+def _require(data: object, kinds: JsonObject) -> None:
     for name, kind in kinds.items():
         if not isinstance(data, dict) or not isinstance(data.get(name), kind) or isinstance(data.get(name), bool):
             raise ValueError(f"{name} is missing or of another type in {MANIFEST}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from gnnpar.comm import Communicator
+from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.placement import Plan
 from gnnpar.settings import Settings
 from gnnpar.training.checkpoint import files as checkpoint
@@ -34,26 +35,21 @@ class CheckpointPolicy:
         self._when, self._epochs, self._run_dir = settings.checkpoint, settings.epochs, run_dir
         self.stop_asked, self._say, self._saved_at = stop_asked, say, time.monotonic()
 
-    def decide(
-        self, comm: Communicator, done: int, everyone: Sequence[Mapping[str, Any]] | None, *, ends: bool
-    ) -> Decision:
+    def decide(self, comm: Communicator, done: int, everyone: Sequence[JsonObject] | None, *, ends: bool) -> Decision:
         """After `done` epochs, from what all ranks reported to rank 0; `ends`: no epoch follows. Collective."""
         decision = None
         if everyone is not None:
             broken = any(each["broken"] for each in everyone)
             asked = any(each["asked"] for each in everyone) and not ends
             decision = Decision(not broken and self._due(done, ends or asked), asked and not broken, broken)
-        shared: Any = comm.broadcast(decision)
-        return shared
+        return comm.broadcast(decision)
 
     def _due(self, done: int, ends: bool) -> bool:
         when, minutes = self._when, (time.monotonic() - self._saved_at) / 60
         regularly = bool(when.every) and done % when.every == 0
         return bool(when.keep) and (ends or regularly or 0 < when.minutes <= minutes)
 
-    def save(
-        self, run: Run, done: int, progress: Mapping[str, Any], val: float | None, plan: Plan | None = None
-    ) -> bool:
+    def save(self, run: Run, done: int, progress: JsonObject, val: float | None, plan: Plan | None = None) -> bool:
         """Collective; True on rank 0 where it is written. `plan`: rank 0's, that the run goes on with from here."""
         run.engine.drain()
         tree = {
@@ -75,7 +71,7 @@ class CheckpointPolicy:
         return f"; the last good checkpoint is {saved[0]}" if saved else "; there is no checkpoint yet"
 
 
-def random_state(device: torch.device) -> dict[str, Any]:
+def random_state(device: torch.device) -> JsonDict:
     """Of torch's generators. Nothing of gnnpar draws from them; a model or strategy of a user may."""
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return {"cpu": torch.get_rng_state(), "cuda": cuda}

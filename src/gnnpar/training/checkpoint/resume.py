@@ -17,8 +17,11 @@ from typing import Any
 import torch
 
 from gnnpar.comm import Communicator
+from gnnpar.data.tasks import Task
+from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.strategy import Strategy
-from gnnpar.settings import ConfigError, Settings, instantiate, show
+from gnnpar.settings import ConfigError, Settings, Stepper, instantiate, show
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint, Say
 
@@ -135,8 +138,8 @@ def identity(
     hashes: Mapping[str, str],
     world_size: int,
     num_features: int,
-    task: Any,
-    predicted: Mapping[str, Any] | None = None,
+    task: Task,
+    predicted: JsonObject | None = None,
 ) -> dict:
     """What a checkpoint is of: plain data that JSON gives back as it was.
 
@@ -166,7 +169,7 @@ def _json(tree: Any) -> Any:
     return json.loads(json.dumps(tree, default=str))
 
 
-def refuse_another(found: Checkpoint, mine: Mapping[str, Any]) -> None:
+def refuse_another(found: Checkpoint, mine: JsonObject) -> None:
     """A checkpoint of another graph, split or model cannot be gone on from: one line with both values."""
     theirs = found.manifest["run"]
     for name, group in (("graph", "dataset"), ("split", "dataset")):
@@ -187,7 +190,7 @@ def refuse_another(found: Checkpoint, mine: Mapping[str, Any]) -> None:
             raise ValueError(f"{found.folder} is of a model with {name}={theirs[name]}, this run's has {mine[name]}")
 
 
-def differences(found: Checkpoint, mine: Mapping[str, Any]) -> list[str]:
+def differences(found: Checkpoint, mine: JsonObject) -> list[str]:
     """'world_size 4 -> 2': why a run cannot go on bit for bit; empty where it can."""
     theirs = found.manifest["run"]
     lines = []
@@ -200,12 +203,12 @@ def differences(found: Checkpoint, mine: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _strategies(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+def _strategies(theirs: JsonObject, mine: JsonObject) -> str:
     told, have = (run["names"].get("strategy", "") for run in (theirs, mine))
     return f"strategy {told} -> {have}" if told != have else f"settings of strategy {have}"
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     return value[:12] if isinstance(value, str) else str(value)
 
 
@@ -217,8 +220,8 @@ def _without_profiles(tree: Any) -> Any:
 
 
 def restore(
-    start: Start, mine: Mapping[str, Any], engine: Any, optimizer: Any, comm: Communicator, *, say: Say
-) -> dict[str, Any] | None:
+    start: Start, mine: JsonObject, engine: Engine, optimizer: Stepper, comm: Communicator, *, say: Say
+) -> JsonDict | None:
     """Put a checkpoint into an engine and an optimizer that were just made; what the loop remembered. Collective."""
     found = start.found
     if found is None:
@@ -247,7 +250,7 @@ def restore(
     return found.manifest["progress"]
 
 
-def load_parameters(engine: Any, model: Mapping[str, torch.Tensor], found: Checkpoint) -> None:
+def load_parameters(engine: Engine, model: Mapping[str, torch.Tensor], found: Checkpoint) -> None:
     with torch.no_grad():
         for name, parameter in engine.named_parameters():
             if name not in model or model[name].shape != parameter.shape:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnpar.durable import file_hash
+from gnnpar.durable import JsonDict, file_hash
 
 _SCALARS = (bool, int, float, str)
 
@@ -41,7 +41,7 @@ def plain(tree: Any, at: str = "state") -> Any:
     )
 
 
-def tree_hash(tree: Any) -> str:
+def tree_hash(tree: object) -> str:
     """sha256 over structure, types, shapes and bytes; equal for equal bits, wherever a tensor lies."""
     digest = hashlib.sha256()
     for piece in _pieces(plain(tree)):
@@ -50,7 +50,7 @@ def tree_hash(tree: Any) -> str:
     return digest.hexdigest()
 
 
-def _pieces(tree: Any) -> Iterator[bytes | memoryview]:
+def _pieces(tree: object) -> Iterator[bytes | memoryview]:
     if isinstance(tree, Tensor):
         yield f"tensor {tree.dtype} {tuple(tree.shape)}".encode()
         flat = tree.cpu().contiguous().view(-1)
@@ -68,7 +68,7 @@ def _pieces(tree: Any) -> Iterator[bytes | memoryview]:
         yield f"{type(tree).__name__} {tree!r}".encode()
 
 
-def write_tree(file: Path, tree: Any) -> dict[str, Any]:
+def write_tree(file: Path, tree: object) -> JsonDict:
     """Write a tree through to the disk; its size and checksum."""
     with file.open("wb") as out:
         torch.save(plain(tree), out)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.data.preprocess import Preprocess
-from gnnpar.durable import file_hash
+from gnnpar.durable import JsonDict, file_hash
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.plain import PlainGraph
 from gnnpar.training.result.header import versions
@@ -76,7 +76,7 @@ def export(trained: Trained, folder: Path) -> list[str]:
     return problems
 
 
-def described(trained: Trained) -> dict[str, Any]:
+def described(trained: Trained) -> JsonDict:
     """model.json."""
     settings, how = trained.settings, trained.settings.dataset
     prepare = {name: getattr(how, name) for name in _PREPARES} if isinstance(how, Preprocess) else None

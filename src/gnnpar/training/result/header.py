@@ -9,20 +9,20 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
 from gnnpar.aliases import with_published_targets
 from gnnpar.comm.world import Links, World
+from gnnpar.durable import JsonDict
 from gnnpar.paths import checkout_dir
 from gnnpar.settings import Settings
 
 WARMUP_EPOCHS = 5
 
 
-def header(settings: Settings, world: World) -> dict[str, Any]:
+def header(settings: Settings, world: World) -> JsonDict:
     """The fields of result.json that are known beforehand."""
     provenance = "emulated" if world.how == "threads" else "measured" if world.links is None else "paced"
     return {

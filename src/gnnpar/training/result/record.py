@@ -10,11 +10,11 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from gnnpar.comm.world import Outcome, World, reason_of
+from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.settings import Cluster, Settings, show
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Tee, Tracker
@@ -120,7 +120,7 @@ class RunRecord:
         finally:
             tracker.close(self._write(status, reason))
 
-    def _write(self, status: Status, reason: str | None) -> dict[str, Any]:  # Any: JSON
+    def _write(self, status: Status, reason: str | None) -> JsonDict:  # Any: JSON
         return write_result(self.run_dir, self.header, status, reason)
 
 
@@ -137,7 +137,7 @@ def remarks(settings: Settings, world: World) -> Iterator[str]:
         yield f"topology={settings.names.get('topology')} names rates of links, which only launch=paced sets"
 
 
-def undercut_by_bursts(result: Mapping[str, Any]) -> str:
+def undercut_by_bursts(result: JsonObject) -> str:
     """A line where links pass much of an epoch at once: they are faster than their rate."""
     share = (result["paced"] or {}).get("burst_share") or 0.0
     if share <= _BURST_SHARE:
@@ -147,7 +147,7 @@ def undercut_by_bursts(result: Mapping[str, Any]) -> str:
     return f"paced: {passed}: its times undercut the rate; send more or lower the burst"
 
 
-def _flat(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(tree: object, name: str = "") -> Iterator[tuple[str, object]]:
     if isinstance(tree, Mapping) and tree:
         for key, value in tree.items():
             yield from _flat(value, f"{name}.{key}" if name else str(key))

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from gnnpar.durable import write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, write_json_whole
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
 Status = Literal["completed", "failed", "interrupted", "skipped"]
-Row = Mapping[str, Any]
+Row = JsonObject
 FILE = "result.json"
 LIVE = ("parameters", "optimizer", "features", "structure", "activations", "halo", "history", "host")
 
@@ -29,7 +29,7 @@ def schema_path() -> Path:
     return Path(__file__).with_name("result.schema.json")
 
 
-def write_result(run_dir: Path, header: Row, status: Status, error: str | None) -> dict[str, Any]:
+def write_result(run_dir: Path, header: Row, status: Status, error: str | None) -> JsonDict:
     """Build result.json from the files of a run folder and write it."""
     plan_path = run_dir / "plan.json"
     plan = json.loads(plan_path.read_text(encoding="utf-8")) if plan_path.exists() else None
@@ -45,7 +45,7 @@ def forget(run_dir: Path) -> None:
         (run_dir / name).unlink(missing_ok=True)
 
 
-def read_result(run_dir: Path) -> dict[str, Any] | None:
+def read_result(run_dir: Path) -> JsonDict | None:
     """What rank 0 wrote, if it did; a file that is none counts as none."""
     try:
         result = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
@@ -54,9 +54,7 @@ def read_result(run_dir: Path) -> dict[str, Any] | None:
     return result if isinstance(result, dict) and {"status", "error"} <= result.keys() else None
 
 
-def build_result(
-    header: Row, plan: Row | None, rows: Sequence[Row], status: Status, error: str | None
-) -> dict[str, Any]:
+def build_result(header: Row, plan: Row | None, rows: Sequence[Row], status: Status, error: str | None) -> JsonDict:
     """Schema 1. Figures that no epoch supports are null."""
     replanned = ((plan or {}).get("predicted") or {}).get("replanned")
     since = replanned["epoch"] if replanned else 0
@@ -116,7 +114,7 @@ def build_result(
     }
 
 
-def predicted(plan: Row | None, timed: Sequence[Row], rows: Sequence[Row]) -> dict[str, Any] | None:
+def predicted(plan: Row | None, timed: Sequence[Row], rows: Sequence[Row]) -> JsonDict | None:
     """What a planner said of the plan, and by how much the epoch and the peak were above it (-0.1: 10 % below)."""
     said = (plan or {}).get("predicted")
     if not said:
@@ -146,7 +144,7 @@ def timed_rows(rows: Sequence[Row], *, since: int = 0) -> tuple[list[Row], int]:
     return early or list(rows), 0
 
 
-def epoch_seconds(timed: Sequence[Row], warmup: int) -> dict[str, Any]:
+def epoch_seconds(timed: Sequence[Row], warmup: int) -> JsonDict:
     seconds = sorted(row["time/epoch_seconds"] for row in timed)
     if not seconds:
         return dict.fromkeys(("median", "mean", "p20", "p80")) | {"warmup_epochs": warmup, "num_epochs": 0}
@@ -160,7 +158,7 @@ def epoch_seconds(timed: Sequence[Row], warmup: int) -> dict[str, Any]:
     }
 
 
-def metric(rows: Sequence[Row]) -> dict[str, Any]:
+def metric(rows: Sequence[Row]) -> JsonDict:
     """Last evaluation, and the one with the best validation value (the first of equals)."""
     evaluated = [row for row in rows if "metric/name" in row]
     last = evaluated[-1] if evaluated else {}
@@ -196,7 +194,7 @@ def bytes_by_layer(timed: Sequence[Row]) -> list[float]:
     return [statistics.fmean(layers.get(str(i), 0) for layers in sent) for i in range(num_layers)]
 
 
-def links(facts: Row | None, timed: Sequence[Row]) -> dict[str, Any] | None:
+def links(facts: Row | None, timed: Sequence[Row]) -> JsonDict | None:
     """The shaped links of launch=paced, and what the interface counters of all hosts saw; null for any other launch."""
     if facts is None:
         return None
@@ -211,7 +209,7 @@ def burst_share(links: Row, wire_bytes: float | None) -> float | None:
     return min(1.0, links["rates"]["burst_kib"] * 1024 * links["hosts"] / wire_bytes)
 
 
-def memory(rows: Sequence[Row]) -> dict[str, Any]:
+def memory(rows: Sequence[Row]) -> JsonDict:
     profiled = next((row for row in rows if row.get("memory/live_bytes") is not None), {})
     live = profiled.get("memory/live_bytes") or {}
     return {
@@ -221,7 +219,7 @@ def memory(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def time_to_target(rows: Sequence[Row], target: float | None) -> dict[str, Any]:
+def time_to_target(rows: Sequence[Row], target: float | None) -> JsonDict:
     """Training seconds and bytes up to the first evaluation that reaches the target; null: never reached."""
     reached = None
     if target is not None:
@@ -233,7 +231,7 @@ def time_to_target(rows: Sequence[Row], target: float | None) -> dict[str, Any]:
     }
 
 
-def fidelity(rows: Sequence[Row]) -> dict[str, Any] | None:
+def fidelity(rows: Sequence[Row]) -> JsonDict | None:
     """Gradient against the exact one at the same weights, over all probes; null without a probe."""
     probes = [row for row in rows if row.get("fidelity/cosine") is not None]
     if not probes:
@@ -254,7 +252,7 @@ def fidelity(rows: Sequence[Row]) -> dict[str, Any] | None:
     }
 
 
-def assignment(rows: Sequence[Row]) -> dict[str, Any] | None:
+def assignment(rows: Sequence[Row]) -> JsonDict | None:
     """What an adaptive codec chose last, and what choosing took; null where nothing was chosen."""
     chosen = [row for row in rows if "assign/bits" in row]
     if not chosen:
