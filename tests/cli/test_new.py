@@ -58,14 +58,19 @@ def test_in_the_repository_it_goes_where_the_others_are(tmp_path: Path, monkeypa
     monkeypatch.setattr(new, "checkout_dir", lambda: tmp_path)
     for kind, package in new.KINDS.items():
         module, config, test = new.write(kind, "mine", tmp_path)
-        assert module == tmp_path / "src" / "gnnpar" / package / "mine.py"
-        assert config.read_text().startswith(f"_target_: gnnpar.{package}.mine.Mine\n")
+        assert (ROOT / "src" / "gnnpar" / package).is_dir()
+        method = kind == "strategy"
+        assert module == tmp_path / "src" / "gnnpar" / package / ("mine/strategy.py" if method else "mine.py")
+        assert module.with_name("__init__.py").exists() == method
+        assert config.read_text().startswith(f"_target_: gnnpar.{package}.mine.{'strategy.' if method else ''}Mine\n")
         assert config.parent == tmp_path / "conf" / kind
         assert test.parent.parent == tmp_path / "tests"
         assert (ROOT / test.parent.relative_to(tmp_path)).is_dir()
         if kind != "strategy":
             assert f"from gnnpar.{package}.mine import" in test.read_text()
-    assert any("test_golden.py" in step for step in new.next_steps("strategy", "mine", tmp_path))
+    steps = new.next_steps("strategy", "mine", tmp_path)
+    (golden,) = (step.split() for step in steps if "golden" in step)
+    assert golden[:3] == ["python", "tests/golden/make.py", "mine"] and (ROOT / golden[1]).exists()
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

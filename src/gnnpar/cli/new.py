@@ -14,8 +14,8 @@ from gnnpar.paths import checkout_dir, conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
 
-KINDS = {"strategy": "strategies", "model": "models", "codec": "codecs"}
-"""Configuration group -> the package it lives in."""
+KINDS = {"strategy": "parallel", "model": "models", "codec": "codecs"}
+"""Configuration group -> the package it lives in: a strategy is a folder there, the others are modules."""
 TESTS = {"strategy": "conformance", "model": "models", "codec": "codecs"}
 HELP = """Writes a small working strategy, model or codec, its YAML and its test. In the repository of gnnpar they go
 where the others are; in any other folder they are yours: gnnpar finds them when it is called from there."""
@@ -23,8 +23,9 @@ where the others are; in any other folder they are yours: gnnpar finds them when
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where the three files go, and the module's name for imports."""
+    """Where the files go, and the module's name for imports. `package`: the `__init__.py` of a method's folder."""
 
+    package: Path | None
     module: Path
     config: Path
     test: Path
@@ -47,7 +48,7 @@ def run(argv: list[str]) -> int:
 
 
 def write(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write the three files; nothing is written where one of them is there already or the name is bad."""
+    """Write the module, its YAML and its test; nothing where one of them is there already or the name is bad."""
     check_name(kind, name)
     places = places_of(kind, name, folder)
     files = [places.module, places.config, places.test]
@@ -60,6 +61,9 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
         raise ConfigError(f"the Python module {name} would be imported instead of {name}.py; choose another name")
     words = {"name": name, "Class": class_name(name), "module": places.imported}
     words["target"] = f"{places.imported}.{words['Class']}"
+    if places.package is not None:
+        places.package.parent.mkdir(parents=True, exist_ok=True)
+        places.package.write_text(f'"""{words["Class"]}, a method of its own."""\n', encoding="utf-8")
     for part, file in zip(("module", "config", "test"), files, strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(rendered(kind, part, words), encoding="utf-8")
@@ -77,13 +81,17 @@ def places_of(kind: str, name: str, folder: Path) -> Places:
     """In the repository: where the project's own are. Elsewhere: all in the folder, where Hydra and Python look."""
     root = checkout_dir()
     if root is not None and folder.resolve() == root.resolve():
+        package = folder / "src" / "gnnpar" / KINDS[kind]
+        method = kind == "strategy"
         return Places(
-            module=folder / "src" / "gnnpar" / KINDS[kind] / f"{name}.py",
+            package=package / name / "__init__.py" if method else None,
+            module=package / name / "strategy.py" if method else package / f"{name}.py",
             config=folder / "conf" / kind / f"{name}.yaml",
             test=folder / "tests" / TESTS[kind] / f"test_{name}.py",
-            imported=f"gnnpar.{KINDS[kind]}.{name}",
+            imported=f"gnnpar.{KINDS[kind]}.{name}" + (".strategy" if method else ""),
         )
     return Places(
+        package=None,
         module=folder / f"{name}.py",
         config=folder / kind / f"{name}.yaml",
         test=folder / f"test_{name}.py",
@@ -114,6 +122,8 @@ def next_steps(kind: str, name: str, folder: Path) -> list[str]:
     steps.append(f"gnnpar check {kind}={name}")
     steps.append(f"python -m pytest {places.test.relative_to(folder)}")
     if places.imported != name and kind != "codec":
-        steps.append("PYTHONPATH=tests python tests/golden/test_golden.py  # records its losses beside the others'")
+        steps.append(f"python tests/golden/make.py{f' {name}' if kind == 'strategy' else ''}  # records its losses")
+    if places.package is not None:
+        steps.append(f"add gnnpar.parallel.{name} to the contract of independent methods in pyproject.toml")
     steps.append(f"gnnpar train {kind}={name} debug=tiny")
     return ["next:", *(f"  {step}" for step in steps)]
