@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from gnnpar.comm.ledger import now
 from gnnpar.data.tasks import Task
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import EngineDefaults, EpochReport, Stepper
+from gnnpar.parallel.engine import EngineDefaults, EpochReport, PassGraph, Stateful, Stepper
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.boundary import Boundary, Form, Lanes, Message
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, Part
@@ -30,12 +29,6 @@ from gnnpar.parallel.pipeline.exact_pass import ExactPass, Snapshot, take_snapsh
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
 from gnnpar.parallel.pipeline.stage import Kept, Remat, Stage
 from gnnpar.partition.shard import Shard
-
-
-class View(Protocol):
-    """A Graph with a copy for each pass."""
-
-    def during(self, run: Pass) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +71,7 @@ class PipelineEngine(EngineDefaults):
         self,
         *,
         part: Part,
-        exact: View,
+        exact: PassGraph,
         shard: Shard,
         model: GNN,
         task: Task,
@@ -94,6 +87,11 @@ class PipelineEngine(EngineDefaults):
         self._part, self._exact, self._shard, self._model, self._task = part, exact, shard, model, task
         self._ranks, self._layers_of, self._schedule = ranks, layers_of, schedule
         self._boundary, self._codecs = CodedExchange(ranks.stages, boundary), (boundary, codec)
+        self._stateful: dict[str, Stateful] = {  # what lives between epochs, by its name in a checkpoint
+            "history": part.history,
+            "slots": part.slots.exchange,
+            "boundary": self._boundary,
+        }
         self._seed, self._history_policy = seed, history_policy
         stages = ranks.stages
         self._lanes = Lanes.of(schedule, stages.rank)
@@ -276,14 +274,15 @@ class PipelineEngine(EngineDefaults):
         return {n: piece.view_as(p) for (n, p), piece in zip(self._parameters.items(), pieces, strict=True)}
 
     def drain(self) -> None:
-        """Nothing is in flight between epochs."""
+        for part in self._stateful.values():
+            part.drain()
 
     def live_bytes(self) -> dict[str, int]:
         return {
             "features": self._shard.features_nbytes,
             "structure": self._shard.structure_nbytes + self._part.chunks.nbytes,
-            "halo": 0,
-            "history": self._part.history.nbytes,
+            "halo": self._stateful["slots"].nbytes + self._stateful["boundary"].nbytes,
+            "history": self._stateful["history"].nbytes,
             "host": 0,
             "activations": self._most_kept,
         }
@@ -295,19 +294,19 @@ class PipelineEngine(EngineDefaults):
         return iter(self._parameters.items())
 
     def state_dict(self) -> dict:
-        return {
-            "model": {name: p.detach() for name, p in self._parameters.items()},
-            "history": self._part.history.state_dict(),
-            "codecs": [c.state_dict() for c in self._codecs],
-        }
+        model = {name: p.detach() for name, p in self._parameters.items()}
+        codecs = [codec.state_dict() for codec in self._codecs]
+        parts = {name: part.state_dict() for name, part in self._stateful.items()}
+        return {"model": model, "codecs": codecs, **parts}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
         for name, p in self._parameters.items():
             p.copy_(state["model"][name])
-        self._part.history.load_state_dict(state["history"])
         for codec, saved in zip(self._codecs, state["codecs"], strict=True):
             codec.load_state_dict(saved)
+        for name, part in self._stateful.items():
+            part.load_state_dict(state.get(name, {}))  # a part with nothing to save may be missing
 
     def _stage_of(self, parameter: str) -> int:
         """The virtual stage of a parameter: the encoder's is the first, the decoder's the last."""

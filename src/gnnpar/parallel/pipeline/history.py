@@ -87,18 +87,21 @@ class History:
         tables = [t for rows in (*self._sources.values(), *self._pushed.values()) for t in rows]
         return sum(t.numel() * t.element_size() for t in (*tables, *self._gradients.values()))
 
+    def drain(self) -> None:
+        """Nothing is in flight."""
+
     def state_dict(self) -> dict:
-        fields = ("_sources", "_gradients", "_flipped", "_turned", "taken_after", "_finished")
-        return {name: getattr(self, name) for name in fields}
+        return {
+            "_sources": self._sources,
+            "_gradients": self._gradients,
+            "_flipped": self._flipped,
+            "_turned": self._turned,
+            "taken_after": self.taken_after,
+            "_finished": self._finished,
+        }
 
     def load_state_dict(self, state: dict) -> None:
-        for name, value in state.items():
-            setattr(self, name, _copied(value))
-
-
-def _copied(value: object) -> object:
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {k: _copied(v) for k, v in value.items()}
-    return tuple(map(_copied, value)) if isinstance(value, tuple) else value
+        self._sources = {call: tuple(t.clone() for t in rows) for call, rows in state["_sources"].items()}
+        self._gradients = {call: t.clone() for call, t in state["_gradients"].items()}
+        self._flipped, self._turned = state["_flipped"], state["_turned"]
+        self.taken_after, self._finished = state["taken_after"], state["_finished"]
