@@ -131,6 +131,7 @@ class PipelineEngine(EngineDefaults):
     def _run(self, epoch: int) -> Tensor:
         """All actions of this rank; its share of the loss. Gradients are left in the parameters."""
         history, chunks = self._part.history, self._part.chunks
+        self.drain()  # what is in flight was written with the codec's bits of the last epoch
         for codec in self._codecs:
             codec.begin_epoch(epoch)
         self._refresh(epoch)

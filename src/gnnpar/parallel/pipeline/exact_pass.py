@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
+from gnnpar.graph import EdgeDropout, Graph, Message
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass
@@ -38,7 +39,7 @@ class ExactPass:
     def comm(self) -> Communicator:
         return self.exchange.comm
 
-    def forward(self, graph: Any, run: Pass) -> ExactForward:
+    def forward(self, graph: Graph, run: Pass) -> ExactForward:
         """Every rank runs its stages; the last one has the logits."""
         state = ExactForward(self, run)
         for stage in range(len(self.layers_of)):
@@ -57,7 +58,7 @@ class ExactForward:
     _ends: dict[int, tuple[Rows, Rows]] = field(default_factory=dict)  # stage -> (leaves, results)
     _local: dict[tuple[str, int], Rows] = field(default_factory=dict)  # between stages on one rank
 
-    def run_stage(self, graph: Any, stage: int) -> None:
+    def run_stage(self, graph: Graph, stage: int) -> None:
         exact_pass, model = self.exact_pass, self.exact_pass.model
         leaves: Rows = ()
         if stage == 0:
@@ -126,27 +127,46 @@ def gradients_of(leaves: Rows) -> Rows:
 class Snapshot:
     """An exact view whose aggregations also write what they read into the part's tables."""
 
-    view: Any
+    view: Graph
     part: Part
+    layer: int = 0
     _calls: int = 0
 
     @staticmethod
-    def of(view: Any, part: Part) -> Snapshot:
+    def of(view: Graph, part: Part) -> Snapshot:
         """What other parts send is written as the view receives it, and sent once."""
         if isinstance(view, HaloGraph):
             view = replace(view, exchange=view.exchange.observed(partial(_keep, part)))
         return Snapshot(view, part)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.view, name)
+    @property
+    def node_ids(self) -> Tensor:
+        return self.view.node_ids
+
+    @property
+    def in_degree(self) -> Tensor:
+        return self.view.in_degree
+
+    @property
+    def edge_ids(self) -> Tensor:
+        return self.view.edge_ids
+
+    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
+        return self.view.dropout(x, p, tag=tag)
+
+    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
+        return self.view.edge_dropout(p, tag=tag)
+
+    def source(self, message: Message, *rows: Tensor) -> Rows:
+        return self.view.source(message, *rows)
 
     def at(self, layer: int) -> Self:
-        return type(self)(self.view.at(layer), self.part)
+        return type(self)(self.view.at(layer), self.part, layer)
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         call, self._calls = self._calls, self._calls + 1
         history, chunks = self.part.history, self.part.chunks
-        tables = history.sources((self.view.layer, call), src)
+        tables = history.sources((self.layer, call), src)
         for table, rows in zip(tables, src, strict=True):
             table[history.fresh : history.fresh + chunks.num_own] = rows[chunks.order]
         return self.view.aggregate(agg, src, dst, edge, shared)
@@ -160,7 +180,7 @@ def _keep(part: Part, site: Site, peer: int, operands: Rows) -> None:
 
 
 @torch.no_grad()
-def take_snapshot(snapshot: Snapshot, run: Callable[[Any], object], epoch: int) -> None:
+def take_snapshot(snapshot: Snapshot, run: Callable[[Graph], object], epoch: int) -> None:
     """Run one pass through the recording view; what it wrote is the history from now on."""
     run(snapshot)
     snapshot.part.history.take(epoch - 1)
