@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gnnpar.codecs.adaptive import highs, threshold
 from gnnpar.codecs.adaptive.links import Profile, fit, nominal
 from gnnpar.codecs.adaptive.problem import Pair, Problem, merged, split, uniform_choice
+from gnnpar.codecs.adaptive.solvers import lower_bound, solve_program, solve_thresholds
 from gnnpar_kernels.wire import row_nbytes
 
 MENU = (2, 4, 8)
@@ -37,9 +37,9 @@ def instance(seed, *, ranks=2, groups=60, weight=0.5, hidden=0.0, budget=None, e
 @pytest.mark.parametrize("seed", range(3))
 def test_thresholds_against_the_program_and_its_bound(seed, ranks, groups, exact):
     problem = instance(seed, ranks=ranks, groups=groups, exact=exact)
-    found = problem.value(threshold.solve(problem)).objective
-    oracle = problem.value(highs.solve(problem)).objective
-    bound = highs.lower_bound(problem)
+    found = problem.value(solve_thresholds(problem)).objective
+    oracle = problem.value(solve_program(problem)).objective
+    bound = lower_bound(problem)
     assert found <= 1.005 * oracle
     assert found >= bound - 1e-9 * abs(bound)
     assert found < min(problem.value(uniform_choice(problem, entry)).objective for entry in range(3))
@@ -49,26 +49,26 @@ def test_thresholds_against_the_program_and_its_bound(seed, ranks, groups, exact
 @pytest.mark.parametrize("seed", range(2))
 def test_thresholds_where_compute_hides_rounds(seed, hidden):
     problem = instance(seed, ranks=3, groups=40, hidden=hidden)
-    found = problem.value(threshold.solve(problem)).objective
-    assert found <= 1.005 * problem.value(highs.solve(problem)).objective
-    assert found >= highs.lower_bound(problem) - 1e-9
+    found = problem.value(solve_thresholds(problem)).objective
+    assert found <= 1.005 * problem.value(solve_program(problem)).objective
+    assert found >= lower_bound(problem) - 1e-9
 
 
 def test_what_is_hidden_is_free():
     problem = instance(0, hidden=1.0)
-    assert all((entries == 2).all() for entries in threshold.solve(problem)), "a second hides everything: most bits"
+    assert all((entries == 2).all() for entries in solve_thresholds(problem)), "a second hides everything: most bits"
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_budget_is_kept_and_used(seed):
     problem = instance(seed, ranks=3, groups=80, budget=float(NBYTES[1]))
-    choice = threshold.solve(problem)
+    choice = solve_thresholds(problem)
     for pair, entries in zip(problem.pairs, choice, strict=True):
         spent = pair.nbytes[np.arange(len(entries)), entries].sum()
         assert spent <= NBYTES[1] * pair.rows.sum()
         assert spent > 0.97 * NBYTES[1] * pair.rows.sum()
     found = problem.value(choice).objective
-    assert found <= 1.005 * problem.value(highs.solve(problem)).objective
+    assert found <= 1.005 * problem.value(solve_program(problem)).objective
     assert found < 0.8 * problem.value(uniform_choice(problem, 1)).objective
 
 
@@ -76,13 +76,13 @@ def test_a_budget_is_kept_and_used(seed):
 def test_exchanges_of_an_epoch_together_are_worth_more_than_apart(budget):
     apart = [instance(seed, groups=80, budget=budget) for seed in (0, 1)]
     together = merged(apart)
-    choice = threshold.solve(together)
+    choice = solve_thresholds(together)
     found = together.value(choice).objective
-    assert found <= 1.005 * together.value(highs.solve(together)).objective
-    assert found >= highs.lower_bound(together) - 1e-9
+    assert found <= 1.005 * together.value(solve_program(together)).objective
+    assert found >= lower_bound(together) - 1e-9
     parts = split(choice, apart)
     assert [[len(e) for e in part] for part in parts] == [[len(p.rows) for p in problem.pairs] for problem in apart]
-    one_by_one = [threshold.solve(problem) for problem in apart]
+    one_by_one = [solve_thresholds(problem) for problem in apart]
     joined = [np.concatenate(entries) for entries in zip(*one_by_one, strict=True)]
     assert found < together.value(joined).objective
 
@@ -93,15 +93,15 @@ def test_every_choice_of_a_small_problem():
     pair = Pair(0, 1, variance, np.ones(6), NBYTES, 1e-9, 0.0)
     problem = Problem((pair,), 2, 0.5)
     best = min(problem.value([np.array(c)]).objective for c in itertools.product(range(3), repeat=6))
-    assert problem.value(threshold.solve(problem)).objective == pytest.approx(best, rel=1e-9)
-    assert problem.value(highs.solve(problem)).objective == pytest.approx(best, rel=1e-3)
+    assert problem.value(solve_thresholds(problem)).objective == pytest.approx(best, rel=1e-9)
+    assert problem.value(solve_program(problem)).objective == pytest.approx(best, rel=1e-3)
 
 
 @pytest.mark.parametrize(("weight", "entry"), [(0.0, 0), (1.0, 2)])
 def test_one_goal_alone(weight, entry):
     problem = instance(1, weight=weight)
     slowest = max(problem.pairs, key=lambda p: p.uniform_seconds(entry))
-    entries = threshold.solve(problem)[problem.pairs.index(slowest)]
+    entries = solve_thresholds(problem)[problem.pairs.index(slowest)]
     assert (entries == entry).all()
 
 
@@ -110,13 +110,13 @@ def test_bits_that_fill_a_word_are_free():
     assert nbytes[0] == nbytes[1] < nbytes[2]
     variance = np.ones((9, 1)) / (2.0 ** np.array(MENU) - 1) ** 2
     problem = Problem((Pair(0, 1, variance, np.ones(9), nbytes, 1e-9, 0.0, 9 * nbytes[0]),), 2, 0.0)
-    assert threshold.solve(problem)[0].tolist() == [1] * 9
+    assert solve_thresholds(problem)[0].tolist() == [1] * 9
 
 
 def test_rows_of_no_variance_and_pairs_of_no_rows():
     nothing = Pair(0, 1, np.zeros((4, 3)), np.ones(4), NBYTES, 1e-9, 0.0)
-    assert threshold.solve(Problem((nothing,), 2, 0.5))[0].tolist() == [0] * 4
-    assert threshold.solve(Problem((), 1, 0.5)) == []
+    assert solve_thresholds(Problem((nothing,), 2, 0.5))[0].tolist() == [0] * 4
+    assert solve_thresholds(Problem((), 1, 0.5)) == []
 
 
 def test_link_costs_are_recovered_and_noise_never_makes_bytes_free():

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gnnpar.parallel.sequential.out_of_core import RoundRobinWorld
 from gnnpar.parallel.sequential.paging import HostFile, Pager, Paging
-from gnnpar.parallel.sequential.round_robin import TurnWorld
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_one_rank_at_a_time_and_no_deadlock():
         return float(comm.all_reduce(torch.ones(1)))
 
     posted = []
-    world = TurnWorld(3, device=None, leaves=lambda: left.append(1), posted=posted.append)
+    world = RoundRobinWorld(3, device=None, leaves=lambda: left.append(1), posted=posted.append)
     assert world.run(body) == [3.0, 3.0, 3.0]
     assert max(seen) == 1
     assert left
@@ -120,4 +120,4 @@ def test_a_rank_that_fails_ends_all():
         comm.barrier()
 
     with pytest.raises(ValueError, match="broken"):
-        TurnWorld(3, device=None, leaves=lambda: None, posted=lambda _: None).run(body)
+        RoundRobinWorld(3, device=None, leaves=lambda: None, posted=lambda _: None).run(body)

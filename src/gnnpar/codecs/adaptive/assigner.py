@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.adaptive import highs, threshold
+from gnnpar.codecs.adaptive import solvers
 from gnnpar.codecs.adaptive.importance import Scores
 from gnnpar.codecs.adaptive.links import Profile
 from gnnpar.codecs.adaptive.problem import Array, Pair, Problem, merged, split
@@ -26,7 +26,10 @@ from gnnpar_kernels.wire import row_nbytes
 Solver = Literal["threshold", "highs"]
 Objective = Literal["time", "overlap"]
 Scope = Literal["exchange", "epoch"]
-SOLVERS: dict[str, Callable[[Problem], list[Array]]] = {"threshold": threshold.solve, "highs": highs.solve}
+SOLVERS: dict[str, Callable[[Problem], list[Array]]] = {
+    "threshold": solvers.solve_thresholds,
+    "highs": solvers.solve_program,
+}
 Counts = list[dict[str, dict[int, int]]]  # by sender, direction, receiver: rows of a message
 
 

@@ -9,18 +9,20 @@ working set, so memory falls as 1/parts, whatever the size of the graph. Source:
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gnnpar.comm import Communicator
-from gnnpar.comm.threads import ThreadCommunicator
+from gnnpar.comm.threads import ThreadCommunicator, ThreadWorld
 from gnnpar.parallel.engine import EngineDefaults, EpochReport, FlatEngine, Stepper
 from gnnpar.parallel.sequential import paging
-from gnnpar.parallel.sequential.round_robin import TurnWorld
 from gnnpar.partition.shard import Shard
 
 ARENA_MAX, MMAP_THRESHOLD = -8, -3  # of mallopt
@@ -45,7 +47,9 @@ class OutOfCoreEngine(EngineDefaults):
         if cpu:
             _tame_malloc()
         self._comm, self._shard, self._ids = comm, shard, [part.node_ids for part in parts]
-        self._world = TurnWorld(len(parts), device=comm.device, leaves=self._pager.evict_all, posted=self._pager.evict)
+        self._world = RoundRobinWorld(
+            len(parts), device=comm.device, leaves=self._pager.evict_all, posted=self._pager.evict
+        )
         self._ranks = self._world.communicators()
         self._pager.adopt([shard.x, *_tensors_of(shard.inner.forward)])  # ids, labels and masks are read by the runner
         self._pager.adopt(t for part in parts for t in _tensors_of(part))
@@ -118,6 +122,37 @@ class OutOfCoreEngine(EngineDefaults):
     def _paged(self, body: Callable[[], Any]) -> Any:
         with paging.Paging(self._pager):
             return body()
+
+
+class RoundRobinWorld(ThreadWorld):
+    """Threads of which one runs at a time: until it needs what is not there yet, then `leaves` is called and another
+    one runs. `posted` is called with every buffer that is put into a mailbox. Both run while no rank does.
+    """
+
+    def __init__(
+        self, size: int, *, device: torch.device | None, leaves: Callable[[], None], posted: Callable[[Tensor], None]
+    ) -> None:
+        super().__init__(size, device=device)
+        self._turn, self._leaves, self._posted = threading.Lock(), leaves, posted
+
+    def turn(self) -> AbstractContextManager[Any]:
+        return self._turn
+
+    def put(self, key: tuple, item: Any) -> None:
+        for each in item if isinstance(item, tuple) else (item,):
+            if isinstance(each, Tensor):
+                self._posted(each)
+        super().put(key, item)
+
+    def take(self, key: tuple) -> Any:
+        if not self.box(key).empty():  # nobody else takes from this box
+            return super().take(key)
+        self._leaves()
+        self._turn.release()
+        try:
+            return super().take(key)
+        finally:
+            self._turn.acquire()
 
 
 def _tensors_of(holder: Any) -> Iterator[Tensor]:

@@ -1,13 +1,14 @@
-"""The choice of widths by thresholds: exact up to one group a pair, in milliseconds.
+"""The choice of widths: by thresholds, in milliseconds, and as a mixed-integer program, solved by HiGHS: their oracle.
 
-Within a pair a byte costs the same wherever it is spent, so steps to more bits are taken in order of variance saved per
-byte (on each group's convex hull). Rounds share no variable, so each is a search over its own time Z: all pairs of the
-round may use Z, and the sum of their variances plus the price of Z is least at a breakpoint of one of them.
+Thresholds are exact up to one group a pair. Within a pair a byte costs the same wherever it is spent, so steps to more
+bits are taken in order of variance saved per byte (on each group's convex hull). Rounds share no variable, so each is a
+search over its own time Z: all pairs of the round may use Z, and the sum of their variances plus the price of Z is
+least at a breakpoint of one of them.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from gnnpar.codecs.adaptive.problem import Array, Pair, Problem
 
 _FREE = 1e-6  # bytes: rows are made of words, so that 4 bits of a narrow row may cost what 2 bits cost
 _LOOK_AHEAD = 200  # steps tried once more for the bytes that the first step too long leaves over
+_SECONDS, _GAP = 60.0, 1e-4  # limits of HiGHS: time, and distance from the optimum
 
 
 class _Steps(NamedTuple):
@@ -30,7 +32,7 @@ class _Steps(NamedTuple):
     variance: Array
 
 
-def solve(problem: Problem) -> list[Array]:
+def solve_thresholds(problem: Problem) -> list[Array]:
     """Menu entries [G] of every pair."""
     choice: list[Array] = [np.zeros(0, dtype=np.int64)] * len(problem.pairs)
     per_variance, per_second = problem.weights
@@ -100,3 +102,76 @@ def _take(pair: Pair, steps: _Steps, allowed: float) -> Array:
         else:
             skipped.add(group)
     return entries
+
+
+def solve_program(problem: Problem) -> list[Array]:
+    """Menu entries [G] of every pair: the best that HiGHS finds within a minute. ValueError where it finds none."""
+    x = _run_highs(problem, integral=True)[0]
+    if x is None:
+        raise ValueError(
+            "solver=highs found no assignment within 60 s; set codec.group_size higher, or solver=threshold"
+        )
+    choice, start = [], 0
+    for pair in problem.pairs:
+        count = pair.variance.size
+        choice.append(x[start : start + count].reshape(pair.variance.shape).argmax(1))
+        start += count
+    return choice
+
+
+def lower_bound(problem: Problem) -> float:
+    """The objective of the linear relaxation."""
+    return _run_highs(problem, integral=False)[1]
+
+
+def _run_highs(problem: Problem, *, integral: bool) -> tuple[Array | None, float]:
+    """(binaries then Z_r, objective)."""
+    from scipy import sparse
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    # their types know single bounds only
+    limit: Any = LinearConstraint
+    bounds: Any = Bounds
+
+    sizes = [pair.variance.size for pair in problem.pairs]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    num_binaries, num_rounds = int(starts[-1]), len(problem.rounds)
+    per_variance, per_second = problem.weights
+    v_u, _, t_u, t_span = problem.scales
+    scale = t_span or 1.0  # Z in units of the span: seconds may be 1e-6, the tolerance of a constraint
+    cost = np.concatenate(
+        [*(per_variance * p.variance.ravel() for p in problem.pairs), np.full(num_rounds, per_second * scale)]
+    )
+    round_of = {i: r for r, members in enumerate(problem.rounds) for i in members}
+    one = sparse.lil_matrix((sum(len(p.rows) for p in problem.pairs), num_binaries + num_rounds))
+    rows, columns, values, upper, line, group = [], [], [], [], 0, 0
+    for i, pair in enumerate(problem.pairs):
+        m = pair.variance.shape[1]
+        for g in range(len(pair.rows)):
+            one[group, starts[i] + g * m : starts[i] + (g + 1) * m] = 1
+            group += 1
+        limits: list[tuple[float, int | None, float]] = [
+            (pair.seconds_per_byte / scale, num_binaries + round_of[i], -pair.latency_seconds / scale)
+        ]
+        if np.isfinite(pair.budget_nbytes):
+            limits.append((1.0 / pair.budget_nbytes, None, 1.0))
+        for factor, z, bound in limits:
+            columns += range(starts[i], starts[i + 1])
+            values += list(factor * pair.nbytes.ravel())
+            rows += [line] * sizes[i]
+            if z is not None:
+                rows, columns, values = [*rows, line], [*columns, z], [*values, -1.0]
+            upper.append(bound)
+            line += 1
+    at_most = sparse.csr_matrix((values, (rows, columns)), shape=(line, num_binaries + num_rounds))
+    low = np.concatenate([np.zeros(num_binaries), np.full(num_rounds, problem.hidden_seconds / scale)])
+    high = np.concatenate([np.ones(num_binaries), np.full(num_rounds, np.inf)])
+    solution = milp(
+        cost,
+        constraints=[limit(one.tocsr(), 1, 1), limit(at_most, -np.inf, np.array(upper))],
+        bounds=bounds(low, high),
+        integrality=np.concatenate([np.full(num_binaries, int(integral)), np.zeros(num_rounds)]),
+        options={"time_limit": _SECONDS, "mip_rel_gap": _GAP},
+    )
+    objective = np.nan if solution.x is None else float(solution.fun) - per_variance * v_u - per_second * t_u
+    return solution.x, objective
