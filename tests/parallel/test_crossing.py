@@ -19,7 +19,7 @@ from gnnpar.folds.block import Rows
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.halo.strategy import GraphParallel
-from gnnpar.parallel.halo_graph import Walk
+from gnnpar.parallel.halo_graph import EdgeOrder
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.view import View
 from gnnpar.parallel.whole import fold_block
@@ -34,7 +34,7 @@ class Late(View):
     """Halo rows are those of the last epoch, zeros in the first, and no gradient flows to them."""
 
     exchange: CodedExchange = field(kw_only=True)
-    walk: Walk = field(kw_only=True)
+    edges: EdgeOrder = field(kw_only=True)
 
     def aggregate(self, agg: Any, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         key, shard, rows = (self.layer, self.next_call()), self.shard, tuple(t.detach() for t in src)
@@ -45,7 +45,7 @@ class Late(View):
         site = Site(self.run.epoch, *key, "forward")
         self.exchange.store(key, self.exchange.post(outgoing, incoming, RowLike.of(rows), site))
         zeros = {p: tuple(t.new_zeros(n, *t.shape[1:]) for t in rows) for p, n in shard.num_halo.items()}
-        block, order = self.walk.combined
+        block, order = self.edges.combined
         halo = [torch.cat([(theirs or zeros)[p][i] for p in sorted(zeros)]) for i in range(len(src))]
         both = tuple(torch.cat([mine, other])[order] for mine, other in zip(src, halo, strict=True))
         return fold_block(agg, block, both, dst, edge, shared)
@@ -55,9 +55,9 @@ def worker(config: CodecConfig, *, stops: bool, drains: bool) -> Callable[[Commu
     job = make_job(GraphParallel(), GCN(hidden=8), small_graph(), world=WORLD)
 
     def built(shard: Shard, comm: Communicator) -> FlatEngine:
-        codec, walk = config.build(shard.row_lists, comm, 5), Walk(shard, "none")
+        codec, edges = config.build(shard.row_lists, comm, 5), EdgeOrder(shard, "none")
         exchange, task = CodedExchange(comm, codec), make_task(job.dataset.task, job.dataset.num_classes)
-        view = Late(shard, Pass(5), exchange=exchange, walk=walk)
+        view = Late(shard, Pass(5), exchange=exchange, edges=edges)
         model, parts = copy.deepcopy(job.model).double(), {"exchange": exchange}
         return FlatEngine(
             view=view, exact=view, shard=shard, model=model, task=task, comm=comm, seed=5, codecs=(codec,), parts=parts

@@ -150,12 +150,12 @@ class QuantizedRows(CodecDefaults):
     def _packing(self, operand: int, num_rows: int, like: RowLike, site: Site, peer: int, *, sending: bool) -> Packing:
         key = Key.of(site)
         at = key, operand, peer, sending, site.first, num_rows, like.shape, like.dtype
-        if (found := self._packings.get(at)) is None:
+        if (packing := self._packings.get(at)) is None:
             codes = self.codes(key, peer, sending=sending)
             if isinstance(codes, Tensor):
                 codes = codes[site.first : site.first + num_rows]
-            found = self._packings[at] = _pack(self._code(operand, like, codes), num_rows, like)
-        return found
+            packing = self._packings[at] = _pack(self._code(operand, like, codes), num_rows, like)
+        return packing
 
     def _code(self, operand: int, like: RowLike, codes: int | Tensor) -> int | Tensor:
         code = codes if operand == 0 else self.score_bits

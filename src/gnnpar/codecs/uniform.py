@@ -116,9 +116,9 @@ class _Random(QuantizedRows):
         """Both ends draw the same: the draw is keyed by (sender, receiver, node)."""
         if key.direction == "push":
             return int(self._menu.max())
-        if (found := self._drawn.get((key, peer, sending))) is None:
-            found = self._drawn[key, peer, sending] = self._draws(key, peer, sending)
-        return found
+        if (drawn := self._drawn.get((key, peer, sending))) is None:
+            drawn = self._drawn[key, peer, sending] = self._draws(key, peer, sending)
+        return drawn
 
     def _draws(self, key: Key, peer: int, sending: bool) -> Tensor:
         mine = sending == (key.direction == "forward")  # are they rows of nodes that this rank owns?

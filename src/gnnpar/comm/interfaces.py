@@ -12,25 +12,25 @@ _VIRTUAL = ("docker", "virbr", "br-", "veth", "cni", "flannel")
 
 class MeetingError(ConnectionError):
     """The ranks cannot come together: one line, with what is wrong and what to change. `shared`: all ranks have it.
-    `refused`: a rank cannot run what it was told."""
+    `refused`: a rank cannot run what it was asked to."""
 
     shared = False
     refused = False
 
 
 class UnknownMaster(MeetingError):
-    """MASTER_ADDR leads nowhere: nobody can be told."""
+    """MASTER_ADDR leads nowhere: no rank can be reached."""
 
 
 def addresses() -> dict[str, str]:
     """Interface -> its first IPv4 address, or IPv6 where it has no other; interfaces without one are left out."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = {}
+    by_interface = {}
     for name, entries in psutil.net_if_addrs().items():
         given = [e.address for family in (socket.AF_INET, socket.AF_INET6) for e in entries if e.family == family]
         if name in up and given:
-            found[name] = given[0].partition("%")[0]
-    return found
+            by_interface[name] = given[0].partition("%")[0]
+    return by_interface
 
 
 def loopback() -> str | None:
@@ -78,14 +78,14 @@ def towards(master: str, port: int, *, asked: str, other_hosts: bool) -> tuple[s
 def _route(master: str, port: int) -> str:
     """The address of this host on the way to the master; nothing is sent."""
     try:
-        found = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)
+        resolved = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)
     except OSError as error:
         raise UnknownMaster(
             f"MASTER_ADDR={master}: {socket.gethostname()} does not know that name ({error.strerror}); "
             "give the address of rank 0's host"
         ) from error
     last: OSError | None = None
-    for family, kind, protocol, _, target in found:
+    for family, kind, protocol, _, target in resolved:
         try:
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(target)

@@ -43,14 +43,14 @@ class ThreadWorld:
         box = self.box(key)
         while True:
             try:
-                found = box.get(timeout=_POLL_SECONDS)
+                item = box.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 if self.failed.is_set():
                     raise RuntimeError("another rank failed") from None
             else:
                 with self._lock:
                     del self._boxes[key]
-                return found
+                return item
 
     def abort(self) -> None:
         """End the waiting of every rank."""

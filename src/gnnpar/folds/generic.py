@@ -100,10 +100,10 @@ class Generic(ByBlock):
                 outputs, seeds = self._differentials(leaves, piece, prepared, delta, grad_out[piece.dst])
             flat = [t for group in leaves for t in group]
             wanted = [t for t in flat if t.requires_grad]
-            found = dict(
+            by_leaf = dict(
                 zip(map(id, wanted), torch.autograd.grad(outputs, wanted, seeds, allow_unused=True), strict=True)
             )
-            self._scatter(grads, leaves, found, piece)
+            self._scatter(grads, leaves, by_leaf, piece)
         return grads
 
     def _differentials(
@@ -126,17 +126,17 @@ class Generic(ByBlock):
         return weight * keep / (1 - self.dropout.p)
 
     @staticmethod
-    def _scatter(grads: Operands, leaves: tuple, found: Mapping[int, Tensor | None], piece: _Slice) -> None:
+    def _scatter(grads: Operands, leaves: tuple, by_leaf: Mapping[int, Tensor | None], piece: _Slice) -> None:
         src, dst, edge, shared = leaves
         for total, index, group in ((grads.src, piece.src, src), (grads.dst, piece.dst, dst)):
             for into, leaf in zip(total, group, strict=True):
-                if (g := found.get(id(leaf))) is not None:
+                if (g := by_leaf.get(id(leaf))) is not None:
                     into.index_add_(0, index, g)
         for into, leaf in zip(grads.edge, edge, strict=True):
-            if (g := found.get(id(leaf))) is not None:
+            if (g := by_leaf.get(id(leaf))) is not None:
                 into[piece.span] = g
         for into, leaf in zip(grads.shared, shared, strict=True):
-            if (g := found.get(id(leaf))) is not None:
+            if (g := by_leaf.get(id(leaf))) is not None:
                 into.add_(g)
 
 

@@ -29,7 +29,7 @@ from gnnpar.partition.shard import Shard
 Overlap = Literal["none", "edges", "central_marginal"]
 
 
-class Walk:
+class EdgeOrder:
     """Which inner edges are worked on while messages travel (`early`) and which after, in both directions.
 
     none: nothing early (the papers' vanilla). edges: every inner edge early. central_marginal: early only the edges of
@@ -127,7 +127,7 @@ class HaloGraph(View):
     """
 
     exchange: CodedExchange = field(kw_only=True)
-    walk: Walk = field(kw_only=True)
+    edges: EdgeOrder = field(kw_only=True)
     once: CodedExchange | None = field(default=None, kw_only=True)
     held: HeldRows = field(default_factory=HeldRows, kw_only=True)
     _features: tuple[Tensor, float, int] | None = field(default=None, init=False)  # the features after dropout
@@ -138,7 +138,7 @@ class HaloGraph(View):
 
     @property
     def edge_ids(self) -> Tensor:
-        return self.walk.edge_ids
+        return self.edges.edge_ids
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         out = super().dropout(x, p, tag=tag)
@@ -157,10 +157,10 @@ class HaloGraph(View):
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         call = self.next_call()
-        if (found := self.kept_result(call, agg, src)) is not None:
-            return found
+        if (kept := self.kept_result(call, agg, src)) is not None:
+            return kept
         if isinstance(src, Source) and src.halo is not None and not (agg.linear and src.constant):
-            block, order = self.walk.combined
+            block, order = self.edges.combined
             both = tuple(torch.cat([inner, halo])[order] for inner, halo in zip(src, src.halo(), strict=True))
             return fold_block(agg, block, both, dst, edge, shared)
         view = self.exactly() if self.cache is not None and self._constant(agg, src) else self
@@ -215,7 +215,7 @@ class _HaloFold(torch.autograd.Function):
         ctx, view: HaloGraph, agg: Aggregator, call: int, counts: tuple[int, int, int], *flat: Tensor
     ) -> Tensor:  # type: ignore[override]
         x = split_operands(counts, flat)
-        early, late = view.walk.forward
+        early, late = view.edges.forward
         halos, state = _fold(view, agg, x, early, late, view.site(call=call, phase="forward"))
         out, saved = agg.finish(state)
         kept = [*flat, *(t for p in halos for t in halos[p])] if agg.needs_src else []
@@ -234,7 +234,7 @@ class _HaloFold(torch.autograd.Function):
         x, halos = split_operands(ctx.counts, kept[:num_flat]), _by_peer(ctx.view, kept[num_flat:], ctx.counts[0])
         back = _Backward(ctx.view, ctx.agg, x, saved, grad_out.contiguous(), asked, ctx.counts)
         site = ctx.view.site(call=ctx.call, phase="backward")
-        return (None, None, None, None, *wanted_gradients(back.walk(halos, ctx.like, site), asked))
+        return (None, None, None, None, *wanted_gradients(back.gradients(halos, ctx.like, site), asked))
 
 
 def _fold(
@@ -242,12 +242,12 @@ def _fold(
 ) -> tuple[dict[int, Rows], Rows]:
     """Exchange and fold. Returns the halo rows (when the gradient needs them) and the state."""
     exchange, posted = view.exchange, view.send(x.src, site)
-    edge = view.walk.edge_rows
-    there = dict(exchange.take_all(posted)) if view.walk.overlap == "none" else {}
+    edge = view.edges.edge_rows
+    there = dict(exchange.take_all(posted)) if view.edges.overlap == "none" else {}
     state = agg.init(view.shard.num_inner, x)
     for block in early:
         state = agg.update(state, block, x._replace(edge=edge(block, x.edge)))
-    if view.walk.overlap == "central_marginal":
+    if view.edges.overlap == "central_marginal":
         there = dict(exchange.take_all(posted))
     for block in late:
         state = agg.update(state, block, x._replace(edge=edge(block, x.edge)))
@@ -282,9 +282,9 @@ class _Backward:
         self.view, self.agg, self.x, self.grad_out = view, agg, x, grad_out
         self.prepared = agg.prepare(saved, grad_out)
         self.wanted = asked[: counts[0]]
-        self.shares = Shares(view.walk.slots, x.edge)
+        self.shares = Shares(view.edges.slots, x.edge)
 
-    def walk(self, halos: dict[int, Rows], like: Sequence[RowLike], site: Site) -> Operands:
+    def gradients(self, halos: dict[int, Rows], like: Sequence[RowLike], site: Site) -> Operands:
         view, shares = self.view, self.shares
         travelling = [each for each, wanted in zip(like, self.wanted, strict=True) if wanted]
         sent = {}
@@ -292,7 +292,7 @@ class _Backward:
             block = view.shard.halo[p]
             sent[p] = self._chosen(shares.add_halo(self._grad(block, halos.get(p, ())), block))
         posted = view.send_back(sent, travelling, site) if travelling else None
-        early, late = view.walk.backward
+        early, late = view.edges.backward
         for block in early:
             shares.add_inner(self._grad(block, self.x.src), block)
         back = {p: view.exchange.take(posted, p) for p in view.readers} if posted else {}
@@ -306,5 +306,5 @@ class _Backward:
         return tuple(g for g, wanted in zip(src, self.wanted, strict=True) if wanted)
 
     def _grad(self, block: Block, src: Rows) -> Operands:
-        edge = self.view.walk.edge_rows(block, self.x.edge)
+        edge = self.view.edges.edge_rows(block, self.x.edge)
         return self.agg.grad(block, self.x._replace(src=src, edge=edge), self.prepared, self.grad_out)

@@ -18,7 +18,7 @@ _FEATURE_MASK, _EDGE_MASK = 0, 1  # which kind of mask a key belongs to
 
 @dataclass(frozen=True)
 class Pass:
-    """One walk through the model: which epoch, which random numbers, training or evaluating.
+    """One run through the model: which epoch, which random numbers, training or evaluating.
 
     A `probe` draws training's masks and is accounted for as evaluation.
     """

@@ -1,4 +1,4 @@
-"""What a model will aggregate, found out by running it on one node without edges: rows are all it can mix through."""
+"""What a model will aggregate, measured by running it on one node without edges: rows are all it can mix through."""
 
 from __future__ import annotations
 

@@ -18,12 +18,9 @@ class WholeGraph(View):
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         call = self.next_call()
-        found = self.kept_result(call, agg, src)
-        return (
-            found
-            if found is not None
-            else self.keep_result(call, agg, src, fold_block(agg, self.shard.inner, src, dst, edge, shared))
-        )
+        if (kept := self.kept_result(call, agg, src)) is not None:
+            return kept
+        return self.keep_result(call, agg, src, fold_block(agg, self.shard.inner, src, dst, edge, shared))
 
 
 def fold_block(agg: Aggregator, block: Block, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:

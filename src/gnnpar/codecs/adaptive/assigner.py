@@ -146,9 +146,9 @@ class Assigner:
         sizes = {r: sum(self._num_groups(keys, r)) for r in range(comm.size)}
         if comm.rank != 0:
             comm.exchange({0: flat.view(torch.uint8)}, {}, site)
-            found = comm.exchange({}, {0: sizes[comm.rank]}, site)[0].wait()
+            codes = comm.exchange({}, {0: sizes[comm.rank]}, site)[0].wait()
             comm.flush(keep=0)
-            return list(found.split(self._num_groups(keys, comm.rank))), {}
+            return list(codes.split(self._num_groups(keys, comm.rank))), {}
         others = {r: 4 * len(self.rules.menu) * n for r, n in sizes.items() if r}
         pending = comm.exchange({}, others, site)
         theirs = {r: p.wait().view(torch.float32).cpu() for r, p in pending.items()} | {0: flat.cpu()}

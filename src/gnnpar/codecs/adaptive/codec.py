@@ -94,7 +94,7 @@ class Adaptive:
 
 
 def for_model(config: CodecConfig, model: Any) -> CodecConfig:
-    """A codec that weighs rows is told how the model's layers weigh their edges."""
+    """A codec that weighs rows gets the edge weights of the model's layers."""
     if isinstance(config, Adaptive) and not config.powers:
         return replace(config, powers=degree_powers(model))
     return config
@@ -179,17 +179,17 @@ class AdaptiveRows(QuantizedRows):
         return bool(self._widths) or self._assigner.comm.size > 1
 
     def _assign(self, epoch: int) -> None:
-        found = self._assigner.assign(self._traces, self._energies, self._widths, epoch)
-        for (key, peer), codes in found.sending.items():
+        assignment = self._assigner.assign(self._traces, self._energies, self._widths, epoch)
+        for (key, peer), codes in assignment.sending.items():
             self._codes[key, peer, True] = codes
-        for (key, peer), codes in found.receiving.items():
+        for (key, peer), codes in assignment.receiving.items():
             self._codes[key, peer, False] = codes
         self._traces, self._energies, self._widths = {}, {}, {}
-        self._assigned_at, self._facts = epoch, found.facts
+        self._assigned_at, self._facts = epoch, assignment.facts
         self.forget_packings()
 
     def _note(self, like: Sequence[RowLike], site: Site) -> None:
-        """Widths are told by every rank that sends or receives."""
+        """Widths come from every rank that sends or receives."""
         if self._tracing and site.phase in ("forward", "backward") and like and is_wide(like[0].width):
             self._widths[Key.of(site)] = like[0].width
 

@@ -63,7 +63,7 @@ def edges_of(lists: RowLists) -> PartEdges:
 
 
 class Scores:
-    """Scores of the rows this rank sends, told by their readers once at the start. Collective when made."""
+    """Scores of the rows this rank sends, made by their readers once at the start. Collective when made."""
 
     def __init__(self, lists: RowLists, comm: Communicator, powers: Sequence[Powers], form: Importance) -> None:
         edges = edges_of(lists)

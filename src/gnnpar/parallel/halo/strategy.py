@@ -16,7 +16,7 @@ from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine, FlatEngine, Stateful
-from gnnpar.parallel.halo_graph import HaloGraph, Overlap, Walk
+from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph, Overlap
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
 from gnnpar.parallel.view import FeatureCache
@@ -82,14 +82,14 @@ class GraphParallel:
         configs = for_model(self.codec, model), Identity()
         codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in configs)
         exact_exchange = CodedExchange(comm, exact_codec)
-        walk = Walk(shard, self.overlap)
+        edges = EdgeOrder(shard, self.overlap)
         cache = FeatureCache() if first_layer == "cached" else None
         # what a lossy codec kept must not leak into evaluation
         exact_cache = cache if cache is None or "exact" in self.exactness else FeatureCache()
         once = exact_exchange if "quantized" in self.exactness else None
         exchange = CodedExchange(comm, codec)
-        view = HaloGraph(shard, Pass(seed), exchange=exchange, walk=walk, cache=cache, once=once)
-        exact = HaloGraph(shard, Pass(seed), exchange=exact_exchange, walk=walk, cache=exact_cache)
+        view = HaloGraph(shard, Pass(seed), exchange=exchange, edges=edges, cache=cache, once=once)
+        exact = HaloGraph(shard, Pass(seed), exchange=exact_exchange, edges=edges, cache=exact_cache)
         parts: dict[str, Stateful] = {"held": view.held}
         if cache is not None:
             parts["cache"] = cache

@@ -30,7 +30,7 @@ from gnnpar.data.tasks import Task
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.halo_graph import HaloGraph, Walk
+from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.boundary import boundary_codec
 from gnnpar.parallel.pipeline.chunk import Part, Weights
@@ -254,7 +254,7 @@ class GNNPipe:
         part = Part(chunks, shard.in_degree[chunks.order], slots, history, self.weights)
         exchange = CodedExchange(ranks.parts, Identity().build(shard.row_lists, ranks.parts, seed))
         whole = WholeGraph(shard, Pass(seed))
-        halo = HaloGraph(shard, Pass(seed), exchange=exchange, walk=Walk(shard, "edges"))
+        halo = HaloGraph(shard, Pass(seed), exchange=exchange, edges=EdgeOrder(shard, "edges"))
         keep_stages(model, layers_of, ranks.stages)
         return PipelineEngine(
             part=part,

@@ -114,11 +114,11 @@ def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ..
     ir = work.ir
     _, kept, passing, step = max((a + b, a, b, i) for i, s in enumerate(steps) for a, b in _moments(s, ir))
     sample = sum(_sample_bytes(ring) for ring in steps[step].rings)
-    found = []
+    per_rank = []
     for p, n in enumerate(work.parts.nodes):
         halo, sent = sum(work.parts.halo[p]), work.parts.sent(p)
         blocks = 4.0 * work.parts.edges(p) + 12.0 * n + 8.0 * (halo + sent)  # by destination alone, for no gradient
-        found.append(
+        per_rank.append(
             Memory(
                 parameters=5 * _NUMBER * ir.params,
                 structure=whole.structure + blocks + sample,
@@ -129,7 +129,7 @@ def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ..
                 transient=passing,
             )
         )
-    return tuple(found)
+    return tuple(per_rank)
 
 
 def _sample_bytes(ring: Ring) -> float:

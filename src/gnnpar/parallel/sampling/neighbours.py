@@ -59,15 +59,15 @@ def native() -> str | None:
 
 def sampler_of(graph: InEdges, fanout: Sequence[int], body: Body) -> tuple[Sampler, str]:
     """A sampler, and what draws in it. `fanout`: in-edges of a node, by hop from the seeds outwards, -1: all."""
-    found = native()
-    if body == "own" or (body == "auto" and found != "pyg_lib"):
+    library = native()
+    if body == "own" or (body == "auto" and library != "pyg_lib"):
         return Uniform(graph, fanout), "own"
-    if found is None:
+    if library is None:
         raise ValueError(
             "strategy.sampler=pyg needs pyg-lib or torch-sparse, and neither is installed: "
             'run pip install "gnnpar[sparse]" (or make sparse), or set strategy.sampler=own.'
         )
-    return Loader(graph, fanout), found
+    return Loader(graph, fanout), library
 
 
 class Uniform:

@@ -96,5 +96,5 @@ def _structure(
     counts = torch.bincount(dst[~is_loop], minlength=num_nodes)
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     loops = torch.bincount(dst[is_loop], minlength=num_nodes)
-    ids = [found.nonzero().flatten() if edge_ids else None for found in (~is_loop, is_loop)]
+    ids = [mask.nonzero().flatten() if edge_ids else None for mask in (~is_loop, is_loop)]
     return InEdges(indptr, src[~is_loop]), loops, loops.cumsum(0) - loops, ids[0], ids[1]

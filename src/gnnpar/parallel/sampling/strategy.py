@@ -25,7 +25,7 @@ from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.halo_graph import HaloGraph, Walk
+from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling.engine import Batches, MinibatchEngine
 from gnnpar.parallel.sampling.neighbours import Body, sampler_of
@@ -125,7 +125,7 @@ class Minibatch:
         exact = WholeGraph(shard, Pass(seed))
         if comm.size > 1:
             exchange = CodedExchange(comm, Identity().build(shard.row_lists, comm, seed))
-            exact = HaloGraph(shard, Pass(seed), exchange=exchange, walk=Walk(shard, "edges"))
+            exact = HaloGraph(shard, Pass(seed), exchange=exchange, edges=EdgeOrder(shard, "edges"))
         return MinibatchEngine(
             graph=graph,
             batches=batches,

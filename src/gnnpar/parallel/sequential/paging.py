@@ -100,8 +100,8 @@ def file_system(folder: Path) -> str:
     except OSError:
         return ""
     above = {str(p) for p in (folder.resolve(), *folder.resolve().parents)}
-    found = [(len(mount[1]), i, mount[2]) for i, mount in enumerate(mounts) if mount[1] in above]
-    return max(found)[2] if found else ""
+    fitting = [(len(mount[1]), i, mount[2]) for i, mount in enumerate(mounts) if mount[1] in above]
+    return max(fitting)[2] if fitting else ""
 
 
 @dataclass

@@ -110,7 +110,7 @@ class Schedule:
 
     @staticmethod
     def agree(sizing: Sizing, shard: Shard, comm: Communicator) -> Schedule:
-        """Every rank tells its counts. Collective."""
+        """Every rank sends its counts. Collective."""
         mine = {p: (block.num_src, block.num_listed, block.num_edges) for p, block in shard.halo.items()}
         everyone = comm.broadcast(comm.gather((shard.num_inner, mine)))
         assert isinstance(everyone, list)

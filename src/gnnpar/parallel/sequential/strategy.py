@@ -29,7 +29,7 @@ from gnnpar.comm.rows import row_nbytes
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine, FlatEngine, Stateful
-from gnnpar.parallel.halo_graph import HeldRows, Walk
+from gnnpar.parallel.halo_graph import EdgeOrder, HeldRows
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sequential.cuts import Cuts, Pushes
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
@@ -180,7 +180,7 @@ class SAR:
             shard,
             Pass(seed),
             exchange=CodedExchange(comm, codec),
-            walk=Walk(shard, "edges"),
+            edges=EdgeOrder(shard, "edges"),
             cache=cache,
             schedule=schedule,
             cuts=cuts,

@@ -52,8 +52,8 @@ class SequentialGraph(HaloGraph):
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         call = self.next_call()
-        if (found := self.kept_result(call, agg, src)) is not None:
-            return found
+        if (kept := self.kept_result(call, agg, src)) is not None:
+            return kept
         pushing = False
         if isinstance(agg, Pushable) and self.pushes is not None and torch.is_grad_enabled():
             agg, pushing = agg.pushing(), True
@@ -158,7 +158,7 @@ class _SequentialFold(torch.autograd.Function):
 
 def _fold(view: SequentialGraph, agg: Aggregator, x: Operands, call: int, *, keeps: bool) -> tuple[Rows, list[Tensor]]:
     """The state; and, where the gradient `keeps` them, the remote rows in the order of folding."""
-    edge, inner = view.walk.edge_rows, view.shard.inner
+    edge, inner = view.edges.edge_rows, view.shard.inner
     queue = view.fetch(x.src, RowLike.of(x.src), view.site(call=call, phase="forward"))
     state = agg.update(agg.init(view.shard.num_inner, x), inner, x._replace(edge=edge(inner, x.edge)))
     kept: list[Tensor] = []
@@ -189,7 +189,7 @@ class _Backward:
         self.view, self.agg, self.call, self.x, self.grad_out = view, agg, call, x, grad_out
         self.prepared = agg.prepare(saved, grad_out)
         self.like, self.wanted = like, asked[: len(like)]
-        self.shares = Shares(view.walk.slots, x.edge)
+        self.shares = Shares(view.edges.slots, x.edge)
 
     def pull(self, kept: Rows) -> Operands:
         """Source rows come again (or were kept, or are not needed), their gradients go back, round by round."""
@@ -248,7 +248,7 @@ class _Backward:
         return tuple(each for each, wanted in zip(of, self.wanted, strict=True) if wanted)
 
     def _grad(self, block: Block, src: Rows) -> Operands:
-        edge = self.view.walk.edge_rows(block, self.x.edge)
+        edge = self.view.edges.edge_rows(block, self.x.edge)
         return self.agg.grad(block, self.x._replace(src=src, edge=edge), self.prepared, self.grad_out)
 
 
