@@ -12,9 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before any Triton kernel is imported
+
+settings.register_profile("untimed", deadline=None)  # how long one example takes says how busy the machine is
+settings.load_profile("untimed")
 
 ROOT = Path(__file__).parents[1]
 CACHE = Path(tempfile.gettempdir()) / "gnnpar-tests"  # partitions are named by content: nothing goes stale

@@ -104,11 +104,11 @@ def test_wrong_fields_of_adaqp(override: str, line: str) -> None:
 
 
 def test_a_period_longer_than_the_run_is_refused_before_a_rank_starts() -> None:
-    from gnnpar.launch.launch import world_of
+    from gnnpar.training.checks import check_strategy
 
     for strategy in ("adaqp", "adaqp_q"):
         with pytest.raises(ValueError, match=r"^codec.period=20 is longer than the run of 15 epochs; set it to 3, or "):
-            world_of(compose([f"strategy={strategy}", "epochs=15"]))
+            check_strategy(compose([f"strategy={strategy}", "epochs=15"]), 2)
     with pytest.raises(ConfigError, match=r"codec.bits=3 must be one of 1, 2, 4, 8, 32, fp8, bf16"):
         compose(["codec=uniform", "codec.bits=3"])
 

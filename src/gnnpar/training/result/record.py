@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -107,18 +107,18 @@ class RunRecord:
         done = found.epoch if found else 0
         rows = Jsonl(self.run_dir, source=found and found.run_dir, epochs_done=done, timed=start.alike)
         tracker = Tee(trackers=(rows, settings.tracker.build(self.run_dir, settings.epochs, job)))
-        status, reason = "completed", None
         try:
             yield tracker
         except KeyboardInterrupt:
-            status, reason = "interrupted", "interrupted by a signal"
+            with suppress(OSError):  # `on_end` writes it again, and reports that it cannot
+                tracker.close(self._write("interrupted", "interrupted by a signal"))
             raise
         except BaseException as error:
             rank = getattr(error, "gnnpar_rank", 0)  # comm.threads leaves it: exceptions declare no such attribute
-            status, reason = "failed", f"rank {rank}: {reason_of(error)}"
+            with suppress(OSError):  # as above; what failed first is the reason
+                tracker.close(self._write("failed", f"rank {rank}: {reason_of(error)}"))
             raise
-        finally:
-            tracker.close(self._write(status, reason))
+        tracker.close(self._write("completed", None))
 
     def _write(self, status: Status, reason: str | None) -> JsonDict:  # Any: JSON
         return write_result(self.run_dir, self.header, status, reason)
