@@ -18,7 +18,7 @@ BUDGETS = {  # folder -> most uses of Any, most calls by name (getattr, hasattr)
     "cli": (0, 0),
     "config": (2, 0),
     "data": (2, 3),
-    "folds": (0, 2),
+    "folds": (0, 0),
     "models": (0, 0),
     "report": (4, 0),
     "track": (1, 0),
@@ -28,7 +28,7 @@ BUDGETS = {  # folder -> most uses of Any, most calls by name (getattr, hasattr)
     "planner": (23, 3),
     "pricing": (11, 0),
     "partition": (1, 7),
-    ".": (153, 33),
+    ".": (153, 31),
 }
 SKIPPED_LINES = 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,10 +17,10 @@ Rows = tuple[Tensor, ...]  # row-aligned tensors, each [N, ...]: the unit that t
 class Operands(NamedTuple):
     """What an aggregation reads. Gradients come back in the same shape; None stands for "no gradient asked"."""
 
-    src: tuple  # rows of sources: travel, cost bytes
-    dst: tuple = ()  # rows of destinations: stay
-    edge: tuple = ()  # one row per in-edge of this block: live on the destination's rank, never travel
-    shared: tuple = ()  # replicated tensors (learned matrices)
+    src: Rows  # rows of sources: travel, cost bytes
+    dst: Rows = ()  # rows of destinations: stay
+    edge: Rows = ()  # one row per in-edge of this block: live on the destination's rank, never travel
+    shared: Rows = ()  # replicated tensors (learned matrices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,17 +134,24 @@ class Block:
         )
 
     def to(self, device: torch.device) -> Block:
-        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: t.to(device) for k, t in tensors.items() if isinstance(t, Tensor)})
+        return replace(self, **{name: t.to(device) for name, t in self._tensors.items()})
+
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
+        named = {
+            "indptr": self.indptr,
+            "indices": self.indices,
+            "rows": self.rows,
+            "edge_ids": self.edge_ids,
+            "src_ids": self.src_ids,
+        }
+        return {name: t for name, t in named.items() if t is not None}
 
     @property
     def nbytes(self) -> int:
         """Bytes of structure held, the transposed CSR and cached edge lists included once they are built."""
-        held = [getattr(self, f.name) for f in fields(self)] + [
-            self.__dict__.get("edge_dst"),
-            self.__dict__.get("columns"),
-        ]
-        held += list(self.__dict__.get("reverse", ()))
+        cached = (self.__dict__.get("edge_dst"), self.__dict__.get("columns"), *self.__dict__.get("reverse", ()))
+        held = (*self._tensors.values(), *cached)
         return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
 
     @staticmethod

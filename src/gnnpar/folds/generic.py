@@ -15,6 +15,8 @@ from gnnpar_kernels import keep_mask
 EdgeFunction = Callable[[Rows, Rows, Rows, Rows], Tensor]
 """(src rows, dst rows, edge rows, shared) of the same e edges -> [e, ...]: called with rows gathered per edge."""
 
+_EdgeRows = tuple[Rows, Rows, Rows, Rows]  # the arguments of an edge function
+
 _EDGES_AT_ONCE = 1 << 16  # bounds the per-edge tensors that are alive; rows are never split
 
 
@@ -63,7 +65,9 @@ class Generic(ByBlock):
             score.new_zeros(num_dst, heads),
             value.new_zeros(num_dst, *value.shape[1:]),
         )
-        rows, local = piece.dst.unique_consecutive(return_inverse=True)
+        begins = torch.ones_like(piece.dst, dtype=torch.bool)  # of edges: the first of their destination
+        begins[1:] = piece.dst[1:] != piece.dst[:-1]
+        rows, local = piece.dst[begins], begins.cumsum(0) - 1
         old = m[rows]
         new = old.scatter_reduce(0, local[:, None].expand_as(score), score, "amax")
         rescale = torch.where(old > -torch.inf, (old - new).exp(), 0.0)
@@ -95,7 +99,8 @@ class Generic(ByBlock):
         grads = Operands(*(tuple(torch.zeros_like(t) for t in group) for group in x))
         delta = (grad_out * prepared[0]).sum(-1) if prepared else None
         for piece in _slices(block, x):
-            leaves = tuple(tuple(t.detach().requires_grad_(t.is_floating_point()) for t in g) for g in piece.rows)
+            src, dst, edge, shared = piece.rows
+            leaves = (_leaves(src), _leaves(dst), _leaves(edge), _leaves(shared))
             with torch.enable_grad():
                 outputs, seeds = self._differentials(leaves, piece, prepared, delta, grad_out[piece.dst])
             flat = [t for group in leaves for t in group]
@@ -107,7 +112,7 @@ class Generic(ByBlock):
         return grads
 
     def _differentials(
-        self, leaves: tuple, piece: _Slice, saved: Rows, delta: Tensor | None, grad_edges: Tensor
+        self, leaves: _EdgeRows, piece: _Slice, saved: Rows, delta: Tensor | None, grad_edges: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Results of the edge functions, gradients: alpha K dO of the value, alpha (K <dO, v> - delta) of the score."""
         value = self.value(*leaves)
@@ -126,7 +131,7 @@ class Generic(ByBlock):
         return weight * keep / (1 - self.dropout.p)
 
     @staticmethod
-    def _scatter(grads: Operands, leaves: tuple, by_leaf: Mapping[int, Tensor | None], piece: _Slice) -> None:
+    def _scatter(grads: Operands, leaves: _EdgeRows, by_leaf: Mapping[int, Tensor | None], piece: _Slice) -> None:
         src, dst, edge, shared = leaves
         for total, index, group in ((grads.src, piece.src, src), (grads.dst, piece.dst, dst)):
             for into, leaf in zip(total, group, strict=True):
@@ -148,11 +153,15 @@ class _Slice:
     src: Tensor
     dst: Tensor
     edge_ids: Tensor | None
-    rows: tuple[Rows, Rows, Rows, Rows]
+    rows: _EdgeRows
 
 
-def _gather(x: Operands, src: Tensor, dst: Tensor, span: slice) -> tuple[Rows, Rows, Rows, Rows]:
+def _gather(x: Operands, src: Tensor, dst: Tensor, span: slice) -> _EdgeRows:
     return tuple(t[src] for t in x.src), tuple(t[dst] for t in x.dst), tuple(t[span] for t in x.edge), x.shared
+
+
+def _leaves(rows: Rows) -> Rows:
+    return tuple(t.detach().requires_grad_(t.is_floating_point()) for t in rows)
 
 
 def _slices(block: Block, x: Operands) -> Iterator[_Slice]:

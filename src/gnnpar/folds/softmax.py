@@ -74,12 +74,29 @@ class Softmax:
         out, logsumexp, delta = prepared[:3]
         tensors = (features, a_src, x.dst[0], out, logsumexp, grad_out)
         csr = block.reverse
-        shared = {"slope": self.slope, "drop": self.dropout, "delta": delta}
-        src = attend_grad_src(csr.indptr, csr.indices, *tensors, rows=csr.rows, edge_ids=csr.edge_ids, **shared)
+        src = attend_grad_src(
+            csr.indptr,
+            csr.indices,
+            *tensors,
+            slope=self.slope,
+            rows=csr.rows,
+            drop=self.dropout,
+            edge_ids=csr.edge_ids,
+            delta=delta,
+        )
         if self.branch:
             return Operands(src=src)
         csr = block.forward
-        dst = attend_grad_dst(csr.indptr, csr.indices, *tensors, rows=csr.rows, edge_ids=csr.edge_ids, **shared)
+        dst = attend_grad_dst(
+            csr.indptr,
+            csr.indices,
+            *tensors,
+            slope=self.slope,
+            rows=csr.rows,
+            drop=self.dropout,
+            edge_ids=csr.edge_ids,
+            delta=delta,
+        )
         return Operands(src=src, dst=(dst,))
 
     def grad_dst(self, prepared: Rows, grad_out: Tensor) -> Rows:
