@@ -17,6 +17,7 @@ SOURCE = ROOT / "src" / "gnnpar"
 BUDGETS = {  # folder -> most uses of Any, most calls by name (getattr, hasattr)
     "cli": (0, 0),
     "config": (2, 0),
+    "comm": (1, 1),
     "data": (2, 3),
     "folds": (0, 0),
     "models": (0, 0),
@@ -24,11 +25,11 @@ BUDGETS = {  # folder -> most uses of Any, most calls by name (getattr, hasattr)
     "track": (1, 0),
     "verify": (0, 0),
     "training": (15, 2),
-    "launch": (6, 3),
+    "launch": (0, 3),
     "planner": (23, 3),
     "pricing": (11, 0),
     "partition": (1, 7),
-    ".": (153, 31),
+    ".": (126, 29),
 }
 SKIPPED_LINES = 1
 

@@ -17,6 +17,9 @@ JsonObject = Mapping[str, Any]  # Any: the schema of a file says what its keys h
 JsonDict = dict[str, Any]  # Any: as above
 """The same while it is made."""
 
+StateDict = dict[Any, Any]  # Any: its owner alone reads it; `Engine.state_dict` says what a tree may hold
+"""What a checkpoint has of one object."""
+
 _BLOCK = 1 << 22
 
 

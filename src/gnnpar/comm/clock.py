@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -38,7 +38,7 @@ class PhaseClock:
             self._running = False
 
     @contextmanager
-    def __call__(self, phase: ClockPhase) -> Iterator[None]:
+    def __call__(self, phase: ClockPhase) -> Generator[None]:
         self._switch(phase)
         self._stack.append(phase)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
@@ -78,7 +78,7 @@ class Communicator(Protocol):
         """What `src` gives, on every rank; what others give is not read."""
         ...
 
-    def scatter(self, objs: list | None) -> object:
+    def scatter(self, objs: Sequence[object] | None) -> object:
         """Rank 0 gives one object a rank; each gets its own."""
         ...
 

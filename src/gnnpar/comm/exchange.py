@@ -22,7 +22,7 @@ class Posted:
     like: tuple[RowLike, ...]
     incoming: Mapping[int, Incoming]
     pending: dict[int, Pending[Tensor]]
-    decoded: dict[int, Rows] = field(default_factory=dict)  # what `drain` waited for
+    decoded: dict[int, Rows] = field(default_factory=dict[int, Rows])  # what `drain` waited for
 
     @property
     def peers(self) -> list[int]:

@@ -9,16 +9,16 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnpar.comm.communicator import Site
+from gnnpar.comm.communicator import Phase, Site
 from gnnpar.durable import open_whole
 
 RECORD = struct.Struct("<dqqqqqqq")  # seconds (monotonic), pid, state or peer, epoch, layer, call, phase, chunk
-_PHASES = ("forward", "backward", "remat", "push", "stage", "reduce", "assign", "evaluate", "setup")
+_PHASES: tuple[Phase, ...] = ("forward", "backward", "remat", "push", "stage", "reduce", "assign", "evaluate", "setup")
 WORKING, WAITING_FOR_ALL = -1, -2
 _NOWHERE = (-1, -1, -1, -1, -1)
 
@@ -71,7 +71,7 @@ class FlightRecorder:
             self._write(WORKING)
 
     @contextmanager
-    def waiting(self, peer: int) -> Iterator[None]:
+    def waiting(self, peer: int) -> Generator[None]:
         """Inside, the rank needs another one to go on."""
         if self._map is None:
             yield
@@ -90,4 +90,4 @@ class FlightRecorder:
 def read_entry(file: Path) -> Entry:
     """What a rank's file says now."""
     seconds, pid, state, epoch, layer, call, phase, chunk = RECORD.unpack(file.read_bytes()[: RECORD.size])
-    return Entry(seconds, pid, state, epoch, layer, call, _PHASES[phase] if phase >= 0 else "", chunk)
+    return Entry(seconds, pid, state, epoch, layer, call, _PHASES[int(phase)] if phase >= 0 else "", chunk)

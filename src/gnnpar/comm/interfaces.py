@@ -25,7 +25,7 @@ class UnknownMaster(MeetingError):
 def addresses() -> dict[str, str]:
     """Interface -> its first IPv4 address, or IPv6 where it has no other; interfaces without one are left out."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    by_interface = {}
+    by_interface: dict[str, str] = {}
     for name, entries in psutil.net_if_addrs().items():
         given = [e.address for family in (socket.AF_INET, socket.AF_INET6) for e in entries if e.family == family]
         if name in up and given:

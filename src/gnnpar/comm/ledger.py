@@ -42,7 +42,7 @@ class EpochTraffic:
     exposed_skew: float
     comm_total: float
     bubble: float = 0.0
-    layer_bytes: dict[int, int] = field(default_factory=dict)  # of `bytes`, what aggregations sent, by layer
+    layer_bytes: dict[int, int] = field(default_factory=dict[int, int])  # of `bytes`, what aggregations sent, by layer
 
 
 @dataclass
@@ -57,9 +57,9 @@ class Ledger:
     _layer_bytes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     _metadata: int = 0
     _messages: int = 0
-    _receipts: list[Receipt] = field(default_factory=list)
+    _receipts: list[Receipt] = field(default_factory=list[Receipt])
     _posts: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    _their_posts: dict[int, Sequence[float]] = field(default_factory=dict)
+    _their_posts: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
 
     def sent(self, phase: str, nbytes: int, *, peer: int, layer: int) -> None:
         """A message to `peer` is being posted now."""

@@ -4,6 +4,9 @@ A gloo pair is half duplex. Traffic to higher ranks and traffic to lower ranks t
 connections run at full rate side by side.
 """
 
+# torch.distributed declares no types of its collectives
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import os
@@ -12,15 +15,15 @@ import queue
 import socket
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.communicator import Pending, Site, T
@@ -37,7 +40,7 @@ def connect(
     device: torch.device,
     timeout_seconds: float = 1800.0,
     init_method: str | None = None,
-    store: Any = None,
+    store: Store | None = None,
     recorder: FlightRecorder | None = None,
 ) -> ProcessCommunicator:
     """Join the world that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Collective.
@@ -52,8 +55,9 @@ def connect(
     if store is not None:
         store.set_timeout(timeout)
     dist.init_process_group(backend, init_method=init_method, store=store, rank=rank, world_size=size, timeout=timeout)
-    control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
-    upward, downward = (dist.new_group(backend=backend, timeout=timeout) for _ in range(2))
+    control = _new_group(None, "gloo", timeout) if backend == "nccl" else None
+    upward, downward = (_new_group(None, backend, timeout) for _ in range(2))
+    assert upward is not None and downward is not None
     comm = ProcessCommunicator(
         ranks=tuple(range(size)),
         me=rank,
@@ -91,7 +95,7 @@ class _Watcher:
     """
 
     def __init__(self) -> None:
-        self._todo: queue.SimpleQueue = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[tuple[dist.Work, _Watched] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="messages", daemon=True)
         self._thread.start()
 
@@ -180,7 +184,7 @@ class _StreamArrival:
 
     comm: ProcessCommunicator
     buffer: Tensor
-    works: list
+    works: list[dist.Work]
 
     def wait(self) -> Tensor:
         with self.comm.clock("exposed"):
@@ -197,10 +201,10 @@ class ProcessCommunicator:
     me: int
     device: torch.device
     transport: Literal["gloo", "nccl"]
-    group: Any  # what new_group gives; None: the default group
-    control: Any  # gloo beside NCCL, for objects
-    upward: Any
-    downward: Any
+    group: dist.ProcessGroup | None  # None: the default group
+    control: dist.ProcessGroup | None  # gloo beside NCCL, for objects
+    upward: dist.ProcessGroup
+    downward: dist.ProcessGroup
     clock: PhaseClock
     ledger: Ledger
     watcher: _Watcher
@@ -245,7 +249,7 @@ class ProcessCommunicator:
             assert work is not None
             watcher = self.stage_watcher if site.phase == "stage" else self.watcher
             pending[peer] = _Arrival(self, source, buffer, work, watcher.watch(work), now(), site)
-        posted = []
+        posted: list[tuple[dist.Work, Tensor]] = []
         for peer, buffer in sends.items():
             target, hosted = self.ranks[peer], buffer.cpu()
             work = dist.isend(hosted, target, group=self._towards(self.me, target))
@@ -263,13 +267,14 @@ class ProcessCommunicator:
             buffer.record_stream(torch.cuda.current_stream())
         return {p: _StreamArrival(self, b, works) for p, b in buffers.items()}
 
-    def _towards(self, source: int, target: int) -> Any:
+    def _towards(self, source: int, target: int) -> dist.ProcessGroup:
         return self.upward if target > source else self.downward
 
     def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
         if site is not None:
             self.recorder.at(site)
-            self.ledger.counted(site.phase, ring_reduce_nbytes(tensor.numel() * tensor.element_size(), self))
+            nbytes = ring_reduce_nbytes(tensor.numel() * tensor.element_size(), rank=self.rank, size=self.size)
+            self.ledger.counted(site.phase, nbytes)
         with self.clock("reduce"):
             total = tensor.clone()
             if self.size > 1:
@@ -284,11 +289,11 @@ class ProcessCommunicator:
                 dist.broadcast_object_list(box, src=self.ranks[src], group=self.control or self.group, device=_CPU)
         return box[0]
 
-    def scatter(self, objs: list | None) -> object:
+    def scatter(self, objs: Sequence[object] | None) -> object:
         if self.size == 1:
             assert objs is not None
             return objs[0]
-        packed = [np.frombuffer(pickle.dumps(o, protocol=5), dtype=np.uint8) for o in objs] if objs else None
+        packed = [bytearray(pickle.dumps(o, protocol=5)) for o in objs] if objs else None
         sizes = self.broadcast([len(p) for p in packed] if packed else None)
         assert isinstance(sizes, list)
         if self.rank != 0:
@@ -299,15 +304,15 @@ class ProcessCommunicator:
         assert packed is not None
         assert objs is not None
         for peer in range(1, self.size):
-            dist.send(torch.from_numpy(packed[peer].copy()), self.ranks[peer], group=self.control or self.group)
+            dist.send(
+                torch.frombuffer(packed[peer], dtype=torch.uint8), self.ranks[peer], group=self.control or self.group
+            )
         return objs[0]
 
     def gather(self, obj: T) -> list[T] | None:
         if self.size == 1:
             return [obj]
-        everything: list = [None] * self.size
-        with self.recorder.waiting(WAITING_FOR_ALL):
-            dist.all_gather_object(everything, obj, group=self.control or self.group)
+        everything = self._all_gather(obj)
         return everything if self.rank == 0 else None
 
     def barrier(self) -> None:
@@ -318,8 +323,8 @@ class ProcessCommunicator:
     def along(self, mesh: Mesh, axis: Axis) -> ProcessCommunicator:
         mine, group, control = self.ranks, None, None
         for ranks in mesh.groups(axis):  # every rank creates every group, in the same order
-            made = dist.new_group(list(ranks), backend=self.transport, timeout=self.timeout)
-            made_control = dist.new_group(list(ranks), backend="gloo", timeout=self.timeout) if self.control else None
+            made = _new_group(ranks, self.transport, self.timeout)
+            made_control = _new_group(ranks, "gloo", self.timeout) if self.control else None
             if self.me in ranks:
                 mine, group, control = ranks, made, made_control
         return ProcessCommunicator(
@@ -341,18 +346,29 @@ class ProcessCommunicator:
         )
 
     def settle_accounts(self) -> None:
-        everyone: list[Any] = [None] * self.size
         if self.size > 1:
-            with self.recorder.waiting(WAITING_FOR_ALL):
-                dist.all_gather_object(everyone, dict(self.ledger.posts), group=self.control or self.group)
-            for peer, posts in enumerate(everyone):
+            for peer, posts in enumerate(self._all_gather(dict(self.ledger.posts))):
                 self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, ()))
+
+    def _all_gather(self, obj: T) -> list[T]:
+        everyone = [obj] * self.size
+        with self.recorder.waiting(WAITING_FOR_ALL):
+            dist.all_gather_object(everyone, obj, group=self.control or self.group)
+        return everyone
 
     def close(self) -> None:
         self.outbox.close()
         self.watcher.close()
         self.stage_watcher.close()
         dist.destroy_process_group()
+
+
+def _new_group(
+    ranks: Sequence[int] | None, backend: Literal["gloo", "nccl"], timeout: timedelta
+) -> dist.ProcessGroup | None:
+    """A group of these ranks, None: of all. Collective over the world; None on ranks outside."""
+    made = dist.new_group(ranks and list(ranks), backend=backend, timeout=timeout)
+    return made if isinstance(made, dist.ProcessGroup) else None
 
 
 _CPU = torch.device("cpu")

@@ -8,17 +8,18 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from gnnpar.comm.clock import PhaseClock
-from gnnpar.comm.communicator import Pending, Site
+from gnnpar.comm.communicator import Pending, Site, T
 from gnnpar.comm.ledger import Ledger, Receipt, now
 from gnnpar.comm.mesh import Axis, Mesh
 
-T = TypeVar("T")
+Lane = tuple[str, str, int, int]  # kind, group, from, to
+Channel = tuple[str, str, int, int, int]  # a lane and the number of the message
 _POLL_SECONDS = 0.2
 
 
@@ -29,16 +30,16 @@ class ThreadWorld:
         self.size, self.device = size, device or torch.device("cpu")
         self.failed = threading.Event()
         self._lock = threading.Lock()
-        self._boxes: dict[tuple, queue.Queue] = {}
+        self._boxes: dict[Channel, queue.Queue[object]] = {}
 
-    def box(self, key: tuple) -> queue.Queue:
+    def box(self, key: Channel) -> queue.Queue[object]:
         with self._lock:  # two threads may ask for a new box at once
             return self._boxes.setdefault(key, queue.Queue())
 
-    def put(self, key: tuple, item: Any) -> None:
+    def put(self, key: Channel, item: object) -> None:
         self.box(key).put(item)
 
-    def take(self, key: tuple) -> Any:
+    def take(self, key: Channel) -> Any:  # Any: what the other end put
         """The one thing that will ever be in this box."""
         box = self.box(key)
         while True:
@@ -60,7 +61,7 @@ class ThreadWorld:
         everyone = tuple(range(self.size))
         return [ThreadCommunicator(self, everyone, r) for r in everyone]
 
-    def turn(self) -> AbstractContextManager[Any]:
+    def turn(self) -> AbstractContextManager[object]:
         """Held by a rank's thread as long as it runs."""
         return nullcontext()
 
@@ -69,7 +70,7 @@ class ThreadWorld:
 
         `comms`: of an earlier run, to go on with; fresh ones if none.
         """
-        results: list[Any] = [None] * self.size
+        results: dict[int, T] = {}
         failures: list[tuple[int, BaseException]] = []
 
         def guarded(comm: ThreadCommunicator) -> None:
@@ -93,7 +94,7 @@ class ThreadWorld:
             rank, error = failures[0]
             setattr(error, "gnnpar_rank", rank)  # noqa: B010  # exceptions declare no such attribute
             raise error
-        return results
+        return [results[rank] for rank in range(self.size)]
 
 
 @dataclass
@@ -101,7 +102,7 @@ class _Arrival:
     """A message that will be in a mailbox."""
 
     comm: ThreadCommunicator
-    key: tuple
+    key: Channel
     peer: int
     posted: float
     staged: bool = False
@@ -124,7 +125,7 @@ class ThreadCommunicator:
     group: str = ""
     clock: PhaseClock = field(default=None)  # type: ignore[assignment]  # set below from the world's device
     ledger: Ledger = field(default_factory=Ledger)
-    _numbers: dict[tuple, int] = field(default_factory=lambda: defaultdict(int))
+    _numbers: dict[tuple[Lane, bool], int] = field(default_factory=lambda: defaultdict[tuple[Lane, bool], int](int))
 
     def __post_init__(self) -> None:
         self.clock = self.clock or PhaseClock(self.world.device)
@@ -167,7 +168,8 @@ class ThreadCommunicator:
 
     def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
         if site is not None:
-            self.ledger.counted(site.phase, ring_reduce_nbytes(tensor.numel() * tensor.element_size(), self))
+            nbytes = ring_reduce_nbytes(tensor.numel() * tensor.element_size(), rank=self.rank, size=self.size)
+            self.ledger.counted(site.phase, nbytes)
         with self.clock("reduce"):
             parts = self._all_gather(tensor)
             total = parts[0].clone()
@@ -177,10 +179,12 @@ class ThreadCommunicator:
         return total
 
     def broadcast(self, obj: T | None, src: int = 0) -> T:
-        return self._all_gather(obj if self.rank == src else None)[src]
+        return self._all_gather(cast("T", obj if self.rank == src else None))[src]  # what others give is not read
 
-    def scatter(self, objs: list | None) -> object:
-        return self._all_gather(objs)[0][self.rank]
+    def scatter(self, objs: Sequence[object] | None) -> object:
+        given = self._all_gather(objs)[0]
+        assert given is not None
+        return given[self.rank]
 
     def gather(self, obj: T) -> list[T] | None:
         everything = self._all_gather(obj)
@@ -200,13 +204,13 @@ class ThreadCommunicator:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _all_gather(self, obj: Any) -> list[Any]:
+    def _all_gather(self, obj: T) -> list[T]:
         for peer in self.ranks:
             if peer != self.me:
                 self.world.put(self._channel("g", self.me, peer), obj)
         return [obj if peer == self.me else self.world.take(self._channel("g", peer, self.me)) for peer in self.ranks]
 
-    def _channel(self, kind: str, src: int, dst: int) -> tuple:
+    def _channel(self, kind: str, src: int, dst: int) -> Channel:
         """The box of the next message from src to dst: both ends count."""
         lane = kind, self.group, src, dst
         self._numbers[lane, src == self.me] += 1
@@ -223,7 +227,7 @@ class Ready:
         return self.value
 
 
-def ring_reduce_nbytes(nbytes: int, comm: Any) -> int:
+def ring_reduce_nbytes(nbytes: int, *, rank: int, size: int) -> int:
     """Bytes one rank sends in a ring all-reduce: 2 (P - 1) / P of the tensor, rounded so that ranks sum up exactly."""
-    total = 2 * (comm.size - 1) * nbytes
-    return total // comm.size + (comm.rank < total % comm.size)
+    total = 2 * (size - 1) * nbytes
+    return total // size + (rank < total % size)

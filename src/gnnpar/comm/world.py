@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
+
+from gnnpar.durable import JsonDict
 
 How = Literal["alone", "threads", "processes", "joined"]
 Status = Literal["completed", "failed", "interrupted"]
@@ -55,7 +57,7 @@ class Links:
         rate = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
         return f"{self.num_hosts} hosts x {rate} Gbit/s" + (", links by topology" if self.link_gbps else "")
 
-    def facts(self) -> dict[str, Any]:  # Any: JSON
+    def facts(self) -> JsonDict:
         """What result.json says about the links, as far as it is known before they are made."""
         rates = self.host_gbps
         return {

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm import interfaces
 from gnnpar.comm.interfaces import MeetingError
@@ -56,7 +55,7 @@ class JoinedWorld:
 
     me: int
     members: tuple[Member, ...]
-    store: Any
+    store: Store
     listener: socket.socket
     token: str
     generation: int
@@ -149,7 +148,7 @@ def _listen(address: str) -> socket.socket:
         ) from error
 
 
-def _store(master: str, port: int, rank: int, patience: float, *, agent: bool, trouble: str) -> Any:
+def _store(master: str, port: int, rank: int, patience: float, *, agent: bool, trouble: str) -> Store:
     """Rank 0 holds the store, unless torchrun's agent does. `trouble`: what may be the reason why it is not reached."""
     try:
         return TCPStore(
@@ -175,7 +174,7 @@ class _Table:
     """The keys of one meeting in the store."""
 
     def __init__(
-        self, store: Any, me: Member, size: int, where: str, patience: float, *, agent: bool, refuses: bool
+        self, store: Store, me: Member, size: int, where: str, patience: float, *, agent: bool, refuses: bool
     ) -> None:
         self.store, self.me, self.size, self.where, self.patience = store, me, size, where, patience
         self.generation, self._began, self._nonce = 0, time.monotonic(), secrets.token_hex(8)
@@ -270,7 +269,7 @@ class _Table:
 
     def _all(self, kind: str, silent: Callable[[list[int]], str]) -> list[JsonDict]:
         """What all ranks put down under their numbers."""
-        found: dict[int, Any] = {}
+        found: dict[int, JsonDict] = {}
         while len(found) < self.size:
             self._end_at_trouble()
             missing = [rank for rank in range(self.size) if rank not in found]
@@ -310,10 +309,10 @@ class _Table:
     def _waited(self) -> bool:
         return time.monotonic() - self._began > self.patience
 
-    def _put(self, key: str, value: Any) -> None:
+    def _put(self, key: str, value: JsonDict) -> None:
         self.store.set(f"{self.room}/{key}", json.dumps(value))
 
-    def _get(self, key: str) -> Any:
+    def _get(self, key: str) -> JsonDict | None:
         key = f"{self.room}/{key}"
         return json.loads(self.store.get(key)) if self.store.check([key]) else None
 
