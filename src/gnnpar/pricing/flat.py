@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from gnnpar.pricing.candidate import Candidate
 from gnnpar.pricing.ir import Fold
@@ -118,6 +119,47 @@ class FlatCandidate(Candidate):
             rest = sum(seconds for q, seconds in enumerate(pieces[p].halo) if q not in sources)
             done.append([graph.compute(f"{tag} halo", p, rest, [folded[-1]])] if rest else [folded[-1]])
         return [[graph.compute(f"{tag} {other}", p, second[p] + more * pieces[p].unpack, done[p])] for p in ranks]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeCandidate(FlatCandidate):
+    """One halo exchange a fold and direction. `bits`: of rows on the wire; `overlap`: what is folded meanwhile."""
+
+    bits: int = 32
+    overlap: Literal["none", "edges"] = "edges"
+
+    @property
+    def wire_bits(self) -> int:
+        return self.bits
+
+    @property
+    def overlaps(self) -> bool:
+        return self.overlap == "edges"
+
+    def layer_phases(
+        self, work: Work, machine: Machine, layer: int, direction: Direction, *, lost: float, visit: float
+    ) -> Phases:
+        return exchanged_layer(
+            work, machine, layer, direction, bits=self.bits, overlaps=self.overlaps, lost=lost, visit=visit
+        )
+
+    def fold_tasks(
+        self,
+        graph: TaskGraph,
+        p: int,
+        tag: str,
+        piece: Piece,
+        nbytes: Mapping[int, float],
+        ready: Sequence[int],
+        idle: float,
+    ) -> list[int]:
+        flows = {q: graph.flow(f"{tag} {q}>{p}", q, p, n, [ready[q]], idle=idle) for q, n in nbytes.items()}
+        waits = [ready[p]] if self.overlaps else [ready[p], *flows.values()]
+        folded = [graph.compute(f"{tag} inner", p, piece.inner, waits)]
+        for q, flow in flows.items():
+            seconds = piece.halo[q] + graph.machine.rates[p].message
+            folded.append(graph.compute(f"{tag} halo {q}", p, seconds, [folded[-1], flow]))
+        return folded
 
 
 def layer_by_layer(

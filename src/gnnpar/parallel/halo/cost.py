@@ -6,20 +6,18 @@ shorter is lost. Time knows the bits of rows; bytes know the codec.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from gnnpar.durable import JsonDict
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
 from gnnpar.pricing.candidate import Knobs, Quality, Scope, codec_fields, quality_of
-from gnnpar.pricing.flat import FlatCandidate, exchanged_layer
+from gnnpar.pricing.flat import ExchangeCandidate
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Phases, Price
-from gnnpar.pricing.tasks import TaskGraph
-from gnnpar.pricing.work import Direction, Piece, Work
+from gnnpar.pricing.price import Price
 
 if TYPE_CHECKING:
     from gnnpar.parallel.halo.strategy import GraphParallel
@@ -28,12 +26,10 @@ QUANTIZED = (8, 4, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HaloCandidate(FlatCandidate):
-    """`family`: adaqp below 16 bits, whose YAML has a quantizing codec. `bits`: of rows on the wire."""
+class HaloCandidate(ExchangeCandidate):
+    """`family`: adaqp below 16 bits, whose YAML has a quantizing codec."""
 
     family: str = "graph_parallel"
-    bits: int = 32
-    overlap: Literal["none", "edges"] = "edges"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "family", "adaqp" if self.bits < 16 else "graph_parallel")
@@ -69,39 +65,6 @@ class HaloCandidate(FlatCandidate):
     def ordered(self) -> bool:
         """Every pair of ranks exchanges at once."""
         return False
-
-    @property
-    def wire_bits(self) -> int:
-        return self.bits
-
-    @property
-    def overlaps(self) -> bool:
-        return self.overlap == "edges"
-
-    def layer_phases(
-        self, work: Work, machine: Machine, layer: int, direction: Direction, *, lost: float, visit: float
-    ) -> Phases:
-        return exchanged_layer(
-            work, machine, layer, direction, bits=self.bits, overlaps=self.overlaps, lost=lost, visit=visit
-        )
-
-    def fold_tasks(
-        self,
-        graph: TaskGraph,
-        p: int,
-        tag: str,
-        piece: Piece,
-        nbytes: Mapping[int, float],
-        ready: Sequence[int],
-        idle: float,
-    ) -> list[int]:
-        flows = {q: graph.flow(f"{tag} {q}>{p}", q, p, n, [ready[q]], idle=idle) for q, n in nbytes.items()}
-        waits = [ready[p]] if self.overlaps else [ready[p], *flows.values()]
-        folded = [graph.compute(f"{tag} inner", p, piece.inner, waits)]
-        for q, flow in flows.items():
-            seconds = piece.halo[q] + graph.machine.rates[p].message
-            folded.append(graph.compute(f"{tag} halo {q}", p, seconds, [folded[-1], flow]))
-        return folded
 
 
 def plain_candidates(scope: Scope, ranks: int) -> Iterator[HaloCandidate]:
