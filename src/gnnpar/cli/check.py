@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from gnnpar.verify.conformance import Case
 
 HELP = """Every strategy must equal the single device in fp64, in its exact limit, for every model and world: the loss
-and each gradient. `gnnpar check strategy=mine` looks for strategy/mine.yaml and model/*.yaml in this folder too.
+and each gradient. One with an oracle must equal that, as it is configured. `gnnpar check strategy=mine` looks for
+strategy/mine.yaml and model/*.yaml in this folder too.
 `gnnpar check codec=mine`, without a strategy: the laws that every codec keeps."""
 
 
@@ -81,9 +82,16 @@ def model_names() -> list[str]:
 
 
 def show(cases: Sequence[Case], strategy: str) -> None:
-    table = Table(
-        title=f"strategy={strategy}, in its exact limit, against the single device", title_justify="left", box=None
+    _show(
+        [case for case in cases if case.reference == "single device"],
+        f"strategy={strategy}, in its exact limit, against the single device",
     )
+    if others := [case for case in cases if case.reference != "single device"]:
+        _show(others, f"strategy={strategy}, as it is configured, against its oracle on one device")
+
+
+def _show(cases: Sequence[Case], title: str) -> None:
+    table = Table(title=title, title_justify="left", box=None)
     for name in ("model", "ranks", "loss error", "worst gradient error", ""):
         table.add_column(name, justify="right" if name in ("ranks", "loss error", "worst gradient error") else "left")
     for case in cases:

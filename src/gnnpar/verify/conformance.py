@@ -1,33 +1,42 @@
-"""Does a strategy, in its exact limit, equal the single device? fp64, ranks as threads, dropout on."""
+"""Does a strategy, in its exact limit, equal the single device, and where it is inexact, its oracle?
+
+fp64, ranks as threads, dropout on.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.tasks import make_task
+from gnnpar.data.tasks import Task, make_task
 from gnnpar.models.gnn import GNN, ModelConfig
+from gnnpar.parallel.engine import Engine, FlatEngine
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.oracle import WithOracle
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import FirstLayer, Strategy, Workload
+from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.partition import Partitioner, Random
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 from gnnpar.training.optim import SGD, Adam
 
 EPOCHS = 2
+ORACLE_EPOCHS = 4
+"""Rows of earlier epochs, and means over epochs, differ from each other by then."""
 TOLERANCE = 1e-9
 """Largest difference allowed, per tensor, relative to the reference's largest entry."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model on one world: the worst relative differences over the epochs compared."""
+    """One model on one world: the worst relative differences over the epochs compared. `reference`: with what."""
 
     model: str
     world: int
@@ -36,6 +45,7 @@ class Case:
     worst_parameter: str
     logits_error: float
     error: str | None = None
+    reference: str = "single device"
 
     @property
     def passed(self) -> bool:
@@ -155,7 +165,8 @@ def check(
     dataset: Dataset | None = None,
     first_layer: FirstLayer = "live",
 ) -> list[Case]:
-    """Every model on every world the strategy can use, against the single device.
+    """Every model on every world the strategy can use: its exact limit against the single device, then, where it has an
+    oracle and is not exact, itself against that.
 
     ValueError where `exact_limit` is not exact by its own words.
     """
@@ -169,7 +180,48 @@ def check(
         reference = train_in_threads(Single(), config, dataset, world=1)
         for world in (w for w in worlds if runs_on(limit, w, config)):
             cases.append(_case(limit, name, config, dataset, world, reference, first_layer))
+    if isinstance(strategy, WithOracle) and strategy.exactness != {"exact"}:
+        for name, config in models.items():
+            for world in (w for w in worlds if runs_on(strategy, w, config, epochs=ORACLE_EPOCHS)):
+                cases += _oracle_case(strategy, name, config, dataset, world)
     return cases
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Oracle(Single):
+    """One device that computes what `strategy` computes under `parts`, a plan of several ranks."""
+
+    strategy: WithOracle
+    parts: Plan
+
+    def build(
+        self,
+        plan: Plan,
+        shard: Shard,
+        model: GNN,
+        task: Task,
+        comm: Communicator,
+        *,
+        seed: int,
+        first_layer: FirstLayer = "live",
+    ) -> Engine:
+        view = self.strategy.oracle(self.parts, shard, seed=seed)
+        assert view is not None
+        exact = WholeGraph(shard, Pass(seed))
+        return FlatEngine(view=view, exact=exact, shard=shard, model=model, task=task, comm=comm, seed=seed)
+
+
+def _oracle_case(strategy: Strategy, name: str, config: ModelConfig, dataset: Dataset, world: int) -> list[Case]:
+    """None where the strategy, as it is configured, has no oracle."""
+    assert isinstance(strategy, WithOracle)
+    plan = make_job(strategy, config, dataset, world=world).plan
+    whole = Shard.open(dataset, torch.zeros(dataset.num_nodes).long(), ThreadWorld(1).communicators()[0])
+    if strategy.oracle(plan, whole, seed=0) is None:
+        return []
+    oracle = _Oracle(strategy=strategy, parts=plan)
+    reference = train_in_threads(oracle, config, dataset, world=1, epochs=ORACLE_EPOCHS)
+    case = _case(strategy, name, config, dataset, world, reference, "live", epochs=ORACLE_EPOCHS)
+    return [replace(case, reference="its oracle")]
 
 
 def runs_on(strategy: Strategy, world: int, config: ModelConfig, *, epochs: int = EPOCHS) -> bool:
@@ -192,9 +244,11 @@ def _case(
     world: int,
     reference: Outcome,
     first_layer: FirstLayer,
+    *,
+    epochs: int = EPOCHS,
 ) -> Case:
     try:
-        got = train_in_threads(limit, config, dataset, world=world, first_layer=first_layer)
+        got = train_in_threads(limit, config, dataset, world=world, first_layer=first_layer, epochs=epochs)
     except Exception as error:  # a strategy of the user's own may fail in any way: a row of the table
         inf = float("inf")
         return Case(name, world, inf, inf, "", inf, f"{type(error).__name__}: {error}")
