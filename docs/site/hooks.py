@@ -72,6 +72,7 @@ def navigation() -> list[Any]:
                 {"Losses": "convergence.md"},
             ]
         },
+        {"Specifications": ["strategies/README.md", *listed("strategies")]},
         {"Architecture": "architecture.md"},
         {"Glossary": "glossary.md"},
         {"Experiments": ["experiments/README.md", *pages(ROOT / "experiments", "*/README.md")]},

@@ -40,6 +40,7 @@ def test_gnnpar_alone(cited: Callable[..., str]) -> None:
         ("gnnpipe", "chen2023gnnpipe"),
         ("tag", "zhang2023tag"),
         ("minibatch", "hamilton2017graphsage"),
+        ("bns", "wan2022bns"),
     ],
 )
 def test_a_strategy_cites_its_paper(cited: Callable[..., str], strategy: str, key: str) -> None:

@@ -37,7 +37,8 @@ class EdgeOrder:
     """
 
     def __init__(self, shard: Shard, overlap: Overlap) -> None:
-        self.shard, self.overlap = shard, overlap
+        self.shard = shard
+        self.overlap: Overlap = overlap
 
     @cached_property
     def forward(self) -> tuple[list[Block], list[Block]]:

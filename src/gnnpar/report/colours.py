@@ -16,6 +16,7 @@ _KNOWN = {
     "hybrid": "#d1602b",
     "tag": "#58b0dd",
     "minibatch": "#8c6d5a",
+    "bns": "#9a8f1e",
 }
 _OTHERS = ("#a08a1c", "#8064b8", "#5f8f4e", "#b8536b", "#4aa3a2", "#9b7653")
 GREY = "#a5adb5"  # of times that are no statement on speed

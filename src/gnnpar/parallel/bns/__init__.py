@@ -1,0 +1,1 @@
+"""BNS-GCN: graph parallelism on a sample of the boundary rows, drawn anew every epoch."""

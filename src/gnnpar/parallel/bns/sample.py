@@ -1,0 +1,117 @@
+"""The boundary rows of an epoch: which are drawn, the shard that is left, and folds that make up for the rest.
+
+A row of node j that part p reads is kept with probability `rate`, keyed by (seed, epoch, p, j): owner and reader draw
+the same, so no ids are sent, and all layers of an epoch use one sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gnnpar.folds.aggregator import Aggregator, ByBlock, Separates
+from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.partition.shard import Shard
+from gnnpar_kernels import fold_key, keep_mask
+
+_BOUNDARY = 0xB45  # what the key is for
+
+
+def kept(ids: Tensor, *, rate: float, seed: int, epoch: int, reader: int) -> Tensor:
+    """Which boundary rows part `reader` reads in an epoch. Shapes: ids [n] global -> [n] bool."""
+    if rate <= 0:
+        return torch.zeros_like(ids, dtype=torch.bool)
+    return keep_mask(ids, 1, p=1 - rate, key=fold_key(seed, epoch, reader, _BOUNDARY))[:, 0]
+
+
+def sampled(shard: Shard, *, rate: float, seed: int, epoch: int) -> Shard:
+    """The shard with the drawn boundary rows alone; a peer none of whose rows was drawn is none. Degrees stay."""
+    boundary, halo, degrees = {}, {}, [shard.halo_in_degree[:0]]
+    for peer, index in shard.boundary.items():
+        keep = kept(shard.node_ids[index], rate=rate, seed=seed, epoch=epoch, reader=peer)
+        if bool(keep.any()):
+            boundary[peer] = index[keep]
+    start = 0
+    for peer in sorted(shard.halo):
+        block = shard.halo[peer]
+        assert block.src_ids is not None
+        keep = kept(block.src_ids, rate=rate, seed=seed, epoch=epoch, reader=shard.part)
+        if bool(keep.any()):
+            halo[peer] = _columns(block, keep, block.src_ids[keep])
+            degrees.append(shard.halo_in_degree[start : start + block.num_src][keep])
+        start += block.num_src
+    return replace(shard, boundary=boundary, halo=halo, halo_in_degree=torch.cat(degrees))
+
+
+def _columns(block: Block, keep: Tensor, src_ids: Tensor) -> Block:
+    """The sub-block of some columns, numbered anew. Shapes: keep [num_src] bool."""
+    number = keep.cumsum(0) - 1
+    edges = keep[block.indices]
+    return Block.from_edges(
+        block.edge_dst[edges],
+        number[block.indices[edges]],
+        num_dst=block.num_dst,
+        num_src=len(src_ids),
+        edge_ids=None if block.edge_ids is None else block.edge_ids[edges],
+        src_ids=src_ids,
+        compress=True,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Reweighted(ByBlock):
+    """A summed fold in which in-edges of the blocks `drawn` count `weight` times: unbiased for weight = 1 / rate."""
+
+    fold: Aggregator
+    weight: float
+    drawn: frozenset[Block]
+    summed = True
+
+    @property
+    def needs_src(self) -> bool:
+        return self.fold.needs_src
+
+    @property
+    def linear(self) -> bool:
+        return self.fold.linear
+
+    @property
+    def separates(self) -> Separates:
+        return self.fold.separates
+
+    @property
+    def whole_neighborhood(self) -> bool:
+        return self.fold.whole_neighborhood
+
+    @property
+    def needs_edge_ids(self) -> bool:
+        return self.fold.needs_edge_ids
+
+    def init(self, num_dst: int, x: Operands) -> Rows:
+        return self.fold.init(num_dst, x)
+
+    def update(self, state: Rows, block: Block, x: Operands) -> Rows:
+        if block not in self.drawn:
+            return self.fold.update(state, block, x)
+        if self.fold.linear:  # rows are fewer than results
+            return self.fold.update(state, block, x._replace(src=self._weighted(x.src)))
+        (part,) = self.fold.update(self.fold.init(block.num_dst, x), block, x)
+        return (state[0].add_(part, alpha=self.weight),) if state else (part * self.weight,)
+
+    def finish(self, state: Rows) -> tuple[Tensor, Rows]:
+        return self.fold.finish(state)
+
+    def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
+        return self.fold.prepare(saved, grad_out)
+
+    def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
+        grads = self.fold.grad(block, x, prepared, grad_out)
+        return Operands(*map(self._weighted, grads)) if block in self.drawn else grads
+
+    def grad_dst(self, prepared: Rows, grad_out: Tensor) -> Rows:
+        return self.fold.grad_dst(prepared, grad_out)
+
+    def _weighted(self, rows: Rows) -> Rows:
+        return tuple(t * self.weight if t.is_floating_point() else t for t in rows)

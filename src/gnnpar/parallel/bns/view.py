@@ -1,0 +1,82 @@
+"""A rank's part and a sample of its neighbours' rows: Y[N_P, F] = A[N_P, N_P] X[N_P, F] + A[N_P, S] X[S, F] / rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from torch import Tensor
+
+from gnnpar.codecs.codec import Codec
+from gnnpar.comm import CodedExchange, RowLists
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Rows
+from gnnpar.graph import Message
+from gnnpar.parallel.bns.sample import Reweighted, sampled
+from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph
+from gnnpar.parallel.local import Pass, Source
+from gnnpar.partition.shard import Shard
+
+
+@dataclass(eq=False)
+class Drawn:
+    """The last sample: its shard, structure that an engine holds beside its own, and its codec."""
+
+    shard: Shard | None = None
+    codec: Codec | None = None
+
+    @property
+    def nbytes(self) -> int:
+        if self.shard is None:
+            return 0
+        lists = sum(i.numel() * i.element_size() for i in self.shard.boundary.values())
+        return lists + sum(block.nbytes for block in self.shard.halo.values())
+
+
+@dataclass(eq=False)
+class SampledHalo(HaloGraph):
+    """`during` draws the sample of its epoch. `codec_of`: the codec of the row lists of a sample, which are new in
+    every epoch. `full`: all rows, exactly; layer 0 reads it for what it keeps over epochs (first_layer=cached).
+    """
+
+    rate: float = field(kw_only=True)
+    codec_of: Callable[[RowLists], Codec] = field(kw_only=True)
+    full: HaloGraph = field(kw_only=True)
+    drawn: Drawn = field(default_factory=Drawn, kw_only=True)
+
+    def during(self, run: Pass) -> Self:
+        self.drawn.shard = None  # the last sample is freed before the next one is drawn
+        with self.comm.clock("sample"):
+            shard = sampled(self.full.shard, rate=self.rate, seed=run.seed, epoch=run.epoch)
+        self.drawn.shard = shard
+        with self.comm.clock("encode"):
+            if self.drawn.codec is not None:
+                self.drawn.codec.begin_epoch(run.epoch)  # on a GPU it reports rows without a range an epoch late
+            self.drawn.codec = codec = self.codec_of(shard.row_lists)
+            codec.begin_epoch(run.epoch)
+        exchange, edges = CodedExchange(self.comm, codec), EdgeOrder(shard, self.edges.overlap)
+        full = self.full.during(run)
+        return replace(self, run=run, layer=0, shard=shard, exchange=exchange, edges=edges, full=full)
+
+    def at(self, layer: int) -> Self:
+        return replace(self, layer=layer, full=self.full.at(layer))
+
+    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
+        out = super().dropout(x, p, tag=tag)
+        self.full._features = self._features
+        return out
+
+    def source(self, message: Message, *rows: Tensor) -> Rows:
+        return super().source(message, *rows) if self.cache is None else self.full.source(message, *rows)
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        if self.cache is not None and self._reads_kept(agg, src) and not edge:
+            return self.full.aggregate(agg, src, dst, edge, shared)
+        if agg.summed and self.shard.halo:
+            agg = Reweighted(agg, 1 / self.rate, frozenset(self.shard.halo.values()))
+        return super().aggregate(agg, tuple(src), dst, edge, shared)
+
+    def _reads_kept(self, agg: Aggregator, src: Rows) -> bool:
+        """Is it made of the features alone, whose halo rows are kept?"""
+        return isinstance(src, Source) and (src.halo is not None or self._constant(agg, src))
