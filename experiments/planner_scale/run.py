@@ -25,7 +25,7 @@ from gnnpar.parallel.halo.cost import HaloCandidate
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
 from gnnpar.parallel.sequential.cost import SequentialCandidate
 from gnnpar.planner.extract import record
-from gnnpar.planner.laws import law_of
+from gnnpar.planner.guide.instances import law_of
 from gnnpar.pricing.candidate import even_cuts
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.rates import derived

@@ -41,7 +41,7 @@ _KEYS = {
     "mesh",
     "layers_of",
     "arrays",
-    "layers",  # of 0.1.0, see training.given_plan
+    "layers",  # of 0.1.0, see training.plans.given_plan
     "strategy",
     "hashes",
     "statistics",

@@ -20,7 +20,7 @@ from gnnpar.parallel.strategy import Strategy
 from gnnpar.placement import Plan
 from gnnpar.planner.strategy import TAG
 from gnnpar.settings import Settings, instantiate
-from gnnpar.training.given_plan import given_plan
+from gnnpar.training.plans import given_plan
 from gnnpar.verify.conformance import make_job, merge_ranks, small_graph
 
 SMALL = ("model=gcn", "model.num_layers=2", "world_size=2", "comm=threads")

@@ -59,7 +59,7 @@ def test_a_tensor_is_broadcast_once_for_all_its_readers() -> None:
 
 
 def test_sufficient_factors() -> None:
-    """Wide layers with few rows gain, hidden layers of full-graph training lose (specs/tag.md 5.3)."""
+    """Wide layers with few rows gain, hidden layers of full-graph training lose."""
     link, flop = 2.8e9, 1e-13
     for m, n, replicas in ((25088, 4096, 2), (4096, 4096, 4), (256, 256, 4)):
         least = break_even_rows(m, n, replicas=replicas, rate=link, seconds_per_flop=flop)

@@ -113,8 +113,10 @@ def key_of(settings: Settings) -> str:
 def completed(folder: Path, keys: Mapping[tuple[str, int, int], str]) -> dict[tuple[str, int, int], JsonObject]:
     """(variant, seed, block) -> result.json, of the runs that completed."""
     manifest = Manifest.read(folder)
-    found = {job: read_result(folder / manifest.jobs[key].folder) for job, key in keys.items() if key in manifest.jobs}
-    return {job: result for job, result in found.items() if result and result["status"] == "completed"}
+    results = {
+        job: read_result(folder / manifest.jobs[key].folder) for job, key in keys.items() if key in manifest.jobs
+    }
+    return {job: result for job, result in results.items() if result and result["status"] == "completed"}
 
 
 def measures(result: JsonObject) -> Measures:
@@ -172,9 +174,9 @@ def by_seed(
 
 def base_line(results: Mapping[tuple[str, int, int], JsonObject]) -> dict[str, float | None]:
     """What the base itself measures, means over its runs."""
-    found = [measures(r) for (name, *_), r in results.items() if name == ""]
+    baselines = [measures(r) for (name, *_), r in results.items() if name == ""]
     columns = {
-        name: [m[name] for m in found if m[name] is not None] for name in ("epoch", "bytes", "memory", "accuracy")
+        name: [m[name] for m in baselines if m[name] is not None] for name in ("epoch", "bytes", "memory", "accuracy")
     }
     return {name: plain.fmean(values) if values else None for name, values in columns.items()}  # type: ignore[type-var]
 

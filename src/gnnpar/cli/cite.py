@@ -23,10 +23,10 @@ def run(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if wrong := [o for o in options.overrides if not o.startswith(("strategy=", "strategy.", "plan="))]:
         raise ConfigError(f"cite does not know {wrong[0]}; write gnnpar cite strategy=NAME, or plan=FILE")
-    found = entries()
-    cited = [found["gnnpar"]]
+    known = entries()
+    cited = [known["gnnpar"]]
     if options.overrides:
-        by_number = {field(entry, "eprint"): entry for entry in found.values()}
+        by_number = {field(entry, "eprint"): entry for entry in known.values()}
         numbers = papers_of(compose(options.overrides).strategy)
         cited += [by_number.get(number) or unknown(number) for number in numbers]
     sys.stdout.write("\n\n".join(cited) + "\n")
@@ -41,8 +41,8 @@ def entries() -> dict[str, str]:
 
 def field(entry: str, name: str) -> str | None:
     """The text of one field."""
-    found = re.search(rf"^\s*{name}\s*=\s*\{{(.*)\}},?$", entry, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(rf"^\s*{name}\s*=\s*\{{(.*)\}},?$", entry, re.MULTILINE)
+    return match[1] if match else None
 
 
 def papers_of(strategy: object) -> list[str]:

@@ -52,13 +52,13 @@ def diagnose() -> dict[str, JsonDict]:
 
 
 def devices() -> dict[str, str]:
-    found = {"cpu": f"{processor()}, {num_cores()} cores for ranks, {torch.get_num_threads()} threads by default"}
+    devices = {"cpu": f"{processor()}, {num_cores()} cores for ranks, {torch.get_num_threads()} threads by default"}
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
-        found[f"cuda:{i}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        devices[f"cuda:{i}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     if not torch.cuda.is_available():
-        found["cuda"] = "none that torch sees"
-    return found
+        devices["cuda"] = "none that torch sees"
+    return devices
 
 
 def kernels() -> dict[str, str]:

@@ -50,23 +50,23 @@ def run(argv: list[str]) -> int:
             settings, settings.world_size if asked else None, (lambda _: None) if options.json else say
         )
         runs = [(title(options.overrides, settings), options.overrides)] if one else rows(options.overrides, registry())
-        found = [estimated(estimator, name, overrides) for name, overrides in runs]
+        estimates = [estimated(estimator, name, overrides) for name, overrides in runs]
         if not one and not any(map(_OF_A_CODEC.match, options.overrides)):
-            found = [e for e in found if not (e.refused and e.name.endswith(ROUNDED))]
-        found += [] if one else [Estimate(name=name, refused=why) for name, why in registry().broken.items()]
+            estimates = [e for e in estimates if not (e.refused and e.name.endswith(ROUNDED))]
+        estimates += [] if one else [Estimate(name=name, refused=why) for name, why in registry().broken.items()]
     except ValueError as error:
         raise ConfigError(" ".join(str(error).split())) from error
-    if one and found[0].refused:
-        raise ConfigError(found[0].refused)
+    if one and estimates[0].refused:
+        raise ConfigError(estimates[0].refused)
     if options.json:
-        sys.stdout.write(json.dumps({"estimates": [e.as_json() for e in found]}, indent=1) + "\n")
+        sys.stdout.write(json.dumps({"estimates": [e.as_json() for e in estimates]}, indent=1) + "\n")
         return 0
-    data, machine = estimator.inputs.workload.dataset, estimator.machine(found[0].ranks if one else estimator.count)
+    data, machine = estimator.inputs.workload.dataset, estimator.machine(estimates[0].ranks if one else estimator.count)
     say(f"model: {settings.names.get('model')}, {estimator.inputs.ir.describe()}")
     say(f"graph: {data.name}, {data.num_nodes} nodes, {data.num_edges} edges")
     say(f"topology: {settings.names.get('topology')}, {machine.fabric.describe()}")
-    show(COLUMNS, [row_of(e) for e in found])
-    for line in [*(details(found[0]) if one else ()), *why(found, machine, on_gpu=on_gpu(settings))]:
+    show(COLUMNS, [row_of(e) for e in estimates])
+    for line in [*(details(estimates[0]) if one else ()), *why(estimates, machine, on_gpu=on_gpu(settings))]:
         say(f"- {line}")
     return 0
 
@@ -88,12 +88,12 @@ def rows(overrides: Sequence[str], registry: Registry) -> list[tuple[str, list[s
     codec = [o for o in overrides if _OF_A_CODEC.match(o)]
     rest = [o for o in overrides if o not in codec]
     other = codec or [ROUNDED]
-    found = []
+    runs = []
     for name in registry.strategies:
-        found.append((name, [*rest, f"strategy={name}", "codec=identity"]))
+        runs.append((name, [*rest, f"strategy={name}", "codec=identity"]))
         if name in registry.with_codec:
-            found.append((" ".join([name, *other]), [*rest, f"strategy={name}", *other]))
-    return found
+            runs.append((" ".join([name, *other]), [*rest, f"strategy={name}", *other]))
+    return runs
 
 
 def title(overrides: Sequence[str], settings: Settings) -> str:

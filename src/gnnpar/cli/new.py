@@ -56,8 +56,8 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
         raise ConfigError(f"{there[0]} is there already; choose another name, or remove it")
     if (conf_dir() / kind / f"{name}.yaml").exists():
         raise ConfigError(f"{kind}={name} is in gnnpar already; choose another name")
-    found = importlib.util.find_spec(name) if places.imported == name else None
-    if found is not None and found.origin is not None:  # a folder of that name hides nothing
+    spec = importlib.util.find_spec(name) if places.imported == name else None
+    if spec is not None and spec.origin is not None:  # a folder of that name hides nothing
         raise ConfigError(f"the Python module {name} would be imported instead of {name}.py; choose another name")
     words = {"name": name, "Class": class_name(name), "module": places.imported}
     words["target"] = f"{places.imported}.{words['Class']}"

@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
     asked = any(o.startswith("world_size=") for o in options.overrides)
     talk = (lambda _: None) if options.json else say
     try:
-        found = planner.planned(
+        planned = planner.planned(
             settings,
             ranks=settings.world_size if asked else None,
             allowed=allowed,
@@ -73,13 +73,13 @@ def run(argv: list[str]) -> int:
     yaml_of = partial(strategy_yaml, options.overrides)
     measured: dict[str, float] = {}
     if options.measure:
-        found, measured = by_measuring(found, settings, options.measure, yaml_of, options.overrides, talk)
-    plan = planner.plan_of(found, yaml_of, settings)
+        planned, measured = by_measuring(planned, settings, options.measure, yaml_of, options.overrides, talk)
+    plan = planner.plan_of(planned, yaml_of, settings)
     if measured:
         plan = replace(plan, predicted={**(plan.predicted or {}), "measured_seconds": measured})
     file = plan.save(Path(options.out))
     if options.trace:
-        Path(options.trace).write_text(json.dumps(planner.timeline(found).chrome_trace()), encoding="utf-8")
+        Path(options.trace).write_text(json.dumps(planner.timeline(planned).chrome_trace()), encoding="utf-8")
     if options.json:
         data = [
             e.as_predicted()
@@ -88,29 +88,29 @@ def run(argv: list[str]) -> int:
                 "objective": None if e.price.unpriced else e.objective,
                 "measured": measured.get(e.candidate.label),
             }
-            for e in found.evaluated
+            for e in planned.evaluated
         ]
-        unpriced = found.request.registry.unpriced()
+        unpriced = planned.request.registry.unpriced()
         answer = {
             "plan": str(file),
-            "search": found.result.as_predicted(),
+            "search": planned.result.as_predicted(),
             "candidates": data,
             "unpriced": unpriced,
         }
         sys.stdout.write(json.dumps(answer, indent=1) + "\n")
         return 0
-    say(f"model: {settings.names.get('model')}, {found.request.ir.describe()}")
-    say(f"graph: {found.dataset.name}, {found.request.graph.nodes} nodes, {found.request.graph.edges} edges")
-    say(f"topology: {settings.names.get('topology')}, {found.machine.fabric.describe()}")
-    show(planner.COLUMNS, planner.table_rows(found.evaluated, options.top, measured))
-    for line in planner.why(found, planner.timeline(found).seconds):
+    say(f"model: {settings.names.get('model')}, {planned.request.ir.describe()}")
+    say(f"graph: {planned.dataset.name}, {planned.request.graph.nodes} nodes, {planned.request.graph.edges} edges")
+    say(f"topology: {settings.names.get('topology')}, {planned.machine.fabric.describe()}")
+    show(planner.COLUMNS, planner.table_rows(planned.evaluated, options.top, measured))
+    for line in planner.why(planned, planner.timeline(planned).seconds):
         say(f"- {line}")
-    say(f"chosen: {found.chosen.label}  ->  {file}  (gnnpar train plan={file} world_size={plan.num_ranks})")
+    say(f"chosen: {planned.chosen.label}  ->  {file}  (gnnpar train plan={file} world_size={plan.num_ranks})")
     return 0
 
 
 def by_measuring(
-    found: Planned,
+    planned: Planned,
     settings: Settings,
     count: int,
     yaml_of: Callable[[str], JsonObject],
@@ -121,17 +121,17 @@ def by_measuring(
     from gnnpar.planner import halving
     from gnnpar.planner import planned as planner
 
-    ranks = found.chosen.candidate.ranks
+    ranks = planned.chosen.candidate.ranks
     if count < 2:
         raise ConfigError(f"--measure={count} compares nothing; measure 2 plans or more")
-    if found.request.fewer:
+    if planned.request.fewer:
         raise ConfigError(f"--measure={count} launches plans of one number of ranks; leave fewer=true out")
     try:
         halving.check(settings, ranks, count)
         return halving.halved(
-            found,
+            planned,
             count,
-            lambda e: planner.plan_of(replace(found, evaluated=(e,)), yaml_of, settings),
+            lambda e: planner.plan_of(replace(planned, evaluated=(e,)), yaml_of, settings),
             halving.launcher(overrides, ranks),
             say,
         )

@@ -46,13 +46,13 @@ def run(argv: list[str]) -> int:
 
 def find(folders: Sequence[Path]) -> list[Manifest]:
     """The sweeps in and below the folders."""
-    found: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder; give the folder of a sweep")
         for file in sorted(folder.rglob(MANIFEST)):
-            found.setdefault(file.resolve(), file)
-    if not found:
+            files.setdefault(file.resolve(), file)
+    if not files:
         where = ", ".join(map(str, folders))
         raise ConfigError(f"no {MANIFEST} below {where}; give the folder of a sweep (gnnpar train -m ...)")
-    return [Manifest.read(file.parent) for file in found.values()]
+    return [Manifest.read(file.parent) for file in files.values()]

@@ -32,12 +32,12 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
         return f"{group}={option} does not exist{hint}; {group} can be {', '.join(options) or 'nothing'}"
     if isinstance(error, OverrideParseException):
         return f"{error.override} is no override; write key=value, +key=value to add a key, group=option to choose"
-    if found := re.search(r"Could not override '([^']+)'", text):
-        return no_such_key(found[1], argv)
-    if found := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
-        return f"{found[1]} is there already; write it without +"
-    if found := re.search(r"[Ii]n '[^']*': Could not find '([^']+)'|You must specify '([^']+)'", text):
-        return f"{found[1] or found[2]} does not exist"
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return no_such_key(match[1], argv)
+    if match := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
+        return f"{match[1]} is there already; write it without +"
+    if match := re.search(r"[Ii]n '[^']*': Could not find '([^']+)'|You must specify '([^']+)'", text):
+        return f"{match[1] or match[2]} does not exist"
     return re.sub(r"\S*/(conf|site-packages)/\S*", "the configuration", text)
 
 

@@ -248,18 +248,18 @@ def per_job(argv: Sequence[str]) -> list[str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import OverrideParseException
 
-    found = list(argv)
+    words = list(argv)
     try:
         parsed = OverridesParser.create().parse_overrides([a for a in argv if not a.startswith("-")])
     except OverrideParseException:  # Hydra says so itself
-        return found
+        return words
     swept = tuple(f"{o.key_or_group}." for o in parsed if o.is_sweep_override() and "." not in o.key_or_group)
     for o in parsed:
         plain = not (o.is_sweep_override() or o.is_add() or o.is_force_add() or o.is_delete())
         if plain and swept and o.key_or_group.startswith(swept):
             key, _, value = str(o.input_line).partition("=")
-            found[found.index(str(o.input_line))] = f"{key}=choice({value})"
-    return found
+            words[words.index(str(o.input_line))] = f"{key}=choice({value})"
+    return words
 
 
 def settle(manifest: Manifest, keys: Sequence[str]) -> None:

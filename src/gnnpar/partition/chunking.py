@@ -1,8 +1,8 @@
 """Chunkers: which chunk of its part a node belongs to. Hierarchical: chunks are cut inside each part of a partition.
 
-GNNPipe (Chen et al., arXiv 2308.10087; specs/gnnpipe.md 2.1) cuts K chunks first and makes each part a run of chunk
+GNNPipe (Chen et al., arXiv 2308.10087) cuts K chunks first and makes each part a run of chunk
 numbers, which is no good partition: on Reddit two such parts exchange 53 % more rows than two METIS parts. Here the
-nodes are cut into P parts first and each part into its chunks (9.13). K chunks in all, K/P a part.
+nodes are cut into P parts first and each part into its chunks. K chunks in all, K/P a part.
 """
 
 from __future__ import annotations

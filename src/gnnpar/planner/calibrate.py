@@ -1,6 +1,6 @@
 """Rates and links of the machine at hand, measured in less than a minute and cached by what the machine is.
 
-Source: specs/tag.md 8.7. Costs are fitted by non-negative least squares of relative errors; what is left over is kept
+Costs are fitted by non-negative least squares of relative errors; what is left over is kept
 as `residuals` (the median of |error|), the planner's uncertainty.
 """
 
@@ -71,11 +71,11 @@ def calibrate(
         except (ValueError, KeyError, TypeError):
             file.unlink()  # of another version, or half written
     say(f"measuring what {ranks} ranks with {threads} threads do here (once; kept in the cache)")
-    found = fitted(world_samples(ranks, threads), ranks=ranks, threads=threads)
+    calibration = fitted(world_samples(ranks, threads), ranks=ranks, threads=threads)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json_whole(file, found.as_json())
-    return found
+        write_json_whole(file, calibration.as_json())
+    return calibration
 
 
 def _key(ranks: int, threads: int) -> str:
@@ -127,8 +127,8 @@ def fitted(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibrati
     residuals: dict[str, float] = {}
 
     def solve(name: str, rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-        found, residuals[name] = nonnegative(rows, seconds)
-        return found
+        coefficients, residuals[name] = nonnegative(rows, seconds)
+        return coefficients
 
     gemms = [g for s in samples for g in s.gemm]
     gemm = solve("gemm", [(1.0, f, n) for f, n, _ in gemms], [t for *_, t in gemms])
@@ -140,8 +140,8 @@ def fitted(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibrati
         for way in ("forward", "backward"):
             rows = [row for s in samples for row in s.folds[kind][way]]
             terms = [(1.0, e, e * w, n * w, e * w * doublings_beyond(n * w)) for e, n, w, _ in rows]
-            found = solve(f"{kind}.{way}", terms, [t for *_, t in rows])
-            costs.append(FoldCost(*found))
+            coefficients = solve(f"{kind}.{way}", terms, [t for *_, t in rows])
+            costs.append(FoldCost(*coefficients))
         folds[kind] = (costs[0], costs[1])
     number = {key: statistics.mean(s.per_number[key] for s in samples) for key in samples[0].per_number}
     second = {key: statistics.mean(s.seconds[key] for s in samples) for key in samples[0].seconds}
@@ -196,5 +196,5 @@ def nonnegative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tu
     weighted = matrix / times[:, None]
     scale = np.maximum(weighted.max(axis=0), 1e-300)
     solution, _ = nnls(weighted / scale, np.ones(len(times)))
-    found = solution / scale
-    return found.tolist(), float(np.median(np.abs(matrix @ found / times - 1.0)))
+    coefficients = solution / scale
+    return coefficients.tolist(), float(np.median(np.abs(matrix @ coefficients / times - 1.0)))

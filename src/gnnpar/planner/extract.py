@@ -204,8 +204,8 @@ def _scalars(func: Any, args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _layer_of(path: str) -> int | None:
-    found = _LAYER.search(path)
-    return int(found[1]) if found else None
+    match = _LAYER.search(path)
+    return int(match[1]) if match else None
 
 
 class _Exportable(nn.Module):

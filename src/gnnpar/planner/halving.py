@@ -1,6 +1,6 @@
 """Measured successive halving: the plans predicted best are run for a few epochs, the better half of them for more.
 
-Source: specs/tag.md 8.10 F. What is measured decides; what is predicted says whom to measure.
+What is measured decides; what is predicted says whom to measure.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def check(settings: Settings, ranks: int, count: int) -> None:
 
 
 def halved(
-    found: Planned, count: int, plan_of: Callable[[Evaluated], Plan], run: Run, say: Say
+    planned: Planned, count: int, plan_of: Callable[[Evaluated], Plan], run: Run, say: Say
 ) -> tuple[Planned, dict[str, float]]:
     """The answer with the fastest of the last round first, and label -> measured seconds an epoch of the `count` best
     that may be chosen, each as of its last round.
     """
-    left = [p for p in found.evaluated if not p.refused][:count]
+    left = [p for p in planned.evaluated if not p.refused][:count]
     plans = {p.candidate.label: plan_of(p) for p in left}
     seconds: dict[str, float] = {}
     epochs = EPOCHS
@@ -64,7 +64,7 @@ def halved(
             say(f"{label}: measured {seconds_text(seconds[label])} in {epochs} epochs, predicted {predicted}")
         left.sort(key=lambda p: seconds[p.candidate.label])
         if len(left) <= 2:
-            return replace(found, evaluated=tuple(sorted(found.evaluated, key=lambda p: p is not left[0]))), seconds
+            return replace(planned, evaluated=tuple(sorted(planned.evaluated, key=lambda p: p is not left[0]))), seconds
         left, epochs = left[: (len(left) + 1) // 2], 2 * epochs
 
 

@@ -29,9 +29,9 @@ def setting_of(
     if isinstance(topology, Machines):
         return _machines(settings, topology.fabric, ranks, cores, say)
     count = ranks or settings.world_size
-    found = _calibration(settings, count, cores, say)
-    fabric = _here(settings, count, cores, found)
-    return Machine(fabric, (found.rates,) * count), count
+    calibration = _calibration(settings, count, cores, say)
+    fabric = _here(settings, count, cores, calibration)
+    return Machine(fabric, (calibration.rates,) * count), count
 
 
 def cores_of(settings: Settings) -> int:
@@ -53,10 +53,10 @@ def _calibration(settings: Settings, ranks: int, cores: int, say: Callable[[str]
     return calibrate(measured, threads=threads, cache=cache, refresh=again, say=say).shared(ranks, cores)
 
 
-def _here(settings: Settings, ranks: int, cores: int, found: Calibration) -> Fabric:
+def _here(settings: Settings, ranks: int, cores: int, calibration: Calibration) -> Fabric:
     """This machine, or the hosts that launch=paced makes of it."""
     available = float(psutil.virtual_memory().available)
-    theta, gamma = found.link
+    theta, gamma = calibration.link
     launch = settings.launch
     if not isinstance(launch, Paced) or ranks == 1:
         return one_host(ranks, cores=cores, memory_bytes=available, rate=1 / theta, latency=gamma)

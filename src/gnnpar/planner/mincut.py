@@ -1,4 +1,5 @@
-"""Recompute instead of communicate, decided exactly by a minimum cut. Source: specs/tag.md 5.2 and 8.12.
+"""Recompute instead of communicate, decided exactly by a minimum cut. Source: TAG (arXiv 2302.06126), lossless gradient
+aggregation.
 
 Some operations may be duplicated: every replica runs them in full, which costs computing and saves the sum of what they
 make. A tensor that feeds a duplicated operation from one that is not must be broadcast, once however many read it:

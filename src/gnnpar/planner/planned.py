@@ -174,30 +174,30 @@ def what_is_held(settings: Settings, ir: ModelIR) -> Held:
 _SETUP = ("model", "dataset", "partition", "first_layer", "seed")
 
 
-def plan_of(found: Planned, yaml_of: Callable[[str], JsonObject], settings: Settings) -> Plan:
+def plan_of(planned: Planned, yaml_of: Callable[[str], JsonObject], settings: Settings) -> Plan:
     """The plan of the chosen candidate: its strategy's own, with cuts, devices, prediction and what it is for.
 
     yaml_of: name of a strategy -> its resolved YAML.
     """
-    chosen = found.chosen
+    chosen = planned.chosen
     candidate = chosen.candidate
     resolved = dict(yaml_of(candidate.family)) | candidate.fields
     strategy = instantiate(resolved, "strategy")
-    fabric = chosen.at(found.machine).fabric
-    plan: Plan = strategy.plan(_sharing(found.workload, chosen.shares), fabric.topology(candidate.ranks))
+    fabric = chosen.at(planned.machine).fabric
+    plan: Plan = strategy.plan(_sharing(planned.workload, chosen.shares), fabric.topology(candidate.ranks))
     placement = plan.placement
     if candidate.stages > 1:
-        placement = replace(placement, layers_of=candidate.layers_of(found.request.ir.num_layers))
+        placement = replace(placement, layers_of=candidate.layers_of(planned.request.ir.num_layers))
     alternatives = [
-        {"label": e.label, "epoch_seconds": e.price.seconds, "refused": e.refused} for e in found.evaluated[1:6]
+        {"label": e.label, "epoch_seconds": e.price.seconds, "refused": e.refused} for e in planned.evaluated[1:6]
     ]
     return replace(
         plan,
         placement=placement,
         strategy={"name": candidate.family, **resolved},
-        hashes=plan.hashes | {"model": found.model_hash},
-        predicted=chosen.as_predicted() | {"alternatives": alternatives, "search": found.result.as_predicted()},
-        quality=tuple(sorted(found.request.allowed)),
+        hashes=plan.hashes | {"model": planned.model_hash},
+        predicted=chosen.as_predicted() | {"alternatives": alternatives, "search": planned.result.as_predicted()},
+        quality=tuple(sorted(planned.request.allowed)),
         devices=tuple(d.name for d in fabric.devices[: candidate.ranks]),
         setup={
             "names": {group: settings.names[group] for group in _SETUP if group in settings.names},
@@ -235,33 +235,33 @@ def _row(e: Evaluated, first: bool, measured: Mapping[str, float]) -> tuple[str,
     return (e.label, seconds_text(price.seconds), *phases, bytes_text(price.peak_bytes), note)
 
 
-def timeline(found: Planned) -> Timeline:
+def timeline(planned: Planned) -> Timeline:
     """An epoch of the chosen candidate in the event simulator."""
-    candidate = found.chosen.candidate
-    shares, machine = found.chosen.shares, found.chosen.at(found.machine)
-    parts = _uneven(found.workload)(shares) if shares else found.request.partition(candidate.parts)
-    work = found.request.work(parts, machine.rates, held=candidate.held)
+    candidate = planned.chosen.candidate
+    shares, machine = planned.chosen.shares, planned.chosen.at(planned.machine)
+    parts = _uneven(planned.workload)(shares) if shares else planned.request.partition(candidate.parts)
+    work = planned.request.work(parts, machine.rates, held=candidate.held)
     return simulated(candidate, work, machine)
 
 
-def _places(found: Planned) -> str:
-    names = [d.name for d in found.chosen.at(found.machine).fabric.devices[: found.chosen.candidate.ranks]]
+def _places(planned: Planned) -> str:
+    names = [d.name for d in planned.chosen.at(planned.machine).fabric.devices[: planned.chosen.candidate.ranks]]
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
-def why(found: Planned, simulated_seconds: float) -> list[str]:
+def why(planned: Planned, simulated_seconds: float) -> list[str]:
     """The sentences below the table."""
-    rates = found.machine.rates[0]
+    rates = planned.machine.rates[0]
     worst = max(rates.residuals.values(), default=None)
     doubt = f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)" if worst is not None else ""
-    recompute = found.request.recompute
+    recompute = planned.request.recompute
     event = f"event by event the chosen plan takes {seconds_text(simulated_seconds)}"
-    how = found.result
+    how = planned.result
     looked = f"search={how.search} priced {how.evaluations} candidates in {seconds_text(how.cpu_seconds)} of CPU"
-    devices = found.chosen.devices
-    moved = [] if devices == tuple(range(len(devices))) else [f"ranks run on {_places(found)}, in this order"]
-    cut = [] if recompute is None else [recompute.describe(chosen=found.chosen.candidate.held)]
-    unpriced = [f"{name} is unpriced: {reason}" for name, reason in found.request.registry.unpriced().items()]
+    devices = planned.chosen.devices
+    moved = [] if devices == tuple(range(len(devices))) else [f"ranks run on {_places(planned)}, in this order"]
+    cut = [] if recompute is None else [recompute.describe(chosen=planned.chosen.candidate.held)]
+    unpriced = [f"{name} is unpriced: {reason}" for name, reason in planned.request.registry.unpriced().items()]
     doubted = f"times are predicted from {rates.source} rates{doubt}"
     events = [event] if simulated_seconds else []
-    return [*reasons(found.evaluated), *unpriced, *moved, *cut, looked, *events, doubted]
+    return [*reasons(planned.evaluated), *unpriced, *moved, *cut, looked, *events, doubted]

@@ -1,6 +1,6 @@
 """The planner: every candidate priced by time and memory, the best allowed one chosen, and why.
 
-Source: specs/tag.md 8.10. Candidates are those that the strategies of the registry name; each prices itself.
+Candidates are those that the strategies of the registry name; each prices itself.
 `search.named` moves through what uniform grids in the given order leave out. The objective is seconds an epoch times
 the user's factor of its quality class; nothing beyond the allowed classes is chosen, but it is priced, so that the
 table shows what they would give.

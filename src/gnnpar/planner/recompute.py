@@ -1,9 +1,9 @@
 """What to recompute instead of receiving it, by a minimum cut: rows of remote nodes, and gradients of weights.
 
-Source: specs/tag.md 5 and 8.12. Operations of the cut: the message of every layer on a part's halo rows, and the
-gradient of every weight. Recomputing a message needs the rows it is made of: the features, fetched once a run, or for
-a deeper layer what the halo's own in-neighbours send. Making a weight's gradient everywhere needs its factors,
-gathered, and saves their sum over ranks.
+Source: TAG (arXiv 2302.06126), duplicated gradients. Operations of the cut: the message of every layer on a part's halo
+rows, and the gradient of every weight. Recomputing a message needs the rows it is made of: the features, fetched once a
+run, or for a deeper layer what the halo's own in-neighbours send. Making a weight's gradient everywhere needs its
+factors, gathered, and saves their sum over ranks.
 
 The runner executes it for layer 0 (first_layer=cached): what linear folds of the features give is held, and of other
 folds the halo's features, from which messages are made anew. The rest is counted, and told.
@@ -110,7 +110,7 @@ def _received(work: Work, machine: Machine, layer: int) -> float:
 
 def _extra(work: Work, layer: int) -> float:
     """Computing that the halo's rows add: folds over their in-edges, and the dense work in front of the message."""
-    found = 0.0
+    largest = 0.0
     for p, rates in enumerate(work.rates):
         rows = sum(work.parts.halo[p])
         edges = rows * work.graph.edges / max(1, work.graph.nodes)
@@ -118,8 +118,8 @@ def _extra(work: Work, layer: int) -> float:
             rates.dense_seconds(g, rows, backward=backward) for g in work.ir.layer(layer) for backward in (False, True)
         )
         folds = sum(rates.fold_seconds(f, edges, rows, backward=b) for f in work.ir.folds(layer) for b in (False, True))
-        found = max(found, dense + folds)
-    return found
+        largest = max(largest, dense + folds)
+    return largest
 
 
 def _features(held: Work, machine: Machine) -> float:

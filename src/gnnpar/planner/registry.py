@@ -40,25 +40,25 @@ class Registry:
 
     def candidates(self, scope: Scope, ranks: int, problem: Problem | None = None) -> list[Candidate]:
         """All configurations on exactly so many ranks. `problem`: for strategies that price their YAML alone."""
-        found: dict[Candidate, None] = {}
+        candidates: dict[Candidate, None] = {}
         for name, strategy in self.strategies.items():
             if isinstance(strategy, Enumerated):
-                found |= dict.fromkeys(strategy.candidates(scope, ranks))
+                candidates |= dict.fromkeys(strategy.candidates(scope, ranks))
                 continue
             runs = ranks <= (strategy.capabilities.max_ranks or ranks) and not _beyond(strategy)
             if isinstance(strategy, Priced) and problem is not None and runs:
-                found[Configured(family=name, parts=ranks, strategy=strategy, problem=problem)] = None
-        return list(found)
+                candidates[Configured(family=name, parts=ranks, strategy=strategy, problem=problem)] = None
+        return list(candidates)
 
     def unpriced(self) -> dict[str, str]:
         """Name -> why it is no candidate."""
-        found = dict(self.broken)
+        unpriced = dict(self.broken)
         for name, strategy in self.strategies.items():
             if not isinstance(strategy, Priced):
-                found[name] = f"{type(strategy).__name__} has no cost(problem, machine)"
+                unpriced[name] = f"{type(strategy).__name__} has no cost(problem, machine)"
             elif not isinstance(strategy, Enumerated) and (beyond := _beyond(strategy)):
-                found[name] = f"it is {', '.join(beyond)}, which no plan may be; gnnpar estimate prices it"
-        return found
+                unpriced[name] = f"it is {', '.join(beyond)}, which no plan may be; gnnpar estimate prices it"
+        return unpriced
 
     def strategy_of(self, candidate: Candidate) -> Strategy:
         """What runs a candidate: its strategy, with the fields that the candidate sets."""
@@ -179,8 +179,8 @@ def _refers(value: object) -> bool:
 def _keys(name: str, paths: Mapping[str, Path]) -> JsonDict:
     """Of a file and of the strategies that it extends."""
     data = yaml.safe_load(paths[name].read_text(encoding="utf-8")) or {}
-    found: JsonDict = {}
+    keys: JsonDict = {}
     for other in data.pop("defaults", ()):
         if isinstance(other, str) and other in paths:
-            found |= _keys(other, paths)
-    return found | data
+            keys |= _keys(other, paths)
+    return keys | data

@@ -99,19 +99,19 @@ def not_compared(world: World) -> str:
     return ""
 
 
-def deviation(said: JsonObject, seconds: float) -> float:
-    return seconds / said["epoch_seconds"] - 1.0
+def deviation(predicted: JsonObject, seconds: float) -> float:
+    return seconds / predicted["epoch_seconds"] - 1.0
 
 
-def factors(said: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+def factors(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
     """Phase -> measured over predicted; 1 where a phase is a small share of the epoch either way."""
-    found = {}
-    totals = sum(said.values()), sum(measured.values())
+    ratios = {}
+    totals = sum(predicted.values()), sum(measured.values())
     for phase, seconds in measured.items():
-        shares = said[phase] / totals[0], seconds / totals[1]
-        ratio = seconds / said[phase] if said[phase] > 0 and max(shares) >= _SHARE else 1.0
-        found[phase] = min(_LIMIT, max(1 / _LIMIT, ratio))
-    return found
+        shares = predicted[phase] / totals[0], seconds / totals[1]
+        ratio = seconds / predicted[phase] if predicted[phase] > 0 and max(shares) >= _SHARE else 1.0
+        ratios[phase] = min(_LIMIT, max(1 / _LIMIT, ratio))
+    return ratios
 
 
 def corrected(machine: Machine, by: Mapping[str, float]) -> Machine:
@@ -134,31 +134,34 @@ def corrected(machine: Machine, by: Mapping[str, float]) -> Machine:
     return Machine(replace(machine.fabric, links=links), rates)
 
 
-def compared(plan_said: JsonObject, found: Replanner) -> tuple[str, dict[str, float]]:
+def compared(predicted: JsonObject, measured: Replanner) -> tuple[str, dict[str, float]]:
     """(what differs and in which phases, the factors); the text is empty where the prediction holds."""
-    off = deviation(plan_said, found.seconds)
-    by = factors(plan_said["phases"], found.phases)
+    off = deviation(predicted, measured.seconds)
+    by = factors(predicted["phases"], measured.phases)
     if abs(off) <= ABOVE:
         return "", by
     phases = ", ".join(f"{phase} x{ratio:.2f}" for phase, ratio in by.items() if ratio != 1.0)
-    said = seconds_text(plan_said["epoch_seconds"])
-    return f"measured {seconds_text(found.seconds)} an epoch, predicted {said} ({off:+.0%}; {phases or 'evenly'})", by
+    expected = seconds_text(predicted["epoch_seconds"])
+    return (
+        f"measured {seconds_text(measured.seconds)} an epoch, predicted {expected} ({off:+.0%}; {phases or 'evenly'})",
+        by,
+    )
 
 
-def better(plan: Plan, before: JsonObject, found: Replanner, epoch: int, why: str) -> Plan | None:
+def better(plan: Plan, before: JsonObject, measured: Replanner, epoch: int, why: str) -> Plan | None:
     """The new plan with what it replaces, where it is another one and worth the change."""
-    said = plan.predicted
-    assert said is not None
-    if said["candidate"] == before["candidate"] or said["epoch_seconds"] > _GAIN * found.seconds:
+    predicted = plan.predicted
+    assert predicted is not None
+    if predicted["candidate"] == before["candidate"] or predicted["epoch_seconds"] > _GAIN * measured.seconds:
         return None
-    told = {
+    change = {
         "epoch": epoch,
         "before": before["label"],
         "predicted_seconds": before["epoch_seconds"],
-        "measured_seconds": found.seconds,
+        "measured_seconds": measured.seconds,
         "why": why,
     }
-    return replace(plan, predicted={**said, "replanned": told})
+    return replace(plan, predicted={**predicted, "replanned": change})
 
 
 def replanned(run: Run, comparing: Replanner, epoch: int, row: Row) -> NewPlan | None:
@@ -176,15 +179,15 @@ def replanned(run: Run, comparing: Replanner, epoch: int, row: Row) -> NewPlan |
 
 
 def plan_again(run: Run, epoch: int, comparing: Replanner) -> NewPlan | None:
-    """A better plan than the run's, where what was measured says so; one line tells. On rank 0."""
-    settings, said = run.settings, run.predicted
-    if said is None or not comparing.rows:
+    """A better plan than the run's, where what was measured says so; one line says why. On rank 0."""
+    settings, predicted = run.settings, run.predicted
+    if predicted is None or not comparing.rows:
         return None
     assert isinstance(settings.strategy, TAG)
     if reason := not_compared(run.world):
         say(f"tag: {reason}: their times are not compared with what was predicted")
         return None
-    why, by = compared(said, comparing)
+    why, by = compared(predicted, comparing)
     if not why:
         return None
     dataset = settings.dataset.load(settings.data_dir, settings.seed)
@@ -192,14 +195,14 @@ def plan_again(run: Run, epoch: int, comparing: Replanner) -> NewPlan | None:
     workload = workload_of(settings, dataset, run.model, run.comm.device)
     workload = replace(workload, setting=lambda: machine, say=_silent)
     plan = replace(settings.strategy, rates="measured").plan(workload, Topology(run.world.size))
-    found = better(plan, said, comparing, epoch, why)
-    if found is None:
-        say(f"tag: {why}; planned again: {said['label']} stays the best")
+    new = better(plan, predicted, comparing, epoch, why)
+    if new is None:
+        say(f"tag: {why}; planned again: {predicted['label']} stays the best")
         return None
-    assert found.predicted is not None
-    say(f"tag: {why}; goes on with {found.predicted['label']} from epoch {epoch}")
-    return NewPlan(with_strategy(found, settings), dataset)
+    assert new.predicted is not None
+    say(f"tag: {why}; goes on with {new.predicted['label']} from epoch {epoch}")
+    return NewPlan(with_strategy(new, settings), dataset)
 
 
 def _silent(line: str) -> None:
-    """One line tells of planning again, and it is not the planner's."""
+    """The planner prints nothing when it plans again: `plan_again` prints one line."""

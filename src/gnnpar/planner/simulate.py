@@ -1,6 +1,6 @@
 """Event simulator of a task graph: serial streams on devices, flows that share links max-min fairly.
 
-Source: specs/tag.md 8.6. A stream runs one task at a time, by priority and then by number; a flow waits out its
+A stream runs one task at a time, by priority and then by number; a flow waits out its
 latency, then for its stream, and progresses at its fair share; while a flow touches a device, computing there is
 `slowdown` times slower. A task's output is held from its start until its last consumer has ended. Ties go to the lower
 number: same input, same timeline.

@@ -1,7 +1,7 @@
 """TAG: plan for the model, graph and machine at hand, then run what was chosen.
 
 Zhang et al., Expediting Distributed DNN Training with Device Topology-Aware Graph Deployment, TPDS 2023 (arXiv
-2302.06126), carried over to full-graph training (specs/tag.md, part B). plan() prices every candidate that `quality`
+2302.06126), carried over to full-graph training. plan() prices every candidate that `quality`
 allows on the measured machine and returns the plan of the best; build() is the chosen strategy's own.
 
 Deviations: candidates are enumerated and priced by closed forms, cuts come from exact dynamic programming. Searches

@@ -81,7 +81,7 @@ def candidates(trial: Trial, ranks: int) -> list[Candidate]:
 def with_visits(rates: Rates, link: tuple[float, float], ranks: int, epochs: Epochs) -> Rates:
     """The rates with what the trials took. `link`: (seconds a byte, latency)."""
     shallow, deep, small = (_Form(trial, link, ranks) for trial in trials(ranks))
-    found: dict[str, tuple[float, float, float]] = {}
+    visits: dict[str, tuple[float, float, float]] = {}
     for engine, took in epochs.items():
         layer, epoch, factor = 0.0, 0.0, 1.0
         for _ in range(3):  # each of them stands in the other's way, a little
@@ -92,8 +92,8 @@ def with_visits(rates: Rates, link: tuple[float, float], ranks: int, epochs: Epo
             layer = max(0.0, (left["deep"] - left["shallow"]) / (slope["deep"] - slope["shallow"]))
             epoch = max(0.0, mean(left[name] - slope[name] * layer for name in left))
             factor = _root(lambda f, e=engine, v=layer, w=epoch: small(rates, e, (v, w, f)), took["small"])
-        found[engine] = layer, epoch, factor
-    return replace(rates, visits=found)
+        visits[engine] = layer, epoch, factor
+    return replace(rates, visits=visits)
 
 
 @dataclass
@@ -131,7 +131,7 @@ def _root(seconds: Callable[[float], float], target: float) -> float:
 
 def trial_epochs(comm: Communicator) -> dict[str, dict[str, float]]:
     """engine -> trial -> seconds an epoch of this rank. Collective."""
-    found: dict[str, dict[str, float]] = {}
+    measured: dict[str, dict[str, float]] = {}
     alone = ThreadWorld(1).communicators()[0]
     for trial in trials(comm.size):
         data = trial.graph() if comm.rank == 0 else None
@@ -142,8 +142,8 @@ def trial_epochs(comm: Communicator) -> dict[str, dict[str, float]]:
             here = _epoch_seconds(candidate, trial, given, among) if among is comm or comm.rank == 0 else None
             seconds = here if among is comm else comm.broadcast(here)  # the others wait for what one does alone
             assert isinstance(seconds, float)
-            found.setdefault(candidate.engine, {})[trial.name] = seconds
-    return found
+            measured.setdefault(candidate.engine, {})[trial.name] = seconds
+    return measured
 
 
 def _epoch_seconds(candidate: Candidate, trial: Trial, data: Dataset, comm: Communicator) -> float:

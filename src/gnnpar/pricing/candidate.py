@@ -1,7 +1,6 @@
 """A candidate: one configuration of a strategy on a number of ranks, which prices itself.
 
-A planner enumerates candidates, or searches them by turning their knobs; it knows none of the classes. Source:
-specs/tag.md 8.3.
+A planner enumerates candidates, or searches them by turning their knobs; it knows none of the classes.
 """
 
 from __future__ import annotations
@@ -164,7 +163,7 @@ def codec_fields(bits: int) -> JsonDict:
 
 def quality_of(bits: int, *, stale: bool = False) -> frozenset[Quality]:
     """Of rows in so many bits on the wire."""
-    found: set[Quality] = {"stale"} if stale else set()
+    qualities: set[Quality] = {"stale"} if stale else set()
     if bits < 32:
-        found.add("rounded" if bits == 16 else "quantized")
-    return frozenset(found or {"exact"})
+        qualities.add("rounded" if bits == 16 else "quantized")
+    return frozenset(qualities or {"exact"})

@@ -1,7 +1,7 @@
 """Devices and what joins them: the graph of links that the cost model and the simulator send bytes over.
 
 A link is one direction of a wire (both, where it is half duplex); a route is the links a message takes, in order.
-Source: specs/tag.md 8.2; routes are shortest paths by latency, then by number of links, then by name.
+Routes are shortest paths by latency, then by number of links, then by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Candidates with all layers on every rank, one after the other: what they share, and what an exchange of halos sends.
 
-Source: specs/tag.md 8.4. Ranks wait for each other at every exchange, so a layer costs the slowest rank of each piece.
-Formulas of bytes: specs/sar.md 2.1.
+Ranks wait for each other at every exchange, so a layer costs the slowest rank of each piece.
+Formulas of bytes: SAR (arXiv 2111.06483).
 """
 
 from __future__ import annotations

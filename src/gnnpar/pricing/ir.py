@@ -1,6 +1,6 @@
 """A model as the planner sees it: groups of operations a layer, what each costs by rows and edges, and what is live.
 
-Source: specs/tag.md 8.2. A group is (layer, begin | transform | aggregate | post | end); the layers' groups form a
+A group is (layer, begin | transform | aggregate | post | end); the layers' groups form a
 chain, `cuts` says what crosses between two layers (GCNII: two tensors). Costs are of one pass in one direction, in
 numbers (not bytes); a number is 4 bytes in fp32.
 """

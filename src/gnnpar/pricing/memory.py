@@ -1,4 +1,4 @@
-"""Most bytes a rank holds in an epoch, as a closed form. Source: specs/tag.md 8.8; units: bytes, numbers of 4 bytes."""
+"""Most bytes a rank holds in an epoch, as a closed form. Units: bytes; a number has 4."""
 
 from __future__ import annotations
 

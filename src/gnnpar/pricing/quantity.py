@@ -25,10 +25,10 @@ _SHAPE = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z/
 def parse(text: Any, dimension: Dimension, *, name: str, zero: bool = False) -> float:
     """In base units: bytes, bytes/s, s, flop/s. ValueError in one line; `zero`: is 0 allowed?"""
     example = _EXAMPLE[dimension]
-    found = _SHAPE.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
+    match = _SHAPE.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
         raise ValueError(f"{name}={text} must be a number and a unit, such as {example}")
-    number, unit = float(found[1]), found[2]
+    number, unit = float(match[1]), match[2]
     factors = UNITS[dimension]
     if unit not in factors:
         close = [u for u in factors if u.lower() == unit.lower()] or difflib.get_close_matches(

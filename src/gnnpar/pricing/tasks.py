@@ -1,6 +1,6 @@
 """Tasks of one epoch for the event simulator: computing on a rank's stream, flows over the links of a route.
 
-Source: specs/tag.md 8.5. A rank is one stream; every ordered pair of ranks is a stream of messages.
+A rank is one stream; every ordered pair of ranks is a stream of messages.
 """
 
 from __future__ import annotations

@@ -200,14 +200,14 @@ def _kind(given: Any, where: str, kind: str) -> Device:
 
 
 def _devices(spec: JsonObject, host: str, kinds: Mapping[str, Device], where: str) -> list[Device]:
-    found: list[Device] = []
+    devices: list[Device] = []
     if not isinstance(spec["devices"], Mapping):
         raise ValueError(f"{where}.devices={spec['devices']} must say how many of each kind, such as {{v100: 4}}")
     for kind, count in spec["devices"].items():
         device = _named(kinds, kind, f"{where}.devices.{kind}", "devices")
         for _ in range(_count(count, f"{where}.devices.{kind}")):
-            found.append(replace(device, name=f"{host}/{len(found)}", host=host))
-    return found
+            devices.append(replace(device, name=f"{host}/{len(devices)}", host=host))
+    return devices
 
 
 def _wire(a: str, b: str, medium: _Medium, *, shared: str | None = None) -> Wire:

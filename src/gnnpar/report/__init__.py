@@ -1,5 +1,5 @@
 """What runs leave behind, read back and compared. `load("multirun/**")` and `history(run)` are for notebooks."""
 
-from gnnpar.report.frames import history, load
+from gnnpar.report.rows import history, load
 
 __all__ = ["history", "load"]

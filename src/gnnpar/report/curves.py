@@ -54,36 +54,36 @@ def mean_curve(curves: Sequence[Curve]) -> Curve | None:
     at = [[curve.epochs.index(epoch) for epoch in common] for curve in curves]
 
     def means(of: Callable[[Curve], Sequence[float]]) -> list[float]:
-        columns = zip(*([of(c)[i] for i in found] for c, found in zip(curves, at, strict=True)), strict=True)
+        columns = zip(*([of(c)[i] for i in points] for c, points in zip(curves, at, strict=True)), strict=True)
         return [statistics.fmean(column) for column in columns]
 
     return Curve(common, means(lambda c: c.seconds), means(lambda c: c.bytes), means(lambda c: c.val))
 
 
 def curves_of(group: Group) -> list[Curve]:
-    found = [curve_of(Path(row["folder"])) for row in group.rows]
-    return [curve for curve in found if curve is not None]
+    curves = [curve_of(Path(row["folder"])) for row in group.rows]
+    return [curve for curve in curves if curve is not None]
 
 
 def means_of(group: Group, field: str, names: Sequence[str]) -> dict[str, float] | None:
     """Mean over completed runs of each entry of a mapping in result.json; None where no run has it."""
-    found = [part for r in group.completed if isinstance(part := r.get(field), Mapping)]
-    if not found:
+    parts = [part for r in group.completed if isinstance(part := r.get(field), Mapping)]
+    if not parts:
         return None
-    return {name: statistics.fmean(part.get(name) or 0 for part in found) for name in names}
+    return {name: statistics.fmean(part.get(name) or 0 for part in parts) for name in names}
 
 
 def live_bytes(group: Group, names: Sequence[str]) -> dict[str, float] | None:
     """Live tensors by category, mean over runs; None where none was profiled."""
-    found = [r["memory_bytes"]["live"] for r in group.completed if r["memory_bytes"]["peak"]]
-    return {name: statistics.fmean(live.get(name) or 0 for live in found) for name in names} if found else None
+    memories = [r["memory_bytes"]["live"] for r in group.completed if r["memory_bytes"]["peak"]]
+    return {name: statistics.fmean(live.get(name) or 0 for live in memories) for name in names} if memories else None
 
 
 def layer_bytes(group: Group) -> list[float]:
     """Bytes of an epoch by layer, mean over runs; empty where nothing is sent or known."""
-    found = [layers for r in group.completed if (layers := r.get("bytes_by_layer"))]
-    depth = max(map(len, found), default=0)
-    return [statistics.fmean(layers[i] if i < len(layers) else 0 for layers in found) for i in range(depth)]
+    layers_of_runs = [layers for r in group.completed if (layers := r.get("bytes_by_layer"))]
+    depth = max(map(len, layers_of_runs), default=0)
+    return [statistics.fmean(layers[i] if i < len(layers) else 0 for layers in layers_of_runs) for i in range(depth)]
 
 
 def tasks(groups: Sequence[Group]) -> dict[str, str]:

@@ -130,9 +130,9 @@ def _names(runs: Sequence[str]) -> str:
     for strategy, _, model in (name.partition("/") for name in dict.fromkeys(runs)):
         models.setdefault(strategy, []).append(model)
     alike: dict[tuple[str, ...], list[str]] = {}
-    for strategy, found in models.items():
-        alike.setdefault(tuple(found), []).append(strategy)
-    groups = [f"{', '.join(strategies)} with {', '.join(found)}" for found, strategies in alike.items()]
+    for strategy, names in models.items():
+        alike.setdefault(tuple(names), []).append(strategy)
+    groups = [f"{', '.join(strategies)} with {', '.join(names)}" for names, strategies in alike.items()]
     named = runs[0] if len(set(runs)) == 1 else "; ".join(groups)
     return named if len(runs) == 1 else f"{named} ({_runs(len(runs))})"
 

@@ -100,26 +100,26 @@ def _speedup(axes: Axes, groups: Sequence[Group], baseline: str, tint: Mapping[s
 
 
 def _stacked(axes: Axes, groups: Sequence[Group], field: str, tints: Mapping[str, str], quantity: str) -> bool:
-    found = [(group, parts) for group in groups if (parts := curves.means_of(group, field, list(tints)))]
-    largest = max((sum(parts.values()) for _, parts in found), default=0.0)
+    bars_of = [(group, parts) for group in groups if (parts := curves.means_of(group, field, list(tints)))]
+    largest = max((sum(parts.values()) for _, parts in bars_of), default=0.0)
     if not largest:
         return False
     scale, unit = scale_of(largest, quantity)
-    left = [0.0] * len(found)
+    left = [0.0] * len(bars_of)
     for part, tint in tints.items():
-        widths = [parts[part] / scale for _, parts in found]
+        widths = [parts[part] / scale for _, parts in bars_of]
         if any(widths):
             bars = axes.barh(
-                range(len(found)), widths, left=left, height=0.56, color=tint, label=part.replace("_", ", ")
+                range(len(bars_of)), widths, left=left, height=0.56, color=tint, label=part.replace("_", ", ")
             )
-            for bar, (group, _) in zip(bars, found, strict=True):
+            for bar, (group, _) in zip(bars, bars_of, strict=True):
                 bar.set_alpha(0.4 if quantity == "seconds" and group.timeless else 1.0)
         left = [before + width for before, width in zip(left, widths, strict=True)]
-    for i, ((group, _), total) in enumerate(zip(found, left, strict=True)):
+    for i, ((group, _), total) in enumerate(zip(bars_of, left, strict=True)):
         grey = quantity == "seconds" and group.timeless
         axes.text(total, i, f" ({total:.3g})" if grey else f" {total:.3g}", va="center", fontsize=7)
     axes.set_xlim(0, largest / scale * 1.18)
-    _label(axes, [group for group, _ in found], unit)
+    _label(axes, [group for group, _ in bars_of], unit)
     return True
 
 
@@ -127,12 +127,12 @@ def _accuracy(axes: Axes, groups: Sequence[Group], axis: str, tint: Mapping[str,
     shown = [
         group for group in groups if not (axis == "seconds" and group.timeless)
     ]  # grey times are no curve on paper
-    found = [(group, runs) for group in shown if (runs := curves.curves_of(group))]
-    if not found:
+    drawn = [(group, runs) for group in shown if (runs := curves.curves_of(group))]
+    if not drawn:
         return False
-    scale, unit = scale_of(max(run.along(axis)[-1] for _, runs in found for run in runs), axis)
+    scale, unit = scale_of(max(run.along(axis)[-1] for _, runs in drawn for run in runs), axis)
     used: dict[str, int] = {}
-    for group, runs in found:
+    for group, runs in drawn:
         strategy = group.first["strategy"]
         colour, dashes = tint[strategy], ("-", "--", ":", "-.")[used.setdefault(strategy, 0) % 4]
         used[strategy] += 1

@@ -82,11 +82,11 @@ def verdict_of(group: Group) -> str:
 
 def fidelity_of(group: Group) -> tuple[str, str]:
     """Mean cosine and relative error of the gradient."""
-    found = []
+    cells = []
     for name, form in (("gradient_cosine", ".4f"), ("gradient_error", ".2g")):
         values = [row[name] for row in group.rows if row["status"] == "completed" and row[name] is not None]
-        found.append(format(sum(values) / len(values), form) if values else NOTHING)
-    return found[0], found[1]
+        cells.append(format(sum(values) / len(values), form) if values else NOTHING)
+    return cells[0], cells[1]
 
 
 # columns of a grouped table: heading -> is it text?

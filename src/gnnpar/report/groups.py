@@ -81,19 +81,19 @@ def grouped(
     target: float | None = None,
 ) -> list[Group]:
     """Groups by task. rows: of table_rows; margin in points; target: of validation, instead of rule 13's."""
-    found = timed_groups(results, rows)
+    ordered = timed_groups(results, rows)
     exact = exact_runs_of(baseline, [result for _, result in results])
     by_arena: dict[str, list[Result]] = {}
     for base in exact:
         by_arena.setdefault(arena_of(base), []).append(base)
-    for group in found:
+    for group in ordered:
         _accuracy(group, by_arena.get(group.arena, ()), baseline, margin)
         fixed = target if target is not None else target_of(by_arena.get(group.arena, ()))
         _to_target(group, fixed)
-    _controls(found)
-    for arena in dict.fromkeys(group.arena for group in found):
-        _bold([group for group in found if group.arena == arena and not group.control])
-    return found
+    _controls(ordered)
+    for arena in dict.fromkeys(group.arena for group in ordered):
+        _bold([group for group in ordered if group.arena == arena and not group.control])
+    return ordered
 
 
 def timed_groups(results: Sequence[tuple[Path, Result]], rows: Sequence[JsonDict]) -> list[Group]:
@@ -104,11 +104,11 @@ def timed_groups(results: Sequence[tuple[Path, Result]], rows: Sequence[JsonDict
         group.rows.append(row)
         group.results.append(result)
     order = {arena: i for i, arena in enumerate(dict.fromkeys(group.arena for group in groups.values()))}
-    found = sorted(groups.values(), key=lambda group: order[group.arena])
-    _tell_apart(found)
-    for group in found:
+    ordered = sorted(groups.values(), key=lambda group: order[group.arena])
+    _tell_apart(ordered)
+    for group in ordered:
         _times(group)
-    return found
+    return ordered
 
 
 def repeated(groups: Iterable[Group]) -> bool:
@@ -202,11 +202,11 @@ def _percent(result: Result) -> float:
 
 
 def _by_seed(results: Sequence[Result]) -> dict[int, list[Result]]:
-    found: dict[int, list[Result]] = {}
+    by_seed: dict[int, list[Result]] = {}
     for result in results:
         if result["metric"]["test_at_best_val"] is not None:
-            found.setdefault(result["seed"], []).append(result)
-    return found
+            by_seed.setdefault(result["seed"], []).append(result)
+    return by_seed
 
 
 def _to_target(group: Group, target: float | None) -> None:
@@ -296,22 +296,22 @@ def cells(group: Group) -> JsonDict:
         "oversubscribed",
         "metric",
     )
-    found: JsonDict = {name: first[name] for name in copied}
-    found |= {"settings": group.changed, "control": group.control, "runs": len(group.rows), "completed": len(done)}
-    found |= _estimate("epoch_seconds", group.epoch_seconds) | _estimate("speedup", group.speedup, "blocks")
+    cells: JsonDict = {name: first[name] for name in copied}
+    cells |= {"settings": group.changed, "control": group.control, "runs": len(group.rows), "completed": len(done)}
+    cells |= _estimate("epoch_seconds", group.epoch_seconds) | _estimate("speedup", group.speedup, "blocks")
     for name in ("bytes_per_epoch", "memory_peak_bytes", "gradient_cosine", "gradient_error"):
         values = [row[name] for row in group.rows if row["status"] == "completed" and row[name] is not None]
-        found[name] = plain.fmean(values) if values else None
-    found |= _estimate("accuracy", group.accuracy, "seeds") | _estimate("difference", group.difference, "pairs")
-    found |= {"verdict": group.verdict, "control_verdict": group.control_verdict, "target": group.target}
+        cells[name] = plain.fmean(values) if values else None
+    cells |= _estimate("accuracy", group.accuracy, "seeds") | _estimate("difference", group.difference, "pairs")
+    cells |= {"verdict": group.verdict, "control_verdict": group.control_verdict, "target": group.target}
     for name, value in (("seconds_to_target", group.seconds_to_target), ("bytes_to_target", group.bytes_to_target)):
         low, high = value or (None, math.inf)
-        found |= {name: low, f"{name}_high": high if high < math.inf else None}
-    return found | {"best": " ".join(sorted(group.best))}
+        cells |= {name: low, f"{name}_high": high if high < math.inf else None}
+    return cells | {"best": " ".join(sorted(group.best))}
 
 
 def _estimate(name: str, estimate: Estimate | None, count: str = "") -> JsonDict:
     low, high = (estimate.low, estimate.high) if estimate else (math.nan, math.nan)
-    found: JsonDict = {name: estimate and estimate.value}
-    found |= {f"{name}_{end}": value if math.isfinite(value) else None for end, value in (("low", low), ("high", high))}
-    return found | ({count: estimate.n if estimate else 0} if count else {})
+    cells: JsonDict = {name: estimate and estimate.value}
+    cells |= {f"{name}_{end}": value if math.isfinite(value) else None for end, value in (("low", low), ("high", high))}
+    return cells | ({count: estimate.n if estimate else 0} if count else {})

@@ -19,15 +19,15 @@ FILE = "result.json"
 
 def collect(folders: Sequence[Path]) -> list[tuple[Path, Result]]:
     """Every result.json below the folders, each once, in the order of their paths."""
-    found: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder; give the folder of a run or of a sweep")
         for file in sorted(folder.rglob(FILE), key=_natural):
-            found.setdefault(file.resolve(), file)
-    if not found:
+            files.setdefault(file.resolve(), file)
+    if not files:
         raise ConfigError(f"no result.json below {', '.join(map(str, folders))}; give folders that runs have left")
-    return [(file.parent, _read(file)) for file in found.values()]
+    return [(file.parent, _read(file)) for file in files.values()]
 
 
 def folders_of(pattern: str | os.PathLike[str]) -> list[Path]:
@@ -63,15 +63,15 @@ def value_at(result: Result, path: Sequence[str]) -> Any:  # Any: the schema say
 
 def flat(settings: JsonObject, prefix: str = "") -> dict[str, str]:
     """Nested settings by dotted key; a nested object by the name of its class."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
+            texts |= flat(value, f"{prefix}{key}.")
         elif key == "_target_":
-            found[prefix.rstrip(".") or key] = str(value).rpartition(".")[2].lower()
+            texts[prefix.rstrip(".") or key] = str(value).rpartition(".")[2].lower()
         else:
-            found[f"{prefix}{key}"] = str(value)
-    return found
+            texts[f"{prefix}{key}"] = str(value)
+    return texts
 
 
 def variant(result: Result, results: Sequence[Result]) -> str:

@@ -54,14 +54,14 @@ def mesh(facts: JsonObject) -> str:
 
 def layers(facts: JsonObject) -> str:
     """'64 -halo-> 64 -halo-> 8  (bfloat16, overlap edges)'; equal layers in a row are counted."""
-    found: Sequence[JsonObject] = facts.get("layers") or ()
-    if not found:
+    layers: Sequence[JsonObject] = facts.get("layers") or ()
+    if not layers:
         return ""
-    text = str(found[0]["in"])
-    for (mode, out), same in itertools.groupby(found, key=lambda layer: (layer["mode"], layer["out"])):
+    text = str(layers[0]["in"])
+    for (mode, out), same in itertools.groupby(layers, key=lambda layer: (layer["mode"], layer["out"])):
         count = len(list(same))
         text += f" -{mode}-> {out}" + (f" ({count} layers)" if count > 1 else "")
-    how = dict.fromkeys(layer["how"] for layer in found if layer["how"])
+    how = dict.fromkeys(layer["how"] for layer in layers if layer["how"])
     return f"layers: {text}" + (f"  ({'; '.join(how)})" if how else "")
 
 

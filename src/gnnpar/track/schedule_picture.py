@@ -35,8 +35,8 @@ def schedule_picture(panels: Sequence[Panel], *, slots: int | None = None) -> st
     drawn = [panel for panel in panels if panel.rows]
     if not drawn:
         raise ValueError("a picture of no actions: every panel is empty")
-    found = [int(m[3]) for p in drawn for row in p.rows if (m := _ACTION.fullmatch(row[1]))]
-    slots = slots or 1 + max(found, default=0)
+    numbers = [int(m[3]) for p in drawn for row in p.rows if (m := _ACTION.fullmatch(row[1]))]
+    slots = slots or 1 + max(numbers, default=0)
     until = max(row[3] for panel in drawn for row in panel.rows) or 1.0
     body, top = [], 8
     for panel in drawn:

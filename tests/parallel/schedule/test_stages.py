@@ -32,7 +32,7 @@ def test_even_cuts_give_the_rest_to_the_first_stages():
 
 
 def test_the_expensive_first_layer_of_physics_gets_a_stage_of_its_own():
-    """specs/gnnpipe.md 9.1: cutting by cost instead of by count takes the slowest stage from 2.56 to about 1.5 ms."""
+    """Cutting by cost instead of by count takes the slowest stage from 2.56 to about 1.5 ms."""
     costs = [1.36] + [0.30] * 32  # ms a chunk
     by_count = max(sum(costs[i] for i in layers) for layers in even(33, 8))
     by_cost = max(sum(costs[i] for i in layers) for layers in balanced(costs, 8))

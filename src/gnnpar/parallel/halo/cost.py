@@ -1,6 +1,6 @@
 """What graph parallelism takes for an epoch: a layer waits for its halo, or folds its inner edges meanwhile.
 
-Source: specs/tag.md 8.4. An exchange costs the most loaded link; where messages and computing overlap, a share of the
+An exchange costs the most loaded link; where messages and computing overlap, a share of the
 shorter is lost. Time knows the bits of rows; bytes know the codec.
 """
 

@@ -1,7 +1,7 @@
 """What a pipeline takes for an epoch: all chunks forward, then all backward, through stages of one part or several.
 
-Source: specs/tag.md 8.4, specs/gnnpipe.md 2.4. With t_s a stage's time for a chunk, the exchange among its parts
-included, and c_s that of its boundary, a direction takes sum t + sum c + (chunks - 1) max(t, boundary).
+Source: GNNPipe (arXiv 2308.10087), its time of a pipelined epoch. With t_s a stage's time for a chunk, the exchange
+among its parts included, and c_s that of its boundary, a direction takes sum t + sum c + (chunks - 1) max(t, boundary).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Layers onto a pipeline whose stages are given in order, exactly, for any number of parts a stage.
 
 Minimises chain(): sum of stages and boundaries + (chunks - 1) x the slowest of them. For each bound on the slowest,
-dynamic programming over stages finds the least sum; it is one pass of matrices over layers. Source: specs/tag.md 8.10 B
-with the order of devices fixed, which a search of places changes.
+dynamic programming over stages finds the least sum; it is one pass of matrices over layers. The order of
+devices is fixed here; a search of places changes it.
 """
 
 from __future__ import annotations

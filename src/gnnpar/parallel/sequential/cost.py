@@ -1,7 +1,7 @@
 """What sequential aggregation takes for an epoch: a round a distance, `prefetch` rounds ahead of the fold.
 
-Source: specs/tag.md 8.4, specs/sar.md 2.1. Backward sends gradients; rows that a gradient reads come again (remat), or
-rows of destinations go the other way (push).
+Source: SAR (arXiv 2111.06483), its volume of communication. Backward sends gradients; rows that a gradient reads come
+again (remat), or rows of destinations go the other way (push).
 """
 
 from __future__ import annotations

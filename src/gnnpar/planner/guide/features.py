@@ -1,10 +1,10 @@
 """What the guide sees: a heterogeneous graph of op groups, classes of devices, links and sizes of partitions, and
 numbers of each choice.
 
-Source: specs/tag.md 8.11. Times and sizes are logarithms of ratios to one scale: the seconds that all devices together
-need to compute an epoch; sizes count as the time to move them over the fastest link (TAG 2.5). Deviations: an op group
-is a run of at most ceil(L / 16) layers, partition nodes are numbers of parts (2, 4, ...) as those of a grid do not
-exist yet, and there is no feedback of a simulator, so that the graph is encoded once for a whole search.
+Source: TAG (arXiv 2302.06126). Times and sizes are logarithms of ratios to one scale: the seconds that all devices
+together need to compute an epoch; sizes count as the time to move them over the fastest link, as in TAG. Deviations: an
+op group is a run of at most ceil(L / 16) layers, partition nodes are numbers of parts (2, 4, ...) as those of a grid do
+not exist yet, and there is no feedback of a simulator, so that the graph is encoded once for a whole search.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def scene(points: Points) -> Scene:
     price = torch.tensor([[_log(seconds[i][j], scale)] for i, j in pairs])
     return Scene(
         {name: torch.tensor(rows, dtype=torch.float32).view(len(rows), WIDTHS[name]) for name, rows in nodes.items()},
-        {name: torch.tensor(found, dtype=torch.int64).reshape(-1, 2).T for name, found in edges.items()},
+        {name: torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T for name, pairs in edges.items()},
         dict.fromkeys(PRICED, price),
         tuple(points.places.kind(i) for i in range(devs)),
     )
@@ -160,12 +160,12 @@ def _device(points: Points, members: Sequence[int], alone: float, scale: float) 
 def _used_links(points: Points) -> dict[int, list[int]]:
     """Number of a link -> classes whose first device sends over it to another class, or to its neighbour."""
     fabric, classes = points.request.machine.fabric, points.places.classes
-    found: dict[int, list[int]] = {}
+    candidates_of: dict[int, list[int]] = {}
     for c, members in enumerate(classes):
         ends = [other[0] for other in classes if other is not members] + members[1:2]
         for number in sorted({n for end in ends for n in fabric.routes[members[0]][end]}):
-            found.setdefault(number, []).append(c)
-    return found
+            candidates_of.setdefault(number, []).append(c)
+    return candidates_of
 
 
 def _part(points: Points, parts: int) -> list[float]:

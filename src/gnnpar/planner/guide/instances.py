@@ -1,7 +1,9 @@
 """Requests drawn at random, to train the guide and to compare searches: models x graphs x topologies.
 
-Source: specs/tag.md 8.11 and 2.4. Graphs are laws of what a partition costs (`laws`). One family of each of the three
-is held out of training: models gatv2 and resgcn, mesh graphs, two racks.
+A graph is a law of what its partition costs (`law_of`): `random` cuts of power-law degrees (exponent 2.5), exactly;
+`community`, where a partitioner finds clusters and keeps a share of that; `mesh`, where a part of n nodes has about
+4 sqrt(n) on its surface. One family of each of the three is held out of training: models gatv2 and resgcn, mesh
+graphs, two racks.
 """
 
 from __future__ import annotations
@@ -20,14 +22,53 @@ from gnnpar.models.gin import GIN
 from gnnpar.models.resgcn import ResGCN
 from gnnpar.models.sage import SAGE
 from gnnpar.planner.extract import record
-from gnnpar.planner.laws import partitioned
 from gnnpar.planner.planner import Request
 from gnnpar.pricing.candidate import QUALITIES, Quality
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import derived
-from gnnpar.pricing.statistics import GraphStats
+from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import Machines
+
+FAMILIES = ("random", "community", "mesh")
+_QUANTILES = 32
+
+
+def law_of(graph: GraphStats, family: str, quality: float) -> Callable[[int], tuple[float, float]]:
+    """Parts -> (alpha, share of the edges that are cut). `quality`: of the partitioner, its cut over a random one's.
+
+    A node of degree d has a copy in each of the P - 1 other parts with probability 1 - (1 - 1/P)^d.
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"{family} is no family of graphs; there are {', '.join(FAMILIES)}")
+    mean = graph.edges / graph.nodes
+    degrees = [(1 - (i + 0.5) / _QUANTILES) ** (-2 / 3) for i in range(_QUANTILES)]
+    degrees = [d * mean * _QUANTILES / sum(degrees) for d in degrees]
+
+    def law(parts: int) -> tuple[float, float]:
+        others = parts - 1
+        alpha = sum(others * (1 - (1 - 1 / parts) ** d) for d in degrees) / _QUANTILES
+        share = others / parts
+        if family == "community":
+            return quality * alpha, quality * share
+        if family == "mesh":
+            alpha = min(alpha, 20 * quality * (parts / graph.nodes) ** 0.5)
+            return alpha, min(share, alpha)
+        return alpha, share
+
+    return law
+
+
+def partitioned(graph: GraphStats, family: str, quality: float) -> Callable[[int], PartStats]:
+    """Parts -> statistics of equal parts, by law."""
+    law = law_of(graph, family, quality)
+
+    def even(parts: int) -> PartStats:
+        alpha, share = law(parts)
+        return PartStats.even(graph.nodes, graph.edges, parts, alpha=alpha, cut_share=share)
+
+    return even
+
 
 Split = Literal["train", "held_out"]
 _MODELS: dict[str, Callable[..., Any]] = {

@@ -1,6 +1,6 @@
 """The guide network: relation-wise attention over the scene, and a score for each choice of the next name.
 
-Source: specs/tag.md 8.11 and 2.6 (TAG's, of 14 M parameters): here two layers of 32, LayerNorm, 43 k parameters, a
+Source: TAG (arXiv 2302.06126), whose network has 14 M parameters: here two layers of 32, LayerNorm, 43 k parameters, a
 policy alone: values come from the cost model, which is as quick. Encoding is once an instance; scoring once a node of
 the tree.
 """

@@ -3,7 +3,7 @@ lie.
 
     python -m gnnpar.planner.guide.train --instances 80 --rounds 2 --seed 0 --out weights.pt
 
-Source: specs/tag.md 4 and 8.11 (iii, with imitation of the best plan known, ii). In the first round the prior is
+Source: TAG (arXiv 2302.06126), its self-play, and imitation of the best plan known. In the first round the prior is
 uniform, then it is the network's. On every node along the way to the best plan of an instance the target is half that
 choice and half the visits of the tree where it went there.
 """
@@ -54,7 +54,7 @@ def play(seed: int, guide: Guide | None, *, plays: int = PLAYS, most: int = 16) 
     root = climb(tree, seed=seed, prior=prior_of(guide, points) if guide else None, noise=NOISE)
     other = Evaluator(points.space, points.objective, plays, points.canonical)
     descend_again(other, seed=seed)
-    best, value = min((tree.best, other.best), key=lambda found: found[1])
+    best, value = min((tree.best, other.best), key=lambda pair: pair[1])
     if value == float("inf"):
         return None
     seen = scene(points)
@@ -65,7 +65,7 @@ def play(seed: int, guide: Guide | None, *, plays: int = PLAYS, most: int = 16) 
 
 def _along(points: Points, root: Node, best: Point, rest: Point, kinds: Sequence[str]) -> list[Example]:
     """The decisions that lead to the best point, as they look when the rest is completed by `rest`."""
-    found: list[Example] = []
+    examples: list[Example] = []
     node: Node | None = root
     for i, size in enumerate(points.space.sizes):
         if size > 1:
@@ -77,9 +77,9 @@ def _along(points: Points, root: Node, best: Point, rest: Point, kinds: Sequence
             target[best[i]] = 1.0
             if visits.sum() >= 8:
                 target = 0.5 * target + 0.5 * visits / visits.sum()
-            found.append(Example(rows, picks_of(placed, kinds), target))
+            examples.append(Example(rows, picks_of(placed, kinds), target))
         node = node.children.get(best[i]) if node else None
-    return found
+    return examples
 
 
 def fit(guide: Guide, games: Sequence[Game], *, epochs: int, seed: int, rate: float = 2e-3) -> list[float]:

@@ -84,8 +84,8 @@ def _guide(points: Points) -> Prior:
 
 def start_of(points: Points, grids: tuple[Evaluated, ...]) -> Point | None:
     """The point of the best uniform grid, which every other choice is compared with."""
-    found = (points.point_of(e.candidate) for e in grids if not e.refused)
-    return next((point for point in found if point is not None), None)
+    starts = (points.point_of(e.candidate) for e in grids if not e.refused)
+    return next((point for point in starts if point is not None), None)
 
 
 def _settled(points: Points, grids: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:

@@ -1,7 +1,7 @@
 """Which device each rank of a grid is put on: an order of the topology's classes of devices, and a layout of the grid.
 
 Hosts of one kind are interchangeable but for their links, so an order names kinds: the next class is the nearest one
-left of that kind to the class before. Source: specs/tag.md 8.10 D (non-contiguous placement, symmetry removed).
+left of that kind to the class before.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 A point is a grid (a candidate with its knobs as they are), the knobs of all candidates, the sizes of its parts and the
 devices of its ranks. Cuts, and whether layer 0 is held, are no names: the best ones follow. Names that a candidate does
 not have are set to their default, so that each candidate is one point. Only allowed classes of quality are there.
-Source: specs/tag.md 8.3, 8.10 D.
 """
 
 from __future__ import annotations
@@ -59,14 +58,14 @@ class Points:
 
     def _grids(self) -> list[Candidate]:
         """All candidates with the defaults of their knobs; of equal numbers of ranks, those of few stages first."""
-        request, found = self.request, {}
+        request, candidates = self.request, {}
         for ranks in rank_counts(request):
             of_ranks = dict.fromkeys(self.grid_of(c) for c in request.candidates(ranks))
-            found |= dict.fromkeys(sorted(of_ranks, key=lambda c: c.stages))
-        if not found:
+            candidates |= dict.fromkeys(sorted(of_ranks, key=lambda c: c.stages))
+        if not candidates:
             names = ", ".join(request.registry.strategies)
             raise ValueError(f"no strategy of {names} runs on {request.ranks} ranks; allow more")
-        return [c for c in found if c.quality <= request.allowed | {"exact"}]
+        return [c for c in candidates if c.quality <= request.allowed | {"exact"}]
 
     def grid_of(self, candidate: Candidate) -> Candidate:
         knobs = candidate.knobs(self.request.ir)
@@ -122,18 +121,18 @@ class Points:
             here = replace(self.request, machine=machine)
             statistics = self.statistics(candidate.parts, shares)
             work = self.request.work(statistics, machine.rates)
-            found = evaluate(candidate.placed(work, machine), work, here)
+            evaluation = evaluate(candidate.placed(work, machine), work, here)
             if self.request.holds and candidate.may_hold:
                 held = self.request.work(statistics, machine.rates, held=True)
                 keeping = evaluate(replace(candidate, held=True), held, here)
-                found = min(found, keeping, key=lambda e: (bool(e.refused), e.objective))
-            self.evaluations[point] = replace(found, devices=devices, shares=shares)
+                evaluation = min(evaluation, keeping, key=lambda e: (bool(e.refused), e.objective))
+            self.evaluations[point] = replace(evaluation, devices=devices, shares=shares)
         return self.evaluations[point]
 
     def objective(self, chosen: Values) -> float:
         """Seconds to be made small; infinite where it cannot be chosen."""
-        found = self.evaluated(tuple(values.index(chosen[name]) for name, values in self.space.choices.items()))
-        return math.inf if found.refused else found.objective
+        evaluation = self.evaluated(tuple(values.index(chosen[name]) for name, values in self.space.choices.items()))
+        return math.inf if evaluation.refused else evaluation.objective
 
     def machine(self, devices: tuple[int, ...]) -> Machine:
         whole = self.request.machine

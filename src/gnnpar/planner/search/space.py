@@ -1,6 +1,6 @@
 """Searches of a product space by evaluations alone: coordinate descent, annealing and random draws (`tree`: MCTS).
 
-Source: specs/tag.md 8.10 C and E. A point is one choice for every name; `price` gives seconds, infinite where it cannot
+A point is one choice for every name; `price` gives seconds, infinite where it cannot
 be. Each search spends at most `budget` evaluations of different points, a repeated point costs nothing.
 """
 
@@ -80,8 +80,8 @@ def descend(evaluate: Evaluator, start: Point | None = None) -> None:
         for i, size in enumerate(sizes):
             for choice in range(size):
                 other = (*here[:i], choice, *here[i + 1 :])
-                if (found := evaluate(other)) < value:
-                    here, value, improved = other, found, True
+                if (priced := evaluate(other)) < value:
+                    here, value, improved = other, priced, True
 
 
 def descend_again(evaluate: Evaluator, *, seed: int, start: Point | None = None) -> None:
@@ -107,10 +107,10 @@ def anneal(
         other = (*here[:i], rng.randrange(sizes[i]), *here[i + 1 :])
         heat = hot * (cold / hot) ** min(1.0, len(evaluate.seen) / evaluate.budget)
         steps += 1
-        if (found := evaluate(other)) < math.inf:
-            rise = math.log(found / value) if value < math.inf else -1.0
+        if (priced := evaluate(other)) < math.inf:
+            rise = math.log(priced / value) if value < math.inf else -1.0
             if rise <= 0 or rng.random() < math.exp(-rise / heat):
-                here, value = other, found
+                here, value = other, priced
 
 
 def draw(evaluate: Evaluator, *, seed: int) -> None:

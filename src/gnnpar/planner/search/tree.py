@@ -1,6 +1,6 @@
 """Monte-Carlo tree search over the names of a space, in order: ours, with or without a guide's priors, and TAG's.
 
-A node is a prefix of choices; every playout prices one whole point. Source: specs/tag.md 4 (TAG) and 8.10 D (ours).
+A node is a prefix of choices; every playout prices one whole point. Source: TAG (arXiv 2302.06126), its search.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ def answers(groups: Sequence[Group], baseline: str) -> list[Answer]:
     rivals = [group for group in groups if not group.control and group.completed]
     if not rivals:
         return []
-    found = [fastest(rivals, baseline), least_sent(rivals), least_memory(rivals), accuracy(rivals)]
-    return [answer for answer in found if answer is not None]
+    answers = [fastest(rivals, baseline), least_sent(rivals), least_memory(rivals), accuracy(rivals)]
+    return [answer for answer in answers if answer is not None]
 
 
 def fastest(groups: Sequence[Group], baseline: str) -> Answer | None:
@@ -55,7 +55,7 @@ def least_sent(groups: Sequence[Group]) -> Answer | None:
     if not several:
         return None
     value, best = min(several, key=lambda pair: pair[0])
-    return Answer("least sent", _name(best), f"{num_bytes(value)} an epoch", _tied(several, value, "several ranks"))
+    return Answer("least sent", _name(best), f"{num_bytes(value)} an epoch", _equals(several, value, "several ranks"))
 
 
 def least_memory(groups: Sequence[Group]) -> Answer | None:
@@ -63,7 +63,7 @@ def least_memory(groups: Sequence[Group]) -> Answer | None:
     if not known:
         return None
     value, best = min(known, key=lambda pair: pair[0])
-    return Answer("least memory", _name(best), f"{num_bytes(value)} a rank", _tied(known, value, "peak of an epoch"))
+    return Answer("least memory", _name(best), f"{num_bytes(value)} a rank", _equals(known, value, "peak of an epoch"))
 
 
 def accuracy(groups: Sequence[Group]) -> Answer | None:
@@ -93,6 +93,6 @@ def _mean(group: Group, column: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _tied(values: Sequence[tuple[float, Group]], best: float, otherwise: str) -> str:
+def _equals(values: Sequence[tuple[float, Group]], best: float, otherwise: str) -> str:
     count = sum(value == best for value, _ in values)
     return f"{count} are equal" if count > 1 else f"of {len(values)}, {otherwise}"

@@ -85,17 +85,17 @@ def stacked(
     timed: bool = False,
 ) -> Spec | None:
     """Horizontal bars of parts that add up, the total at their ends; None where no group has any."""
-    found = [(group, parts) for group in groups if (parts := parts_of(group)) is not None]
-    largest = max((sum(parts.values()) for _, parts in found), default=0.0)
+    bars = [(group, parts) for group in groups if (parts := parts_of(group)) is not None]
+    largest = max((sum(parts.values()) for _, parts in bars), default=0.0)
     if not largest:
         return None
     scale, unit = scale_of(largest, quantity)
-    names = [label(group) for group, _ in found]
-    places = list(range(len(found)))
-    faint = [0.4 if timed and group.timeless else 1.0 for group, _ in found]
+    names = [label(group) for group, _ in bars]
+    places = list(range(len(bars)))
+    faint = [0.4 if timed and group.timeless else 1.0 for group, _ in bars]
     data: list[Spec] = []
     for part, tint in tints.items():
-        values = [parts.get(part, 0.0) / scale for _, parts in found]
+        values = [parts.get(part, 0.0) / scale for _, parts in bars]
         if any(values):
             data.append(
                 {
@@ -108,8 +108,8 @@ def stacked(
                     "hovertemplate": f"{LABELS.get(part, part)}: %{{x:.4~g}} {unit}<extra></extra>",
                 }
             )
-    totals = [sum(parts.values()) / scale for _, parts in found]
-    forms = [" (%.3g)" if timed and group.timeless else " %.3g" for group, _ in found]
+    totals = [sum(parts.values()) / scale for _, parts in bars]
+    forms = [" (%.3g)" if timed and group.timeless else " %.3g" for group, _ in bars]
     data.append(
         {
             "type": "scatter",
@@ -128,14 +128,14 @@ def stacked(
 
 def layers(groups: Sequence[Group], colour: Mapping[str, str]) -> Spec | None:
     """Bars by layer, a group beside the other; None where nothing is sent or known."""
-    found = [(group, layer) for group in groups if (layer := curves.layer_bytes(group))]
-    if not found:
+    layers = [(group, layer) for group in groups if (layer := curves.layer_bytes(group))]
+    if not layers:
         return None
-    scale, unit = scale_of(max(max(layer) for _, layer in found), "bytes")
+    scale, unit = scale_of(max(max(layer) for _, layer in layers), "bytes")
     data = []
-    for i, (group, layer) in enumerate(found):
+    for i, (group, layer) in enumerate(layers):
         patterns = ("", "/", ".", "x", "-", "+")
-        before = sum(g.first["strategy"] == group.first["strategy"] for g, _ in found[:i])
+        before = sum(g.first["strategy"] == group.first["strategy"] for g, _ in layers[:i])
         data.append(
             {
                 "type": "bar",
@@ -152,17 +152,17 @@ def layers(groups: Sequence[Group], colour: Mapping[str, str]) -> Spec | None:
 
 def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> Spec | None:
     """Validation metric against `axis` (epochs, seconds, bytes): a thin line a run, a thick one their mean."""
-    found = [(group, runs) for group in groups if (runs := curves.curves_of(group))]
-    if not found:
+    drawn = [(group, runs) for group in groups if (runs := curves.curves_of(group))]
+    if not drawn:
         return None
-    counted = [pair for pair in found if not pair[0].timeless] or found
+    counted = [pair for pair in drawn if not pair[0].timeless] or drawn
     largest = max(run.along(axis)[-1] for _, runs in counted for run in runs)
     scale, unit = (1.0, "epochs") if axis == "epochs" else scale_of(largest, axis)
     data: list[Spec] = []
-    for i, (group, runs) in enumerate(found):
+    for i, (group, runs) in enumerate(drawn):
         grey = axis == "seconds" and group.timeless
         tint = colours.GREY if grey else colour[group.first["strategy"]]
-        before = sum(g.first["strategy"] == group.first["strategy"] for g, _ in found[:i])
+        before = sum(g.first["strategy"] == group.first["strategy"] for g, _ in drawn[:i])
         line = {"color": tint, "dash": colours.DASHES[before % len(colours.DASHES)]}
         mean = curves.mean_curve(runs)
         thin = [run for run in runs if mean is not None and len(runs) > 1]
@@ -177,7 +177,7 @@ def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> S
         "legend": _below(-0.26),
     }
     target = next((group.target for group in groups if group.target is not None), None)
-    timed = [run.along(axis)[-1] for group, runs in found for run in runs if not group.timeless]
+    timed = [run.along(axis)[-1] for group, runs in drawn for run in runs if not group.timeless]
     if axis == "seconds" and timed:  # grey curves may leave the picture
         layout["xaxis"]["range"] = [0, max(timed) / scale * 1.04]
     if target is not None:

@@ -116,18 +116,18 @@ def build_result(header: Row, plan: Row | None, rows: Sequence[Row], status: Sta
 
 def predicted(plan: Row | None, timed: Sequence[Row], rows: Sequence[Row]) -> JsonDict | None:
     """What a planner said of the plan, and by how much the epoch and the peak were above it (-0.1: 10 % below)."""
-    said = (plan or {}).get("predicted")
-    if not said:
+    predicted = (plan or {}).get("predicted")
+    if not predicted:
         return None
     median, peaks = epoch_seconds(timed, 0)["median"], memory(rows)["peak"]
-    bytes_said = max(said["peak_bytes"])
+    peak = max(predicted["peak_bytes"])
     return {
-        "label": said["label"],
-        "epoch_seconds": said["epoch_seconds"],
-        "peak_bytes": bytes_said,
-        "epoch_error": median / said["epoch_seconds"] - 1.0 if median is not None else None,
-        "peak_error": max(peaks) / bytes_said - 1.0 if peaks else None,
-        "replanned": said.get("replanned"),
+        "label": predicted["label"],
+        "epoch_seconds": predicted["epoch_seconds"],
+        "peak_bytes": peak,
+        "epoch_error": median / predicted["epoch_seconds"] - 1.0 if median is not None else None,
+        "peak_error": max(peaks) / peak - 1.0 if peaks else None,
+        "replanned": predicted.get("replanned"),
     }
 
 

@@ -87,13 +87,13 @@ def load(
         found = (checkpoint.best if which == "best" else checkpoint.latest)(folder, complain)
     if found is None:
         raise ValueError(f"{folder} has no good checkpoint; give the folder of a run with {checkpoint.FOLDER}/ in it")
-    told = found.manifest["run"]
+    saved = found.manifest["run"]
     remedy = "with trust=True, or --trust, its code is imported and runs"
-    refuse_foreign(told["settings"], str(found.folder), remedy=remedy, trust=trust)
-    settings = build_settings(told["settings"], told["names"])
+    refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, trust=trust)
+    settings = build_settings(saved["settings"], saved["names"])
     cached = settings.first_layer == "cached"
     model = settings.model.build(
-        told["num_features"], told["num_outputs"], seed=settings.seed, cached_first_layer=cached
+        saved["num_features"], saved["num_outputs"], seed=settings.seed, cached_first_layer=cached
     )
     weights, _ = found.merged(torch.device("cpu"))
     model.load_state_dict(weights)

@@ -1,4 +1,4 @@
-"""Gradient coverage: the share of edges whose gradient a schedule computes (specs/gnnpipe.md 2.2, 2.3, 3.3).
+"""Gradient coverage: the share of edges whose gradient a schedule computes (GNNPipe, arXiv 2308.10087).
 
 An edge from chunk j to chunk i reads j's rows fresh when j is at an earlier slot, and historical ones else; historical
 rows are constants. The gradient of a fresh edge exists when chunk i went backward before chunk j did. Inside a chunk an

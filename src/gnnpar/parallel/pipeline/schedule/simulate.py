@@ -3,7 +3,7 @@
 A rank computes one action at a time, in order. A message starts when it is sent, its receive is posted and both ranks'
 ports are free; it holds the ports for bytes / bandwidth and is there a latency later. Ports are one in and one out a
 rank (full duplex), or one for both (half). Asynchronous: a rank waits for its inputs only, there are no barriers.
-GNNPipe's own simulator is lock step, the sum over slots of the slowest stage (specs/gnnpipe.md 2.4): `lock_step`.
+GNNPipe's own simulator is lock step, the sum over slots of the slowest stage: `lock_step`.
 """
 
 from __future__ import annotations
