@@ -16,6 +16,7 @@ import torch
 
 from comm_bodies import SITE
 from gnnpar.comm import Communicator
+from gnnpar.folder_lock import started
 from gnnpar.launch import namespaces, paced
 from gnnpar.launch.namespaces import Network, interface_sent_bytes, missing, own_prefix, remove_stale
 from worlds import run_world
@@ -27,7 +28,7 @@ RATES, SECONDS, REPEATS = (0.2, 1.0), 0.4, 10
 def dead_process() -> str:
     """The prefix of a process that is no more."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        prefix = f"gnnpar-{process.pid}-{namespaces.started(process.pid)}"
+        prefix = f"gnnpar-{process.pid}-{started(process.pid)}"
         process.communicate(b"\n")
     return prefix
 

@@ -12,6 +12,7 @@ from importlib import import_module
 
 from gnnpar.config.errors import hydra_line
 from gnnpar.config.sweep import inherited
+from gnnpar.folder_lock import release_all
 from gnnpar.launch.slurm import rank_on_host
 from gnnpar.settings import ConfigError
 from gnnpar.targets import TRUST
@@ -48,6 +49,7 @@ def run(command: str, argv: list[str]) -> int:
     except KeyboardInterrupt:
         if any(thread.name.startswith("rank") for thread in threading.enumerate()):  # still in an epoch of minutes
             sys.stdout.flush()
+            release_all()
             os._exit(1)
         return 1
     except Exception as error:

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,8 @@ from gnnpar.config import jobs
 from gnnpar.config.application import run_jobs, without_folders
 from gnnpar.config.compose import HydraJob
 from gnnpar.config.replay import resumed
-from gnnpar.durable import JsonObject, write_text_whole
+from gnnpar.durable import JsonObject, WriteError, write_text_whole
+from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.launch.slurm import as_rank
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track import progress
@@ -52,10 +54,22 @@ def job(config: object) -> int:
 def train_one(job: HydraJob) -> int:
     """0 completed, 1 failed or interrupted, 2 the configuration is wrong. An interruption ends a sweep as well, and
     nothing else does: also a defect is the job's alone, whose traceback goes to stderr."""
-    if job.sweep is None:
+    if int(os.environ.get("RANK", "0")) != 0:  # of joined ranks, the first has the folder
         return run_one(job)
+    with ExitStack() as inside:
+        try:
+            inside.enter_context(working_in(job.run_dir, otherwise="choose another hydra.run.dir", say=say))
+        except (FolderInUse, WriteError) as error:
+            from gnnpar.launch.joined import refusal
+
+            return refuse(refusal(ConfigError(str(error))), error)
+        return run_one(job) if job.sweep is None else run_job(job, job.sweep)
+
+
+def run_job(job: HydraJob, sweep: Path) -> int:
+    """One of a sweep."""
     if not quiet():
-        say(title(job, job.sweep))
+        say(title(job, sweep))
     jobs.begin_job(job.run_dir, job.overrides)
     try:
         return run_one(job)

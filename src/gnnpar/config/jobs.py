@@ -7,7 +7,6 @@ read from these files alone, so that it is known after any kind of end, kill -9 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import socket
@@ -15,7 +14,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -24,7 +23,9 @@ import psutil
 
 from gnnpar.aliases import with_published_targets
 from gnnpar.durable import JsonDict, JsonObject, write_json_whole
+from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.settings import ConfigError
+from gnnpar.track.console import say
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.progress import Snapshot
 from gnnpar.training.result.result import forget, read_result
@@ -188,11 +189,10 @@ def in_words(counts: Mapping[State, int]) -> str:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """One sweep works in a folder at a time; the lock ends with the process, however that ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".sweep.lock").open("w") as lock:
+    """One sweep works in a folder at a time. Raises ConfigError where another one does."""
+    with ExitStack() as inside:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"another gnnpar works in {folder}; wait for it, or choose another folder") from None
+            inside.enter_context(working_in(folder, otherwise="choose another hydra.sweep.dir", say=say))
+        except FolderInUse as error:
+            raise ConfigError(str(error)) from error
         yield

@@ -89,14 +89,19 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
             f"cannot write to the cache folder {cache_root()} ({error.strerror}); set GNNPAR_CACHE to one."
         ) from None
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a second run waits instead of doing the work again
+        with contextlib.suppress(OSError):  # a file system without locks: both do the work, and one result is kept
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a second run waits instead of doing the work again
         if final.is_dir():
             return final
         with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as scratch:
             made = Path(scratch) / "made"
             made.mkdir()
             build(made)
-            made.rename(final)
+            try:
+                made.rename(final)
+            except OSError:
+                if not final.is_dir():  # else another host, whose locks are its own, was first
+                    raise
     return final
 
 

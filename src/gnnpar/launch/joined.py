@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from gnnpar.comm.interfaces import MeetingError
 from gnnpar.comm.world import Interrupted, Outcome
+from gnnpar.folder_lock import release_all
 from gnnpar.launch.monitor import failure_of
 from gnnpar.launch.peer_monitor import PeerFailure, PeerMonitor
 from gnnpar.launch.rendezvous import JoinedWorld, rendezvous
@@ -117,6 +118,7 @@ class JoinedRank:
             time.sleep(_SPEAKER_FIRST_SECONDS)
         else:
             complain(line)
+        release_all()
         os._exit(1)
 
     def line_of(self, failure: PeerFailure) -> str:

@@ -28,6 +28,7 @@ from types import FrameType
 from typing import Literal
 
 from gnnpar.comm.world import LATENCY_SECONDS, SWITCH_LATENCY_SECONDS, Links
+from gnnpar.folder_lock import started
 
 INTERFACE = "eth0"
 CONGESTION_CONTROL = "cubic"  # the kernel's own default, so that machines with another one measure the same
@@ -170,16 +171,6 @@ def missing() -> str | None:
 def own_prefix() -> str:
     """The prefix of this process's names."""
     return f"gnnpar-{os.getpid()}-{started(os.getpid())}"
-
-
-def started(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None: it is no more. Two processes never share both."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # the name before may hold spaces
-    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def names() -> list[str]:

@@ -1,0 +1,214 @@
+"""One process works in a folder at a time: `.gnnpar.lock` in it says which one, on which host, since when.
+
+The owner holds a lock of the operating system on that file (flock), which ends with the process, whatever ends it. What
+the file says decides where a file system has no such locks, or every host its own: an owner of this host whose process
+is gone has left the folder; one of another host may be there, and only a person can know better.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gnnpar.durable import WriteError
+
+FILE = ".gnnpar.lock"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # flock's where the file system has none
+_SETTLE_SECONDS = 0.3  # there: until two that wrote at once have both written
+_held: set[Lock] = set()
+
+
+class FolderInUse(ValueError):
+    """Another process works in the folder: one line with who, and what to do."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process that works in a folder. born: its start, in clock ticks since boot, by which it differs from a later
+    process of the same pid. job, attempt: of the scheduler that started it, and how often that has started it."""
+
+    pid: int
+    host: str
+    born: int | None
+    since: float
+    job: str = ""
+    attempt: tuple[int, int] = (0, 0)
+
+    @staticmethod
+    def this(env: Mapping[str, str]) -> Owner:
+        """This process."""
+        pid = os.getpid()
+        return Owner(pid, socket.gethostname(), started(pid), time.time(), *_scheduled(env))
+
+    def has_left(self, me: Owner) -> bool:
+        """Whether its process is surely gone: it is not on this host any more, or it was an earlier attempt of the same
+        job, which its scheduler ended before this one began."""
+        if self.host == me.host:
+            return self.born is None or started(self.pid) != self.born
+        return bool(me.job) and self.job == me.job and self.attempt < me.attempt
+
+    def describe(self, me: Owner) -> str:
+        return f"process {self.pid} of {'this host' if self.host == me.host else self.host}"
+
+
+def _scheduled(env: Mapping[str, str]) -> tuple[str, tuple[int, int]]:
+    """The job of Slurm or torchrun that this process belongs to, and which attempt of it this is."""
+    slurm, elastic = env.get("SLURM_JOB_ID", ""), env.get("TORCHELASTIC_RUN_ID", "none")
+    job = [f"Slurm {slurm}"] * bool(slurm) + [f"torchrun {elastic}"] * (elastic != "none")
+    counts = (env.get("SLURM_RESTART_COUNT", ""), env.get("TORCHELASTIC_RESTART_COUNT", ""))
+    first, second = (int(count) if count.isdigit() else 0 for count in counts)
+    return ", ".join(job), (first, second)
+
+
+def started(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None: it is no more, or this is not Linux. Two processes of
+    one boot never share both."""
+    if sys.platform != "linux":
+        return None
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before may hold spaces
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+class Lock:
+    """On a folder, held by this process."""
+
+    def __init__(self, file: Path, handle: int, owner: Owner) -> None:
+        self._file, self._handle, self._owner = file, handle, owner
+
+    @staticmethod
+    def take(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> Lock:
+        """The folder is made where there is none. An owner that has left is replaced, and `say` gets the line.
+
+        `otherwise`: what else one can choose, at the end of the line of FolderInUse. WriteError where the folder
+        cannot be written.
+        """
+        file, me = folder / FILE, Owner.this(os.environ)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            while True:
+                handle, made = _open(file)
+                alone = _flock(handle)
+                owner = _read(handle)
+                if owner is None and not made:  # another host, whose locks are its own, may be about to write
+                    owner = _read(handle, after=_SETTLE_SECONDS)
+                if alone and not _is_still(file, handle):  # its owner removed it after it was opened here
+                    os.close(handle)
+                    continue
+                if alone is False or (owner is not None and not owner.has_left(me)):
+                    os.close(handle)
+                    raise FolderInUse(_refusal(folder, owner, me, otherwise))
+                _write(handle, me)
+                if alone or _read(handle, after=_SETTLE_SECONDS) == me:
+                    break
+                os.close(handle)
+        except OSError as error:
+            raise WriteError(error.errno, error.strerror or str(error), str(folder)) from error
+        if owner is not None:
+            say(f"{folder} was in use by {owner.describe(me)}, which has ended: taken over")
+        lock = Lock(file, handle, me)
+        _held.add(lock)
+        return lock
+
+    def release(self) -> None:
+        """The folder is free; a file that says otherwise is somebody else's."""
+        if self not in _held:
+            return
+        _held.discard(self)
+        with suppress(OSError):
+            if _is_still(self._file, self._handle) and _read(self._handle) == self._owner:
+                self._file.unlink()
+        os.close(self._handle)
+
+
+@contextmanager
+def working_in(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, the folder is this process's alone. Raises what `Lock.take` raises."""
+    lock = Lock.take(folder, otherwise=otherwise, say=say)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def release_all() -> None:
+    """Before a process ends without leaving its blocks (os._exit)."""
+    for lock in list(_held):
+        lock.release()
+
+
+def _open(file: Path) -> tuple[int, bool]:
+    """A handle, and whether the file is new."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    try:
+        return os.open(file, flags | os.O_EXCL, 0o666), True
+    except FileExistsError:
+        return os.open(file, flags, 0o666), False
+
+
+def _flock(handle: int) -> bool | None:
+    """Whether this process alone has the file locked; None: this file system has no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return None
+        raise
+    return True
+
+
+def _is_still(file: Path, handle: int) -> bool:
+    """Whether the file of that name is the one that was opened."""
+    try:
+        return os.path.samestat(os.stat(file), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _read(handle: int, *, after: float = 0.0) -> Owner | None:
+    """Who works there; None: nobody has written it, or not whole."""
+    time.sleep(after)
+    try:
+        data = json.loads(os.pread(handle, 1 << 16, 0))
+        first, second = data["attempt"]
+        return Owner(
+            pid=int(data["pid"]),
+            host=str(data["host"]),
+            born=None if data["born"] is None else int(data["born"]),
+            since=float(data["since"]),
+            job=str(data["job"]),
+            attempt=(int(first), int(second)),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return None
+
+
+def _write(handle: int, owner: Owner) -> None:
+    data = json.dumps(asdict(owner)).encode()
+    os.pwrite(handle, data, 0)
+    os.ftruncate(handle, len(data))
+    os.fsync(handle)
+
+
+def _refusal(folder: Path, owner: Owner | None, me: Owner, otherwise: str) -> str:
+    if owner is None:
+        return f"{folder} is in use by another process: wait for it, or {otherwise}"
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.since))
+    remedy = f"wait for it, or {otherwise}"
+    if owner.host != me.host:
+        remedy += f"; if that process has ended, remove {folder / FILE}"
+    return f"{folder} is in use by {owner.describe(me)} since {since}: {remedy}"
