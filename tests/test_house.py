@@ -17,6 +17,7 @@ SOURCE = ROOT / "src" / "gnnpar"
 BUDGETS = {  # folder -> most uses of Any, most calls by name (getattr, hasattr)
     "cli": (0, 0),
     "config": (2, 0),
+    "codecs": (0, 0),
     "comm": (1, 1),
     "data": (2, 3),
     "folds": (0, 0),
@@ -29,7 +30,7 @@ BUDGETS = {  # folder -> most uses of Any, most calls by name (getattr, hasattr)
     "planner": (23, 3),
     "pricing": (11, 0),
     "partition": (1, 7),
-    ".": (126, 29),
+    ".": (110, 27),
 }
 SKIPPED_LINES = 1
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator, RowLike, RowLists, Site, Wire
 from gnnpar.comm.rows import WireDefaults
+from gnnpar.durable import JsonDict, StateDict
 from gnnpar.folds.block import Rows
 from gnnpar_kernels import gather_rows
 
@@ -23,7 +24,7 @@ class SavedProfile(Protocol):
 
     @property
     def hash(self) -> str: ...
-    def as_json(self) -> dict[str, Any]: ...
+    def as_json(self) -> JsonDict: ...
 
 
 class Codec(Wire, Protocol):
@@ -39,12 +40,12 @@ class Codec(Wire, Protocol):
         ...
 
     def begin_epoch(self, epoch: int) -> None: ...
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonDict:
         """Metrics of the epoch that has begun by their names in track.keys, once; on rank 0."""
         ...
 
-    def state_dict(self) -> dict: ...
-    def load_state_dict(self, state: dict) -> None: ...
+    def state_dict(self) -> StateDict: ...
+    def load_state_dict(self, state: StateDict) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -115,16 +116,16 @@ class CodecDefaults(WireDefaults):
     def profile(self) -> SavedProfile | None:
         return None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonDict:
         return {}
 
     def begin_epoch(self, epoch: int) -> None:
         """Nothing changes between epochs."""
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> StateDict:
         return {}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         assert not state
 
 
@@ -159,7 +160,8 @@ class _Cast(CodecDefaults):
         return buffer
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
-        rows, start = [], 0
+        rows: list[Tensor] = []
+        start = 0
         for each in like:
             wire = self._on_wire(each)
             end = start + wire.nbytes(num_rows)

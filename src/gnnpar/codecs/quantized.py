@@ -63,8 +63,8 @@ class QuantizedRows(CodecDefaults):
 
     def __init__(self, lists: RowLists, *, seed: int, score_bits: int) -> None:
         self.lists, self.seed, self.score_bits = lists, seed, score_bits
-        self._packings: dict[tuple, Packing] = {}
-        self._joined: dict[tuple, tuple[Tensor, Tensor, Packing]] = {}  # of all peers: index, ids, packing
+        self._packings: dict[tuple[object, ...], Packing] = {}  # by all that `_pack` depends on
+        self._joined: dict[tuple[object, ...], tuple[Tensor, Tensor, Packing]] = {}  # of all peers: index, ids, packing
         self._suspects: list[tuple[Tensor, str]] = []
 
     def codes(self, key: Key, peer: int, *, sending: bool) -> int | Tensor:
@@ -111,7 +111,7 @@ class QuantizedRows(CodecDefaults):
         buffer = torch.empty(how.nbytes, dtype=torch.uint8, device=ids.device)
         quantize_rows(x.detach().flatten(1), index, how.code, how.offsets, ids=ids, key=key, out=buffer)
         self._look_for_lost_rows(buffer, how, site, f"ranks {', '.join(map(str, lists))}")
-        parts = buffer.split([each.nbytes for each in packings.values()])
+        parts = torch.split(buffer, [each.nbytes for each in packings.values()])
         return dict(zip(lists, parts, strict=True))
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
@@ -240,7 +240,8 @@ def _join(packings: Collection[Packing]) -> Packing:
     first = next(iter(packings)).code
     if isinstance(first, int):
         return Packing(first, None, nbytes, metadata)
-    codes, offsets, start = [], [torch.zeros(1, dtype=torch.int64, device=first.device)], 0
+    codes: list[Tensor] = []
+    offsets, start = [torch.zeros(1, dtype=torch.int64, device=first.device)], 0
     for how in packings:
         assert isinstance(how.code, Tensor)
         assert how.offsets is not None
@@ -261,7 +262,7 @@ def _places(packings: Sequence[Packing]) -> list[slice]:
 
 
 def _decode(buffer: Tensor, num_rows: int, like: Sequence[RowLike], packings: Sequence[Packing]) -> Rows:
-    rows = []
+    rows: list[Tensor] = []
     for each, how, place in zip(like, packings, _places(packings), strict=True):
         part = buffer[place]
         if _is_raw(how):

@@ -103,7 +103,7 @@ class _Random(QuantizedRows):
     def __init__(self, lists: RowLists, seed: int, config: Random) -> None:
         super().__init__(lists, seed=seed, score_bits=code_of(config.score_bits))
         self._menu, self._period, self._draw = torch.tensor(config.menu, dtype=torch.uint8), config.period, -1
-        self._drawn: dict[tuple, Tensor] = {}
+        self._drawn: dict[tuple[Key, int, bool], Tensor] = {}
 
     def begin_epoch(self, epoch: int) -> None:
         super().begin_epoch(epoch)
@@ -129,7 +129,7 @@ class _Random(QuantizedRows):
         return self._menu.to(ids.device)[draw]
 
 
-def checked_menu(menu: tuple) -> tuple[int, ...]:
+def checked_menu(menu: Sequence[int]) -> tuple[int, ...]:
     """Ascending, without doubles."""
     chosen = tuple(int(bits) for bits in menu)
     if not chosen or any(bits not in (1, 2, 4, 8) for bits in chosen) or sorted(set(chosen)) != list(chosen):

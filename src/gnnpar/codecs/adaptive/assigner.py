@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from gnnpar.codecs.adaptive.links import Profile
 from gnnpar.codecs.adaptive.problem import Array, Pair, Problem, merged, split
 from gnnpar.codecs.quantized import Key
 from gnnpar.comm import Communicator, RowLists, Site
+from gnnpar.durable import JsonDict
 from gnnpar_kernels.wire import row_nbytes
 
 Solver = Literal["threshold", "highs"]
@@ -54,7 +55,7 @@ class Assignment:
 
     sending: dict[tuple[Key, int], Tensor]
     receiving: dict[tuple[Key, int], Tensor]
-    facts: dict[str, Any]
+    facts: JsonDict
 
 
 class Assigner:
@@ -92,7 +93,7 @@ class Assigner:
         order = {at: torch.argsort(w[:, 0], descending=True, stable=True) for at, w in weighted.items()}
         groups = {at: self._grouped(w[order[at]]) for at, w in weighted.items()}
         codes, facts = self._solve(keys, all_widths, groups, site)
-        sending = {}
+        sending: dict[tuple[Key, int], Tensor] = {}
         for (at, rows), group_codes in zip(order.items(), codes, strict=True):
             row_codes = torch.empty(len(rows), dtype=torch.uint8, device=rows.device)
             row_codes[rows] = group_codes.repeat_interleave(self.rules.group_size)[: len(rows)]
@@ -139,7 +140,7 @@ class Assigner:
 
     def _solve(
         self, keys: list[Key], widths: Mapping[Key, int], groups: Mapping[tuple[Key, int], Tensor], site: Site
-    ) -> tuple[list[Tensor], dict[str, Any]]:
+    ) -> tuple[list[Tensor], JsonDict]:
         """Codes of this rank's groups by message, and the facts on rank 0."""
         comm, device = self.comm, self.comm.device
         flat = torch.cat([g.flatten() for g in groups.values()] or [torch.zeros(0, device=device)]).float()
@@ -148,23 +149,23 @@ class Assigner:
             comm.exchange({0: flat.view(torch.uint8)}, {}, site)
             codes = comm.exchange({}, {0: sizes[comm.rank]}, site)[0].wait()
             comm.flush(keep=0)
-            return list(codes.split(self._num_groups(keys, comm.rank))), {}
+            return list(torch.split(codes, self._num_groups(keys, comm.rank))), {}
         others = {r: 4 * len(self.rules.menu) * n for r, n in sizes.items() if r}
         pending = comm.exchange({}, others, site)
         theirs = {r: p.wait().view(torch.float32).cpu() for r, p in pending.items()} | {0: flat.cpu()}
         codes, facts = self._solve_all(keys, widths, theirs)
-        comm.exchange({r: torch.from_numpy(codes[r]).to(device) for r in others}, {}, site)
+        comm.exchange({r: torch.as_tensor(codes[r], device=device) for r in others}, {}, site)
         comm.flush(keep=0)
-        return list(torch.from_numpy(codes[0]).to(device).split(self._num_groups(keys, 0))), facts
+        return list(torch.split(torch.as_tensor(codes[0], device=device), self._num_groups(keys, 0))), facts
 
     def _solve_all(
         self, keys: list[Key], widths: Mapping[Key, int], flat: Mapping[int, Tensor]
-    ) -> tuple[dict[int, Array], dict[str, Any]]:
+    ) -> tuple[dict[int, Array], JsonDict]:
         """On rank 0: codes of every rank's groups in the order of its messages, and what there is to say."""
         menu = np.array(self.rules.menu, dtype=np.uint8)
         rest = {r: values.double().view(-1, len(menu)).numpy() for r, values in flat.items()}
         codes: dict[int, list[Array]] = {r: [] for r in flat}
-        facts: dict[str, Any] = {"assign/bits": {}, "assign/variance": {}, "assign/seconds": {}, "assign/objective": {}}
+        facts: JsonDict = {"assign/bits": {}, "assign/variance": {}, "assign/seconds": {}, "assign/objective": {}}
         elements = total_bits = 0
         problems = [self._problem(key, widths[key], rest) for key in keys]
         for key, problem, choice in zip(keys, problems, self._choices(problems), strict=True):
@@ -193,7 +194,8 @@ class Assigner:
 
     def _problem(self, key: Key, width: int, rest: dict[int, Array]) -> Problem:
         """Takes the exchange's groups off the front of each rank's list."""
-        rules, pairs = self.rules, []
+        rules = self.rules
+        pairs: list[Pair] = []
         bits = rules.forward_budget_bits if key.direction == "forward" else rules.backward_budget_bits
         nbytes = np.array([row_nbytes(width, bits) for bits in rules.menu], dtype=float)
         for sender in sorted(rest):
@@ -230,7 +232,8 @@ class Assigner:
         pending = self.comm.exchange({p: torch.cat(c) for p, c in parts.items()}, totals, site)
         arrived = {p: each.wait() for p, each in pending.items()}
         self.comm.flush(keep=0)
-        receiving, starts = {}, dict.fromkeys(totals, 0)
+        receiving: dict[tuple[Key, int], Tensor] = {}
+        starts = dict.fromkeys(totals, 0)
         for (key, peer), rows in sizes.items():
             receiving[key, peer] = arrived[peer][starts[peer] : starts[peer] + rows]
             starts[peer] += rows

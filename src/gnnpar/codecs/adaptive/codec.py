@@ -13,23 +13,24 @@ megabytes. objective=overlap and budget_bits are ours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from gnnpar.codecs.adaptive.assigner import Assigner, Objective, Rules, Scope, Solver
-from gnnpar.codecs.adaptive.importance import Importance, Powers, Scores, degree_powers
+from gnnpar.codecs.adaptive.importance import Importance, Powers, Scores, powers_of
 from gnnpar.codecs.adaptive.links import Profile, open_profile
 from gnnpar.codecs.adaptive.traces import Trace, row_variances
 from gnnpar.codecs.codec import Codec, CodecConfig, CodecDefaults, Exactness, WirePrice
 from gnnpar.codecs.quantized import Key, QuantizedRows, is_wide, price_of_codes
 from gnnpar.codecs.uniform import Bits, GridBits, check_period, checked_menu, code_of
 from gnnpar.comm import Communicator, Outgoing, RowLike, RowLists, Site
+from gnnpar.durable import JsonDict, StateDict
 from gnnpar.folds.block import Rows
 
 
@@ -93,10 +94,10 @@ class Adaptive:
         return AdaptiveRows(self, Assigner(rules, lists, comm, scores, profile), lists, seed)
 
 
-def for_model(config: CodecConfig, model: Any) -> CodecConfig:
-    """A codec that weighs rows gets the edge weights of the model's layers."""
+def with_edge_weights(config: CodecConfig, convolutions: Iterable[object]) -> CodecConfig:
+    """A codec that weighs rows gets the edge weights of the model's convolutions."""
     if isinstance(config, Adaptive) and not config.powers:
-        return replace(config, powers=degree_powers(model))
+        return replace(config, powers=powers_of(convolutions))
     return config
 
 
@@ -111,8 +112,8 @@ class AdaptiveRows(QuantizedRows):
         self._energies: dict[tuple[Key, int], Tensor] = {}
         self._widths: dict[Key, int] = {}
         self._tracing = False
-        self._assigned_at = -1
-        self._facts: dict[str, Any] = {}
+        self._assigned_at: int = -1
+        self._facts: JsonDict = {}
 
     @property
     def profile(self) -> Profile:
@@ -124,7 +125,7 @@ class AdaptiveRows(QuantizedRows):
             self._assign(epoch)
         self._tracing = any(self._assigns(epoch + ahead) for ahead in range(1, self._config.trace_epochs + 1))
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonDict:
         """Metrics of the epoch that has begun, once; not empty after an assignment, on rank 0."""
         facts, self._facts = self._facts, {}
         return facts
@@ -156,12 +157,18 @@ class AdaptiveRows(QuantizedRows):
             total[site.first : site.first + num_rows] += rows[0].flatten(1).square().sum(1)
         return rows
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> StateDict:
         """Bits, traces and when they were chosen; the profile too, since it is part of every later choice."""
-        names = ("_codes", "_traces", "_energies", "_widths", "_assigned_at")
-        return {name[1:]: getattr(self, name) for name in names} | {"profile": self.profile.as_json()}
+        return {
+            "codes": self._codes,
+            "traces": self._traces,
+            "energies": self._energies,
+            "widths": self._widths,
+            "assigned_at": self._assigned_at,
+            "profile": self.profile.as_json(),
+        }
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         # keys may come back as plain tuples
         self._codes = {(Key(*key), peer, sending): codes for (key, peer, sending), codes in state["codes"].items()}
         self._traces = {(Key(*key), peer): total for (key, peer), total in state["traces"].items()}
@@ -200,7 +207,9 @@ class AdaptiveRows(QuantizedRows):
         part = row_variances(rows, self._config.menu, trace=self._config.trace)
         total[site.first : site.first + len(rows)] += part
 
-    def _list(self, of: dict, key: Key, peer: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    def _list(
+        self, of: dict[tuple[Key, int], Tensor], key: Key, peer: int, shape: tuple[int, ...], device: torch.device
+    ) -> Tensor:
         """Of all rows that go to a peer in an exchange; pieces are put into it."""
         if (key, peer) not in of:
             of[key, peer] = torch.zeros(self._assigner.mine[key.direction][peer], *shape, device=device)

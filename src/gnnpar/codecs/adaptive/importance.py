@@ -19,8 +19,8 @@ over that of 4 bits throughout, at the same bytes, for weights 2, 4, 6 (3 layers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -34,9 +34,15 @@ Powers = tuple[float, float]  # of the in-degree of an edge's destination and of
 MEAN: Powers = (-1.0, 0.0)
 
 
-def degree_powers(model: Any) -> tuple[Powers, ...]:
-    """Of every layer of a model."""
-    return tuple(getattr(layer.conv, "degree_powers", MEAN) for layer in model.layers)
+@runtime_checkable
+class WeighsEdges(Protocol):
+    """A convolution that says its exponents."""
+
+    degree_powers: Powers
+
+
+def powers_of(convolutions: Iterable[object]) -> tuple[Powers, ...]:
+    return tuple(conv.degree_powers if isinstance(conv, WeighsEdges) else MEAN for conv in convolutions)
 
 
 def column_scores(block: Block, alpha: Tensor, form: Importance) -> Tensor:
@@ -76,11 +82,11 @@ class Scores:
             pending = comm.exchange(mine, sizes, Site(0, -1, 0, "setup"))
             self._forward[power] = {p: buffer.wait().view(torch.float32) for p, buffer in pending.items()}
             comm.flush(keep=0)
-        starts, start = {}, 0
+        self._halo_rows: dict[int, slice] = {}
+        start = 0
         for p in sorted(lists.read):
-            starts[p] = slice(start, start + len(lists.read[p]))
+            self._halo_rows[p] = slice(start, start + len(lists.read[p]))
             start += len(lists.read[p])
-        self._halo_rows = starts
 
     def forward(self, layer: int, peer: int) -> Tensor:
         """Of the rows in boundary[peer]."""

@@ -14,13 +14,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from gnnpar.codecs.adaptive.importance import edges_of
 from gnnpar.comm import Communicator, RowLists, Site
+from gnnpar.durable import JsonDict
 from gnnpar_kernels import spmm
 
 SIZES = (1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 20)
@@ -36,7 +36,7 @@ class Profile:
     links: dict[tuple[int, int], tuple[float, float]]
     fold_seconds: tuple[float, ...]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonDict:
         links = [[s, d, theta, gamma] for (s, d), (theta, gamma) in sorted(self.links.items())]
         return {"schema": 1, "num_ranks": self.num_ranks, "links": links, "fold_seconds": list(self.fold_seconds)}
 
@@ -45,7 +45,7 @@ class Profile:
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()
 
     @staticmethod
-    def of_json(data: dict[str, Any]) -> Profile:
+    def of_json(data: JsonDict) -> Profile:
         links = {(int(s), int(d)): (float(theta), float(gamma)) for s, d, theta, gamma in data["links"]}
         return Profile(int(data["num_ranks"]), links, tuple(map(float, data["fold_seconds"])))
 
@@ -71,7 +71,7 @@ def nominal(num_ranks: int) -> Profile:
 
 def open_profile(path: Path | None, lists: RowLists, comm: Communicator) -> Profile:
     """Read, measured, or nominal where ranks have no links. Collective; the same on every rank."""
-    profile: Any = None
+    profile: Profile | None = None
     if path is not None:
         profile = Profile.read(path, comm.size) if comm.rank == 0 else None
     elif comm.transport in ("gloo", "nccl"):
@@ -85,7 +85,7 @@ def open_profile(path: Path | None, lists: RowLists, comm: Communicator) -> Prof
 
 def measure(lists: RowLists, comm: Communicator) -> Profile | None:
     """Collective; on rank 0."""
-    mine = {}
+    mine: dict[tuple[int, int], tuple[float, float]] = {}
     for hop in range(1, comm.size):
         sender = (comm.rank - hop) % comm.size
         seconds = [min(_once(comm, hop, size) for _ in range(_REPEATS)) for size in SIZES]

@@ -101,7 +101,8 @@ class Problem:
 
     def value(self, choice: Sequence[Array]) -> Value:
         """Of menu entries [G] for every pair."""
-        variance, times = 0.0, []
+        variance = 0.0
+        times: list[float] = []
         for pair, entries in zip(self.pairs, choice, strict=True):
             each = np.arange(len(entries))
             variance += float(pair.variance[each, entries].sum())
@@ -119,7 +120,7 @@ def uniform_choice(problem: Problem, entry: int) -> list[Array]:
 
 def merged(problems: Sequence[Problem]) -> Problem:
     """One problem of several with the same pairs: their groups one behind the other."""
-    pairs = []
+    pairs: list[Pair] = []
     for several in zip(*(p.pairs for p in problems), strict=True):
         first = several[0]
         nbytes = [np.broadcast_to(np.atleast_2d(p.row_nbytes), p.variance.shape) for p in several]

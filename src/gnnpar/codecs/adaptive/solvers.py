@@ -8,7 +8,8 @@ least at a breakpoint of one of them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,7 +60,10 @@ def solve_thresholds(problem: Problem) -> list[Array]:
 def _steps(pair: Pair) -> _Steps:
     """Every group climbs its convex hull, from the fewest bits on."""
     variance, nbytes = pair.variance, pair.nbytes
-    groups, entries, costs, gains = [], [], [], []
+    groups: list[Array] = []
+    entries: list[Array] = []
+    costs: list[Array] = []
+    gains: list[Array] = []
     at = np.zeros(len(variance), dtype=np.int64)
     climbing = np.arange(len(variance))
     while len(climbing):
@@ -76,7 +80,7 @@ def _steps(pair: Pair) -> _Steps:
         costs.append(cost[each, target])
         gains.append(saved[each, target])
         at[climbing] = target
-    group, entry, cost, gain = (np.concatenate(x) if x else np.zeros(0) for x in (groups, entries, costs, gains))
+    group, entry, cost, gain = (_joined(x) for x in (groups, entries, costs, gains))
     order = np.argsort(-gain / np.maximum(cost, _FREE), kind="stable")
     cost, gain = cost[order], gain[order]
     spent = float(nbytes[:, 0].sum()) + np.concatenate([[0.0], np.cumsum(cost)])
@@ -84,10 +88,14 @@ def _steps(pair: Pair) -> _Steps:
     return _Steps(group[order].astype(np.int64), entry[order].astype(np.int64), cost, spent, left)
 
 
+def _joined(arrays: list[Array]) -> Array:
+    return np.concatenate(arrays) if arrays else np.zeros(0)
+
+
 def _take(pair: Pair, steps: _Steps, allowed: float) -> Array:
     """The first steps as far as the bytes allow, then later ones that still fit."""
     entries = np.zeros(len(pair.rows), dtype=np.int64)
-    tolerance = 1e-9 * max(steps.spent[-1], 1.0)
+    tolerance = 1e-9 * max(float(steps.spent[-1]), 1.0)
     count = max(int(np.searchsorted(steps.spent, allowed + tolerance, side="right")) - 1, 0)
     np.maximum.at(entries, steps.group[:count], steps.entry[:count])
     rest = allowed + tolerance - steps.spent[count]
@@ -111,7 +119,8 @@ def solve_program(problem: Problem) -> list[Array]:
         raise ValueError(
             "solver=highs found no assignment within 60 s; set codec.group_size higher, or solver=threshold"
         )
-    choice, start = [], 0
+    choice: list[Array] = []
+    start = 0
     for pair in problem.pairs:
         count = pair.variance.size
         choice.append(x[start : start + count].reshape(pair.variance.shape).argmax(1))
@@ -126,12 +135,7 @@ def lower_bound(problem: Problem) -> float:
 
 def _run_highs(problem: Problem, *, integral: bool) -> tuple[Array | None, float]:
     """(binaries then Z_r, objective)."""
-    from scipy import sparse
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
-    # their types know single bounds only
-    limit: Any = LinearConstraint
-    bounds: Any = Bounds
+    sparse, optimize = import_module("scipy.sparse"), import_module("scipy.optimize")  # by name: without types
 
     sizes = [pair.variance.size for pair in problem.pairs]
     starts = np.concatenate([[0], np.cumsum(sizes)])
@@ -144,7 +148,11 @@ def _run_highs(problem: Problem, *, integral: bool) -> tuple[Array | None, float
     )
     round_of = {i: r for r, members in enumerate(problem.rounds) for i in members}
     one = sparse.lil_matrix((sum(len(p.rows) for p in problem.pairs), num_binaries + num_rounds))
-    rows, columns, values, upper, line, group = [], [], [], [], 0, 0
+    rows: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
+    upper: list[float] = []
+    line = group = 0
     for i, pair in enumerate(problem.pairs):
         m = pair.variance.shape[1]
         for g in range(len(pair.rows)):
@@ -166,10 +174,13 @@ def _run_highs(problem: Problem, *, integral: bool) -> tuple[Array | None, float
     at_most = sparse.csr_matrix((values, (rows, columns)), shape=(line, num_binaries + num_rounds))
     low = np.concatenate([np.zeros(num_binaries), np.full(num_rounds, problem.hidden_seconds / scale)])
     high = np.concatenate([np.ones(num_binaries), np.full(num_rounds, np.inf)])
-    solution = milp(
+    solution = optimize.milp(
         cost,
-        constraints=[limit(one.tocsr(), 1, 1), limit(at_most, -np.inf, np.array(upper))],
-        bounds=bounds(low, high),
+        constraints=[
+            optimize.LinearConstraint(one.tocsr(), 1, 1),
+            optimize.LinearConstraint(at_most, -np.inf, np.array(upper)),
+        ],
+        bounds=optimize.Bounds(low, high),
         integrality=np.concatenate([np.full(num_binaries, int(integral)), np.zeros(num_rounds)]),
         options={"time_limit": _SECONDS, "mip_rel_gap": _GAP},
     )

@@ -27,11 +27,11 @@ def row_variances(x: Tensor, menu: Sequence[int], *, trace: Trace) -> Tensor:
     if not x.numel():
         return torch.zeros(len(x), len(menu), device=x.device)
     of = _exact if trace == "exact" else _range
-    return torch.cat([of(part.float(), menu) for part in x.split(max(1, _CHUNK // x.shape[1]))])
+    return torch.cat([of(part.float(), menu) for part in torch.split(x, max(1, _CHUNK // x.shape[1]))])
 
 
 def _exact(x: Tensor, menu: Sequence[int]) -> Tensor:
-    columns = []
+    columns: list[Tensor] = []
     for bits in menu:
         step, zero, _, _ = ranges(x, bits)
         share = (x - zero).div_(step)

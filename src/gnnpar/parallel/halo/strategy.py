@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gnnpar.codecs.adaptive.codec import for_model
+from gnnpar.codecs.adaptive.codec import with_edge_weights
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
@@ -79,7 +79,7 @@ class GraphParallel:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        configs = for_model(self.codec, model), Identity()
+        configs = with_edge_weights(self.codec, (layer.conv for layer in model.layers)), Identity()
         codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in configs)
         exact_exchange = CodedExchange(comm, exact_codec)
         edges = EdgeOrder(shard, self.overlap)
