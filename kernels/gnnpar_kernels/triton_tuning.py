@@ -1,15 +1,29 @@
-"""Configurations that are timed once per shape class on a GPU, and the variants that must compile without one."""
+"""Which tile a kernel takes on this kind of GPU, and the variants that must compile without one.
 
+Nothing is timed while training: ranks that timed for themselves could take tiles that add in another order, and so
+disagree in the last bits. `tuned/ARCH.json` (sm_90.json, gfx942.json) holds what was measured once; where it has no
+entry, the first candidate is taken. GNNPAR_TUNE=record times what is missing there and writes the file; GNNPAR_TUNE=0
+takes the first candidate always.
+"""
+
+import functools
+import json
 import os
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
-from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns at the first compilation if it is unset
+
+VARIABLE = "GNNPAR_TUNE"
+FOLDER = Path(__file__).parent / "tuned"
 
 
 def interpreting() -> bool:
@@ -22,19 +36,134 @@ def configs(*meta: dict[str, int], num_warps: Sequence[int] = (1,)) -> list[trit
     return [triton.Config(dict(each), num_warps=warps) for warps in num_warps for each in meta]
 
 
-def autotuned(
-    candidates: list[triton.Config], *, key: Sequence[str], restores: Sequence[str] = ()
-) -> Callable[[JITFunction], Autotuner]:
-    """Decorator above `triton.jit`: the fastest of these per `key`, remembered on disk.
+class Table:
+    """The chosen tiles of one kind of GPU by kernel and shape class, as a file. Threads may share it."""
 
-    The first one, without timing, when interpreting or under GNNPAR_TUNE=0. `restores` names the tensors a kernel
-    accumulates into, so that trials do not add up.
+    def __init__(self, path: Path, versions: Mapping[str, str]) -> None:
+        self.path, self.versions = path, dict(versions)
+        self.lock = threading.Lock()
+        read = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self.chosen: dict[str, dict[str, dict[str, int]]] = read.get("chosen", {})
+        self.measured_with: dict[str, str] = read.get("versions", self.versions)
+
+    def find(self, kernel: str, shape: str) -> dict[str, int] | None:
+        return self.chosen.get(kernel, {}).get(shape)
+
+    def add(self, kernel: str, shape: str, config: dict[str, int]) -> None:
+        """Add an entry and write the file. Entries of other versions of Triton or torch go first. Holds `lock`."""
+        if self.measured_with != self.versions:
+            self.chosen, self.measured_with = {}, self.versions
+        self.chosen.setdefault(kernel, {})[shape] = config
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        whole = self.path.with_suffix(".part")
+        tree = {"versions": self.measured_with, "chosen": self.chosen}
+        whole.write_text(json.dumps(tree, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        whole.replace(self.path)
+
+
+@functools.cache
+def _table(device: int) -> Table:
+    """The table of the GPU with this number."""
+    found = torch.cuda.get_device_properties(device)
+    arch = found.gcnArchName.partition(":")[0] if torch.version.hip else f"sm_{found.major}{found.minor}"
+    versions = {"gpu": found.name, "torch": torch.__version__, "triton": triton.__version__}
+    return Table(FOLDER / f"{arch}.json", versions)
+
+
+def table() -> Table:
+    """The table of the current GPU."""
+    return _table(torch.cuda.current_device())
+
+
+class Tuned:
+    """A kernel that is launched with the tile of its table. Nothing of a launch is kept: rank threads may share it."""
+
+    def __init__(
+        self,
+        fn: JITFunction,
+        candidates: Sequence[triton.Config],
+        *,
+        key: Sequence[str],
+        types: Sequence[str],
+        restores: Sequence[str],
+    ) -> None:
+        if unknown := {*key, *types, *restores} - set(fn.arg_names):
+            raise ValueError(f"{fn.__name__} has no arguments {sorted(unknown)}: name its own")
+        self.fn, self.candidates = fn, list(candidates)
+        self.key, self.types, self.restores = tuple(key), tuple(types), tuple(restores)
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return functools.partial(self.run, grid)
+
+    def run(self, grid: object, *args: object, **kwargs: object) -> None:
+        """Launch over a grid, with the arguments of the kernel but the tuned ones."""
+        given = dict(zip(self.fn.arg_names, args, strict=False)) | kwargs
+        config = self.choose(given, lambda config: self._launch(grid, args, kwargs, config))
+        self._launch(grid, args, kwargs, config)
+
+    def choose(self, given: Mapping[str, Any], launch: Callable[[triton.Config], None]) -> triton.Config:
+        """The configuration for these arguments. `launch` is called for timing alone."""
+        how = os.environ.get(VARIABLE, "")
+        if how not in ("", "0", "record"):
+            raise ValueError(f"{VARIABLE}={how} is neither 0 nor record: unset it to read kernels/gnnpar_kernels/tuned")
+        if len(self.candidates) == 1 or how == "0" or interpreting():
+            return self.candidates[0]
+        known, name, shape = table(), self.name, self.shape_class(given)
+        if (chosen := known.find(name, shape)) is None and how == "record":
+            with known.lock:  # one thread measures, the others take its answer
+                if (chosen := known.find(name, shape)) is None:
+                    chosen = _as_json(self._fastest(given, launch))
+                    known.add(name, shape, chosen)
+        return next((each for each in self.candidates if _as_json(each) == chosen), self.candidates[0])
+
+    @property
+    def name(self) -> str:
+        return f"{self.fn.__module__.removeprefix('gnnpar_kernels.')}.{self.fn.__name__}"
+
+    def shape_class(self, given: Mapping[str, Any]) -> str:
+        """What the best tile depends on, as a key of the table: 'W=128 ACCUMULATE=False x=float32'."""
+        values = [f"{name}={given[name]}" for name in self.key]
+        return " ".join(values + [f"{name}={str(given[name].dtype).removeprefix('torch.')}" for name in self.types])
+
+    def _fastest(self, given: Mapping[str, Any], launch: Callable[[triton.Config], None]) -> triton.Config:
+        """Times every candidate on the tensors at hand; those that it adds into are put back once, so one copy of them
+        is held, and times hold no copying."""
+        before = {name: given[name].clone() for name in self.restores if given[name] is not None}
+        milliseconds = [_milliseconds(functools.partial(launch, each)) for each in self.candidates]
+        for name, copy in before.items():
+            given[name].copy_(copy)
+        return self.candidates[milliseconds.index(min(milliseconds))]
+
+    def _launch(
+        self, grid: object, args: Sequence[object], kwargs: Mapping[str, object], config: triton.Config
+    ) -> None:
+        self.fn[grid](*args, **kwargs, **config.kwargs, num_warps=config.num_warps)
+
+
+def _milliseconds(call: Callable[[], None]) -> float:
+    """Median time of a launch; infinite where it cannot run with this tile."""
+    from triton.testing import do_bench
+
+    try:
+        median = do_bench(call, warmup=10, rep=40, return_mode="median")
+    except (triton.CompilationError, OutOfResources, PTXASError):
+        return float("inf")
+    assert isinstance(median, float)
+    return median
+
+
+def _as_json(config: triton.Config) -> dict[str, int]:
+    return {**config.kwargs, "num_warps": config.num_warps}
+
+
+def tuned(
+    candidates: Sequence[triton.Config], *, key: Sequence[str], types: Sequence[str], restores: Sequence[str] = ()
+) -> Callable[[JITFunction], Tuned]:
+    """Decorator above `triton.jit`: the tile follows from the values of `key` and the dtypes of `types`.
+
+    `restores`: tensors (or None) that the kernel accumulates into, put back after timing.
     """
-    if interpreting() or os.environ.get("GNNPAR_TUNE", "1") == "0":
-        candidates = candidates[:1]
-    return triton.autotune(
-        configs=candidates, key=list(key), restore_value=list(restores) or None, cache_results=not interpreting()
-    )
+    return lambda fn: Tuned(fn, candidates, key=key, types=types, restores=restores)
 
 
 class Variant(NamedTuple):

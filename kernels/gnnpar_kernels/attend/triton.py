@@ -35,7 +35,7 @@ from gnnpar_kernels.attend.triton_tiles import (
 )
 from gnnpar_kernels.csr import accumulate_dtype
 from gnnpar_kernels.triton_tasks import LOW, tasks_of
-from gnnpar_kernels.triton_tuning import Variant, autotuned
+from gnnpar_kernels.triton_tuning import Variant, tuned
 
 __all__ = [
     "attend",
@@ -57,7 +57,7 @@ def _shift(m):
     return tl.where(m == float("-inf"), 0.0, m)
 
 
-@autotuned(TILES, key=["H", "D", "BOUND", "BRANCH"], restores=STATE)
+@tuned(TILES, key=["H", "D", "BOUND", "BRANCH"], types=["x_ptr"], restores=STATE)
 @triton.jit(do_not_specialize=RUNTIME)
 def _fold(
     row_ptr,

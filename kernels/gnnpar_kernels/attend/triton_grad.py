@@ -35,7 +35,7 @@ from gnnpar_kernels.attend.triton_tiles import (
 from gnnpar_kernels.csr import Csr
 from gnnpar_kernels.spmm.triton import spmm
 from gnnpar_kernels.triton_tasks import LOW, tasks_of
-from gnnpar_kernels.triton_tuning import Variant, autotuned
+from gnnpar_kernels.triton_tuning import Variant, tuned
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def _ends(ends_ptr, index, head, mask, H: tl.constexpr):
     return near, tl.load(at + H, mask=mask, other=0.0), tl.load(at + 2 * H, mask=mask, other=0.0)
 
 
-@autotuned(TILES, key=["H", "D", "BOUND", "SOURCE"])
+@tuned(TILES, key=["H", "D", "BOUND", "SOURCE"], types=["table_ptr"])
 @triton.jit(do_not_specialize=RUNTIME)
 def _pull(
     row_ptr,

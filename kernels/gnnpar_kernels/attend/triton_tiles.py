@@ -11,14 +11,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 from gnnpar_kernels.attend.naive import Drop
 from gnnpar_kernels.hashing import key_words, signed, threshold
 from gnnpar_kernels.triton_hashing import column_hash, keep, row_hash
 from gnnpar_kernels.triton_tasks import LOW, tasks_of
-from gnnpar_kernels.triton_tuning import Variant, configs
+from gnnpar_kernels.triton_tuning import Tuned, Variant, configs
 
 RUNTIME = ["first", "last", "k0", "k1", "k2", "limit"]  # integers whose values must not make another kernel
 TILES = configs({"TILE": 1024}, {"TILE": 512})  # elements gathered by a warp before it adds
@@ -111,7 +110,7 @@ def dropping(drop: Drop | None, edge_ids: Tensor | None) -> dict[str, object]:
 
 
 def run_tasks(
-    kernel: Autotuner,
+    kernel: Tuned,
     indptr: Tensor,
     dims: Dims,
     *,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnpar_kernels.csr import accumulate_dtype, flat_rows
 from gnnpar_kernels.triton_tasks import LOW, low_tile, piece_tile, tasks_of
-from gnnpar_kernels.triton_tuning import ROW_SHAPES, Variant, autotuned, configs, row_shape
+from gnnpar_kernels.triton_tuning import ROW_SHAPES, Variant, configs, row_shape, tuned
 
 TIMES = configs({"TIMES": 1}) + configs({"TIMES": 2}, num_warps=(2,))  # tiles of a piece, one for each warp
 SLOTS = 8  # pieces of a cut row that are read at once
@@ -59,7 +59,7 @@ def _low_kernel(
     _write(out + row[:, None] * W + columns[None, :], total, inside[:, None] & (columns < W)[None, :], ACCUMULATE)
 
 
-@autotuned(TIMES, key=["W", "ACCUMULATE"], restores=["out"])
+@tuned(TIMES, key=["W", "ACCUMULATE"], types=["x"], restores=["out"])
 @triton.jit
 def _piece_kernel(
     task_row,
