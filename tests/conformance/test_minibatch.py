@@ -89,6 +89,7 @@ def test_batches_with_all_neighbours_make_up_the_exact_gradient(world) -> None:
 class TwoHops(nn.Module):
     """A layer that aggregates twice, with a learned row for every edge."""
 
+    glorot = ("of_edge",)
     needs_edge_ids = True
 
     def __init__(self, in_dim: int, out_dim: int) -> None:

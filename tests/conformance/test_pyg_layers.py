@@ -12,7 +12,7 @@ from gnnpar.models.gatv2 import GATv2Conv
 from gnnpar.models.gcn import GCNConv
 from gnnpar.models.gcnii import GCNIIConv
 from gnnpar.models.gin import GINConv
-from gnnpar.models.gnn import initialise
+from gnnpar.models.initial import draw_glorot
 from gnnpar.models.sage import SAGEConv
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
@@ -91,7 +91,7 @@ def test_equals_pyg(case):
     shard = cut(data, torch.zeros(data.num_nodes, dtype=torch.long), 1)[0]
     view = WholeGraph(shard.to(torch.device("cpu"), torch.float64), Pass(0))
     ours, theirs = (m.double() for m in CASES[case]())
-    initialise(ours, 5)
+    draw_glorot(ours, 5)
     for mine, other, reshape in _pairs(ours, theirs, case):
         with torch.no_grad():
             if mine.ndim < 2:

@@ -24,6 +24,7 @@ def _value(src, dst, edge, shared):
 class EdgeConv(nn.Module):
     """Attention whose scores and values read a learned function of the edge."""
 
+    glorot = ("of_edge", "attention")
     needs_edge_ids = True
 
     def __init__(self, in_dim: int, out_dim: int) -> None:

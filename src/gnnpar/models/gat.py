@@ -28,6 +28,8 @@ def head_scores(x: Tensor, attend: Tensor) -> Tensor:
 class GATConv(nn.Module):
     """Heads are concatenated; `average` takes their mean instead (the last layer)."""
 
+    glorot = ("weight", "attend_src", "attend_dst")
+
     def __init__(
         self, in_dim: int, out_dim: int, *, heads: int, average: bool, slope: float, attention_dropout: float
     ) -> None:
@@ -36,7 +38,7 @@ class GATConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(heads * width, in_dim))
         self.attend_src = nn.Parameter(torch.empty(heads, width))
         self.attend_dst = nn.Parameter(torch.empty(heads, width))
-        self.bias = nn.Parameter(torch.empty(out_dim))
+        self.bias = nn.Parameter(torch.zeros(out_dim))
         self.heads, self.average, self.slope, self.p = heads, average, slope, attention_dropout
 
     @property

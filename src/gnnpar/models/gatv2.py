@@ -12,6 +12,7 @@ from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import Generic
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gat import GAT
+from gnnpar.models.initial import Linear
 
 
 def _value(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
@@ -27,15 +28,17 @@ class _Score:
 
 
 class GATv2Conv(nn.Module):
+    glorot = ("attention",)
+
     def __init__(
         self, in_dim: int, out_dim: int, *, heads: int, average: bool, slope: float, attention_dropout: float
     ) -> None:
         super().__init__()
         width = out_dim if average else out_dim // heads
-        self.left = nn.Linear(in_dim, heads * width)
-        self.right = nn.Linear(in_dim, heads * width)
+        self.left = Linear(in_dim, heads * width)
+        self.right = Linear(in_dim, heads * width)
         self.attention = nn.Parameter(torch.empty(heads, width))
-        self.bias = nn.Parameter(torch.empty(out_dim))
+        self.bias = nn.Parameter(torch.zeros(out_dim))
         self.heads, self.average, self.slope, self.p = heads, average, slope, attention_dropout
 
     @property

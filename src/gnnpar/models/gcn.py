@@ -20,12 +20,13 @@ def symmetric_norm(g: Local) -> Tensor:
 
 
 class GCNConv(nn.Module):
+    glorot = ("weight",)
     degree_powers = (-0.5, -0.5)  # an edge's weight by in-degree of its destination and of its source
 
     def __init__(self, in_dim: int, out_dim: int, *, aggregate_first: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_dim, in_dim))
-        self.bias = nn.Parameter(torch.empty(out_dim))
+        self.bias = nn.Parameter(torch.zeros(out_dim))
         self.aggregate_first = aggregate_first
 
     def message(self, g: Local, h: Tensor) -> Rows:

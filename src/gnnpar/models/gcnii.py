@@ -21,6 +21,7 @@ from gnnpar.models.gnn import ModelConfig
 class GCNIIConv(nn.Module):
     """The residual sits between fold and matrix, so the order is fixed: aggregate first."""
 
+    glorot = ("weight",)
     degree_powers = (-0.5, -0.5)
 
     def __init__(self, dim: int, *, alpha: float, beta: float) -> None:

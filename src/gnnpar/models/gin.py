@@ -11,6 +11,7 @@ from gnnpar.folds.block import Rows
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gnn import ModelConfig
+from gnnpar.models.initial import Linear
 
 
 class GINConv(nn.Module):
@@ -18,9 +19,9 @@ class GINConv(nn.Module):
 
     def __init__(self, in_dim: int, out_dim: int, *, hidden: int) -> None:
         super().__init__()
-        self.eps = nn.Parameter(torch.empty(()))
-        self.inside = nn.Linear(in_dim, hidden)
-        self.outside = nn.Linear(hidden, out_dim)
+        self.eps = nn.Parameter(torch.zeros(()))
+        self.inside = Linear(in_dim, hidden)
+        self.outside = Linear(hidden, out_dim)
 
     @staticmethod
     def message(g: Local, h: Tensor) -> Rows:

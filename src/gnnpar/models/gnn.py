@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
-import torch
 import torch.nn.functional as F
 from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
 from gnnpar.graph import Graph
-from gnnpar_kernels import fold_key
+from gnnpar.models.initial import Linear, construct
+from gnnpar.models.row_local import refuse_row_mixing
 
 
 @runtime_checkable
@@ -58,14 +57,14 @@ class ModelConfig:
     carries_first: ClassVar[bool] = False  # does every layer see the encoder's output?
 
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> GNN:
-        """The model with weights that depend on `seed` and the parameters' names alone."""
+        """The model with weights that depend on `seed` alone. ValueError where a module of it cannot run on a part."""
         if cached_first_layer and self.encoder != "none":
             raise ValueError(
                 f"first_layer=cached needs raw features in front of layer 0, but model.encoder={self.encoder} puts "
                 "learned rows there: set model.encoder=none or first_layer=live."
             )
-        model = GNN(self, in_dim, out_dim, cached_first_layer=cached_first_layer)
-        initialise(model, seed)
+        model = construct(lambda: GNN(self, in_dim, out_dim, cached_first_layer=cached_first_layer), seed)
+        refuse_row_mixing(model)
         return model
 
     def aggregates_first(self, in_dim: int, out_dim: int, *, cached: bool) -> bool:
@@ -124,7 +123,7 @@ class GNN(nn.Module):
                 "set model.encoder=linear and model.decoder=linear."
             )
         self.widths = tuple(widths)  # of the rows between layers: layer i makes widths[i + 1] of widths[i]
-        self.encoder = nn.Linear(in_dim, hidden) if config.encoder == "linear" else None
+        self.encoder = Linear(in_dim, hidden) if config.encoder == "linear" else None
         self.layers = nn.ModuleList(
             Layer(
                 config,
@@ -137,7 +136,7 @@ class GNN(nn.Module):
             for i in range(count)
         )
         self.final_norm = nn.LayerNorm(hidden) if config.pre_activation and config.norm == "layer" else None
-        self.decoder = nn.Linear(hidden, out_dim) if config.decoder == "linear" else None
+        self.decoder = Linear(hidden, out_dim) if config.decoder == "linear" else None
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Logits [N, out_dim] of the rows g owns."""
@@ -179,20 +178,3 @@ class GNN(nn.Module):
         """The layer a parameter belongs to by its name; the encoder is part of the first, None: the decoder's."""
         head, *rest = parameter.split(".")
         return {"layers": int(rest[0]) if rest and rest[0].isdigit() else None, "encoder": 0}.get(head)
-
-
-def initialise(model: nn.Module, seed: int) -> None:
-    """Glorot-uniform matrices, zero vectors, unit norms. The draw of a parameter depends on (seed, its name) alone, so
-    that every rank, and a stage that holds some layers only, starts from the same model."""
-    for prefix, module in model.named_modules():
-        if isinstance(module, nn.LayerNorm):
-            module.reset_parameters()
-            continue
-        for name, parameter in module.named_parameters(recurse=False):
-            with torch.no_grad():
-                if parameter.ndim < 2:
-                    parameter.zero_()
-                else:
-                    key = fold_key(seed, zlib.crc32(f"{prefix}.{name}".encode()))
-                    low = key & 0xFFFFFFFF  # the CPU's generator ignores all other bits of a seed
-                    nn.init.xavier_uniform_(parameter, generator=torch.Generator().manual_seed(low))

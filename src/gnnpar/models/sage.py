@@ -14,16 +14,18 @@ from gnnpar.folds.max import Max
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gnn import ModelConfig
+from gnnpar.models.initial import Linear
 
 
 class SAGEConv(nn.Module):
     """The mean runs as a sum divided by the global in-degree."""
 
+    glorot = ("neighbours",)
     degree_powers = (-1.0, 0.0)
 
     def __init__(self, in_dim: int, out_dim: int, *, aggregator: Literal["mean", "max"], aggregate_first: bool) -> None:
         super().__init__()
-        self.own = nn.Linear(in_dim, out_dim)
+        self.own = Linear(in_dim, out_dim)
         self.neighbours = nn.Parameter(torch.empty(out_dim, in_dim))
         self.aggregator, self.aggregate_first = aggregator, aggregate_first
 

@@ -26,6 +26,7 @@ from gnnpar.partition.partition import Partitioner, Random
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 from gnnpar.training.optim import SGD, Adam
+from gnnpar.verify.soundness import find_fault
 
 EPOCHS = 2
 ORACLE_EPOCHS = 4
@@ -168,6 +169,7 @@ def check(
     """Every model on every world the strategy can use: its exact limit against the single device, then, where it has an
     oracle and is not exact, itself against that.
 
+    A model that is not sound has one case, which names the fault.
     ValueError where `exact_limit` is not exact by its own words.
     """
     dataset = dataset or small_graph()
@@ -177,6 +179,9 @@ def check(
         raise ValueError(f"exact_limit() of {type(strategy).__name__} is {', '.join(sorted(limit.exactness))}{stale}")
     cases = []
     for name, config in models.items():
+        if fault := find_fault(config):
+            cases.append(_failed(name, 1, str(fault)))
+            continue
         reference = train_in_threads(Single(), config, dataset, world=1)
         for world in (w for w in worlds if runs_on(limit, w, config)):
             cases.append(_case(limit, name, config, dataset, world, reference, first_layer))
@@ -250,8 +255,7 @@ def _case(
     try:
         got = train_in_threads(limit, config, dataset, world=world, first_layer=first_layer, epochs=epochs)
     except Exception as error:  # a strategy of the user's own may fail in any way: a row of the table
-        inf = float("inf")
-        return Case(name, world, inf, inf, "", inf, f"{type(error).__name__}: {error}")
+        return _failed(name, world, f"{type(error).__name__}: {error}")
     worst, parameter = 0.0, ""
     for mine, theirs in zip(got.gradients, reference.gradients, strict=True):
         for key, expected in theirs.items():
@@ -261,6 +265,11 @@ def _case(
     losses = zip(got.losses, reference.losses, strict=True)
     loss_error = max(abs(a - b) / max(abs(b), 1e-300) for a, b in losses)
     return Case(name, world, loss_error, worst, parameter, relative_error(got.logits, reference.logits))
+
+
+def _failed(model: str, world: int, error: str) -> Case:
+    inf = float("inf")
+    return Case(model, world, inf, inf, "", inf, error)
 
 
 def relative_error(got: Tensor | None, expected: Tensor) -> float:

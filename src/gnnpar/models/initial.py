@@ -1,0 +1,78 @@
+"""Initial weights: a module keeps those that it makes itself, drawn from a generator that depends on the seed alone."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from gnnpar_kernels import fold_key
+
+T = TypeVar("T", bound=nn.Module)
+
+_EMPTY = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
+_ONE_AT_A_TIME = threading.Lock()  # ranks may be threads, which share torch's generator
+
+
+@runtime_checkable
+class Glorot(Protocol):
+    """A module that leaves its matrices to `draw_glorot`: the attributes that `glorot` names."""
+
+    glorot: ClassVar[tuple[str, ...]]
+
+
+class Linear(nn.Linear):
+    """A dense layer with Glorot-uniform weights and no bias at first."""
+
+    glorot = ("weight",)
+
+    def reset_parameters(self) -> None:
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+def construct(make: Callable[[], T], seed: int) -> T:
+    """The module that `make` gives, with initial weights that depend on `seed` alone.
+
+    A module's own random numbers come from torch's generator, seeded here and restored afterwards. Matrices that a
+    module leaves to `draw_glorot` are drawn by name. ValueError where a parameter was never given values.
+    """
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]), _EmptyIsNaN():
+        torch.manual_seed(fold_key(seed, zlib.crc32(b"construct")) & 0xFFFFFFFF)
+        model = make()
+    draw_glorot(model, seed)
+    for name, parameter in model.named_parameters():
+        if bool(parameter.isnan().any()):
+            prefix, _, leaf = name.rpartition(".")
+            raise ValueError(
+                f"{name} of the model has no initial values: let {type(model.get_submodule(prefix)).__name__} set them "
+                f'(torch.nn.init), or name them there as glorot = ("{leaf}",).'
+            )
+    return model
+
+
+def draw_glorot(model: nn.Module, seed: int) -> None:
+    """Glorot-uniform values for the matrices that modules leave to it. The draw of a matrix depends on (seed, its name)
+    alone, so that a layer starts from the same weights whatever stands before it."""
+    for prefix, module in model.named_modules():
+        matrices = dict(module.named_parameters(recurse=False))
+        for name in module.glorot if isinstance(module, Glorot) else ():
+            key = fold_key(seed, zlib.crc32(f"{prefix}.{name}".encode()))
+            low = key & 0xFFFFFFFF  # the CPU's generator ignores all other bits of a seed
+            with torch.no_grad():
+                nn.init.xavier_uniform_(matrices[name], generator=torch.Generator().manual_seed(low))
+
+
+class _EmptyIsNaN(TorchFunctionMode):
+    """Memory that nobody has written to yet reads NaN."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func in _EMPTY and isinstance(out, Tensor) and out.is_floating_point():
+            out.detach().fill_(torch.nan)
+        return out

@@ -1,0 +1,58 @@
+"""Modules that are known not to be local to rows, or to draw numbers of their own: they are refused by name."""
+
+from __future__ import annotations
+
+from torch import nn
+
+_MIXING: tuple[type[nn.Module], ...] = (
+    nn.modules.batchnorm._NormBase,  # batch and instance norms: statistics of all rows
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
+_NOISE: tuple[type[nn.Module], ...] = (nn.modules.dropout._DropoutNd, nn.RReLU)
+# of torch_geometric.nn, by module and name: PyG is not imported for it
+_MIXING_PYG = {
+    "torch_geometric.nn.norm": (
+        "BatchNorm",
+        "HeteroBatchNorm",
+        "InstanceNorm",
+        "GraphNorm",
+        "GraphSizeNorm",
+        "PairNorm",
+        "MeanSubtractionNorm",
+        "DiffGroupNorm",
+    ),
+    "torch_geometric.nn.pool": (),  # all of them
+    "torch_geometric.nn.aggr": (),
+    "torch_geometric.nn.glob": (),
+}
+REMEDY = "nn.LayerNorm and everything else that treats each row alone will do"
+
+
+def refuse_row_mixing(model: nn.Module) -> None:
+    """ValueError that names the first module whose rows depend on each other, or whose noise is not keyed."""
+    for name, module in model.named_modules():
+        if why := row_mixing(module):
+            raise ValueError(f"{name} of the model is a {type(module).__name__}, which {why}.")
+
+
+def row_mixing(module: nn.Module) -> str:
+    """Why a module does not treat each row alone; empty where nothing is known against it."""
+    if isinstance(module, _NOISE):
+        return "draws other numbers on every rank: call g.dropout(x, p), whose masks are keyed by node"
+    if isinstance(module, nn.Softmax | nn.LogSoftmax) and module.dim == 0:
+        return f"mixes the rows of all nodes, of which a rank holds a part: give it dim=-1; {REMEDY}"
+    if isinstance(module, _MIXING) or _is_mixing_pyg(module):
+        return f"mixes the rows of all nodes, of which a rank holds a part: {REMEDY}"
+    return ""
+
+
+def _is_mixing_pyg(module: nn.Module) -> bool:
+    kind = type(module)
+    for folder, names in _MIXING_PYG.items():
+        if kind.__module__.startswith(folder + ".") and (not names or kind.__name__ in names):
+            return True
+    graph_wide = (kind.__module__, kind.__name__) == ("torch_geometric.nn.norm.layer_norm", "LayerNorm")
+    return graph_wide and vars(module).get("mode") == "graph"

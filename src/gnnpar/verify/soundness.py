@@ -1,0 +1,354 @@
+"""Is a model what every strategy may assume of one? Alive, local to rows, differentiable, the same in equal runs.
+
+A dead model equals the single device under every strategy, so equality alone certifies nothing. Everything here runs
+on one device, in fp64, with dropout on; a fault names the module that has it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.tasks import make_task
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Rows
+from gnnpar.models.gnn import GNN, ModelConfig
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.shard import Shard, cut
+
+STEPS = 3
+TOLERANCE = 1e-9
+"""Of two outputs that must be equal, relative to the largest entry."""
+STEP = 1e-6
+"""Of a difference quotient, which must equal the gradient to 1e-4."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a model. `module`: its name in the model; empty: the model itself."""
+
+    module: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.module or 'the model'} {self.what}"
+
+
+@dataclass
+class _Count:
+    """Aggregations so far."""
+
+    done: int = 0
+
+
+@dataclass(eq=False)
+class _CountedGraph(WholeGraph):
+    """The whole graph on one device, counting its aggregations."""
+
+    count: _Count = field(default_factory=_Count)
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        self.count.done += 1
+        return super().aggregate(agg, src, dst, edge, shared)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One call of a module: its tensors (detached copies), and how often it aggregated. `wrote`: into an input."""
+
+    module: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    aggregations: int
+    wrote: bool
+
+
+@cache
+def find_fault(config: ModelConfig) -> Fault | None:
+    """The first fault of a model, the most specific first; None: it is sound. ValueError where it cannot be built."""
+    trial, threads = _Trial(config), torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors of 41 rows: more threads only wait for each other
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return next(trial.faults(), None)
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _Trial:
+    """A model on a small graph whose node 0 has no edges."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        data = _graph()
+        self.task = make_task(data.task, data.num_classes)
+        model = config.build(data.num_features, self.task.out_dim, seed=3)
+        self.model = model.double()
+        self.shard = _shard(data, model)
+        rest = _shard(_without_first(data), model)
+        self.rest = replace(rest, node_ids=rest.node_ids + 1)
+        self.edge_index = data.edge_index
+
+    def faults(self) -> Iterator[Fault]:
+        yield from self._fixed_parameters()
+        calls = _record(self.model, self.shard)
+        yield from self._shape(calls)
+        yield from self._state()
+        yield from self._not_repeated()
+        yield from self._not_local(calls)
+        yield from self._reads_position(calls)
+        yield from self._dead_outputs(calls)
+        yield from self._dead_gradients()
+        yield from self._wrong_gradients()
+        yield from self._standing_loss()
+
+    def _fixed_parameters(self) -> Iterator[Fault]:
+        for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                yield Fault(name, "does not require a gradient; make it a buffer (register_buffer)")
+
+    def _shape(self, calls: Sequence[_Call]) -> Iterator[Fault]:
+        for call in calls:
+            if any(not bool(t.isfinite().all()) for t in call.outputs if t.is_floating_point()):
+                yield Fault(call.module, "gives values that are not finite")
+        wanted, got = [len(self.shard.x), self.task.out_dim], [list(t.shape) for t in calls[-1].outputs]
+        if got != [wanted]:
+            yield Fault("", f"gives {got[0] if len(got) == 1 else got} instead of one row of logits a node, {wanted}")
+
+    def _state(self) -> Iterator[Fault]:
+        """Buffers and inputs that a forward pass changes."""
+        model, x = copy.deepcopy(self.model), self.shard.x.clone()
+        calls = _record(model, replace(self.shard, x=x))
+        for (name, now), (_, before) in zip(model.named_buffers(), self.model.named_buffers(), strict=True):
+            if not torch.equal(now, before):
+                module, _, leaf = name.rpartition(".")
+                yield Fault(
+                    module, f"changes its buffer {leaf} in forward, from the rows of one rank and as often as it runs"
+                )
+        layers = {f"layers.{i}" for i in range(model.num_layers)}
+        for call in calls:
+            if call.wrote and (call.module in layers or call.module.removesuffix(".conv") in layers):
+                yield Fault(call.module, "writes into its input in place, which others still read; work on a copy")
+        if not torch.equal(x, self.shard.x):
+            yield Fault("", "writes into the features in place; work on a copy")
+
+    def _not_repeated(self) -> Iterator[Fault]:
+        model = copy.deepcopy(self.model)
+        first, again = _record(model, self.shard), _record(model, self.shard)
+        for a, b in zip(first, again, strict=False):
+            if not _same(a.outputs, b.outputs, exact=True):
+                yield Fault(
+                    a.module,
+                    "gives other values in the second of two equal runs: its noise is not keyed (use g.dropout), or "
+                    "forward changes its state",
+                )
+
+    def _not_local(self, calls: Sequence[_Call]) -> Iterator[Fault]:
+        """A changed row of features may change that row and, an aggregation at a time, those that it has edges to."""
+        num_nodes = len(self.shard.x)
+        for node in (0, 1, num_nodes // 2, num_nodes - 1):
+            for size in (1.0, 1e3):
+                x = self.shard.x.clone()
+                x[node] += size
+                for before, after in zip(calls, _record(self.model, replace(self.shard, x=x)), strict=False):
+                    changed = _changed_rows(before.inputs, after.inputs, num_nodes)
+                    for _ in range(before.aggregations):
+                        changed = self._reached(changed)
+                    beyond = _changed_rows(before.outputs, after.outputs, num_nodes) & ~changed
+                    if bool(beyond.any()):
+                        yield Fault(
+                            before.module,
+                            f"mixes rows: the features of node {node} change {int(beyond.sum())} rows that it has no "
+                            "edge to. A rank holds a part of the rows: only g.aggregate may read others",
+                        )
+
+    def _reads_position(self, calls: Sequence[_Call]) -> Iterator[Fault]:
+        """Without node 0, which no edge has, the other rows stay what they are."""
+        for before, after in zip(calls, _record(self.model, self.rest), strict=False):
+            others = [t[1:] for t in before.outputs if t.shape[:1] == self.shard.node_ids.shape]
+            rows = [t for t in after.outputs if t.shape[:1] == self.rest.node_ids.shape]
+            if not _same(others, rows):
+                yield Fault(
+                    before.module,
+                    "depends on how many rows there are, or on where a row stands; a rank holds a part of the rows, "
+                    "g.node_ids names them",
+                )
+
+    def _dead_outputs(self, calls: Sequence[_Call]) -> Iterator[Fault]:
+        other = _record(self.model, replace(self.shard, x=torch.randn_like(self.shard.x)))
+        for before, after in zip(calls, other, strict=False):
+            if not before.inputs or not before.outputs:
+                continue
+            if all(not t.any() for t in before.outputs) and any(bool(t.any()) for t in before.inputs):
+                yield Fault(before.module, "gives nothing but zeros")
+            if not _same(before.inputs, after.inputs) and _same(before.outputs, after.outputs):
+                yield Fault(before.module, "gives the same for another input: what stands before it cannot learn")
+
+    def _dead_gradients(self) -> Iterator[Fault]:
+        _, gradients = self._differentiate(self.model)
+        for name, gradient in gradients.items():
+            if gradient is None or not bool(gradient.any()):
+                yield Fault(name, "has no gradient: the loss does not depend on it")
+            elif not bool(gradient.isfinite().all()):
+                yield Fault(name, "has a gradient that is not finite")
+
+    def _wrong_gradients(self) -> Iterator[Fault]:
+        """Along a random direction, a difference quotient of the loss against the gradient; off the kinks at zero."""
+        model, draw = copy.deepcopy(self.model), torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.02 * torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype)
+        _, gradients = self._differentiate(model)
+        for name, parameter in model.named_parameters():
+            direction = torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype)
+            gradient = gradients[name]
+            predicted = 0.0 if gradient is None else float((gradient * direction).sum())
+            quotients = [self._quotient(model, parameter, direction, step) for step in (STEP, STEP / 8)]
+            if all(abs(q - predicted) > 1e-4 * abs(q) + 1e-7 for q in quotients):
+                yield Fault(
+                    name,
+                    f"has a gradient that its loss does not have, {predicted:.4g} for {quotients[0]:.4g} along a "
+                    "direction: something between them is detached",
+                )
+
+    @torch.no_grad()
+    def _quotient(self, model: GNN, parameter: nn.Parameter, direction: Tensor, step: float) -> float:
+        losses, start = [], parameter.clone()
+        for sign in (1, -1):
+            parameter.copy_(start + sign * step * direction)
+            losses.append(float(self._loss(model)))
+        parameter.copy_(start)
+        return (losses[0] - losses[1]) / (2 * step)
+
+    def _standing_loss(self) -> Iterator[Fault]:
+        model, losses = copy.deepcopy(self.model), []
+        for _ in range(STEPS + 1):
+            loss, gradients = self._differentiate(model)
+            losses.append(loss)
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter -= 0.1 * (0 if (gradient := gradients[name]) is None else gradient)
+        if len(set(losses)) == 1:
+            yield Fault("", f"does not learn: the loss stays {losses[0]:.6g} over {STEPS} steps")
+
+    def _reached(self, nodes: Tensor) -> Tensor:
+        src, dst = self.edge_index
+        out = nodes.clone()
+        out[dst[nodes[src]]] = True
+        return out
+
+    def _loss(self, model: GNN) -> Tensor:
+        train = self.shard.train_mask
+        logits = model(_view(self.shard), self.shard.x)
+        return self.task.loss_sum(logits[train], self.shard.y[train]) / self.shard.num_train
+
+    def _differentiate(self, model: GNN) -> tuple[float, dict[str, Tensor | None]]:
+        loss, names = self._loss(model), [name for name, _ in model.named_parameters()]
+        if not loss.requires_grad:
+            return float(loss.detach()), dict.fromkeys(names)
+        gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        return float(loss.detach()), dict(zip(names, gradients, strict=True))
+
+
+def _graph(*, num_nodes: int = 41, num_edges: int = 160) -> Dataset:
+    """Directed, with self loops on all nodes but the first, which has no edge."""
+    draw = torch.Generator().manual_seed(1)
+    ends = torch.randint(1, num_nodes, (2, num_edges), generator=draw)
+    edges = torch.cat([ends, torch.arange(1, num_nodes).expand(2, -1)], 1).unique(dim=1)
+    edges = edges[:, torch.argsort(edges[1] * num_nodes + edges[0])]
+    x = torch.randn(num_nodes, 6, generator=draw)
+    y = torch.randint(0, 3, (num_nodes,), generator=draw)
+    train = torch.arange(num_nodes) % 2 == 0
+    masks = (train, ~train, torch.zeros_like(train))
+    return Dataset.of("small", x=x, y=y, edge_index=edges, masks=masks, num_classes=3, task="single_label")
+
+
+def _without_first(data: Dataset) -> Dataset:
+    masks = (data.train_mask[1:], data.val_mask[1:], data.test_mask[1:])
+    return Dataset.of(
+        data.name,
+        x=data.x[1:],
+        y=data.y[1:],
+        edge_index=data.edge_index - 1,
+        masks=masks,
+        num_classes=data.num_classes,
+        task=data.task,
+    )
+
+
+def _shard(data: Dataset, model: GNN) -> Shard:
+    everybody = torch.zeros(data.num_nodes, dtype=torch.int64)
+    shard = cut(data, everybody, 1, edge_ids=model.needs_edge_ids)[0]
+    return shard.to(torch.device("cpu"), torch.float64)
+
+
+def _view(shard: Shard) -> _CountedGraph:
+    return _CountedGraph(shard, Pass(seed=3, training=True))
+
+
+def _record(model: GNN, shard: Shard) -> list[_Call]:
+    """Every call of a module in one training pass, in the order in which they end."""
+    calls: list[_Call] = []
+    view, running = _view(shard), []
+
+    def before(module: nn.Module, inputs: tuple) -> None:
+        tensors = _tensors(inputs)
+        running.append(([t.detach().clone() for t in tensors], [t._version for t in tensors], view.count.done))
+
+    def after(name: str, inputs: tuple, output: object) -> None:
+        copies, versions, done = running.pop()
+        wrote = any(t._version != v for t, v in zip(_tensors(inputs), versions, strict=True))
+        outputs = tuple(t.detach().clone() for t in _tensors((output,)))
+        calls.append(_Call(name, tuple(copies), outputs, view.count.done - done, wrote))
+
+    hooks = []
+    for name, module in model.named_modules():
+        hooks.append(module.register_forward_pre_hook(before))
+        hooks.append(module.register_forward_hook(lambda _, inputs, output, name=name: after(name, inputs, output)))
+    try:
+        with torch.no_grad():
+            model(view, shard.x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+def _tensors(values: object) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    return [t for value in values for t in _tensors(value)] if isinstance(values, tuple | list) else []
+
+
+def _changed_rows(before: Sequence[Tensor], after: Sequence[Tensor], num_nodes: int) -> Tensor:
+    """[N] of those tensors that have a row a node."""
+    changed = torch.zeros(num_nodes, dtype=torch.bool)
+    for a, b in zip(before, after, strict=True):
+        if a.shape == b.shape and a.shape[:1] == changed.shape:
+            differs = (a - b).abs() > _allowed(a) if a.is_floating_point() else a != b
+            changed |= differs.reshape(num_nodes, -1).any(1)
+    return changed
+
+
+def _same(first: Sequence[Tensor], second: Sequence[Tensor], *, exact: bool = False) -> bool:
+    if len(first) != len(second):
+        return False
+    for a, b in zip(first, second, strict=True):
+        if a.shape != b.shape:
+            return False
+        if not (
+            torch.equal(a, b) if exact or not a.is_floating_point() else bool(((a - b).abs() <= _allowed(a)).all())
+        ):
+            return False
+    return True
+
+
+def _allowed(expected: Tensor) -> float:
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    return TOLERANCE * max(scale, TOLERANCE)
