@@ -34,6 +34,19 @@ def cache_root() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "gnnpar"
 
 
+def find_file(name: str, path: str | None, data_dir: Path | None, *, example: str) -> Path:
+    """The file of a dataset, in the working folder or in data_dir. `example`: of giving its path, for the message."""
+    if not path:
+        raise ValueError(f"dataset.path is not set; name the file, e.g. {example}.")
+    given = Path(path).expanduser()
+    places = [given] if data_dir is None else [given, Path(data_dir).expanduser() / given]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        tried = " nor ".join(dict.fromkeys(str(place.absolute()) for place in places))
+        raise ValueError(f"dataset {name}: there is no file {tried}; put it there or set dataset.path.")
+    return found
+
+
 def find_folder(data_dir: Path | None, name: str) -> Path | None:
     """The folder `name` in data_dir, whatever its case and with - or _; an exact match comes first."""
     if data_dir is None or not data_dir.is_dir():

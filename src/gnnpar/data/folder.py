@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -26,10 +26,10 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gnnpar.data.columns import Column
-from gnnpar.data.dataset import Dataset, TaskName
+from gnnpar.data.dataset import Dataset
 from gnnpar.data.external import canonical_csr
 from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
-from gnnpar.data.raw import RawGraph, check_split, checked
+from gnnpar.data.raw import RawGraph, TaskChoice, check_split, checked, refuse_unread, task_of
 from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, hashes_of, no_progress
 
 
@@ -42,7 +42,7 @@ class Folder(Preprocess):
 
     name: str = "folder"
     path: str | None = None
-    task: Literal["auto", "single_label", "binary", "multi_label"] = "auto"  # auto: multi_label where y is [N, C > 1]
+    task: TaskChoice = "auto"  # auto: multi_label where y is [N, C > 1]
     num_classes: Annotated[int, Ge(2)] | None = None
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
@@ -113,6 +113,7 @@ class _Files:
     def find(config: Folder, data_dir: Path | None) -> _Files:
         folder = _folder(config, data_dir)
         there = {file.stem: file for file in folder.glob("*.npy")}
+        refuse_unread(config.name, sorted(there))
         edges = ("src", "dst") if "src" in there else ("indices", "indptr")
         if missing := [name for name in ("x", "y", *edges) if name not in there]:
             held = ", ".join(sorted(there)) or "nothing"
@@ -151,13 +152,7 @@ class _Files:
 
     def raw(self, config: Folder, x: Tensor, edge_index: Tensor) -> RawGraph:
         y = _tensor(self.y)
-        task: TaskName = (
-            config.task
-            if config.task != "auto"
-            else "multi_label"
-            if y.ndim == 2 and y.shape[1] > 1
-            else "single_label"
-        )
+        task = task_of(y, config.task)
         masks = None
         if "train" in self.masks:
             train = _tensor(self.masks["train"])

@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.data.dataset import Dataset, TaskName
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.files import find_file
 from gnnpar.data.preprocess import Preprocess, prepare
-from gnnpar.data.raw import RawGraph
+from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread, task_of
 
 _ALIASES = {"x": "node_features", "y": "node_labels"}
 
@@ -35,7 +36,7 @@ class NPZ(Preprocess):
 
     name: str = "npz"
     path: str | None = None
-    task: Literal["auto", "single_label", "binary", "multi_label"] = "auto"  # auto: multi_label where y is [N, C > 1]
+    task: TaskChoice = "auto"  # auto: multi_label where y is [N, C > 1]
     features: Literal["file", "identity", "degree"] = (
         "file"  # identity: one-hot node ids; degree: one-hot of log2(in-degree + 1)
     )
@@ -46,14 +47,7 @@ class NPZ(Preprocess):
 
 
 def _open(config: NPZ, data_dir: Path | None) -> dict[str, np.ndarray]:
-    if not config.path:
-        raise ValueError("dataset.path is not set; name the file, e.g. dataset=npz dataset.path=my.npz.")
-    path = Path(config.path).expanduser()
-    places = [path] if data_dir is None else [path, Path(data_dir).expanduser() / path]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        tried = " nor ".join(dict.fromkeys(str(place.absolute()) for place in places))
-        raise ValueError(f"dataset {config.name}: there is no file {tried}; put it there or set dataset.path.")
+    found = find_file(config.name, config.path, data_dir, example="dataset=npz dataset.path=my.npz")
     try:
         with np.load(found, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
@@ -65,6 +59,7 @@ def _open(config: NPZ, data_dir: Path | None) -> dict[str, np.ndarray]:
 
 
 def _raw_graph(config: NPZ, arrays: dict[str, np.ndarray]) -> RawGraph:
+    refuse_unread(config.name, arrays)
     pairs = "edge_index" not in arrays
     if pairs and "edges" not in arrays:
         raise _missing(config, arrays, "edge_index")
@@ -74,11 +69,14 @@ def _raw_graph(config: NPZ, arrays: dict[str, np.ndarray]) -> RawGraph:
     y = _take(config, arrays, "y")
     assert y is not None
     x = _features(config, arrays, edge_index, num_nodes=len(y), pairs=pairs)
-    task: TaskName = (
-        config.task if config.task != "auto" else "multi_label" if y.ndim == 2 and y.shape[1] > 1 else "single_label"
-    )
     return RawGraph(
-        name=config.name, x=x, y=y, edge_index=edge_index, task=task, masks=_masks(config, arrays), pairs=pairs
+        name=config.name,
+        x=x,
+        y=y,
+        edge_index=edge_index,
+        task=task_of(y, config.task),
+        masks=_masks(config, arrays),
+        pairs=pairs,
     )
 
 

@@ -4,7 +4,9 @@ Each check raises one line: what is wrong, the numbers, what to change. Isolated
 are fine.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +15,9 @@ from gnnpar.data.adjacency import edge_index_of
 from gnnpar.data.dataset import TaskName
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+TaskChoice = Literal["auto", "single_label", "binary", "multi_label"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -31,6 +36,22 @@ class RawGraph:
     masks: tuple[Tensor, Tensor, Tensor] | None = None
     pairs: bool = False  # edges are listed once per undirected pair: preprocessing adds the other direction
     num_classes: int | None = None
+
+
+def task_of(y: Tensor, choice: TaskChoice) -> TaskName:
+    """The task of labels; auto: multi_label where y is [N, C > 1]."""
+    if choice != "auto":
+        return choice
+    return "multi_label" if y.ndim == 2 and y.shape[1] > 1 else "single_label"
+
+
+def refuse_unread(name: str, keys: Iterable[str]) -> None:
+    """ValueError where a graph comes with data on edges, or with types, which no model reads."""
+    if unread := [key for key in keys if (key.startswith("edge_") and key != "edge_index") or key == "node_type"]:
+        raise ValueError(
+            f"dataset {name}: it holds {', '.join(unread)}, but models read neither data on edges nor types; remove "
+            f"{'it' if len(unread) == 1 else 'them'}, if the graph is meant without."
+        )
 
 
 def checked(raw: RawGraph) -> RawGraph:
@@ -113,7 +134,8 @@ def _labels(raw: RawGraph, num_nodes: int) -> tuple[Tensor, int]:
         wrong = int(((y != 0) & (y != 1)).sum())
         if wrong:
             raise ValueError(
-                f"dataset {raw.name}: {wrong} multi-label entries are neither 0 nor 1; store a 0/1 matrix."
+                f"dataset {raw.name}: {wrong} multi-label entries are neither 0 nor 1, and regression is not "
+                "supported; store a 0/1 matrix."
             )
         return y.contiguous(), y.shape[1]
     return _class_ids(raw, y)
@@ -124,7 +146,10 @@ def _class_ids(raw: RawGraph, y: Tensor) -> tuple[Tensor, int]:
         known = y.nan_to_num(nan=-1.0)
         wrong = int((known != known.round()).sum() + torch.isinf(y).sum())
         if wrong:
-            raise ValueError(f"dataset {raw.name}: {wrong} labels are not whole numbers; store class ids 0, 1, 2, ...")
+            raise ValueError(
+                f"dataset {raw.name}: {wrong} labels are not whole numbers, and regression is not supported; store "
+                "class ids 0, 1, 2, ..."
+            )
         y = known
     y = y.to(torch.int64)
     low, high = int(y.min()), int(y.max())

@@ -1,0 +1,108 @@
+"""PyG's `Data`, as a file or in memory: `torch.save(data, "my.pt")`, then `dataset=pt dataset.path=my.pt`.
+
+Read are x, edge_index or adj_t, y and the masks. A file is data: it is loaded with weights_only, so that
+none of its code runs.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gnnpar.data.adjacency import edge_index_of
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.files import find_file, one_line
+from gnnpar.data.preprocess import Preprocess, prepare
+from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread, task_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class PT(Preprocess):
+    """A `Data` in a file of torch.save; `path` is relative to the working folder or to data_dir."""
+
+    name: str = "pt"
+    path: str | None = None
+    task: TaskChoice = "auto"  # auto: multi_label where y is [N, C > 1]
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        file = find_file(self.name, self.path, data_dir, example="dataset=pt dataset.path=my.pt")
+        return prepare(raw_graph(self.name, _loaded(self.name, file), self.task), self, seed=seed)
+
+
+def _loaded(name: str, file: Path) -> object:
+    from torch_geometric.data import Data, HeteroData
+    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+
+    known = [Data, HeteroData, DataEdgeAttr, DataTensorAttr, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
+    try:
+        with torch.serialization.safe_globals(known):
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        cause = one_line(error).split("WeightsUnpickler error: ")[-1]
+        raise ValueError(
+            f"dataset {name}: {file} cannot be read as a saved Data ({cause[:160]}); save it with "
+            "torch.save(data, path)."
+        ) from error
+
+
+def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
+    """What is read of a `Data`. ValueError where it is none, or holds what no model reads."""
+    fields = dict(_checked(name, data))
+    refuse_unread(name, fields)
+    for key in ("x", "y"):
+        if not isinstance(fields.get(key), Tensor):
+            raise ValueError(
+                f"dataset {name}: the Data has no {key} (it holds {', '.join(fields) or 'nothing'}); add it."
+            )
+    edges = fields.get("edge_index", fields.get("adj_t"))
+    if edges is None:
+        raise ValueError(f"dataset {name}: the Data has neither edge_index nor adj_t; give it one of them.")
+    try:
+        edge_index = edge_index_of(edges)
+    except ValueError as error:
+        raise ValueError(f"dataset {name}: {error}.") from None
+    x, y = fields["x"], fields["y"]
+    assert isinstance(x, Tensor)
+    assert isinstance(y, Tensor)
+    return RawGraph(
+        name=name,
+        x=x.to_dense() if x.layout != torch.strided else x,
+        y=y,
+        edge_index=edge_index,
+        task=task_of(y, task),
+        masks=_masks(name, fields),
+    )
+
+
+def _checked(name: str, data: object) -> dict[str, object]:
+    """The fields of a Data."""
+    from torch_geometric.data import Data, HeteroData
+
+    if isinstance(data, HeteroData):
+        kinds = ", ".join(map(str, data.node_types))
+        raise ValueError(
+            f"dataset {name}: this is a HeteroData with node types {kinds}, and typed graphs are not supported; give a "
+            "Data: data.to_homogeneous(add_node_type=False, add_edge_type=False), if all nodes may be treated alike."
+        )
+    if isinstance(data, list | tuple) and data and all(isinstance(each, Data) for each in data):
+        raise ValueError(f"dataset {name}: there are {len(data)} graphs; give one Data, e.g. the first, [0].")
+    if not isinstance(data, Data):
+        raise ValueError(
+            f"dataset {name}: there is a {type(data).__name__}, not a torch_geometric.data.Data; give one."
+        )
+    return {key: value for key, value in data.to_dict().items() if value is not None}
+
+
+def _masks(name: str, fields: dict[str, object]) -> tuple[Tensor, Tensor, Tensor] | None:
+    train, val, test = (fields.get(f"{part}_mask") for part in ("train", "val", "test"))
+    if train is None:
+        return None
+    if not isinstance(train, Tensor):
+        raise ValueError(f"dataset {name}: train_mask is a {type(train).__name__}; give a tensor of booleans.")
+    none = torch.zeros_like(train, dtype=torch.bool)
+    return train, val if isinstance(val, Tensor) else none, test if isinstance(test, Tensor) else none

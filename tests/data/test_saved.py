@@ -1,0 +1,117 @@
+"""PyG's `Data` in a file: what was saved is what is loaded, and each mistake is one clear line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from conftest import Run
+from data.samples import raw_graph
+from gnnpar.data import Preprocess, prepare
+from gnnpar.data.saved import PT
+from gnnpar.data.saved import raw_graph as raw_of
+
+
+def data(**changes: Any) -> Data:
+    raw = raw_graph()
+    assert raw.masks is not None
+    train, val, test = (mask.bool() for mask in raw.masks)
+    fields = {"x": raw.x, "y": raw.y, "edge_index": raw.edge_index}
+    fields |= {"train_mask": train, "val_mask": val, "test_mask": test}
+    return Data(**{key: value for key, value in (fields | changes).items() if value is not None})
+
+
+def saved(folder: Path, what: object) -> str:
+    torch.save(what, folder / "my.pt")
+    return str(folder / "my.pt")
+
+
+def test_round_trip(tmp_path):
+    expected = prepare(raw_graph(), Preprocess(), seed=0)
+    found = PT(path=saved(tmp_path, data())).load(None, 0)
+    assert (found.graph_hash, found.split_hash) == (expected.graph_hash, expected.split_hash)
+    assert PT(path="my.pt").load(tmp_path, 0).graph_hash == expected.graph_hash, "in data_dir"
+    assert (
+        PT(path=saved(tmp_path, data(num_classes=3, title="a graph"))).load(None, 0).graph_hash == expected.graph_hash
+    )
+
+
+def test_a_sparse_adjacency_and_missing_masks(tmp_path):
+    raw = raw_graph()
+    adj_t = torch.sparse_coo_tensor(raw.edge_index.flip(0), torch.ones(5), (6, 6))
+    path = saved(tmp_path, data(edge_index=None, adj_t=adj_t, val_mask=None, test_mask=None))
+    found = PT(path=path).load(None, 0)
+    assert torch.equal(found.edge_index, prepare(raw, Preprocess(), seed=0).edge_index)
+    assert [int(mask.sum()) for mask in (found.train_mask, found.val_mask, found.test_mask)] == [3, 0, 0]
+    with pytest.raises(ValueError, match="has no split of its own"):
+        PT(path=saved(tmp_path, data(train_mask=None))).load(None, 0)
+
+
+def hetero() -> HeteroData:
+    typed = HeteroData()
+    typed["paper"].x, typed["author"].x = torch.ones(3, 2), torch.ones(2, 2)
+    typed["author", "writes", "paper"].edge_index = torch.zeros(2, 1, dtype=torch.int64)
+    return typed
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        (
+            data(edge_weight=torch.ones(5)),
+            "holds edge_weight, but models read neither data on edges nor types; remove",
+        ),
+        (
+            data(edge_attr=torch.ones(5, 2), edge_type=torch.zeros(5), node_type=torch.zeros(6)),
+            "holds edge_attr, edge_type, node_type, but models read neither .*; remove them",
+        ),
+        (
+            hetero(),
+            "this is a HeteroData with node types paper, author, and typed graphs are not supported; give a Data",
+        ),
+        ([data(), data()], "there are 2 graphs; give one Data"),
+        ({"x": torch.ones(6, 2)}, "there is a dict, not a torch_geometric.data.Data"),
+        (data(y=None), r"the Data has no y \(it holds .*x.*\); add it"),
+        (data(x=None), "the Data has no x"),
+        (data(edge_index=None), "neither edge_index nor adj_t"),
+        (data(y=torch.tensor([0.5, 1, 2, 0, 1, 0])), "1 labels are not whole numbers, and regression is not supported"),
+        (data(y=torch.rand(6, 2)), "entries are neither 0 nor 1, and regression is not supported"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(tmp_path, what, line):
+    with pytest.raises(ValueError, match=line) as caught:
+        PT(path=saved(tmp_path, what)).load(None, 0)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("dataset pt")
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("code of the file ran",))
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", None])
+def test_a_file_that_is_no_data_is_one_line_and_runs_nothing(tmp_path, content, capsys):
+    (tmp_path / "bad.pt").write_bytes(content or b"")
+    if content is None:
+        torch.save(data(title=Evil()), tmp_path / "bad.pt")
+    with pytest.raises(ValueError, match=r"bad\.pt cannot be read as a saved Data") as caught:
+        PT(path=str(tmp_path / "bad.pt")).load(None, 0)
+    assert "\n" not in str(caught.value)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_command_reads_it_and_refuses_weights_in_one_line(run_here: Run, tmp_path):
+    saved(tmp_path, data(edge_weight=torch.ones(5)))
+    command = ("train", "dataset=pt", "dataset.path=my.pt", "strategy=single", "comm=threads", "epochs=1")
+    done = run_here(*command)
+    assert done.returncode != 0
+    assert "dataset pt: it holds edge_weight" in done.stderr
+    saved(tmp_path, data())
+    done = run_here(*command)
+    assert done.returncode == 0, done.stderr
+    assert raw_of("a", data()).task == "single_label"
