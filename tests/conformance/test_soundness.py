@@ -191,7 +191,7 @@ def test_models_of_gnnpar_are_sound(model):
 
 def test_a_sound_layer_of_ones_own_passes_and_an_unsound_one_has_one_failed_case():
     assert find_fault(Of(hidden=8)) is None
-    sound, dead = check(GraphParallel(), {"sound": Of(hidden=8), "dead": Of(kind=DeadNorm, hidden=8)}, worlds=(2,))
+    dead, sound = check(GraphParallel(), {"sound": Of(hidden=8), "dead": Of(kind=DeadNorm, hidden=8)}, worlds=(2,))
     assert sound.passed
     assert not dead.passed
     assert dead.error is not None and dead.error.startswith("layers.0.conv.norm gives nothing but zeros")

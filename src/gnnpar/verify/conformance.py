@@ -177,11 +177,10 @@ def check(
     if limit.exactness != {"exact"} or limit.capabilities.crosses_epochs:
         stale = " and reads rows of earlier epochs" if limit.capabilities.crosses_epochs else ""
         raise ValueError(f"exact_limit() of {type(strategy).__name__} is {', '.join(sorted(limit.exactness))}{stale}")
-    cases = []
+    faults = {name: find_fault(config) for name, config in models.items()}
+    cases = [_failed(name, 1, str(fault)) for name, fault in faults.items() if fault is not None]
+    models = {name: config for name, config in models.items() if faults[name] is None}
     for name, config in models.items():
-        if fault := find_fault(config):
-            cases.append(_failed(name, 1, str(fault)))
-            continue
         reference = train_in_threads(Single(), config, dataset, world=1)
         for world in (w for w in worlds if runs_on(limit, w, config)):
             cases.append(_case(limit, name, config, dataset, world, reference, first_layer))
