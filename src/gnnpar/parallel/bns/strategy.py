@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Le
 
-from gnnpar.codecs.adaptive.codec import Adaptive, for_model
+from gnnpar.codecs.adaptive.codec import Adaptive, with_edge_weights
 from gnnpar.codecs.codec import Codec, CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import CodedExchange, Communicator, RowLists
 from gnnpar.data.tasks import Task
@@ -96,7 +96,7 @@ class BoundarySampling:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        config = for_model(self.codec, model)
+        config = with_edge_weights(self.codec, (layer.conv for layer in model.layers))
 
         def codec_of(lists: RowLists) -> Codec:
             return config.build(lists, comm, seed)
