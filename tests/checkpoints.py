@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from composing import configured, settings_of
 from gnnpar.cli.train import run_training
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.comm.world import Outcome
-from gnnpar.config.compose import compose
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.training.checkpoint import files as checkpoint
 
@@ -29,14 +29,14 @@ WALL = ("time/", "memory/", "comm/wire", "system/")  # what no two runs share
 
 def strategy_of(name: str) -> tuple[str, ...]:
     """A strategy's overrides such that short runs choose bits and trace."""
-    strategy = compose([f"strategy={name}"]).strategy
+    strategy = configured("strategy", name)
     adaptive = isinstance(strategy, GraphParallel) and isinstance(strategy.codec, Adaptive)
     return (f"strategy={name}", *(ADAPTIVE if adaptive else ()))
 
 
 def train(folder: Path, *overrides: str) -> Outcome:
     folder.mkdir(exist_ok=True)
-    return run_training(compose([*SMALL, *overrides]), folder)
+    return run_training(settings_of(*SMALL, *overrides), folder)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

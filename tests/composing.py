@@ -8,8 +8,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
 
+from gnnpar.config.compose import compose as compose_settings
 from gnnpar.paths import conf_dir
+from gnnpar.settings import Settings
 
 
 def names(group: str) -> list[str]:
@@ -28,6 +31,20 @@ def presets_slow(strategies: Iterable[str]) -> list[Any]:
 @cache
 def configured(group: str, name: str, *overrides: str) -> Any:
     """The frozen dataclass that `group=name` chooses."""
+    inside = [o.removeprefix(f"{group}.") for o in overrides if o.startswith(f"{group}.")]
+    choice = _chosen(group, name, *(o for o in overrides if not o.startswith(f"{group}.")))
+    return instantiate(OmegaConf.merge(choice, OmegaConf.from_dotlist(inside)))
+
+
+@cache
+def _chosen(group: str, name: str, *overrides: str) -> DictConfig:
+    """The group before it is instantiated: composing takes longer than most tests that ask for it."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-        return instantiate(compose("config", [f"{group}={name}", *overrides])[group])
+        return compose("config", [f"{group}={name}", *overrides])[group]
+
+
+@cache
+def settings_of(*overrides: str) -> Settings:
+    """What `gnnpar train` has with these overrides; for tests that train often with the same ones."""
+    return compose_settings(overrides)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -22,6 +23,12 @@ settings.load_profile("untimed")
 
 ROOT = Path(__file__).parents[1]
 CACHE = Path(tempfile.gettempdir()) / "gnnpar-tests"  # partitions are named by content: nothing goes stale
+
+
+def pytest_collection_finish() -> None:
+    """Collections skip what imports left, a million objects: every training asks for two of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from composing import settings_of
 from gnnpar.cli.train import run_training
 from gnnpar.codecs.codec import BFloat16, CodecConfig, ConfigDefaults, Drop, Identity, _Cast
-from gnnpar.config.compose import compose
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.track.console import Lines, probe_line
 
@@ -52,7 +52,7 @@ class Tiring(ConfigDefaults):
 
 
 def train(folder: Path, codec: CodecConfig, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    settings = compose([*TINY, *overrides])
+    settings = settings_of(*TINY, *overrides)
     folder.mkdir()
     assert run_training(replace(settings, strategy=GraphParallel(codec=codec)), folder).status == "completed"
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -89,7 +89,7 @@ def test_strategies_with_a_memory_do_not_notice_a_probe(tmp_path: Path, strategy
 
     def losses(name: str, *overrides: str) -> list[float]:
         (tmp_path / name).mkdir()
-        settings = compose([*TINY, f"strategy={strategy}", "epochs=12", *period, *overrides])
+        settings = settings_of(*TINY, f"strategy={strategy}", "epochs=12", *period, *overrides)
         assert run_training(settings, tmp_path / name).status == "completed"
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line)["loss/train"] for line in lines]
