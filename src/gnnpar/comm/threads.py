@@ -30,11 +30,11 @@ class ThreadWorld:
         self.size, self.device = size, device or torch.device("cpu")
         self.failed = threading.Event()
         self._lock = threading.Lock()
-        self._boxes: dict[Channel, queue.Queue[object]] = {}
+        self._boxes: dict[Channel, queue.SimpleQueue[object]] = {}
 
-    def box(self, key: Channel) -> queue.Queue[object]:
+    def box(self, key: Channel) -> queue.SimpleQueue[object]:
         with self._lock:  # two threads may ask for a new box at once
-            return self._boxes.setdefault(key, queue.Queue())
+            return self._boxes.setdefault(key, queue.SimpleQueue())
 
     def put(self, key: Channel, item: object) -> None:
         self.box(key).put(item)
