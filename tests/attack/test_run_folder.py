@@ -15,9 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints import result, rows, train
 from conftest import Run, environment
+from gnnpar import durable
 from gnnpar.data.files import cached_folder
 from gnnpar.folder_lock import FILE, FolderInUse, Lock, Owner, started, working_in
+from gnnpar.track.jsonl import Jsonl
+from gnnpar.training.checkpoint.policy import CheckpointPolicy
 from started import LONG, Started
 
 ONE_PROCESS = ("comm=threads", "checkpoint.every=2")
@@ -225,3 +229,66 @@ def test_two_hosts_that_fill_a_cache_at_once_keep_one_result(
 
     assert [file.name for file in cached_folder("key", build).iterdir()] == ["theirs"]
     assert [file.name for file in tmp_path.iterdir() if file.is_dir()] == ["key"]
+
+
+LOSSES = {
+    "the first rows": (lambda lines: lines[2:], "has no rows of epochs 0-1, which "),
+    "rows in the middle": (lambda lines: [*lines[:2], lines[3], lines[5]], "has no rows of epochs 2, 4, which "),
+    "a line cut short": (lambda lines: [*lines[:5], lines[5][:20]], "has no rows of epochs 5, which "),
+    "all": (lambda lines: [], "has no rows of epochs 0-5, which "),
+    "none, but one is edited": (lambda lines: [*lines[:-1], lines[-1].replace("0", "1")], "has other rows than when "),
+    "none, but two are one": (lambda lines: [*lines[:2], lines[1], *lines[2:]], "has other rows than when "),
+}
+
+
+@pytest.mark.parametrize("how", LOSSES)
+@pytest.mark.parametrize("place", ["its folder", "another"])
+def test_a_run_does_not_go_on_from_rows_that_are_lost_or_changed(tmp_path: Path, how: str, place: str) -> None:
+    lose, line = LOSSES[how]
+    old = tmp_path / "run"
+    assert train(old, "strategy=single", "epochs=6").exit_code == 0
+    file = old / "metrics.jsonl"
+    file.write_text("".join(lose(file.read_text().splitlines(keepends=True))))
+    new = old if place == "its folder" else tmp_path / "new"
+    outcome = train(new, "strategy=single", "epochs=8", "resume=auto" if new == old else f"resume={old}")
+    assert outcome.exit_code == 1
+    assert outcome.error is not None
+    assert f"{file} {line}{old}/checkpoint/epoch-000006" in outcome.error
+    assert outcome.error.endswith(": put it back as it was, or leave resume out")
+    assert result(new)["status"] == "failed"
+
+
+def test_a_resume_that_rewrites_its_rows_can_be_resumed_again(tmp_path: Path) -> None:
+    """On other ranks, times and memory of the rows before are dropped; the checkpoint before counts them still."""
+    assert train(tmp_path, "strategy=graph_parallel", "epochs=4").exit_code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointPolicy, "save", lambda *_: False)
+        assert train(tmp_path, "strategy=single", "epochs=6", "resume=auto").exit_code == 0
+    assert train(tmp_path, "strategy=single", "epochs=6", "resume=auto").exit_code == 0
+    assert [row["epoch"] for row in rows(tmp_path)] == list(range(6))
+
+
+def test_a_checkpoint_without_a_hash_of_rows_is_gone_on_from(tmp_path: Path) -> None:
+    """Of 0.1.0."""
+    assert train(tmp_path, "strategy=single", "epochs=4").exit_code == 0
+    folder = tmp_path / "checkpoint" / "epoch-000004"
+    manifest = durable.read_checked_json(folder / "manifest.json")
+    del manifest["rows_sha256"]
+    durable.write_checked_json(folder / "manifest.json", manifest)
+    assert train(tmp_path, "strategy=single", "epochs=5", "resume=auto").exit_code == 0
+
+
+def test_a_run_whose_rows_vanish_meanwhile_is_not_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Jsonl.log
+
+    def vanishing(self: Jsonl, row: durable.JsonObject) -> None:
+        log(self, row)
+        if row["epoch"] == 3:
+            (tmp_path / "metrics.jsonl").write_text("")
+
+    monkeypatch.setattr(Jsonl, "log", vanishing)
+    outcome = train(tmp_path, "strategy=single", "epochs=6")
+    assert outcome.exit_code == 1
+    assert outcome.error is not None
+    assert "metrics.jsonl has lost the rows of epochs 0-" in outcome.error
+    assert result(tmp_path)["status"] == "failed"

@@ -13,6 +13,7 @@ from gnnpar.comm import Communicator
 from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.placement import Plan
 from gnnpar.settings import Settings
+from gnnpar.track.jsonl import RowDigest
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Say
 
@@ -34,6 +35,7 @@ class CheckpointPolicy:
     def __init__(self, settings: Settings, run_dir: Path, stop_asked: Callable[[], bool], say: Say) -> None:
         self._when, self._epochs, self._run_dir = settings.checkpoint, settings.epochs, run_dir
         self.stop_asked, self._say, self._saved_at = stop_asked, say, time.monotonic()
+        self._rows = RowDigest(run_dir)  # read on rank 0, which writes them
 
     def decide(self, comm: Communicator, done: int, everyone: Sequence[JsonObject] | None, *, ends: bool) -> Decision:
         """After `done` epochs, from what all ranks reported to rank 0; `ends`: no epoch follows. Collective."""
@@ -58,7 +60,10 @@ class CheckpointPolicy:
             "engine": run.engine.state_dict(),
             "random": random_state(run.comm.device),
         }
-        manifest = {"val": val, "rows": done, "progress": dict(progress), "run": run.identity}
+        manifest: JsonDict = {"val": val, "progress": dict(progress), "run": run.identity}
+        if run.comm.rank == 0:
+            rows = self._rows.read(sync=True)
+            manifest |= {"rows": rows.count, "rows_sha256": rows.sha256}
         if (plan := plan or run.replanned) is not None:
             tree["plan"] = {name: array.to(torch.int32) for name, array in plan.arrays.items()}
             manifest["plan"] = plan.as_data({name: checkpoint.name_of(0) for name in plan.arrays})

@@ -22,6 +22,7 @@ from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.strategy import Strategy
 from gnnpar.settings import ConfigError, Settings, Stepper, instantiate, show
+from gnnpar.track import jsonl
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint, Say
 
@@ -73,6 +74,7 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
             raise ValueError(f"resume={path} has no good checkpoint left; give another run's folder, or leave it out")
     if found is None:
         return Start(None, profile_in(run_dir) if restarted else None)
+    check_rows(found)
     if found.run_dir.resolve() == run_dir.resolve():
         checkpoint.forget_after(run_dir, found.epoch)
     theirs = found.manifest["run"]
@@ -82,6 +84,17 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
     )
     with_plan = alike and theirs["seed"] == settings.seed and settings.plan is None and found.manifest.get("plan")
     return Start(found, profile_in(found.run_dir), alike, bool(with_plan))
+
+
+def check_rows(found: Checkpoint) -> None:
+    """ValueError where the rows of the checkpoint's epochs, which the run that goes on counts as its own, are not all
+    in metrics.jsonl, or are others. Checkpoints of 0.1.0 have no hash."""
+    file, remedy = found.run_dir / jsonl.FILE, "put it back as it was, or leave resume out"
+    if missing := jsonl.missing_epochs(found.run_dir, found.epoch):
+        raise ValueError(f"{file} has no rows of epochs {missing}, which {found.folder} counts: {remedy}")
+    before = found.manifest.get("rows_sha256")
+    if before is not None and jsonl.RowDigest(found.run_dir).read(stop=found.epoch).sha256 != before:
+        raise ValueError(f"{file} has other rows than when {found.folder} was written: {remedy}")
 
 
 def clean(settings: Settings, run_dir: Path, say: Say) -> None:

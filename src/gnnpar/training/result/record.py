@@ -100,7 +100,7 @@ class RunRecord:
     @contextmanager
     def tracking(self, start: resume.Start) -> Iterator[Tracker]:
         """metrics.jsonl, and the configured tracker beside it; at the end they get the result as rank 0 sees it."""
-        from gnnpar.track.jsonl import Jsonl
+        from gnnpar.track.jsonl import FILE, Jsonl, missing_epochs
 
         settings, found = self.settings, start.found
         job = {**self.header, "study": settings.study, "names": dict(settings.names), "resolved": settings.resolved}
@@ -118,6 +118,10 @@ class RunRecord:
             with suppress(OSError):  # as above; what failed first is the reason
                 tracker.close(self._write("failed", f"rank {rank}: {reason_of(error)}"))
             raise
+        if missing := missing_epochs(self.run_dir, rows.count):
+            reason = f"{self.run_dir / FILE} has lost the rows of epochs {missing} while the run lasted"
+            tracker.close(self._write("failed", reason))
+            raise ValueError(reason)
         tracker.close(self._write("completed", None))
 
     def _write(self, status: Status, reason: str | None) -> JsonDict:  # Any: JSON
