@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
 import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +20,12 @@ from checkpoints import SMALL, hashes, result, rows, strategy_of, train
 from composing import names
 from gnnpar.cli.train import run_training
 from gnnpar.comm import Site
-from gnnpar.comm.flight_recorder import RECORD, WORKING, FlightRecorder, read_entry
+from gnnpar.comm.flight_recorder import DONE, RECORD, WORKING, FlightRecorder, read_entry
 from gnnpar.comm.world import Outcome
 from gnnpar.config.compose import compose
 from gnnpar.launch.monitor import Monitor
+from gnnpar.launch.processes import first_to_fail
+from gnnpar.track.tracker import Null
 from saboteurs import Saboteur, Strikes
 
 PROCESSES = ("comm=gloo", "launch.max_restarts=2", "checkpoint.every=2", "epochs=8")
@@ -116,3 +122,56 @@ def test_the_monitor_ends_the_rank_that_holds_the_others_up(tmp_path: Path, stop
         monitor.failure.line == f"rank 1: hangs: nothing heard of it for comm.timeout_seconds=0.4; last seen in {place}"
     )
     assert monitor.failure.lost
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_after_the_work_of_one_rank_only_a_rank_that_is_stopped_hangs(tmp_path: Path, stopped: bool) -> None:
+    """Rank 1 is done, and nobody waits for rank 0, which writes the last checkpoint, the result, a tracker's rest."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as slow:
+        other = FlightRecorder(tmp_path / "1.at")
+        other.at(Site(3, -1, 0, "evaluate"))
+        other.done()
+        seen = read_entry(tmp_path / "1.at")
+        assert (seen.waits_for, seen.epoch) == (DONE, 3)
+        (tmp_path / "0.at").write_bytes(RECORD.pack(seen.seconds - 9.0, slow.pid, WORKING, 3, -1, 0, 7, 0))
+        if stopped:
+            slow.send_signal(signal.SIGSTOP)
+        with Monitor(tmp_path, 2, timeout_seconds=0.2) as monitor:
+            time.sleep(1.0)
+            assert monitor.is_over(1) and not monitor.is_over(0)
+        ended = slow.poll()
+        slow.kill()
+    if stopped:
+        assert ended == -signal.SIGKILL
+        assert monitor.failure is not None and monitor.failure.line.endswith("; the process is stopped")
+    else:
+        assert (ended, monitor.failure) == (None, None)
+
+
+@pytest.mark.parametrize("over", [frozenset({0, 1}), frozenset({0}), frozenset({1}), frozenset()])
+def test_a_rank_that_is_killed_after_its_work_is_no_loss(over: frozenset[int]) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    started = [spawn.Process(target=os._exit, args=(code,)) for code in (0, 1)]
+    for process in started:
+        process.start()
+    assert first_to_fail(started, 0.1, over.__contains__) == (None if 1 in over else 1)
+
+
+@dataclass(frozen=True)
+class SlowEnd:
+    """A tracker that takes its time after the last epoch."""
+
+    seconds: float
+
+    def build(self, run_dir: Path, epochs: int, job: Mapping[str, object]) -> Null:
+        made = Null()
+        made.close = lambda result=None: time.sleep(self.seconds)
+        return made
+
+
+@pytest.mark.slow  # the time-out must be long beside any pause of a busy machine
+def test_a_run_whose_rank_0_is_slow_at_the_end_is_not_started_again(tmp_path: Path, capsys) -> None:
+    job = (*SMALL, *PROCESSES, "strategy=graph_parallel", "comm.timeout_seconds=10", "checkpoint.keep=0")
+    assert run_training(replace(compose(job), tracker=SlowEnd(25.0)), tmp_path).exit_code == 0
+    assert "starting all ranks again" not in capsys.readouterr().out
+    assert (result(tmp_path)["status"], result(tmp_path)["restarts"]) == ("completed", 0)

@@ -19,7 +19,7 @@ from gnnpar.durable import open_whole
 
 RECORD = struct.Struct("<dqqqqqqq")  # seconds (monotonic), pid, state or peer, epoch, layer, call, phase, chunk
 _PHASES: tuple[Phase, ...] = ("forward", "backward", "remat", "push", "stage", "reduce", "assign", "evaluate", "setup")
-WORKING, WAITING_FOR_ALL = -1, -2
+WORKING, WAITING_FOR_ALL, DONE = -1, -2, -3
 _NOWHERE = (-1, -1, -1, -1, -1)
 
 
@@ -27,8 +27,8 @@ _NOWHERE = (-1, -1, -1, -1, -1)
 class Entry:
     """What the recorder of a rank holds, as read from outside.
 
-    `waits_for`: a rank, WAITING_FOR_ALL, or WORKING; `seconds`: of the monotonic clock, which all processes of a
-    machine share.
+    `waits_for`: a rank, WAITING_FOR_ALL, WORKING, or DONE, where no other rank waits for this one any more; `seconds`:
+    of the monotonic clock, which all processes of a machine share.
     """
 
     seconds: float
@@ -81,6 +81,11 @@ class FlightRecorder:
             yield
         finally:
             self._write(WORKING)
+
+    def done(self) -> None:
+        """The rank's work is over: what is left, it does for itself."""
+        if self._map is not None:
+            self._write(DONE)
 
     def _write(self, state: int) -> None:
         assert self._map is not None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from gnnpar.comm.flight_recorder import WORKING, Entry, read_entry
+from gnnpar.comm.flight_recorder import DONE, WORKING, Entry, read_entry
 from gnnpar.comm.world import reason_of
 
 _ANSWER_SECONDS = 0.5
@@ -64,7 +64,8 @@ class Monitor:
     """A thread that ends the rank that hangs; `failure` says which one and where, once it has.
 
     It looks on from the first epoch on: before, the longest steps (reading, partitioning) are rank 0's, and gloo's own
-    time-out stands.
+    time-out stands. Once the work of one rank is over, none waits for another: rank 0 may take its time for the last
+    checkpoint and the result, and only a rank that is stopped hangs.
     """
 
     def __init__(self, scratch: Path, num_ranks: int, *, timeout_seconds: float) -> None:
@@ -86,14 +87,24 @@ class Monitor:
     def _loop(self) -> None:
         while not self._over.wait(min(1.0, self._timeout / 4)):
             seen = self.entries()
-            if len(seen) == self._num_ranks and self._stand_still(seen):
-                self._end(seen)
+            if len(seen) < self._num_ranks:
+                continue
+            left = {rank: each for rank, each in seen.items() if each.waits_for != DONE}
+            if len(left) < len(seen):
+                left = {rank: each for rank, each in left.items() if is_stopped(each.pid)}
+            if left and self._stand_still(left):
+                self._end(left)
                 return
 
     def entries(self) -> dict[int, Entry]:
         """By rank, of those that have begun to record."""
         files = {rank: self._scratch / f"{rank}.at" for rank in range(self._num_ranks)}
         return {rank: read_entry(file) for rank, file in files.items() if file.exists()}
+
+    def is_over(self, rank: int) -> bool:
+        """Whether a rank's end is no loss: its own work is done, or that of rank 0, which is done last."""
+        seen = self.entries()
+        return any(each.waits_for == DONE for each in (seen.get(rank), seen.get(0)) if each is not None)
 
     def _stand_still(self, seen: dict[int, Entry]) -> bool:
         begun = any(each.epoch >= 0 for each in seen.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -15,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
@@ -90,7 +91,7 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
             try:
                 for process in started:
                     process.start()
-                failed = first_to_fail(started, how.monitor_seconds)
+                failed = first_to_fail(started, how.monitor_seconds, monitor.is_over)
             finally:
                 end(started)
         if failed is not None:
@@ -103,17 +104,22 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
         raise KeyboardInterrupt
 
 
-def first_to_fail(started: Sequence[BaseProcess], seconds: float) -> int | None:
+def first_to_fail(started: Sequence[BaseProcess], seconds: float, is_over: Callable[[int], bool]) -> int | None:
     """The rank that ended first before its work, of several the one that a signal killed; None: all have
-    done it. A signal to this process waits for its handler for `seconds` at most."""
+    done it, or rank 0 has and the others do not end. `is_over`: whether the end of a rank is no loss. A signal to this
+    process waits for its handler for `seconds` at most."""
     running = dict(enumerate(started))
-    while running:
+    deadline = math.inf
+    while running and time.monotonic() < deadline:
         wait([process.sentinel for process in running.values()], timeout=seconds)
         ended = {rank: code for rank, process in running.items() if (code := process.exitcode) is not None}
-        if failed := [rank for rank, code in ended.items() if code not in (0, _INTERRUPTED)]:
+        lost = [rank for rank, code in ended.items() if code not in (0, _INTERRUPTED)]
+        if failed := [rank for rank in lost if not is_over(rank)]:
             return min(failed, key=lambda rank: (ended[rank] >= 0 or ended[rank] == -signal.SIGABRT, rank))
         for rank in ended:
             del running[rank]
+        if 0 in ended:
+            deadline = time.monotonic() + _SHUTDOWN_SECONDS
     return None
 
 
@@ -229,6 +235,7 @@ def run_rank(
     from gnnpar.comm.process import connect
 
     torch.set_num_threads(world.threads_per_rank)
+    recorder = FlightRecorder(scratch and scratch / f"{rank}.at")
     device = torch.device("cpu")
     if world.device == "cuda":
         device = torch.device("cuda", rank_on_host() % torch.cuda.device_count())
@@ -241,14 +248,16 @@ def run_rank(
             timeout_seconds=comm.timeout_seconds + (_PARENT_FIRST_SECONDS if scratch else 0.0),
             init_method=f"file://{scratch}/rendezvous" if scratch else None,
             store=store,
-            recorder=FlightRecorder(scratch and scratch / f"{rank}.at"),
+            recorder=recorder,
         )
     try:
         with work.session(first=rank == 0) as body:
             body(mine, host)
     except Interrupted:
+        recorder.done()
         mine.close()
         raise
+    recorder.done()
     mine.close()
 
 
