@@ -106,3 +106,13 @@ def test_check_a_wrong_strategy_of_ones_own(run_here: Run, tmp_path: Path, monke
     assert done.returncode == 1, done.stderr
     assert "1 of 2 cases pass" in done.stdout
     assert run_here("check", "strategy=wrong", "codec=identity", "model=gcn", "--worlds", "2").returncode == 0
+
+
+@pytest.mark.parametrize("flag", ["--cfg job", "-m"])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_flags_may_stand_anywhere_among_overrides(run_here: Run, flag: str, at: int) -> None:
+    words = ["epochs=1", "strategy=single"]
+    tiny = ["comm=threads", "tracker=jsonl", "dataset.num_nodes=200", "dataset.avg_degree=6"]
+    done = run_here("train", *words[:at], *flag.split(), *words[at:], *tiny)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("epochs: 1\n" if flag == "--cfg job" else "sweep: 1 of 1 done") in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -12,6 +13,7 @@ from importlib import import_module
 
 from gnnpar.config.errors import hydra_line
 from gnnpar.config.sweep import inherited
+from gnnpar.durable import WriteError
 from gnnpar.folder_lock import release_all
 from gnnpar.launch.slurm import rank_on_host
 from gnnpar.settings import ConfigError
@@ -35,13 +37,25 @@ COMMANDS = (
 )
 
 
+_WRONG_PATH = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def file_line(error: OSError) -> str:
+    """What is wrong with the file that an error names."""
+    if isinstance(error, WriteError) or error.filename is None:
+        return str(error) if error.strerror is None or error.filename is not None else error.strerror
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return f"{error.filename} cannot be a folder: it, or a part of its path, is a file"
+    return f"{error.filename} cannot be used: {error.strerror}"
+
+
 def run(command: str, argv: list[str]) -> int:
     """One subcommand, `run(argv)` of its file; its exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed and exited on
-    execute: Callable[[list[str]], int] = import_module(f"gnnpar.cli.{command}").run
     trusting = inherited(TRUST, "1") if "--trust" in argv else nullcontext()
     argv = [argument for argument in argv if argument != "--trust"]
     try:
+        execute: Callable[[list[str]], int] = import_module(f"gnnpar.cli.{command}").run
         with trusting:
             return execute(argv)
     except ConfigError as error:
@@ -52,6 +66,11 @@ def run(command: str, argv: list[str]) -> int:
             release_all()
             os._exit(1)
         return 1
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        refuse(ConfigError(file_line(error)), error)
+        return 2 if error.errno in _WRONG_PATH else 1
     except Exception as error:
         if (line := hydra_line(error, argv)) is None:
             raise

@@ -46,7 +46,9 @@ def run_jobs(
     argv, listed = spelled(argv), None if listed is None else [spelled(each) for each in listed]
     sweep = Sweep(argv, listed, show, replay)
     before, given = sys.argv, per_job(argv) if multirun else argv
-    sys.argv = ["gnnpar train", *given, "hydra/job_logging=none", "hydra/hydra_logging=none"]
+    given = [*given, "hydra/job_logging=none", "hydra/hydra_logging=none"]
+    options = [argument for argument in given if not _is_override(argument)]  # argparse takes overrides in one row
+    sys.argv = ["gnnpar train", *options, *filter(_is_override, given)]
     try:
         with sweep.through_hydra():
             application()
@@ -60,6 +62,11 @@ def run_jobs(
     finally:
         sys.argv = before
     return (max(codes) if codes else sweep.close()), sweep.planned
+
+
+def _is_override(argument: str) -> bool:
+    """key=value, +key=value, ~key; not an option of Hydra's or its value (--cfg job)."""
+    return not argument.startswith("-") and ("=" in argument or argument.startswith(("+", "~")))
 
 
 def without_folders(argv: Sequence[str], rank: int) -> list[str]:

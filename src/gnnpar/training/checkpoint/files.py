@@ -136,9 +136,20 @@ def read(folder: Path) -> Checkpoint:
         for name, told in files.items():
             if file_hash(folder / Path(name).name) != told["sha256"]:
                 raise ValueError(f"{name} has another checksum than manifest.json says")
+            _open(folder / Path(name).name)
         return Checkpoint(folder, manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} is no good checkpoint: {_why(error)}") from error
+
+
+def _open(file: Path) -> None:
+    """ValueError where a file is no state of a rank; tensors are not read."""
+    try:
+        tree = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch's readers raise errors of all kinds
+        raise ValueError(f"{file.name} cannot be opened ({type(error).__name__})") from error
+    if not isinstance(tree, dict) or not {"model", "optimizer", "engine", "random"} <= tree.keys():
+        raise ValueError(f"{file.name} is not the state of a rank")
 
 
 _NEEDED = {"epoch": int, "files": dict, "hashes": dict, "progress": dict, "run": dict, "val": (int, float, type(None))}
