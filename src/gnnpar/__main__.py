@@ -4,7 +4,9 @@ Ranks import this module when they are spawned, so it imports nothing until a co
 """
 
 import os
+import signal
 import sys
+import threading
 
 if __name__ == "__main__" and not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
     # python -m puts the working directory first, where a file json.py would be imported instead of Python's own
@@ -57,6 +59,27 @@ def main(argv: list[str] | None = None) -> int:
 
         sys.stdout.write(f"gnnpar {version('gnnpar')}\n")
         return 0
+    interrupted = threading.Event()
+
+    def interrupt(signum: int, frame: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        return dispatch(command, rest)
+    except BrokenPipeError:  # `gnnpar ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except BaseException:
+        if interrupted.is_set():  # libraries that are interrupted while they are imported raise errors of their own
+            return 1
+        raise
+
+
+def dispatch(command: str, rest: list[str]) -> int:
+    """One of the subcommands."""
     from gnnpar.cli.main import COMMANDS, run
 
     if command not in COMMANDS:
@@ -66,11 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         hint = f", did you mean {close[0]}?" if close else ""
         sys.stderr.write(f"gnnpar: unknown command {command}{hint}; there are {', '.join(COMMANDS)}\n")
         return 2
-    try:
-        return run(command, rest)
-    except BrokenPipeError:  # `gnnpar ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return run(command, rest)
 
 
 if __name__ == "__main__":

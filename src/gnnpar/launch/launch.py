@@ -197,8 +197,8 @@ def rank_of(error: BaseException) -> int:
     return getattr(error, "gnnpar_rank", 0)  # comm.threads leaves it: exceptions declare no such attribute
 
 
-def wait_for_ranks(seconds: float = 20.0) -> None:
-    """Let rank threads finish their epoch: the interpreter must not end under a thread that computes."""
+def wait_for_ranks(seconds: float = 3.0) -> None:
+    """Let rank threads finish their epoch, where that is short: the command ends without them otherwise."""
     deadline = time.monotonic() + seconds
     ranks_left = [t for t in threading.enumerate() if t.name.startswith("rank") and t is not threading.current_thread()]
     for thread in ranks_left:

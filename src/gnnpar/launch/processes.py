@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING
 from gnnpar.comm import interfaces
 from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.durable import write_json_whole
+from gnnpar.folder_lock import FILE as LOCK_FILE
+from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of
 from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
 from gnnpar.launch.signals import Stop, listen_in_rank, signals_for_parent_only
@@ -39,9 +41,10 @@ if TYPE_CHECKING:
 
     from gnnpar.launch.launch import RunHooks, Work
 
-_SHUTDOWN_SECONDS = 15.0
+_SHUTDOWN_SECONDS = 15.0  # for a rank to end after rank 0 has
 _PATIENCE_SECONDS = 5.0
 _PARENT_FIRST_SECONDS = 15.0  # the parent's monitor speaks before a rank's own time-out
+_SCRATCH = "gnnpar-ranks-"
 _STOP = "stop"  # the file in the scratch folder by which the parent asks for the end
 _INTERRUPTED = 3  # exit code of a rank that ended because it was asked to
 
@@ -68,10 +71,6 @@ def start(
 
 def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network | None, stop: Stop) -> None:
     """All ranks once. RankFailed where one ended before its work, KeyboardInterrupt where they were asked to end."""
-    scratch = Path(tempfile.mkdtemp(prefix="gnnpar-"))
-    stop.file = scratch / _STOP
-    if stop.asked():  # before there was a file to say it in
-        stop.ask()
 
     def interrupt(signum: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -82,26 +81,46 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
     handlers = {signal.SIGINT: interrupt, signal.SIGTERM: ask, signal.SIGQUIT: interrupt}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup gnnpar train` outlives its terminal
         handlers[signal.SIGHUP] = interrupt
-    monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds)
-    job = Job(world, work, comm, network, scratch, os.getpid())
-    spawn = multiprocessing.get_context("spawn")
-    started = [spawn.Process(target=job.run, args=(rank,), name=f"rank{rank}") for rank in range(world.size)]
-    try:
-        with environment(OMP_NUM_THREADS=str(world.threads_per_rank)), signals_for_parent_only(handlers), monitor:
-            try:
-                for process in started:
-                    process.start()
-                failed = first_to_fail(started, how.monitor_seconds, monitor.is_over)
-            finally:
-                end(started)
+    with scratch_folder() as scratch:
+        stop.file = scratch / _STOP
+        if stop.asked():  # before there was a file to say it in
+            stop.ask()
+        monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds)
+        job = Job(world, work, comm, network, scratch, os.getpid())
+        spawn = multiprocessing.get_context("spawn")
+        started = [spawn.Process(target=job.run, args=(rank,), name=f"rank{rank}") for rank in range(world.size)]
+        try:
+            with environment(OMP_NUM_THREADS=str(world.threads_per_rank)), signals_for_parent_only(handlers), monitor:
+                try:
+                    for process in started:
+                        process.start()
+                    failed = first_to_fail(started, how.monitor_seconds, monitor.is_over)
+                finally:
+                    end(started)
+        finally:
+            stop.file = None
         if failed is not None:
             code = started[failed].exitcode or 0
             raise RankFailed(monitor.failure or blame(failed, code, read_failures(scratch)))
-    finally:
-        stop.file = None
-        shutil.rmtree(scratch, ignore_errors=True)
     if any(process.exitcode == _INTERRUPTED for process in started):
         raise KeyboardInterrupt
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Where ranks and their parent leave each other files, gone afterwards; so is what parents left that were killed,
+    who could not remove theirs."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/{LOCK_FILE}"):
+        with suppress(FolderInUse, OSError):
+            if left.parent.lstat().st_uid == os.getuid():
+                with working_in(left.parent, otherwise="", say=lambda line: None):
+                    shutil.rmtree(left.parent)
+    scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+    try:
+        with working_in(scratch, otherwise="", say=say):
+            yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def first_to_fail(started: Sequence[BaseProcess], seconds: float, is_over: Callable[[int], bool]) -> int | None:
@@ -124,14 +143,11 @@ def first_to_fail(started: Sequence[BaseProcess], seconds: float, is_over: Calla
 
 
 def end(started: Sequence[BaseProcess]) -> None:
-    """No rank is left: SIGTERM, and SIGKILL for those that do not follow it."""
+    """No rank is left. What they have to leave they have left, or can leave no more."""
     there = [process for process in started if process.pid is not None]
     for process in there:
-        process.terminate()
-    deadline = time.monotonic() + _SHUTDOWN_SECONDS
-    for process in there:
-        process.join(max(0.0, deadline - time.monotonic()))
         process.kill()
+    for process in there:
         process.join()
 
 

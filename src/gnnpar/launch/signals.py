@@ -49,15 +49,15 @@ class Stop:
 
 
 def listen_in_rank(stop: Stop) -> None:
-    """A started rank's answer to SIGTERM, which its parent blocked in all its threads: from the parent it means the end
-    at once, from anybody else (a scheduler tells all processes of a job) the end of the epoch."""
+    """A started rank's answer to SIGTERM, which its parent blocked in all its threads: the end of the epoch.
+
+    A scheduler sends it to all processes of a job.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def receive() -> None:
         while True:
-            info = signal.sigwaitinfo({signal.SIGTERM})
-            if info.si_pid == os.getppid():
-                os._exit(1)
+            signal.sigwaitinfo({signal.SIGTERM})
             stop.ask()
 
     threading.Thread(target=receive, name="sigterm", daemon=True).start()

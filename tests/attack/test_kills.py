@@ -1,0 +1,133 @@
+"""Runs that are killed, stopped and interrupted at any time: nothing is lost, nothing hangs, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import environment
+from gnnpar.launch import processes
+from started import TINY
+
+COMMANDS = ("train strategy=single epochs=2 tracker=jsonl comm=threads", "compare .", "train --cfg job", "doctor")
+
+
+@pytest.mark.parametrize("command", COMMANDS[:2])
+def test_an_interrupt_while_a_command_starts_is_no_traceback(tmp_path: Path, command: str) -> None:
+    check_interrupts(tmp_path, command, [0.3, 1.2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_interrupts_at_any_time_of_the_start_are_no_tracebacks(tmp_path: Path, command: str) -> None:
+    draw = random.Random(command)
+    check_interrupts(tmp_path, command, [draw.uniform(0.1, 6.0) for _ in range(12)])
+
+
+def check_interrupts(folder: Path, command: str, delays: list[float]) -> None:
+    for delay in delays:
+        with subprocess.Popen(
+            [sys.executable, "-m", "gnnpar", *command.split(), *(TINY if "train" in command else ())],
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            while not imports_gnnpar(process.pid) and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(delay)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        assert "Traceback" not in err, (delay, err)
+        assert err.count("\n") <= 1, (delay, err)
+
+
+def imports_gnnpar(pid: int) -> bool:
+    """Whether Python has begun to run the program: it answers to SIGINT by then."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught & 1 << (signal.SIGINT - 1))
+
+
+def test_what_a_killed_parent_left_in_tmpdir_goes_with_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = "import time; from gnnpar.launch.processes import scratch_folder\n"
+    code += "with scratch_folder() as folder: print(folder, flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", code]
+    env = environment() | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as parent:
+        assert parent.stdout is not None
+        left = Path(parent.stdout.readline().strip())
+        with processes.scratch_folder() as own:
+            assert {left, own} == set(tmp_path.iterdir()), "of a run that lasts"
+        parent.kill()
+    assert list(tmp_path.iterdir()) == [left]
+    with processes.scratch_folder() as own:
+        assert list(tmp_path.iterdir()) == [own]
+    assert not list(tmp_path.iterdir())
+
+
+BUSY = """
+from dataclasses import dataclass
+import ctypes
+import time
+from pathlib import Path
+from gnnpar.parallel.halo.strategy import GraphParallel
+
+@dataclass(frozen=True, kw_only=True)
+class Busy(GraphParallel):
+    def build(self, plan, shard, model, task, comm, **kwargs):
+        engine = super().build(plan, shard, model, task, comm, **kwargs)
+        train_epoch = engine.train_epoch
+        def busy(epoch, optimizer, **kwargs):
+            if epoch == 3:
+                Path("busy").touch()
+                HOW
+            return train_epoch(epoch, optimizer, **kwargs)
+        object.__setattr__(engine, "train_epoch", busy)
+        return engine
+"""
+GRACE = 8.0
+
+
+@pytest.mark.slow  # waits for the grace
+@pytest.mark.parametrize(("comm", "how"), [("gloo", "ctypes.PyDLL(None).sleep(100)"), ("threads", "time.sleep(100)")])
+def test_an_epoch_that_outlasts_the_grace_ends_with_it(tmp_path: Path, comm: str, how: str) -> None:
+    """Ranks that hold Python's lock meanwhile answer to nothing but SIGKILL."""
+    (tmp_path / "own_busy.py").write_text(BUSY.replace("HOW", how))
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy" / "busy.yaml").write_text("_target_: own_busy.Busy\n")
+    words = ("strategy=busy", f"comm={comm}", f"launch.grace_seconds={GRACE}", "hydra.run.dir=run", *TINY)
+    with subprocess.Popen(
+        [sys.executable, "-m", "gnnpar", "train", *words],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "busy").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        asked = time.monotonic()
+        os.killpg(process.pid, signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+        seconds = time.monotonic() - asked
+    assert (process.returncode, err) == (1, "gnnpar: interrupted by a signal\n")
+    assert GRACE <= seconds < 2 * GRACE
