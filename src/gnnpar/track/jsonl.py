@@ -7,8 +7,8 @@ import json
 import math
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from gnnpar.durable import Json, JsonDict, JsonObject, write_text_whole
 from gnnpar.track import keys
@@ -89,7 +89,8 @@ class RowDigest:
         return RowCount(self._count, self._hash.hexdigest())
 
 
-class RowCount(NamedTuple):
+@dataclass(frozen=True)
+class RowCount:
     """So many rows, from epoch 0 on, and their sha256."""
 
     count: int
