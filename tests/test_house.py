@@ -29,8 +29,9 @@ BUDGETS = {  # folder -> most uses of Any, most calls by name (getattr, hasattr)
     "launch": (0, 3),
     "planner": (23, 3),
     "pricing": (11, 0),
+    "parallel": (2, 6),
     "partition": (1, 7),
-    ".": (110, 27),
+    ".": (77, 26),
 }
 SKIPPED_LINES = 1
 

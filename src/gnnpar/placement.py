@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.durable import open_whole, write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, open_whole, write_json_whole
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Plan:
     """
 
     placement: Placement
-    strategy: dict = field(default_factory=dict)
+    strategy: JsonDict = field(default_factory=JsonDict)
     hashes: dict[str, str] = field(default_factory=dict)
-    statistics: dict = field(default_factory=dict)
-    predicted: dict | None = None
+    statistics: JsonDict = field(default_factory=JsonDict)
+    predicted: JsonDict | None = None
     quality: tuple[str, ...] | None = None
     devices: tuple[str, ...] = ()
-    setup: dict = field(default_factory=dict)
+    setup: JsonDict = field(default_factory=JsonDict)
 
     @property
     def part_of(self) -> Tensor:
@@ -194,7 +194,7 @@ class Plan:
         arrays = {"part_of": self.part_of, "chunk_of": self.placement.chunk_of}
         return {k: v for k, v in arrays.items() if v is not None}
 
-    def as_data(self, names: Mapping[str, str]) -> dict[str, Any]:
+    def as_data(self, names: Mapping[str, str]) -> JsonDict:
         """All but the arrays, as plan.json has it. `names`: of the arrays, wherever they are kept."""
         return {
             "schema": 1,
@@ -219,7 +219,7 @@ class Plan:
             return Plan.of_data(data, arrays)
 
     @staticmethod
-    def of_data(data: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> Plan:
+    def of_data(data: JsonObject, arrays: Mapping[str, Tensor]) -> Plan:
         """What `as_data` gave, with its arrays."""
         placement = Placement(
             tuple(tuple(map(int, ranks)) for ranks in data["mesh"]),
@@ -247,7 +247,7 @@ class Plan:
             return sum(map(len, data["mesh"])), int(data["layers_of"][-1][1])
 
     @staticmethod
-    def data(file: Path) -> dict[str, Any]:
+    def data(file: Path) -> JsonDict:
         """What stands in plan.json, its keys and their kinds checked; ValueError where it is no plan."""
         with clear(file):
             data = _read(file)
@@ -285,7 +285,7 @@ def clear(file: Path) -> Iterator[None]:
         ) from error
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> JsonDict:
     """The text of a plan, its keys checked."""
     try:
         data = json.loads(file.read_text(encoding="utf-8"))

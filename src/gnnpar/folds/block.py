@@ -15,7 +15,7 @@ Rows = tuple[Tensor, ...]  # row-aligned tensors, each [N, ...]: the unit that t
 
 
 class Operands(NamedTuple):
-    """What an aggregation reads. Gradients come back in the same shape; None stands for "no gradient asked"."""
+    """What an aggregation reads. Gradients come back in the same shape."""
 
     src: Rows  # rows of sources: travel, cost bytes
     dst: Rows = ()  # rows of destinations: stay

@@ -169,9 +169,14 @@ class GNN(nn.Module):
         return len(self.layers)
 
     @property
+    def convolutions(self) -> list[object]:
+        """Of every layer."""
+        return [layer.conv for layer in self.layers]
+
+    @property
     def needs_edge_ids(self) -> bool:
         """Does a layer draw masks or read rows by edge?"""
-        return any(isinstance(layer.conv, EdgeReader) and layer.conv.needs_edge_ids for layer in self.layers)
+        return any(isinstance(conv, EdgeReader) and conv.needs_edge_ids for conv in self.convolutions)
 
     @staticmethod
     def layer_of(parameter: str) -> int | None:

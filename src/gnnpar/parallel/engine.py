@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gnnpar.codecs.codec import Codec, SavedProfile
 from gnnpar.comm import Communicator, Site
 from gnnpar.data.tasks import Task
+from gnnpar.durable import JsonDict, StateDict
 from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
@@ -41,7 +42,7 @@ class EpochReport:
 
     loss: float
     gradient: dict[str, Tensor] | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: JsonDict = field(default_factory=JsonDict)
 
 
 class Stateful(Protocol):
@@ -56,11 +57,11 @@ class Stateful(Protocol):
         """Finish what is in flight, without changing any result. Collective."""
         ...
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> StateDict:
         """A tree as in `Engine.state_dict`; after `drain`."""
         ...
 
-    def load_state_dict(self, state: dict) -> None: ...
+    def load_state_dict(self, state: StateDict) -> None: ...
 
 
 class Unsaved:
@@ -69,10 +70,10 @@ class Unsaved:
     def drain(self) -> None:
         """Nothing is in flight."""
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> StateDict:
         return {}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Nothing was saved."""
 
 
@@ -136,7 +137,7 @@ class Engine(Protocol):
         """Global names, those this rank holds."""
         ...
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> StateDict:
         """All that this rank must know to go on as if it had never stopped: parameters, and whatever else the results
         or bytes of later epochs depend on (bits, traces, error feedback, history, orders, caches).
 
@@ -147,7 +148,7 @@ class Engine(Protocol):
         """
         ...
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """What state_dict() gave, on an engine that was built anew and has run no epoch. Its tensors are the engine's
         own from here on. `profile`, where there is one, is the saved one afterwards."""
         ...
@@ -269,12 +270,12 @@ class FlatEngine(EngineDefaults):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self._model.named_parameters()
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> StateDict:
         codecs = [codec.state_dict() for codec in self._codecs]
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         return {"model": self._model.state_dict(), "codecs": codecs, **parts}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._model.load_state_dict(state["model"])
         for codec, saved in zip(self._codecs, state["codecs"], strict=True):
             codec.load_state_dict(saved)
@@ -290,11 +291,16 @@ class FlatEngine(EngineDefaults):
         """All gradients of a loss, and the loss, in one vector; a parameter without a gradient counts as zero."""
         parameters = [p for _, p in self.named_parameters()]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        parts = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+        parts = [_or_zeros(g, p) for p, g in zip(parameters, gradients, strict=True)]
         return torch.cat([*(g.reshape(-1) for g in parts), loss.detach().reshape(1)])
 
     def gradients_of(self, bucket: Tensor) -> dict[str, Tensor]:
         """By parameter name: pieces of the vector of a pass."""
         parameters = dict(self.named_parameters())
-        pieces = bucket[:-1].split([p.numel() for p in parameters.values()])
+        pieces = torch.split(bucket[:-1], [p.numel() for p in parameters.values()])
         return {name: piece.view_as(p) for (name, p), piece in zip(parameters.items(), pieces, strict=True)}
+
+
+def _or_zeros(gradient: Tensor | None, of: Tensor) -> Tensor:
+    """torch declares no None among gradients, but gives it with allow_unused."""
+    return torch.zeros_like(of) if gradient is None else gradient

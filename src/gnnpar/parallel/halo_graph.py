@@ -6,7 +6,7 @@ blocks first, so that their gradients travel while the inner block is differenti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Self
@@ -22,6 +22,7 @@ from gnnpar.graph import Message
 from gnnpar.parallel.engine import Unsaved
 from gnnpar.parallel.local import LocalRows, Source
 from gnnpar.parallel.shares import Shares, add_returned
+from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.view import View, edge_order
 from gnnpar.parallel.whole import fold_block, split_operands, wanted_gradients
 from gnnpar.partition.shard import Shard
@@ -55,7 +56,7 @@ class EdgeOrder:
             boundary[index] = True
         return self._split(lambda inner: boundary[inner.indices])
 
-    def _split(self, waits) -> tuple[list[Block], list[Block]]:
+    def _split(self, waits: Callable[[Block], Tensor]) -> tuple[list[Block], list[Block]]:
         inner = self.shard.inner
         if self.overlap == "none":
             return [], [inner]
@@ -88,16 +89,19 @@ class EdgeOrder:
         order = torch.argsort(torch.cat([shard.node_ids, shard.halo_ids]))
         column = torch.empty_like(order)
         column[order] = torch.arange(len(order), device=order.device)
-        blocks, start, dst, src, ids = [shard.inner], 0, [], [], []
-        blocks += [shard.halo[p] for p in sorted(shard.halo)]
+        blocks, start = [shard.inner, *(shard.halo[p] for p in sorted(shard.halo))], 0
+        dsts: list[Tensor] = []
+        srcs: list[Tensor] = []
+        ids: list[Tensor] = []
         for block in blocks:
-            dst.append(block.edge_dst)
-            src.append(column[block.indices.long() + start])
-            ids.append(block.edge_ids)
+            dsts.append(block.edge_dst)
+            srcs.append(column[block.indices.long() + start])
+            if block.edge_ids is not None:
+                ids.append(block.edge_ids)
             start += block.num_src
-        dst, src = torch.cat(dst), torch.cat(src)
+        dst, src = torch.cat(dsts), torch.cat(srcs)
         by_row = torch.argsort(dst * len(order) + src, stable=True)  # repeated edges keep the order of their ids
-        edge_ids = None if ids[0] is None else torch.cat(ids)[by_row]
+        edge_ids = torch.cat(ids)[by_row] if ids else None
         all_ids = torch.cat([shard.node_ids, shard.halo_ids])[order]
         block = Block.from_edges(
             dst[by_row], src[by_row], num_dst=shard.num_inner, num_src=len(order), edge_ids=edge_ids, src_ids=all_ids
@@ -109,7 +113,7 @@ class EdgeOrder:
 class HeldRows(Unsaved):
     """Bytes of halo rows held from forward to backward, by (layer, call), of the last pass. An engine's part."""
 
-    nbytes_of: dict[tuple[int, int], int] = field(default_factory=dict)
+    nbytes_of: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
 
     @property
     def nbytes(self) -> int:
@@ -165,8 +169,7 @@ class HaloGraph(View):
             both = tuple(torch.cat([inner, halo])[order] for inner, halo in zip(src, src.halo(), strict=True))
             return fold_block(agg, block, both, dst, edge, shared)
         view = self.exactly() if self.cache is not None and self._constant(agg, src) else self
-        out = _HaloFold.apply(view, agg, call, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
-        assert isinstance(out, Tensor)
+        out = apply(_HaloFold, view, agg, call, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
         return self.keep_result(call, agg, src, out)
 
     def _kept_halo(self) -> Tensor:
@@ -210,10 +213,19 @@ class HaloGraph(View):
         return sorted(self.shard.boundary, key=lambda p: (p - self.comm.rank) % self.comm.size)
 
 
+class _Kept(Context):
+    view: HaloGraph
+    agg: Aggregator
+    call: int
+    counts: tuple[int, int, int]
+    num_kept: int
+    like: tuple[RowLike, ...]
+
+
 class _HaloFold(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, view: HaloGraph, agg: Aggregator, call: int, counts: tuple[int, int, int], *flat: Tensor
+        ctx: _Kept, view: HaloGraph, agg: Aggregator, call: int, counts: tuple[int, int, int], *flat: Tensor
     ) -> Tensor:  # type: ignore[override]
         x = split_operands(counts, flat)
         early, late = view.edges.forward
@@ -227,7 +239,7 @@ class _HaloFold(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: _Kept, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         tensors = ctx.saved_tensors
         kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
         asked = ctx.needs_input_grad[4:]
@@ -288,7 +300,7 @@ class _Backward:
     def gradients(self, halos: dict[int, Rows], like: Sequence[RowLike], site: Site) -> Operands:
         view, shares = self.view, self.shares
         travelling = [each for each, wanted in zip(like, self.wanted, strict=True) if wanted]
-        sent = {}
+        sent: dict[int, Rows] = {}
         for p in view.sources:
             block = view.shard.halo[p]
             sent[p] = self._chosen(shares.add_halo(self._grad(block, halos.get(p, ())), block))

@@ -28,7 +28,7 @@ class Use(NamedTuple):
 
 @dataclass(eq=False)
 class _Sketch(WholeGraph):
-    uses: list[Use] = field(default_factory=list, kw_only=True)
+    uses: list[Use] = field(default_factory=list[Use], kw_only=True)
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         pushed = ()
@@ -57,7 +57,7 @@ def sketch(model: Callable[..., Tensor], shard: Shard) -> list[Use]:
     view = _Sketch(one, Pass(0))
     model(view, one.x)
     for use in view.uses:
-        if not callable(getattr(use.agg, "grad", None)):
+        if not callable(getattr(use.agg, "grad", None)):  # a fold of the user's own enters here
             raise ValueError(
                 f"the fold {type(use.agg).__name__} of layer {use.layer} has no gradient rule: give it a method grad "
                 "(ops/aggregator.py), or write it as Generic."

@@ -109,7 +109,7 @@ class LayerFacts:
 
     mode: str
     how: str = ""
-    settings: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 class Strategy(Protocol):

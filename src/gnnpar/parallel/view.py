@@ -8,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from gnnpar.durable import StateDict
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
 from gnnpar.graph import Message
@@ -24,7 +25,7 @@ class FeatureCache:
     """
 
     halo: Tensor | None = None
-    folds: dict[int, Tensor] = field(default_factory=dict)
+    folds: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
     @property
     def nbytes(self) -> int:
@@ -34,11 +35,11 @@ class FeatureCache:
     def drain(self) -> None:
         """Nothing is in flight."""
 
-    def state_dict(self) -> dict:
-        halo = {} if self.halo is None else {"features": self.halo}
-        return halo | {("fold", call): result for call, result in self.folds.items()}
+    def state_dict(self) -> StateDict:
+        state: StateDict = {("fold", call): result for call, result in self.folds.items()}
+        return state if self.halo is None else {"features": self.halo, **state}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self.halo = state.get("features")
         self.folds = {key[1]: result for key, result in state.items() if key != "features"}
 

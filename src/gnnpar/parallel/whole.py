@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.view import View
 
 
@@ -25,21 +26,26 @@ class WholeGraph(View):
 
 def fold_block(agg: Aggregator, block: Block, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
     """One aggregation over one block, differentiable by the aggregator's own gradient."""
-    out = _BlockFold.apply(agg, block, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
-    assert isinstance(out, Tensor)
-    return out
+    return apply(_BlockFold, agg, block, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
 
 
-def split_operands(counts: tuple[int, int, int], flat: tuple) -> Operands:
+def split_operands(counts: tuple[int, int, int], flat: Rows) -> Operands:
     """Flat autograd arguments -> Operands."""
     a, b, c = counts[0], counts[0] + counts[1], sum(counts)
     return Operands(flat[:a], flat[a:b], flat[b:c], flat[c:])
 
 
+class _Kept(Context):
+    agg: Aggregator
+    block: Block
+    counts: tuple[int, int, int]
+    num_kept: int
+
+
 class _BlockFold(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx, agg: Aggregator, block: Block, counts: tuple[int, int, int], *flat: Tensor
+        ctx: _Kept, agg: Aggregator, block: Block, counts: tuple[int, int, int], *flat: Tensor
     ) -> Tensor:
         x = split_operands(counts, flat)
         out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))
@@ -50,7 +56,7 @@ class _BlockFold(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: _Kept, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         tensors = ctx.saved_tensors
         kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
         grad_out = grad_out.contiguous()
@@ -62,6 +68,6 @@ class _BlockFold(torch.autograd.Function):
 
 def wanted_gradients(grads: Operands, asked: tuple[bool, ...]) -> list[Tensor | None]:
     """Operands of gradients -> one per flat autograd argument, None where nobody asked."""
-    flat = [g for group in grads for g in group]
+    flat: list[Tensor | None] = [g for group in grads for g in group]
     flat += [None] * (len(asked) - len(flat))
     return [g if wanted else None for g, wanted in zip(flat, asked, strict=True)]

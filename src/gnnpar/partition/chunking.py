@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
-from gnnpar.durable import open_whole
+from gnnpar.durable import JsonDict, open_whole
 from gnnpar.partition.partition import symmetric_csr
 
 Edges = tuple[Tensor, int]  # edge_index int64 [2, E], number of nodes
@@ -177,7 +177,7 @@ def quotient(edge_index: Tensor, chunk_of: Tensor, chunks: int) -> Tensor:
     return torch.bincount(dst * chunks + src, minlength=chunks * chunks).view(chunks, chunks)
 
 
-def chunk_statistics(edge_index: Tensor, part_of: Tensor, chunk_of: Tensor) -> dict:
+def chunk_statistics(edge_index: Tensor, part_of: Tensor, chunk_of: Tensor) -> JsonDict:
     """What a chunking costs: sizes and imbalance of chunks over all parts, and rho, the share of cross-chunk edges.
 
     Edges between parts count as cross-chunk unless their chunks have the same number: those are computed in the same

@@ -12,6 +12,7 @@ from torch import Tensor
 from gnnpar.comm import Communicator, RowLists
 from gnnpar.comm.rows import PartEdges
 from gnnpar.data.dataset import Dataset
+from gnnpar.durable import JsonDict
 from gnnpar.folds.block import Block
 from gnnpar.placement import Placement
 
@@ -264,7 +265,7 @@ def _shard(
     )
 
 
-def partition_statistics(dataset: Dataset, part_of: Tensor, parts: int) -> dict:
+def partition_statistics(dataset: Dataset, part_of: Tensor, parts: int) -> JsonDict:
     """What a partition costs: nodes, edges and halo rows per part, cut edges, replication factor alpha.
 
     alpha = halo rows of all parts / N, the mean number of remote copies of a node. halo_from[i][j]: the rows that part
@@ -282,7 +283,7 @@ def partition_statistics(dataset: Dataset, part_of: Tensor, parts: int) -> dict:
     return statistics_of(nodes, train, edges.view(parts, parts), rows.view(parts, parts))
 
 
-def statistics_of(nodes: Tensor, train: Tensor, edges: Tensor, halo_from: Tensor) -> dict:
+def statistics_of(nodes: Tensor, train: Tensor, edges: Tensor, halo_from: Tensor) -> JsonDict:
     """`partition_statistics` from counts. Shapes: nodes, train [P]; edges into i from j, and halo rows, [P, P]."""
     num_edges, cut_edges = int(edges.sum()), int(edges.sum() - edges.diagonal().sum())
     return {

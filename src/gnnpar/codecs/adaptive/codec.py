@@ -13,7 +13,7 @@ megabytes. objective=overlap and budget_bits are ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,7 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from gnnpar.codecs.adaptive.assigner import Assigner, Objective, Rules, Scope, Solver
-from gnnpar.codecs.adaptive.importance import Importance, Powers, Scores, powers_of
+from gnnpar.codecs.adaptive.importance import Convolutional, Importance, Powers, Scores, powers_of
 from gnnpar.codecs.adaptive.links import Profile, open_profile
 from gnnpar.codecs.adaptive.traces import Trace, row_variances
 from gnnpar.codecs.codec import Codec, CodecConfig, CodecDefaults, Exactness, WirePrice
@@ -94,10 +94,10 @@ class Adaptive:
         return AdaptiveRows(self, Assigner(rules, lists, comm, scores, profile), lists, seed)
 
 
-def with_edge_weights(config: CodecConfig, convolutions: Iterable[object]) -> CodecConfig:
+def with_edge_weights(config: CodecConfig, model: Convolutional) -> CodecConfig:
     """A codec that weighs rows gets the edge weights of the model's convolutions."""
     if isinstance(config, Adaptive) and not config.powers:
-        return replace(config, powers=powers_of(convolutions))
+        return replace(config, powers=powers_of(model.convolutions))
     return config
 
 

@@ -19,7 +19,7 @@ over that of 4 bits throughout, at the same bytes, for weights 2, 4, 6 (3 layers
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -41,7 +41,14 @@ class WeighsEdges(Protocol):
     degree_powers: Powers
 
 
-def powers_of(convolutions: Iterable[object]) -> tuple[Powers, ...]:
+class Convolutional(Protocol):
+    """A model that says its convolutions, layer by layer."""
+
+    @property
+    def convolutions(self) -> Sequence[object]: ...
+
+
+def powers_of(convolutions: Sequence[object]) -> tuple[Powers, ...]:
     return tuple(conv.degree_powers if isinstance(conv, WeighsEdges) else MEAN for conv in convolutions)
 
 

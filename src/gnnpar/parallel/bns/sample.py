@@ -28,7 +28,9 @@ def kept(ids: Tensor, *, rate: float, seed: int, epoch: int, reader: int) -> Ten
 
 def sampled(shard: Shard, *, rate: float, seed: int, epoch: int) -> Shard:
     """The shard with the drawn boundary rows alone; a peer none of whose rows was drawn is none. Degrees stay."""
-    boundary, halo, degrees = {}, {}, [shard.halo_in_degree[:0]]
+    boundary: dict[int, Tensor] = {}
+    halo: dict[int, Block] = {}
+    degrees = [shard.halo_in_degree[:0]]
     for peer, index in shard.boundary.items():
         keep = kept(shard.node_ids[index], rate=rate, seed=seed, epoch=epoch, reader=peer)
         if bool(keep.any()):

@@ -96,7 +96,7 @@ class BoundarySampling:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        config = with_edge_weights(self.codec, (layer.conv for layer in model.layers))
+        config = with_edge_weights(self.codec, model)
 
         def codec_of(lists: RowLists) -> Codec:
             return config.build(lists, comm, seed)

@@ -79,7 +79,7 @@ class GraphParallel:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        configs = with_edge_weights(self.codec, (layer.conv for layer in model.layers)), Identity()
+        configs = with_edge_weights(self.codec, model), Identity()
         codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in configs)
         exact_exchange = CodedExchange(comm, exact_codec)
         edges = EdgeOrder(shard, self.overlap)

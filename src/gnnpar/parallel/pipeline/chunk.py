@@ -34,6 +34,7 @@ from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, Span, Turn
 from gnnpar.parallel.pipeline.history import Call, History
 from gnnpar.parallel.pipeline.slots import Slots
 from gnnpar.parallel.shares import add_returned
+from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.whole import split_operands, wanted_gradients
 from gnnpar_kernels import spmm
 
@@ -82,9 +83,11 @@ class ChunkGraph(OwnRows):
 
     @property
     def edge_ids(self) -> Tensor:
-        return self._edge_ids().sort().values
+        return self.block_edge_ids.sort().values
 
-    def _edge_ids(self) -> Tensor:
+    @property
+    def block_edge_ids(self) -> Tensor:
+        """In the order of the chunk's block."""
         chunks = self.part.chunks
         if chunks.edge_ids is None:
             raise ValueError("edge operands need edge ids on the shard: give the model needs_edge_ids = True.")
@@ -120,9 +123,7 @@ class ChunkGraph(OwnRows):
         call, self._calls = self._calls, self._calls + 1
         counts = len(src), len(dst), len(edge)
         fold = _PulledFold if isinstance(agg, Sum) else _PushedFold
-        out = fold.apply(self, agg, (self.layer, call), counts, *src, *dst, *edge, *shared)
-        assert isinstance(out, Tensor)
-        return out
+        return apply(fold, self, agg, (self.layer, call), counts, *src, *dst, *edge, *shared)
 
     def publish(self, call: Call, src: Rows) -> tuple[Rows, Posted | None]:
         """Write the chunk's source rows and send those that other parts read: (tables, both halves; what will come)."""
@@ -169,12 +170,17 @@ class ChunkGraph(OwnRows):
         return Site(self.run.epoch, call[0], call[1], counted, chunk=self.slot)
 
 
+class _Pulled(Context):
+    view: ChunkGraph
+    call: Call
+
+
 class _PulledFold(torch.autograd.Function):
     """The sum. Nothing is saved: the gradient needs the structure and the table of gradient rows alone."""
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
+        ctx: _Pulled, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
     ) -> Tensor:
         x = split_operands(counts, flat)
         tables, posted = view.publish(call, x.src)
@@ -187,7 +193,7 @@ class _PulledFold(torch.autograd.Function):
         return agg.finish(state)[0]
 
     @staticmethod
-    def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: _Pulled, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         view, call = ctx.view, ctx.call
         if not any(ctx.needs_input_grad[4:]):
             return (None,) * len(ctx.needs_input_grad)
@@ -221,12 +227,21 @@ def _read(view: ChunkGraph, turn: Turn, span: Span, table: Tensor) -> Tensor | N
     return None if csr is None else spmm(csr.indptr, csr.indices, table, num_rows=len(span))
 
 
+class _Pushed(Context):
+    view: ChunkGraph
+    agg: Aggregator
+    call: Call
+    counts: tuple[int, int, int]
+    like: tuple[RowLike, ...]  # of the sources
+    num_kept: int
+
+
 class _PushedFold(torch.autograd.Function):
     """Any other fold, over columns gathered from both halves; they are gathered again for the gradient."""
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
+        ctx: _Pushed, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
     ) -> Tensor:
         x = split_operands(counts, flat)
         tables = view.complete(*view.publish(call, x.src))
@@ -239,7 +254,7 @@ class _PushedFold(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: _Pushed, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         view, agg, tensors = ctx.view, ctx.agg, ctx.saved_tensors
         kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
         asked, grad_out = ctx.needs_input_grad[4:], grad_out.contiguous()
@@ -251,13 +266,14 @@ class _PushedFold(torch.autograd.Function):
         grads = grads._replace(dst=grads.dst or agg.grad_dst(prepared, grad_out), src=tuple(grads.src))
         if grads.edge:
             grads = grads._replace(edge=_in_model_order(view, grads.edge))
-        src = _push(ctx, grads.src, columns, ahead, asked) if any(asked[: ctx.counts[0]]) else (None,) * ctx.counts[0]
-        return (None, None, None, None, *wanted_gradients(grads._replace(src=src), asked))
+        num_src = ctx.counts[0]
+        src = _push(ctx, grads.src, columns, ahead, asked) if any(asked[:num_src]) else [None] * num_src
+        return (None, None, None, None, *src, *wanted_gradients(grads._replace(src=()), asked[num_src:]))
 
 
-def _push(ctx, grads: Rows, columns: Tensor, ahead: Tensor, asked: tuple[bool, ...]) -> list[Tensor | None]:
+def _push(ctx: _Pushed, grads: Rows, columns: Tensor, ahead: Tensor, asked: tuple[bool, ...]) -> list[Tensor | None]:
     """Add the gradients of a chunk's columns to the table; take out those of the sources whose turn is now."""
-    view: ChunkGraph = ctx.view
+    view = ctx.view
     wanted = [i for i in range(ctx.counts[0]) if asked[i]]
     like = [ctx.like[i] for i in wanted]
     tables = view.part.history.pushed(ctx.call, like)
@@ -287,10 +303,10 @@ def _on_block(view: ChunkGraph, x: Operands, tables: Rows, rows: Tensor) -> Oper
     x = x._replace(src=tuple(table[rows] for table in tables))
     if not x.edge:
         return x
-    order = torch.searchsorted(view.edge_ids, view._edge_ids())
+    order = torch.searchsorted(view.edge_ids, view.block_edge_ids)
     return x._replace(edge=tuple(t[order] for t in x.edge))
 
 
 def _in_model_order(view: ChunkGraph, edge: Rows) -> Rows:
-    order = torch.searchsorted(view.edge_ids, view._edge_ids())
+    order = torch.searchsorted(view.edge_ids, view.block_edge_ids)
     return tuple(torch.empty_like(t).index_copy_(0, order, t) for t in edge)

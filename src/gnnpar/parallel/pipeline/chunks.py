@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.block import Block
+from gnnpar.parallel.torch_types import integers, unique
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import Csr, fold_key
 
@@ -66,7 +67,7 @@ class Chunks:
         chunk_of, ids = [shard.chunk_of[order]], [shard.node_ids[order]]
         dst, src = [place[shard.inner.edge_dst]], [place[shard.inner.indices.long()]]
         base, at = len(order), 0
-        halo_rows = {}
+        halo_rows: dict[int, Tensor] = {}
         for p, block in sorted(shard.halo.items()):
             theirs = shard.halo_chunk_of[at : at + block.num_src]
             their_order = torch.argsort(theirs, stable=True)
@@ -129,7 +130,7 @@ class Chunks:
     def edge_bounds(self) -> list[int]:
         """Where the edges of each chunk begin, and the end."""
         starts = [self.own(k).first for k in range(self.num)] + [self.num_own]
-        return self.offsets[torch.tensor(starts, device=self.offsets.device)].tolist()
+        return integers(self.offsets[torch.tensor(starts, device=self.offsets.device)])
 
     @cached_property
     def by_source(self) -> Tensor:
@@ -162,7 +163,7 @@ class Chunks:
         """The in-edges of a chunk, columns numbered by ascending id, and the table row of each column."""
         if chunk not in self._compact:
             src = self.src[self.edges(chunk)]
-            columns, inverse = torch.unique(self.ids[src], return_inverse=True)
+            columns, inverse = unique(self.ids[src])
             rows = torch.empty_like(columns)
             rows[inverse] = src
             ids = None if self.edge_ids is None else self.edge_ids[self.edges(chunk)]
@@ -190,7 +191,7 @@ class Chunks:
 
 
 def _spans(part: int, chunk_of: Tensor, num: int, *, base: int) -> dict[tuple[int, int], Span]:
-    sizes = torch.bincount(chunk_of, minlength=num).tolist()
+    sizes = integers(torch.bincount(chunk_of, minlength=num))
     ends = [base]
     for size in sizes:
         ends.append(ends[-1] + size)
@@ -200,7 +201,7 @@ def _spans(part: int, chunk_of: Tensor, num: int, *, base: int) -> dict[tuple[in
 def _sent(shard: Shard, place: Tensor, spans: dict[tuple[int, int], Span], num: int) -> dict[tuple[int, int], Tensor]:
     """The rows of each chunk that each part reads, by ascending id as the reader has them."""
     assert shard.chunk_of is not None
-    sent = {}
+    sent: dict[tuple[int, int], Tensor] = {}
     for p, index in shard.boundary.items():
         chunks = shard.chunk_of[index]
         for k in range(num):
@@ -218,7 +219,7 @@ def draw_order(num: int, *, seed: int, epoch: int, shuffled: bool) -> tuple[int,
     if not shuffled:
         return tuple(range(num))
     key = fold_key(seed, epoch, _ORDER) & 0xFFFFFFFF  # the CPU's generator ignores all other bits of a seed
-    return tuple(torch.randperm(num, generator=torch.Generator().manual_seed(key)).tolist())
+    return tuple(integers(torch.randperm(num, generator=torch.Generator().manual_seed(key))))
 
 
 _ORDER = 0x0DE5  # keeps these keys apart from those of masks
@@ -240,7 +241,7 @@ class EpochOrder:
         slots = torch.empty(chunks.num, dtype=torch.int64)
         slots[list(order)] = torch.arange(chunks.num)
         self.slot_of = slots.to(chunks.chunk_of.device)[chunks.chunk_of]
-        self.masks: dict[tuple, Tensor] = {}  # of dropout in this epoch, all own rows
+        self.masks: dict[tuple[int, int, int, float], Tensor] = {}  # of dropout in this epoch, all own rows
         self._blocks: dict[int, Block] = {}
         self._split: dict[int, tuple[Block, Block]] = {}
         self._sources: dict[Turn, tuple[Tensor, list[int], Tensor]] = {}
@@ -299,7 +300,7 @@ class EpochOrder:
             ahead = self.slot_of[dst] - self.slot_of[src]
             keep = (ahead >= 0 if turn == "now" else ahead < 0).nonzero().flatten()
             offsets = _offsets(src[keep], chunks.num_rows)
-            self._sources[turn] = offsets, offsets.tolist(), dst[keep].to(chunks.index_type)
+            self._sources[turn] = offsets, integers(offsets), dst[keep].to(chunks.index_type)
         offsets, bounds, readers = self._sources[turn]
         first, last = bounds[span.first], bounds[span.last]
         if first == last:

@@ -199,7 +199,8 @@ class PipelineCandidate(Candidate):
         before = s - 1 if forward else s + 1
         tag = f"{direction[0].upper()}{k}@{s}"
         for p in range(parts):
-            rank, waits = s * parts + p, []
+            rank = s * parts + p
+            waits: list[int] = []
             if 0 <= before < self.stages:
                 nbytes = boundary_bytes(self, work, min(s, before))
                 source = before * parts + p
@@ -343,7 +344,7 @@ def cost(strategy: GNNPipe, problem: Problem, machine: Machine) -> Price:
         notes += ("cut=balanced is made by predicted layer times here, by measured ones in a run",)
     if strategy.remat != "none":
         notes += (f"remat={strategy.remat} is priced as none: it needs less memory and more time",)
-    if parts > 1 and strategy.codec.exactness != {"exact"}:
+    if parts > 1 and strategy.codec.exactness - {"exact"}:
         notes += ("time is that of halo rows as they are: the price of a pipeline knows no codec between parts",)
     if strategy.refresh_exact and chunks > 1:
         notes += (f"an exact pass every {strategy.refresh} epochs (refresh_exact) is in neither time nor bytes",)

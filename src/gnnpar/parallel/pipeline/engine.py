@@ -18,6 +18,7 @@ from gnnpar.codecs.codec import Codec, Identity
 from gnnpar.comm import CodedExchange, Communicator, RowLike, Site
 from gnnpar.comm.ledger import now
 from gnnpar.data.tasks import Task
+from gnnpar.durable import StateDict
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import EngineDefaults, EpochReport, PassGraph, Stateful, Stepper
@@ -58,9 +59,9 @@ class _Epoch:
     epoch_order: EpochOrder
     boundary: Boundary
     loss: Tensor
-    kept: dict[tuple[int, int], Kept] = field(default_factory=dict)  # by (stage, slot)
+    kept: dict[tuple[int, int], Kept] = field(default_factory=dict[tuple[int, int], Kept])  # by (stage, slot)
     kept_bytes: int = 0
-    ready: dict[Message, Rows] = field(default_factory=dict)  # to be sent, or to be read on this rank
+    ready: dict[Message, Rows] = field(default_factory=dict[Message, Rows])  # to be sent, or to be read on this rank
 
 
 class PipelineEngine(EngineDefaults):
@@ -239,7 +240,7 @@ class PipelineEngine(EngineDefaults):
         with parts.clock("compute"):
             bucket = torch.cat([g.reshape(-1) for g in grads.values()])
         bucket = parts.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
-        pieces = bucket.split([g.numel() for g in grads.values()])
+        pieces = torch.split(bucket, [g.numel() for g in grads.values()])
         return {n: piece.view_as(g) for (n, g), piece in zip(grads.items(), pieces, strict=True)}
 
     def _totals(self, epoch: int, loss: Tensor, gradients: dict[str, Tensor]) -> Tensor:
@@ -271,7 +272,7 @@ class PipelineEngine(EngineDefaults):
         for name, p in self._parameters.items():
             p.grad = before[name]
         self._ranks.world.flush(keep=0)
-        pieces = bucket.split([g.numel() for g in grads])
+        pieces = torch.split(bucket, [g.numel() for g in grads])
         return {n: piece.view_as(p) for (n, p), piece in zip(self._parameters.items(), pieces, strict=True)}
 
     def drain(self) -> None:
@@ -294,14 +295,14 @@ class PipelineEngine(EngineDefaults):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return iter(self._parameters.items())
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> StateDict:
         model = {name: p.detach() for name, p in self._parameters.items()}
         codecs = [codec.state_dict() for codec in self._codecs]
         parts = {name: part.state_dict() for name, part in self._stateful.items()}
         return {"model": model, "codecs": codecs, **parts}
 
     @torch.no_grad()
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         for name, p in self._parameters.items():
             p.copy_(state["model"][name])
         for codec, saved in zip(self._codecs, state["codecs"], strict=True):
@@ -318,7 +319,8 @@ class PipelineEngine(EngineDefaults):
 
     def _targets_of_chunks(self) -> dict[int, tuple[Tensor, Tensor]]:
         """Chunk -> (its training rows, their labels)."""
-        chunks, targets = self._part.chunks, {}
+        chunks = self._part.chunks
+        targets: dict[int, tuple[Tensor, Tensor]] = {}
         for k in range(chunks.num):
             rows = chunks.order[chunks.own(k).rows]
             train = self._shard.train_mask[rows].nonzero().flatten()

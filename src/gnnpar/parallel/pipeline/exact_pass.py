@@ -55,8 +55,10 @@ class ExactForward:
     exact_pass: ExactPass
     run: Pass
     logits: Tensor | None = None
-    _ends: dict[int, tuple[Rows, Rows]] = field(default_factory=dict)  # stage -> (leaves, results)
-    _local: dict[tuple[str, int], Rows] = field(default_factory=dict)  # between stages on one rank
+    # stage -> (leaves, results)
+    _ends: dict[int, tuple[Rows, Rows]] = field(default_factory=dict[int, tuple[Rows, Rows]])
+    # (direction, boundary) -> rows between stages of one rank
+    _local: dict[tuple[str, int], Rows] = field(default_factory=dict[tuple[str, int], Rows])
 
     def run_stage(self, graph: Graph, stage: int) -> None:
         exact_pass, model = self.exact_pass, self.exact_pass.model
@@ -85,7 +87,7 @@ class ExactForward:
             leaves, carry = self._ends.pop(stage)
             if stage + 1 == len(exact_pass.layers_of):
                 assert loss is not None
-                loss.backward()
+                torch.autograd.backward(loss)
             else:
                 backward_through(carry, self._received("backward", stage + 1, stage + 1))
             if leaves:

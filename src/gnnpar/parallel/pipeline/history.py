@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from gnnpar.comm import RowLike
+from gnnpar.durable import StateDict
 from gnnpar.folds.block import Rows
 
 Call = tuple[int, int]
@@ -28,9 +29,10 @@ class History:
         self._sources: dict[Call, Rows] = {}
         self._gradients: dict[Call, Tensor] = {}
         self._pushed: dict[Call, Rows] = {}
-        self._flipped = self._turned = 0
+        self._flipped: int = 0
+        self._turned: int = 0
         self.taken_after: int | None = None  # the epoch whose rows the snapshot holds
-        self._finished = -1  # the last epoch that ended
+        self._finished: int = -1  # the last epoch that ended
 
     @property
     def fresh(self) -> int:
@@ -90,7 +92,7 @@ class History:
     def drain(self) -> None:
         """Nothing is in flight."""
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> StateDict:
         return {
             "_sources": self._sources,
             "_gradients": self._gradients,
@@ -100,7 +102,7 @@ class History:
             "_finished": self._finished,
         }
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._sources = {call: tuple(t.clone() for t in rows) for call, rows in state["_sources"].items()}
         self._gradients = {call: t.clone() for call, t in state["_gradients"].items()}
         self._flipped, self._turned = state["_flipped"], state["_turned"]

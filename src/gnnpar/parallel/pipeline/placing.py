@@ -94,7 +94,8 @@ def _least_sum(line: Line, bound: float) -> tuple[float, tuple[int, ...]] | None
         seconds = total.min(axis=0)
     if not np.isfinite(seconds[-1]):
         return None
-    cuts, end = [], num_layers
+    cuts: list[int] = []
+    end = num_layers
     for s in reversed(range(num_stages)):
         end = int(came[s][end])
         cuts.append(end)

@@ -68,7 +68,8 @@ class Slots:
 
     @cached_property
     def _pieces(self) -> Pieces:
-        pieces, chunks = {}, self.chunks
+        pieces: Pieces = {}
+        chunks = self.chunks
         for p in chunks.readers:
             first = 0
             for k in range(chunks.num):

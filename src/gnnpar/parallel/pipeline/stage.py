@@ -58,7 +58,7 @@ class Stage:
             leaves = as_leaves(given)
             results = self._run(graph, range(self.pieces[0].start, self.pieces[-1].stop), leaves)
             return tuple(t.detach() for t in results), Kept(graph, [], (leaves, results))
-        entered = []
+        entered: list[Rows] = []
         with torch.no_grad():
             for piece in self.pieces:
                 entered.append(given)

@@ -45,6 +45,7 @@ from gnnpar.parallel.pipeline.slots import Slots, slot_lists
 from gnnpar.parallel.pipeline.stage import Remat
 from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
+from gnnpar.parallel.torch_types import integers
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.chunking import Balanced, Metis, Range, chunk, chunk_statistics, quotient
 from gnnpar.partition.shard import Shard, comm_check, partition_statistics
@@ -159,7 +160,7 @@ class GNNPipe:
                 f"or at most {num_layers} stages (strategy=hybrid with strategy.stages)."
             )
         self.chunks_per_part(num_ranks)
-        if len(self.mesh(num_ranks).ranks[0]) == 1 and self.codec.exactness != {"exact"}:
+        if len(self.mesh(num_ranks).ranks[0]) == 1 and self.codec.exactness - {"exact"}:
             raise ValueError(
                 f"codec={type(self.codec).__name__.lower()} is for rows between the parts of a stage, but "
                 "strategy.parts=1: use two parts or more (strategy=hybrid), codec=identity, or codec@strategy.boundary "
@@ -184,7 +185,10 @@ class GNNPipe:
         by = _CHUNKERS[self.chunking]()
         chunk_of = chunk(data, part_of, per_part, by=by, cache=workload.cache, say=workload.say)
         layers_of = self._layers_of(workload, len(mesh.ranks) * self.virtual)
-        covered = expected(self.schedule(1, per_part), quotient(data.edge_index, chunk_of, per_part).tolist())
+        covered = expected(
+            self.schedule(1, per_part),
+            [integers(row) for row in quotient(data.edge_index, chunk_of, per_part).unbind()],
+        )
         statistics = partition_statistics(data, part_of, parts) | chunk_statistics(data.edge_index, part_of, chunk_of)
         statistics |= {"gradient_coverage": covered.kept}
         return Plan(

@@ -114,7 +114,7 @@ def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ..
     ir = work.ir
     _, kept, passing, step = max((a + b, a, b, i) for i, s in enumerate(steps) for a, b in _moments(s, ir))
     sample = sum(_sample_bytes(ring) for ring in steps[step].rings)
-    per_rank = []
+    per_rank: list[Memory] = []
     for p, n in enumerate(work.parts.nodes):
         halo, sent = sum(work.parts.halo[p]), work.parts.sent(p)
         blocks = 4.0 * work.parts.edges(p) + 12.0 * n + 8.0 * (halo + sent)  # by destination alone, for no gradient

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from gnnpar.comm import Site
-from gnnpar.parallel.engine import EpochReport, FlatEngine, Stepper
+from gnnpar.comm import Communicator, Site
+from gnnpar.data.tasks import Task
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.engine import EpochReport, FlatEngine, PassGraph, Stepper
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling.neighbours import Sampler
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.view import Normalize, SampledGraph, Subgraph, subgraph_of
+from gnnpar.partition.shard import Shard
 from gnnpar_kernels import fold_key
 
 At = tuple[int, int]  # epoch, step
@@ -62,7 +64,7 @@ class Batches:
         epoch, step = at
         if self._shuffled is None or self._shuffled[0] != epoch:
             rng = np.random.Generator(np.random.Philox(key=fold_key(self._seed, epoch, _ORDER)))
-            order = torch.from_numpy(rng.permutation(len(self._graph.train)))
+            order = torch.as_tensor(rng.permutation(len(self._graph.train)))
             self._shuffled = epoch, self._graph.train[order]
         first = step * self._size
         return self._shuffled[1][first : first + self.size(step)][self._rank :: self._ranks]
@@ -74,18 +76,30 @@ class Batches:
 
 
 class MinibatchEngine(FlatEngine):
-    """Samples to train, the whole graph to evaluate and probe. `hops`: of each layer; `flat`: what FlatEngine takes.
+    """Samples to train, the whole graph (`exact`) to evaluate and probe. `hops`: of each layer.
 
     The probe's gradient is the mean over the batches of an epoch at the weights it begins with, masks as the exact one.
     """
 
     def __init__(
-        self, *, graph: Replica, batches: Batches, hops: Sequence[int], drawn_by: str, num_workers: int, **flat: Any
+        self,
+        *,
+        graph: Replica,
+        batches: Batches,
+        hops: Sequence[int],
+        drawn_by: str,
+        num_workers: int,
+        exact: PassGraph,
+        shard: Shard,
+        model: GNN,
+        task: Task,
+        comm: Communicator,
+        seed: int,
     ) -> None:
-        super().__init__(**flat)
+        super().__init__(view=exact, exact=exact, shard=shard, model=model, task=task, comm=comm, seed=seed)
         self._graph, self._batches, self._hops, self._drawn_by = graph, batches, tuple(hops), drawn_by
         self._steps: list[At] = []  # what the workers draw next: the epoch's steps
-        self._workers: Any = None
+        self._workers: DataLoader[Subgraph] | None = None
         if num_workers:
             self._workers = DataLoader(
                 batches,  # pyright: ignore[reportArgumentType]  # torch asks for its own class, and needs two methods
@@ -93,7 +107,7 @@ class MinibatchEngine(FlatEngine):
                 sampler=self._steps,
                 num_workers=num_workers,
                 persistent_workers=True,
-                collate_fn=_as_it_is,
+                collate_fn=_as_it_is,  # pyright: ignore[reportArgumentType]  # it gets one item, for there is no batch
                 generator=torch.Generator(),
             )
 
@@ -156,5 +170,5 @@ class MinibatchEngine(FlatEngine):
         return self._model.end(g, carry)
 
 
-def _as_it_is(item: Any) -> Any:
+def _as_it_is(item: Subgraph) -> Subgraph:
     return item

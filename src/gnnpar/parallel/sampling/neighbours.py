@@ -6,6 +6,9 @@ which needs numpy alone. NeighborLoader over torch-sparse draws when it is asked
 without replacement is not uniform (ADR 0029). Equal keys are equal samples, of the same body.
 """
 
+# PyG has no stubs, and torch declares no types of its random state
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import threading
@@ -80,7 +83,9 @@ class Uniform:
 
     def draw(self, seeds: Tensor, key: int) -> Sample:
         rng = np.random.Generator(np.random.Philox(key=key))
-        hops, counts, edges = [seeds.numpy()], [], []
+        hops: list[np.ndarray] = [seeds.numpy()]
+        counts: list[np.ndarray] = []
+        edges: list[np.ndarray] = []
         ends = [len(seeds)]
         self._place[hops[0]] = np.arange(ends[0])
         for fanout in self._fanout:
@@ -94,7 +99,7 @@ class Uniform:
         sources = self._place[self._sources[drawn]]
         self._place[nodes] = -1
         of_all = np.concatenate([np.empty(0, np.int64), *counts])
-        arrays = (torch.from_numpy(each) for each in (nodes, of_all, sources, drawn))
+        arrays = (torch.as_tensor(each) for each in (nodes, of_all, sources, drawn))
         return Sample(next(arrays), tuple(ends), *arrays)
 
     def _expand(self, nodes: np.ndarray, fanout: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -102,7 +107,7 @@ class Uniform:
         first = self._indptr[nodes]
         degree = self._indptr[nodes + 1] - first
         counts = degree if fanout < 0 else np.minimum(degree, fanout)
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         more = degree > counts
         if fanout > 0 and more.any():
             within[np.repeat(more, counts)] = distinct(degree[more], fanout, rng).ravel()
@@ -142,7 +147,8 @@ class Loader:
         data = Data(edge_index=torch.stack([graph.sources, targets]), num_nodes=num_nodes)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that pyg-lib would be faster than torch-sparse
-            self._loader: Any = NeighborLoader(data, num_neighbors=list(fanout), batch_size=1, is_sorted=True)
+            loader: Any = NeighborLoader(data, num_neighbors=list(fanout), batch_size=1, is_sorted=True)
+        self._loader = loader  # Any: PyG declares no types
         self._hops = len(fanout)
 
     def draw(self, seeds: Tensor, key: int) -> Sample:

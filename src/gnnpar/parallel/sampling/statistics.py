@@ -113,7 +113,8 @@ def _once(batches: Batches, step: int, hops: list[int], ir: ModelIR) -> Step:
 
 def _rings(sub: Subgraph, hops: list[int], ir: ModelIR) -> tuple[Ring, ...]:
     """Of each layer, its edges sorted by source where gradients go that way."""
-    graph, rings = SampledGraph(sub, Pass(0), sum(hops)), []
+    graph = SampledGraph(sub, Pass(0), sum(hops))
+    rings: list[Ring] = []
     for i, count in enumerate(hops):
         folds = ir.folds(i)
         blocks = [graph.block] if folds else []

@@ -132,7 +132,6 @@ class Minibatch:
             hops=hops,
             drawn_by=drawn_by,
             num_workers=self.num_workers,
-            view=exact,
             exact=exact,
             shard=shard,
             model=model,
@@ -158,7 +157,7 @@ class Minibatch:
         """Of each layer, which may aggregate more than once."""
         uses = sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim)))
         for use in uses:
-            if not hasattr(use.agg, "summed"):
+            if not hasattr(use.agg, "summed"):  # a fold of the user's own enters here
                 raise ValueError(
                     f"the fold {type(use.agg).__name__} of layer {use.layer} does not say whether it is a sum over "
                     "in-edges, which samples have to know: give it summed = True or False (ops/aggregator.py)."

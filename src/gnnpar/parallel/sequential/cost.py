@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from torch import Tensor
 
 from gnnpar.durable import JsonDict
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
+from gnnpar.parallel.torch_types import unique
 from gnnpar.pricing.candidate import Knobs, Scope, codec_fields
 from gnnpar.pricing.flat import FlatCandidate, exchanged_folds, halo_copies, pause
 from gnnpar.pricing.ir import ModelIR
@@ -214,4 +214,4 @@ def pushed_rows(edge_index: Tensor, part_of: Tensor, parts: int) -> int:
     """
     src, dst = edge_index
     crossing = part_of[src] != part_of[dst]
-    return len(torch.unique(dst[crossing] * parts + part_of[src[crossing]]))
+    return len(unique(dst[crossing] * parts + part_of[src[crossing]])[0])

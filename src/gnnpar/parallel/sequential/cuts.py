@@ -19,7 +19,7 @@ class Cuts:
     """Blocks cut to ranges of their columns, each range once: structure only."""
 
     blocks: Mapping[int, Block]
-    _cut: dict[Slice, Block] = field(default_factory=dict)
+    _cut: dict[Slice, Block] = field(default_factory=dict[Slice, Block])
 
     def of(self, s: Slice) -> Block:
         if s not in self._cut:

@@ -18,9 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_iter, tree_map_only
 
 from gnnpar.comm import Communicator
-from gnnpar.comm.threads import ThreadCommunicator, ThreadWorld
+from gnnpar.comm.communicator import T
+from gnnpar.comm.threads import Channel, ThreadCommunicator, ThreadWorld
+from gnnpar.durable import StateDict
 from gnnpar.parallel.engine import EngineDefaults, EpochReport, FlatEngine, Stepper
 from gnnpar.parallel.sequential import paging
 from gnnpar.partition.shard import Shard
@@ -91,35 +94,31 @@ class OutOfCoreEngine(EngineDefaults):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self._engines[0].named_parameters()
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> StateDict:
         states = [engine.state_dict() for engine in self._engines]
-        parts = [{name: self._copied(value) for name, value in state.items() if name != "model"} for state in states]
-        return {"model": states[0]["model"], "parts": parts}
+        models = [state.pop("model") for state in states]
+        return {"model": models[0], "parts": [tree_map_only(Tensor, self._copied, state) for state in states]}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         for engine, part in zip(self._engines, state["parts"], strict=True):
             engine.load_state_dict({"model": state["model"], **part})
             self._pager.adopt(_tensors_of(part))
 
-    def _copied(self, tree: Any) -> Any:
-        """A tree with its tensors in memory of their own, pages as they were."""
-        if isinstance(tree, Tensor):
-            paged = self._pager.need(tree) is not None
-            copy = tree.clone()
-            if paged:
-                self._pager.evict(tree)
-            return copy
-        if isinstance(tree, dict):
-            return {key: self._copied(value) for key, value in tree.items()}
-        return type(tree)(map(self._copied, tree)) if type(tree) in (list, tuple) else tree
+    def _copied(self, tensor: Tensor) -> Tensor:
+        """In memory of its own; a page stays as it was."""
+        paged = self._pager.need(tensor) is not None
+        copy = tensor.clone()
+        if paged:
+            self._pager.evict(tensor)
+        return copy
 
-    def _everywhere(self, do: Callable[[FlatEngine], Any]) -> list[Any]:
+    def _everywhere(self, do: Callable[[FlatEngine], T]) -> list[T]:
         with self._comm.clock("compute"):
             results = self._world.run(lambda c: self._paged(lambda: do(self._engines[c.rank])), self._ranks)
             self._pager.evict_all()
         return results
 
-    def _paged(self, body: Callable[[], Any]) -> Any:
+    def _paged(self, body: Callable[[], T]) -> T:
         with paging.Paging(self._pager):
             return body()
 
@@ -135,16 +134,15 @@ class RoundRobinWorld(ThreadWorld):
         super().__init__(size, device=device)
         self._turn, self._leaves, self._posted = threading.Lock(), leaves, posted
 
-    def turn(self) -> AbstractContextManager[Any]:
+    def turn(self) -> AbstractContextManager[object]:
         return self._turn
 
-    def put(self, key: tuple, item: Any) -> None:
-        for each in item if isinstance(item, tuple) else (item,):
-            if isinstance(each, Tensor):
-                self._posted(each)
+    def put(self, key: Channel, item: object) -> None:
+        if (buffer := _buffer_of(item)) is not None:
+            self._posted(buffer)
         super().put(key, item)
 
-    def take(self, key: tuple) -> Any:
+    def take(self, key: Channel) -> Any:  # Any: what the other end put
         if not self.box(key).empty():  # nobody else takes from this box
             return super().take(key)
         self._leaves()
@@ -155,16 +153,25 @@ class RoundRobinWorld(ThreadWorld):
             self._turn.acquire()
 
 
-def _tensors_of(holder: Any) -> Iterator[Tensor]:
-    """All tensors in a tree of dataclasses, tuples and mappings."""
-    if isinstance(holder, Tensor):
-        yield holder
-    elif is_dataclass(holder):
-        for each in fields(holder):
-            yield from _tensors_of(getattr(holder, each.name))
-    elif isinstance(holder, (dict, tuple, list)):
-        for value in holder.values() if isinstance(holder, dict) else holder:
-            yield from _tensors_of(value)
+def _buffer_of(item: object) -> Tensor | None:
+    """What a message carries, alone or in front of the time at which it was posted; None: no tensor."""
+    match item:
+        case Tensor():
+            return item
+        case (Tensor() as buffer, float()):
+            return buffer
+        case _:
+            return None
+
+
+def _tensors_of(holder: object) -> Iterator[Tensor]:
+    """All tensors in a tree of dataclasses, tuples, lists and dicts."""
+    for leaf in tree_iter(holder):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif is_dataclass(leaf):
+            for each in fields(leaf):
+                yield from _tensors_of(getattr(leaf, each.name))  # by name: any dataclass enters here
 
 
 def _tame_malloc() -> None:

@@ -4,20 +4,24 @@ The host of a GPU is pinned memory; the host of a CPU is a file. Nothing else ha
 keeps its identity, its views and its place in the graph of autograd; only its storage is empty meanwhile.
 """
 
+# torch names the identity of a storage, and what it makes of one, privately and without types
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import ctypes
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
@@ -27,19 +31,22 @@ ALIGNED = 1 << 12
 MEMORY_FILES = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 
+class Slot(Protocol):
+    """A place on the host for so many bytes. Shapes: [n] uint8."""
+
+    def write(self, data: Tensor) -> None: ...
+    def read(self, into: Tensor) -> None: ...
+    def free(self) -> None: ...
+
+
 class Host(Protocol):
-    """A place for bytes that are not on the device."""
+    """Where bytes lie that are not on the device."""
 
-    def write(self, slot: Any, data: Tensor) -> Any:
-        """Keep data [n] uint8 in the slot (None: a new one), which is returned."""
-        ...
-
-    def read(self, slot: Any, into: Tensor) -> None: ...
-    def free(self, slot: Any) -> None: ...
+    def slot(self, nbytes: int) -> Slot: ...
 
 
 class HostFile:
-    """One file without a name: it is gone with the process, however that ends. A slot is (offset, size)."""
+    """One file without a name: it is gone with the process, however that ends."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder.is_dir() and os.access(folder, os.W_OK)):
@@ -48,43 +55,57 @@ class HostFile:
             raise ValueError(
                 f"strategy.host_dir={folder} is a {kind}, which is memory itself: give a folder on a disk."
             )
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # open as long as this is
+        self.file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # open as long as this is
         self._end, self._free = 0, defaultdict[int, list[int]](list)
 
-    def write(self, slot: tuple[int, int] | None, data: Tensor) -> tuple[int, int]:
-        offset, size = slot or self._allocate(-(-len(data) // ALIGNED) * ALIGNED)
+    def slot(self, nbytes: int) -> Slot:
+        """Sizes repeat from epoch to epoch: a free place of the same size, else the end."""
+        size = -(-nbytes // ALIGNED) * ALIGNED
+        if self._free[size]:
+            return _InFile(self, self._free[size].pop(), size)
+        self._end += size
+        return _InFile(self, self._end - size, size)
+
+    def freed(self, offset: int, size: int) -> None:
+        self._free[size].append(offset)
+
+
+class _InFile(NamedTuple):
+    host: HostFile
+    offset: int
+    size: int
+
+    def write(self, data: Tensor) -> None:
         view, done = _memory(data), 0
         while done < len(view):  # one call moves 2 GiB at most
-            done += os.pwrite(self._file.fileno(), view[done:], offset + done)
-        return offset, size
+            done += os.pwrite(self.host.file.fileno(), view[done:], self.offset + done)
 
-    def read(self, slot: tuple[int, int], into: Tensor) -> None:
+    def read(self, into: Tensor) -> None:
         view, done = _memory(into), 0
         while done < len(view):
-            done += os.preadv(self._file.fileno(), [view[done:]], slot[0] + done)
+            done += os.preadv(self.host.file.fileno(), [view[done:]], self.offset + done)
 
-    def free(self, slot: tuple[int, int]) -> None:
-        self._free[slot[1]].append(slot[0])
-
-    def _allocate(self, size: int) -> tuple[int, int]:
-        """Sizes repeat from epoch to epoch: a free place of the same size, else the end."""
-        if self._free[size]:
-            return self._free[size].pop(), size
-        self._end += size
-        return self._end - size, size
+    def free(self) -> None:
+        self.host.freed(self.offset, self.size)
 
 
 class HostMemory:
     """Pinned memory beside a GPU."""
 
-    def write(self, slot: Tensor | None, data: Tensor) -> Tensor:
-        slot = torch.empty(len(data), dtype=torch.uint8, pin_memory=True) if slot is None else slot
-        return slot.copy_(data)
+    def slot(self, nbytes: int) -> Slot:
+        return _Pinned(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
 
-    def read(self, slot: Tensor, into: Tensor) -> None:
-        into.copy_(slot)
 
-    def free(self, slot: Tensor) -> None:
+class _Pinned(NamedTuple):
+    memory: Tensor
+
+    def write(self, data: Tensor) -> None:
+        self.memory.copy_(data)
+
+    def read(self, into: Tensor) -> None:
+        into.copy_(self.memory)
+
+    def free(self) -> None:
         """Given back with the slot itself."""
 
 
@@ -110,7 +131,7 @@ class Page:
 
     ref: StorageWeakRef
     nbytes: int
-    slot: Any = None
+    slot: Slot | None = None
     changed: bool = True
 
 
@@ -122,7 +143,7 @@ class Pager:
     """
 
     def __init__(
-        self, host: Host, *, smallest: int = SMALLEST, busy: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self, host: Host, *, smallest: int = SMALLEST, busy: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
         self._host, self._smallest, self._busy = host, smallest, busy
         self._pages: dict[int, Page] = {}
@@ -180,7 +201,8 @@ class Pager:
             return
         if page.changed:
             with self._busy(), _disable_current_modes():
-                page.slot = self._host.write(page.slot, _bytes(storage))
+                page.slot = page.slot or self._host.slot(page.nbytes)
+                page.slot.write(_bytes(storage))
             self.moved["out"] += page.nbytes
         storage.resize_(0)
         page.changed = False
@@ -188,10 +210,10 @@ class Pager:
 
     def _bring(self, page: Page) -> None:
         storage = _storage(page.ref)
-        assert storage is not None, "an operation reads a tensor that has died"
+        assert storage is not None and page.slot is not None, "an operation reads a tensor that has died"
         storage.resize_(page.nbytes)
         with self._busy(), _disable_current_modes():
-            self._host.read(page.slot, _bytes(storage))
+            page.slot.read(_bytes(storage))
         self.moved["in"] += page.nbytes
         self._arrived(storage._cdata, page)
 
@@ -213,12 +235,12 @@ class Pager:
 
     def _forget(self, cdata: int, page: Page) -> None:
         if page.slot is not None:
-            self._host.free(page.slot)
+            page.slot.free()
         self._left(cdata)
         del self._pages[cdata]
 
 
-def _storage(ref: StorageWeakRef) -> Any:
+def _storage(ref: StorageWeakRef) -> torch.UntypedStorage | None:
     return torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
 
 
@@ -233,9 +255,11 @@ class Paging(TorchDispatchMode):
         super().__init__()
         self.pager = pager
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         pager, kwargs = self.pager, kwargs or {}
-        known = set()  # what views show is no memory of their own, and may be nobody's page: parameters
+        known: set[int] = set()  # what views show is no memory of their own, and may be nobody's page: parameters
         for tensor in _tensors((args, kwargs)):
             pager.need(tensor)
             known.add(tensor.untyped_storage()._cdata)
@@ -252,12 +276,12 @@ class Paging(TorchDispatchMode):
                 pager.track(tensor)
         return out
 
-    def _changed(self, argument: Any, value: Any) -> None:
+    def _changed(self, argument: torch.Argument, value: object) -> None:
         if argument.alias_info is not None and argument.alias_info.is_write:
             for tensor in _tensors(value):
                 if (page := self.pager.need(tensor)) is not None:
                     page.changed = True
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
+def _tensors(tree: object) -> Iterator[Tensor]:
     return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor) and leaf.layout is torch.strided)

@@ -106,7 +106,7 @@ class Schedule:
     pulled: Counts
     pushed: Counts
     edges: Counts
-    _planned: dict = field(default_factory=dict)
+    _planned: dict[tuple[str, int | None], Rounds] = field(default_factory=dict[tuple[str, int | None], Rounds])
 
     @staticmethod
     def agree(sizing: Sizing, shard: Shard, comm: Communicator) -> Schedule:
@@ -122,10 +122,10 @@ class Schedule:
         return Schedule(sizing, max(rows for rows, _ in everyone), matrix(0), pushed, matrix(2))
 
     def pulls(self, row_nbytes: int) -> Rounds:
-        return self._rounds("pulled", row_nbytes)
+        return self._rounds("pulled", self.pulled, row_nbytes)
 
     def pushes(self, row_nbytes: int) -> Rounds:
-        return self._rounds("pushed", row_nbytes)
+        return self._rounds("pushed", self.pushed, row_nbytes)
 
     def limit(self, row_nbytes: int) -> int | None:
         """Rows a round may hold. Refuses a budget below one row."""
@@ -139,8 +139,8 @@ class Schedule:
             )
         return rows
 
-    def _rounds(self, name: Literal["pulled", "pushed"], row_nbytes: int) -> Rounds:
-        limit = self.limit(row_nbytes)
-        if (name, limit) not in self._planned:
-            self._planned[name, limit] = plan_rounds(getattr(self, name), limit=limit, group=self.sizing != "peer")
-        return self._planned[name, limit]
+    def _rounds(self, name: str, counts: Counts, row_nbytes: int) -> Rounds:
+        at = name, self.limit(row_nbytes)
+        if at not in self._planned:
+            self._planned[at] = plan_rounds(counts, limit=at[1], group=self.sizing != "peer")
+        return self._planned[at]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import CodedExchange, Incoming, Outgoing, Posted, RowLike, Site
+from gnnpar.comm.communicator import T
 from gnnpar.comm.rows import row_nbytes
 from gnnpar.folds.aggregator import Aggregator, Pushable
 from gnnpar.folds.block import Block, Operands, Rows
@@ -25,6 +26,7 @@ from gnnpar.parallel.sequential.cuts import Cuts, Pushes
 from gnnpar.parallel.sequential.prefetch import PrefetchQueue, Residency
 from gnnpar.parallel.sequential.rounds import Rounds, Schedule, Slice
 from gnnpar.parallel.shares import Shares, add_returned
+from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.view import View
 from gnnpar.parallel.whole import split_operands, wanted_gradients
 
@@ -58,8 +60,7 @@ class SequentialGraph(HaloGraph):
         if isinstance(agg, Pushable) and self.pushes is not None and torch.is_grad_enabled():
             agg, pushing = agg.pushing(), True
         counts = len(src), len(dst), len(edge)
-        out = _SequentialFold.apply(self, agg, call, pushing, counts, *src, *dst, *edge, *shared)
-        assert isinstance(out, Tensor)
+        out = apply(_SequentialFold, self, agg, call, pushing, counts, *src, *dst, *edge, *shared)
         return self.keep_result(call, agg, src, out)
 
     def pulls(self, like: Sequence[RowLike]) -> Rounds:
@@ -124,10 +125,20 @@ class SequentialGraph(HaloGraph):
         return exchange.post(outgoing, {s.peer: Incoming(s.num_rows, s.first) for s in incoming}, like, site)
 
 
+class _Kept(Context):
+    view: SequentialGraph
+    agg: Aggregator
+    call: int
+    pushing: bool
+    counts: tuple[int, int, int]
+    ends: tuple[int, int]
+    like: tuple[RowLike, ...]
+
+
 class _SequentialFold(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx,
+        ctx: _Kept,
         view: SequentialGraph,
         agg: Aggregator,
         call: int,
@@ -147,13 +158,13 @@ class _SequentialFold(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: _Kept, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         tensors, (a, b) = ctx.saved_tensors, ctx.ends
         x, remote, saved = split_operands(ctx.counts, tensors[:a]), tensors[a:b], tensors[b:]
         asked = ctx.needs_input_grad[5:]
         gradient = _Backward(ctx.view, ctx.agg, ctx.call, x, saved, grad_out.contiguous(), ctx.like, asked)
         total = gradient.push() if ctx.pushing else gradient.pull(remote)
-        return (None,) * 5 + tuple(wanted_gradients(total, asked))
+        return (*(None,) * 5, *wanted_gradients(total, asked))
 
 
 def _fold(view: SequentialGraph, agg: Aggregator, x: Operands, call: int, *, keeps: bool) -> tuple[Rows, list[Tensor]]:
@@ -206,7 +217,7 @@ class _Backward:
         for r in range(len(rounds)):
             mine = rounds.incoming(view.comm.rank, r)
             arriving = queue.round(r) if queue else ((s, next(kept_rows, ())) for s in mine)
-            sent = {}
+            sent: dict[Slice, Rows] = {}
             for s, rows in arriving:
                 block = view.cuts.of(s)
                 sent[s] = self._chosen(shares.add_halo(self._grad(block, rows), block))
@@ -244,7 +255,7 @@ class _Backward:
                 del theirs
         return Operands(into, dst)
 
-    def _chosen(self, of: Sequence) -> tuple:
+    def _chosen(self, of: Sequence[T]) -> tuple[T, ...]:
         return tuple(each for each, wanted in zip(of, self.wanted, strict=True) if wanted)
 
     def _grad(self, block: Block, src: Rows) -> Operands:

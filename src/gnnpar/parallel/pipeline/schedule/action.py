@@ -96,7 +96,7 @@ class Schedule:
 def fill_drain(stages: int, slots: int, *, virtual: int = 1) -> Schedule:
     """Forwards in order, backwards last in first out. Bubble (S - 1) / (v K + S - 1) where K >= S."""
     check_sizes(stages, slots, virtual)
-    actions = []
+    actions: list[tuple[Action, ...]] = []
     for rank in range(stages):
         mine = [rank + group * stages for group in range(virtual)]
         forward = [Action("forward", stage, slot) for stage in mine for slot in range(slots)]
@@ -108,7 +108,7 @@ def fill_drain(stages: int, slots: int, *, virtual: int = 1) -> Schedule:
 def one_forward_one_backward(stages: int, slots: int) -> Schedule:
     """1F1B (PipeDream-flush): backwards first in first out. To compare only: no gradient crosses chunks in it."""
     check_sizes(stages, slots)
-    actions = []
+    actions: list[tuple[Action, ...]] = []
     for rank in range(stages):
         ahead = min(stages - rank, slots)
         mine = [Action("forward", rank, slot) for slot in range(ahead)]

@@ -123,7 +123,7 @@ def _complete(schedule: Schedule) -> None:
             missing = [action for action in wanted if action not in ranks]
             if missing:
                 raise ValueError(f"{missing[0]} is missing on rank {schedule.rank_of(stage)}")
-    wanted_messages = Counter(_messages(schedule)) if schedule.lowered else Counter()
+    wanted_messages = Counter(_messages(schedule)) if schedule.lowered else Counter[Action]()
     given = Counter(action for action in ranks if not action.computes)
     for action in (wanted_messages - given) | (given - wanted_messages):
         problem = "is missing" if wanted_messages[action] else "has no neighbour to exchange with"
@@ -163,7 +163,7 @@ def _matched(schedule: Schedule) -> None:
 
 def _stuck(schedule: Schedule, at: Iterable[int], done: set[Action]) -> str:
     """The first violated dependency, or the circle of ranks that wait for each other."""
-    waiting = []
+    waiting: list[str] = []
     for rank, (mine, here) in enumerate(zip(schedule.actions, at, strict=True)):
         if here == len(mine):
             continue

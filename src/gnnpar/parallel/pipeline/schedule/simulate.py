@@ -19,6 +19,10 @@ Seconds = Callable[[Kind, int, int], float]  # kind, virtual stage, slot -> seco
 Bytes = Callable[[Kind, int, int], float]  # of a send
 
 
+def _nothing(kind: Kind, stage: int, slot: int) -> float:
+    return 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Link:
     """Seconds a message takes: latency + bytes / bandwidth. The default is free."""
@@ -74,7 +78,7 @@ def bubble_share(stages: int, slots: int, virtual: int = 1) -> float:
     return (stages - 1) / (virtual * slots + stages - 1)
 
 
-def simulate(schedule: Schedule, seconds: Seconds, *, link: Link = Link(), nbytes: Bytes = lambda *_: 0.0) -> Timeline:
+def simulate(schedule: Schedule, seconds: Seconds, *, link: Link = Link(), nbytes: Bytes = _nothing) -> Timeline:
     """`seconds` of computations, and of sends and receives where posting one keeps its rank busy (0: it does not)."""
     lowered = schedule if schedule.lowered else lower(schedule)
     return _World(lowered, seconds, link, nbytes).run()
@@ -137,7 +141,7 @@ class _World:
 
         Every rank is blocked when this is called, so a send that is not known yet starts after the earliest one.
         """
-        ready = []
+        ready: list[tuple[float, float, Action, int, int, Action]] = []
         for posted, send in self._sent:
             source, target, receive = message_of(self._schedule, send)
             if receive in self._done:

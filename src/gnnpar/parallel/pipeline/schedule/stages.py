@@ -32,7 +32,8 @@ def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
                 for stop in range(first + 1, num_layers - left + 2)
             )
     best = slowest[stages][0]
-    sizes, first = [], 0
+    sizes: list[int] = []
+    first = 0
     for left in range(stages, 0, -1):
         stop = next(
             stop

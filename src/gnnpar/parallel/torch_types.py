@@ -1,0 +1,37 @@
+"""Types that torch does not declare: of autograd functions, and of what tensors give to Python."""
+
+# this file alone calls what torch leaves without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function, FunctionCtx
+
+from gnnpar.folds.block import Rows
+
+
+class Context(FunctionCtx):
+    """What an autograd function keeps from forward to backward. A function's own declares further fields."""
+
+    saved_tensors: Rows
+    needs_input_grad: tuple[bool, ...]
+
+
+def apply(function: type[Function], *arguments: object) -> Tensor:
+    """The one tensor that a function gives."""
+    out = function.apply(*arguments)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def integers(x: Tensor) -> list[int]:
+    """Of a tensor [n]."""
+    return x.tolist()
+
+
+def unique(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(the values in ascending order, the position of every entry among them)."""
+    values, inverse = torch.unique(x, return_inverse=True)
+    return values, inverse
