@@ -1,17 +1,25 @@
 """gnnpar: compare parallelism strategies for distributed full-graph GNN training."""
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from gnnpar.api import check as check
+    from gnnpar.api import compare as compare
+    from gnnpar.api import plan as plan
+    from gnnpar.api import sweep as sweep
+    from gnnpar.api import train as train
     from gnnpar.training.result.trained import load as load
 
+_LAZY = dict.fromkeys(("check", "compare", "plan", "sweep", "train"), "gnnpar.api") | {
+    "load": "gnnpar.training.result.trained"
+}
 
-def __getattr__(name: str) -> Any:
-    """`gnnpar.load`, imported when it is asked for: ranks import this package and must be up quickly."""
-    if name == "load":
-        from gnnpar.training.result.trained import load
 
-        return load
+def __getattr__(name: str) -> object:
+    """`gnnpar.train` and others, imported when asked for: ranks import this package and must be up quickly."""
+    if name in _LAZY:
+        return vars(import_module(_LAZY[name]))[name]
     raise AttributeError(f"module 'gnnpar' has no attribute {name!r}")

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gnnpar.comm import interfaces
@@ -92,8 +93,9 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
         try:
             with environment(OMP_NUM_THREADS=str(world.threads_per_rank)), signals_for_parent_only(handlers), monitor:
                 try:
-                    for process in started:
-                        process.start()
+                    with without_main():
+                        for process in started:
+                            process.start()
                     failed = first_to_fail(started, how.monitor_seconds, monitor.is_over)
                 finally:
                     end(started)
@@ -104,6 +106,18 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
             raise RankFailed(monitor.failure or blame(failed, code, read_failures(scratch)))
     if any(process.exitcode == _INTERRUPTED for process in started):
         raise KeyboardInterrupt
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Processes started inside do not import the program's main module: a script would run again in every rank, and a
+    notebook has none."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager

@@ -1,0 +1,359 @@
+"""gnnpar from Python, with the names of the command line: `gnnpar.train(model, data, strategy="sar", world_size=4)`.
+
+`model`: a name, or a class or an instance of gnnpar's model configurations. `data`: the name of a dataset, a file
+(.npz, .pt), or a graph in memory (PyG's Data, a NetworkX graph, a mapping of arrays or with a SciPy adjacency matrix).
+Further keywords are the keys of the command line: `epochs=50`, `codec="uniform"`, `optim={"lr": 0.1}`, or
+`**{"optim.lr": 0.1, "model.hidden": 32}`. Ranks are processes as under `gnnpar train`; they import no notebook
+and no script.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gnnpar.config.compose import compose
+from gnnpar.durable import JsonDict, JsonObject, write_text_whole
+from gnnpar.folder_lock import working_in
+from gnnpar.settings import ConfigError, Settings, build_settings
+from gnnpar.track.console import say
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gnnpar.models.gnn import ModelConfig
+    from gnnpar.training.result.trained import Trained
+    from gnnpar.verify.conformance import Case
+
+    Model = str | type[ModelConfig] | ModelConfig
+
+
+class TrainingFailed(RuntimeError):
+    """A run that began and failed; its line says which rank and why. `folder`: of the run."""
+
+    def __init__(self, line: str, folder: Path) -> None:
+        super().__init__(line)
+        self.folder = folder
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left in its folder, read when asked for."""
+
+    folder: Path
+
+    @property
+    def result(self) -> JsonDict:
+        """result.json."""
+        return json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """metrics.jsonl, a row an epoch."""
+        from gnnpar.report import history
+
+        return history(self.folder)
+
+    @property
+    def model(self) -> Trained:
+        """The trained model, best on validation: call it with a Data, or with x and edge_index, for logits."""
+        from gnnpar.training.result.trained import load
+
+        return load(self.folder, trust=True)  # its class is the caller's own
+
+
+def train(
+    model: Model,
+    data: object,
+    *,
+    strategy: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    **overrides: object,
+) -> Run:
+    """Train and return what the run left; progress is printed as by `gnnpar train`.
+
+    strategy: by default the configuration's, or that of plan=FILE. folder: of the run, by default outputs/DATE/TIME.
+    ConfigError (a ValueError) where it cannot begin, TrainingFailed where it began and failed, KeyboardInterrupt where
+    it was interrupted: the ranks have ended then.
+    """
+    chosen = {} if strategy is None else {"strategy": strategy}
+    return _train(_settings(model, data, {**chosen, **overrides}), _run_folder(folder))
+
+
+def sweep(
+    model: Model | list[Model],
+    data: object,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    **axes: object,
+) -> Compared:
+    """A run of every combination of the values given as lists: sweep([GCN, GAT], data, strategy=["single", "sar"]).
+
+    A run that fails or cannot begin is reported and left out. folder: of the sweep, by default multirun/DATE/TIME.
+    """
+    models = model if isinstance(model, list) else [model]
+    listed = {key: list(value) for key, value in axes.items() if isinstance(value, list | tuple)}
+    fixed = {key: value for key, value in axes.items() if key not in listed}
+    combinations = [dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values())]
+    parent = _dated("multirun") if folder is None else Path(folder)
+    jobs = list(itertools.product(models, combinations))
+    runs: list[Run] = []
+    for number, (each, values) in enumerate(jobs):
+        shown = " ".join(f"{key}={value}" for key, value in values.items())
+        say(f"run {number} of {len(jobs)}: model={_name(each)} {shown}")
+        try:
+            settings = _settings(each, data, {**fixed, **values}, study="/".join(parent.absolute().parts[-2:]))
+            runs.append(_train(settings, parent / str(number)))
+        except (ValueError, TrainingFailed) as error:
+            say(f"run {number}: {error}")
+    if not runs:
+        raise ConfigError(f"none of the {len(jobs)} runs of the sweep has completed; the lines above say why")
+    return compare(runs)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Runs side by side, as `gnnpar compare` has them."""
+
+    runs: tuple[Run, ...]
+    baseline: str
+    allow_unfair: bool
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row a run: times in seconds, sizes in bytes; `ratio` = epoch time of the baseline / of the run."""
+        from gnnpar.report import load
+
+        folders = [run.folder for run in self.runs]
+        return load(*folders, baseline=self.baseline, allow_unfair=self.allow_unfair)
+
+    def page(self, file: str | os.PathLike[str]) -> Path:
+        """Write the page of `gnnpar compare --html`, which needs no network."""
+        from gnnpar.report.comparison import compare as compared
+        from gnnpar.report.page.page import write_page
+        from gnnpar.report.runs import collect
+
+        results = collect([run.folder for run in self.runs])
+        return write_page(compared(results, baseline=self.baseline, allow_unfair=self.allow_unfair), Path(file))
+
+    def _repr_html_(self) -> str:
+        return self.frame[[*_SHOWN]].to_html(index=False)
+
+
+_SHOWN = (
+    "strategy",
+    "variant",
+    "model",
+    "seed",
+    "world_size",
+    "epoch_seconds",
+    "ratio",
+    "bytes_per_epoch",
+    "val",
+    "test",
+)
+
+
+def compare(
+    runs: Sequence[Run | str | os.PathLike[str]], *, baseline: str = "single", allow_unfair: bool = False
+) -> Compared:
+    """Runs, or folders of runs and sweeps, side by side; a ratio only where it is fair."""
+    from gnnpar.report.runs import collect
+
+    folders = [each.folder if isinstance(each, Run) else Path(each) for each in runs]
+    found = tuple(Run(folder) for folder, _ in collect(folders))
+    return Compared(found, baseline, allow_unfair)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The planner's answer. file: plan.json, for train(..., plan=file). candidates: best first, as `--json` has."""
+
+    file: Path
+    chosen: str
+    candidates: Sequence[JsonObject]
+
+
+def plan(
+    model: Model,
+    data: object,
+    topology: str = "measured",
+    *,
+    world_size: int | None = None,
+    quality: str = "exact",
+    out: str | os.PathLike[str] = ".",
+    **overrides: object,
+) -> Planned:
+    """Which strategy to use, with which parameters: the search of `gnnpar plan`. quality: exact, or exact,stale,..."""
+    from gnnpar.cli import plan as command
+    from gnnpar.planner import planned as planner
+
+    given = {**overrides, "topology": topology} | ({} if world_size is None else {"world_size": world_size})
+    lines = list(_spelled(given))
+    command.refuse_strategy(lines)
+    settings = _settings(model, data, given)
+    try:
+        planned = planner.planned(
+            settings,
+            ranks=world_size,
+            allowed=command.qualities(quality),
+            say=say,
+            recompute="first_layer" not in given,
+        )
+    except ValueError as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    file = planner.plan_of(planned, partial(command.strategy_yaml, lines), settings).save(Path(out))
+    candidates = [each.as_predicted() | {"refused": each.refused} for each in planned.evaluated]
+    say(f"chosen: {planned.chosen.label}  ->  {file}")
+    return Planned(file, planned.chosen.label, candidates)
+
+
+def check(
+    model: Model,
+    *,
+    strategy: str = "graph_parallel",
+    worlds: Sequence[int] = (1, 2, 3, 4),
+    **overrides: object,
+) -> list[Case]:
+    """Is the model sound, and the strategy with it equal to the single device? Prints the table of `gnnpar check`;
+    a case has `passed` and `error`."""
+    from gnnpar.cli.check import show
+    from gnnpar.verify import conformance
+
+    settings = _settings(model, None, {**overrides, "strategy": strategy})
+    cases = conformance.check(settings.strategy, {_name(model): settings.model}, worlds=worlds)
+    show(cases, strategy)
+    return cases
+
+
+def _train(settings: Settings, folder: Path) -> Run:
+    from gnnpar.cli.train import run_training, summary
+    from gnnpar.launch.launch import world_of
+    from gnnpar.launch.processes import environment
+
+    if "RANK" in os.environ:
+        raise ConfigError(
+            "gnnpar.train starts its own ranks and cannot join those of torchrun; run the script without torchrun, or "
+            "use the command gnnpar train"
+        )
+    if world_of(settings).how == "processes":
+        _refuse_main(settings.model)
+    with working_in(folder, otherwise="choose another folder=", say=say), environment(**_rank_environment()):
+        write_text_whole(folder / "config.yaml", json.dumps(settings.resolved, indent=1) + "\n")  # JSON is YAML
+        outcome = run_training(settings, folder)
+    if outcome.status == "interrupted":
+        raise KeyboardInterrupt
+    if outcome.error:
+        raise TrainingFailed(outcome.error, folder)
+    say(summary(folder))
+    return Run(folder)
+
+
+def _rank_environment() -> dict[str, str]:
+    """What `gnnpar` sets for its ranks, which import torch after it; see gnnpar.__main__."""
+    ours = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99", "GOMP_SPINCOUNT": "100000"}
+    return {name: os.environ.get(name, value) for name, value in ours.items()}
+
+
+def _settings(model: Model, data: object, overrides: Mapping[str, object], study: str = "") -> Settings:
+    """Composed as by the command line, with the model put in where it is an object. `data` None: the default."""
+    own = {key.removeprefix("model."): value for key, value in overrides.items() if key.startswith("model.")}
+    rest = {key: value for key, value in overrides.items() if not key.startswith("model.")}
+    named = [f"model={model}", *_spelled({"model": own})] if isinstance(model, str) else []
+    settings = compose([*_dataset(data), *named, *_spelled(rest)])
+    if isinstance(model, str):
+        return dataclasses.replace(settings, study=study)
+    resolved = {**settings.resolved, "model": _model_node(model) | own}
+    return build_settings(resolved, {**settings.names, "model": _name(model).lower()}, study)
+
+
+def _dataset(data: object) -> list[str]:
+    """Overrides that name the dataset; a graph in memory is written to a file of the cache."""
+    if data is None:
+        return []
+    if isinstance(data, str | Path):
+        kind = {".npz": "npz", ".pt": "pt"}.get(Path(data).suffix)
+        if kind is None:
+            return list(_spelled({"dataset": data}))
+        return list(_spelled({"dataset": kind, "dataset.path": Path(data).absolute()}))
+    from gnnpar.data.given import write_given
+
+    try:
+        return list(_spelled({"dataset": "pt", "dataset.path": write_given(data)}))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _model_node(model: type[ModelConfig] | ModelConfig) -> JsonDict:
+    """The YAML of a model that is given as an object: its class, which ranks import, and its fields."""
+    cls = model if isinstance(model, type) else type(model)
+    if not dataclasses.is_dataclass(cls):
+        raise ConfigError(
+            f"model is a {cls.__name__}, which is no configuration of a gnnpar model; give a name, or a dataclass made "
+            "from gnnpar.models.gnn.ModelConfig"
+        )
+    if "<locals>" in cls.__qualname__:
+        raise ConfigError(f"{cls.__name__} is defined inside a function, where it cannot be imported; move it out")
+    node: JsonDict = {"_target_": f"{cls.__module__}.{cls.__qualname__}"}
+    if not isinstance(model, type):
+        node |= {field.name: vars(model)[field.name] for field in dataclasses.fields(model) if field.init}
+    return node
+
+
+def _refuse_main(model: object) -> None:
+    """Ranks that are processes cannot import what a notebook or the script itself defines."""
+    if (cls := type(model)).__module__ == "__main__":
+        name = cls.__name__.lower()
+        raise ConfigError(
+            f"{cls.__name__} is defined in the script or notebook itself, which ranks do not import: move it to a file "
+            f"({name}.py; in a notebook, %%writefile {name}.py) and import it from there, or choose comm='threads'"
+        )
+
+
+def _name(model: Model) -> str:
+    if isinstance(model, str):
+        return model
+    return (model if isinstance(model, type) else type(model)).__name__
+
+
+def _spelled(overrides: Mapping[str, object], prefix: str = "") -> Iterator[str]:
+    """key=value as on the command line; the values of a mapping are keys below it."""
+    for key, value in overrides.items():
+        if isinstance(value, Mapping):
+            yield from _spelled(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}={_value(value)}"
+
+
+def _value(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_value, value))}]"
+    if isinstance(value, int | float):
+        return str(value)
+    text = str(value)
+    if re.fullmatch(r"[\w./-]+", text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _run_folder(folder: str | os.PathLike[str] | None) -> Path:
+    return _dated("outputs") if folder is None else Path(folder)
+
+
+def _dated(parent: str) -> Path:
+    """parent/DATE/TIME, as the command line has it, with a number where it is taken."""
+    first = Path(parent) / time.strftime("%Y-%m-%d/%H-%M-%S")
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([first], others) if not each.exists())

@@ -1,0 +1,150 @@
+"""A graph that a caller holds in memory, written where ranks, which are other processes, read it: a saved `Data`.
+
+The file is named by its content, in the cache folder: the same graph is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnpar.data.dataset import content_hash
+from gnnpar.data.files import cached_folder
+from gnnpar.data.saved import raw_graph
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+_MASKS = ("train_mask", "val_mask", "test_mask")
+_WANTED = "give a torch_geometric Data, a NetworkX graph, or a mapping with edge_index or adjacency (SciPy), x and y"
+
+
+@runtime_checkable
+class _Sparse(Protocol):
+    """A SciPy sparse matrix or array."""
+
+    shape: tuple[int, ...]
+
+    def tocoo(self) -> _Entries: ...
+
+
+class _Entries(Protocol):
+    row: np.ndarray
+    col: np.ndarray
+    data: np.ndarray
+
+
+def write_given(given: object) -> Path:
+    """The file of a graph, for dataset=pt dataset.path=FILE. ValueError in one line where it cannot be read as one."""
+    data = as_data(given)
+    raw = raw_graph("given", data)
+    masks = {} if raw.masks is None else dict(zip(_MASKS, raw.masks, strict=True))
+    tensors = {"x": raw.x, "y": raw.y, "edge_index": raw.edge_index, **masks}
+    label = " ".join(f"{key}:{tensor.dtype}" for key, tensor in tensors.items())
+
+    def build(folder: Path) -> None:
+        from torch_geometric.data import Data
+
+        torch.save(Data(**{key: tensor.detach().cpu() for key, tensor in tensors.items()}), folder / "data.pt")
+
+    return cached_folder(f"given/{content_hash(tensors.values(), label=label)[:32]}", build) / "data.pt"
+
+
+def as_data(given: object) -> object:
+    """PyG's Data of whatever holds a graph; what is none of that stays as it is, for `raw_graph` to refuse.
+
+    Shapes: a mapping has edge_index [2, E], or adjacency [N, N] whose entry (i, j) is the edge i -> j; x [N, F], y [N]
+    or [N, C], masks [N]. A NetworkX graph has x, y and masks as attributes of its nodes; an undirected one has
+    both directions of every edge.
+    """
+    from torch_geometric.data import Dataset
+
+    if isinstance(given, Dataset):
+        if len(given) != 1:
+            raise ValueError(f"dataset given: there are {len(given)} graphs; give one Data, e.g. the first, [0].")
+        return given[0]
+    if isinstance(given, Mapping):
+        return _of_arrays(given)
+    if type(given).__module__.partition(".")[0] == "networkx":
+        return _of_networkx(given)
+    if isinstance(given, _Sparse):
+        raise ValueError(
+            "dataset given: a SciPy matrix has no x and no y; give {'adjacency': matrix, 'x': ..., 'y': ...}."
+        )
+    if not type(given).__module__.startswith("torch_geometric."):
+        raise ValueError(f"dataset given: there is a {type(given).__name__}; {_WANTED}.")
+    return given
+
+
+def _of_arrays(given: Mapping[str, object]) -> Data:
+    from torch_geometric.data import Data
+
+    fields = {str(key): value for key, value in given.items()}
+    if "adjacency" in fields:
+        if "edge_index" in fields:
+            raise ValueError("dataset given: it has both adjacency and edge_index; leave one of them out.")
+        fields["edge_index"] = _edges_of(fields.pop("adjacency"))
+    if unknown := sorted(fields.keys() - {"x", "y", "edge_index", *_MASKS}):
+        plural = len(unknown) > 1
+        raise ValueError(
+            f"dataset given: {', '.join(unknown)} {'are' if plural else 'is'} not read (x, y, edge_index or adjacency, "
+            f"{', '.join(_MASKS)} are); remove {'them' if plural else 'it'}."
+        )
+    return Data(**{key: _tensor(key, value) for key, value in fields.items()})
+
+
+def _tensor(key: str, value: object) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"dataset given: {key} has dtype {array.dtype}; give numbers.")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)  # torch has no arithmetic for the wider unsigned types
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _edges_of(adjacency: object) -> Tensor:
+    if not isinstance(adjacency, _Sparse):
+        raise ValueError(f"dataset given: adjacency is a {type(adjacency).__name__}; give a SciPy sparse matrix.")
+    entries = adjacency.tocoo()
+    if len(adjacency.shape) != 2 or adjacency.shape[0] != adjacency.shape[1]:
+        raise ValueError(f"dataset given: adjacency is {list(adjacency.shape)}; it must be [nodes, nodes].")
+    if bool((entries.data != 1).any()):
+        low, high = float(entries.data.min()), float(entries.data.max())
+        raise ValueError(
+            f"dataset given: adjacency holds edge weights from {low:.4g} to {high:.4g}, which models do not read; give "
+            "ones."
+        )
+    return torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
+
+
+def _of_networkx(graph: object) -> Data:
+    import networkx
+
+    assert isinstance(graph, networkx.Graph)
+    weighted = {str(key) for *_, attributes in graph.edges(data=True) for key in attributes}
+    if weighted:
+        raise ValueError(
+            f"dataset given: edges have {', '.join(sorted(weighted))}, but models read no data on edges; remove them."
+        )
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    ends = [(position[a], position[b]) for a, b in graph.edges()]
+    edges = np.array(ends, dtype=np.int64).reshape(-1, 2).T
+    if not graph.is_directed():
+        edges = np.concatenate([edges, edges[::-1]], 1)
+    columns: dict[str, object] = {"edge_index": edges}
+    for key in ("x", "y", *_MASKS):
+        values = [attributes[key] for _, attributes in graph.nodes(data=True) if key in attributes]
+        if values and len(values) != len(position):
+            raise ValueError(
+                f"dataset given: {len(values)} of {len(position)} nodes have {key}; give it to all or none."
+            )
+        if values:
+            columns[key] = np.asarray([np.asarray(value) for value in values])
+    return _of_arrays(columns)

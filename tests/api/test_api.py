@@ -1,0 +1,251 @@
+"""gnnpar from Python: the keys and the numbers of the command line, graphs in memory, and ranks that end with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import networkx
+import numpy as np
+import psutil
+import pytest
+import scipy.sparse
+import torch
+from torch_geometric.data import Data
+
+import gnnpar
+from conftest import environment
+from data.samples import raw_graph
+from gnnpar.api import TrainingFailed, _spelled
+from gnnpar.data.given import as_data, write_given
+from gnnpar.data.saved import PT
+from gnnpar.models.gcn import GCN
+from gnnpar.settings import ConfigError
+
+QUICK: Any = {"comm": "threads", "epochs": 2, "model.hidden": 8}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+
+
+def graph() -> Data:
+    raw = raw_graph()
+    assert raw.masks is not None
+    train, val, test = (mask.bool() for mask in raw.masks)
+    return Data(x=raw.x, y=raw.y, edge_index=raw.edge_index, train_mask=train, val_mask=val, test_mask=test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(GCN):
+    """A model of one's own, in a module."""
+
+
+def test_train_gives_result_history_and_model():
+    run = gnnpar.train("gcn", graph(), strategy="sar", world_size=2, folder="run", **QUICK)
+    assert run.result["status"] == "completed"
+    assert (run.result["strategy"], run.result["world_size"]) == ("sar", 2)
+    assert run.result["settings"]["model"]["hidden"] == 8
+    assert len(run.history) == 2
+    assert run.model(graph()).shape == (6, 3)
+    assert (Path("run") / "config.yaml").exists()
+
+
+def test_a_name_a_class_and_an_instance_are_the_same_model():
+    losses = [
+        list(gnnpar.train(model, graph(), strategy="single", folder=f"run{i}", **QUICK).history["loss/train"])
+        for i, model in enumerate(("gcn", GCN, GCN(hidden=8), Own))
+    ]
+    assert losses[0] == losses[1] == losses[2] == losses[3]
+
+
+def test_the_losses_are_those_of_the_command(run_here):
+    run = gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, folder="python", debug="tiny", **QUICK)
+    command = ("train", "model=gcn", "dataset=sbm", "strategy=graph_parallel", "world_size=2", "debug=tiny")
+    done = run_here(*command, "comm=threads", "epochs=2", "model.hidden=8", "hydra.run.dir=command")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in Path("command/metrics.jsonl").read_text().splitlines()]
+    assert [row["loss/train"] for row in rows] == list(run.history["loss/train"])
+    result = json.loads(Path("command/result.json").read_text())
+    for key in ("strategy", "model", "dataset", "hashes", "settings"):
+        assert result[key] == run.result[key], key
+
+
+def test_compare_and_sweep():
+    compared = gnnpar.sweep([GCN, "sage"], graph(), strategy=["single", "graph_parallel"], world_size=2, **QUICK)
+    frame = compared.frame
+    assert len(frame) == 4
+    assert set(frame["strategy"]) == {"single", "graph_parallel"}
+    assert set(frame["model"]) == {"gcn", "sage"}
+    assert "<table" in compared._repr_html_()
+    assert compared.page("page.html").stat().st_size > 1000
+    assert len(gnnpar.compare(compared.runs[:2]).frame) == 2
+    assert len(gnnpar.compare([compared.runs[0].folder]).frame) == 1
+
+
+def test_a_sweep_without_a_run_says_so(capsys):
+    with pytest.raises(ConfigError, match="none of the 1 runs of the sweep has completed"):
+        gnnpar.sweep("gcn", graph(), strategy=["sarr"], **QUICK)
+    assert "did you mean sar?" in capsys.readouterr().out
+
+
+def test_check_and_plan():
+    cases = gnnpar.check(GCN(hidden=8), strategy="sar", worlds=(1, 2))
+    assert [case.passed for case in cases] == [True, True]
+    found = gnnpar.plan(GCN(hidden=8), graph(), "flat", world_size=2, cache_dir="cache", comm="threads")
+    assert found.file.exists()
+    assert found.candidates
+    run = gnnpar.train("gcn", graph(), plan=found.file, world_size=2, **QUICK)
+    assert run.result["status"] == "completed"
+
+
+def adjacency(values: object = None) -> scipy.sparse.coo_array:
+    src, dst = raw_graph().edge_index.numpy()
+    return scipy.sparse.coo_array((np.ones(5) if values is None else values, (src, dst)), shape=(6, 6))
+
+
+def arrays(**changes: object) -> dict[str, object]:
+    fields = {key: value.numpy() for key, value in graph().to_dict().items()}
+    return {key: value for key, value in (fields | changes).items() if value is not None}
+
+
+def as_networkx(**of_edges: float) -> networkx.DiGraph:
+    data: Any = graph()
+    made = networkx.MultiDiGraph()
+    for i in range(6):
+        made.add_node(f"n{i}", x=data.x[i].tolist(), y=int(data.y[i]), train_mask=bool(data.train_mask[i]))
+    made.add_edges_from((f"n{a}", f"n{b}") for a, b in data.edge_index.T.tolist())
+    if of_edges:
+        made.add_edge("n0", "n1", **of_edges)
+    return made
+
+
+@pytest.mark.parametrize(
+    "given",
+    [lambda: arrays(), lambda: arrays(edge_index=None, adjacency=adjacency()), as_networkx],
+    ids=["arrays", "scipy", "networkx"],
+)
+def test_every_form_is_the_same_graph(given):
+    wanted = PT(path=str(write_given(graph()))).load(None, 0)
+    found = PT(path=str(write_given(given()))).load(None, 0)
+    assert found.graph_hash == wanted.graph_hash
+    assert torch.equal(found.train_mask, wanted.train_mask)
+    assert write_given(given()) == write_given(given()), "written once"
+
+
+def test_an_undirected_networkx_graph_has_both_directions():
+    made = networkx.path_graph(3)
+    for i in range(3):
+        made.nodes[i].update(x=[1.0], y=i)
+    data: Any = as_data(made)
+    assert sorted(map(tuple, data.edge_index.T.tolist())) == [(0, 1), (1, 0), (1, 2), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "further", "line"),
+    [
+        ("gcn", 5, {}, "dataset given: there is a int; give a torch_geometric Data, a NetworkX graph, or a mapping"),
+        ("gcn", adjacency(), {}, "a SciPy matrix has no x and no y; give {'adjacency'"),
+        ("gcn", arrays(edge_index=None, adjacency=adjacency(np.arange(5.0))), {}, "edge weights from 0 to 4"),
+        ("gcn", arrays(edge_weight=np.ones(5)), {}, "edge_weight is not read"),
+        ("gcn", as_networkx(weight=2.0), {}, "edges have weight, but models read no data on edges"),
+        ("gcn", arrays(y=None), {}, "the Data has no y"),
+        ("gnc", "sbm", {}, "model=gnc does not exist"),
+        ("gcn", "sbm", {"strategy": "sarr"}, "strategy=sarr does not exist, did you mean sar?"),
+        ("gcn", "sbm", {"epoch": 3}, "epoch"),
+        (torch.nn.Linear, "sbm", {}, "model is a Linear, which is no configuration of a gnnpar model"),
+        (GCN(hidden=8), "sbm", {"model.hiden": 8}, "did you mean hidden"),
+    ],
+)
+def test_bad_input_is_one_line_before_ranks_start(model, data, further, line):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the line is compared below
+        gnnpar.train(model, data, comm="threads", **further)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(Path().rglob("result.json"))
+
+
+def test_a_class_inside_a_function_is_refused():
+    @dataclass(frozen=True, kw_only=True)
+    class Local(GCN):
+        pass
+
+    with pytest.raises(ConfigError, match="Local is defined inside a function"):
+        gnnpar.train(Local, graph())
+
+
+def test_a_run_that_fails_says_why():
+    data = graph()
+    del data.train_mask
+    with pytest.raises(TrainingFailed, match="no split of its own") as caught:
+        gnnpar.train("gcn", data, folder="failed", **QUICK)
+    assert caught.value.folder == Path("failed")
+    run = gnnpar.train("gcn", data, dataset={"split": "random"}, folder="works", **QUICK)
+    assert run.result["status"] == "completed"
+
+
+def test_values_are_spelled_as_on_the_command_line():
+    given = {"a": None, "b": True, "c": [1, 2.5], "d": {"e": 1e-3, "f": {"g": "x y"}}, "h": Path("/a/b=c")}
+    assert list(_spelled(given)) == ["a=null", "b=true", "c=[1,2.5]", "d.e=0.001", "d.f.g='x y'", "h='/a/b=c'"]
+
+
+SCRIPT = """
+import sys
+from dataclasses import dataclass
+import gnnpar
+from gnnpar.models.gcn import GCN
+print("the script runs", flush=True)
+@dataclass(frozen=True, kw_only=True)
+class Net(GCN):
+    pass
+try:
+    gnnpar.train(Net, "sbm", strategy="graph_parallel", world_size=2, debug="tiny")
+except ValueError as error:
+    print(error, flush=True)
+run = gnnpar.train(GCN, "sbm", strategy="graph_parallel", world_size=2, epochs=int(sys.argv[1]), debug="tiny")
+print(run.result["status"], run.result["transport"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("notebook", [False, True], ids=["script", "notebook"])
+def test_a_script_needs_no_guard_and_its_own_classes_are_refused(tmp_path, notebook):
+    """A notebook has no file for its main module, as a program that is read from a pipe."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    name, text = ("-", SCRIPT) if notebook else ("script.py", None)
+    done = subprocess.run(
+        [sys.executable, name, "2"], input=text, capture_output=True, text=True, env=environment(), timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the script runs") == 1, "ranks do not import it"
+    assert "Net is defined in the script or notebook itself, which ranks do not import: move it" in done.stdout
+    assert "completed gloo" in done.stdout
+
+
+def test_ctrl_c_ends_the_ranks(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    started = subprocess.Popen(
+        [sys.executable, "script.py", "1000000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    )
+    try:
+        deadline = time.monotonic() + 200
+        while not list(tmp_path.rglob("metrics.jsonl")):
+            assert time.monotonic() < deadline
+            assert started.poll() is None, started.communicate()[1]
+            time.sleep(0.2)
+        ranks = psutil.Process(started.pid).children(recursive=True)
+        assert len(ranks) >= 2
+        os.kill(started.pid, signal.SIGINT)
+        _, errors = started.communicate(timeout=60)
+        assert b"KeyboardInterrupt" in errors
+        assert not [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
+    finally:
+        started.kill()
