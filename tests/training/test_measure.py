@@ -60,7 +60,8 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(task_name, out_dim: int, w
     def body(comm: ThreadCommunicator) -> dict[str, float | None]:
         mine = torch.arange(41) % world == comm.rank
         engine: Any = SimpleNamespace(drain=lambda: None, predict=lambda: logits[mine])
-        shard: Any = SimpleNamespace(y=y[mine], **{name: mask[mine] for name, mask in masks.items()})
+        rows = {name.removesuffix("_mask"): mask[mine].nonzero().flatten() for name, mask in masks.items()}
+        shard: Any = SimpleNamespace(y=y[mine], rows_of_split=rows)
         return evaluate(engine, shard, task, comm)
 
     everyone = ThreadWorld(world).run(body)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from gnnpar.verify.conformance import Case
 
 HELP = """Every strategy must equal the single device in fp64, in its exact limit, for every model and world: the loss
-and each gradient. One with an oracle must equal that, as it is configured. `gnnpar check strategy=mine` looks for
-strategy/mine.yaml and model/*.yaml in this folder too.
+and each gradient, on the GPU if there is one (device=cpu: not there). One with an oracle must equal that, as it is
+configured. `gnnpar check strategy=mine` looks for strategy/mine.yaml and model/*.yaml in this folder too.
 `gnnpar check codec=mine`, without a strategy: the laws that every codec keeps."""
 
 
@@ -41,10 +41,15 @@ def run(argv: list[str]) -> int:
     models = chosen[-1].split(",") if chosen else model_names()
     settings = {name: compose([*rest, f"model={name}"]) for name in models}
     first = next(iter(settings.values()))
+    import torch
+
+    from gnnpar.launch.launch import device_of
     from gnnpar.verify import conformance
 
     try:
-        cases = conformance.check(first.strategy, {name: s.model for name, s in settings.items()}, worlds=worlds)
+        device = torch.device(device_of(first.device))
+        found = {name: s.model for name, s in settings.items()}
+        cases = conformance.check(first.strategy, found, worlds=worlds, device=device)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     show(cases, first.names.get("strategy", "?"))

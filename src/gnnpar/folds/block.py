@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -83,14 +84,41 @@ class Block:
     @cached_property
     def reverse(self) -> Csr:
         """The transposed CSR (row = source, index = destination), built at the first gradient and kept."""
-        order = torch.argsort(self.indices, stable=True)
-        counts = torch.bincount(self.indices, minlength=self.num_src)
-        rows = None
-        if 2 * int((counts > 0).sum()) < self.num_src:
-            rows = counts.nonzero().flatten()
-            counts = counts[rows]
+        order, rows = torch.argsort(self.indices, stable=True), None
+        if self.indices.is_cuda:  # nothing waits for the device: a sample of a mini-batch has a new one every step
+            places = torch.arange(self.num_src + 1, dtype=self.indices.dtype, device=self.indices.device)
+            indptr = torch.searchsorted(self.indices[order], places, out_int32=self.indptr.dtype == torch.int32)
+        else:
+            counts = torch.bincount(self.indices, minlength=self.num_src)
+            if 2 * int((counts > 0).sum()) < self.num_src:
+                rows = counts.nonzero().flatten()
+                counts = counts[rows]
+            indptr = _indptr(counts, self.indptr.dtype)
         edge_ids = None if self.edge_ids is None else self.edge_ids[order]
-        return Csr(_indptr(counts, self.indptr.dtype), self.edge_dst[order].to(self.indices.dtype), rows, edge_ids)
+        return Csr(indptr, self.edge_dst[order].to(self.indices.dtype), rows, edge_ids)
+
+    def spans(self, num_edges: int) -> list[tuple[slice, Tensor]]:
+        """Whole CSR rows as runs of at most about `num_edges` edges (more only where one row has more), and the
+        destinations of each run. Cut once: the host has to know the pointers."""
+        cut = self._spans.get(num_edges)
+        if cut is None:
+            cut = self._spans[num_edges] = list(self._cut_spans(num_edges))
+        return cut
+
+    @cached_property
+    def _spans(self) -> dict[int, list[tuple[slice, Tensor]]]:
+        return {}
+
+    def _cut_spans(self, num_edges: int) -> Iterator[tuple[slice, Tensor]]:
+        ends = self.indptr.long().cpu()
+        start_row, last = 0, len(ends) - 1
+        while start_row < last:
+            limit = int(ends[start_row]) + num_edges
+            end_row = max(start_row + 1, int(torch.searchsorted(ends, limit, right=True)) - 1)
+            span = slice(int(ends[start_row]), int(ends[end_row]))
+            start_row = end_row
+            if span.stop > span.start:
+                yield span, self.edge_dst[span].unique_consecutive()
 
     def restrict(self, keep: Tensor) -> Block:
         """The sub-block of the edges where `keep` [E] is true; rows without an edge left are compressed away."""
@@ -151,7 +179,8 @@ class Block:
     def nbytes(self) -> int:
         """Bytes of structure held, the transposed CSR and cached edge lists included once they are built."""
         cached = (self.__dict__.get("edge_dst"), self.__dict__.get("columns"), *self.__dict__.get("reverse", ()))
-        held = (*self._tensors.values(), *cached)
+        spans = (rows for cut in self.__dict__.get("_spans", {}).values() for _, rows in cut)
+        held = (*self._tensors.values(), *cached, *spans)
         return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
 
     @staticmethod

@@ -65,9 +65,7 @@ class Generic(ByBlock):
             score.new_zeros(num_dst, heads),
             value.new_zeros(num_dst, *value.shape[1:]),
         )
-        begins = torch.ones_like(piece.dst, dtype=torch.bool)  # of edges: the first of their destination
-        begins[1:] = piece.dst[1:] != piece.dst[:-1]
-        rows, local = piece.dst[begins], begins.cumsum(0) - 1
+        rows, local = piece.rows_with_edges, piece.place_among_them
         old = m[rows]
         new = old.scatter_reduce(0, local[:, None].expand_as(score), score, "amax")
         rescale = torch.where(old > -torch.inf, (old - new).exp(), 0.0)
@@ -147,13 +145,21 @@ class Generic(ByBlock):
 
 @dataclass(frozen=True, eq=False)
 class _Slice:
-    """Consecutive edges of a block and their gathered rows."""
+    """Consecutive edges of a block and their gathered rows. `rows_with_edges`: the destinations, each once."""
 
     span: slice
+    rows_with_edges: Tensor
     src: Tensor
     dst: Tensor
     edge_ids: Tensor | None
     rows: _EdgeRows
+
+    @property
+    def place_among_them(self) -> Tensor:
+        """Of every edge's destination. Shapes: [e] int64."""
+        starts = torch.zeros_like(self.dst)
+        starts[1:] = self.dst[1:] != self.dst[:-1]
+        return starts.cumsum(0)
 
 
 def _gather(x: Operands, src: Tensor, dst: Tensor, span: slice) -> _EdgeRows:
@@ -166,14 +172,7 @@ def _leaves(rows: Rows) -> Rows:
 
 def _slices(block: Block, x: Operands) -> Iterator[_Slice]:
     """Whole CSR rows, at most about _EDGES_AT_ONCE edges at a time (more only where one row has more)."""
-    ends = block.indptr.long().cpu()
-    start_row, last = 0, len(ends) - 1
-    while start_row < last:
-        limit = int(ends[start_row]) + _EDGES_AT_ONCE
-        end_row = max(start_row + 1, int(torch.searchsorted(ends, limit, right=True)) - 1)
-        span = slice(int(ends[start_row]), int(ends[end_row]))
-        start_row = end_row
-        if span.stop > span.start:
-            src, dst = block.indices[span].long(), block.edge_dst[span]
-            edge_ids = None if block.edge_ids is None else block.edge_ids[span]
-            yield _Slice(span, src, dst, edge_ids, _gather(x, src, dst, span))
+    for span, rows in block.spans(_EDGES_AT_ONCE):
+        src, dst = block.indices[span].long(), block.edge_dst[span]
+        edge_ids = None if block.edge_ids is None else block.edge_ids[span]
+        yield _Slice(span, rows, src, dst, edge_ids, _gather(x, src, dst, span))

@@ -104,13 +104,20 @@ def world_of(settings: Settings) -> World:
     )
 
 
-def _device(settings: Settings, how: How, size: int, local_size: int) -> Literal["cpu", "cuda"]:
+def device_of(asked: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
+    """The device that `device=` means here; auto: a GPU where torch sees one."""
     import torch
 
     there = torch.cuda.is_available()
-    device = settings.device if settings.device != "auto" else "cuda" if there else "cpu"
-    if device == "cuda" and not there:
+    if asked == "cuda" and not there:
         raise ValueError("device=cuda, but torch sees no GPU; set device=cpu or install a CUDA build of torch")
+    return asked if asked != "auto" else "cuda" if there else "cpu"
+
+
+def _device(settings: Settings, how: How, size: int, local_size: int) -> Literal["cpu", "cuda"]:
+    import torch
+
+    device = device_of(settings.device)
     if size == 1:
         return device
     if settings.comm.backend == "nccl" and device != "cuda":

@@ -195,7 +195,7 @@ class FlatEngine(EngineDefaults):
         self._structure, self._parts = structure, dict(parts or {})
         if reserved := self._parts.keys() & {"model", "codecs"}:
             raise ValueError(f"parts of an engine may not be named {sorted(reserved)}: a checkpoint has these already.")
-        self._train = shard.train_mask.nonzero().flatten()
+        self._train = shard.rows_of_split["train"]
         self._train_y = shard.y[self._train]
 
     @property

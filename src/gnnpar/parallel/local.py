@@ -38,6 +38,12 @@ class Pass:
         return fold_key(self.seed, self.epoch, layer, tag, kind)
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host, on the device; the host does not wait for the copy."""
+    pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+    return pinned.to(device, non_blocking=True)
+
+
 class LocalRows:
     """Some nodes' rows in one layer of one pass."""
 

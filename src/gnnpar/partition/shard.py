@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -63,6 +64,12 @@ class Shard:
     def num_halo(self) -> dict[int, int]:
         """peer -> halo rows received from it."""
         return {p: b.num_src for p, b in self.halo.items()}
+
+    @cached_property
+    def rows_of_split(self) -> dict[str, Tensor]:
+        """The owned rows of each split, found once: masks make the host wait for the device."""
+        masks = {"train": self.train_mask, "val": self.val_mask, "test": self.test_mask}
+        return {split: mask.nonzero().flatten() for split, mask in masks.items()}
 
     @property
     def row_lists(self) -> RowLists:
@@ -196,7 +203,7 @@ def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool
     node_ids = [(part_of == p).nonzero().flatten() for p in range(parts)]
     local_of = torch.empty_like(part_of)
     for ids in node_ids:
-        local_of[ids] = torch.arange(len(ids))
+        local_of[ids] = torch.arange(len(ids), device=ids.device)
     blocks: dict[tuple[int, int], Block] = {}
     for p in range(parts):
         for q in range(parts):

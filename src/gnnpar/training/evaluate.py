@@ -22,27 +22,22 @@ def evaluate(engine: Engine, shard: Shard, task: Task, comm: Communicator) -> di
     """The task's metric on each split over all ranks; None for an empty split. Collective, the same on every rank."""
     engine.drain()
     logits = engine.predict()
-    masks = {"train": shard.train_mask, "val": shard.val_mask, "test": shard.test_mask}
-    values: dict[str, float | None] = {}
-    for split in SPLITS:
-        mask = masks[split]
-        statistics = task.statistics(logits[mask], shard.y[mask])
-        values[f"metric/{split}"] = _combine(task, statistics, int(mask.sum()), comm)
-    return values
-
-
-def _combine(task: Task, statistics: Tensor, num_rows: int, comm: Communicator) -> float | None:
-    """A metric from the ranks' statistics: summed, or put one below the other."""
+    statistics = [
+        task.statistics(logits[rows], shard.y[rows]) for rows in (shard.rows_of_split[split] for split in SPLITS)
+    ]
     if task.reduction == "sum":
-        count = comm.all_reduce(torch.tensor([float(num_rows)], dtype=torch.float64, device=statistics.device))
-        total = comm.all_reduce(statistics.contiguous())
-        return float(task.value(total)) if count.item() else None
-    gathered = comm.gather(statistics.cpu())
-    value = None
-    if gathered is not None and (rows := torch.cat(gathered)).numel():
-        value = float(task.value(rows))
-        value = None if math.isnan(value) else value
-    return comm.broadcast(value)
+        totals = comm.all_reduce(torch.stack(statistics)).cpu()  # the host waits once
+        values = [_value(task, total) for total in totals]
+    else:
+        gathered = [comm.gather(each.cpu()) for each in statistics]
+        values = comm.broadcast([None if every is None else _value(task, torch.cat(every)) for every in gathered])
+    return {f"metric/{split}": value for split, value in zip(SPLITS, values, strict=True)}
+
+
+def _value(task: Task, statistics: Tensor) -> float | None:
+    """A metric from the statistics of all ranks; None where there are no rows, or of one class only."""
+    value = float(task.value(statistics)) if statistics.numel() else math.nan
+    return None if math.isnan(value) else value
 
 
 class Overlap(NamedTuple):

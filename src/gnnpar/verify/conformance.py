@@ -31,6 +31,7 @@ from gnnpar.verify.soundness import find_fault
 EPOCHS = 2
 ORACLE_EPOCHS = 4
 """Rows of earlier epochs, and means over epochs, differ from each other by then."""
+CPU = torch.device("cpu")
 TOLERANCE = 1e-9
 """Largest difference allowed, per tensor, relative to the reference's largest entry."""
 
@@ -97,7 +98,7 @@ class Job:
     def __call__(self, comm: Communicator) -> tuple[list[float], list[dict[str, Tensor]], Tensor, Tensor, list[dict]]:
         """(losses, gradients, node ids, logits, bytes by phase) of this rank."""
         task = make_task(self.dataset.task, self.dataset.num_classes)
-        model = copy.deepcopy(self.model).to(self.dtype)
+        model = on_device(copy.deepcopy(self.model).to(self.dtype), comm.device)
         given = self.dataset if comm.rank == 0 else None
         shard = Shard.open(
             given, self.plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=self.plan.placement
@@ -114,6 +115,10 @@ class Job:
             traffic.append(comm.ledger.drain().bytes)
         engine.drain()
         return losses, gradients, engine.node_ids, engine.predict(), traffic
+
+
+def on_device(model: GNN, device: torch.device) -> GNN:
+    return model.to(device)
 
 
 def make_job(
@@ -144,18 +149,20 @@ def merge_ranks(job: Job, results: Sequence[tuple]) -> Outcome:
     merged: list[dict[str, Tensor]] = [{} for _ in range(job.epochs)]
     traffic: list[dict[str, int]] = [{} for _ in range(job.epochs)]
     for _, gradients, ids, rows, sent in results:
-        logits[ids] = rows
+        logits[ids.cpu()] = rows.cpu()
         for epoch in range(job.epochs):
-            merged[epoch].update(gradients[epoch])
+            merged[epoch].update({name: g.cpu() for name, g in gradients[epoch].items()})
             for phase, nbytes in sent[epoch].items():
                 traffic[epoch][phase] = traffic[epoch].get(phase, 0) + nbytes
     return Outcome(results[0][0], merged, logits, traffic)
 
 
-def train_in_threads(strategy: Strategy, config: ModelConfig, dataset: Dataset, *, world: int, **options) -> Outcome:
-    """Train on a world of threads; options as in make_job."""
+def train_in_threads(
+    strategy: Strategy, config: ModelConfig, dataset: Dataset, *, world: int, device: torch.device = CPU, **options
+) -> Outcome:
+    """Train on a world of threads that share a device; options as in make_job. The outcome is on the CPU."""
     job = make_job(strategy, config, dataset, world=world, **options)
-    return merge_ranks(job, ThreadWorld(world).run(job))
+    return merge_ranks(job, ThreadWorld(world, device=device).run(job))
 
 
 def check(
@@ -165,11 +172,13 @@ def check(
     worlds: Sequence[int] = (1, 2, 3, 4),
     dataset: Dataset | None = None,
     first_layer: FirstLayer = "live",
+    device: torch.device = CPU,
 ) -> list[Case]:
     """Every model on every world the strategy can use: its exact limit against the single device, then, where it has an
     oracle and is not exact, itself against that.
 
-    A model that is not sound has one case, which names the fault.
+    Ranks run on `device`, what they are compared with on the CPU. A model that is not sound has one case, which names
+    the fault.
     ValueError where `exact_limit` is not exact by its own words.
     """
     dataset = dataset or small_graph()
@@ -183,11 +192,11 @@ def check(
     for name, config in models.items():
         reference = train_in_threads(Single(), config, dataset, world=1)
         for world in (w for w in worlds if runs_on(limit, w, config)):
-            cases.append(_case(limit, name, config, dataset, world, reference, first_layer))
+            cases.append(_case(limit, name, config, dataset, world, reference, first_layer, device))
     if isinstance(strategy, WithOracle) and strategy.exactness != {"exact"}:
         for name, config in models.items():
             for world in (w for w in worlds if runs_on(strategy, w, config, epochs=ORACLE_EPOCHS)):
-                cases += _oracle_case(strategy, name, config, dataset, world)
+                cases += _oracle_case(strategy, name, config, dataset, world, device)
     return cases
 
 
@@ -215,7 +224,9 @@ class _Oracle(Single):
         return FlatEngine(view=view, exact=exact, shard=shard, model=model, task=task, comm=comm, seed=seed)
 
 
-def _oracle_case(strategy: Strategy, name: str, config: ModelConfig, dataset: Dataset, world: int) -> list[Case]:
+def _oracle_case(
+    strategy: Strategy, name: str, config: ModelConfig, dataset: Dataset, world: int, device: torch.device
+) -> list[Case]:
     """None where the strategy, as it is configured, has no oracle."""
     assert isinstance(strategy, WithOracle)
     plan = make_job(strategy, config, dataset, world=world).plan
@@ -224,7 +235,7 @@ def _oracle_case(strategy: Strategy, name: str, config: ModelConfig, dataset: Da
         return []
     oracle = _Oracle(strategy=strategy, parts=plan)
     reference = train_in_threads(oracle, config, dataset, world=1, epochs=ORACLE_EPOCHS)
-    case = _case(strategy, name, config, dataset, world, reference, "live", epochs=ORACLE_EPOCHS)
+    case = _case(strategy, name, config, dataset, world, reference, "live", device, epochs=ORACLE_EPOCHS)
     return [replace(case, reference="its oracle")]
 
 
@@ -248,11 +259,14 @@ def _case(
     world: int,
     reference: Outcome,
     first_layer: FirstLayer,
+    device: torch.device,
     *,
     epochs: int = EPOCHS,
 ) -> Case:
     try:
-        got = train_in_threads(limit, config, dataset, world=world, first_layer=first_layer, epochs=epochs)
+        got = train_in_threads(
+            limit, config, dataset, world=world, first_layer=first_layer, epochs=epochs, device=device
+        )
     except Exception as error:  # a strategy of the user's own may fail in any way: a row of the table
         return _failed(name, world, f"{type(error).__name__}: {error}")
     worst, parameter = 0.0, ""

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gnnpar.folds.block import Block
+from gnnpar.parallel.local import to_device
 from gnnpar.parallel.torch_types import integers, unique
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import Csr, fold_key
@@ -33,6 +34,20 @@ class Span:
 
     def __len__(self) -> int:
         return self.last - self.first
+
+
+class Part(NamedTuple):
+    """Some edges of a block: their places [e], and the CSR rows that they make, `rows` as in Block."""
+
+    edges: Tensor
+    indptr: Tensor
+    rows: Tensor | None
+
+    @staticmethod
+    def of(block: Block, keep: Tensor) -> Part:
+        """The edges where `keep` [E] is true."""
+        part = block.restrict(keep)
+        return Part(keep.nonzero().flatten(), part.indptr, part.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +171,36 @@ class Chunks:
         return slice(self.edge_bounds[chunk], self.edge_bounds[chunk + 1])
 
     @cached_property
+    def out_edges(self) -> tuple[Tensor, list[int]]:
+        """[T + 1]: where the edges of each source begin in `by_source`; and the same on the host."""
+        offsets = _offsets(self.src[self.by_source], self.num_rows)
+        return offsets, offsets.tolist()
+
+    def out_indptr(self, span: Span) -> Tensor:
+        """Of the out-edges of some table rows."""
+        if span not in self._out_indptr:
+            offsets = self.out_edges[0][span.first : span.last + 1]
+            self._out_indptr[span] = (offsets - offsets[0]).to(self.index_type)
+        return self._out_indptr[span]
+
+    @cached_property
+    def _out_indptr(self) -> dict[Span, Tensor]:
+        return {}
+
+    def split(self, chunk: int) -> tuple[Part, Part]:
+        """The in-edges of a chunk from this part's rows, and from other parts' rows."""
+        if chunk not in self._split:
+            src = self.src[self.edges(chunk)].to(self.index_type)
+            block = Block(self.indptr(chunk), src, len(self.own(chunk)), self.num_rows)
+            own = src < self.num_own
+            self._split[chunk] = Part.of(block, own), Part.of(block, ~own)
+        return self._split[chunk]
+
+    @cached_property
+    def _split(self) -> dict[int, tuple[Part, Part]]:
+        return {}
+
+    @cached_property
     def _compact(self) -> dict[int, tuple[Block, Tensor]]:
         return {}
 
@@ -186,6 +231,8 @@ class Chunks:
             *self.sent.values(),
         ]
         held += [self.__dict__.get("offsets"), self.__dict__.get("by_source"), *self._indptr.values()]
+        held += [*self.__dict__.get("out_edges", ())[:1], *self._out_indptr.values()]
+        held += [t for parts in self._split.values() for part in parts for t in part]
         compact = sum(b.nbytes + rows.nbytes for b, rows in self._compact.values())
         return compact + sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
 
@@ -240,12 +287,13 @@ class EpochOrder:
         self.chunks, self.order, self.fresh, self.stale = chunks, order, fresh, stale
         slots = torch.empty(chunks.num, dtype=torch.int64)
         slots[list(order)] = torch.arange(chunks.num)
-        self.slot_of = slots.to(chunks.chunk_of.device)[chunks.chunk_of]
+        self.slot_of = to_device(slots, chunks.chunk_of.device)[chunks.chunk_of]
         self.masks: dict[tuple[int, int, int, float], Tensor] = {}  # of dropout in this epoch, all own rows
         self._blocks: dict[int, Block] = {}
         self._split: dict[int, tuple[Block, Block]] = {}
         self._sources: dict[Turn, tuple[Tensor, list[int], Tensor]] = {}
         self._readers: dict[tuple[Turn, Span], Csr | None] = {}
+        self._columns_of_turn: dict[Turn, Tensor] = {}
 
     @cached_property
     def _columns(self) -> Tensor:
@@ -269,8 +317,12 @@ class EpochOrder:
         if not self.chunks.peers:
             return self.block(chunk), None
         if chunk not in self._split:
-            block, own = self.block(chunk), self.chunks.src[self.chunks.edges(chunk)] < self.chunks.num_own
-            self._split[chunk] = block.restrict(own), block.restrict(~own)
+            block = self.block(chunk)
+            own, halo = (
+                Block(part.indptr, block.indices[part.edges], block.num_dst, block.num_src, part.rows)
+                for part in self.chunks.split(chunk)
+            )
+            self._split[chunk] = own, halo
         return self._split[chunk]
 
     @property
@@ -287,10 +339,29 @@ class EpochOrder:
         return block, rows + torch.where(ahead < 0, self.stale, self.fresh), rows, ahead
 
     def readers(self, turn: Turn, span: Span) -> Csr | None:
-        """The out-edges of table rows to own rows that read them fresh (`now`), or from the history (`before`)."""
+        """The out-edges of table rows to own rows that read them fresh (`now`), or from the history (`before`).
+
+        Columns are rows of a table of gradients. On a GPU the edges of the other turn stay, and read the row behind the
+        last, which is zero: so the rows are the same in every epoch, and nothing waits for their number.
+        """
+        if self.slot_of.is_cuda:
+            return self._all_readers(turn, span)
         if (turn, span) not in self._readers:  # an empty span begins where the next one does
             self._readers[turn, span] = self._cut_readers(turn, span)
         return self._readers[turn, span]
+
+    def _all_readers(self, turn: Turn, span: Span) -> Csr | None:
+        chunks = self.chunks
+        bounds = chunks.out_edges[1]
+        first, last = bounds[span.first], bounds[span.last]
+        if first == last:
+            return None
+        if turn not in self._columns_of_turn:
+            src, dst = chunks.src[chunks.by_source], chunks.dst[chunks.by_source]
+            ahead = self.slot_of[dst] - self.slot_of[src]
+            read = torch.where(ahead >= 0 if turn == "now" else ahead < 0, dst, chunks.num_own)
+            self._columns_of_turn[turn] = read.to(chunks.index_type)
+        return Csr(chunks.out_indptr(span), self._columns_of_turn[turn][first:last])
 
     def _cut_readers(self, turn: Turn, span: Span) -> Csr | None:
         chunks = self.chunks

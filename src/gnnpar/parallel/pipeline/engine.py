@@ -125,9 +125,10 @@ class PipelineEngine(EngineDefaults):
             kept = {name: g.clone() for name, g in gradients.items()} if keep_gradient else None
             for name, parameter in self._parameters.items():
                 parameter.grad = gradients[name]
-            optimizer.step(norm=float(total[1]) ** 0.5)
+            mean_loss, square = total.tolist()
+            optimizer.step(norm=square**0.5)
         comm.flush(keep=0)
-        return EpochReport(float(total[0]), kept)
+        return EpochReport(mean_loss, kept)
 
     def _run(self, epoch: int) -> Tensor:
         """All actions of this rank; its share of the loss. Gradients are left in the parameters."""
@@ -264,7 +265,7 @@ class PipelineEngine(EngineDefaults):
         exact = self._exact_pass.forward(self._exact.during(run), run)
         loss = None
         if exact.logits is not None:
-            train = self._shard.train_mask
+            train = self._shard.rows_of_split["train"]
             loss = self._task.loss_sum(exact.logits[train], self._shard.y[train]) / self._shard.num_train
         exact.backward(loss)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters.values()]

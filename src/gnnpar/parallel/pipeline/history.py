@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from gnnpar.comm import RowLike
@@ -59,7 +60,8 @@ class History:
         return self._pushed[call]
 
     def gradients(self, call: Call, like: RowLike) -> Tensor:
-        """Gradient rows of an aggregation's result, this epoch's, weighted once a slot is over. Shapes: [N, ...]."""
+        """Gradient rows of an aggregation's result, this epoch's, weighted once a slot is over, and a row of zeros.
+        Shapes: [N + 1, ...]."""
         return self._gradient_halves(call, like)[self._turned if self.remembers else 0]
 
     def last_gradients(self, call: Call, like: RowLike) -> Tensor | None:
@@ -68,8 +70,8 @@ class History:
 
     def _gradient_halves(self, call: Call, like: RowLike) -> Tensor:
         if call not in self._gradients:
-            both = like.empty((1 + self.remembers) * self.own).zero_()
-            self._gradients[call] = both.view(1 + self.remembers, self.own, *like.shape)
+            both = like.empty((1 + self.remembers) * (self.own + 1)).zero_()
+            self._gradients[call] = both.view(1 + self.remembers, self.own + 1, *like.shape)
         return self._gradients[call]
 
     def end_epoch(self, epoch: int, *, take: bool = True) -> None:
@@ -87,7 +89,11 @@ class History:
     @property
     def nbytes(self) -> int:
         tables = [t for rows in (*self._sources.values(), *self._pushed.values()) for t in rows]
-        return sum(t.numel() * t.element_size() for t in (*tables, *self._gradients.values()))
+        return sum(t.numel() * t.element_size() for t in (*tables, *self._own_gradients().values()))
+
+    def _own_gradients(self) -> dict[Call, Tensor]:
+        """Without the rows of zeros. Shapes: [halves, N, ...]."""
+        return {call: both[:, : self.own] for call, both in self._gradients.items()}
 
     def drain(self) -> None:
         """Nothing is in flight."""
@@ -95,7 +101,7 @@ class History:
     def state_dict(self) -> StateDict:
         return {
             "_sources": self._sources,
-            "_gradients": self._gradients,
+            "_gradients": {call: both.contiguous() for call, both in self._own_gradients().items()},
             "_flipped": self._flipped,
             "_turned": self._turned,
             "taken_after": self.taken_after,
@@ -104,6 +110,7 @@ class History:
 
     def load_state_dict(self, state: StateDict) -> None:
         self._sources = {call: tuple(t.clone() for t in rows) for call, rows in state["_sources"].items()}
-        self._gradients = {call: t.clone() for call, t in state["_gradients"].items()}
+        zero = {call: t.new_zeros(len(t), 1, *t.shape[2:]) for call, t in state["_gradients"].items()}
+        self._gradients = {call: torch.cat([t, zero[call]], 1) for call, t in state["_gradients"].items()}
         self._flipped, self._turned = state["_flipped"], state["_turned"]
         self.taken_after, self._finished = state["taken_after"], state["_finished"]

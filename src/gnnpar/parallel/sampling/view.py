@@ -17,7 +17,7 @@ from torch import Tensor
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows
 from gnnpar.graph import Message
-from gnnpar.parallel.local import LocalRows, OwnRows, Pass
+from gnnpar.parallel.local import LocalRows, OwnRows, Pass, to_device
 from gnnpar.parallel.sampling.neighbours import Sample
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.whole import fold_block
@@ -28,7 +28,8 @@ Normalize = Literal["graph", "subgraph"]
 class Subgraph(NamedTuple):
     """A sample with its self loops, as CSR by destination, loops first in a row. Plain tensors: workers send them.
 
-    Shapes: node_ids [n]; ends as in Sample; indptr [m + 1], indices [e] (int32), edge_ids [e] or None; loops [m];
+    Shapes: node_ids [n]; ends as in Sample, `edges_within` and `loops_within`: how many in-edges, and self loops among
+    them, the nodes within so many hops have; indptr [m + 1], indices [e] (int32), edge_ids [e] or None; loops [m];
     in_degree [n]; scale [m]: d_i / k_i (None: nothing was left out, or sums are not scaled).
     """
 
@@ -40,9 +41,11 @@ class Subgraph(NamedTuple):
     loops: Tensor
     in_degree: Tensor
     scale: Tensor | None
+    edges_within: tuple[int, ...]
+    loops_within: tuple[int, ...]
 
     def to(self, device: torch.device) -> Subgraph:
-        return self._replace(**{k: t.to(device) for k, t in self._asdict().items() if isinstance(t, Tensor)})
+        return self._replace(**{k: to_device(t, device) for k, t in self._asdict().items() if isinstance(t, Tensor)})
 
 
 def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize) -> Subgraph:
@@ -56,14 +59,14 @@ def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize) -> Subgrap
     indptr = torch.cat([counts.new_zeros(1), (loops + counts).cumsum(0)])
     rows = torch.arange(len(inside))
     place = torch.arange(len(sample.sources)) + loops.cumsum(0).repeat_interleave(counts)
-    of_loop = _ranges(indptr[:-1], loops)
+    of_loop = _ranges(indptr[:-1], loops, int(loops.sum()))
     indices = torch.empty(int(indptr[-1]), dtype=torch.int32)
     indices[place], indices[of_loop] = sample.sources.int(), rows.repeat_interleave(loops).int()
     ids = None
     if graph.edge_ids is not None and graph.loop_ids is not None:
         ids = torch.empty(len(indices), dtype=torch.int64)
         ids[place] = graph.edge_ids[sample.edges]
-        ids[of_loop] = graph.loop_ids[_ranges(graph.first_loop[inside], loops)]
+        ids[of_loop] = graph.loop_ids[_ranges(graph.first_loop[inside], loops, int(loops.sum()))]
     dtype, scale = graph.in_degree.dtype, None
     if normalize == "graph":
         in_degree = graph.in_degree[sample.nodes]
@@ -73,14 +76,17 @@ def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize) -> Subgrap
     else:
         in_degree = graph.loops[sample.nodes].to(dtype)
         in_degree[: len(inside)] += counts
-    return Subgraph(sample.nodes, sample.ends, indptr.int(), indices, ids, loops, in_degree, scale)
+    ends, before = torch.tensor(sample.ends[:-1], dtype=torch.int64), torch.cat([loops.new_zeros(1), loops.cumsum(0)])
+    edges_within, loops_within = tuple(indptr[ends].tolist()), tuple(before[ends].tolist())
+    parts = sample.nodes, sample.ends, indptr.int(), indices, ids, loops, in_degree, scale
+    return Subgraph(*parts, edges_within, loops_within)
 
 
-def _ranges(first: Tensor, counts: Tensor) -> Tensor:
-    """first[0], first[0] + 1, ..., `counts[0]` of them, then those of first[1]."""
+def _ranges(first: Tensor, counts: Tensor, total: int) -> Tensor:
+    """first[0], first[0] + 1, ..., `counts[0]` of them, then those of first[1]; `total` numbers."""
     ends = counts.cumsum(0)
-    within = torch.arange(int(ends[-1]) if len(ends) else 0) - (ends - counts).repeat_interleave(counts)
-    return first.repeat_interleave(counts) + within
+    before = (ends - counts).repeat_interleave(counts, output_size=total)
+    return first.repeat_interleave(counts, output_size=total) + torch.arange(total, device=counts.device) - before
 
 
 @dataclass(eq=False)
@@ -147,7 +153,7 @@ class SampledGraph(OwnRows):
     def block(self) -> Block:
         """All that was drawn. Columns are places in the sample: that is where ties of a maximum go by."""
         indptr = self.sub.indptr[: self.num_whole + 1]
-        last = int(indptr[-1])
+        last = self.sub.edges_within[self.hops - 1]
         ids = None if self.sub.edge_ids is None else self.sub.edge_ids[:last]
         return self._of(indptr, self.sub.indices[:last], ids)
 
@@ -156,7 +162,7 @@ class SampledGraph(OwnRows):
         """The self loops alone, and their places among all in-edges."""
         counts = self.sub.loops[: self.num_whole]
         indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
-        kept = _ranges(self.sub.indptr[: self.num_whole].long().cpu(), counts.cpu()).to(counts.device)
+        kept = _ranges(self.sub.indptr[: self.num_whole].long(), counts, self.sub.loops_within[self.hops - 1])
         block = self.block
         return self._of(indptr, block.indices[kept], None if block.edge_ids is None else block.edge_ids[kept]), kept
 

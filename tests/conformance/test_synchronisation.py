@@ -1,0 +1,147 @@
+"""Nothing in an epoch makes the host wait for a GPU, but what is listed here; and nothing mixes devices.
+
+Whole epochs run on a simulated GPU, to the bits of the CPU. The first epochs may cut rows into tasks and transpose
+blocks; the last one is recorded. Drawing samples and choosing bits are the host's own work.
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from gnnpar.comm import ThreadWorld
+from gnnpar.config.compose import compose
+from gnnpar.data.tasks import make_task
+from gnnpar.partition.shard import Shard, split
+from gnnpar.paths import conf_dir
+from gnnpar.training.evaluate import evaluate
+from gnnpar.verify.conformance import check, small_graph
+from simulated_gpu import DEVICE, Event, SimulatedGpu, move
+from synchronisation_runs import STRATEGIES, job_of, losses_and_events
+
+
+class Allowed(NamedTuple):
+    """Waits that stay, by where they are."""
+
+    file: str
+    function: str
+    reason: str
+
+    def covers(self, event: Event) -> bool:
+        return event.file.startswith(self.file) and event.function.startswith(self.function)
+
+
+ALLOWED = [
+    Allowed("gnnpar/parallel/engine.py", "FlatEngine.step", "the loss, once a step"),
+    Allowed(
+        "gnnpar/parallel/pipeline/engine.py", "PipelineEngine.train_epoch", "loss and gradient norm, once an epoch"
+    ),
+    Allowed("gnnpar/training/optim.py", "Stepper.step", "no step is taken with a gradient that is not finite"),
+    Allowed("gnnpar/codecs/quantized.py", "QuantizedRows.begin_epoch", "rows that no step covers, once an epoch"),
+]
+OF_A_SAMPLE = [  # a mini-batch has new rows every step
+    Allowed("gnnpar_kernels/", "", "a kernel cuts the rows of a sample into tasks"),
+    Allowed("gnnpar/folds/block.py", "Block.", "folds cut the edges of a sample into pieces, and find its ends"),
+]
+SAMPLING = ("minibatch", "bns")
+DRAWING = "gnnpar/parallel/bns/sample.py"  # what it draws, and cuts by that, is exempt
+
+
+def _models() -> Iterator[Any]:
+    """One of each fold by default, all others in the long suite."""
+    for name in sorted(path.stem for path in (conf_dir() / "model").glob("*.yaml")):
+        marks = () if name in ("gcn", "gat", "gatv2", "sage_max") else pytest.mark.slow
+        yield pytest.param(name, marks=marks)
+
+
+def test_every_strategy_is_here():
+    assert {path.stem for path in (conf_dir() / "strategy").glob("*.yaml")} - {"tag"} == set(STRATEGIES)
+    assert len(ALLOWED) + len(OF_A_SAMPLE) <= 6
+
+
+@pytest.mark.parametrize("model", list(_models()))
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_epoch_waits_for_nothing(strategy, model):
+    job, world = job_of(strategy, model)
+    losses, events = losses_and_events(job, world)
+    allowed = ALLOWED + OF_A_SAMPLE * (strategy in SAMPLING)
+    seen = [event for event in events if DRAWING not in event.callers]
+    waits = {str(event) for event in seen if not any(each.covers(event) for each in allowed)}
+    assert not waits, "\n".join(sorted(waits))
+    assert events, "nothing was recorded"
+    on_cpu = ThreadWorld(world).run(job)
+    assert losses == on_cpu[0][0], "the simulated GPU gives the bits of the CPU"
+
+
+def test_an_evaluation_waits_once():
+    job, _ = job_of("single", "gcn")
+    gpu = SimulatedGpu()
+
+    def run(comm):
+        shard = Shard.open(job.dataset, job.plan.part_of, comm).to(comm.device, job.dtype)
+        task = make_task(job.dataset.task, job.dataset.num_classes)
+        engine = job.strategy.build(job.plan, shard, move(copy.deepcopy(job.model)), task, comm, seed=0)
+        first = evaluate(engine, shard, task, comm)
+        gpu.record()
+        assert evaluate(engine, shard, task, comm) == first
+
+    gpu.world(1).run(run)
+    assert [(event.kind, event.function) for event in gpu.events] == [("copy to the host", "evaluate")]
+
+
+def test_the_simulated_gpu_notes_waits_and_refuses_two_devices():
+    """A tool that sees nothing would pass every test above."""
+    gpu = SimulatedGpu()
+    with gpu.active():
+        x = torch.arange(4.0).to(DEVICE)
+        gpu.record()
+        x[x > 1].sum()
+        x.nonzero()
+        x.unique()
+        float(x[0])
+        x.cpu()
+        torch.ones(2).to(DEVICE)
+        (x + 1).relu()
+        with pytest.raises(RuntimeError, match="tensors on the device and on the CPU"):
+            x + torch.ones(4)
+        with pytest.raises(RuntimeError, match="tensors on the device and on the CPU"):
+            x[torch.arange(2).to(DEVICE)] = torch.ones(2)
+    kinds = ["boolean index", "nonzero", "unique", "number read", "copy to the host", "copy from the host"]
+    assert [event.kind for event in gpu.events] == kinds
+
+
+def test_a_shard_is_split_on_its_device():
+    """SAR out of core cuts the shard of the whole graph on the GPU."""
+    data, gpu = small_graph(), SimulatedGpu()
+    part_of = torch.arange(data.num_nodes) % 3
+
+    def run(comm):
+        whole = Shard.open(data, torch.zeros_like(part_of), comm).to(comm.device, torch.float32)
+        return split(whole, part_of.to(comm.device), 3)
+
+    (parts,) = gpu.world(1).run(run)
+    whole = ThreadWorld(1).run(lambda comm: Shard.open(data, torch.zeros_like(part_of), comm))[0]
+    for mine, expected in zip(parts, split(whole, part_of, 3), strict=True):
+        assert torch.equal(mine.inner.indices.held, expected.inner.indices)
+        assert torch.equal(mine.node_ids.held, expected.node_ids)
+
+
+def test_check_runs_on_a_device(monkeypatch):
+    """`gnnpar check device=cuda`: the model is moved, and the reference stays on the CPU."""
+    gpu, devices = SimulatedGpu(), []
+
+    def world(size, *, device):
+        devices.append(device)
+        return gpu.world(size) if device == DEVICE else ThreadWorld(size, device=device)
+
+    monkeypatch.setattr("gnnpar.verify.conformance.ThreadWorld", world)
+    monkeypatch.setattr(
+        "gnnpar.verify.conformance.on_device", lambda model, device: move(model) if device == DEVICE else model
+    )
+    settings = compose(["strategy=graph_parallel", "model=gat"])
+    cases = check(settings.strategy, {"gat": settings.model}, worlds=(2,), device=DEVICE)
+    assert [case.error for case in cases] == [None]
+    assert all(case.passed for case in cases)
+    assert devices == [torch.device("cpu"), DEVICE]

@@ -1,0 +1,251 @@
+"""A GPU that is not there: tensors of a second device, computed on the CPU, and every wait of the host noted.
+
+What torch refuses on a real GPU is refused here: an operation over tensors on two devices. What would make the host
+wait for the device, or copy between them, is an Event: reading a number, shapes that depend on data, copies. Values
+are real, so whole epochs run, and give the bits of the CPU.
+
+The tensors wrap a CPU tensor behind torch's dispatcher, as FakeTensor does. Their device is `meta`, so neither a CUDA
+build of torch nor a GPU is needed; `is_cuda` is true.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+
+from gnnpar.comm import ThreadWorld
+
+DEVICE = torch.device("meta")
+_CPU = torch.device("cpu")
+_make = torch.tensor
+_ROOT = f"{Path(__file__).parents[1]}/"
+_SOURCES = (f"{_ROOT}src/gnnpar", f"{_ROOT}kernels")
+_READS = {  # operations whose result the host has to know before it goes on, on a GPU
+    "aten._local_scalar_dense.default": "number read",
+    "aten.nonzero.default": "nonzero",
+    "aten.nonzero_static.default": "nonzero",
+    "aten._unique2.default": "unique",
+    "aten.unique_dim.default": "unique",
+    "aten.unique_consecutive.default": "unique",
+    "aten.masked_select.default": "masked select",
+    "aten.bincount.default": "bincount",
+    "aten.equal.default": "number read",
+}
+_INDEXING = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
+
+
+class Event(NamedTuple):
+    """What made the host wait, the innermost line of ours that asked for it, and the files it was called through."""
+
+    kind: str
+    file: str
+    function: str
+    line: int
+    callers: frozenset[str]
+
+    def __str__(self) -> str:
+        return f"{self.kind} in {self.function}, {self.file}:{self.line}"
+
+
+class DeviceTensor(Tensor):
+    """On the device. `held`: the CPU tensor with its values."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> DeviceTensor:
+        made = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=DEVICE,
+            requires_grad=held.requires_grad,
+        )
+        made.held = held.detach()
+        return made
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"on the simulated GPU: {self.held!r}"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {}, None)
+
+
+class _Dispatch(TorchDispatchMode):
+    """Notes the waits of one thread, and makes new tensors where they are asked for on the device."""
+
+    def __init__(self, note: Callable[[str], None], cut: Callable[[Tensor], bool]) -> None:
+        super().__init__()
+        self.note, self.cut = note, cut
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {}, self)
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any], mode: _Dispatch | None) -> Any:
+    """An operation on what the tensors hold; its results are where the operands are, or where `device` says."""
+    name, given = str(func), [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
+    ours = [t for t in given if isinstance(t, DeviceTensor)]
+    asked = kwargs.get("device")
+    if not ours and asked != DEVICE:
+        return func(*args, **kwargs)
+    if mode is not None:
+        _note(name, args, kwargs, ours, given, mode)
+    _refuse_two_devices(name, args, given, ours)
+    wrapped = {id(t.held): t for t in ours}
+    out = func(
+        *tree_map(_held, args),
+        **{k: _CPU if k == "device" and v == DEVICE else tree_map(_held, v) for k, v in kwargs.items()},
+    )
+    if asked == _CPU or (name == "aten.copy_.default" and not isinstance(args[0], DeviceTensor)):
+        return out if asked == _CPU else args[0]
+
+    def wrap(t: object) -> object:
+        if not isinstance(t, Tensor):
+            return t
+        return wrapped[id(t)] if id(t) in wrapped else DeviceTensor(t)
+
+    return tree_map(wrap, out)
+
+
+def _held(value: object) -> object:
+    return value.held if isinstance(value, DeviceTensor) else value
+
+
+def _note(name: str, args: Any, kwargs: dict[str, Any], ours: list, given: list, mode: _Dispatch) -> None:
+    if name in _READS and ours:
+        mode.note(_READS[name])
+    elif name == "aten.repeat_interleave.Tensor" and kwargs.get("output_size") is None:
+        mode.note("number read")
+    elif name in _INDEXING:
+        indices = [i for i in args[1] if i is not None]
+        filled = name != "aten.index.Tensor" and args[2].numel() == 1  # masked_fill
+        if any(i.dtype in (torch.bool, torch.uint8) for i in indices) and not filled:
+            mode.note("boolean index")
+        if any(not isinstance(i, DeviceTensor) for i in indices):
+            mode.note("copy from the host")
+    elif name == "aten._to_copy.default":
+        there, asked = isinstance(args[0], DeviceTensor), kwargs.get("device")
+        if there and asked == _CPU:
+            mode.note("copy to the host")
+        elif not there and asked == DEVICE and args[0].numel() and not kwargs.get("non_blocking"):
+            mode.note("copy from the host")
+    elif name == "aten.copy_.default" and len(ours) != len(given):
+        mode.note("copy from the host" if isinstance(args[0], DeviceTensor) else "copy to the host")
+    elif name.startswith("gnnpar_kernels."):
+        values = dict(zip((a.name for a in func_arguments(name)), args, strict=False))
+        for argument in ("indptr", "back_indptr"):
+            if argument in values and values["indices"].numel() and mode.cut(values[argument]):
+                mode.note("rows cut into tasks")
+
+
+def func_arguments(name: str) -> Sequence[Any]:
+    """The arguments of an op of gnnpar_kernels, by its schema."""
+    return getattr(torch.ops.gnnpar_kernels, name.split(".")[1]).default._schema.arguments
+
+
+def _refuse_two_devices(name: str, args: Any, given: list, ours: list) -> None:
+    """Copies take two devices, indices and numbers without a dimension may come from the host, as in torch."""
+    if not ours or name in ("aten.copy_.default", "aten._to_copy.default"):
+        return
+    allowed = set(map(id, args[1])) if name in _INDEXING else set()
+    for t in given:
+        if not isinstance(t, DeviceTensor) and t.dim() and id(t) not in allowed:
+            raise RuntimeError(f"{name}: tensors on the device and on the CPU, {list(t.shape)} {t.dtype}")
+
+
+class SimulatedGpu:
+    """`events`: of all threads, while they are recording."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._thread = threading.local()
+        self._cut: dict[int, weakref.ref] = {}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """In this thread, DEVICE has values."""
+        with _Dispatch(self._note, self._is_new):
+            yield
+
+    def record(self) -> None:
+        """From here on, waits of this thread are events."""
+        self._thread.on = True
+
+    def world(self, size: int) -> ThreadWorld:
+        """Rank threads that share the GPU."""
+        return _World(self, size)
+
+    def tensor(self, data: Any, *, device: torch.device | None = None, **options: Any) -> Tensor:
+        """torch.tensor, on either device."""
+        if device != DEVICE:
+            return _make(data, device=device, **options)
+        self._note("copy from the host")
+        return DeviceTensor(_make(data, **options))
+
+    def _is_new(self, indptr: Tensor) -> bool:
+        """Is a CSR met for the first time? Then a kernel cuts it into tasks, and waits for their number."""
+        known = self._cut.get(id(indptr))
+        self._cut[id(indptr)] = weakref.ref(indptr)
+        return known is None or known() is not indptr
+
+    def _note(self, kind: str) -> None:
+        if getattr(self._thread, "on", False):
+            frame, frames = sys._getframe(1), []
+            while frame is not None:
+                if frame.f_code.co_filename.startswith(_SOURCES):
+                    file = frame.f_code.co_filename.removeprefix(_ROOT).partition("/")[2]
+                    frames.append((file, frame.f_code.co_qualname, frame.f_lineno))
+                frame = frame.f_back
+            innermost = frames[0] if frames else ("a test", "", 0)
+            self.events.append(Event(kind, *innermost, frozenset(file for file, _, _ in frames)))
+
+
+class _World(ThreadWorld):
+    def __init__(self, gpu: SimulatedGpu, size: int) -> None:
+        super().__init__(size, device=DEVICE)
+        self._gpu = gpu
+
+    def run(self, body: Any, comms: Any = ()) -> list[Any]:
+        def on_gpu(comm: Any) -> Any:
+            with self._gpu.active():
+                return body(comm)
+
+        with mock.patch.object(torch, "tensor", self._gpu.tensor):  # makes a meta tensor without asking the dispatcher
+            return super().run(on_gpu, comms)
+
+
+def move(model: nn.Module) -> nn.Module:
+    """A model's parameters and buffers, on the simulated GPU."""
+    for module in model.modules():
+        for name, p in module._parameters.items():
+            if p is not None:
+                module._parameters[name] = nn.Parameter(DeviceTensor(p.detach().clone()), requires_grad=p.requires_grad)
+        for name, b in module._buffers.items():
+            if b is not None:
+                module._buffers[name] = DeviceTensor(b.clone())
+    return model
