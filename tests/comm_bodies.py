@@ -38,6 +38,16 @@ def all_to_all(comm: Communicator) -> dict:
     return {"wrong": wrong, "traffic": comm.ledger.drain(), "again": comm.ledger.drain()}
 
 
+def rows_arrive(comm: Communicator) -> bool:
+    """One exchange of tensors on the communicator's device, and a sum over ranks."""
+    peers = [p for p in range(comm.size) if p != comm.rank]
+    outgoing = {p: message(comm.rank, p, 0, sizes(comm.rank, p)).to(comm.device) for p in peers}
+    pending = comm.exchange(outgoing, {p: sizes(p, comm.rank) for p in peers}, SITE)
+    right = [torch.equal(pending[p].wait().cpu(), message(p, comm.rank, 0, sizes(p, comm.rank))) for p in peers]
+    total = comm.all_reduce(torch.full((3,), float(comm.rank), device=comm.device))
+    return all(right) and total.tolist() == [sum(range(comm.size))] * 3
+
+
 def large_two_way(comm: Communicator) -> bool:
     """Big messages both ways at once, larger than any socket buffer."""
     peer, nbytes = 1 - comm.rank, 8_000_000

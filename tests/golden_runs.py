@@ -14,12 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from composing import configured, names
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.strategy import Strategy
-from gnnpar.verify.conformance import runs_on, small_graph, train_in_threads
+from gnnpar.verify.conformance import CPU, runs_on, small_graph, train_in_threads
 
 FOLDER = Path(__file__).parent / "golden"
 WORLDS = (1, 2, 4)
@@ -41,13 +43,13 @@ def _method(strategy: str) -> Any:
     return configured("strategy", strategy, *own)
 
 
-def losses(strategy: str, model: str) -> list[float]:
-    """Of 10 epochs."""
+def losses(strategy: str, model: str, device: torch.device = CPU) -> list[float]:
+    """Of 10 epochs, ranks on a device."""
     method = _method(strategy)
     config = configured("model", model, "model.hidden=8")
     most = 2 if _cuts_nodes(method) else 3  # two layers are two stages
     world = method.capabilities.max_ranks or most
-    return train_in_threads(method, config, small_graph(), world=world, epochs=LONG).losses
+    return train_in_threads(method, config, small_graph(), world=world, epochs=LONG, device=device).losses
 
 
 def _cuts_nodes(method: Strategy) -> bool:
@@ -70,10 +72,10 @@ def worlds_of(strategy: str) -> list[int]:
     return [w for w in WORLDS if runs_on(method, w, config, epochs=SHORT)]
 
 
-def short_losses(strategy: str, world: int) -> list[float]:
+def short_losses(strategy: str, world: int, device: torch.device = CPU) -> list[float]:
     """Of 6 epochs."""
     method, config = _job(strategy)
-    return list(train_in_threads(method, config, small_graph(), world=world, epochs=SHORT).losses)
+    return list(train_in_threads(method, config, small_graph(), world=world, epochs=SHORT, device=device).losses)
 
 
 def tolerance(strategy: str) -> float:

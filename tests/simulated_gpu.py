@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from unittest import mock
 
 import torch
@@ -78,7 +78,7 @@ class DeviceTensor(Tensor):
         return made
 
     @property
-    def is_cuda(self) -> bool:
+    def is_cuda(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # as FakeTensor does
         return True
 
     def tolist(self) -> Any:
@@ -221,8 +221,8 @@ class SimulatedGpu:
                     file = frame.f_code.co_filename.removeprefix(_ROOT).partition("/")[2]
                     frames.append((file, frame.f_code.co_qualname, frame.f_lineno))
                 frame = frame.f_back
-            innermost = frames[0] if frames else ("a test", "", 0)
-            self.events.append(Event(kind, *innermost, frozenset(file for file, _, _ in frames)))
+            file, function, line = frames[0] if frames else ("a test", "", 0)
+            self.events.append(Event(kind, file, function, line, frozenset(each[0] for each in frames)))
 
 
 class _World(ThreadWorld):
@@ -239,7 +239,16 @@ class _World(ThreadWorld):
             return super().run(on_gpu, comms)
 
 
-def move(model: nn.Module) -> nn.Module:
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def held(tensor: Tensor) -> Tensor:
+    """The values of a tensor on the device."""
+    assert isinstance(tensor, DeviceTensor)
+    return tensor.held
+
+
+def move(model: Model) -> Model:
     """A model's parameters and buffers, on the simulated GPU."""
     for module in model.modules():
         for name, p in module._parameters.items():

@@ -75,9 +75,10 @@ class QuantizedRows(CodecDefaults):
         """On a GPU rows without a range are noticed here, one epoch late: nothing waits for the device before."""
         suspects, self._suspects = self._suspects, []
         if suspects:  # read together: the host waits once an epoch
-            lost = torch.stack([each for each, _ in suspects]).tolist()
-            if any(lost):
-                raise ValueError(suspects[lost.index(True)][1])
+            lost = torch.stack([each for each, _ in suspects]).cpu()
+            for each, (_, where) in zip(lost, suspects, strict=True):
+                if bool(each):
+                    raise ValueError(where)
 
     def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
         return sum(self._packing(i, num_rows, e, site, peer, sending=False).nbytes for i, e in enumerate(like))

@@ -118,7 +118,10 @@ class Block:
             span = slice(int(ends[start_row]), int(ends[end_row]))
             start_row = end_row
             if span.stop > span.start:
-                yield span, self.edge_dst[span].unique_consecutive()
+                dst = self.edge_dst[span]
+                begins = torch.ones_like(dst, dtype=torch.bool)  # the first edge of its destination
+                begins[1:] = dst[1:] != dst[:-1]
+                yield span, dst[begins]
 
     def restrict(self, keep: Tensor) -> Block:
         """The sub-block of the edges where `keep` [E] is true; rows without an edge left are compressed away."""

@@ -31,6 +31,11 @@ def integers(x: Tensor) -> list[int]:
     return x.tolist()
 
 
+def floats(x: Tensor) -> list[float]:
+    """Of a tensor [n]."""
+    return x.tolist()
+
+
 def unique(x: Tensor) -> tuple[Tensor, Tensor]:
     """(the values in ascending order, the position of every entry among them)."""
     values, inverse = torch.unique(x, return_inverse=True)

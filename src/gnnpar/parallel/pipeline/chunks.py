@@ -174,7 +174,7 @@ class Chunks:
     def out_edges(self) -> tuple[Tensor, list[int]]:
         """[T + 1]: where the edges of each source begin in `by_source`; and the same on the host."""
         offsets = _offsets(self.src[self.by_source], self.num_rows)
-        return offsets, offsets.tolist()
+        return offsets, integers(offsets)
 
     def out_indptr(self, span: Span) -> Tensor:
         """Of the out-edges of some table rows."""

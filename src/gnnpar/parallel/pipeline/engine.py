@@ -29,6 +29,7 @@ from gnnpar.parallel.pipeline.chunks import EpochOrder, draw_order
 from gnnpar.parallel.pipeline.exact_pass import ExactPass, Snapshot, take_snapshot
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
 from gnnpar.parallel.pipeline.stage import Kept, Remat, Stage
+from gnnpar.parallel.torch_types import floats
 from gnnpar.partition.shard import Shard
 
 
@@ -125,7 +126,7 @@ class PipelineEngine(EngineDefaults):
             kept = {name: g.clone() for name, g in gradients.items()} if keep_gradient else None
             for name, parameter in self._parameters.items():
                 parameter.grad = gradients[name]
-            mean_loss, square = total.tolist()
+            mean_loss, square = floats(total.cpu())  # the host waits once
             optimizer.step(norm=square**0.5)
         comm.flush(keep=0)
         return EpochReport(mean_loss, kept)

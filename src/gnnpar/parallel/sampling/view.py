@@ -20,6 +20,7 @@ from gnnpar.graph import Message
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, to_device
 from gnnpar.parallel.sampling.neighbours import Sample
 from gnnpar.parallel.sampling.replica import Replica
+from gnnpar.parallel.torch_types import integers
 from gnnpar.parallel.whole import fold_block
 
 Normalize = Literal["graph", "subgraph"]
@@ -77,7 +78,7 @@ def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize) -> Subgrap
         in_degree = graph.loops[sample.nodes].to(dtype)
         in_degree[: len(inside)] += counts
     ends, before = torch.tensor(sample.ends[:-1], dtype=torch.int64), torch.cat([loops.new_zeros(1), loops.cumsum(0)])
-    edges_within, loops_within = tuple(indptr[ends].tolist()), tuple(before[ends].tolist())
+    edges_within, loops_within = tuple(integers(indptr[ends])), tuple(integers(before[ends]))
     parts = sample.nodes, sample.ends, indptr.int(), indices, ids, loops, in_degree, scale
     return Subgraph(*parts, edges_within, loops_within)
 

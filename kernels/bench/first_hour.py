@@ -1,0 +1,295 @@
+"""The first hour on a GPU, as checks that only measure: `python kernels/bench/first_hour.py STAGE ... --out DIR`.
+
+Stages: smoke, prove, tune, bench, e2e, profile; none named: all, in this order. Every check is a process of its own,
+ended with all its children at its time limit or at its stage's, whichever comes first; the next one starts in any case.
+Its line is printed, and DIR/STAGE/CHECK.json and DIR/summary.txt are written, as soon as it ends. A check that passed
+is not run again (`--again` does), so a stage that was cut off goes on where it stopped.
+
+`--rehearse` runs the same checks on a CPU, with small inputs and Triton's interpreter. `--hang STAGE` puts a check that
+never ends in front of a stage: its limits must hold. What the machine needs beyond torch: requirements-gpu.lock.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+ROOT = Path(__file__).resolve().parents[2]
+STRATEGIES = ("single", "graph_parallel", "adaqp", "adaqp_q", "adaqp_p", "bns", "sar", "gnnpipe", "hybrid", "minibatch")
+TAIL = 4000  # characters of a check's output that its record keeps
+State = Literal["passed", "FAILED", "TIMED OUT", "not run"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A command, run from the repository's root. `{out}` in it is the folder of its stage.
+
+    `seconds`: its limit. `tool`: a program without which it is not run. `rehearsal`: the same on a CPU; empty: nothing
+    of it can run there. `env`: added to the environment.
+    """
+
+    name: str
+    command: str
+    seconds: float
+    rehearsal: str = ""
+    tool: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Checks that share a time limit, seconds."""
+
+    name: str
+    seconds: float
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is left of a check. `detail`: its last line of output, or why it did not run."""
+
+    stage: str
+    check: str
+    state: State
+    seconds: float
+    detail: str
+    command: str
+    output: str = ""
+
+    @property
+    def line(self) -> str:
+        return f"{self.state:9} {self.seconds:6.1f} s  {self.stage}/{self.check}: {self.detail}"
+
+
+TRAIN = "-m gnnpar train dataset=sbm epochs=3 tracker=jsonl hydra.run.dir={out}/"
+RACE = "kernels/bench/run.py --csv {out}/kernels.csv"
+PROOF = "kernels/bench/proofs.py"
+SMALL_RACE = f"{RACE} --cases cuda --graph arxiv --scale 0.002 --repeats 1 --seconds 1 --threads 1"
+TUNE = {"GNNPAR_TUNE": "record"}
+UNTUNED = {"GNNPAR_TUNE": "0"}
+PYTEST = "-m pytest -q -p no:cacheprovider"
+INTERPRETED = f"{PYTEST} tests/kernels/test_dropout.py tests/kernels/test_gather.py -k triton -m 'not slow'"
+KERNEL_TESTS = f"{PYTEST} tests/kernels -m gpu"
+
+
+def _race(name: str, options: str, seconds: float, *, rehearsal: str = "", env: dict[str, str] | None = None) -> Check:
+    small = f"{SMALL_RACE} --case '{rehearsal}'" if rehearsal else ""
+    return Check(name, f"{RACE} --device cuda {options}", seconds, small, env=env or {})
+
+
+def _of_every_strategy(name: str, command: str, rehearsal: str, seconds: float) -> list[Check]:
+    small = {s: f"{rehearsal} {s}" if rehearsal else "" for s in STRATEGIES}
+    return [Check(f"{name}-{s}", f"{command} {s}", seconds, small[s]) for s in STRATEGIES]
+
+
+STAGES = (
+    Stage(
+        "smoke",
+        150,
+        (
+            Check("versions", f"{PROOF} versions cuda", 60, f"{PROOF} versions cpu"),
+            Check("one-rank", f"{TRAIN}one device=cuda strategy=single model=gat", 90, f"{TRAIN}one strategy=single"),
+            Check(
+                "two-ranks",
+                f"{TRAIN}two device=cuda strategy=graph_parallel model=gcn world_size=2 comm=gloo",
+                90,
+                f"{TRAIN}two strategy=graph_parallel model=gcn world_size=2",
+            ),
+            _race("kernels", "--graph arxiv --scale 0.01 --repeats 1 --seconds 1 --quick", 120, rehearsal="spmm"),
+        ),
+    ),
+    Stage(
+        "prove",
+        330,
+        (
+            Check("kernels", f"{KERNEL_TESTS} -n 8", 240, INTERPRETED, env=UNTUNED),
+            Check("golden", f"{PROOF} golden cuda {' '.join(STRATEGIES)}", 150, f"{PROOF} golden cpu single sar"),
+            Check(
+                "sanitizer",
+                f"{KERNEL_TESTS} -x -k degree",
+                150,
+                tool="compute-sanitizer",
+                env={"GNNPAR_TUNE": "0", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+            ),
+        ),
+    ),
+    Stage(
+        "tune",
+        240,
+        (
+            _race("arxiv", "--graph arxiv --quick --repeats 1 --seconds 2", 100, rehearsal="attend", env=TUNE),
+            _race("products", "--graph products --case spmm --quick --repeats 1 --seconds 2", 100, env=TUNE),
+            Check("table", f"{PROOF} table {{out}}", 30, f"{PROOF} table {{out}}"),
+        ),
+    ),
+    Stage(
+        "bench",
+        420,
+        (
+            _race("quick", "--quick --seconds 5", 150, rehearsal="quantize"),
+            _race("spmm-products", "--graph products --case spmm --seconds 5", 100),
+            _race("spmm-reddit", "--graph reddit --case spmm --seconds 5", 100),
+            _race("attend-products", "--graph products --case attend --quick --seconds 5", 100),
+            _race("layer-arxiv", "--graph arxiv --case GAT --seconds 5", 60, rehearsal="GAT"),
+        ),
+    ),
+    Stage(
+        "e2e",
+        420,
+        (
+            *(
+                Check(
+                    f"gloo-{s}-{m}", f"{PROOF} pair cuda {s} {m}", 60, f"{PROOF} pair cpu {s} {m}" if s == "sar" else ""
+                )
+                for s in ("graph_parallel", "adaqp_p", "sar", "gnnpipe")
+                for m in ("gcn", "gat")
+            ),
+            Check(
+                "out-of-core",
+                f"{TRAIN}paged device=cuda strategy=sar strategy.logical_parts=4 model=gcn world_size=1",
+                60,
+                f"{TRAIN}paged strategy=sar strategy.logical_parts=4 model=gcn world_size=1",
+            ),
+            Check("nccl-one-gpu", f"{PROOF} nccl", 60),
+            *_of_every_strategy("check", f"{PROOF} check cuda", "", 60),
+        ),
+    ),
+    Stage(
+        "profile",
+        240,
+        (
+            *_of_every_strategy("waits", f"{PROOF} waits cuda", f"{PROOF} waits cpu", 45),
+            Check(
+                "ncu",
+                f"{RACE} --device cuda --graph arxiv --case spmm --quick --repeats 1 --seconds 1",
+                90,
+                tool="ncu",
+            ),
+        ),
+    ),
+)
+
+
+def _command(check: Check, stage: Stage, out: Path, *, rehearse: bool) -> str:
+    """The line that the shell gets; empty: nothing of this check can run here."""
+    told = check.rehearsal if rehearse else check.command
+    if not told:
+        return ""
+    line = f"{sys.executable} {told.replace('{out}', str(out / stage.name))}"
+    tools = {"compute-sanitizer": "compute-sanitizer --error-exitcode 9", "ncu": f"ncu --set basic -o {out}/ncu"}
+    return f"{tools[check.tool]} {line}" if check.tool and not rehearse else line
+
+
+def run_check(check: Check, stage: Stage, out: Path, *, rehearse: bool, left: float) -> Record:
+    """One check to its end, or to its limit, or to the `left` seconds of its stage."""
+    line = _command(check, stage, out, rehearse=rehearse)
+    if not line:
+        return Record(stage.name, check.name, "not run", 0.0, "needs a GPU", check.command)
+    if check.tool and not rehearse and shutil.which(check.tool) is None:
+        return Record(stage.name, check.name, "not run", 0.0, f"{check.tool} is not installed", line)
+    if left <= 0:
+        detail = f"the stage's {stage.seconds:.0f} s are spent: call it again to go on"
+        return Record(stage.name, check.name, "not run", 0.0, detail, line)
+    limit, log = min(check.seconds, left), out / stage.name / f"{check.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    paths = os.pathsep.join(str(ROOT / name) for name in ("src", "kernels", "tests"))
+    env = os.environ | {"PYTHONPATH": paths, "WANDB_MODE": "disabled", "COLUMNS": "200"} | check.env
+    if rehearse:
+        env |= {"TRITON_INTERPRET": "1"}
+    began = time.monotonic()
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            line, shell=True, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code: int | None = process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end_all(process)
+    seconds, output = time.monotonic() - began, log.read_text(errors="replace")
+    last = next((each.strip() for each in reversed(output.splitlines()) if each.strip()), "")[:160]
+    if code is None:
+        state, detail = "TIMED OUT", f"ended after {limit:.0f} s; last line: {last}"
+    else:
+        state, detail = ("passed", last) if code == 0 else ("FAILED", f"exit code {code}; {last}")
+    return Record(stage.name, check.name, state, seconds, detail, line, output[-TAIL:])
+
+
+def _end_all(process: subprocess.Popen) -> None:
+    """The check's process and its children: they are one group, which this program started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def run_stage(stage: Stage, out: Path, *, rehearse: bool, again: bool = False) -> list[Record]:
+    """All checks of a stage, in order; each is written down when it ends."""
+    began, records = time.monotonic(), []
+    for check in stage.checks:
+        before = read_record(out, stage, check)
+        if before is not None and before.state == "passed" and not again:
+            record = before
+            print(f"{record.line}   (before)", flush=True)
+        else:
+            left = stage.seconds - (time.monotonic() - began)
+            record = run_check(check, stage, out, rehearse=rehearse, left=left)
+            path = out / stage.name / f"{check.name}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(asdict(record), indent=1) + "\n")
+            print(record.line, flush=True)
+        records.append(record)
+    return records
+
+
+def read_record(out: Path, stage: Stage, check: Check) -> Record | None:
+    """What an earlier call left of a check."""
+    path = out / stage.name / f"{check.name}.json"
+    return Record(**json.loads(path.read_text())) if path.exists() else None
+
+
+def write_summary(out: Path, stages: Sequence[Stage]) -> None:
+    """One line a check, of all stages that ran."""
+    found = [record for stage in stages for check in stage.checks if (record := read_record(out, stage, check))]
+    counts = {state: sum(r.state == state for r in found) for state in ("passed", "FAILED", "TIMED OUT", "not run")}
+    total = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
+    (out / "summary.txt").write_text("\n".join([*(record.line for record in found), total]) + "\n")
+    print(total)
+
+
+HANG = Check("hangs", '-c "import time; time.sleep(3600)"', 5, '-c "import time; time.sleep(3600)"')
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: every check that ran passed."""
+    names = [stage.name for stage in STAGES]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(names)}; default: all")
+    parser.add_argument("--out", type=Path, default=Path("outputs/first_hour"))
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, small")
+    parser.add_argument("--again", action="store_true", help="also what passed before")
+    parser.add_argument("--hang", choices=names, help="put a check that never ends in front of this stage")
+    given = parser.parse_args(argv)
+    if unknown := set(given.stages) - set(names):
+        parser.error(f"no stage {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
+    chosen = [stage for stage in STAGES if stage.name in (given.stages or names)]
+    if given.hang:
+        chosen = [Stage(s.name, s.seconds, (HANG, *s.checks)) if s.name == given.hang else s for s in chosen]
+    out = given.out.resolve()
+    records = [r for stage in chosen for r in run_stage(stage, out, rehearse=given.rehearse, again=given.again)]
+    write_summary(out, chosen if given.hang else STAGES)
+    return 0 if all(record.state in ("passed", "not run") for record in records) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""What first_hour.py calls to prove gnnpar on a device: `python kernels/bench/proofs.py WHAT ...`; 0: it holds.
+
+versions DEVICE                 a sum on the device, and what is installed
+golden DEVICE STRATEGY ...      losses in fp64, rank threads on the device, against tests/golden (made on a CPU)
+check DEVICE STRATEGY           gnnpar check: losses and gradients against the single device on the CPU
+pair DEVICE STRATEGY MODEL      two ranks over gloo on the device and on the CPU: losses to 1e-4, bytes equal
+waits DEVICE STRATEGY           waits of the host in an epoch: torch's own warnings, or on a CPU the simulated GPU
+nccl                            two ranks that share one GPU exchange rows over NCCL
+table FOLDER                    copies the recorded tiles there
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+QUANTIZED = 1e-4  # relative, of a loss: a rounding that falls the other way changes a run for good
+FP32 = 1e-4
+
+
+def versions(device: str) -> str:
+    import torch
+    import triton
+
+    if device == "cuda":
+        found = torch.cuda.get_device_properties(0)
+        where = f"{found.name}, {found.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+    else:
+        where = "CPU"
+    assert float(torch.ones(1000, device=device).sum()) == 1000
+    return f"{where}, torch {torch.__version__}, Triton {triton.__version__}, Python {sys.version.split()[0]}"
+
+
+def golden(device: str, *strategies: str) -> str:
+    import torch
+
+    from golden_runs import FOLDER, PAIRS, is_quantized, losses, recorded, short_losses, worlds_of
+
+    on, worst, wrong = torch.device(device), 0.0, []
+    for strategy in strategies:
+        limit = QUANTIZED if is_quantized(strategy) else 1e-9
+        cases = {f"x{w}": (recorded(strategy)[str(w)], short_losses(strategy, w, on)) for w in worlds_of(strategy)}
+        for model in (m for s, m in PAIRS if s == strategy and m in ("gcn", "gat", "gatv2", "sage_max")):
+            written = [float(line) for line in (FOLDER / f"{strategy}-{model}.txt").read_text().split()]
+            cases[model] = written, losses(strategy, model, on)
+        for case, (expected, found) in cases.items():
+            error = max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+            print(f"{strategy} {case}: {error:.1e}", flush=True)
+            worst = max(worst, error)
+            wrong += [f"{strategy} {case} {error:.1e}"] if error > limit else []
+    assert not wrong, f"losses differ from tests/golden: {', '.join(wrong)}"
+    return f"losses of {len(strategies)} strategies as recorded, worst {worst:.1e}"
+
+
+def check(device: str, strategy: str) -> str:
+    _gnnpar("check", f"strategy={strategy}", "model=gcn,gat,gatv2,sage_max", f"device={device}", "--worlds", "1,2,4")
+    return f"{strategy} equals the single device"
+
+
+def pair(device: str, strategy: str, model: str) -> str:
+    job = [f"strategy={strategy}", f"model={model}", "dataset=sbm", "world_size=2", "epochs=4", "comm=gloo"]
+    with tempfile.TemporaryDirectory() as folder:
+        results = []
+        for each in (device, "cpu"):
+            _gnnpar("train", *job, f"device={each}", f"hydra.run.dir={folder}/{len(results)}")
+            results.append(json.loads(Path(folder, str(len(results)), "result.json").read_text()))
+    mine, cpu = results
+    errors = [abs(mine["loss"][k] - cpu["loss"][k]) / abs(cpu["loss"][k]) for k in ("first", "last")]
+    assert max(errors) <= FP32, f"losses {mine['loss']} on {device}, {cpu['loss']} on the CPU"
+    assert mine["bytes_per_epoch"] == cpu["bytes_per_epoch"], "bytes differ"
+    return f"losses differ by {max(errors):.1e}, {cpu['bytes_per_epoch']['total']} bytes an epoch in both"
+
+
+def waits(device: str, strategy: str) -> str:
+    import torch
+
+    from synchronisation_runs import job_of, losses_and_events, train
+
+    job, world = job_of(strategy, "gcn")
+    if device == "cpu":
+        events = losses_and_events(job, world)[1]
+        return f"{len(events)} waits in an epoch of {world} ranks, at {len({str(e) for e in events})} places"
+    from gnnpar.comm import ThreadWorld
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+
+        def on_gpu(comm: object) -> None:
+            train(job, comm, before_last=lambda: torch.cuda.set_sync_debug_mode("warn"))
+
+        ThreadWorld(world, device=torch.device("cuda")).run(on_gpu)
+        torch.cuda.set_sync_debug_mode("default")
+    places = {f"{Path(w.filename).name}:{w.lineno}" for w in caught if "synchroniz" in str(w.message)}
+    for place in sorted(places):
+        print(place)
+    return f"{len(places)} places wait in an epoch of {world} ranks"
+
+
+def nccl() -> str:
+    """NVIDIA supports one rank a GPU: each rank calls itself a host of its own. For correctness alone."""
+    program = (
+        "import os, sys, torch, comm_bodies\n"
+        "from gnnpar.comm.process import connect\n"
+        "comm = connect('nccl', device=torch.device('cuda', 0), timeout_seconds=40, init_method=sys.argv[1])\n"
+        "print(comm_bodies.rows_arrive(comm)); comm.close()"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        alone = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "WORLD_SIZE": "2"}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, f"file://{folder}/meeting"],
+                env=os.environ | alone | {"RANK": str(rank), "NCCL_HOSTID": f"rank{rank}"},
+            )
+            for rank in range(2)
+        ]
+        codes = [process.wait(timeout=55) for process in ranks]
+    assert codes == [0, 0], f"exit codes {codes}"
+    return "two ranks on one GPU exchanged rows over NCCL"
+
+
+def table(folder: str) -> str:
+    found = sorted((ROOT / "kernels" / "gnnpar_kernels" / "tuned").glob("*.json"))
+    for path in found:
+        shutil.copy(path, folder)
+    return f"{len(found)} tables of tiles copied"
+
+
+def _gnnpar(*arguments: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "gnnpar", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"gnnpar {arguments[0]}: {(done.stderr or done.stdout).strip()[-300:]}"
+
+
+PROOFS = {each.__name__: each for each in (versions, golden, check, pair, waits, nccl, table)}
+
+if __name__ == "__main__":
+    try:
+        print(PROOFS[sys.argv[1]](*sys.argv[2:]))
+    except AssertionError as error:
+        sys.exit(str(error))
