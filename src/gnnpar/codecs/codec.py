@@ -39,6 +39,12 @@ class Codec(Wire, Protocol):
         """What it measured to choose bits; None: nothing."""
         ...
 
+    @property
+    def decodes_late(self) -> bool:
+        """May a message be decoded after later epochs have begun? Its `decoder` then stays right, and decoding changes
+        nothing in the codec. Where not, messages in flight are drained before `begin_epoch`."""
+        ...
+
     def begin_epoch(self, epoch: int) -> None: ...
     def facts(self) -> JsonDict:
         """Metrics of the epoch that has begun by their names in track.keys, once; on rank 0."""
@@ -112,6 +118,8 @@ class ConfigDefaults:
 class CodecDefaults(WireDefaults):
     """Members of a Codec that measures nothing and keeps nothing between epochs."""
 
+    decodes_late: bool = False
+
     @property
     def profile(self) -> SavedProfile | None:
         return None
@@ -131,6 +139,8 @@ class CodecDefaults(WireDefaults):
 
 class _Cast(CodecDefaults):
     """Rows in a fixed floating-point type; None keeps their own."""
+
+    decodes_late = True
 
     def __init__(self, wire: torch.dtype | None) -> None:
         self.wire = wire
@@ -172,6 +182,8 @@ class _Cast(CodecDefaults):
 
 class _Nothing(CodecDefaults):
     """No bytes; the receiver reads zeros."""
+
+    decodes_late = True
 
     def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
         return 0

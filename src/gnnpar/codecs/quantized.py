@@ -10,6 +10,7 @@ independent between ranks and between peers, equal between runs and between forw
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from gnnpar.codecs.codec import CodecDefaults
 from gnnpar.comm import Outgoing, RowLike, RowLists, Site
+from gnnpar.comm.rows import Decoder
 from gnnpar.folds.block import Rows
 from gnnpar_kernels import dequantize_rows, fold_key, gather_rows, quantize_rows
 from gnnpar_kernels.wire import FP32, NAN, has_metadata, metadata_nbytes, row_nbytes, row_offsets
@@ -60,6 +62,8 @@ class QuantizedRows(CodecDefaults):
     Operands after the first (scores of attention) travel in `score_bits`; where a row is so narrow that its metadata
     would weigh more than fp32, as it is.
     """
+
+    decodes_late = True  # bits are looked up when a message is posted
 
     def __init__(self, lists: RowLists, *, seed: int, score_bits: int) -> None:
         self.lists, self.seed, self.score_bits = lists, seed, score_bits
@@ -117,8 +121,11 @@ class QuantizedRows(CodecDefaults):
         return dict(zip(lists, parts, strict=True))
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
+        return self.decoder(num_rows, like, site, peer)(buffer)
+
+    def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
         packings = [self._packing(i, num_rows, each, site, peer, sending=False) for i, each in enumerate(like)]
-        return _decode(buffer, num_rows, like, packings)
+        return partial(_decode, num_rows=num_rows, like=like, packings=packings)
 
     def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
         like = RowLike.of(rows)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from gnnpar.comm.communicator import Communicator, Pending, Site
-from gnnpar.comm.rows import Incoming, Outgoing, RowLike, Wire
+from gnnpar.comm.rows import Decoder, Incoming, Outgoing, RowLike, Wire
 from gnnpar.folds.block import Rows
 
 Observer = Callable[[Site, int, Rows], None]
@@ -23,6 +23,7 @@ class Posted:
     incoming: Mapping[int, Incoming]
     pending: dict[int, Pending[Tensor]]
     decoded: dict[int, Rows] = field(default_factory=dict[int, Rows])  # what `drain` waited for
+    decoders: Mapping[int, Decoder] = field(default_factory=dict[int, Decoder])
 
     @property
     def peers(self) -> list[int]:
@@ -34,8 +35,8 @@ class CodedExchange:
     """Rows between the ranks of `comm`, written by `codec`. Sizes, bytes, metadata and the clock are its business.
 
     A message may be taken in a later epoch than it was posted in: `store` keeps it under a key until `retrieve` asks
-    for it. Its bytes belong to the epoch that posted it. As a codec may write other bytes from its `begin_epoch` on,
-    messages in flight are drained before. `observe(site, peer, rows)`: called with all rows that are taken.
+    for it. Its bytes belong to the epoch that posted it, and it is decoded as the codec was when it was posted.
+    `observe(site, peer, rows)`: called with all rows that are taken.
     """
 
     def __init__(self, comm: Communicator, codec: Wire, *, observe: Observer | None = None) -> None:
@@ -72,7 +73,8 @@ class CodedExchange:
             for p, part in outgoing.items()
         )
         pending = comm.exchange(buffers, sizes, counted or site, metadata=metadata)
-        posted = Posted(site, tuple(like), incoming, dict(pending))
+        decoders = {p: codec.decoder(part.num_rows, tuple(like), at(site, part), p) for p, part in incoming.items()}
+        posted = Posted(site, tuple(like), incoming, dict(pending), decoders=decoders)
         if pending:
             self._in_flight[posted] = None
         return posted
@@ -129,11 +131,11 @@ class CodedExchange:
             self._stored[key] = Posted(Site(*site), like, incoming, {}, dict(decoded))  # type: ignore[arg-type]
 
     def _receive(self, posted: Posted, peer: int) -> Rows:
-        buffer, part = posted.pending.pop(peer).wait(), posted.incoming[peer]
+        buffer = posted.pending.pop(peer).wait()
         if not posted.pending:
             self._in_flight.pop(posted, None)
         with self.comm.clock("encode"):
-            return self.codec.decode(buffer, part.num_rows, posted.like, at(posted.site, part), peer)
+            return posted.decoders[peer](buffer)
 
 
 def at(site: Site, part: Incoming | Outgoing) -> Site:

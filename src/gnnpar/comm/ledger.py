@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +14,8 @@ from gnnpar.comm.clock import union_seconds
 class Receipt(NamedTuple):
     """One received message on the receiver's clock: posted, waited for from, there, wait over.
 
-    `staged`: it crossed a boundary between pipeline stages, where waiting for the sender is a bubble.
+    `number`: of all messages from this peer, in the order of posting, from 0. `staged`: it crossed a boundary between
+    pipeline stages, where waiting for the sender is a bubble.
     """
 
     peer: int
@@ -22,6 +23,7 @@ class Receipt(NamedTuple):
     wait_began: float
     arrived: float
     wait_ended: float
+    number: int
     staged: bool = False
 
 
@@ -49,6 +51,9 @@ class EpochTraffic:
 class Ledger:
     """Filled by one rank's communicator, drained by the runner once per epoch.
 
+    A message may be received in a later epoch than it was posted in: both ends number the messages of a pair, and post
+    times are kept until their messages are received.
+
     `shared_clock`: do all ranks read the same monotonic clock (one host)? Otherwise skew cannot be told from wire.
     """
 
@@ -58,15 +63,19 @@ class Ledger:
     _metadata: int = 0
     _messages: int = 0
     _receipts: list[Receipt] = field(default_factory=list[Receipt])
-    _posts: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    _their_posts: dict[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
+    _posts: dict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    _num_sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    _num_expected: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    _outstanding: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    _their_posts: dict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
 
     def sent(self, phase: str, nbytes: int, *, peer: int, layer: int) -> None:
         """A message to `peer` is being posted now."""
         self._bytes[phase] += nbytes
         self._layer_bytes[layer] += nbytes
         self._messages += 1
-        self._posts[peer].append(now())
+        self._posts[peer][self._num_sent[peer]] = now()
+        self._num_sent[peer] += 1
 
     def counted(self, phase: str, nbytes: int) -> None:
         """Bytes that a collective moves, without a single peer."""
@@ -75,27 +84,32 @@ class Ledger:
     def add_metadata(self, nbytes: int) -> None:
         self._metadata += nbytes
 
+    def expected(self, peer: int) -> int:
+        """A message from `peer`, not an empty one, is awaited from now on; its number, for the receipt."""
+        number = self._num_expected[peer]
+        self._num_expected[peer] += 1
+        self._outstanding[peer].add(number)
+        return number
+
     def received(self, receipt: Receipt) -> None:
+        self._outstanding[receipt.peer].discard(receipt.number)
         self._receipts.append(receipt)
 
     @property
-    def posts(self) -> Mapping[int, Sequence[float]]:
-        """peer -> post times of the messages sent to it since the last drain, in order."""
+    def posts(self) -> Mapping[int, Mapping[int, float]]:
+        """peer -> number -> post time, of the messages sent to it since the last drain."""
         return self._posts
 
-    def learn_posts(self, peer: int, times: Sequence[float]) -> None:
-        """The post times of the messages `peer` sent to this rank, in order."""
-        self._their_posts[peer] = times
+    def learn_posts(self, peer: int, times: Mapping[int, float]) -> None:
+        """The post times of messages that `peer` sent to this rank, by number."""
+        self._their_posts[peer].update(times)
 
     def drain(self) -> EpochTraffic:
         """Everything since the last drain; starts afresh."""
         wire = skew = bubble = 0.0
         in_flight: list[tuple[float, float]] = []
-        taken: dict[int, int] = defaultdict(int)
         for r in self._receipts:
-            theirs = self._their_posts.get(r.peer, ())
-            posted = theirs[taken[r.peer]] if self.shared_clock and taken[r.peer] < len(theirs) else r.posted
-            taken[r.peer] += 1
+            posted = self._their_posts[r.peer].get(r.number, r.posted) if self.shared_clock else r.posted
             late = min(max(posted - r.wait_began, 0.0), r.wait_ended - r.wait_began)
             if r.staged:
                 bubble += late
@@ -114,7 +128,9 @@ class Ledger:
             dict(self._layer_bytes),
         )
         self._bytes, self._layer_bytes = defaultdict(int), defaultdict(int)
-        self._posts, self._their_posts = defaultdict(list), {}
+        self._posts = defaultdict(dict)
+        for peer, times in self._their_posts.items():
+            self._their_posts[peer] = {n: t for n, t in times.items() if n in self._outstanding[peer]}
         self._metadata = self._messages = 0
         self._receipts = []
         return traffic

@@ -162,6 +162,7 @@ class _Arrival:
     work: dist.Work
     watched: _Watched
     posted: float
+    number: int
     site: Site
 
     def wait(self) -> Tensor:
@@ -174,7 +175,8 @@ class _Arrival:
                 where = f"in epoch {self.site.epoch}, layer {self.site.layer}, {self.site.phase}"
                 raise ConnectionError(f"rank {self.peer} is gone {where}: {self.watched.error}") from self.watched.error
             arrived, staged = self.watched.arrived, self.site.phase == "stage"
-            self.comm.ledger.received(Receipt(self.peer, self.posted, began, arrived, now(), staged))
+            receipt = Receipt(self.peer, self.posted, began, arrived, now(), self.number, staged)
+            self.comm.ledger.received(receipt)
             return self.buffer.to(self.comm.device, non_blocking=True)
 
 
@@ -248,7 +250,8 @@ class ProcessCommunicator:
             work = dist.irecv(buffer, source, group=self._towards(source, self.me))
             assert work is not None
             watcher = self.stage_watcher if site.phase == "stage" else self.watcher
-            pending[peer] = _Arrival(self, source, buffer, work, watcher.watch(work), now(), site)
+            number = self.ledger.expected(source)
+            pending[peer] = _Arrival(self, source, buffer, work, watcher.watch(work), now(), number, site)
         posted: list[tuple[dist.Work, Tensor]] = []
         for peer, buffer in sends.items():
             target, hosted = self.ranks[peer], buffer.cpu()
@@ -348,7 +351,7 @@ class ProcessCommunicator:
     def settle_accounts(self) -> None:
         if self.size > 1:
             for peer, posts in enumerate(self._all_gather(dict(self.ledger.posts))):
-                self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, ()))
+                self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, {}))
 
     def _all_gather(self, obj: T) -> list[T]:
         everyone = [obj] * self.size

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -100,6 +101,10 @@ class Incoming(NamedTuple):
     first: int = 0
 
 
+Decoder = Callable[[Tensor], Rows]
+"""A buffer -> its rows, which may be views of it."""
+
+
 class Wire(Protocol):
     """Rows to bytes and back."""
 
@@ -126,6 +131,10 @@ class Wire(Protocol):
         """The rows that `peer` encoded; they may be views of the buffer."""
         ...
 
+    def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
+        """`decode` of a message that is being posted now, whenever it is taken."""
+        ...
+
     def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
         """rows[index] as `peer` reads them: what its decode makes of this rank's encode, whatever the phase."""
         ...
@@ -139,6 +148,9 @@ class WireDefaults:
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
         raise NotImplementedError
+
+    def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
+        return partial(self.decode, num_rows=num_rows, like=like, site=site, peer=peer)
 
     def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
         return 0

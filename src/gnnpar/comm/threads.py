@@ -105,13 +105,15 @@ class _Arrival:
     key: Channel
     peer: int
     posted: float
+    number: int
     staged: bool = False
 
     def wait(self) -> Tensor:
         with self.comm.clock("exposed"):
             began = now()
             buffer, arrived = self.comm.world.take(self.key)
-            self.comm.ledger.received(Receipt(self.peer, self.posted, began, arrived, now(), self.staged))
+            receipt = Receipt(self.peer, self.posted, began, arrived, now(), self.number, self.staged)
+            self.comm.ledger.received(receipt)
         return buffer
 
 
@@ -156,7 +158,12 @@ class ThreadCommunicator:
                 self.world.put(self._channel("x", self.me, self.ranks[peer]), (buffer, now()))
         return {
             peer: _Arrival(
-                self, self._channel("x", self.ranks[peer], self.me), self.ranks[peer], now(), site.phase == "stage"
+                self,
+                self._channel("x", self.ranks[peer], self.me),
+                self.ranks[peer],
+                now(),
+                self.ledger.expected(self.ranks[peer]),
+                site.phase == "stage",
             )
             if nbytes
             else Ready(torch.empty(0, dtype=torch.uint8, device=self.device))
@@ -199,7 +206,7 @@ class ThreadCommunicator:
 
     def settle_accounts(self) -> None:
         for peer, posts in enumerate(self._all_gather(dict(self.ledger.posts))):
-            self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, ()))
+            self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, {}))
 
     def close(self) -> None:
         """Nothing to release."""

@@ -174,6 +174,7 @@ class FlatEngine(EngineDefaults):
 
     Parameters are replicated: gradients and the loss are summed over ranks in one message. `parts`: what else is kept
     between epochs, by the name under which a checkpoint has it; an exchange whose messages cross an epoch is one.
+    `crosses_epochs`: messages of an epoch may be in flight while the next one computes.
     """
 
     def __init__(
@@ -189,10 +190,12 @@ class FlatEngine(EngineDefaults):
         codecs: Sequence[Codec] = (),
         structure: Sequence[Structure] = (),
         parts: Mapping[str, Stateful] | None = None,
+        crosses_epochs: bool = False,
     ) -> None:
         self._view, self._exact, self._shard, self._model = view, exact, shard, model
         self._task, self._comm, self._seed, self._codecs = task, comm, seed, tuple(codecs)
         self._structure, self._parts = structure, dict(parts or {})
+        self._crosses = crosses_epochs
         if reserved := self._parts.keys() & {"model", "codecs"}:
             raise ValueError(f"parts of an engine may not be named {sorted(reserved)}: a checkpoint has these already.")
         self._train = shard.rows_of_split["train"]
@@ -209,14 +212,16 @@ class FlatEngine(EngineDefaults):
 
     def reduced_gradient(self, epoch: int) -> Tensor:
         """Training pass: all gradients and the loss, summed over ranks, in one vector."""
-        self.drain()  # what is in flight was written with the codec's bits of the last epoch
+        if not all(codec.decodes_late for codec in self._codecs):
+            self.drain()
         with self._comm.clock("encode"):
             for codec in self._codecs:
                 codec.begin_epoch(epoch)
         with self._comm.clock("compute"):
             bucket = self._differentiate(self._view.during(Pass(self._seed, epoch, training=True)))
         bucket = self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
-        self._comm.flush(keep=0)  # all was received before the sum: buffers of a pass end with it
+        if not self._crosses:
+            self._comm.flush(keep=0)  # all was received before the sum: buffers of a pass end with it
         return bucket
 
     def step(self, bucket: Tensor, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,7 @@ from gnnpar.codecs.codec import Codec, CodecConfig, CodecDefaults, Exactness, Wi
 from gnnpar.codecs.quantized import Key, QuantizedRows, is_wide, price_of_codes
 from gnnpar.codecs.uniform import Bits, GridBits, check_period, checked_menu, code_of
 from gnnpar.comm import Communicator, Outgoing, RowLike, RowLists, Site
+from gnnpar.comm.rows import Decoder
 from gnnpar.durable import JsonDict, StateDict
 from gnnpar.folds.block import Rows
 
@@ -104,6 +106,8 @@ def with_edge_weights(config: CodecConfig, model: Convolutional) -> CodecConfig:
 class AdaptiveRows(QuantizedRows):
     """The runtime half. Rows that SAR pushes, and those of epochs without traces, travel in `first_bits`."""
 
+    decodes_late = False  # decoding traces, for the assignment that a later epoch may begin with
+
     def __init__(self, config: Adaptive, assigner: Assigner, lists: RowLists, seed: int) -> None:
         super().__init__(lists, seed=seed, score_bits=code_of(config.score_bits))
         self._config, self._assigner = config, assigner
@@ -149,13 +153,16 @@ class AdaptiveRows(QuantizedRows):
         return super().encode_all(outgoing, site)
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
-        rows = super().decode(buffer, num_rows, like, site, peer)
+        rows = super().decoder(num_rows, like, site, peer)(buffer)
         if self._tracing and self._config.importance == "energy" and site.phase in ("forward", "backward"):
             back = "backward" if site.phase == "forward" else "forward"
             key = Key(site.layer, site.call, back)
             total = self._list(self._energies, key, peer, (), rows[0].device)
             total[site.first : site.first + num_rows] += rows[0].flatten(1).square().sum(1)
         return rows
+
+    def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
+        return partial(self.decode, num_rows=num_rows, like=like, site=site, peer=peer)
 
     def state_dict(self) -> StateDict:
         """Bits, traces and when they were chosen; the profile too, since it is part of every later choice."""
