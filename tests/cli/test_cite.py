@@ -41,6 +41,7 @@ def test_gnnpar_alone(cited: Callable[..., str]) -> None:
         ("tag", "zhang2023tag"),
         ("minibatch", "hamilton2017graphsage"),
         ("bns", "wan2022bns"),
+        ("pipegcn", "wan2022pipegcn"),
     ],
 )
 def test_a_strategy_cites_its_paper(cited: Callable[..., str], strategy: str, key: str) -> None:

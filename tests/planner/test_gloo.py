@@ -14,7 +14,7 @@ from gnnpar.placement import Plan
 from gnnpar.planner.extract import record
 from gnnpar.planner.registry import shipped
 from gnnpar.pricing.candidate import Candidate, Scope
-from gnnpar.verify.conformance import make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from gnnpar.verify.conformance import Job, make_job, merge_ranks, relative_error, small_graph, train_in_threads
 from worlds import Several, run_world
 
 MODEL = configured("model", "resgcn", "model.num_layers=4", "model.hidden=8")
@@ -34,14 +34,15 @@ def of_every_family(world: int) -> list[Candidate]:
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_plans_of_every_family_run_over_gloo(world: int, tmp_path: Path) -> None:
     data, chosen = small_graph(), of_every_family(world)
-    jobs = []
+    jobs: list[Job] = []
     for i, candidate in enumerate(chosen):
         strategy = shipped().strategy_of(candidate)
         job = make_job(strategy, MODEL, data, world=world, epochs=EPOCHS)
         file = job.plan.save(tmp_path / str(i))
         plan = Plan.load(file)
         plan.verify(num_layers=4, num_nodes=data.num_nodes, graph=data.graph_hash)
-        jobs.append(replace(job, plan=plan))
+        model = jobs[0].model if jobs else job.model  # equal ones: each would take file descriptors of its own
+        jobs.append(replace(job, plan=plan, model=model))
     ranks = run_world("gloo", world, Several(tuple(jobs)))
     exact = train_in_threads(Single(), MODEL, data, world=1, epochs=EPOCHS)
     families_run = set()

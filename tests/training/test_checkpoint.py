@@ -38,6 +38,15 @@ VARIANTS = {
     ),
     "rounds of peers": ("strategy=sar", "strategy.rounds=peer", "strategy.backward=pull", "model=gat", "world_size=3"),
     "steps of batches": ("strategy=minibatch", "strategy.batch_size=24", "strategy.fanout=[3,2]", "model=gat"),
+    "smoothed, random bits": (
+        "strategy=pipegcn",
+        "strategy.smooth_features=true",
+        "strategy.smooth_gradients=true",
+        "strategy.staleness=2",
+        "codec=random",
+        "codec.period=2",
+    ),
+    "late, adaptive": ("strategy=pipegcn", "codec=adaptive", *(o.replace("strategy.", "") for o in ADAPTIVE)),
     "momentum and warm-up": (
         "strategy=graph_parallel",
         "optim=sgd",

@@ -26,6 +26,13 @@ def apply(function: type[Function], *arguments: object) -> Tensor:
     return out
 
 
+def apply_to_rows(function: type[Function], *arguments: object) -> Rows:
+    """The tensors that a function gives."""
+    out = function.apply(*arguments)
+    assert isinstance(out, tuple)
+    return out
+
+
 def integers(x: Tensor) -> list[int]:
     """Of a tensor [n]."""
     return x.tolist()
