@@ -23,6 +23,7 @@ STRATEGIES = {  # overrides, ranks
     "adaqp_p": ("", 2),
     "bns": ("", 2),
     "sar": ("", 2),
+    "pipegcn": ("", 2),
     "gnnpipe": ("strategy.chunks=4", 2),
     "hybrid": ("strategy.chunks=8 strategy.parts=2", 4),
     "minibatch": ("strategy.batch_size=16", 2),

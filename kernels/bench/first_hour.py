@@ -24,7 +24,10 @@ from pathlib import Path
 from typing import Literal
 
 ROOT = Path(__file__).resolve().parents[2]
-STRATEGIES = ("single", "graph_parallel", "adaqp", "adaqp_q", "adaqp_p", "bns", "sar", "gnnpipe", "hybrid", "minibatch")
+STRATEGIES = (
+    *("single", "graph_parallel", "adaqp", "adaqp_q", "adaqp_p", "bns", "pipegcn", "sar", "gnnpipe", "hybrid"),
+    "minibatch",
+)
 TAIL = 4000  # characters of a check's output that its record keeps
 State = Literal["passed", "FAILED", "TIMED OUT", "not run"]
 

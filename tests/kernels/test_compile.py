@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+STATIC = HERE.parents[1] / "kernels" / "bench" / "static.py"
 FILES = sorted((HERE.parents[1] / "kernels" / "gnnpar_kernels").glob("*/triton*.py"))
 MODULES = [f"{path.parent.name}.{path.stem}" for path in FILES if "def variants(" in path.read_text()]
 
@@ -16,7 +17,7 @@ MODULES = [f"{path.parent.name}.{path.stem}" for path in FILES if "def variants(
 def _reports(target: str, *options: str) -> list[dict]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(HERE.parents[1] / "kernels")
-    command = [sys.executable, str(HERE / "compiled.py"), target, *options]
+    command = [sys.executable, str(STATIC), target, *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]

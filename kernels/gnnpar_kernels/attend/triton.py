@@ -282,12 +282,13 @@ def _named(state: State, prefix: str = "") -> dict[str, Tensor | None]:
 def variants() -> list[Variant]:
     """What the ahead-of-time test compiles."""
     cases = []
-    for shape in [*SHAPES, Shape(4, 64, "bf16", branch=True), Shape(4, 64, "bf16", drop=True, branch=True)]:
+    training = [Shape(4, 64, t, drop=d, branch=True, whole=True) for t in ("fp32", "bf16") for d in (False, True)]
+    for shape in [*SHAPES, Shape(4, 64, "bf16", branch=True), Shape(4, 64, "bf16", drop=True, branch=True), *training]:
         state = dict.fromkeys(STATE if shape.branch else STATE[:3], "*fp32")
         types = {"x_ptr": "*" + shape.dtype, "a_src_ptr": "*fp32", "a_dst_ptr": "*fp32", **state}
         constants: dict[str, object] = {"BRANCH": shape.branch, **dict.fromkeys(STATE[len(state) :])}
         for config, bound in itertools.product(TILES, (0, *LOW)):
-            how = {"BOUND": bound, "SPLIT": False, "FRESH": bound > 0}
+            how = {"BOUND": bound, "SPLIT": shape.whole and bound == 0, "FRESH": bound > 0 or shape.whole}
             cases.append(shape.variant("fold", _fold.fn, types, constants | how, config))
         parts = {"part_" + name: value for name, value in state.items()}
         unused = {"part_" + name: None for name in STATE[len(state) :]}

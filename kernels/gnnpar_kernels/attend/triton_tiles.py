@@ -136,13 +136,14 @@ def run_tasks(
 
 
 class Shape(NamedTuple):
-    """A case of the ahead-of-time test; scores and states are fp32."""
+    """A case of the ahead-of-time test; scores and states are fp32. `whole`: every row is there, `rows` is None."""
 
     heads: int
     width: int
     dtype: str
     drop: bool = False
     branch: bool = False
+    whole: bool = False
 
     def variant(
         self,
@@ -156,10 +157,12 @@ class Shape(NamedTuple):
         meta = {} if config is None else config.kwargs
         constants = {**Dims.of(torch.empty(0, self.heads, self.width))._asdict(), **meta, **constants}
         constants |= {"SLOPE": 0.2, "SCALE": 2.0 * self.drop, **({} if self.drop else {"ids_ptr": None})}
+        constants |= {"rows_ptr": None} if self.whole else {}
         constants = {n: constants[n] for n in kernel.arg_names if n in constants}
-        kind = "".join(f" {n.lower()} {constants[n]}" for n in ("BOUND", "TILE") if n in constants)
+        how = " drop" * self.drop + " branch" * self.branch + " training" * self.whole
+        kind = how + "".join(f" {n.lower()} {constants[n]}" for n in ("BOUND", "TILE") if n in constants)
         return Variant(
-            name=f"{name} {self.heads}x{self.width} {self.dtype}{' drop' * self.drop}{' branch' * self.branch}{kind}",
+            name=f"{name} {self.heads}x{self.width} {self.dtype}{kind}",
             kernel=kernel,
             types={n: (COMMON | types)[n] for n in kernel.arg_names if n not in constants},
             constants=constants,

@@ -208,7 +208,7 @@ def variants() -> list[Variant]:
         for config in TIMES:
             tile, warps = given | config.kwargs, config.num_warps
             all_types = types | ends | partial
-            cases.append(Variant(f"spmm piece {name}", _piece_kernel.fn, all_types, tile, warps, wide=wide))
+            cases.append(Variant(f"spmm piece x{warps} {name}", _piece_kernel.fn, all_types, tile, warps, wide=wide))
         types = {"split_row": "*i32", "split_first": "*i32", "rows": "*i64", "out": f"*{dtype}"} | partial
         given = constants | {"BS": SLOTS, "BW": columns}
         cases.append(Variant(f"spmm combine {name}", _combine_kernel, types, given, wide=False))

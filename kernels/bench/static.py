@@ -1,0 +1,158 @@
+"""What the machine code of the kernels does, without a GPU: compiled ahead of time for several, and read.
+
+    python kernels/bench/static.py sm_90 spmm.triton ...      # one JSON line a variant; no module: all with kernels
+    python kernels/bench/static.py sm_90 spmm.triton --first  # one variant of every kernel
+    python kernels/bench/static.py --table                    # the main shapes for all targets: results/static.csv
+
+A process of its own, as kernels imported under TRITON_INTERPRET=1 cannot be compiled.
+"""
+
+import csv
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import gnnpar_kernels
+from gnnpar_kernels.triton_tuning import Variant
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+RESULTS = Path(__file__).parent / "results" / "static.csv"
+MAIN = re.compile(
+    r"(fold|source|destination) 4x64 (bf16|fp32).* bound (0|16) tile 1024|(combine|dots) 4x64 (bf16|fp32)$"
+    r"|(de)?quantize (8|mixed) 128 0 (fp32|bf16)|(spmm|extremum|gather|scatter|dropout)\b.* 128 (bf16|fp32)"
+)
+"""Of the variants, those of the table: the shapes of the benchmark."""
+
+_LOAD = re.compile(r"\bld\.global[\w.]*?(?:\.v([24]))?\.[busf](8|16|32|64|128)\b")
+_STORE = re.compile(r"\bst\.global[\w.]*?(?:\.v([24]))?\.[busf](8|16|32|64|128)\b")
+_AMD = re.compile(r"\b(?:global|buffer)_(load|store)_(ubyte|sbyte|byte|ushort|short|dword)(?:x([234]))?(?:_d16\w*)?\b")
+_AMD_BYTES = {"ubyte": 1, "sbyte": 1, "byte": 1, "ushort": 2, "short": 2, "dword": 4}
+
+
+def variants(module: str, *, first: bool = False) -> list[Variant]:
+    """All variants of a module, or one of every kernel."""
+    found = importlib.import_module(f"gnnpar_kernels.{module}").variants()
+    return list({id(each.kernel): each for each in reversed(found)}.values()) if first else found
+
+
+def modules() -> list[str]:
+    """The modules that compile kernels ahead of time, as `kernel.module`."""
+    root = Path(gnnpar_kernels.__path__[0])
+    paths = sorted(path for path in root.glob("*/triton*.py") if "def variants(" in path.read_text())
+    return [f"{path.parent.name}.{path.stem}" for path in paths]
+
+
+def _compile(variant: Variant, target: str):
+    name, kernel, types, constants, num_warps, _ = variant
+    names = kernel.arg_names
+    missing = set(names) ^ (set(types) | set(constants))
+    if missing:
+        raise ValueError(f"{name}: arguments {sorted(missing)} are not given once, as type or constant")
+    signature = {name: types.get(name, "constexpr") for name in names}
+    constexprs = {(names.index(name),): value for name, value in constants.items()}
+    aligned = [i for i, n in enumerate(names) if signature[n].startswith("*")]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    return triton.compile(source, target=TARGETS[target], options={"num_warps": num_warps})
+
+
+def report(variant: Variant, target: str) -> dict:
+    """Of one variant on one target: registers of a thread, spilled bytes (AMD: registers), instructions of the text
+    (PTX or GCN), bytes that a thread loads and stores when every line of it runs once, and the widest global loads."""
+    built = _compile(variant, target)
+    row = {"name": variant.name, "target": target, "wide": variant.wide}
+    if "amdgcn" in built.asm:
+        text = built.asm["amdgcn"]
+        code = text.partition(".amdhsa_kernel")[0].partition("s_endpgm")[0]
+        moved = {"load": 0, "store": 0}
+        for way, kind, count in _AMD.findall(code):
+            moved[way] += _AMD_BYTES[kind] * int(count or 1)
+        return row | {
+            "registers": max(int(n) for n in re.findall(r"\.vgpr_count:\s*(\d+)", text)),
+            "spills": sum(int(n) for n in re.findall(r"\.[sv]gpr_spill_count:\s*(\d+)", text)),
+            "instructions": sum(bool(re.match(r"\s+[a-z]\w+[_ ]", line)) for line in code.splitlines()),
+            "loaded": moved["load"],
+            "stored": moved["store"],
+            "wide_loads": len(re.findall(r"(?:global|buffer)_load_dwordx4", text)),
+        }
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        command = [str(TOOLS / "cuobjdump"), "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (found,) = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
+    registers, stack, local = (int(n) for n in found)
+    ptx = built.asm["ptx"]
+    body = [line for line in ptx.partition("\n{")[2].splitlines() if re.match(r"\s+(@!?%p\d+ )?[a-z]", line)]
+    return row | {
+        "registers": registers,
+        "spills": stack + local,
+        "instructions": len(body),
+        "loaded": sum(int(n or 1) * int(bits) // 8 for n, bits in _LOAD.findall(ptx)),
+        "stored": sum(int(n or 1) * int(bits) // 8 for n, bits in _STORE.findall(ptx)),
+        "wide_loads": len(re.findall(r"ld\.global[\w.]*\.(?:v4\.b32|v2\.b64|b128)", ptx)),
+    }
+
+
+COLUMNS: tuple[str, ...] = (
+    "triton",
+    "target",
+    "module",
+    "name",
+    "registers",
+    "spills",
+    "instructions",
+    "loaded",
+    "stored",
+)
+
+
+def write_table() -> None:
+    """The main variants on all targets by this Triton; rows of other versions stay."""
+    rows = []
+    if RESULTS.exists():
+        with RESULTS.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["triton"] != triton.__version__]
+    for module in modules():
+        for variant in variants(module):
+            if MAIN.match(variant.name):
+                for target in TARGETS:
+                    found = report(variant, target) | {"module": module, "triton": triton.__version__}
+                    rows.append({name: found[name] for name in COLUMNS})
+                    print(*rows[-1].values(), flush=True)
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main() -> None:
+    if sys.argv[1:] == ["--table"]:
+        write_table()
+        return
+    target, *asked = sys.argv[1:]
+    named = [name for name in asked if name != "--first"]
+    for module in named or modules():
+        for variant in variants(module, first="--first" in asked):
+            sys.stdout.write(json.dumps({"module": module, **report(variant, target)}) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
