@@ -12,7 +12,6 @@ import pytest
 
 import gnnpar
 from checkpoints import train
-from composing import names
 from conftest import Run, environment
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose
@@ -193,12 +192,6 @@ def test_jobs_of_a_sweep_stay_in_its_folder(tmp_path: Path) -> None:
     Manifest(tmp_path, [], {"k": Job("k", "../elsewhere", ())}).save()
     with pytest.raises(ConfigError, match=r"the job folder \.\./elsewhere is not below it"):
         Manifest.read(tmp_path)
-
-
-@pytest.mark.parametrize("group", ["strategy", "model", "dataset", "partition", "codec", "optim", "tracker"])
-def test_files_may_name_whatever_gnnpar_brings(group: str) -> None:
-    for name in names(group):
-        refuse_foreign(compose([f"{group}={name}"]).resolved, "a file", remedy="")
 
 
 def test_the_working_directory_hides_no_module_of_python(tmp_path: Path, marker: Path) -> None:

@@ -112,7 +112,7 @@ def test_sar_pushes_what_it_sent(codec):
     """Cut lists and pushed rows: near the exact gradient, as sources are read as their readers had them."""
     config = model_of("gat")
     exact = train_in_threads(Single(), config, small_graph(), world=1, epochs=1)
-    got = train_in_threads(SAR(codec=codec, rounds=400 / 2**20), config, small_graph(), world=3, epochs=4)
+    got = train_in_threads(SAR(codec=codec, rounds=800 / 2**20), config, small_graph(), world=3, epochs=3)
     for name, gradient in exact.gradients[0].items():
         assert relative_error(got.gradients[0][name], gradient) < 0.2, name
 

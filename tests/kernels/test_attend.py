@@ -16,6 +16,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 SHAPES = [(1, 1), (1, 64), (2, 8), (3, 47), (4, 8), (8, 1), (8, 8)]
 SPLIT = 20  # edges of a piece of a row in Triton
 CUT_DEGREES = [0, 1, 4, 5, 15, 16, 17, SPLIT - 1, SPLIT, SPLIT + 1, 0, 3 * SPLIT + 2, 3]
+FEW_DEGREES = [0, 1, 5, 16, 17, SPLIT + 1, 3]  # of wide rows, whose edges are taken one or two at a time
 CUT_CASES = [  # heads, width, rows, indices, dropout, scale of the scores
     (1, 1, torch.float64, torch.int64, DROP, 1.0),
     (2, 8, torch.float64, torch.int32, DROP, 1e4),
@@ -137,8 +138,9 @@ def test_cpu_body_equals_specification(kit, heads, width, drop, dtype, scale, in
 @pytest.mark.parametrize(("heads", "width", "dtype", "index", "drop", "scale"), CUT_CASES)
 def test_rows_of_every_length(kit, body, heads, width, dtype, index, drop, scale):
     """Degrees around the bounds of Triton's classes and pieces, in both orientations; some edges are multiple."""
-    dst = torch.repeat_interleave(torch.arange(len(CUT_DEGREES)), torch.tensor(CUT_DEGREES))
-    graph = kit.make_graph(torch.randint(0, 9, dst.shape), dst, num_src=11, num_dst=len(CUT_DEGREES), dtype=index)
+    degrees = CUT_DEGREES if heads * width < 256 else FEW_DEGREES
+    dst = torch.repeat_interleave(torch.arange(len(degrees)), torch.tensor(degrees))
+    graph = kit.make_graph(torch.randint(0, 9, dst.shape), dst, num_src=11, num_dst=len(degrees), dtype=index)
     x, a_src, a_dst, grad_out = _inputs(graph, heads, width, scale=scale)
     x, grad_out = x.to(dtype), grad_out.to(dtype)
     if dtype != torch.float64:
@@ -203,11 +205,14 @@ def test_any_order_of_blocks(kit, body, compress, drop, scale):
     inputs = _inputs(graph, 2, 8, scale=scale)
     expected = _autograd(graph, *inputs, drop=drop)
     pieces = kit.cut(graph, 3, compress=compress)
+    out = lse = None
     for order in itertools.islice(itertools.permutations(pieces), 0, None, 11):
         out, lse = _fold(body, order, *inputs[:3], drop=drop)
-        actual = (out, lse, *_grads(body, order, inputs, out, lse, drop))
-        for got, reference in zip(actual, expected, strict=True):
+        for got, reference in zip((out, lse), expected[:2], strict=True):
             kit.assert_near(got, reference, tolerance=1e-11)
+    # gradients are sums over the blocks, and of the order know only what the last fold gave
+    for got, reference in zip(_grads(body, pieces, inputs, out, lse, drop), expected[2:], strict=True):
+        kit.assert_near(got, reference, tolerance=1e-11)
 
 
 def test_small_and_large_scores_chain(kit, body):

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from checkpoints import SMALL, hashes, last, result, rows, strategy_of, train
-from composing import names, presets_slow
+from composing import names, presets_slow, settings_of
 from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
 from gnnpar.parallel.engine import FlatEngine
@@ -145,13 +145,14 @@ def test_a_disk_that_is_full_for_metrics_ends_the_run_in_one_line(tmp_path: Path
 
 @dataclass(frozen=True)
 class Terminating:
-    """Sends SIGTERM to this process after an epoch."""
+    """Sends SIGTERM, or another signal, to this process after an epoch."""
 
     epoch: int
+    number: signal.Signals = signal.SIGTERM
 
     def build(self, run_dir: Path, epochs: int, job: Mapping[str, Any]) -> Null:
         told = Null()
-        told.log = lambda row: os.kill(os.getpid(), signal.SIGTERM) if row["epoch"] == self.epoch else None
+        told.log = lambda row: os.kill(os.getpid(), self.number) if row["epoch"] == self.epoch else None
         return told
 
 
@@ -168,3 +169,14 @@ def test_sigterm_ends_ranks_inside_the_parent_after_their_epoch(tmp_path: Path, 
     assert train(tmp_path / "run", "resume=auto", *common).exit_code == 0
     assert train(tmp_path / "whole", *common).exit_code == 0
     assert hashes(tmp_path / "run") == hashes(tmp_path / "whole")
+
+
+def test_ctrl_c_ends_a_rank_in_the_parent_at_once(tmp_path: Path) -> None:
+    """Ranks in threads of a process of their own: tests/launch/test_faults.py."""
+    settings = replace(settings_of(*SMALL, "strategy=single", "epochs=6"), tracker=Terminating(3, signal.SIGINT))
+    outcome = run_training(settings, tmp_path)
+    assert (outcome.status, outcome.error, outcome.exit_code) == ("interrupted", "interrupted by a signal", 1)
+    told = result(tmp_path)
+    assert (told["status"], told["error"]) == ("interrupted", "interrupted by a signal")
+    assert told["epochs_done"] < 6
+    assert not (tmp_path / "checkpoint").exists()

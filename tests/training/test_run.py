@@ -217,7 +217,15 @@ def test_a_budget_below_one_row_is_one_line(run_here: Run) -> None:
 
 
 def test_adaqp_says_what_it_chose_and_a_profile_gives_it_back(run_here: Run, tmp_path: Path) -> None:
-    common = ("strategy=adaqp", "model=gcn", "epochs=8", "eval_every=8", "strategy.codec.period=3", *SMALL)
+    common = (
+        "strategy=adaqp",
+        "model=gcn",
+        "epochs=8",
+        "eval_every=8",
+        "strategy.codec.period=3",
+        "comm=threads",
+        *SMALL,
+    )
     done = run_here("train", *common, "hydra.run.dir=first")
     assert done.returncode == 0, done.stderr
     found = result(tmp_path / "first")
@@ -230,7 +238,7 @@ def test_adaqp_says_what_it_chose_and_a_profile_gives_it_back(run_here: Run, tmp
     assert [row["epoch"] for row in told if "assign/bits" in row] == [2, 5]
     assert [row["epoch"] for row in told if row["comm/assign_bytes"]] == [2, 5]
     assert len(found["hashes"]["profile"]) == 64
-    done = run_here("train", *common, "profile=first/profile.json", "comm=threads", "hydra.run.dir=again")
+    done = run_here("train", *common, "profile=first/profile.json", "hydra.run.dir=again")
     assert done.returncode == 0, done.stderr
     again = result(tmp_path / "again")
     assert again["hashes"]["profile"] == found["hashes"]["profile"]
