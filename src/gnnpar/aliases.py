@@ -37,12 +37,12 @@ def published(target: str) -> str:
     return _moved(target, _PUBLISHED)
 
 
-def with_current_targets(tree: Any) -> Any:  # Any: plain data of JSON or YAML
+def with_current_targets(tree: object) -> Any:  # Any: plain data of JSON or YAML
     """The tree with every `_target_` as it is called today."""
     return _mapped(tree, MOVED)
 
 
-def with_published_targets(tree: Any) -> Any:  # Any: plain data of JSON or YAML
+def with_published_targets(tree: object) -> Any:  # Any: plain data of JSON or YAML
     """The tree with every `_target_` as it was first published, for hashes."""
     return _mapped(tree, _PUBLISHED)
 
@@ -52,7 +52,7 @@ def _moved(target: str, table: Mapping[str, str]) -> str:
     return f"{table[module]}.{name}" if module in table else target
 
 
-def _mapped(tree: Any, table: Mapping[str, str]) -> Any:
+def _mapped(tree: object, table: Mapping[str, str]) -> Any:  # Any: as above
     if isinstance(tree, Mapping):
         return {
             key: _moved(value, table) if key == "_target_" and isinstance(value, str) else _mapped(value, table)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -164,7 +164,7 @@ def chunk(
 
 
 def _key(dataset: Dataset, part_of: Tensor, chunks: int, by: Chunker, seed: int) -> str:
-    fields = asdict(by) if hasattr(by, "__dataclass_fields__") else {}  # type: ignore[call-overload]
+    fields = asdict(by) if is_dataclass(by) and not isinstance(by, type) else {}
     parts = hashlib.sha256(part_of.to(torch.int64).numpy().tobytes()).hexdigest()
     named = f"chunks/{type(by).__qualname__}"
     text = json.dumps([dataset.graph_hash, parts, chunks, named, fields, seed], sort_keys=True)

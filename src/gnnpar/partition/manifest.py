@@ -87,7 +87,10 @@ def clear(folder: Path) -> Iterator[None]:
     ) as error:
         if type(error) is ValueError and str(error).startswith("shards="):
             raise
-        what = " ".join((getattr(error, "strerror", None) or str(error)).split())[:200] or type(error).__name__
+        what = (
+            " ".join(((isinstance(error, OSError) and error.strerror) or str(error)).split())[:200]
+            or type(error).__name__
+        )
         raise ValueError(
             f"shards={folder} cannot be read: {what}; give a folder that `gnnpar partition` has made, or make it again"
         ) from error
@@ -124,10 +127,16 @@ def _typed(data: JsonObject) -> Manifest:
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:
-    counts = ("num_nodes", "num_features", "num_classes", "num_train", "parts")
-    for name in counts:
-        if getattr(manifest, name) < 1:
-            yield f"{name}={getattr(manifest, name)}, at least 1 is needed"
+    counts = {
+        "num_nodes": manifest.num_nodes,
+        "num_features": manifest.num_features,
+        "num_classes": manifest.num_classes,
+        "num_train": manifest.num_train,
+        "parts": manifest.parts,
+    }
+    for name, count in counts.items():
+        if count < 1:
+            yield f"{name}={count}, at least 1 is needed"
     for name in ("graph", "split", "partition"):
         if name not in manifest.hashes:
             yield f"hashes lack {name}"

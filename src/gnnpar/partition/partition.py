@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -161,7 +161,7 @@ def _read(file: Path, num_nodes: int, parts: int, say: Callable[[str], None]) ->
 
 
 def _key(dataset: Dataset | Stored, parts: int, by: Partitioner) -> str:
-    fields = asdict(by) if hasattr(by, "__dataclass_fields__") else {}  # type: ignore[call-overload]
+    fields = asdict(by) if is_dataclass(by) and not isinstance(by, type) else {}
     train = dataset.split_hash if fields.get("balance") == "train" else ""
     text = json.dumps([dataset.graph_hash, train, parts, type(by).__qualname__, fields], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

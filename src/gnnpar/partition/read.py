@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,9 +40,7 @@ class _Part:
         ids = self.array("node_ids", torch.int64)
         count = len(ids)
         labels = (count, manifest.num_classes) if manifest.task == "multi_label" else (count,)
-        masks: Any = {
-            f"{name}_mask": self.array(f"{name}_mask", torch.bool, (count,)) for name in ("train", "val", "test")
-        }
+        train, val, test = (self.array(f"{name}_mask", torch.bool, (count,)) for name in ("train", "val", "test"))
         halo = {q: self.block(f"halo-{q}", count) for q in self.peers("halo", ".indptr")}
         halo_rows = sum(block.num_src for block in halo.values())
         return Shard(
@@ -52,7 +49,9 @@ class _Part:
             node_ids=ids,
             x=self.array("x", torch.float32, (count, manifest.num_features)),
             y=self.array("y", torch.float32 if manifest.task == "multi_label" else torch.int64, labels),
-            **masks,
+            train_mask=train,
+            val_mask=val,
+            test_mask=test,
             in_degree=self.array("in_degree", torch.float32, (count,)),
             inner=self.block("inner", count, ids),
             halo=halo,

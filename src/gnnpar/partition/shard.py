@@ -145,8 +145,13 @@ def _of_stage(shard: Shard, stage: int, stages: int) -> Shard:
     if stage > 0:
         shard = replace(shard, x=shard.x[:, :0])
     if stage < stages - 1:
-        masks = {name: getattr(shard, name)[:0] for name in ("y", "train_mask", "val_mask", "test_mask")}
-        shard = replace(shard, **masks)
+        shard = replace(
+            shard,
+            y=shard.y[:0],
+            train_mask=shard.train_mask[:0],
+            val_mask=shard.val_mask[:0],
+            test_mask=shard.test_mask[:0],
+        )
     return shard
 
 

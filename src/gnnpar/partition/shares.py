@@ -27,7 +27,8 @@ class Shares:
         if not shares or min(shares) <= 0:
             raise ValueError(f"shares={shares} must all be above 0: a part without nodes cannot be a rank's")
         normal = tuple(s / total for s in shares)
-        return Shares(by=by, shares=normal, kind=type(by).__qualname__, balance=getattr(by, "balance", "nodes"))
+        balance = by.balance if isinstance(by, Metis) else "nodes"
+        return Shares(by=by, shares=normal, kind=type(by).__qualname__, balance=balance)
 
     @staticmethod
     def supported(by: Partitioner) -> bool:

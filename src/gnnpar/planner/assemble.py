@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -45,14 +45,26 @@ class Seen(NamedTuple):
     shape: tuple[int, ...]
 
 
+class FoldArguments(NamedTuple):
+    """What says which fold it is. `flags`: linear, needs_src, numbers pushed a row; `tail`: shape of a result's row."""
+
+    num_src: int
+    num_dst: int
+    num_edge: int
+    num_shared: int
+    kind: str
+    flags: tuple[int, ...]
+    tail: tuple[int, ...]
+
+
 class Event(NamedTuple):
-    """An operation; `layer` of the module that ran it, None outside of all; `arguments` of a fold: see `extract`."""
+    """An operation; `layer` of the module that ran it, None outside of all; `fold`: where it is one."""
 
     name: str
     inputs: tuple[Seen, ...]
     outputs: tuple[Seen, ...]
     layer: int | None
-    arguments: tuple[Any, ...] = ()
+    fold: FoldArguments | None = None
 
 
 @dataclass
@@ -221,7 +233,8 @@ def _save(event: Event, draft: _Draft, state: _State, rows: list[tuple[Seen, int
 
 
 def _account_fold(event: Event, draft: _Draft, state: _State, out_width: int) -> None:
-    num_src, num_dst, num_edge, _, kind, (linear, needs_src, pushed), _ = event.arguments
+    assert event.fold is not None
+    num_src, num_dst, num_edge, _, kind, (linear, needs_src, pushed), _ = event.fold
     widths = [state.width(seen) or 0 for seen in event.inputs]
     groups = [widths[:num_src], widths[num_src : num_src + num_dst], widths[num_src + num_dst :][:num_edge]]
     learned = any(state.is_learned(seen) for seen in event.inputs[:num_src])

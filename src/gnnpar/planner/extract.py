@@ -10,20 +10,23 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout, Pushable
 from gnnpar.folds.block import Rows
+from gnnpar.folds.generic import EdgeFunction
 from gnnpar.graph import Message
-from gnnpar.planner.assemble import Event, Seen, assemble
+from gnnpar.planner.assemble import Event, FoldArguments, Seen, assemble
 from gnnpar.pricing.ir import ModelIR
 
 ROWS, EDGES = 10007, 20011  # primes: no width of a model is as large by chance
@@ -84,15 +87,23 @@ class Tracing:
         width = sum(t[0].numel() for t in src)
         pushed = width + 2 * sum(t[0].numel() for t in dst) if isinstance(agg, Pushable) else 0
         flags = [int(agg.linear), int(agg.needs_src), pushed]
-        tail = list(src[0].shape[1:]) if not hasattr(agg, "value") else _tail(agg, src, dst, edge, shared)
+        tail = _tail(agg, src, dst, edge, shared) if isinstance(agg, WithValue) else list(src[0].shape[1:])
         kind = type(agg).__name__
         return _fold(list(src), list(dst), list(edge), list(shared), kind, flags, tail)
 
 
-def _tail(agg: Any, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> list[int]:
+@runtime_checkable
+class WithValue(Protocol):
+    """A fold whose rows a function makes."""
+
+    @property
+    def value(self) -> EdgeFunction: ...
+
+
+def _tail(agg: WithValue, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> list[int]:
     """Shape of a row of the result of a user's value function, asked on no edge."""
-    none = tuple(tuple(t[:0] for t in rows) for rows in (src, dst, edge))
-    return list(agg.value(*none, tuple(shared)).shape[1:])
+    none = [tuple(t[:0] for t in rows) for rows in (src, dst, edge)]
+    return list(agg.value(none[0], none[1], none[2], tuple(shared)).shape[1:])
 
 
 @dataclass
@@ -105,7 +116,7 @@ class _Where:
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        handles: list[Any] = []
+        handles: list[RemovableHandle] = []
         for name, module in model.named_modules():
             if not name:
                 continue
@@ -178,29 +189,31 @@ class _Recorder(TorchDispatchMode):
             return f"p:{self.parameters[id(tensor)]}"
         return self._names.setdefault(id(tensor), f"t{len(self._names)}")
 
-    def _seen(self, values: Any) -> tuple[Seen, ...]:
+    def _seen(self, values: object) -> tuple[Seen, ...]:
         tensors = [t for t in tree_leaves(values) if isinstance(t, Tensor)]
         self._alive += tensors
         return tuple(Seen(self.key(t), tuple(t.shape)) for t in tensors)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         path = self.where.path[-1] if self.where.path else ""
-        inputs, arguments = self._seen((args, kwargs)), _scalars(func, args)
-        self.events.append(Event(_name(func), inputs, self._seen(out), _layer_of(path), arguments))
+        inputs, fold = self._seen((args, kwargs)), _fold_arguments(func, args)
+        self.events.append(Event(_name(func), inputs, self._seen(out), _layer_of(path), fold))
         return out
 
 
-def _name(func: Any) -> str:
-    return str(getattr(func, "overloadpacket", func)).rpartition(".")[2]
+def _name(func: object) -> str:
+    return str(func.overloadpacket if isinstance(func, OpOverload) else func).rpartition(".")[2]
 
 
-def _scalars(func: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments of a fold that say what it is, with the numbers of its lists of rows."""
+def _fold_arguments(func: object, args: Sequence[Any]) -> FoldArguments | None:  # Any: whatever an operation takes
+    """What says which fold it is; None: it is none."""
     if _name(func) != "fold":
-        return ()
+        return None
     src, dst, edge, shared, kind, flags, tail = args
-    return len(src), len(dst), len(edge), len(shared), kind, tuple(flags), tuple(tail)
+    return FoldArguments(len(src), len(dst), len(edge), len(shared), kind, tuple(flags), tuple(tail))
 
 
 def _layer_of(path: str) -> int | None:
@@ -236,38 +249,39 @@ def export(model: nn.Module, in_dim: int) -> ModelIR:
             out = str(names.get(node.args[0][0].name, node.args[0][0].name))
         if node.op != "call_function" or str(node.target).startswith("<built-in function getitem"):
             continue
-        arguments, outputs = _scalars(node.target, node.args), (Seen(node.name, _shape(node)),)
-        events.append(Event(_name(node.target), _inputs(node, names), outputs, _stack_layer(node), arguments))
+        fold, outputs = _fold_arguments(node.target, node.args), (Seen(node.name, _shape(node)),)
+        events.append(Event(_name(node.target), _inputs(node, names), outputs, _stack_layer(node), fold))
     return assemble(events, model, in_dim=in_dim, out=out, rows=ROWS, edges=EDGES)
 
 
-def _inputs(node: Any, names: dict[str, str]) -> tuple[Seen, ...]:
+def _inputs(node: torch.fx.Node, names: dict[str, str]) -> tuple[Seen, ...]:
     """Tensor arguments in their order; results of getitem stand for what they take from."""
     nodes = [n for n in tree_leaves((node.args, node.kwargs)) if isinstance(n, torch.fx.Node)]
     sources = [n.args[0] if str(n.target).startswith("<built-in function getitem") else n for n in nodes]
     return tuple(Seen(names.get(n.name, n.name), _shape(n)) for n in sources)  # type: ignore[union-attr]
 
 
-def _shape(node: Any) -> tuple[int, ...]:
+def _shape(node: torch.fx.Node) -> tuple[int, ...]:
     value = node.meta.get("val")
     first = value[0] if isinstance(value, (tuple, list)) else value
     return tuple(int(d) for d in first.shape) if isinstance(first, Tensor) else ()
 
 
-def _input_names(program: Any) -> dict[str, str]:
+def _input_names(program: torch.export.ExportedProgram) -> dict[str, str]:
     """Placeholder -> the name that `record` gives the same tensor."""
     names = {}
     given = iter(("x", "static", "static", "static"))
     for spec in program.graph_signature.input_specs:
         kind = spec.kind.name
         if kind == "PARAMETER":
+            assert spec.target is not None
             names[spec.arg.name] = f"p:{spec.target.removeprefix('model.')}"
         elif kind == "USER_INPUT":
             names[spec.arg.name] = next(given)
     return names
 
 
-def _stack_layer(node: Any) -> int | None:
+def _stack_layer(node: torch.fx.Node) -> int | None:
     for path, _ in reversed(list((node.meta.get("nn_module_stack") or {}).values())):
         if (layer := _layer_of(str(path))) is not None:
             return layer

@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gnnpar.comm.world import num_cores
+from gnnpar.durable import JsonDict
 from gnnpar.placement import Plan
 from gnnpar.planner.planned import Planned
 from gnnpar.planner.planner import Evaluated
@@ -94,7 +94,7 @@ def launcher(overrides: Sequence[str], ranks: int) -> Run:
             if done.returncode:
                 reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
                 raise ValueError(f"a plan could not be measured: {reason}")
-            result: Any = json.loads((Path(folder) / "run" / "result.json").read_text(encoding="utf-8"))
+            result: JsonDict = json.loads((Path(folder) / "run" / "result.json").read_text(encoding="utf-8"))
         return result["epoch_seconds"]["median"]
 
     return run

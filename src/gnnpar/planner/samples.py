@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator, Site
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.folds.block import Block, Operands
+from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
 from gnnpar.folds.sum import Sum
@@ -92,7 +91,7 @@ def measure(comm: Communicator) -> Samples:
 class _Watch:
     comm: Communicator
 
-    def __call__(self, body: Callable[[], Any]) -> float:
+    def __call__(self, body: Callable[[], object]) -> float:
         """Seconds, all ranks at once: the second best of several, which what else runs here rarely touches."""
         times = []
         for i in range(_WARMUP + _REPEATS):
@@ -144,7 +143,7 @@ def _folds(watch: _Watch, samples: Samples, agg: Aggregator) -> None:
         def forward(x: Operands = x, block: Block = block, n: int = n) -> None:
             agg.finish(agg.update(agg.init(n, x), block, x))
 
-        def backward(x: Operands = x, block: Block = block, saved: Any = saved, grad: Tensor = grad) -> None:
+        def backward(x: Operands = x, block: Block = block, saved: Rows = saved, grad: Tensor = grad) -> None:
             prepared = agg.prepare(saved, grad)
             agg.grad(block, x, prepared, grad)
             agg.grad_dst(prepared, grad)

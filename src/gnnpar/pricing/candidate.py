@@ -21,8 +21,8 @@ Quality = Literal["exact", "rounded", "quantized", "stale"]
 QUALITIES: tuple[Quality, ...] = ("exact", "rounded", "quantized", "stale")
 
 
-Values = JsonObject  # Any: a knob takes values of a type of its own
-Knobs = Mapping[str, Sequence[Any]]  # Any: as above
+Values = JsonObject
+Knobs = Mapping[str, Sequence[Any]]  # Any: a knob takes values of a type of its own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from typing import Any, Literal
+from typing import Literal
 
 Dimension = Literal["rate", "bytes", "seconds", "speed"]
 
@@ -22,7 +22,7 @@ _EXAMPLE: dict[Dimension, str] = {"bytes": "16 GiB", "rate": "25 Gbit/s", "secon
 _SHAPE = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z/]+)\s*")
 
 
-def parse(text: Any, dimension: Dimension, *, name: str, zero: bool = False) -> float:
+def parse(text: object, dimension: Dimension, *, name: str, zero: bool = False) -> float:
     """In base units: bytes, bytes/s, s, flop/s. ValueError in one line; `zero`: is 0 allowed?"""
     example = _EXAMPLE[dimension]
     match = _SHAPE.fullmatch(text) if isinstance(text, str) else None

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge
 
 from gnnpar.durable import JsonObject
 from gnnpar.pricing.fabric import Device, Fabric, Link, Wire, build
 from gnnpar.pricing.quantity import parse
+
+T = TypeVar("T")
 
 _DEVICE_KEYS = ("type", "memory", "speed", "memory_rate", "cores")
 _HOST_KEYS = ("name", "devices", "inside", "nic", "rack", "count")
@@ -46,10 +48,10 @@ class Machines:
 
     cores: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
     devices: JsonObject
-    hosts: tuple[Any, ...]
+    hosts: tuple[Any, ...]  # Any: YAML, checked below
     links: JsonObject = field(default_factory=dict)
     racks: JsonObject = field(default_factory=dict)
-    wires: tuple[Any, ...] = ()
+    wires: tuple[Any, ...] = ()  # Any: as hosts
 
     def __post_init__(self) -> None:
         if self.fabric.size == 0:
@@ -141,7 +143,7 @@ def _slower_pairs(fabric: Fabric, link_rates: tuple[tuple[float | None, ...], ..
     return Fabric(fabric.devices, tuple(links), routes, fabric.cores)
 
 
-def _mapping(given: Any, where: str, keys: tuple[str, ...], *, required: tuple[str, ...] = ()) -> JsonObject:
+def _mapping(given: object, where: str, keys: tuple[str, ...], *, required: tuple[str, ...] = ()) -> JsonObject:
     if not isinstance(given, Mapping):
         raise ValueError(f"{where}={given} must have the keys {', '.join(keys)}")
     for key in given:
@@ -153,19 +155,19 @@ def _mapping(given: Any, where: str, keys: tuple[str, ...], *, required: tuple[s
     return given
 
 
-def _named(table: JsonObject, name: Any, where: str, group: str) -> Any:
+def _named(table: Mapping[str, T], name: str, where: str, group: str) -> T:
     if name not in table:
         raise ValueError(f"{where}={name} is not among {group} ({', '.join(map(str, table)) or 'none'}); add it there")
     return table[name]
 
 
-def _count(value: Any, where: str) -> int:
+def _count(value: object, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{where}={value} must be a whole number >= 1")
     return value
 
 
-def _medium(given: Any, where: str) -> _Medium:
+def _medium(given: object, where: str) -> _Medium:
     spec = _mapping(given, where, _LINK_KEYS, required=("rate",))
     flags = {key: spec.get(key, default) for key, default in (("duplex", True), ("shared", False))}
     for key, value in flags.items():
@@ -179,7 +181,7 @@ def _medium(given: Any, where: str) -> _Medium:
     )
 
 
-def _kind(given: Any, where: str, kind: str) -> Device:
+def _kind(given: object, where: str, kind: str) -> Device:
     """A device without name and host."""
     spec = _mapping(given, where, _DEVICE_KEYS, required=("type", "memory"))
     if spec["type"] not in ("cpu", "cuda"):
@@ -236,7 +238,7 @@ def _host_wires(
     return [*wires, _wire(host, str(spec.get("rack") or "spine"), nic)]
 
 
-def _free_wire(given: Any, media: Mapping[str, _Medium], points: set[str], where: str) -> Wire:
+def _free_wire(given: object, media: Mapping[str, _Medium], points: set[str], where: str) -> Wire:
     spec = _mapping(given, where, _WIRE_KEYS, required=_WIRE_KEYS)
     ends = spec["between"]
     if not isinstance(ends, (list, tuple)) or len(ends) != 2:

@@ -43,7 +43,7 @@ from gnnpar.training.result.trained import DTYPES
 from gnnpar.training.shards import source_of
 from gnnpar.training.trace import Recorder, traced_epoch
 
-Row = JsonObject  # Any: JSON
+Row = JsonObject
 
 
 @dataclass(frozen=True, eq=False)

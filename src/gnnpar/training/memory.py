@@ -91,7 +91,7 @@ def _record_operators(on: bool) -> None:
     torch._C._autograd._enable_record_function(on)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _highest(profile: Any) -> int:
+def _highest(profile: Any) -> int:  # Any: torch declares no types of what kineto gives
     """The largest sum of allocations minus releases, in the order of time."""
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     level = highest = 0

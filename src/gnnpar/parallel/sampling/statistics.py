@@ -92,8 +92,8 @@ def draw(strategy: Minibatch, problem: Problem) -> SampleStatistics:
 
 def _step(batches: Batches, step: int, hops: list[int], ir: ModelIR) -> Step:
     tries = [_once(batches, step, hops, ir) for _ in range(_REPEATS)]
-    seconds = {name: min(getattr(one, name) for one in tries) for name in ("draw_seconds", "sort_seconds")}
-    return replace(tries[0], **seconds)
+    draw, sort = min(one.draw_seconds for one in tries), min(one.sort_seconds for one in tries)
+    return replace(tries[0], draw_seconds=draw, sort_seconds=sort)
 
 
 def _once(batches: Batches, step: int, hops: list[int], ir: ModelIR) -> Step:

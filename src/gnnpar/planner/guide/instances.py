@@ -12,13 +12,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 from gnnpar.models.gat import GAT
 from gnnpar.models.gatv2 import GATv2
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.gin import GIN
+from gnnpar.models.gnn import ModelConfig
 from gnnpar.models.resgcn import ResGCN
 from gnnpar.models.sage import SAGE
 from gnnpar.planner.extract import record
@@ -71,7 +72,7 @@ def partitioned(graph: GraphStats, family: str, quality: float) -> Callable[[int
 
 
 Split = Literal["train", "held_out"]
-_MODELS: dict[str, Callable[..., Any]] = {
+_MODELS: dict[str, Callable[..., ModelConfig]] = {
     "gcn": GCN,
     "sage": SAGE,
     "gat": GAT,

@@ -107,7 +107,8 @@ def loss_of(guide: Guide, game: Game) -> Tensor:
     """The mean over a game's examples of the entropy that the guide adds to the target's (0 when they agree)."""
     whole, devices = guide.encode(game.scene)
     sizes = [len(e.rows) for e in game.examples]
-    rows, picks = (torch.cat([getattr(e, name) for e in game.examples]) for name in ("rows", "picks"))
+    rows = torch.cat([e.rows for e in game.examples])
+    picks = torch.cat([e.picks for e in game.examples])
     terms = []
     for logits, example in zip(guide.score(whole, devices, rows, picks).split(sizes), game.examples, strict=True):
         predicted = torch.log_softmax(logits, 0)

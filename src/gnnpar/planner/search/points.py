@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from gnnpar.planner.planner import Evaluated, Request, evaluate, rank_counts
 from gnnpar.planner.search.places import Places, laid_out
@@ -41,7 +40,7 @@ class Points:
     @cached_property
     def space(self) -> Space:
         request, grids = self.request, self._grids()
-        choices: dict[str, list[Any]] = {"grid": grids}
+        choices: dict[str, list[object]] = {"grid": [*grids]}
         for grid in sorted(grids, key=lambda g: -g.stages):
             for name, values in grid.knobs(request.ir).items():
                 known = choices.setdefault(name, [values[0]])

@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gnnpar.durable import JsonDict, JsonObject
 
@@ -23,7 +22,7 @@ Price = Callable[[JsonObject], float]
 class Space:
     """Names with what each may be; the first choice is the default. Heavier names come first."""
 
-    choices: Mapping[str, Sequence[Any]]
+    choices: Mapping[str, Sequence[object]]
 
     def __post_init__(self) -> None:
         for name, values in self.choices.items():

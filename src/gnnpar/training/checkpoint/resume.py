@@ -153,7 +153,7 @@ def identity(
     num_features: int,
     task: Task,
     predicted: JsonObject | None = None,
-) -> dict:
+) -> JsonDict:
     """What a checkpoint is of: plain data that JSON gives back as it was.
 
     `predicted`: by the planner that chose the strategy, of what it chose.
@@ -177,7 +177,7 @@ def identity(
     return _json(told)
 
 
-def _json(tree: Any) -> Any:
+def _json(tree: object) -> JsonDict:
     """As a file gives it back."""
     return json.loads(json.dumps(tree, default=str))
 
@@ -225,7 +225,7 @@ def _brief(value: object) -> str:
     return value[:12] if isinstance(value, str) else str(value)
 
 
-def _without_profiles(tree: Any) -> Any:
+def _without_profiles(tree: object) -> object:
     """Where a profile lies is not what it says."""
     if isinstance(tree, Mapping):
         return {k: _without_profiles(v) for k, v in tree.items() if k != "profile"}

@@ -21,7 +21,7 @@ from gnnpar.durable import JsonDict, file_hash
 _SCALARS = (bool, int, float, str)
 
 
-def plain(tree: Any, at: str = "state") -> Any:
+def plain(tree: object, at: str = "state") -> Any:  # Any: a tree, as above
     """The same tree of exact types; TypeError names the place of anything else. Tensors keep their memory, unless they
     show a part of a larger one."""
     if tree is None or type(tree) in _SCALARS:
@@ -77,7 +77,7 @@ def write_tree(file: Path, tree: object) -> JsonDict:
     return {"nbytes": file.stat().st_size, "sha256": file_hash(file)}
 
 
-def read_tree(file: Path, device: torch.device) -> Any:
+def read_tree(file: Path, device: torch.device) -> Any:  # Any: a tree
     """What `write_tree` wrote; tensors of any GPU come to `device`, others to the CPU."""
     places = {f"cuda:{i}": str(device) for i in range(64)}
     return torch.load(file, map_location=places, weights_only=True)

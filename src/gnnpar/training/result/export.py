@@ -11,7 +11,7 @@ import json
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -114,12 +114,12 @@ class Plain(nn.Module):
         return self.model(PlainGraph(edge_index, x.shape[0], x), x)
 
 
-def traced(model: GNN) -> Any:
+def traced(model: GNN) -> torch.export.ExportedProgram:
     """The program of torch.export, for any number of nodes and edges. ValueError in one line where it has none."""
     parameter = next(model.parameters())
     x = torch.zeros(7, model.in_dim, dtype=parameter.dtype)
     edges = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0, 2], [1, 2, 3, 4, 5, 6, 0, 2, 0]])
-    dims: Any = {"x": {0: torch.export.Dim("num_nodes")}, "edge_index": {1: torch.export.Dim("num_edges")}}
+    dims = {"x": {0: torch.export.Dim("num_nodes")}, "edge_index": {1: torch.export.Dim("num_edges")}}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -124,7 +124,7 @@ class RunRecord:
             raise ValueError(reason)
         tracker.close(self._write("completed", None))
 
-    def _write(self, status: Status, reason: str | None) -> JsonDict:  # Any: JSON
+    def _write(self, status: Status, reason: str | None) -> JsonDict:
         return write_result(self.run_dir, self.header, status, reason)
 
 

@@ -38,6 +38,7 @@ class Trained(nn.Module):
         self.model, self.settings, self.epoch, self.val = model, settings, found.epoch, found.val
         self.eval()
 
+    # Any: an object of PyG or a sparse tensor of another library, see above
     def forward(self, x: Any, edge_index: Any = None, *, prepared: bool = False) -> Tensor:
         x, edge_index = (x.x, edges_of(x)) if edge_index is None else (x, edge_index_of(edge_index))
         if x.ndim != 2 or x.shape[1] != self.model.in_dim:
