@@ -54,6 +54,9 @@ class _Slot:
     def source(self, message: Any, *rows: Tensor) -> Any:
         return message(self, *rows)
 
+    def destinations(self, *rows: Tensor) -> Any:
+        return self, rows
+
     def aggregate(self, agg: Any, src: Any, dst: Any = (), edge: Any = (), shared: Any = ()) -> Tensor:
         memory, data = self.study.memory, self.study.dataset
         call = self.layer, self.calls

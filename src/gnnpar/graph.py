@@ -56,8 +56,20 @@ class Graph(Local, Protocol):
         """
         ...
 
+    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
+        """The view of the rows whose results somebody reads, and those of `rows`: the first n, [N, ...] -> [n, ...].
+
+        All rows everywhere but in sampled training, where each layer is read by fewer rows than it reads. A layer that
+        asks after `source` and calls `aggregate` of this view gets n rows and computes n; one that never asks computes
+        all N, and is as right.
+        """
+        ...
+
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        """Fold `agg` over the in-edges of the owned rows. Shapes: src, dst [N, ...], edge [E, ...] -> [N, ...]."""
+        """Fold `agg` over the in-edges of the owned rows. Shapes: src, dst [N, ...], edge [E, ...] -> [N, ...].
+
+        In a view of `destinations`: src [N, ...], dst [n, ...] -> [n, ...].
+        """
         ...
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:

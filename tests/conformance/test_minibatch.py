@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import GCNConv, GINConv
 
 from checkpoints import result, rows, train
@@ -20,7 +21,7 @@ from gnnpar.data.tasks import make_task
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gcn import GCN
-from gnnpar.models.gnn import ModelConfig
+from gnnpar.models.gnn import GNN, ModelConfig
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling import strategy as minibatch
 from gnnpar.parallel.sampling.engine import Batches
@@ -132,6 +133,116 @@ def test_fanout_is_a_number_a_layer_whatever_a_layer_has(config, fanout, hops, m
     assert asked == [hops]
     with pytest.raises(ValueError, match=f"numbers, but the model {config.num_layers} layers"):
         Minibatch(fanout=(3,) * (config.num_layers + 1)).check(1, config.num_layers, 2)
+
+
+def on_a_sample(config: ModelConfig, call) -> tuple[int, ...]:
+    """Ends of the hops of a sample of [4, 3, 2] on which `call` ran a model's layers, as the engine does."""
+    shard, graph = shard_of(small_graph(num_nodes=300, num_edges=1500))
+    model = config.build(shard.x.shape[1], 3, seed=1).double()
+    batches = Batches(
+        graph,
+        sampler_of(graph.edges, (4, 3, 2), "own")[0],
+        batch_size=8,
+        normalize="graph",
+        seed=1,
+        rank=0,
+        ranks=1,
+    )
+    sub = batches[0, 0]
+    assert sub.scale is not None
+    assert sorted(set(sub.ends)) == list(sub.ends), "every hop reaches rows"
+    view = SampledGraph(sub, Pass(0, training=True), hops=3)
+    call(model, view, shard.x[view.node_ids].requires_grad_(model.encoder is not None))
+    return sub.ends
+
+
+@pytest.mark.parametrize("model", names("model"))
+def test_each_layer_gives_the_rows_that_the_next_one_reads(model) -> None:
+    config = configured("model", model, "model.hidden=8", "model.num_layers=3", "model.norm=layer")
+    given, read = [], []
+
+    def run(net: GNN, view: SampledGraph, x: torch.Tensor) -> None:
+        carry = net.begin(view, x)
+        for i, layer in enumerate(net.layers):
+            layer.get_submodule("conv").register_forward_hook(lambda conv, args, out: given.append(len(out)))
+            read.append(len(carry[0]))
+            carry = layer(view.at(i), carry)
+            assert len(carry[0]) == given[-1]
+            view = view.inwards(1)
+            carry = tuple(rows[: view.num_rows] for rows in carry)
+
+    ends = on_a_sample(config, run)
+    assert read == [ends[3], ends[2], ends[1]]
+    assert given == [ends[2], ends[1], ends[0]]
+
+
+@pytest.mark.parametrize(
+    ("model", "order", "hops"),
+    [
+        ("gcn", "aggregate_first", [2, 1, 0]),
+        ("gcn", "transform_first", [3, 2, 1]),
+        ("sage", "aggregate_first", [2, 2, 1, 1, 0, 0]),
+        ("sage", "transform_first", [3, 2, 2, 1, 1, 0]),
+        ("gin", "auto", [2, 2, 1, 1, 0, 0]),
+    ],
+)
+def test_a_matrix_multiplies_the_rows_that_are_read_and_no_others(model, order, hops) -> None:
+    """Rows of products in the order in which they are computed, as hops within which they lie."""
+    config = configured(
+        "model",
+        model,
+        "model.hidden=8",
+        "model.num_layers=3",
+        f"model.order={order}",
+        "model.encoder=none",
+        "model.decoder=none",
+    )
+    rows = []
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+                rows.append(len(out))
+            return out
+
+    def run(net: GNN, view: SampledGraph, x: torch.Tensor) -> None:
+        carry = net.begin(view, x)
+        with Products():
+            for i, layer in enumerate(net.layers):
+                carry = layer(view.at(i), carry)
+                view = view.inwards(1)
+
+    ends = on_a_sample(config, run)
+    assert rows == [ends[h] for h in hops]
+
+
+class Narrow(TwoHops):
+    """The same in views of destinations, one after the other."""
+
+    def forward(self, g, h):
+        edge = torch.sin(g.edge_ids.to(h.dtype) * 0.37)[:, None] * self.of_edge
+        value = Generic(value=lambda src, dst, edge, shared: src[0] * edge[0])
+        src, (inner, _) = self.weight(h), g.destinations()
+        middle = inner.aggregate(Sum(), (src,))
+        last, _ = inner.destinations()
+        return last.aggregate(value, (middle,), (), (edge[torch.isin(g.edge_ids, last.edge_ids)],))
+
+
+class NarrowTwice(ModelConfig):
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        return Narrow(in_dim, out_dim)
+
+
+@pytest.mark.parametrize("fanout", [(-1,), (3, 2)])
+def test_two_aggregations_in_views_of_destinations_are_those_of_all_rows(fanout) -> None:
+    strategy = Minibatch(fanout=fanout, batch_size=None, sampler="own")
+    plain, narrow = (
+        train_in_threads(strategy, config(hidden=4, dropout=0.0), small_graph(), world=1, epochs=1)
+        for config in (Twice, NarrowTwice)
+    )
+    assert narrow.losses == pytest.approx(plain.losses, rel=1e-12)
+    same(narrow.gradients[0], plain.gradients[0], 1e-12)
 
 
 @pytest.mark.parametrize("agg", [Sum(), Generic(value=lambda src, dst, edge, shared: src[0] * edge[0])])

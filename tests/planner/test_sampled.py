@@ -69,14 +69,13 @@ def whole_step(ir: ModelIR, work: Work, **changed: Any) -> Step:
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
 def test_a_sample_of_all_is_the_single_device(name: str) -> None:
-    """But for the features that are gathered, and the rows that are cut off between layers."""
+    """But for the features that are gathered: the last layer gives, and the loss reads, all nodes here."""
     ir = inputs_of(name).ir
     work = work_of(ir)
-    step = whole_step(ir, work)
-    nodes, after = work.graph.nodes, [work.graph.nodes] * (ir.num_layers - 1) + [work.graph.train]
-    widths = [*(sum(cut) for cut in ir.cuts), ir.final]
-    cut_off = sum(NOMINAL.elementwise.seconds(0, w * (nodes + n), calls=1) for w, n in zip(widths, after, strict=True))
-    besides = NOMINAL.gather_seconds(nodes * ir.in_dim) + cut_off
+    nodes, seeds = work.graph.nodes, work.graph.train
+    step = whole_step(ir, work, seeds=nodes)
+    loss = NOMINAL.elementwise.seconds(0, 8 * ir.final * (nodes - seeds), calls=0) * NOMINAL.scale
+    besides = NOMINAL.gather_seconds(nodes * ir.in_dim) + loss
     single = SingleCandidate().price(work, machine(1)).seconds
     assert step_seconds(step, ir, NOMINAL) - besides == pytest.approx(single)
 
@@ -91,8 +90,7 @@ def test_smaller_samples_take_less_and_sums_that_are_made_up_more() -> None:
     seconds = [step_seconds(s, ir, NOMINAL) for s in (few, scaled, full)]
     assert seconds == sorted(set(seconds))
     peaks = [sampled_epoch([s], work, machine(1), NOTHING).peak_bytes for s in (few, scaled, full)]
-    assert peaks == sorted(peaks)
-    assert peaks[0] < peaks[1]
+    assert peaks[0] <= peaks[1] < peaks[2]
 
 
 def test_the_decoder_sees_the_seeds_alone() -> None:

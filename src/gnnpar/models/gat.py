@@ -51,7 +51,8 @@ class GATConv(nn.Module):
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
         src = g.source(self.message, h)
-        dst = (head_scores(src[0], self.attend_dst),)
+        g, (x,) = g.destinations(src[0])
+        dst = (head_scores(x, self.attend_dst),)
         out = g.aggregate(Softmax(self.slope, g.edge_dropout(self.p)), src, dst)
         return (out.mean(1) if self.average else out.flatten(1)) + self.bias
 

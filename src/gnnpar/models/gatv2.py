@@ -50,8 +50,10 @@ class GATv2Conv(nn.Module):
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
         agg = Generic(value=_value, score=_Score(self.slope), dropout=g.edge_dropout(self.p))
+        src = g.source(self.message, h)
+        g, (h,) = g.destinations(h)
         dst = (self.right(h).unflatten(-1, (self.heads, -1)),)
-        out = g.aggregate(agg, g.source(self.message, h), dst, shared=(self.attention,))
+        out = g.aggregate(agg, src, dst, shared=(self.attention,))
         return (out.mean(1) if self.average else out.flatten(1)) + self.bias
 
 

@@ -33,7 +33,9 @@ class GCNConv(nn.Module):
         return (symmetric_norm(g) * (h if self.aggregate_first else F.linear(h, self.weight)),)
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
-        out = symmetric_norm(g) * g.aggregate(Sum(), g.source(self.message, h))
+        src = g.source(self.message, h)
+        g, _ = g.destinations()
+        out = symmetric_norm(g) * g.aggregate(Sum(), src)
         return F.linear(out, self.weight, self.bias) if self.aggregate_first else out + self.bias
 
 

@@ -34,7 +34,9 @@ class GCNIIConv(nn.Module):
         return (symmetric_norm(g) * h,)
 
     def forward(self, g: Graph, h: Tensor, first: Tensor) -> Tensor:
-        smooth = symmetric_norm(g) * g.aggregate(Sum(), g.source(self.message, h))
+        src = g.source(self.message, h)
+        g, (first,) = g.destinations(first)
+        smooth = symmetric_norm(g) * g.aggregate(Sum(), src)
         smooth = (1 - self.alpha) * smooth + self.alpha * first
         return (1 - self.beta) * smooth + self.beta * F.linear(smooth, self.weight)
 

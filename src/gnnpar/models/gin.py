@@ -28,7 +28,9 @@ class GINConv(nn.Module):
         return (h,)
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
-        out = (1 + self.eps) * h + g.aggregate(Sum(), g.source(self.message, h))
+        src = g.source(self.message, h)
+        g, (h,) = g.destinations(h)
+        out = (1 + self.eps) * h + g.aggregate(Sum(), src)
         return self.outside(torch.relu(self.inside(out)))
 
 

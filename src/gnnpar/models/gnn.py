@@ -101,7 +101,9 @@ class Layer(nn.Module):
         out = self.conv(g, g.dropout(inside, self.p), *rest)
         if not self.pre and not self.plain:
             out = self._bend(out)
-        return (out + h if self.residual else out, *rest)
+        if self.residual:
+            out = out + (h if h.shape[0] == out.shape[0] else h[: out.shape[0]])  # see Graph.destinations
+        return (out, *rest)
 
     def _bend(self, h: Tensor) -> Tensor:
         return self.activate(h if self.norm is None else self.norm(h))

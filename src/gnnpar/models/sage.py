@@ -34,6 +34,7 @@ class SAGEConv(nn.Module):
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
         src = g.source(self.message, h)
+        g, (h,) = g.destinations(h)
         if self.aggregator == "max":
             out = g.aggregate(Max(), src)
         else:

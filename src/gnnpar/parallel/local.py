@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -96,6 +97,9 @@ class OwnRows:
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         return self.local.edge_dropout(p, tag=tag)
+
+    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
+        return self, rows
 
 
 class Source(tuple[Tensor, ...]):

@@ -83,6 +83,9 @@ class Tracing:
     def source(self, message: Message, *rows: Tensor) -> Rows:
         return message(self, *rows)
 
+    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
+        return self, rows
+
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         width = sum(t[0].numel() for t in src)
         pushed = width + 2 * sum(t[0].numel() for t in dst) if isinstance(agg, Pushable) else 0

@@ -165,6 +165,9 @@ class Snapshot:
     def at(self, layer: int) -> Self:
         return type(self)(self.view.at(layer), self.part, layer)
 
+    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
+        return self, rows
+
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         call, self._calls = self._calls, self._calls + 1
         history, chunks = self.part.history, self.part.chunks

@@ -1,8 +1,8 @@
 """What an epoch of neighbour sampling takes, in closed form: steps of the flat engine, each on a sample of the graph.
 
 Layer i of a step reads the rows within h hops of its seeds and folds the edges drawn for those within h - 1, which are
-the rows of the next layer (view.py): each is priced as `single` prices a graph of that size. Besides: rows of
-features gathered, gradients of rows that were cut off, sums made up for what was left out, and a sum over ranks a step.
+the rows of the next layer and all that it computes after its fold (view.py): it is priced as `single` prices graphs of
+these sizes. Besides: rows of features gathered, sums made up for what was left out, and a sum over ranks a step.
 Drawing and sorting samples have no rates: who draws them measures it. Units: seconds, bytes; a number is 4 bytes.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sampling.statistics import Ring, Step, Whole, draw
 from gnnpar.pricing.flat import ring_bytes
-from gnnpar.pricing.ir import Fold, ModelIR
+from gnnpar.pricing.ir import Fold, Group, ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Price, Traffic
 from gnnpar.pricing.quantity import seconds_text
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from gnnpar.parallel.sampling.strategy import Minibatch
 
 _ENGINE, _NUMBER = "single", 4.0
-# scale out + (1 - scale) loops: kernels, and numbers read and written for one of the result
-_MADE_UP = (3, 7.0)
+_MADE_UP = (2, 5.0)  # scale what was drawn, add loops: kernels, and numbers read and written for one of the result
 
 
 def cost(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
@@ -78,10 +77,8 @@ def step_seconds(step: Step, ir: ModelIR, rates: Rates) -> float:
     rates = rates.of_engine(_ENGINE)
     visit, epoch = rates.visit_seconds(_ENGINE)
     total = rates.gather_seconds(step.rings[0].rows * ir.in_dim)
-    for i, ring in enumerate(step.rings):
+    for i in range(len(step.rings)):
         total += sum(visit + _layer_seconds(step, ir, i, rates, backward=back) for back in (False, True))
-        width = sum(ir.cuts[i]) if i + 1 < ir.num_layers else ir.final
-        total += _streamed(rates, 1, width * (ring.rows + step.after(i)))  # zeros where rows were cut off
     loss = rates.scale * rates.elementwise.seconds(0.0, 8.0 * ir.final * step.seeds, calls=8)
     return total + loss + rates.scale * rates.step * ir.params + rates.epoch + epoch
 
@@ -89,15 +86,21 @@ def step_seconds(step: Step, ir: ModelIR, rates: Rates) -> float:
 def _layer_seconds(step: Step, ir: ModelIR, layer: int, rates: Rates, *, backward: bool) -> float:
     ring, total = step.rings[layer], 0.0
     for group in ir.layer(layer):
-        rows = step.after(layer) if group.phase == "end" else ring.rows
-        total += rates.dense_seconds(group, rows, backward=backward)
+        total += rates.dense_seconds(group, _rows_of(group, step, layer), backward=backward)
+    after = step.after(layer)
     for fold in ir.folds(layer):
-        total += rates.fold_seconds(fold, ring.edges, ring.rows, table=ring.rows, backward=backward)
+        apart = ring.loops if made_up(step, fold) else 0
+        total += rates.fold_seconds(fold, ring.edges - apart, after, table=ring.rows, backward=backward)
         if made_up(step, fold) and (fold.learned or not backward):
-            total += rates.fold_seconds(fold, ring.loops, ring.rows, table=ring.rows, backward=backward)
+            total += rates.fold_seconds(fold, apart, after, table=after, backward=backward)
             kernels, numbers = _MADE_UP
-            total += _streamed(rates, kernels, numbers * fold.out * ring.rows)
+            total += _streamed(rates, kernels, numbers * fold.out * after)
     return total
+
+
+def _rows_of(group: Group, step: Step, layer: int) -> int:
+    """What comes before the fold is done for the rows that it reads, all else for those that it gives."""
+    return step.rings[layer].rows if group.phase in ("begin", "transform") else step.after(layer)
 
 
 def made_up(step: Step, fold: Fold) -> bool:
@@ -141,20 +144,23 @@ def _moments(step: Step, ir: ModelIR) -> Iterator[tuple[float, float]]:
     """(kept for gradients, passing) in every layer, while it folds and while its products are made. Forward and
     backward alike: what the layers before it keep is there, what those after it keep is not.
 
-    Sums that are made up hold five rows of results beside their sources, which are the rows that came in where a layer
-    folds first.
+    Sums that are made up hold their loops beside the result, and their sources, which are the rows that came in where a
+    layer folds first.
     """
     kept = _NUMBER * step.rings[0].rows * ir.in_dim
     for i, ring in enumerate(step.rings):
         folds, groups, rows = ir.folds(i), ir.layer(i), _NUMBER * ring.rows
         first = sum(rows * g.saved for g in groups if g.phase in ("begin", "transform"))
         sources = any(g.phase == "transform" for g in groups)
-        folding = max([sources * f.width + f.out * (5 if made_up(step, f) else 1) for f in folds], default=0)
-        yield kept + first, rows * folding
+        after = _NUMBER * step.after(i)
+        folding = max(
+            [rows * sources * f.width + after * f.out * (2 if made_up(step, f) else 1) for f in folds], default=0.0
+        )
+        yield kept + first, folding
         kept += first
         for group in groups:
             if group.phase not in ("begin", "transform"):
-                kept += _NUMBER * group.saved * (step.after(i) if group.phase == "end" else ring.rows)
+                kept += _NUMBER * group.saved * _rows_of(group, step, i)
         made = [op.width_out for g in groups for op in g.gemms]
         widest = max([*made, *(f.width for f in folds), *(g.dropout for g in groups)], default=0)
         gathered = max([f.width + f.out for f in folds if f.needs_src], default=0)

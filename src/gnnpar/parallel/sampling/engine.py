@@ -21,7 +21,7 @@ from gnnpar.parallel.engine import EpochReport, FlatEngine, PassGraph, Stepper
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling.neighbours import Sampler
 from gnnpar.parallel.sampling.replica import Replica
-from gnnpar.parallel.sampling.view import Normalize, SampledGraph, Subgraph, subgraph_of
+from gnnpar.parallel.sampling.view import Normalize, SampledGraph, Subgraph, first_rows, subgraph_of
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import fold_key
 
@@ -166,7 +166,7 @@ class MinibatchEngine(FlatEngine):
         for i, (layer, hops) in enumerate(zip(self._model.layers, self._hops, strict=True)):
             carry = layer(g.at(i), carry)
             g = g.inwards(hops)
-            carry = tuple(rows[: g.num_rows] for rows in carry)
+            carry = tuple(first_rows(rows, g.num_rows) for rows in carry)
         return self._model.end(g, carry)
 
 

@@ -24,7 +24,8 @@ _REPEATS = 2  # the quicker one counts: the first one fills the caches
 
 @dataclass(frozen=True, kw_only=True)
 class Ring:
-    """What one layer of a step works on. `rows`: that it reads; `edges`: drawn, loops with them; `loops` alone."""
+    """What one layer of a step works on. `rows`: that it reads; `edges`: drawn, loops with them; `loops`: those that
+    are folded apart."""
 
     rows: int
     edges: int
@@ -119,11 +120,11 @@ def _rings(sub: Subgraph, hops: list[int], ir: ModelIR) -> tuple[Ring, ...]:
         folds = ir.folds(i)
         blocks = [graph.block] if folds else []
         if sub.scale is not None and any(f.linear for f in folds):
-            blocks.append(graph.loops[0])
+            blocks = list(graph.parts[:2])
         if any(f.learned or not f.linear for f in folds):
             for block in blocks:
                 _ = block.reverse
-        edges, loops = ([block.num_edges for block in blocks] + [0, 0])[:2]
+        edges, loops = sum(b.num_edges for b in blocks), blocks[1].num_edges if len(blocks) > 1 else 0
         rings.append(Ring(rows=graph.num_rows, edges=edges, loops=loops))
         graph = graph.at(i).inwards(count)
     return tuple(rings)

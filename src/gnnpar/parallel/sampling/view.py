@@ -1,8 +1,9 @@
 """A sampled subgraph: Y[i] = loops of i + d_i / k_i . (k_i of i's d_i other in-edges), for the nodes around some seeds.
 
-A layer's input are the rows within h hops of the seeds, its result is right for those within h - 1, and the others are
-cut off before the next layer reads them (PyG calls that trim_to_layer). Self loops are never sampled away, as PyG's
-layers add them after sampling.
+A layer's input are the rows within h hops of the seeds, its result those within h - 1, which the next layer reads. A
+layer that does not ask for its `destinations` gives rows within h hops, which are right for those within h - 1; the
+others are cut off (PyG calls that trim_to_layer). Self loops are never sampled away, as PyG's layers add them after
+sampling.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gnnpar.graph import Message
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, to_device
 from gnnpar.parallel.sampling.neighbours import Sample
 from gnnpar.parallel.sampling.replica import Replica
+from gnnpar.parallel.sampling.scaled import Parts, fold_scaled
 from gnnpar.parallel.torch_types import integers
 from gnnpar.parallel.whole import fold_block
 
@@ -92,12 +94,16 @@ def _ranges(first: Tensor, counts: Tensor, total: int) -> Tensor:
 
 @dataclass(eq=False)
 class SampledGraph(OwnRows):
-    """The nodes within `hops` of the seeds, in one layer of one pass."""
+    """The nodes within `hops` of the seeds, in one layer of one pass.
+
+    `outer`: the view whose `destinations` this is, and whose rows its next aggregation reads.
+    """
 
     sub: Subgraph
     run: Pass
     hops: int
     layer: int = 0
+    outer: SampledGraph | None = None
     local: LocalRows = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,13 +115,13 @@ class SampledGraph(OwnRows):
         return self.sub.ends[self.hops]
 
     @property
-    def num_whole(self) -> int:
-        """Rows whose in-edges were drawn, and whose sums of rows within `hops` are right."""
+    def num_read(self) -> int:
+        """Rows within a hop less: their in-edges were drawn, and their sums of rows within `hops` are right."""
         return self.sub.ends[self.hops - 1]
 
     @property
     def edge_ids(self) -> Tensor:
-        ids = self.block.edge_ids
+        ids = (self.outer or self).block.edge_ids
         if ids is None:
             raise ValueError("edge operands need edge ids: give the model needs_edge_ids = True.")
         return ids.sort().values
@@ -127,6 +133,10 @@ class SampledGraph(OwnRows):
         """Nearer to the seeds."""
         return replace(self, hops=self.hops - hops)
 
+    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
+        inner = replace(self, hops=self.hops - 1, outer=self)
+        return inner, tuple(first_rows(each, inner.num_rows) for each in rows)
+
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         return self.local.dropout(x, p, tag=tag)
 
@@ -134,41 +144,54 @@ class SampledGraph(OwnRows):
         return message(self, *rows)
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        if self.outer is not None and len(src[0]) == self.outer.num_rows:
+            return self.outer.fold(agg, src, dst, edge, shared)
+        out = self.fold(agg, src, tuple(first_rows(rows, self.num_read) for rows in dst), edge, shared)
+        if self.num_read == self.num_rows:
+            return out
+        return torch.cat([out, out.new_zeros(self.num_rows - self.num_read, *out.shape[1:])])
+
+    def fold(self, agg: Aggregator, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+        """Shapes: src [num_rows, ...], dst [num_read, ...], edge [E, ...] by ascending id -> [num_read, ...]."""
         assert self.hops > 0, "more aggregations than hops were drawn"
         if edge:
             ids = self.block.edge_ids
             assert ids is not None
             place = torch.searchsorted(ids.sort().values, ids)
             edge = tuple(rows[place] for rows in edge)
-        out = fold_block(agg, self.block, src, dst, edge, shared)
         if self.sub.scale is None or not agg.summed:
-            return out
-        loops, kept = self.loops
-        certain = fold_block(agg, loops, src, dst, tuple(rows[kept] for rows in edge), shared)
-        scale = torch.ones(self.num_rows, dtype=out.dtype, device=out.device)
-        scale[: self.num_whole] = self.sub.scale[: self.num_whole]
-        scale = scale.view(-1, *[1] * (out.dim() - 1))
-        return scale * out + (1 - scale) * certain  # scale (loops + sampled) + (1 - scale) loops
+            return fold_block(agg, self.block, src, dst, edge, shared)
+        return fold_scaled(agg, self.parts, self.sub.scale[: self.num_read], src, dst, edge, shared)
 
     @cached_property
     def block(self) -> Block:
-        """All that was drawn. Columns are places in the sample: that is where ties of a maximum go by."""
-        indptr = self.sub.indptr[: self.num_whole + 1]
+        """All that was drawn, loops too. Columns are places in the sample: that is where ties of a maximum go by."""
+        indptr = self.sub.indptr[: self.num_read + 1]
         last = self.sub.edges_within[self.hops - 1]
         ids = None if self.sub.edge_ids is None else self.sub.edge_ids[:last]
-        return self._of(indptr, self.sub.indices[:last], ids)
+        return self._of(indptr, self.sub.indices[:last], ids, self.num_rows)
 
     @cached_property
-    def loops(self) -> tuple[Block, Tensor]:
-        """The self loops alone, and their places among all in-edges."""
-        counts = self.sub.loops[: self.num_whole]
-        indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
-        kept = _ranges(self.sub.indptr[: self.num_whole].long(), counts, self.sub.loops_within[self.hops - 1])
-        block = self.block
-        return self._of(indptr, block.indices[kept], None if block.edge_ids is None else block.edge_ids[kept]), kept
+    def parts(self) -> Parts:
+        """The block in two: what was left something out of, and self loops, which come first in a row."""
+        block, loops = self.block, self.sub.loops[: self.num_read]
+        first, drawn = block.indptr[:-1].long(), block.indptr.long().diff() - loops
+        num_loops = self.sub.loops_within[self.hops - 1]
+        of_drawn = _ranges(first + loops, drawn, block.num_edges - num_loops)
+        of_loops = _ranges(first, loops, num_loops)
 
-    def _of(self, indptr: Tensor, indices: Tensor, ids: Tensor | None) -> Block:
-        size = self.num_rows
-        rest = indptr[-1:].expand(size - self.num_whole)  # rows of the last hop: nothing was drawn for them
-        places = torch.arange(size, device=indices.device)
-        return Block(torch.cat([indptr, rest]), indices, size, size, edge_ids=ids, src_ids=places)
+        def part(places: Tensor, counts: Tensor, num_src: int) -> Block:
+            indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+            ids = None if block.edge_ids is None else block.edge_ids[places]
+            return self._of(indptr, block.indices[places], ids, num_src)
+
+        return Parts(part(of_drawn, drawn, self.num_rows), part(of_loops, loops, self.num_read), of_drawn, of_loops)
+
+    def _of(self, indptr: Tensor, indices: Tensor, ids: Tensor | None, num_src: int) -> Block:
+        places = torch.arange(num_src, device=indices.device)
+        return Block(indptr, indices, self.num_read, num_src, edge_ids=ids, src_ids=places)
+
+
+def first_rows(rows: Tensor, count: int) -> Tensor:
+    """Shapes: rows [N, ...] -> [count, ...]; `rows` itself where these are all: autograd pads what was cut."""
+    return rows if len(rows) == count else rows[:count]

@@ -70,6 +70,9 @@ class PlainGraph:
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         return None
 
+    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
+        return self, rows
+
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         there, here = tuple(rows[self._src] for rows in src), tuple(rows[self._dst] for rows in dst)
         if isinstance(agg, Sum):
