@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.whole import split_operands, wanted_gradients
 
 
@@ -24,15 +25,20 @@ class Parts(NamedTuple):
 
 def fold_scaled(agg: Aggregator, parts: Parts, scale: Tensor, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
     """`agg` is `summed`. Shapes: scale [n], src [N, ...], dst [n, ...], edge [e + e', ...] -> [n, ...]."""
-    out = _ScaledFold.apply(agg, parts, scale, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
-    assert isinstance(out, Tensor)
-    return out
+    return apply(_ScaledFold, agg, parts, scale, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
+
+
+class _Kept(Context):
+    agg: Aggregator
+    parts: Parts
+    counts: tuple[int, int, int]
+    num_kept: int
 
 
 class _ScaledFold(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx, agg: Aggregator, parts: Parts, scale: Tensor, counts: tuple[int, int, int], *flat: Tensor
+        ctx: _Kept, agg: Aggregator, parts: Parts, scale: Tensor, counts: tuple[int, int, int], *flat: Tensor
     ) -> Tensor:
         drawn, loops = _operands(parts, split_operands(counts, flat))
         (total,) = agg.update(agg.init(parts.drawn.num_dst, drawn), parts.drawn, drawn)
@@ -44,10 +50,10 @@ class _ScaledFold(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad_out: Tensor) -> tuple:  # type: ignore[override]
-        scale, *tensors = ctx.saved_tensors
+    def backward(ctx: _Kept, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        scale, tensors = ctx.saved_tensors[0], ctx.saved_tensors[1:]
         agg, parts, num_kept = ctx.agg, ctx.parts, ctx.num_kept
-        x, saved = split_operands(ctx.counts, tuple(tensors[:num_kept])), tuple(tensors[num_kept:])
+        x, saved = split_operands(ctx.counts, tensors[:num_kept]), tensors[num_kept:]
         drawn, loops = _operands(parts, x)
         grad_out = grad_out.contiguous()
         scaled = grad_out * _column(scale, grad_out)
