@@ -31,6 +31,7 @@ from gnnpar.comm.flight_recorder import WAITING_FOR_ALL, FlightRecorder
 from gnnpar.comm.interfaces import VARIABLE, check_asked_for
 from gnnpar.comm.ledger import Ledger, Receipt, now
 from gnnpar.comm.mesh import Axis, Mesh
+from gnnpar.comm.staging import Staging
 from gnnpar.comm.threads import Ready, ring_reduce_nbytes
 
 
@@ -54,10 +55,22 @@ def connect(
         torch.cuda.set_device(device)
     if store is not None:
         store.set_timeout(timeout)
-    dist.init_process_group(backend, init_method=init_method, store=store, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group(
+        backend,
+        init_method=init_method,
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timeout,
+        device_id=device if backend == "nccl" else None,
+    )
     control = _new_group(None, "gloo", timeout) if backend == "nccl" else None
-    upward, downward = (_new_group(None, backend, timeout) for _ in range(2))
+    upward = _new_group(None, backend, timeout)
+    downward = _new_group(None, backend, timeout) if backend == "gloo" else upward
     assert upward is not None and downward is not None
+    if backend == "nccl":
+        for group in (None, upward):
+            _warm_up(group, device)
     comm = ProcessCommunicator(
         ranks=tuple(range(size)),
         me=rank,
@@ -72,6 +85,8 @@ def connect(
         watcher=_Watcher(),
         stage_watcher=_Watcher(),
         outbox=_Outbox(),
+        stream_outbox=_StreamOutbox(),
+        staging=Staging(device),
         recorder=recorder or FlightRecorder(),
         timeout=timeout,
     )
@@ -152,6 +167,22 @@ class _Outbox:
         self._watcher.close()
 
 
+class _StreamOutbox:
+    """Sends of NCCL, by exchange. Their buffers live until the stream has waited for them; the host never does."""
+
+    def __init__(self) -> None:
+        self._exchanges: deque[list[tuple[dist.Work, Tensor]]] = deque()
+
+    def hold(self, sends: list[tuple[dist.Work, Tensor]]) -> None:
+        self._exchanges.append(sends)
+
+    def flush(self, keep: int) -> None:
+        """The stream goes on when all exchanges but the last `keep` are sent."""
+        while len(self._exchanges) > keep:
+            for work, _ in self._exchanges.popleft():
+                work.wait()
+
+
 @dataclass
 class _Arrival:
     """A posted receive of gloo."""
@@ -177,7 +208,7 @@ class _Arrival:
             arrived, staged = self.watched.arrived, self.site.phase == "stage"
             receipt = Receipt(self.peer, self.posted, began, arrived, now(), self.number, staged)
             self.comm.ledger.received(receipt)
-            return self.buffer.to(self.comm.device, non_blocking=True)
+            return self.comm.staging.to_device(self.buffer)
 
 
 @dataclass
@@ -186,13 +217,16 @@ class _StreamArrival:
 
     comm: ProcessCommunicator
     buffer: Tensor
-    works: list[dist.Work]
+    work: dist.Work
 
     def wait(self) -> Tensor:
         with self.comm.clock("exposed"):
-            for work in self.works:
-                work.wait()
+            self.work.wait()
         return self.buffer
+
+
+Lanes = Mapping[tuple[int, int], "dist.ProcessGroup"]
+"""NCCL between stages: (source, target) -> the group of their messages, which run in the order of posting."""
 
 
 @dataclass
@@ -212,8 +246,11 @@ class ProcessCommunicator:
     watcher: _Watcher
     stage_watcher: _Watcher  # a message between stages is posted ahead: others must not wait in line behind it
     outbox: _Outbox
+    stream_outbox: _StreamOutbox
+    staging: Staging
     recorder: FlightRecorder
     timeout: timedelta  # of every wait; a group that is not told waits for half an hour
+    lanes: Lanes = field(default_factory=dict[tuple[int, int], "dist.ProcessGroup"])
 
     @property
     def rank(self) -> int:
@@ -240,7 +277,8 @@ class ProcessCommunicator:
 
     def flush(self, *, keep: int) -> None:
         with self.clock("exposed"), self.recorder.waiting(WAITING_FOR_ALL):
-            self.outbox.flush(keep)  # NCCL sends nothing through it: its buffers live by the stream
+            self.outbox.flush(keep)
+            self.stream_outbox.flush(keep)
 
     def _post_gloo(self, sends: dict[int, Tensor], receives: dict[int, int], site: Site) -> dict[int, Pending[Tensor]]:
         pending: dict[int, Pending[Tensor]] = {}
@@ -253,8 +291,8 @@ class ProcessCommunicator:
             number = self.ledger.expected(source)
             pending[peer] = _Arrival(self, source, buffer, work, watcher.watch(work), now(), number, site)
         posted: list[tuple[dist.Work, Tensor]] = []
-        for peer, buffer in sends.items():
-            target, hosted = self.ranks[peer], buffer.cpu()
+        for peer, hosted in self.staging.to_host(sends).items():
+            target = self.ranks[peer]
             work = dist.isend(hosted, target, group=self._towards(self.me, target))
             assert work is not None
             posted.append((work, hosted))
@@ -262,13 +300,38 @@ class ProcessCommunicator:
         return pending
 
     def _post_nccl(self, sends: dict[int, Tensor], receives: dict[int, int]) -> dict[int, Pending[Tensor]]:
+        """One work a peer, so that the first block need not wait for the last.
+
+        Ring distance by distance: a rank sends to one peer and receives from another, and all ranks do so in the same
+        order, so nobody waits in a circle. Between stages every ordered pair has a group of its own instead: receives
+        are posted ahead of sends there.
+        """
         buffers = {p: torch.empty(n, dtype=torch.uint8, device=self.device) for p, n in receives.items()}
-        operations = [dist.P2POp(dist.isend, b, self.ranks[p], group=self.upward) for p, b in sends.items()]
-        operations += [dist.P2POp(dist.irecv, b, self.ranks[p], group=self.upward) for p, b in buffers.items()]
-        works = dist.batch_isend_irecv(operations) if operations else []
-        for buffer in sends.values():
-            buffer.record_stream(torch.cuda.current_stream())
-        return {p: _StreamArrival(self, b, works) for p, b in buffers.items()}
+        arriving: dict[int, dist.Work] = {}
+        sent: list[tuple[dist.Work, Tensor]] = []
+        for distance in range(1, self.size):
+            target, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            if self.lanes:
+                if target in sends:
+                    lane = self.lanes[self.me, self.ranks[target]]
+                    sent.append((_started(dist.isend(sends[target], self.ranks[target], group=lane)), sends[target]))
+                if source in buffers:
+                    lane = self.lanes[self.ranks[source], self.me]
+                    arriving[source] = _started(dist.irecv(buffers[source], self.ranks[source], group=lane))
+                continue
+            operations: list[dist.P2POp] = []
+            if target in sends:
+                operations.append(dist.P2POp(dist.isend, sends[target], self.ranks[target], group=self.upward))
+            if source in buffers:
+                operations.append(dist.P2POp(dist.irecv, buffers[source], self.ranks[source], group=self.upward))
+            if operations:
+                work = dist.batch_isend_irecv(operations)[-1]  # one for the batch, or one for each: the last is last
+                if target in sends:
+                    sent.append((work, sends[target]))
+                if source in buffers:
+                    arriving[source] = work
+        self.stream_outbox.hold(sent)
+        return {p: _StreamArrival(self, b, arriving[p]) for p, b in buffers.items()}
 
     def _towards(self, source: int, target: int) -> dist.ProcessGroup:
         return self.upward if target > source else self.downward
@@ -330,6 +393,8 @@ class ProcessCommunicator:
             made_control = _new_group(ranks, "gloo", self.timeout) if self.control else None
             if self.me in ranks:
                 mine, group, control = ranks, made, made_control
+                if self.transport == "nccl":
+                    _warm_up(made, self.device)
         return ProcessCommunicator(
             ranks=mine,
             me=self.me,
@@ -344,9 +409,26 @@ class ProcessCommunicator:
             watcher=self.watcher,
             stage_watcher=self.stage_watcher,
             outbox=self.outbox,
+            stream_outbox=self.stream_outbox,
+            staging=self.staging,
             recorder=self.recorder,
             timeout=self.timeout,
+            lanes=self._lanes(mesh) if axis == "stage" and self.transport == "nccl" else {},
         )
+
+    def _lanes(self, mesh: Mesh) -> Lanes:
+        """Of each ordered pair of neighbours in the ring of stages, each used once, in an order that all agree on."""
+        lanes: dict[tuple[int, int], dist.ProcessGroup] = {}
+        for ranks in mesh.groups("stage"):
+            after = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
+            for source, target in sorted({pair for a, b in after if a != b for pair in ((a, b), (b, a))}):
+                lane = _new_group(sorted((source, target)), "nccl", self.timeout)
+                if lane is not None and self.me in (source, target):
+                    lanes[source, target] = lane
+                    one = torch.zeros(1, device=self.device)
+                    work = dist.isend(one, target, lane) if self.me == source else dist.irecv(one, source, lane)
+                    _started(work).wait()
+        return lanes
 
     def settle_accounts(self) -> None:
         if self.size > 1:
@@ -372,6 +454,18 @@ def _new_group(
     """A group of these ranks, None: of all. Collective over the world; None on ranks outside."""
     made = dist.new_group(ranks and list(ranks), backend=backend, timeout=timeout)
     return made if isinstance(made, dist.ProcessGroup) else None
+
+
+def _warm_up(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """NCCL connects at a group's first use, for which it needs all its ranks: a message between two of them may be the
+    first one, and would wait for the others."""
+    dist.all_reduce(torch.zeros(1, device=device), group=group)
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    """None is for ranks outside the group."""
+    assert work is not None
+    return work
 
 
 _CPU = torch.device("cpu")

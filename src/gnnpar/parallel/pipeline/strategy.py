@@ -234,11 +234,6 @@ class GNNPipe:
     ) -> Engine:
         if first_layer == "cached":
             raise ValueError("first_layer=cached is for strategies without chunks: set first_layer=live.")
-        if comm.transport == "nccl" and len(plan.placement.mesh) > 1:
-            raise ValueError(
-                "comm=nccl runs messages in the order of posting, but stages post receives ahead of sends: "
-                "set comm=gloo, or strategy.stages=1."
-            )
         self._check_folds(model, shard)
         mesh, layers_of = Mesh(plan.placement.mesh), plan.placement.layers_of
         stages = len(mesh.ranks)

@@ -1,0 +1,47 @@
+"""Buffers between a GPU and pinned memory of the host, on streams of their own, for gloo.
+
+Out: the copies of an exchange wait for what made the buffers, not for what is launched after; one event says when all
+are there. In: a copy does not wait for the kernels that were launched meanwhile, and only what reads it waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, cuda
+
+
+class Staging:
+    """Of one device. On a CPU nothing is copied."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        on_gpu = device.type == "cuda"
+        self._out, self._in = (cuda.Stream(device), cuda.Stream(device)) if on_gpu else (None, None)
+
+    def to_host(self, buffers: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """The same bytes on the host. Waits until they are there: gloo reads them at once."""
+        if self._out is None or not buffers:
+            return dict(buffers)
+        self._out.wait_stream(cuda.current_stream())
+        there: dict[int, Tensor] = {}
+        with cuda.stream(self._out):
+            for peer, buffer in buffers.items():
+                there[peer] = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+                there[peer].copy_(buffer, non_blocking=True)
+                buffer.record_stream(self._out)
+            arrived = cuda.Event()
+            arrived.record(self._out)
+        arrived.synchronize()
+        return there
+
+    def to_device(self, buffer: Tensor) -> Tensor:
+        """A pinned buffer on the device. The host does not wait; the current stream does."""
+        if self._in is None:
+            return buffer
+        with cuda.stream(self._in):
+            there = buffer.to(self._device, non_blocking=True)
+        cuda.current_stream().wait_stream(self._in)
+        there.record_stream(cuda.current_stream())
+        return there

@@ -1,0 +1,75 @@
+"""NCCL, simulated: groups are used by all their ranks first, messages run in orders that fit, one work a peer."""
+
+import pytest
+import torch
+
+import comm_bodies
+from gnnpar.comm import Site, ThreadWorld
+from gnnpar.config.compose import compose
+from gnnpar.verify.conformance import make_job, small_graph
+from simulated_nccl import SimulatedNccl
+
+SITE = Site(0, 0, 0, "forward")
+
+
+def test_every_rank_uses_a_group_before_the_first_message(monkeypatch):
+    """NCCL connects at a group's first use, for which it needs all ranks: one that has no rows for anybody hangs."""
+    nccl = SimulatedNccl(3)
+
+    def body(comm):
+        if comm.rank < 2:
+            out = {1 - comm.rank: torch.full((4,), comm.rank, dtype=torch.uint8)}
+            return comm.exchange(out, {1 - comm.rank: 4}, SITE)[1 - comm.rank].wait().tolist()
+        return None
+
+    assert nccl.run(body, monkeypatch) == [[1] * 4, [0] * 4, None]
+    groups = {entry[1] for entry in nccl.log if isinstance(entry[2], tuple)}
+    for group in groups:
+        first = nccl.log.index(next(e for e in nccl.log if e[1] == group and isinstance(e[2], tuple)))
+        warmed = {entry[0] for entry in nccl.log[:first] if entry[1:] == (group, "all")}
+        assert warmed == {0, 1, 2}, f"group {group} was used by {warmed} only"
+    assert all(entry[2] == torch.device("cpu") for entry in nccl.log if entry[1] == "init"), "the device is named"
+
+
+def test_one_work_a_peer(monkeypatch):
+    nccl = SimulatedNccl(4)
+    assert all(nccl.run(comm_bodies.rows_arrive, monkeypatch))
+    batches = [entry for entry in nccl.log if isinstance(entry[2], tuple)]
+    for rank in range(4):
+        mine = [operations for r, _, operations in batches if r == rank]
+        assert all(len([kind for kind, _ in each if kind == "receive"]) <= 1 for each in mine)
+        distances = [(peer - rank) % 4 for each in mine for kind, peer in each if kind == "send"]
+        assert distances == sorted(distances), "ring distance by ring distance, on every rank"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world"),
+    [
+        ("graph_parallel", 3),
+        ("sar", 3),
+        ("gnnpipe strategy.chunks=4", 2),
+        ("gnnpipe strategy.chunks=8 strategy.virtual=2 model.num_layers=4", 2),
+        ("hybrid strategy.chunks=8 strategy.parts=2", 4),
+    ],
+)
+def test_whole_epochs_end_with_the_losses_of_threads(strategy, world, monkeypatch):
+    """Stages post receives ahead of sends: on one group of NCCL they would wait for each other."""
+    settings = compose([f"strategy={strategy.split()[0]}", "model=gcn", *strategy.split()[1:]])
+    job = make_job(settings.strategy, settings.model, small_graph(), world=world)
+    expected = ThreadWorld(world).run(job)[0][0]
+    got = SimulatedNccl(world).run(job, monkeypatch)[0][0]
+    assert got == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_simulation_shows_orders_that_do_not_fit(monkeypatch):
+    """A tool that never hangs would prove nothing: two ranks that both receive first, on one group, without a batch."""
+    nccl = SimulatedNccl(2, patience=1.0)
+
+    def body(comm):
+        peer, buffer = 1 - comm.rank, torch.zeros(4, dtype=torch.uint8)
+        receive = nccl.irecv(buffer, peer, comm.upward)
+        nccl.isend(torch.ones(4, dtype=torch.uint8), peer, comm.upward)
+        receive.wait()
+
+    with pytest.raises(TimeoutError, match="it waits forever"):
+        nccl.run(body, monkeypatch)
