@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -9,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -50,34 +51,66 @@ def strike(plan: Saboteur) -> None:
         time.sleep(0.05)  # a signal to oneself arrives a little later
 
 
+PARENT = -1
+FROM_THE_START = -1
+
+
+class Strike(NamedTuple):
+    """A signal to a rank, or to the PARENT of all, `delay` seconds after the first row of `epoch` or a later one, or
+    FROM_THE_START of the ranks."""
+
+    kind: str
+    epoch: int
+    victim: int
+    number: int
+    delay: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Strikes:
-    """Kills one rank after another: strike i = (epoch, rank, delay), after the first row of that epoch or a later one.
+    """tracker=strikes: one strike after the other. `file`: JSON of all; beside it, `count` remembers how many were
+    made, over restarts and new starts."""
 
-    `count`: a file that remembers over restarts how many there were.
-    """
-
-    strikes: tuple[tuple[int, int, float], ...]
-    count: Path
+    file: Path
 
     def build(self, run_dir: Path, epochs: int, job: Mapping[str, Any]) -> Null:
-        done = len(self.count.read_text()) if self.count.exists() else 0
-        if done == len(self.strikes):
-            return Null()
-        epoch, rank, delay = self.strikes[done]
-        return _From(self, Saboteur(epoch=epoch, rank=rank, marker=self.count, delay=delay))
+        strikes = [Strike(*each) for each in json.loads(self.file.read_text())]
+        done = made(self.file)
+        return _Next(self.file, strikes[done]) if done < len(strikes) else Null()
 
 
-class _From(Null):
-    def __init__(self, plan: Strikes, strike: Saboteur) -> None:
-        self.plan, self.strike, self.done = plan, strike, False
+def made(file: Path) -> int:
+    """How many strikes of a file were made."""
+    count = file.with_name("count")
+    return len(count.read_text()) if count.exists() else 0
+
+
+class _Next(Null):
+    def __init__(self, file: Path, strike: Strike) -> None:
+        self.file, self.strike, self.done = file, strike, False
+        if strike.epoch == FROM_THE_START:
+            self.make()
 
     def log(self, row: Mapping[str, Any]) -> None:
         if row["epoch"] >= self.strike.epoch and not self.done:
-            self.done = True
-            with self.plan.count.open("a") as file:
-                file.write("x")
-            strike(self.strike)
+            self.make()
+
+    def make(self) -> None:
+        self.done = True
+        if self.strike.delay:
+            timer = threading.Timer(self.strike.delay, self.send)
+            timer.daemon = True
+            timer.start()
+        else:
+            self.send()
+            time.sleep(0.05)  # a signal to oneself arrives a little later
+
+    def send(self) -> None:
+        parent = os.getppid()
+        victim = parent if self.strike.victim == PARENT else ranks_of(parent)[self.strike.victim]
+        with self.file.with_name("count").open("a") as count:
+            count.write("x")
+        os.kill(victim, self.strike.number)
 
 
 def ranks_of(parent: int) -> list[int]:

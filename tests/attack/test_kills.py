@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import kills
+from composing import configured, names
 from conftest import environment
 from gnnpar.launch import processes
 from started import TINY
@@ -131,3 +133,30 @@ def test_an_epoch_that_outlasts_the_grace_ends_with_it(tmp_path: Path, comm: str
         seconds = time.monotonic() - asked
     assert (process.returncode, err) == (1, "gnnpar: interrupted by a signal\n")
     assert GRACE <= seconds < 2 * GRACE
+
+
+def test_a_kill_and_an_order_to_end_change_nothing(tmp_path: Path) -> None:
+    """The schedule's way, with two strikes; its bits, its profile and its error feedback are adaqp's."""
+    few = {"kill a rank": (signal.SIGKILL, 1), "ask a rank to end": (signal.SIGTERM, 1)}
+    count = kills.run(kills.Case("adaqp", 2, kills.strikes("two", 2, few)), tmp_path)
+    assert (count.outcome, count.detail, count.number, count.restarts) == ("survived", "", 2, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("case", kills.cases(), ids=lambda case: case.name)
+def test_the_schedule_of_kills_changes_nothing(tmp_path: Path, case: kills.Case) -> None:
+    count = kills.run(case, tmp_path)
+    assert (count.outcome, count.detail, count.number) == ("survived", "", 15)
+
+
+def test_the_schedule_has_three_hundred_strikes_over_all_strategies() -> None:
+    cases = kills.cases()
+    assert sum(len(case.strikes) for case in cases) >= 300
+    there = {(case.strategy, case.ranks) for case in cases}
+    assert there == {
+        (name, ranks)
+        for name in names("strategy")
+        for ranks in (2, 4)
+        if (configured("strategy", name).capabilities.max_ranks or 4) >= ranks
+    } | {(name, 1) for name in names("strategy") if configured("strategy", name).capabilities.max_ranks == 1}

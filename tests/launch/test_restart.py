@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
-import re
 import signal
 import subprocess
 import sys
@@ -16,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import SMALL, hashes, result, rows, strategy_of, train
-from composing import names
+from checkpoints import SMALL, hashes, result
 from gnnpar.cli.train import run_training
 from gnnpar.comm import Site
 from gnnpar.comm.flight_recorder import DONE, RECORD, WORKING, FlightRecorder, read_entry
@@ -26,62 +23,15 @@ from gnnpar.config.compose import compose
 from gnnpar.launch.monitor import Monitor
 from gnnpar.launch.processes import first_to_fail
 from gnnpar.track.tracker import Null
-from saboteurs import Saboteur, Strikes
+from kills import undisturbed
+from saboteurs import Saboteur
 
 PROCESSES = ("comm=gloo", "launch.max_restarts=2", "checkpoint.every=2", "epochs=8")
 
 
-def sabotaged(folder: Path, plan: Saboteur | Strikes, *overrides: str) -> Outcome:
+def sabotaged(folder: Path, plan: Saboteur, *overrides: str) -> Outcome:
     folder.mkdir()
     return run_training(replace(compose([*SMALL, *PROCESSES, *overrides]), tracker=plan), folder)
-
-
-def undisturbed(folder: Path, profile: Path, *overrides: str) -> Path:
-    """The same run in threads, with what was measured."""
-    replayed = (f"profile={profile}",) if profile.exists() else ()
-    assert train(folder, "checkpoint.every=2", "epochs=8", *replayed, *overrides).exit_code == 0
-    return folder
-
-
-def check_survives(tmp_path: Path, capsys: pytest.CaptureFixture[str], strategy: str, draw: random.Random) -> None:
-    size = compose([f"strategy={strategy}"]).strategy.capabilities.max_ranks or 2
-    rank, epoch, delay = draw.randrange(size), draw.randrange(7), draw.choice([0.0, draw.random() * 0.02])
-    plan = Saboteur(epoch=epoch, rank=rank, marker=tmp_path / "done", delay=delay)
-    outcome = sabotaged(tmp_path / "killed", plan, *strategy_of(strategy))
-    said = capsys.readouterr().out
-    assert outcome.exit_code == 0, (outcome, said, plan)
-    assert said.count("starting all ranks again") == result(tmp_path / "killed")["restarts"] == 1, (said, plan)
-    assert f"rank {rank}: killed by SIGKILL" in said
-    other = undisturbed(tmp_path / "whole", tmp_path / "killed" / "profile.json", *strategy_of(strategy))
-    assert hashes(tmp_path / "killed") == hashes(other), plan
-    assert rows(tmp_path / "killed") == rows(other), plan
-
-
-def test_a_killed_rank_changes_nothing(tmp_path: Path, capsys) -> None:
-    check_survives(tmp_path, capsys, "adaqp", random.Random(2))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # eleven starts
-@pytest.mark.parametrize("strategy", names("strategy"))
-def test_ten_kills_in_one_run_change_nothing(tmp_path: Path, capsys, strategy: str) -> None:
-    """kill -9 of any rank after any epoch, or a little later, ten times over: the same hashes as undisturbed."""
-    draw = random.Random(strategy)
-    size = compose([f"strategy={strategy}"]).strategy.capabilities.max_ranks or 2
-    strikes = tuple(
-        (epoch, draw.randrange(size), draw.choice([0.0, draw.random() * 0.02]))
-        for epoch in sorted(draw.sample(range(26), 10))
-    )
-    job = (*strategy_of(strategy), "epochs=40", "launch.max_restarts=10")
-    outcome = sabotaged(tmp_path / "killed", Strikes(strikes=strikes, count=tmp_path / "count"), *job)
-    said = capsys.readouterr().out
-    assert outcome.exit_code == 0, (outcome, said, strikes)
-    assert said.count("starting all ranks again") == result(tmp_path / "killed")["restarts"] == 10, (said, strikes)
-    killed = [int(rank) for rank in re.findall(r"^rank (\d+): killed by SIGKILL", said, re.MULTILINE)]
-    assert killed == [rank for _, rank, _ in strikes]
-    other = undisturbed(tmp_path / "whole", tmp_path / "killed" / "profile.json", *strategy_of(strategy), "epochs=40")
-    assert hashes(tmp_path / "killed") == hashes(other), strikes
-    assert rows(tmp_path / "killed") == rows(other), strikes
 
 
 @pytest.mark.slow  # the time-out must be long beside any pause of a busy machine
@@ -93,7 +43,9 @@ def test_a_rank_that_hangs_is_named_with_its_site_and_replaced(tmp_path: Path, c
     assert "rank 1: hangs: nothing heard of it for comm.timeout_seconds=20; last seen in epoch 4" in said
     assert "; the process is stopped: starting all ranks again from" in said
     assert said.count("starting all ranks again from") == 1
-    assert hashes(tmp_path / "hung") == hashes(undisturbed(tmp_path / "whole", tmp_path, "strategy=graph_parallel"))
+    assert hashes(tmp_path / "hung") == hashes(
+        undisturbed(tmp_path / "whole", tmp_path, "strategy=graph_parallel", "epochs=8")
+    )
 
 
 @pytest.mark.parametrize("stopped", [False, True])

@@ -1,0 +1,218 @@
+"""The schedule of kills: every strategy, on 1, 2 and 4 ranks, is struck many times and must end as if undisturbed.
+
+    python tests/kills.py --out FILE [--cases N]     what FILE does not hold yet is run; it is written after every case
+    python tests/kills.py --out FILE --table         the table of docs/guide/reliability.md
+
+A strike sends a signal to a rank, or to the parent of all ranks, at some time of an epoch, of a checkpoint or of the
+start. A run that has ended is started again with resume=auto by the true command line. It has survived where
+parameters, optimizer, engine state and metrics are in the end those of the same run in threads, which nobody struck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[1] / each) for each in ("src", "kernels")]
+
+from checkpoints import SMALL, hashes, result, rows, strategy_of, train
+from composing import names
+from conftest import environment
+from gnnpar.durable import write_json_whole
+from saboteurs import FROM_THE_START, PARENT, Strike, made
+
+KINDS = {  # what is sent, and how often in a case
+    "kill a rank": (signal.SIGKILL, 7),
+    "kill a rank at its start": (signal.SIGKILL, 2),
+    "stop a rank": (signal.SIGSTOP, 2),
+    "kill the parent": (signal.SIGKILL, 2),
+    "ask a rank to end": (signal.SIGTERM, 2),
+}
+ON_ONE_RANK = frozenset({"single"})
+OUTCOMES = ("survived", "refused", "lost", "hung")
+EPOCHS = 60
+_ATTEMPT_SECONDS = 900.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run and what happens to it."""
+
+    strategy: str
+    ranks: int
+    strikes: tuple[Strike, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.strategy} {self.ranks}"
+
+
+@dataclass
+class Count:
+    """What became of a case: strikes by kind, all in `outcome`; `detail` where it is not survived."""
+
+    name: str
+    tried: dict[str, int]
+    outcome: str = "survived"
+    detail: str = ""
+    restarts: int = 0
+
+    @property
+    def number(self) -> int:
+        return sum(self.tried.values())
+
+
+def cases() -> list[Case]:
+    """The full schedule: 15 strikes a case."""
+    found = [(name, ranks) for ranks in (2, 4) for name in names("strategy")]
+    fits = [(name, 1 if name in ON_ONE_RANK else ranks) for name, ranks in found]
+    return [Case(name, ranks, strikes(f"{name} {ranks}", ranks, KINDS)) for name, ranks in dict.fromkeys(fits)]
+
+
+def strikes(seed: str, ranks: int, kinds: dict[str, tuple[signal.Signals, int]]) -> tuple[Strike, ...]:
+    """In a random order, after random epochs, on random ranks."""
+    draw = random.Random(seed)
+    kind_of = [kind for kind, (_, count) in kinds.items() for _ in range(count)]
+    draw.shuffle(kind_of)
+    epochs = sorted(draw.sample(range(EPOCHS - 15), len(kind_of)))
+    found = []
+    for kind, epoch in zip(kind_of, epochs, strict=True):
+        early = kind.endswith("start")
+        victim = PARENT if kind == "kill the parent" else draw.randrange(ranks)
+        delay = draw.uniform(0.0, 0.5) if early else draw.choice([0.0, draw.uniform(0.0, 0.02)])
+        found.append(Strike(kind, FROM_THE_START if early else epoch, victim, int(kinds[kind][0]), delay))
+    return tuple(found)
+
+
+def undisturbed(folder: Path, struck: Path, *overrides: str) -> Path:
+    """The same run in threads, with what the other one measured."""
+    profile = struck / "profile.json"
+    replayed = (f"profile={profile}",) if profile.exists() else ()
+    assert train(folder, "checkpoint.every=2", *replayed, *overrides).exit_code == 0
+    return folder
+
+
+def run(case: Case, folder: Path) -> Count:
+    """Strike a run in `folder` until no strike is left and it has ended."""
+    (folder / "tracker").mkdir()
+    file = folder / "strikes.json"
+    file.write_text(json.dumps(case.strikes))
+    (folder / "tracker" / "strikes.yaml").write_text(f"_target_: saboteurs.Strikes\nfile: {file}\n")
+    job = [*SMALL[1:], *strategy_of(case.strategy), f"world_size={case.ranks}", f"epochs={EPOCHS}"]
+    how = ["tracker=strikes", "checkpoint.every=2", "launch.max_restarts=99", "comm.timeout_seconds=15"]
+    count = Count(case.name, {})
+    for _ in range(len(case.strikes) + 2):
+        before = made(file)
+        line = attempt([*job, *how, "resume=auto", "hydra.run.dir=run"], folder)
+        if line is None:
+            break
+        expected = [case.strikes[i].kind in ("kill the parent", "ask a rank to end") for i in range(before, made(file))]
+        if line == "hung":
+            count.outcome = "hung"
+        elif " is in use by " in line or " no good checkpoint left" in line or "has no rows" in line:
+            count.outcome = "refused"
+        elif not any(expected) or line not in ("", "gnnpar: interrupted by a signal"):
+            count.outcome = "lost"
+        if count.outcome != "survived":
+            count.detail = line
+            break
+    count.tried = dict(Counter(strike.kind for strike in case.strikes[: made(file)]))
+    if count.outcome == "survived":
+        count.restarts = result(folder / "run")["restarts"]
+        whole = undisturbed(folder / "whole", folder / "run", *job[len(SMALL) - 1 :])
+        if made(file) != len(case.strikes):
+            count.outcome, count.detail = "lost", f"the run ended after {made(file)} strikes"
+        elif (hashes(folder / "run"), rows(folder / "run")) != (hashes(whole), rows(whole)):
+            count.outcome, count.detail = "lost", "it ended with other numbers"
+    return count
+
+
+def attempt(job: Sequence[str], folder: Path) -> str | None:
+    """Start the run, or go on with it: None where it has completed, else its last line."""
+    env = environment()
+    env["PYTHONPATH"] += os.pathsep + str(Path(__file__).parent)
+    with subprocess.Popen(
+        [sys.executable, "-m", "gnnpar", "train", *job],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            _, err = process.communicate(timeout=_ATTEMPT_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return "hung"
+    lines = err.strip().splitlines()
+    return None if process.returncode == 0 else lines[-1] if lines else ""
+
+
+@dataclass
+class Counts:
+    """The file of counts."""
+
+    file: Path
+    cases: list[Count] = field(default_factory=list)
+
+    @staticmethod
+    def read(file: Path) -> Counts:
+        data = json.loads(file.read_text(encoding="utf-8"))["cases"] if file.exists() else []
+        return Counts(file, [Count(**each) for each in data])
+
+    def add(self, count: Count) -> None:
+        self.cases.append(count)
+        write_json_whole(self.file, {"cases": [asdict(each) for each in self.cases], "total": self.total(self.cases)})
+
+    @staticmethod
+    def total(cases: Sequence[Count]) -> dict[str, int]:
+        """tried, and of it survived, refused, lost, hung."""
+        by = {outcome: sum(each.number for each in cases if each.outcome == outcome) for outcome in OUTCOMES}
+        return {"tried": sum(by.values()), **by}
+
+    def table(self) -> str:
+        """Markdown: a row a strategy and number of ranks, and one of all."""
+        head = ["strategy", "ranks", *KINDS, "tried", *OUTCOMES]
+        lines = [head, ["---"] * len(head)]
+        for each in self.cases:
+            kinds = [str(each.tried.get(kind, 0)) for kind in KINDS]
+            lines.append([*each.name.split(), *kinds, *map(str, self.total([each]).values())])
+        kinds = [str(sum(each.tried.get(kind, 0) for each in self.cases)) for kind in KINDS]
+        lines.append(["all", "", *kinds, *map(str, self.total(self.cases).values())])
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The schedule of kills, with counts.")
+    parser.add_argument("--out", type=Path, required=True, help="JSON with the counts; what it holds is not run again")
+    parser.add_argument("--cases", type=int, help="how many more cases (all)")
+    parser.add_argument("--table", action="store_true", help="print the table and run nothing")
+    options = parser.parse_args()
+    counts = Counts.read(options.out)
+    if options.table:
+        sys.stdout.write(counts.table() + "\n")
+        return 0
+    done = {each.name for each in counts.cases}
+    for case in [case for case in cases() if case.name not in done][: options.cases]:
+        with tempfile.TemporaryDirectory(prefix="gnnpar-kills-") as folder:
+            count = run(case, Path(folder))
+        sys.stdout.write(f"{count.name}: {count.number} strikes, {count.outcome} {count.detail}\n")
+        sys.stdout.flush()
+        counts.add(count)
+    return 0 if all(each.outcome == "survived" for each in counts.cases) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
