@@ -68,14 +68,32 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     try:
-        return dispatch(command, rest)
+        code = dispatch(command, rest)
+        if argv is None:
+            flush()
+        return code
     except BrokenPipeError:  # `gnnpar ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_stdout_up()
         return 1
     except BaseException:
         if interrupted.is_set():  # libraries that are interrupted while they are imported raise errors of their own
             return 1
         raise
+
+
+def flush() -> None:
+    """Lines that a full disk does not take are given up: Python would end with an exit code of its own."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        give_stdout_up()
+
+
+def give_stdout_up() -> None:
+    """What is not written yet goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def dispatch(command: str, rest: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -21,6 +22,29 @@ StateDict = dict[Any, Any]  # Any: its owner alone reads it; `Engine.state_dict`
 """What a checkpoint has of one object."""
 
 _BLOCK = 1 << 22
+
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_RESERVED, _RESERVED_BYTES = ".reserved", 1 << 20
+
+
+def reserve_room(folder: Path) -> None:
+    """Keep room for what must be written at the end, also on a disk that fills up meanwhile; where there is none to
+    keep, nothing is kept."""
+    file = folder / _RESERVED
+    try:
+        file.write_bytes(os.urandom(_RESERVED_BYTES))  # what compresses would keep less
+    except OSError:
+        file.unlink(missing_ok=True)
+
+
+def release_room(folder: Path) -> bool:
+    """Give the room back; whether there was any."""
+    try:
+        (folder / _RESERVED).unlink()
+    except OSError:
+        return False
+    return True
 
 
 class WriteError(OSError):

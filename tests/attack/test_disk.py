@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from checkpoints import SMALL
-from conftest import Run
+from conftest import Run, environment
 
 JOB = (*SMALL, "strategy=single", "epochs=2")
 
@@ -84,3 +87,81 @@ def test_an_output_that_cannot_be_written_is_one_line(
     done = run_here(*command.format(run=finished, place=unwritable).split())
     assert done.returncode == 2
     assert str(unwritable) in one_line(done)
+
+
+def fill(disk: Path, leave: int) -> Path:
+    """A file that leaves so many bytes free."""
+    ballast = disk / "ballast"
+    there = os.statvfs(disk)
+    ballast.write_bytes(bytes(there.f_bavail * there.f_frsize - leave))
+    return ballast
+
+
+def rows_of(folder: Path) -> list[int]:
+    """Epochs of the rows, every one of which is whole."""
+    return [json.loads(line)["epoch"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("comm", ["threads", pytest.param("gloo", marks=pytest.mark.slow)])
+def test_a_disk_that_fills_up_leaves_the_last_row_and_the_result(run_here: Run, mounted: Path, comm: str) -> None:
+    run = mounted / "run"
+    job = (*SMALL[1:], f"comm={comm}", "strategy=graph_parallel", f"hydra.run.dir={run}", "checkpoint.keep=3")
+    ballast = fill(mounted, leave=(1 << 20) + 150_000)
+    done = run_here("train", *job, "epochs=2000", "checkpoint.every=3")
+    assert done.returncode == 1
+    line = one_line(done)
+    result = json.loads((run / "result.json").read_text())
+    last = result["epochs_done"] - 1
+    assert line.endswith(
+        f"DiskFull: the disk of {run} is full: the run ends after epoch {last}; free some space, and resume=auto goes "
+        "on from the last checkpoint"
+    )
+    assert (result["status"], result["error"]) == ("failed", line)
+    assert rows_of(run) == list(range(last + 1))
+    assert last > 10
+    assert (
+        f"the disk of {run} is full: only the last checkpoint stays" in done.stdout or "the one before" in done.stdout
+    )
+    assert len(list((run / "checkpoint").glob("epoch-*"))) == 1
+    ballast.unlink()
+    again = run_here("train", *job, f"epochs={last + 3}", "resume=auto")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert rows_of(run) == list(range(last + 3))
+    assert not list(run.glob(".*"))
+
+
+def test_a_disk_without_room_for_checkpoints_costs_only_them(run_here: Run, mounted: Path) -> None:
+    run = mounted / "run"
+    fill(mounted, leave=(1 << 20) + 120_000)
+    job = (*SMALL, "strategy=single", "model.hidden=256", "checkpoint.every=2", f"hydra.run.dir={run}")
+    done = run_here("train", *job, "epochs=12")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count(" not written: ") >= 5
+    assert json.loads((run / "result.json").read_text())["status"] == "completed"
+    assert rows_of(run) == list(range(12))
+
+
+def test_a_disk_that_is_full_before_the_start_is_one_line(run_here: Run, mounted: Path) -> None:
+    run = mounted / "run"
+    fill(mounted, leave=0)
+    done = run_here("train", *JOB, f"hydra.run.dir={run}")
+    assert done.returncode in (1, 2)
+    assert one_line(done).endswith("No space left on device")
+
+
+@pytest.mark.slow  # a process of its own
+def test_lines_on_a_full_disk_are_no_reason_to_end(tmp_path: Path, mounted: Path) -> None:
+    command = [sys.executable, "-m", "gnnpar", "train", *SMALL[:5], *SMALL[6:], "strategy=single", "epochs=30"]
+    with (mounted / "log").open("w") as log:
+        fill(mounted, leave=0)
+        done = subprocess.run(
+            [*command, "hydra.run.dir=run"],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=log,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"

@@ -139,7 +139,7 @@ def test_a_disk_that_is_full_for_metrics_ends_the_run_in_one_line(tmp_path: Path
         outcome = train(tmp_path, "strategy=single", "epochs=50", "checkpoint.keep=0")
     assert outcome.exit_code == 1
     assert outcome.error is not None
-    assert "OSError: [Errno 27] File too large" in outcome.error
+    assert "metrics.jsonl cannot be written: File too large" in outcome.error
     assert "result.json cannot be written (File too large)" in outcome.error
 
 

@@ -2,30 +2,62 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated, cast
 
 import annotated_types as at
 import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gnnpar.durable import JsonObject
+from gnnpar.durable import DISK_FULL, JsonObject
 from gnnpar.track.picture import picture
 from gnnpar.track.tracker import Tracker
 
 
 def stdout() -> rich.console.Console:
     """Written as it is: no highlighting, no wrapping when the output is a file."""
-    return rich.console.Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    return rich.console.Console(file=cast("IO[str]", _Patient()), highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+class _Patient(io.TextIOBase):
+    """stdout; where that is a file on a full disk, lines come when there is room again, and are no error."""
+
+    def write(self, text: str) -> int:
+        with _patience():
+            sys.stdout.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with _patience():
+            sys.stdout.flush()
+
+    def isatty(self) -> bool:
+        return sys.stdout.isatty()
+
+    def fileno(self) -> int:
+        return sys.stdout.fileno()
+
+
+@contextmanager
+def _patience() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
 
 
 def say(text: str) -> None:
     """A line on stdout."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    patient = _Patient()
+    patient.write(text + "\n")
+    patient.flush()
 
 
 def complain(text: str) -> None:

@@ -9,36 +9,84 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from gnnpar.durable import Json, JsonDict, JsonObject, write_text_whole
+from gnnpar.durable import DISK_FULL, Json, JsonDict, JsonObject, WriteError, write_text_whole
 from gnnpar.track import keys
 
 FILE = "metrics.jsonl"
 
 
+class Room(Protocol):
+    """What a full disk can do without. `spent`: the last of it is gone, and the run has to end."""
+
+    @property
+    def spent(self) -> bool: ...
+
+    def make(self) -> bool:
+        """Free something; False where nothing is left."""
+        ...
+
+
+class DiskFull(OSError):
+    """The run ends because its disk is full. One line with what to do."""
+
+
 class Jsonl:
-    """Rows are flushed as they come: a run that is killed leaves every epoch it finished.
+    """Rows are whole, and in the file as soon as they come: a run that is killed leaves every epoch it finished.
 
     A run that goes on from a checkpoint begins with the rows of its `epochs_done` epochs, as `source` has them; `timed`
-    tells whether their times and bytes count as this run's. `count`: rows by now.
+    tells whether their times and bytes count as this run's. `room`: what goes before a row does. `count`: rows by now.
     """
 
-    def __init__(self, run_dir: Path, *, source: Path | None = None, epochs_done: int = 0, timed: bool = True) -> None:
-        file = run_dir / FILE
-        if source is not None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        source: Path | None = None,
+        epochs_done: int = 0,
+        timed: bool = True,
+        room: Room | None = None,
+    ) -> None:
+        self._path, self._room = run_dir / FILE, room
+        if source is None:
+            self._path.write_bytes(b"")
+        else:
             kept = [row for row in read_rows(source) if row["epoch"] < epochs_done]
             kept = kept if timed else [_results_only(row) for row in kept]
-            write_text_whole(file, "".join(json.dumps(row) + "\n" for row in kept), sync=True)
+            write_text_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept), sync=True)
         self.count = epochs_done
-        self._file = file.open("w" if source is None else "a", encoding="utf-8")
+        self._file = self._path.open("ab", buffering=0)
 
     def start(self, facts: JsonObject) -> None: ...
 
     def log(self, row: JsonObject) -> None:
+        """Raises DiskFull where the row took the last room, WriteError where it could not be written."""
         keys.check(dict(row))
-        self._file.write(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n")
-        self._file.flush()
+        line = (json.dumps({k: _finite(v) for k, v in row.items()}) + "\n").encode()
+        while True:
+            try:
+                self._append(line)
+                break
+            except OSError as error:
+                if error.errno not in DISK_FULL or self._room is None or not self._room.make():
+                    raise WriteError(error.errno, error.strerror or str(error), str(self._path)) from error
         self.count += 1
+        if self._room is not None and self._room.spent:
+            raise DiskFull(
+                f"the disk of {self._path.parent} is full: the run ends after epoch {row['epoch']}; free some space, "
+                "and resume=auto goes on from the last checkpoint"
+            )
+
+    def _append(self, line: bytes) -> None:
+        """The whole line or nothing of it."""
+        before, left = os.fstat(self._file.fileno()).st_size, memoryview(line)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            os.truncate(self._path, before)
+            raise
 
     def close(self, result: JsonObject | None = None) -> None:
         self._file.close()

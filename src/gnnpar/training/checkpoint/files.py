@@ -16,7 +16,15 @@ import torch
 
 from gnnpar.aliases import with_current_targets
 from gnnpar.comm import Communicator
-from gnnpar.durable import JsonDict, JsonObject, file_hash, read_checked_json, sync_folder, write_checked_json
+from gnnpar.durable import (
+    DISK_FULL,
+    JsonDict,
+    JsonObject,
+    file_hash,
+    read_checked_json,
+    sync_folder,
+    write_checked_json,
+)
 from gnnpar.training.checkpoint.state import plain, read_tree, tree_hash, write_tree
 
 FOLDER, MANIFEST = "checkpoint", "manifest.json"
@@ -70,25 +78,27 @@ def save(
     epoch: int,
     comm: Communicator,
     tree: JsonObject,
-    manifest: JsonObject,
+    manifest: Callable[[], JsonObject],
     *,
     keep: int,
     say: Say,
 ) -> bool:
     """Write checkpoint/epoch-N under a run's folder and drop what is no longer kept; whether it is there, on rank 0.
 
-    Collective. A disk that takes no more is a line, not the end of the run: what was there before stays.
+    Collective. `manifest`: what rank 0 knows, asked there once all parts are written. A disk that takes no more is a
+    line, not the end of the run: what was there before stays.
     """
     final = folder / FOLDER / f"epoch-{epoch:06d}"
     partial = final.with_name(final.name + _PARTIAL)
-    mine: JsonDict = {"error": ""}
+    mine: JsonDict = {"error": "", "full": False}
     try:
         partial.mkdir(parents=True, exist_ok=True)
         mine |= write_tree(partial / name_of(comm.rank), tree)
         mine["hashes"] = {name: tree_hash(plain(tree[name])) for name in ("model", "optimizer", "engine")}
     except OSError as error:
-        mine["error"] = f"{error.strerror or error} ({partial})"
+        mine |= {"error": f"{error.strerror or error} ({partial})", "full": error.errno in DISK_FULL}
     except RuntimeError as error:  # torch's own writer tells a full disk so
+        mine["full"] = True
         mine["error"] = f"{' '.join(str(error).split())[:200]} ({partial})"
     everyone = comm.gather(mine)
     if everyone is None:
@@ -96,10 +106,12 @@ def save(
     try:
         if problem := next((each["error"] for each in everyone if each["error"]), ""):
             raise OSError(problem)
-        _finish(partial, final, {"schema": 1, "epoch": epoch, "time": time.time(), **manifest}, everyone)
+        _finish(partial, final, {"schema": 1, "epoch": epoch, "time": time.time(), **manifest()}, everyone)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        say(f"checkpoint of epoch {epoch} not written: {error}; those before it stay")
+        full = error.errno in DISK_FULL or any(each["full"] for each in everyone)
+        stays = "the one before it stays" if full and drop_old(folder) else "those before it stay"
+        say(f"checkpoint of epoch {epoch} not written: {error}; {stays}")
         return False
     prune(folder, keep=keep)
     return True
@@ -235,6 +247,18 @@ def prune(run_dir: Path, *, keep: int) -> None:
     for folder in there:
         if folder not in kept:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def drop_old(run_dir: Path) -> bool:
+    """Leave the last good checkpoint alone, for the disk is full; whether there were others."""
+    there = folders(run_dir)
+    last = latest(run_dir, lambda line: None) if len(there) > 1 else None
+    if last is None:
+        return False
+    for folder in there:
+        if folder != last.folder:
+            shutil.rmtree(folder, ignore_errors=True)
+    return True
 
 
 def forget_after(run_dir: Path, epoch: int) -> None:

@@ -60,13 +60,17 @@ class CheckpointPolicy:
             "engine": run.engine.state_dict(),
             "random": random_state(run.comm.device),
         }
-        manifest: JsonDict = {"val": val, "progress": dict(progress), "run": run.identity}
-        if run.comm.rank == 0:
-            rows = self._rows.read(sync=True)
-            manifest |= {"rows": rows.count, "rows_sha256": rows.sha256}
-        if (plan := plan or run.replanned) is not None:
+        plan = plan or run.replanned
+        if plan is not None:
             tree["plan"] = {name: array.to(torch.int32) for name, array in plan.arrays.items()}
-            manifest["plan"] = plan.as_data({name: checkpoint.name_of(0) for name in plan.arrays})
+
+        def manifest() -> JsonDict:
+            rows = self._rows.read(sync=True)
+            made: JsonDict = {"val": val, "rows": rows.count, "rows_sha256": rows.sha256}
+            if plan is not None:
+                made["plan"] = plan.as_data({name: checkpoint.name_of(0) for name in plan.arrays})
+            return made | {"progress": dict(progress), "run": run.identity}
+
         keep, self._saved_at = self._when.keep, time.monotonic()
         return checkpoint.save(self._run_dir, done, run.comm, tree, manifest, keep=keep, say=self._say)
 

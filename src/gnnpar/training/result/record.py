@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from gnnpar.comm.world import Outcome, World, reason_of
-from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.durable import JsonDict, JsonObject, release_room, reserve_room
 from gnnpar.settings import Cluster, Settings, show
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Tee, Tracker
@@ -58,6 +58,7 @@ class RunRecord:
         forget(self.run_dir)
         if not self.header["restarts"]:
             resume.clean(self.settings, self.run_dir, say)
+        reserve_room(self.run_dir)
         if self.world.how == "joined":  # a rank that is killed cannot write: this stands until a better result does
             self._write("failed", "ended without saying why")
         self._begun = True
@@ -68,6 +69,7 @@ class RunRecord:
     def on_restart(self, restarts: int) -> str:
         self.header["restarts"] = restarts
         forget(self.run_dir)
+        reserve_room(self.run_dir)
         saved = checkpoint.folders(self.run_dir)
         return f"from {saved[0]}" if saved else "from the beginning, for there is no checkpoint yet"
 
@@ -105,7 +107,8 @@ class RunRecord:
         settings, found = self.settings, start.found
         job = {**self.header, "study": settings.study, "names": dict(settings.names), "resolved": settings.resolved}
         done = found.epoch if found else 0
-        rows = Jsonl(self.run_dir, source=found and found.run_dir, epochs_done=done, timed=start.alike)
+        room = Room(self.run_dir)
+        rows = Jsonl(self.run_dir, source=found and found.run_dir, epochs_done=done, timed=start.alike, room=room)
         tracker = Tee(trackers=(rows, settings.tracker.build(self.run_dir, settings.epochs, job)))
         try:
             yield tracker
@@ -125,7 +128,22 @@ class RunRecord:
         tracker.close(self._write("completed", None))
 
     def _write(self, status: Status, reason: str | None) -> JsonDict:
+        release_room(self.run_dir)
         return write_result(self.run_dir, self.header, status, reason)
+
+
+class Room:
+    """What goes first when a run's disk is full: checkpoints but the last, then the room reserved for the end."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir, self.spent = run_dir, False
+
+    def make(self) -> bool:
+        if checkpoint.drop_old(self._run_dir):
+            say(f"the disk of {self._run_dir} is full: only the last checkpoint stays")
+            return True
+        self.spent = release_room(self._run_dir)
+        return self.spent
 
 
 def remarks(settings: Settings, world: World) -> Iterator[str]:
