@@ -273,6 +273,7 @@ def test_a_fold_separates_as_it_says(name):
 
 
 def test_what_does_not_separate_says_so():
+    assert {name for name, agg in AGGREGATORS.items() if agg.separates_values} == {"softmax", "softmax_dropout"}
     assert {name: agg.separates for name, agg in AGGREGATORS.items()} == {
         "sum": "columns",
         "max": "columns",
@@ -287,6 +288,20 @@ def test_what_does_not_separate_says_so():
         _run(agg, _sliced(x, cut), blocks, [0], cut(grad_out))[0] for cut in (lambda t: t, lambda t: t[:, 1:])
     )
     assert not torch.allclose(part, whole[:, 1:]), "a mask is drawn for all heads together"
+
+
+@pytest.mark.parametrize("name", [n for n, agg in AGGREGATORS.items() if agg.separates_values])
+def test_values_separate_and_gradients_of_what_weighs_them_are_sums(name):
+    agg, (blocks, x, grad_out) = AGGREGATORS[name], _one_block(name)
+    out, grads = _run(agg, x, blocks, [0], grad_out)
+    summed = [torch.zeros_like(g) for g in grads]
+    for cut in (lambda t: t[..., :1], lambda t: t[..., 1:]):
+        sliced = x._replace(src=(cut(x.src[0]).contiguous(), *x.src[1:]))
+        part, part_grads = _run(agg, sliced, blocks, [0], cut(grad_out).contiguous())
+        torch.testing.assert_close(part, cut(out))
+        torch.testing.assert_close(part_grads[0], cut(grads[0]))
+        summed = [total + g if i else total for i, (total, g) in enumerate(zip(summed, part_grads, strict=True))]
+    torch.testing.assert_close(summed[1:], grads[1:])
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)

@@ -46,7 +46,16 @@ class Aggregator(Protocol):
         """By what a fold of slices of its operands is the slice of its fold, so that ranks may share the work.
 
         columns: any entries of the rows of sources (there is one operand). heads: dimension 1 of every operand and of
-        the result. no: neither.
+        the result, dimension 0 of shared tensors. no: neither.
+        """
+        ...
+
+    @property
+    def separates_values(self) -> bool:
+        """Do weights depend on all operands but the first alone?
+
+        Then the last dimension of the first operand and of the result also separates, with all others whole, whose
+        gradients are sums over the slices.
         """
         ...
 
@@ -89,6 +98,10 @@ class ByBlock:
     @property
     def separates(self) -> Separates:
         return "no"
+
+    @property
+    def separates_values(self) -> bool:
+        return False
 
     @property
     def whole_neighborhood(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnnpar.folds.aggregator import ByBlock, EdgeDropout
+from gnnpar.folds.aggregator import ByBlock, EdgeDropout, Separates
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar_kernels import keep_mask
 
@@ -26,7 +26,8 @@ class Generic(ByBlock):
 
     `score` gives [e, H], `value` gives [e, H, D] (with a score) or [e, ...]. The gradient is autograd inside a slice
     of edges against the fold's own logsumexp: it costs recomputation, not memory. Row-local state goes into `src` and
-    `dst`, learned tensors into `shared`; a function must not close over a tensor that requires grad.
+    `dst`, learned tensors into `shared`; a function must not close over a tensor that requires grad. `by_heads`: both
+    functions treat every head by itself, dimension 1 of rows and 0 of shared tensors.
 
     Shapes: src (any [M, ...]), dst (any [N, ...]), edge (any [E, ...]) -> out [N, ...].
     """
@@ -34,8 +35,14 @@ class Generic(ByBlock):
     value: EdgeFunction
     score: EdgeFunction | None = None
     dropout: EdgeDropout | None = None
+    by_heads: bool = False
     needs_src = True
     linear = False
+
+    @property
+    def separates(self) -> Separates:
+        """The mask of attention dropout is drawn for all heads of an edge together."""
+        return "heads" if self.by_heads and self.dropout is None else "no"
 
     @property
     def summed(self) -> bool:

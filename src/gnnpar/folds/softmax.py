@@ -30,6 +30,7 @@ class Softmax:
     needs_src = True
     linear = False
     summed = False
+    separates_values = True
     whole_neighborhood = False
 
     @property

@@ -49,7 +49,7 @@ class GATv2Conv(nn.Module):
         return (self.left(h).unflatten(-1, (self.heads, -1)),)
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
-        agg = Generic(value=_value, score=_Score(self.slope), dropout=g.edge_dropout(self.p))
+        agg = Generic(value=_value, score=_Score(self.slope), dropout=g.edge_dropout(self.p), by_heads=True)
         src = g.source(self.message, h)
         g, (h,) = g.destinations(h)
         dst = (self.right(h).unflatten(-1, (self.heads, -1)),)

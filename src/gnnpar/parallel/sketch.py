@@ -18,12 +18,17 @@ from gnnpar.partition.shard import Shard
 
 
 class Use(NamedTuple):
-    """One aggregation of a model: the fold, its source rows, and the rows it would push (none: it cannot)."""
+    """One aggregation of a model: the fold, its source rows, and the rows it would push (none: it cannot).
+
+    `dst`: rows of destinations; `out`: those of the result.
+    """
 
     layer: int
     agg: Aggregator
     src: tuple[RowLike, ...]
     pushed: tuple[RowLike, ...] = ()
+    dst: tuple[RowLike, ...] = ()
+    out: tuple[RowLike, ...] = ()
 
 
 @dataclass(eq=False)
@@ -36,8 +41,10 @@ class _Sketch(WholeGraph):
             fold, x, block = agg.pushing(), Operands(src, dst, edge, shared), self.shard.inner
             out, saved = fold.finish(fold.update(fold.init(block.num_dst, x), block, x))
             pushed = RowLike.of(fold.pushed(x, fold.prepare(saved, out), out))
-        self.uses.append(Use(self.layer, agg, RowLike.of(src), pushed))
-        return super().aggregate(agg, src, dst, edge, shared)
+        result = super().aggregate(agg, src, dst, edge, shared)
+        like = (RowLike.of(rows) for rows in (dst, (result,)))
+        self.uses.append(Use(self.layer, agg, RowLike.of(src), pushed, *like))
+        return result
 
 
 @torch.no_grad()

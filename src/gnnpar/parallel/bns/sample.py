@@ -84,6 +84,10 @@ class Reweighted(ByBlock):
         return self.fold.separates
 
     @property
+    def separates_values(self) -> bool:
+        return self.fold.separates_values
+
+    @property
     def whole_neighborhood(self) -> bool:
         return self.fold.whole_neighborhood
 
