@@ -42,6 +42,7 @@ def test_gnnpar_alone(cited: Callable[..., str]) -> None:
         ("minibatch", "hamilton2017graphsage"),
         ("bns", "wan2022bns"),
         ("pipegcn", "wan2022pipegcn"),
+        ("feature", "ai2024neutrontp"),
     ],
 )
 def test_a_strategy_cites_its_paper(cited: Callable[..., str], strategy: str, key: str) -> None:

@@ -194,7 +194,8 @@ def test_only_what_is_allowed_is_chosen() -> None:
         assert shipped().candidate_of(one.as_predicted()["candidate"], 8) == one.candidate
         before = {"overlap": "edges", "prefetch": 1, "backward": "push", "remat": True, "chunks": 1, "cuts": [0]}
         assert shipped().candidate_of(before | one.as_predicted()["candidate"], 8) == one.candidate
-    assert {p.candidate.family for p in free} == {"graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid", "pipegcn"}
+    names = {"graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid", "pipegcn", "feature"}
+    assert {p.candidate.family for p in free} == names
 
 
 def test_what_does_not_fit_says_the_numbers() -> None:

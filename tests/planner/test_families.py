@@ -54,12 +54,12 @@ def test_all_candidates_name_fields_that_their_strategies_have() -> None:
     ir = record(MODEL.build(24, 5, seed=0), 24)
     scope = Scope(ir=ir, nodes=3000)
     found = shipped().candidates(scope, 4)
-    assert {c.family for c in found} == {"graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid", "pipegcn"}
+    assert {c.family for c in found} == {"graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid", "pipegcn", "feature"}
     assert len({c.label for c in found}) == len(found)
     for candidate in found:
         shipped().strategy_of(candidate)
     kept = shipped().candidates(replace(scope, cached=True), 4)
-    assert {c.family for c in kept} == {"graph_parallel", "adaqp", "sar", "pipegcn"}
+    assert {c.family for c in kept} == {"graph_parallel", "adaqp", "sar", "pipegcn", "feature"}
     assert [c.label for c in shipped().candidates(scope, 1)] == ["single"]
 
 
@@ -74,6 +74,7 @@ def test_calibration_measures_one_candidate_of_every_engine() -> None:
     found = {c.engine: c.label for c in calibrated(trials(4)[0], 4)}
     assert found == {
         "single": "single",
+        "feature": "feature",
         "graph_parallel": "graph_parallel",
         "rounded": "graph_parallel, 16 bit",
         "adaqp": "adaqp, 8 bit",

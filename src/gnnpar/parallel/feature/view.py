@@ -1,0 +1,258 @@
+"""All edges on this rank's share of the columns: Y[N_P, F] = home(A[N, N] . columns(X[N_P, F])).
+
+Forward: rows go to the ranks by columns (all-to-all), each folds the whole graph, results go home (all-to-all).
+Backward: the same with gradients, in the opposite order. `columns` carries rows and the gradients of rows, `home`
+results and the gradients of results: a codec knows the lists of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, RowLists, Site
+from gnnpar.comm.communicator import Phase
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.parallel.feature.slices import Slices, slices_of
+from gnnpar.parallel.torch_types import Context, apply
+from gnnpar.parallel.view import View
+from gnnpar.parallel.whole import fold_block, split_operands
+from gnnpar.partition.shard import Shard
+
+Counts = tuple[int, int]  # operands of sources, of destinations
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """The whole graph, as every rank holds it. Shapes: block [N, N]; ids[p]: [N_p] nodes of part p, ascending."""
+
+    block: Block
+    ids: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.block.nbytes + sum(t.numel() * t.element_size() for t in self.ids)
+
+
+def structure_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Structure:
+    """Collective. Not counted: a set-up, like the cutting before it. Edges in the order of (destination, source)."""
+    pieces = [(shard.inner, shard.node_ids), *((b, b.src_ids) for b in shard.halo.values())]
+    src: list[Tensor] = []
+    dst: list[Tensor] = []
+    ids: list[Tensor] = []
+    for block, columns in pieces:
+        assert columns is not None
+        src.append(columns[block.indices.long()])
+        dst.append(shard.node_ids[block.edge_dst])
+        ids.append(block.edge_ids if edge_ids and block.edge_ids is not None else dst[-1][:0])
+    mine = [torch.cat(each).cpu() for each in (src, dst, ids)]
+    everyone = comm.broadcast(comm.gather((mine, shard.node_ids.cpu())))
+    assert everyone is not None
+    nodes = [each for _, each in everyone]
+    all_src, all_dst, all_ids = (torch.cat([edges[i] for edges, _ in everyone]) for i in range(3))
+    if edge_ids:
+        by_id = all_ids.argsort()
+        all_src, all_dst, all_ids = all_src[by_id], all_dst[by_id], all_ids[by_id]
+    order = torch.argsort(all_dst * shard.num_nodes + all_src, stable=True)
+    block = Block.from_edges(
+        all_dst[order],
+        all_src[order],
+        num_dst=shard.num_nodes,
+        num_src=shard.num_nodes,
+        edge_ids=all_ids[order] if edge_ids else None,
+        src_ids=torch.arange(shard.num_nodes),
+    )
+    return Structure(block.to(comm.device), tuple(t.to(comm.device) for t in nodes))
+
+
+def row_lists(structure: Structure, me: int) -> tuple[RowLists, RowLists]:
+    """Of `columns`, where a rank sends its rows to all others, and of `home`, where it sends them theirs."""
+    ids, mine = structure.ids, structure.ids[me]
+    others = [p for p in range(len(ids)) if p != me]
+    every = torch.arange(len(mine), device=mine.device)
+    nodes = torch.arange(structure.block.num_dst, device=mine.device)
+    theirs = {p: ids[p] for p in others}
+    columns = RowLists(me, len(ids), mine, dict.fromkeys(others, every), theirs)
+    return columns, RowLists(me, len(ids), nodes, theirs, dict.fromkeys(others, mine))
+
+
+@dataclass(eq=False)
+class FeatureGraph(View):
+    """A rank's rows, folded by all ranks together."""
+
+    structure: Structure = field(kw_only=True)
+    columns: CodedExchange = field(kw_only=True)
+    home: CodedExchange = field(kw_only=True)
+
+    @property
+    def rank(self) -> int:
+        return self.columns.comm.rank
+
+    @property
+    def ranks(self) -> int:
+        return self.columns.comm.size
+
+    @property
+    def peers(self) -> list[int]:
+        """The other ranks, the next one first: at any time each sends to another one."""
+        return [(self.rank + step) % self.ranks for step in range(1, self.ranks)]
+
+    @property
+    def mine(self) -> Tensor:
+        """[N_P] global ids of my rows, which are their places in a table."""
+        return self.structure.ids[self.rank]
+
+    def site(self, call: int, phase: Phase) -> Site:
+        return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        call = self.next_call()
+        if (kept := self.kept_result(call, agg, src)) is not None:
+            return kept
+        if self.ranks == 1:
+            return self.keep_result(call, agg, src, fold_block(agg, self.shard.inner, src, dst, edge, shared))
+        slices = slices_of(agg, RowLike.of(src), len(dst), self.ranks, self.layer)
+        if edge:
+            raise ValueError(
+                f"strategy=feature folds all edges on every rank, but the rows of edges that {type(agg).__name__} of "
+                f"layer {self.layer} reads lie on the ranks of their destinations: use strategy=graph_parallel or sar"
+            )
+        out = apply(_FeatureFold, self, agg, slices, call, (len(src), len(dst)), *src, *dst, *shared)
+        return self.keep_result(call, agg, src, out)
+
+    def gathered(
+        self, exchange: CodedExchange, slices: Slices, rows: Rows, site: Site, index: Tensor | None = None
+    ) -> Rows:
+        """My share of everybody's rows: operands [N_P, ...] -> tables [N, ...], without rows where I am idle.
+
+        `index`: of all my rows, for a codec that looks up which nodes they are.
+        """
+        ids = self.structure.ids
+        outgoing = {
+            q: Outgoing(tuple(t.contiguous() for t in slices.rows(rows, q)), index)
+            for q in self.peers
+            if slices.works(q)
+        }
+        works = slices.works(self.rank)
+        incoming = {p: Incoming(len(ids[p])) for p in self.peers} if works else {}
+        like = slices.like(RowLike.of(rows), self.rank)
+        posted = exchange.post(outgoing, incoming, like, site)
+        if not works:
+            return ()
+        tables = tuple(each.empty(self.shard.num_nodes) for each in like)
+        for p, part in ((self.rank, slices.rows(rows, self.rank)), *exchange.take_all(posted)):
+            for table, got in zip(tables, part, strict=True):
+                table[ids[p]] = got
+        return tables
+
+    def shares(
+        self,
+        exchange: CodedExchange,
+        slices: Slices,
+        tables: Rows,
+        like: Sequence[RowLike],
+        site: Site,
+        *,
+        listed: bool,
+    ) -> dict[int, Rows]:
+        """What every rank that works has for my rows, by rank in ascending order: tables [N, ...] -> [N_P, ...].
+
+        `like`: the operands of which the tables are shares. `listed`: the codec knows the rows by their lists.
+        """
+        ids = self.structure.ids
+        posts: list[Posted] = []
+        found: dict[int, Rows] = {}
+        for members in slices.classes:  # ranks whose shares are equally wide: a message has one shape
+            outgoing: dict[int, Outgoing] = {}
+            if self.rank in members:
+                found[self.rank] = tuple(t[self.mine] for t in tables)
+                for p in self.peers:
+                    outgoing[p] = Outgoing(tables, ids[p]) if listed else Outgoing(tuple(t[ids[p]] for t in tables))
+            incoming = {q: Incoming(len(self.mine)) for q in self.peers if q in members}
+            posts.append(exchange.post(outgoing, incoming, slices.like(like, members[0]), site))
+        for posted in posts:
+            found.update(exchange.take_all(posted))
+        return dict(sorted(found.items()))
+
+
+class _Kept(Context):
+    view: FeatureGraph
+    agg: Aggregator
+    slices: Slices
+    call: int
+    counts: Counts
+    num_kept: int
+    like: tuple[RowLike, ...]
+    shared: tuple[torch.Size, ...]
+
+
+class _FeatureFold(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: _Kept, view: FeatureGraph, agg: Aggregator, slices: Slices, call: int, counts: Counts, *flat: Tensor
+    ) -> Tensor:
+        x, site = split_operands((*counts, 0), flat), view.site(call, "forward")
+        every = torch.arange(len(view.mine), device=view.mine.device)
+        tables = view.gathered(view.columns, slices, (*x.src, *x.dst), site, every)
+        operands, results, saved = Operands(()), (), ()
+        if slices.works(view.rank):
+            operands = Operands(tables[: counts[0]], tables[counts[0] :], (), slices.shared(x.shared, view.rank))
+            block = view.structure.block
+            result, saved = agg.finish(agg.update(agg.init(block.num_dst, operands), block, operands))
+            results = (result,)
+        like = _result_like(agg, x)
+        out = like.empty(len(view.mine))
+        home = replace(slices, whole=frozenset())
+        for q, (rows,) in view.shares(view.home, home, results, (like,), site, listed=True).items():
+            home.of(out, q).copy_(rows)
+        kept = [t for group in operands for t in group] if agg.needs_src else []
+        ctx.view, ctx.agg, ctx.slices, ctx.call, ctx.counts, ctx.num_kept = view, agg, slices, call, counts, len(kept)
+        ctx.like, ctx.shared = RowLike.of((*x.src, *x.dst)), tuple(t.shape for t in x.shared)
+        ctx.save_for_backward(*kept, *saved)
+        return out
+
+    @staticmethod
+    def backward(ctx: _Kept, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        view, agg, slices, (num_src, num_dst) = ctx.view, ctx.agg, ctx.slices, ctx.counts
+        asked, site = ctx.needs_input_grad[5:], view.site(ctx.call, "backward")
+        kept, saved = ctx.saved_tensors[: ctx.num_kept], ctx.saved_tensors[ctx.num_kept :]
+        home = replace(slices, whole=frozenset())
+        wanted = [i for i in range(num_src + num_dst) if asked[i]]
+        tables, shared = (), [grad_out.new_zeros(shape) for shape in ctx.shared]
+        received = view.gathered(view.home, home, (grad_out,), site)
+        if received:
+            (mine,) = received
+            prepared = agg.prepare(saved, mine)
+            operands = split_operands((num_src, num_dst, 0), kept)
+            grads = agg.grad(view.structure.block, operands, prepared, mine)
+            every = (*grads.src, *(grads.dst or agg.grad_dst(prepared, mine)))
+            tables = tuple(every[i] for i in wanted)
+            for total, part in zip(slices.shared(tuple(shared), view.rank), grads.shared, strict=False):
+                total.copy_(part)
+        part_of = replace(slices, whole=frozenset(n for n, i in enumerate(wanted) if i in slices.whole))
+        like = [ctx.like[i] for i in wanted]
+        totals = [each.empty(len(view.mine)).zero_() for each in like]
+        if wanted:
+            found = view.shares(view.columns, part_of, tables, like, site, listed=False)
+            for q, rows in found.items():
+                for total, into, got in zip(totals, part_of.rows(tuple(totals), q), rows, strict=True):
+                    into.add_(got) if into is total else into.copy_(got)
+        flat: list[Tensor | None] = [None] * (num_src + num_dst)
+        for i, total in zip(wanted, totals, strict=True):
+            flat[i] = total
+        return (None, None, None, None, None, *flat, *(g for g in shared))
+
+
+def _result_like(agg: Aggregator, x: Operands) -> RowLike:
+    """Shape of the whole result's rows: that of a node without edges."""
+    one = x._replace(src=tuple(t.new_zeros(1, *t.shape[1:]) for t in x.src))
+    one = one._replace(dst=tuple(t.new_zeros(1, *t.shape[1:]) for t in x.dst))
+    none = torch.zeros(0, dtype=torch.long, device=x.src[0].device)
+    first = torch.zeros(1, dtype=torch.long, device=none.device)
+    alone = Block.from_edges(none, none, num_dst=1, num_src=1, edge_ids=none, src_ids=first)
+    out, _ = agg.finish(agg.update(agg.init(1, one), alone, one))
+    return RowLike.of((out,))[0]
