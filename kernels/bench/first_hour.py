@@ -152,7 +152,10 @@ STAGES = (
         (
             *(
                 Check(
-                    f"gloo-{s}-{m}", f"{PROOF} pair cuda {s} {m}", 60, f"{PROOF} pair cpu {s} {m}" if s == "sar" else ""
+                    f"gloo-{s}-{m}",
+                    f"{PROOF} pair cuda {s} {m}",
+                    120,
+                    f"{PROOF} pair cpu {s} {m}" if s == "sar" else "",
                 )
                 for s in ("graph_parallel", "adaqp_p", "sar", "gnnpipe")
                 for m in ("gcn", "gat")

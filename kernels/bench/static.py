@@ -127,7 +127,8 @@ def write_table() -> None:
     rows = []
     if RESULTS.exists():
         with RESULTS.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["triton"] != triton.__version__]
+            others = [row for row in csv.DictReader(file) if row["triton"] != triton.__version__]
+        rows = [{name: row[name] for name in COLUMNS} for row in others]
     for module in modules():
         for variant in variants(module):
             if MAIN.match(variant.name):

@@ -15,8 +15,9 @@ class Tasks(NamedTuple):
     """Every CSR row once: in one class of `low`, as one piece with slot -1, or as pieces with consecutive slots.
 
     Shapes: low, by bound of LOW, CSR rows [n] int32 of at most that degree, the rows without edges in the first;
-    row [T] int32, begin and end [T] of indptr's type, slot [T] int32: pieces, the longest first, written to the row
-    itself where slot is -1, else to a workspace [num_slots, ...]; split_row [S] int32 with the slots
+    row [T] int32, begin and end [T] of indptr's type, slot [T] int32: pieces, those of cut rows first, of other rows in
+    the rows' order, so that a cache keeps what neighbouring rows share; written to the row itself where slot is -1,
+    else to a workspace [num_slots, ...]; split_row [S] int32 with the slots
     split_first[s] to split_first[s + 1], [S + 1] int32, to be combined in this order.
     """
 
@@ -52,7 +53,10 @@ def _cut(indptr: Tensor, split: int) -> Tasks:
         low.append(((degree > above) & (degree <= bound)).nonzero()[:, 0].int())
         above = bound
     high = (degree > above).nonzero()[:, 0]
-    high = high[torch.sort(degree[high], descending=True, stable=True).indices]
+    to_cut = torch.where(degree[high] > split, degree[high], 0)
+    high = high[
+        torch.sort(to_cut, descending=True, stable=True).indices
+    ]  # others in their order: neighbours share rows
     count = (degree[high] + split - 1) // split
     owner = torch.repeat_interleave(torch.arange(len(high), device=indptr.device), count)
     first = count.cumsum(0) - count
@@ -60,7 +64,7 @@ def _cut(indptr: Tensor, split: int) -> Tasks:
         indptr[high][owner] + (torch.arange(len(owner), device=indptr.device) - first[owner]).to(indptr.dtype) * split
     )
     end = torch.minimum(begin + split, indptr[high + 1][owner])
-    cut = count > 1  # the longest rows come first, so their pieces are the first slots
+    cut = count > 1  # these come first, so their pieces are the first slots
     num_slots = int(count[cut].sum())
     slot = torch.arange(len(owner), device=indptr.device)
     split_first = torch.cat([first.new_zeros(1), count[cut].cumsum(0)])

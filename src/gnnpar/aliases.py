@@ -24,6 +24,7 @@ MOVED = {  # 0.1.0 -> now
     "gnnpar.strategies.single": "gnnpar.parallel.single.strategy",
     "gnnpar.strategies.tag": "gnnpar.planner.strategy",
 }
+_LATER = {"deterministic": False}
 _PUBLISHED = {now: before for before, now in MOVED.items()}
 
 
@@ -45,6 +46,11 @@ def with_current_targets(tree: object) -> Any:  # Any: plain data of JSON or YAM
 def with_published_targets(tree: object) -> Any:  # Any: plain data of JSON or YAML
     """The tree with every `_target_` as it was first published, for hashes."""
     return _mapped(tree, _PUBLISHED)
+
+
+def with_published_keys(settings: Mapping[str, Any]) -> dict[str, Any]:  # Any: plain data of JSON or YAML
+    """A configuration without keys of later versions whose value is what every run had before, for hashes."""
+    return {key: value for key, value in settings.items() if key not in _LATER or value != _LATER[key]}
 
 
 def _moved(target: str, table: Mapping[str, str]) -> str:

@@ -217,6 +217,7 @@ class Settings:
     data_dir: Path
     cache_dir: Path
     trace: bool
+    deterministic: bool = False  # runs of before know none
     plan: Path | None
     shards: Shards = Shards()  # runs of before know none
     profile: Path | None

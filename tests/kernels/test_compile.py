@@ -1,5 +1,6 @@
 """Every kernel variant compiles ahead of time for three GPUs, spills nothing, and loads 16 bytes at once."""
 
+import csv
 import json
 import os
 import subprocess
@@ -53,3 +54,16 @@ def test_every_module_that_launches_kernels_is_compiled():
     launching = {f"{path.parent.name}.{path.stem}" for path in FILES if "from torch import Tensor" in path.read_text()}
     assert launching - {"attend.triton_tiles"} == set(MODULES)
     assert {name.partition(".")[0] for name in MODULES} == {path.parent.name for path in FILES}
+
+
+def test_the_table_of_machine_code_is_whole():
+    """Made by `python kernels/bench/static.py --table`, by both versions of Triton that are supported."""
+    with (STATIC.parent / "results" / "static.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    targets = {(row["triton"], row["target"]) for row in rows}
+    assert {target for _, target in targets} == {"sm_80", "sm_90", "gfx942"}
+    assert {version.rsplit(".", 1)[0] for version, _ in targets} == {"3.6", "3.9"}
+    names = {pair: {row["name"] for row in rows if (row["triton"], row["target"]) == pair} for pair in targets}
+    assert len({frozenset(each) for each in names.values()}) == 1, "the same kernels everywhere"
+    spilling = [(row["triton"], row["target"], row["name"], row["spills"]) for row in rows if row["spills"] != "0"]
+    assert spilling == [("3.6.0", "sm_90", "fold 4x64 fp32 branch training bound 16 tile 1024", "8")]

@@ -36,6 +36,14 @@ def test_every_edge_once(monkeypatch, split, dtype):
         assert torch.equal(found.end[pieces][:-1], found.begin[pieces][1:])
 
 
+def test_rows_that_are_not_cut_keep_their_order():
+    """The order of nodes puts rows side by side that read the same sources: sorting by degree would scatter them."""
+    degrees = torch.tensor([20, 400, 30, 5000, 17, 2000, 900])
+    found = tasks.tasks_of(torch.cat([degrees.new_zeros(1), degrees.cumsum(0)]).int())
+    assert found.row[found.num_slots :].tolist() == [0, 1, 2, 4, 6]
+    assert found.split_row.tolist() == [3, 5], "the longest of the cut rows first"
+
+
 def test_no_rows_and_no_edges():
     for indptr in (torch.zeros(1, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)):
         found = tasks.tasks_of(indptr)

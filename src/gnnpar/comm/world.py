@@ -92,6 +92,16 @@ class World:
     backend: Literal["gloo", "nccl", "threads", "none"]
     links: Links | None = None
     jobs_at_once: int = 1
+    deterministic: bool = False
+
+    def prepare_torch(self) -> None:
+        """What every rank's process sets before it computes. cuBLAS reads its workspace when it is first used."""
+        import torch
+
+        torch.set_num_threads(self.threads_per_rank)
+        if self.deterministic:
+            torch.use_deterministic_algorithms(True)
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
     @property
     def num_threads(self) -> int:

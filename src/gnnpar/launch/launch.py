@@ -101,6 +101,7 @@ def world_of(settings: Settings) -> World:
         backend="none" if size == 1 else settings.comm.backend,
         links=paced.links_of(settings, size=size, joined=is_joined),
         jobs_at_once=int(os.environ.get("GNNPAR_JOBS_AT_ONCE", "1")),
+        deterministic=settings.deterministic,
     )
 
 
@@ -178,8 +179,8 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
 
     from gnnpar.comm import ThreadWorld
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(world.threads_per_rank)
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    world.prepare_torch()
     threads = ThreadWorld(world.size, device=torch.device(world.device))
     host = Host(stop_asked=stop.asked, others_failed=threads.failed.is_set)
     try:
@@ -196,7 +197,9 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
     except Exception as error:
         raise RankFailed(failure_of(rank_of(error), error)) from error
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(before[0])
+        if world.deterministic:
+            torch.use_deterministic_algorithms(before[1])
 
 
 def rank_of(error: BaseException) -> int:

@@ -264,7 +264,7 @@ def run_rank(
     from gnnpar.comm.flight_recorder import FlightRecorder
     from gnnpar.comm.process import connect
 
-    torch.set_num_threads(world.threads_per_rank)
+    world.prepare_torch()
     recorder = FlightRecorder(scratch and scratch / f"{rank}.at")
     device = torch.device("cpu")
     if world.device == "cuda":

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from gnnpar.aliases import with_published_targets
+from gnnpar.aliases import with_published_keys, with_published_targets
 from gnnpar.comm.world import Links, World
 from gnnpar.durable import JsonDict
 from gnnpar.paths import checkout_dir
@@ -63,7 +63,7 @@ NOT_COMPARED = ("data_dir", "cache_dir", "tracker", "launch", "block", "checkpoi
 
 def config_hash(settings: Settings, links: Links | None) -> str:
     """Of everything that can change a number, times over a shaped link included."""
-    relevant = {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED}
+    relevant = {k: v for k, v in with_published_keys(settings.resolved).items() if k not in NOT_COMPARED}
     if links is not None:
         relevant["paced"] = links.facts()
     text = json.dumps({"names": dict(settings.names), **with_published_targets(relevant)}, sort_keys=True, default=str)

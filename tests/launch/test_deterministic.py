@@ -1,0 +1,48 @@
+"""`deterministic=true`: in ranks, torch takes sums in a fixed order, or refuses what has none."""
+
+import os
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from gnnpar.config.compose import compose
+from gnnpar.config.jobs import job_key
+from gnnpar.launch import launch
+from gnnpar.launch.signals import Stop
+
+
+class _Work:
+    def __init__(self):
+        self.seen = []
+
+    @contextmanager
+    def session(self, *, first):
+        yield lambda comm, host: self.seen.append(torch.are_deterministic_algorithms_enabled())
+
+
+@pytest.mark.parametrize("asked", ["true", "false"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_have_it_and_the_caller_gets_back_what_was(asked, ranks, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    torch.use_deterministic_algorithms(False)
+    settings = compose(["strategy=graph_parallel", "comm=threads", f"world_size={ranks}", f"deterministic={asked}"])
+    work = _Work()
+    launch._threads(launch.world_of(settings), work, Stop())
+    assert work.seen == [asked == "true"] * ranks
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_cublas_gets_a_workspace_that_is_deterministic(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    settings = compose(["strategy=single", "world_size=1", "deterministic=true"])
+    launch._threads(launch.world_of(settings), _Work(), Stop())
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+def test_a_run_without_it_is_the_job_it_was_before_the_key_was_there():
+    """Sweeps of before resume; a deterministic run is another job."""
+    plain, other = (compose([f"deterministic={asked}"]) for asked in ("false", "true"))
+    before = {key: value for key, value in plain.resolved.items() if key != "deterministic"}
+    assert job_key(plain.resolved, plain.names) == job_key(before, plain.names)
+    assert job_key(other.resolved, other.names) != job_key(before, other.names)
