@@ -1,4 +1,4 @@
-"""Files that are whole or not there: writing, checksums, and reaching the disk."""
+"""Files that are whole or not there: writing, checksums, reaching the disk, and reading within bounds."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ JsonDict = dict[str, Any]  # Any: as above
 StateDict = dict[Any, Any]  # Any: its owner alone reads it; `Engine.state_dict` says what a tree may hold
 """What a checkpoint has of one object."""
 
+MAX_DEPTH = 64
+MAX_BYTES = 1 << 28
+_LARGEST = (1 << 63) - 1
 _BLOCK = 1 << 22
 
 
@@ -86,6 +89,44 @@ def write_json_whole(file: Path, data: object, *, indent: int | None = 1, sync: 
     write_text_whole(file, json.dumps(data, indent=indent) + "\n", sync=sync)
 
 
+def read_json(file: Path) -> JsonDict:
+    """The object in a JSON file. Raises OSError, and ValueError where it is none or beyond the bounds of parse_json."""
+    if (size := file.stat().st_size) > MAX_BYTES:
+        raise ValueError(f"it is {size} bytes, more than {MAX_BYTES}")
+    return parse_json(file.read_text(encoding="utf-8"))
+
+
+def parse_json(text: str | bytes) -> JsonDict:
+    """An object of JSON of at most MAX_DEPTH levels, whose whole numbers have 64 bits; else ValueError.
+
+    The bounds hold before anything is made of it: code that recurses over what is read cannot run out of stack, and no
+    count is beyond what an array can have.
+    """
+    try:
+        data = json.loads(text, parse_int=_integer)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"it is no object but {type(data).__name__}")
+    level: list[object] = [data]
+    for _ in range(MAX_DEPTH + 1):
+        level = [child for node in level for child in _children(node)]
+        if not level:
+            return data
+    raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or abs(number := int(digits)) > _LARGEST:
+        raise ValueError(f"the number {digits[:12]}... of {len(digits)} digits is beyond 64 bits")
+    return number
+
+
+def _children(node: object) -> list[object]:
+    values = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
+    return [value for value in values if isinstance(value, (Mapping, list))]
+
+
 def write_checked_json(file: Path, data: JsonObject) -> None:
     """JSON with a checksum of itself, written through to the disk. Raises WriteError."""
     write_json_whole(file, {**data, "checksum": checksum(data)}, sync=True)
@@ -93,10 +134,7 @@ def write_checked_json(file: Path, data: JsonObject) -> None:
 
 def read_checked_json(file: Path) -> JsonDict:
     """ValueError where it is not what `write_checked_json` wrote."""
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    data = read_json(file)
     if not isinstance(data, dict) or data.pop("checksum", None) != checksum(data):
         raise ValueError("its checksum is wrong")
     return data

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import math
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.durable import JsonDict, JsonObject, open_whole, write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, open_whole, read_json, write_json_whole
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,17 @@ class Plan:
                 raise ValueError("mesh or layers_of are empty")
             if unknown := sorted(data["arrays"].keys() - {"part_of", "chunk_of"}):
                 raise ValueError(f"nothing reads arrays.{unknown[0]}")
+            for name in data["arrays"].values():
+                if not isinstance(name, str) or Path(name).name != name:
+                    raise ValueError(f"the array {str(name)[:80]} is no file beside it")
+            for ends in data["layers_of"]:
+                first, last = ends
+                if not 0 <= first <= last <= _MAX_LAYERS:
+                    raise ValueError(f"layers_of has {first} to {last}")
+            for name, value in data["hashes"].items():
+                if not isinstance(value, str) or re.fullmatch("[0-9a-f]*", value) is None:
+                    raise ValueError(f"hashes.{name}={str(value)[:80]} is no hash")
+            _check_predicted(data["predicted"])
             return data
 
 
@@ -275,7 +287,7 @@ def clear(file: Path) -> Iterator[None]:
     """Whatever is wrong with a plan's file is one ValueError that names it."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, RecursionError) as error:
+    except Exception as error:  # numpy and torch raise a dozen kinds
         if type(error) is ValueError and str(file.parent) in str(error):
             raise
         what = " ".join(str(error).split())[:200] or type(error).__name__
@@ -285,12 +297,33 @@ def clear(file: Path) -> Iterator[None]:
         ) from error
 
 
+_MAX_LAYERS = 10_000  # as model.num_layers
+
+
+def _check_predicted(predicted: JsonObject | None) -> None:
+    """What a result says of a prediction, in its kinds; ValueError where it cannot."""
+    if not predicted:
+        return
+    peaks, seconds = predicted.get("peak_bytes"), predicted.get("epoch_seconds")
+    if not isinstance(peaks, list) or not peaks or not all(_is_positive(peak) for peak in peaks):
+        raise ValueError("predicted.peak_bytes is no list of bytes, one a rank")
+    if not _is_positive(seconds):
+        raise ValueError(f"predicted.epoch_seconds is {str(seconds)[:80]}, no seconds")
+    replanned = predicted.get("replanned")
+    if replanned is not None and not (isinstance(replanned, dict) and isinstance(replanned.get("epoch"), int)):
+        raise ValueError("predicted.replanned names no epoch")
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 < value < math.inf
+
+
 def _read(file: Path) -> JsonDict:
     """The text of a plan, its keys checked."""
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = read_json(file)
     except (OSError, ValueError) as error:
-        raise ValueError(f"plan={file} cannot be read ({type(error).__name__}); give a plan.json") from error
+        raise ValueError(f"plan={file} cannot be read ({error}); give a plan.json") from error
     if not isinstance(data, dict) or data.get("schema") != 1:
         raise ValueError(f"plan={file} is no plan of schema 1; plan again")
     if unknown := sorted(data.keys() - _KEYS):
@@ -304,7 +337,7 @@ def _load_array(file: Path) -> Tensor:
     """[N] int64. Its name is the hash of its contents."""
     try:
         array = torch.from_numpy(np.load(file, allow_pickle=False)).long()
-    except (OSError, ValueError) as error:
+    except Exception as error:  # as above
         raise ValueError(
             f"{file} of the plan cannot be read ({type(error).__name__}); it lies beside plan.json"
         ) from error

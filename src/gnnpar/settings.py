@@ -45,7 +45,10 @@ T = TypeVar("T", bound="DataclassInstance")
 Positive = Annotated[int, at.Ge(1)]
 Count = Annotated[int, at.Ge(0)]
 Rate = Annotated[float, at.Gt(0)]
-Threads = Annotated[int, at.Ge(1)] | Literal["auto"]
+MAX_RANKS = 4096
+"""Tables of a row and a column a rank stay below a GiB."""
+Ranks = Annotated[int, at.Ge(1), at.Le(MAX_RANKS)]
+Threads = Annotated[int, at.Ge(1), at.Le(MAX_RANKS)] | Literal["auto"]
 
 
 class ConfigError(ValueError):
@@ -204,7 +207,7 @@ class Settings:
     comm: Comm
     launch: Launch
     topology: Host | Machines
-    world_size: Positive
+    world_size: Ranks
     epochs: Positive
     eval_every: Positive
     fidelity_every: Count
@@ -318,6 +321,8 @@ def _checked(hint: Any, value: object, path: str) -> Any:  # Any: a type in any 
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticSchemaGenerationError
 
+    if any(not abs(number) < _NUMBERS_END for number in _numbers(value)):
+        raise ConfigError(f"{path}={show(value)} must be finite and below 2^63 in size")
     try:
         adapter = TypeAdapter(hint)
     except PydanticSchemaGenerationError:  # a Protocol: only an object with _target_ can satisfy it
@@ -329,6 +334,18 @@ def _checked(hint: Any, value: object, path: str) -> Any:  # Any: a type in any 
     except ValidationError as error:
         allowed = describe(hint) or error.errors()[0]["msg"]
         raise ConfigError(f"{path}={show(value)} must be {allowed}{_closest_literal(hint, value)}") from None
+
+
+_NUMBERS_END = 2**63
+
+
+def _numbers(value: object) -> Iterator[float]:
+    """All that stand in a value."""
+    if isinstance(value, (list, tuple, Mapping)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(each)
+    elif isinstance(value, (int, float)):
+        yield value
 
 
 def describe(hint: object) -> str:

@@ -16,6 +16,7 @@ from types import ModuleType
 
 from gnnpar.aliases import current
 from gnnpar.paths import plugin_packages
+from gnnpar.printable import printable
 
 TRUST = "GNNPAR_TRUST"
 """The environment variable that --trust sets for every process of the command: 1 lets files name any class."""
@@ -41,10 +42,10 @@ def refuse_foreign(tree: object, source: str, *, remedy: str, named: object = No
     for target in dict.fromkeys(_targets(tree)):
         if target in known or _is_trusted(target):
             continue
-        shown = target if len(target) <= 100 else target[:97] + "..."
+        shown = printable(target if len(target) <= 100 else target[:97] + "...")
         if not (trust or os.environ.get(TRUST) == "1"):
             raise ValueError(f"{source} names {shown}, which is no class of gnnpar or of an installed plugin: {remedy}")
-        sys.stderr.write(f"gnnpar: {source} names {shown}; it is trusted, and its code runs\n")
+        sys.stderr.write(f"gnnpar: {printable(source)} names {shown}; it is trusted, and its code runs\n")
 
 
 def _is_trusted(target: str) -> bool:

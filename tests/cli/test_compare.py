@@ -14,6 +14,7 @@ import pytest
 
 from conftest import Run
 from gnnpar.cli import compare
+from gnnpar.comm.world import Links
 from gnnpar.report import runs as reading
 from gnnpar.report.rows import table_rows
 from gnnpar.settings import ConfigError
@@ -107,7 +108,7 @@ def test_the_baseline_can_be_chosen_and_can_be_missing(write, tmp_path: Path) ->
 
 def paced(gbps: float) -> dict[str, Any]:
     """What launch=paced changes in a result."""
-    links = {"hosts": 2, "rates": {"host_gbps": gbps, "link_gbps": None, "burst_kib": 256}}
+    links = Links(host_gbps=(gbps, gbps), host_of=(0, 1)).facts() | {"wire_bytes_per_epoch": None, "burst_share": None}
     return {"provenance": "paced", "transport": "gloo", "paced": links, "world_size": 2}
 
 

@@ -161,7 +161,7 @@ def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
         (["dataset=sbm", f"out={tmp_path}"], "is there already; remove it"),
         (["shards=x", "out=y"], "shards=x: gnnpar partition takes"),
         (["dataset=folder", f"out={tmp_path / 'y'}"], r"dataset\.path is not set"),
-        (["dataset=sbm", "world_size=5000", f"out={tmp_path / 'y'}"], "cannot fill 5000 parts"),
+        (["dataset=sbm", "world_size=4000", f"out={tmp_path / 'y'}"], "cannot fill 4000 parts"),
     ):
         with pytest.raises(ConfigError, match=said):
             partition(argv)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnnpar.durable import JsonObject
+from gnnpar.durable import JsonObject, read_json
 from gnnpar.report import dashboard
 from gnnpar.report.rows import table_rows
 from gnnpar.report.runs import collect
@@ -68,8 +68,11 @@ def place_of(folders: Sequence[Path], entity: str) -> tuple[str, str, str]:
     files = [folder / LINK for folder in folders]
     if missing := [file.parent for file in files if not file.exists()]:
         raise ConfigError(f"{missing[0]} has no wandb run; train with tracker=wandb")
-    links = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    places = sorted({(entity or link["entity"] or "", link["project"], link["group"] or "") for link in links})
+    try:
+        links = [read_json(file) for file in files]
+        places = sorted({(entity or link["entity"] or "", str(link["project"]), link["group"] or "") for link in links})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{LINK} of a run cannot be read ({error}); train again with tracker=wandb") from error
     if len(places) > 1:
         raise ConfigError(f"the runs are of {len(places)} studies, {places[0]} and {places[1]}; give folders of one")
     if not places[0][2]:

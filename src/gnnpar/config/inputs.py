@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.durable import JsonDict, JsonObject, read_json
 from gnnpar.partition.manifest import read_manifest
 from gnnpar.settings import ConfigError
 from gnnpar.targets import refuse_foreign
@@ -36,12 +35,12 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
     if asked:
         raise ConfigError(f"{asked[0]} and plan={path}: the plan sets the strategy; leave one of them out")
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = read_json(Path(path))
         strategy = dict(data["strategy"])
         names["strategy"] = strategy.pop("name")
         setup = dict(data.get("setup") or {})
         made_for = dict(setup.pop("names", {}))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"plan={path} cannot be read: {type(error).__name__} {error}; give a plan.json") from error
     brought = {
         group: value

@@ -22,7 +22,7 @@ from typing import Literal
 import psutil
 
 from gnnpar.aliases import with_published_keys, with_published_targets
-from gnnpar.durable import JsonDict, JsonObject, write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, read_json, write_json_whole
 from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
@@ -70,12 +70,12 @@ class Manifest:
         if not file.exists():
             return Manifest(folder)
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-            jobs = [Job(each["key"], each["folder"], tuple(each["overrides"])) for each in data["jobs"]]
+            data = read_json(file)
+            jobs = [Job(str(j["key"]), str(j["folder"]), tuple(map(str, j["overrides"]))) for j in data["jobs"]]
             if outside := next((job.folder for job in jobs if not is_inside(job.folder)), None):
                 raise ValueError(f"the job folder {outside} is not below it")
             return Manifest(folder, [str(each) for each in data["argv"]], {job.key: job for job in jobs})
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{file} cannot be read: {type(error).__name__} {error}; remove it") from error
 
     def title(self, key: str) -> str:
@@ -116,9 +116,14 @@ def refuse_job(run_dir: Path, error: str, *, refused: bool) -> None:
 
 def read_record(run_dir: Path) -> JsonDict | None:
     try:
-        return json.loads((run_dir / RECORD).read_text(encoding="utf-8"))
+        record = read_json(run_dir / RECORD)
     except (OSError, ValueError):
         return None
+    if not isinstance(record, dict) or not isinstance(record.get("started"), (int, float)):
+        return None
+    begun = isinstance(record.get("pid"), int) and isinstance(record.get("born"), (int, float))
+    known = isinstance(record.get("error", 0), (str, type(None)))
+    return record if known and (record.get("error") or (begun and isinstance(record.get("host"), str))) else None
 
 
 def state_of(run_dir: Path) -> tuple[State, str]:
@@ -170,7 +175,7 @@ def running_line(manifest: Manifest, key: str) -> str:
     """'7: strategy=single seed=1  epoch 31  loss 0.52'."""
     folder = manifest.jobs[key].folder
     rows = read_rows(manifest.folder / folder)
-    loss = rows[-1]["loss/train"] if rows else None
+    loss = rows[-1].get("loss/train") if rows else None
     far = "" if loss is None else f"  epoch {rows[-1]['epoch'] + 1}  loss {loss:.4g}"
     return f"  {folder}: {manifest.title(key)}{far}"
 

@@ -106,6 +106,8 @@ def _is_plain(value: str) -> bool:
 
 
 def _is_group(name: str) -> bool:
+    if len(name) > 200:  # no file system has such a folder
+        return False
     return name in _OF_HYDRA or any((folder / name).is_dir() for folder in (conf_dir(), *installed_confs()))
 
 

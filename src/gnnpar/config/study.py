@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import annotated_types as at
 import yaml
 
 from gnnpar.durable import JsonObject
-from gnnpar.settings import ConfigError, Count, Positive, closest, construct, show
+from gnnpar.settings import ConfigError, Count, closest, construct, show
 
 Mode = Literal["grid", "one_at_a_time", "leave_one_out"]
 Overrides = tuple[str, ...]
+Repeats = Annotated[int, at.Ge(1), at.Le(10_000)]
+_MOST_RUNS = 100_000
 _OWN = {"seed": "seeds", "block": "blocks"}
 
 
@@ -41,8 +45,8 @@ class Study:
     factors: dict[str, list[str | list[str]]]
     base: list[str] = ()  # type: ignore[assignment]
     mode: Mode = "one_at_a_time"
-    seeds: Positive | list[Count] = 1
-    blocks: Positive = 1
+    seeds: Repeats | list[Count] = 1
+    blocks: Repeats = 1
     order_seed: Count = 0
 
     def __post_init__(self) -> None:
@@ -56,6 +60,12 @@ class Study:
                 raise ValueError(f"{key} is empty; give it at least one override, as codec=bf16")
             for i, override in ((i, o) for i, level in enumerate(levels) for o in listed(level)):
                 _check(f"{key}[{i}]", override)
+        variants = sum(map(len, self.factors.values()))
+        if self.mode == "grid":
+            variants = math.prod(1 + len(levels) for levels in self.factors.values())
+        runs = variants * len(self.seed_list) * self.blocks
+        if runs > _MOST_RUNS:
+            raise ValueError(f"the study asks for {runs:,} runs, at most {_MOST_RUNS:,} are listed; name fewer factors")
 
     @property
     def seed_list(self) -> list[int]:
@@ -110,7 +120,7 @@ def read_study(file: Path) -> Study:
         raise ConfigError(
             f"{file} cannot be read: {error.strerror if isinstance(error, OSError) else error}"
         ) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, Mapping):
         raise ConfigError(f"{file} must hold keys: factors, and base, mode, seeds, blocks, order_seed")

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 
 class Slices(Protocol):
@@ -20,6 +22,19 @@ class Slices(Protocol):
     def dtype(self) -> np.dtype: ...
     def __len__(self) -> int: ...
     def __getitem__(self, rows: slice, /) -> np.ndarray: ...
+
+
+def tensor_of(array: np.ndarray) -> Tensor:
+    """Numbers as torch has them: it has no arithmetic for the wider unsigned types. ValueError where it has none."""
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise ValueError(f"dtype {array.dtype}; store numbers of at most 64 bits")
+    if not array.size and max(array.shape, default=0) > 1 << 24:
+        raise ValueError(f"shape {list(array.shape)}, which is no number")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        if array.dtype.itemsize == 8 and array.size and int(array.max()) >= 1 << 63:
+            raise ValueError(f"the number {int(array.max())} is beyond 2^63; store int64")
+        array = array.astype(np.int64)
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
 
 
 class Column:
@@ -38,16 +53,18 @@ class Column:
                     raise ValueError(f"version {version} of the format")
                 shape, fortran, dtype = read(opened)
                 self._start = opened.tell()
-        except (OSError, ValueError, EOFError, TypeError, RecursionError, MemoryError, SyntaxError) as error:
+        except Exception as error:  # numpy evaluates the header
             raise ValueError(
                 f"{file} cannot be read as .npy ({' '.join(str(error).split())[:160]}); save it with numpy.save"
             ) from error
-        if (fortran and len(shape) > 1) or dtype.hasobject:
+        if (fortran and len(shape) > 1) or dtype.hasobject or not dtype.itemsize:
             raise ValueError(f"{file} holds columns or objects, not rows of numbers; save it with numpy.save, C order")
         self.shape: tuple[int, ...] = tuple(shape)
         self.dtype: np.dtype = dtype
         expected = self._start + int(np.prod(shape, dtype=object)) * dtype.itemsize
         actual = file.stat().st_size
+        if 0 in shape[1:]:
+            raise ValueError(f"{file} has shape {list(shape)}, rows of no width; write it again")
         if not shape or actual != expected:
             size = f"is {actual} bytes, its header says {expected}" if shape else "holds a single number"
             raise ValueError(f"{file} {size}; write it again")

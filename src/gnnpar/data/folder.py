@@ -25,7 +25,8 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gnnpar.data.columns import Column
+from gnnpar.capacity import require_memory
+from gnnpar.data.columns import Column, tensor_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.external import canonical_csr
 from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
@@ -47,8 +48,11 @@ class Folder(Preprocess):
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         files = _Files.find(self, data_dir)
+        size = f"dataset {self.name} of {len(files.x):,} nodes and {files.num_edges:,} edges"
+        nbytes = 4 * len(files.x) * files.x.shape[1] + 16 * files.num_edges
+        require_memory(nbytes, size, "cut it with gnnpar partition, which passes through it in chunks")
         src, dst = (np.concatenate(part) for part in zip(*files.edges(), strict=True))
-        x = torch.from_numpy(files.x[0 : len(files.x)])
+        x = _tensor(files.x)
         edge_index = torch.from_numpy(np.stack([src, dst]))
         return prepare(files.raw(self, x, edge_index), self, seed=seed)
 
@@ -174,12 +178,10 @@ _KNOWN = ("src", "dst", "indptr", "indices", "x", "y", "train_mask", "val_mask",
 
 
 def _tensor(column: Column) -> Tensor:
-    array = column[0 : len(column)]
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"{column.file} has dtype {array.dtype}; store numbers.")
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        array = array.astype(np.int64)  # torch has no arithmetic for the wider unsigned types
-    return torch.from_numpy(array)
+    try:
+        return tensor_of(column[0 : len(column)])
+    except ValueError as error:
+        raise ValueError(f"{column.file} has {error}.") from None
 
 
 class _Features:
@@ -197,7 +199,7 @@ class _Features:
         return len(self.column)
 
     def __getitem__(self, rows: slice, /) -> np.ndarray:
-        x = torch.from_numpy(self.column[rows]).to(torch.float32)
+        x = tensor_of(self.column[rows]).to(torch.float32)
         bad = ~torch.isfinite(x)
         if bool(bad.any()):
             row, column = (int(v) for v in bad.nonzero()[0])

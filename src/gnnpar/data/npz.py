@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnpar.capacity import require_memory
+from gnnpar.data.columns import tensor_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_file
 from gnnpar.data.preprocess import Preprocess, prepare
@@ -49,13 +51,16 @@ class NPZ(Preprocess):
 def _open(config: NPZ, data_dir: Path | None) -> dict[str, np.ndarray]:
     found = find_file(config.name, config.path, data_dir, example="dataset=npz dataset.path=my.npz")
     try:
+        with zipfile.ZipFile(found) as archive:  # compressed, it may hold a thousand times its own size
+            require_memory(sum(each.file_size for each in archive.infolist()), "its arrays", "store fewer or smaller")
         with np.load(found, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        text = " ".join(str(error).split())[:200]
+            arrays = {key: archive[key] for key in archive.files}
+    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds
+        text = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
             f"dataset {config.name}: {found} cannot be read as .npz ({text}); save it with numpy.savez."
         ) from error
+    return {key: array for key, array in arrays.items() if isinstance(array, np.ndarray)}
 
 
 def _raw_graph(config: NPZ, arrays: dict[str, np.ndarray]) -> RawGraph:
@@ -67,7 +72,8 @@ def _raw_graph(config: NPZ, arrays: dict[str, np.ndarray]) -> RawGraph:
         _tensor(config, "edges", arrays["edges"].T) if pairs else _tensor(config, "edge_index", arrays["edge_index"])
     )
     y = _take(config, arrays, "y")
-    assert y is not None
+    if not y.ndim or not len(y):
+        raise ValueError(f"dataset {config.name}: y has shape {list(y.shape)}; give one label a node.")
     x = _features(config, arrays, edge_index, num_nodes=len(y), pairs=pairs)
     return RawGraph(
         name=config.name,
@@ -95,17 +101,17 @@ def _missing(config: NPZ, arrays: dict[str, np.ndarray], key: str) -> ValueError
 
 
 def _tensor(config: NPZ, key: str, array: np.ndarray) -> Tensor:
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"dataset {config.name}: {key} has dtype {array.dtype}; store numbers.")
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        array = array.astype(np.int64)  # torch has no arithmetic for the wider unsigned types
-    return torch.from_numpy(np.ascontiguousarray(array))
+    try:
+        return tensor_of(array)
+    except ValueError as error:
+        raise ValueError(f"dataset {config.name}: {key} has {error}.") from None
 
 
 def _features(config: NPZ, arrays: dict[str, np.ndarray], edge_index: Tensor, *, num_nodes: int, pairs: bool) -> Tensor:
     if config.features == "file":
         return _take(config, arrays, "x")
     if config.features == "identity":
+        require_memory(4 * num_nodes**2, f"dataset.features=identity of {num_nodes:,} nodes", "set features=degree")
         return torch.eye(num_nodes)
     ends = edge_index.flatten() if pairs or config.symmetrize else edge_index[1]
     valid = ends[(ends >= 0) & (ends < num_nodes)].to(torch.int64)  # bad ids are reported by the check of the edges

@@ -145,6 +145,7 @@ def _class_ids(raw: RawGraph, y: Tensor) -> tuple[Tensor, int]:
     if y.is_floating_point():  # NaN stands for "no label" in some files
         known = y.nan_to_num(nan=-1.0)
         wrong = int((known != known.round()).sum() + torch.isinf(y).sum())
+        wrong += int((known.abs() >= 2.0**62).sum())
         if wrong:
             raise ValueError(
                 f"dataset {raw.name}: {wrong} labels are not whole numbers, and regression is not supported; store "
@@ -154,6 +155,12 @@ def _class_ids(raw: RawGraph, y: Tensor) -> tuple[Tensor, int]:
     y = y.to(torch.int64)
     low, high = int(y.min()), int(y.max())
     num_classes = raw.num_classes or (2 if raw.task == "binary" else high + 1)
+    if num_classes > max(2, len(y)):
+        what = f"dataset.num_classes={num_classes}" if raw.num_classes else f"the largest label, {high},"
+        raise ValueError(
+            f"dataset {raw.name}: {what} asks for {num_classes} classes of {len(y)} nodes, and a weight for each; "
+            "number the classes 0, 1, 2, ... without gaps."
+        )
     if low < -1 or high >= num_classes:
         wrong = int(((y < -1) | (y >= num_classes)).sum())
         raise ValueError(

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le
 
+from gnnpar.capacity import require_memory
 from gnnpar.data.block_edges import Draw, Nodes, bridges, distinct, insiders, laterals
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import Preprocess, prepare
@@ -74,6 +75,12 @@ def generate(config: SBM, *, seed: int) -> RawGraph:
     """The graph of a configuration; the same seed gives the same graph."""
     rng = np.random.default_rng(seed)
     num_nodes = max(16, round(config.num_nodes * config.scale))
+    kinds = {"classes": config.num_classes, "communities": config.num_communities}
+    for kind, count in kinds.items():
+        if count > num_nodes:
+            raise ValueError(f"dataset.num_{kind}={count} is more than the {num_nodes} nodes: lower it")
+    nbytes = num_nodes * (8 * config.num_features + 16 * config.avg_degree)
+    require_memory(nbytes, f"dataset {config.name} with {num_nodes:,} nodes", "lower dataset.num_nodes or num_features")
     nodes = _draw_nodes(config, num_nodes, rng)
     pairs = _draw_pairs(config, nodes, rng)
     x = _draw_features(config, nodes, rng)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
@@ -61,8 +61,8 @@ class GATConv(nn.Module):
 class GAT(ModelConfig):
     """`hidden` is the width of all heads together; a last layer without a decoder averages `out_heads` heads."""
 
-    heads: Annotated[int, Ge(1)] = 4
-    out_heads: Annotated[int, Ge(1)] = 1
+    heads: Annotated[int, Ge(1), Le(1024)] = 4
+    out_heads: Annotated[int, Ge(1), Le(1024)] = 1
     attention_dropout: Probability = 0.0
     slope: Annotated[float, Ge(0.0)] = 0.2
     activation = F.elu

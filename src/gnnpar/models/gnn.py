@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch.nn.functional as F
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Le, Lt
 from torch import Tensor, nn
 
+from gnnpar.capacity import require_memory
 from gnnpar.folds.block import Rows
 from gnnpar.graph import Graph
 from gnnpar.models.initial import Linear, construct
@@ -38,7 +39,7 @@ class ModelConfig:
     `order` of a linear fold and its matrix; auto exchanges the narrower side.
     """
 
-    num_layers: Annotated[int, Ge(1)] = 2
+    num_layers: Annotated[int, Ge(1), Le(10_000)] = 2
     hidden: Annotated[int, Ge(1)] = 64
     dropout: Probability = 0.5
     input_dropout: Probability = 0.0
@@ -63,6 +64,10 @@ class ModelConfig:
                 f"first_layer=cached needs raw features in front of layer 0, but model.encoder={self.encoder} puts "
                 "learned rows there: set model.encoder=none or first_layer=live."
             )
+        inner = self.hidden * max(0, self.num_layers - 2)
+        nbytes = 8 * self.hidden * (in_dim + out_dim + inner)  # a weight and its gradient
+        size = f"a model with model.hidden={self.hidden}, model.num_layers={self.num_layers}, {in_dim} features"
+        require_memory(nbytes, f"{size} and {out_dim} classes", "lower them")
         model = construct(lambda: GNN(self, in_dim, out_dim, cached_first_layer=cached_first_layer), seed)
         refuse_row_mixing(model)
         return model

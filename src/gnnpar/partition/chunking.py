@@ -152,7 +152,12 @@ def chunk(
     """The chunks, from the cache where they are there. int64 [N]."""
     file = None if cache is None else cache / f"{_key(dataset, part_of, chunks_per_part, by, seed)}.npy"
     if file is not None and file.exists():
-        return torch.from_numpy(np.load(file)).long()
+        try:
+            kept = torch.from_numpy(np.load(file, allow_pickle=False)).long()
+            if kept.shape == part_of.shape and 0 <= int(kept.min()) <= int(kept.max()) < len(kept):
+                return kept
+        except (OSError, ValueError, EOFError, TypeError) as error:
+            say(f"the cached chunks {file} cannot be read ({type(error).__name__}): cutting again")
     began = time.perf_counter()
     chunk_of = by.assign(dataset, part_of, chunks_per_part, seed)
     say(f"cut {dataset.num_nodes} nodes into chunks, {chunks_per_part} a part, in {time.perf_counter() - began:.1f} s")

@@ -6,6 +6,7 @@ Reading imports no torch and trusts nothing: whatever is wrong is one ValueError
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -75,16 +76,7 @@ def clear(folder: Path) -> Iterator[None]:
     """Whatever is wrong inside is one ValueError that names the folder."""
     try:
         yield
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        EOFError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    except Exception as error:  # pydantic, numpy and torch raise a dozen kinds
         if type(error) is ValueError and str(error).startswith("shards="):
             raise
         what = (
@@ -126,6 +118,9 @@ def _typed(data: JsonObject) -> Manifest:
         raise ValueError(f"{place or 'the manifest'}: {first['msg']}") from None
 
 
+_FEW_CLASSES = 1 << 16  # which no class of a small graph needs a node of
+
+
 def _problems(manifest: Manifest) -> Iterator[str]:
     counts = {
         "num_nodes": manifest.num_nodes,
@@ -137,9 +132,18 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     for name, count in counts.items():
         if count < 1:
             yield f"{name}={count}, at least 1 is needed"
+    if manifest.num_edges < 0:
+        yield f"num_edges={manifest.num_edges} is negative"
     for name in ("graph", "split", "partition"):
         if name not in manifest.hashes:
             yield f"hashes lack {name}"
+    for name, value in manifest.hashes.items():
+        if re.fullmatch("[0-9a-f]*", value) is None:  # files are named by them
+            yield f"hashes.{name}={value[:80]!r} is no hash"
+    if manifest.parts > manifest.num_nodes or manifest.num_train > manifest.num_nodes:
+        yield f"parts={manifest.parts} and num_train={manifest.num_train} of num_nodes={manifest.num_nodes}"
+    if manifest.task != "multi_label" and manifest.num_classes > max(_FEW_CLASSES, manifest.num_nodes):
+        yield f"num_classes={manifest.num_classes} of num_nodes={manifest.num_nodes}"
     if manifest.statistics.get("parts") != manifest.parts:
         yield f"statistics are of {manifest.statistics.get('parts')} parts, there are {manifest.parts}"
     for name, facts in manifest.files.items():
@@ -147,6 +151,13 @@ def _problems(manifest: Manifest) -> Iterator[str]:
             yield f"{name!r} lies outside the folder"
         if min(facts.shape, default=0) < 0 or facts.nbytes < 0:
             yield f"{name!r} has a negative size"
+    ids = [
+        manifest.files.get(f"{folder_of(part)}/node_ids.npy")
+        for part in range(min(manifest.parts, len(manifest.files)))
+    ]
+    held = sum(facts.shape[0] for facts in ids if facts is not None and facts.shape)
+    if manifest.parts > len(manifest.files) or None in ids or held != manifest.num_nodes:
+        yield f"its {manifest.parts} parts list files of {held} nodes, num_nodes={manifest.num_nodes}"
 
 
 def verify(folder: Path, name: str, facts: FileFacts, check: Check) -> None:

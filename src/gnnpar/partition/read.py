@@ -6,7 +6,7 @@ this rank's folder is opened; what is never touched is never in memory, and what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,36 +24,42 @@ def open_part(folder: Path, manifest: Manifest, part: int, *, edge_ids: bool = F
     for name, facts in files.items():
         verify(folder, f"{folder_of(part)}/{name}", facts, check)
     with clear(folder / folder_of(part)):
-        return _Part(folder / folder_of(part), files, manifest, part, edge_ids).shard()
+        return _Part(folder / folder_of(part), files, manifest, part, edge_ids, check).shard()
 
 
 class _Part:
     """The files of one part."""
 
     def __init__(
-        self, folder: Path, files: Mapping[str, FileFacts], manifest: Manifest, part: int, edge_ids: bool
+        self, folder: Path, files: Mapping[str, FileFacts], manifest: Manifest, part: int, edge_ids: bool, check: Check
     ) -> None:
-        self.folder, self.files, self.manifest, self.part, self.edge_ids = folder, files, manifest, part, edge_ids
+        self.folder, self.files, self.manifest, self.part = folder, files, manifest, part
+        self.edge_ids, self.check = edge_ids, check
 
     def shard(self) -> Shard:
         manifest = self.manifest
-        ids = self.array("node_ids", torch.int64)
+        ids = self.index("node_ids", manifest.num_nodes)
         count = len(ids)
         labels = (count, manifest.num_classes) if manifest.task == "multi_label" else (count,)
         train, val, test = (self.array(f"{name}_mask", torch.bool, (count,)) for name in ("train", "val", "test"))
         halo = {q: self.block(f"halo-{q}", count) for q in self.peers("halo", ".indptr")}
         halo_rows = sum(block.num_src for block in halo.values())
+        inner = self.block("inner", count, ids)
+        in_degree = self.array("in_degree", torch.float32, (count,))
+        check_degrees(in_degree, [inner, *halo.values()])
+        y = self.array("y", torch.float32 if manifest.task == "multi_label" else torch.int64, labels)
+        self.check_labels(y, {"train_mask": train, "val_mask": val, "test_mask": test})
         return Shard(
             part=self.part,
             parts=manifest.parts,
             node_ids=ids,
             x=self.array("x", torch.float32, (count, manifest.num_features)),
-            y=self.array("y", torch.float32 if manifest.task == "multi_label" else torch.int64, labels),
+            y=y,
             train_mask=train,
             val_mask=val,
             test_mask=test,
-            in_degree=self.array("in_degree", torch.float32, (count,)),
-            inner=self.block("inner", count, ids),
+            in_degree=in_degree,
+            inner=inner,
             halo=halo,
             boundary={q: self.index(f"boundary-{q}", count) for q in self.peers("boundary", "")},
             halo_in_degree=self.array("halo_in_degree", torch.float32, (halo_rows,)),
@@ -79,13 +85,30 @@ class _Part:
         indptr = self.array(f"{name}.indptr", dtype, (count + 1 if rows is None else len(rows) + 1,))
         indices = self.array(f"{name}.indices", dtype, (num_edges,))
         edge_ids = self.array(f"{name}.edge_ids", torch.int64, (num_edges,)) if self.edge_ids else None
-        if int(indptr[0]) or int(indptr[-1]) != num_edges:
+        if int(indptr[0]) or int(indptr[-1]) != num_edges or not ascends(indptr):
             raise ValueError(f"{name} lists {int(indptr[-1])} edges and holds {num_edges}")
+        if self.check == "full" and num_edges:  # its bytes have just been read, for their checksum
+            low, high = (int(v) for v in torch.aminmax(indices))
+            if low < 0 or high >= len(ids):
+                raise ValueError(f"{name} reads rows {low} to {high} of {len(ids)}")
         return Block(indptr, indices, count, len(ids), rows, edge_ids, ids)
 
+    def check_labels(self, y: Tensor, masks: Mapping[str, Tensor]) -> None:
+        """Class ids below num_classes, and one for every node that a mask names."""
+        if self.manifest.task == "multi_label" or not len(y):
+            return
+        low, high = (int(v) for v in torch.aminmax(y))
+        if low < -1 or high >= self.manifest.num_classes:
+            raise ValueError(f"y goes from {low} to {high} of {self.manifest.num_classes} classes")
+        for name, mask in masks.items():
+            if bool((y[mask] < 0).any()):
+                raise ValueError(f"{name} names nodes without a label")
+
     def index(self, name: str, limit: int) -> Tensor:
-        """Ids that were written in ascending order; the first and the last are checked to lie in [0, limit)."""
+        """Ids in ascending order, which lie in [0, limit)."""
         ids = self.array(name, torch.int64)
+        if not ascends(ids, strictly=True):
+            raise ValueError(f"{name} does not ascend")
         if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < limit:
             raise ValueError(f"{name} goes from {int(ids[0])} to {int(ids[-1])} of {limit}")
         return ids
@@ -99,3 +122,20 @@ class _Part:
         if tuple(array.shape) != shape or array.dtype != dtype or told.shape != shape:
             raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, not {dtype} {list(shape)}")
         return array
+
+
+def ascends(values: Tensor, *, strictly: bool = False) -> bool:
+    """Whether no value is below the one before it, or strictly, none is equal to it either."""
+    before, after = values[:-1], values[1:]
+    return bool((after > before if strictly else after >= before).all())
+
+
+def check_degrees(in_degree: Tensor, blocks: Sequence[Block]) -> None:
+    """ValueError where the degrees of a part's nodes are not those of its edges, which are all of their in-edges."""
+    counted = torch.zeros(len(in_degree), dtype=torch.int64)
+    for block in blocks:
+        rows, degrees = block.rows, block.indptr.diff().long()
+        counted += degrees if rows is None else torch.zeros_like(counted).index_add_(0, rows, degrees)
+    if bad := (counted.to(in_degree.dtype) != in_degree).nonzero().flatten().tolist():
+        node = bad[0]
+        raise ValueError(f"in_degree of row {node} is {float(in_degree[node]):g}, its edges are {int(counted[node])}")

@@ -165,15 +165,22 @@ def with_chunks(shards: list[Shard], chunk_of: Tensor) -> list[Shard]:
 
 
 def comm_check(comm: Communicator, shard: Shard) -> None:
-    """Every pair agrees on the rows it exchanges, before the first message: a wrong size would abort gloo."""
-    mine = {p: (_digest(i), len(i)) for p, i in sorted(_sent_ids(shard).items())}
-    everyone = comm.broadcast(comm.gather(mine))
-    assert isinstance(everyone, list)
-    for peer, block in shard.halo.items():
-        assert block.src_ids is not None
-        assert everyone[peer].get(shard.part) == (_digest(block.src_ids), block.num_src), (
-            f"parts {peer} and {shard.part} disagree on the rows they exchange"
-        )
+    """Every pair agrees on the rows it exchanges and on their degrees, before the first message: a wrong size would
+    abort gloo, and normalisation reads the degrees. Collective; all ranks raise the same ValueError."""
+    sent = {p: (_digest(ids), _digest(shard.in_degree[shard.boundary[p]])) for p, ids in _sent_ids(shard).items()}
+    degrees = shard.halo_in_degree.split([shard.halo[p].num_src for p in sorted(shard.halo)])
+    received = {}
+    for peer, theirs in zip(sorted(shard.halo), degrees, strict=True):
+        ids = shard.halo[peer].src_ids
+        assert ids is not None
+        received[peer] = (_digest(ids), _digest(theirs))
+    everyone = comm.broadcast(comm.gather((shard.part, sent, received)))
+    assert everyone is not None
+    sent_by = {part: rows for part, rows, _ in everyone}
+    for part, _, rows in everyone:
+        for peer, digests in rows.items():
+            if sent_by[peer].get(part) != digests:
+                raise ValueError(f"parts {peer} and {part} disagree on the rows they exchange, or on their degrees")
 
 
 def _sent_ids(shard: Shard) -> dict[int, Tensor]:

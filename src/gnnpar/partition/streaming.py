@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
@@ -37,7 +37,7 @@ class _Streamed:
 
     slack: Annotated[float, Ge(0)] = 0.05
     balance: Literal["nodes", "edges"] = "nodes"
-    passes: Annotated[int, Ge(1)] = 1
+    passes: Annotated[int, Ge(1), Le(1000)] = 1
 
     def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
         graph = dataset if isinstance(dataset, Stored) else Stored.of(dataset)

@@ -33,7 +33,8 @@ class Curve:
 
 def curve_of(folder: Path) -> Curve | None:
     """None where the run left no evaluation. At most MOST_POINTS of them, the last always."""
-    rows = [row for row in read_rows(folder) if row.get("metric/val") is not None]
+    drawn = ("metric/val", "time/train_seconds", "comm/total_bytes_so_far")
+    rows = [row for row in read_rows(folder) if all(row.get(name) is not None for name in drawn)]
     if not rows:
         return None
     step = -(-len(rows) // MOST_POINTS)

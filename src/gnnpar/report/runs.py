@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gnnpar.aliases import with_current_targets
-from gnnpar.durable import JsonObject
+from gnnpar.durable import JsonObject, read_json
+from gnnpar.printable import printable_tree
 from gnnpar.settings import ConfigError
+from gnnpar.training.result.result import fault
 
 Result = JsonObject
 FILE = "result.json"
@@ -41,12 +42,14 @@ def folders_of(pattern: str | os.PathLike[str]) -> list[Path]:
 
 def _read(file: Path) -> Result:
     try:
-        result = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        result = read_json(file)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file} is no JSON ({error}); remove it or run again") from error
     if not isinstance(result, dict) or result.get("schema", 1) != 1:
         raise ConfigError(f"{file} is of another schema than 1; compare it with the gnnpar that wrote it")
-    return with_current_targets(result)
+    if wrong := fault(result):
+        raise ConfigError(f"{file} is no result of a run: {wrong}; remove it or run again")
+    return with_current_targets(printable_tree(result))
 
 
 def _natural(file: Path) -> list[tuple[int, int, str]]:

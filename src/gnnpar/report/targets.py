@@ -38,7 +38,8 @@ def target_of(exact: Sequence[Result]) -> float | None:
 
 def reached(folder: Path, result: Result, target: float) -> Reached | None:
     """When a run first validates at `target`; None where it left no metrics.jsonl."""
-    rows = read_rows(folder)
+    counted = ("time/train_seconds", "comm/total_bytes_so_far")
+    rows = [row for row in read_rows(folder) if all(row.get(name) is not None for name in counted)]
     if not rows:
         return None
     for row in rows:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gnnpar.durable import JsonObject
+from gnnpar.printable import printable
 from gnnpar.report import formatting as words
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import no_speed
@@ -92,7 +93,7 @@ def _fitting(used: Sequence[int], lines: Sequence[Sequence[str]], width: int) ->
 
 
 def say(line: str) -> None:
-    _console().print(escape(line))
+    _console().print(escape(printable(line)))
 
 
 def row_notes(rows: Sequence[JsonObject]) -> list[str]:

@@ -16,6 +16,7 @@ import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gnnpar.durable import DISK_FULL, JsonObject
+from gnnpar.printable import printable
 from gnnpar.track.picture import picture
 from gnnpar.track.tracker import Tracker
 
@@ -56,13 +57,13 @@ def _patience() -> Iterator[None]:
 def say(text: str) -> None:
     """A line on stdout."""
     patient = _Patient()
-    patient.write(text + "\n")
+    patient.write(printable(text) + "\n")
     patient.flush()
 
 
 def complain(text: str) -> None:
     """One line on stderr, whatever the text."""
-    sys.stderr.write(f"gnnpar: {' '.join(text.split())}\n")
+    sys.stderr.write(f"gnnpar: {printable(' '.join(text.split()))}\n")
     sys.stderr.flush()
 
 

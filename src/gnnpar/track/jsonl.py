@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gnnpar.durable import DISK_FULL, Json, JsonDict, JsonObject, WriteError, write_text_whole
+from gnnpar.durable import DISK_FULL, Json, JsonDict, JsonObject, WriteError, parse_json, write_text_whole
 from gnnpar.track import keys
 
 FILE = "metrics.jsonl"
@@ -93,7 +93,7 @@ class Jsonl:
 
 
 def read_rows(run_dir: Path) -> list[JsonDict]:
-    """The rows of a run; a last line cut short by a kill is left out."""
+    """The rows of a run, up to the first line that is none: the last may be cut short by a kill."""
     path = run_dir / FILE
     if not path.exists():
         return []
@@ -108,10 +108,10 @@ def read_rows(run_dir: Path) -> list[JsonDict]:
 def _row(line: str) -> JsonDict | None:
     """A line of metrics.jsonl; None where it is no row."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row = parse_json(line)
+    except ValueError:
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("epoch"), int) else None
+    return row if isinstance(row, dict) and isinstance(row.get("epoch"), int) and keys.fits(row) else None
 
 
 class RowDigest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -61,6 +62,23 @@ KEYS: dict[str, Key] = {
     "memory/live_bytes": Key("B", "live tensors by category, of the rank with the largest peak"),
     "system/load": Key("1", "load average of the host over the last minute, in the first and the last row"),
 }
+
+
+_LISTS = ("time/cpu_seconds", "memory/peak_bytes", "memory/peak_rss_bytes")
+_TEXTS = ("metric/name", "fidelity/worst_layer", "sample/sampler", "profile/hash")
+_OBJECTS = ("comm/layer_bytes", "fidelity/layers", "memory/live_bytes", "assign/bits")
+_OBJECTS += ("assign/variance", "assign/seconds", "assign/objective")
+
+
+def fits(row: Mapping[str, object]) -> bool:
+    """Whether every figure of a row is of the kind that is written under its name, or null."""
+    return all(value is None or isinstance(value, _kind(name)) for name, value in row.items() if name in KEYS)
+
+
+def _kind(name: str) -> tuple[type, ...]:
+    if name in _LISTS:
+        return (list,)
+    return (str,) if name in _TEXTS else (dict,) if name in _OBJECTS else (int, float)
 
 
 def check(row: dict) -> None:

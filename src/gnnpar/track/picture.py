@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gnnpar.durable import JsonObject
+from gnnpar.printable import printable_tree
 
 _MOST_RANKS = 8  # rows and columns of the heat table
 _HEAT = ("dim", "", "yellow", "bold red")  # by quarter of the largest entry
@@ -19,6 +20,7 @@ _TOLD = ("strategy", "model", "dataset", "nodes", "edges", "ranks", "threads", "
 
 def picture(facts: JsonObject) -> Group:
     """At most 15 lines of what a run starts with; facts: as given to Tracker.start."""
+    facts = printable_tree(facts)  # names come from datasets, plans and shards
     lines = [head(facts), mesh(facts), layers(facts)]
     shown = [Text(line) for line in lines if line]
     table = [parts(facts)] if facts.get("parts") else []

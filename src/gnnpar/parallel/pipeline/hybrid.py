@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Hybrid(GNNPipe):
     """Fields as in GNNPipe. `parts` null: the smallest number above one that divides the ranks."""
 
-    parts: Annotated[int, Ge(1)] | None = None
+    parts: Annotated[int, Ge(1), Le(4096)] | None = None
 
     def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
         from gnnpar.parallel.pipeline.cost import candidates

@@ -76,9 +76,9 @@ class GNNPipe:
     rows that enter the stage (chunk) or each layer (layer); the rest is computed again, to the same bits.
     """
 
-    stages: Annotated[int, Ge(1)] | None = None
-    parts: Annotated[int, Ge(1)] | None = 1
-    virtual: Annotated[int, Ge(1)] = 1
+    stages: Annotated[int, Ge(1), Le(4096)] | None = None
+    parts: Annotated[int, Ge(1), Le(4096)] | None = 1
+    virtual: Annotated[int, Ge(1), Le(10_000)] = 1
     chunks: Annotated[int, Ge(1)] | Literal["auto", "one"] = "auto"
     chunking: Literal["balanced", "metis", "range"] = "balanced"
     order: Literal["shuffled", "fixed"] = "shuffled"

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from gnnpar.codecs.codec import Exactness, Identity
 from gnnpar.comm import CodedExchange, Communicator
@@ -55,7 +55,7 @@ class Minibatch:
 
     fanout: tuple[Annotated[int, Ge(-1)], ...] = (15, 10)
     batch_size: Annotated[int, Ge(1)] | None = 512
-    num_workers: Annotated[int, Ge(0)] = 0
+    num_workers: Annotated[int, Ge(0), Le(1024)] = 0
     normalize: Normalize = "graph"
     sampler: Body = "auto"
     capabilities = Capabilities(

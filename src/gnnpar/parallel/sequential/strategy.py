@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 from gnnpar.codecs.codec import CodecConfig, Exactness, FirstAndRest, Identity, check_epochs
 from gnnpar.comm import CodedExchange, Communicator
@@ -71,7 +71,7 @@ class SAR:
     remat: bool = True
     backward: Literal["push", "pull"] = "push"
     codec: CodecConfig = Identity()
-    logical_parts: Annotated[int, Gt(1)] | None = None
+    logical_parts: Annotated[int, Gt(1), Le(4096)] | None = None
     host_dir: Path | None = None
 
     @property

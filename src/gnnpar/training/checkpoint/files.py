@@ -25,7 +25,7 @@ from gnnpar.durable import (
     sync_folder,
     write_checked_json,
 )
-from gnnpar.training.checkpoint.state import plain, read_tree, tree_hash, write_tree
+from gnnpar.training.checkpoint.state import check_tree, plain, read_tree, tree_hash, write_tree
 
 FOLDER, MANIFEST = "checkpoint", "manifest.json"
 _PARTIAL, _OLD = ".partial", ".old"
@@ -148,20 +148,10 @@ def read(folder: Path) -> Checkpoint:
         for name, told in files.items():
             if file_hash(folder / Path(name).name) != told["sha256"]:
                 raise ValueError(f"{name} has another checksum than manifest.json says")
-            _open(folder / Path(name).name)
+            check_tree(folder / Path(name).name)
         return Checkpoint(folder, manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} is no good checkpoint: {_why(error)}") from error
-
-
-def _open(file: Path) -> None:
-    """ValueError where a file is no state of a rank; tensors are not read."""
-    try:
-        tree = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch's readers raise errors of all kinds
-        raise ValueError(f"{file.name} cannot be opened ({type(error).__name__})") from error
-    if not isinstance(tree, dict) or not {"model", "optimizer", "engine", "random"} <= tree.keys():
-        raise ValueError(f"{file.name} is not the state of a rank")
 
 
 _NEEDED = {"epoch": int, "files": dict, "hashes": dict, "progress": dict, "run": dict, "val": (int, float, type(None))}
@@ -197,7 +187,10 @@ def checked(manifest: JsonDict) -> JsonDict:
     _require(manifest["progress"], _NEEDED_OF_PROGRESS)
     if manifest.get("plan") is not None:
         _require(manifest, {"plan": dict})
-    names = [name_of(rank) for rank in range(manifest["run"]["world_size"])]
+    size = manifest["run"]["world_size"]
+    if size != len(manifest["files"]):
+        raise ValueError(f"it is of {size} ranks and names {len(manifest['files'])} files")
+    names = [name_of(rank) for rank in range(size)]
     if manifest["epoch"] < 0 or sorted(manifest["files"]) != sorted(names):
         raise ValueError(f"it names files {', '.join(manifest['files']) or 'of no rank'}, epoch {manifest['epoch']}")
     for told in manifest["files"].values():
@@ -207,7 +200,8 @@ def checked(manifest: JsonDict) -> JsonDict:
 
 def _require(data: object, kinds: JsonObject) -> None:
     for name, kind in kinds.items():
-        if not isinstance(data, dict) or not isinstance(data.get(name), kind) or isinstance(data.get(name), bool):
+        value = data.get(name, ...) if isinstance(data, dict) else ...
+        if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(f"{name} is missing or of another type in {MANIFEST}")
 
 

@@ -18,7 +18,7 @@ import torch
 
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
-from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.durable import JsonDict, JsonObject, read_json
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.strategy import Strategy
 from gnnpar.settings import ConfigError, Settings, Stepper, instantiate, show
@@ -135,7 +135,7 @@ def replaying(settings: Settings, profile: Path | None, num_ranks: int) -> Strat
 
 def _ranks_of(profile: Path) -> int | None:
     try:
-        return json.loads(profile.read_text(encoding="utf-8"))["num_ranks"]
+        return read_json(profile)["num_ranks"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -158,7 +158,7 @@ def identity(
 
     `predicted`: by the planner that chose the strategy, of what it chose.
     """
-    chosen = {"chosen": predicted["candidate"]} if predicted else {}
+    chosen = {"chosen": predicted.get("candidate")} if predicted else {}
     told = {
         "graph": hashes.get("graph", ""),
         "split": hashes.get("split", ""),

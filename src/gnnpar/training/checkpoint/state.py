@@ -77,6 +77,18 @@ def write_tree(file: Path, tree: object) -> JsonDict:
     return {"nbytes": file.stat().st_size, "sha256": file_hash(file)}
 
 
+def check_tree(file: Path) -> None:
+    """ValueError where a file is nothing that a rank left, or cannot be opened."""
+    try:
+        tree = torch.load(file, map_location="cpu", weights_only=True)
+        parts = [tree["model"], tree["optimizer"]["state"], tree["engine"], tree["random"]]
+        kinds = all(isinstance(part, dict) for part in parts) and isinstance(tree["optimizer"]["kind"], str)
+    except Exception as error:  # torch's readers raise errors of all kinds
+        raise ValueError(f"{file.name} cannot be opened ({type(error).__name__})") from error
+    if not kinds or not all(isinstance(weight, Tensor) for weight in tree["model"].values()):
+        raise ValueError(f"{file.name} holds no model, optimizer, engine and random state")
+
+
 def read_tree(file: Path, device: torch.device) -> Any:  # Any: a tree
     """What `write_tree` wrote; tensors of any GPU come to `device`, others to the CPU."""
     places = {f"cuda:{i}": str(device) for i in range(64)}

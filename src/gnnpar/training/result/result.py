@@ -6,17 +6,22 @@ killed, from the epochs that were finished.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
-from gnnpar.durable import JsonDict, JsonObject, write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, read_json, write_json_whole
+from gnnpar.placement import Plan
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 from gnnpar.training.result.header import WARMUP_EPOCHS
+
+if TYPE_CHECKING:
+    import jsonschema
 
 Status = Literal["completed", "failed", "interrupted", "skipped"]
 Row = JsonObject
@@ -31,12 +36,18 @@ def schema_path() -> Path:
 
 def write_result(run_dir: Path, header: Row, status: Status, error: str | None) -> JsonDict:
     """Build result.json from the files of a run folder and write it."""
-    plan_path = run_dir / "plan.json"
-    plan = json.loads(plan_path.read_text(encoding="utf-8")) if plan_path.exists() else None
-    result = build_result(header, plan, read_rows(run_dir), status, error)
+    result = build_result(header, _plan_in(run_dir), read_rows(run_dir), status, error)
     result["load"] = {"before": header["load_before"], "after": os.getloadavg()[0]}
     write_json_whole(run_dir / FILE, result)
     return result
+
+
+def _plan_in(run_dir: Path) -> JsonDict | None:
+    """plan.json of a run folder; None where there is none, or what another program left under its name."""
+    try:
+        return Plan.data(run_dir / "plan.json")
+    except ValueError:
+        return None
 
 
 def forget(run_dir: Path) -> None:
@@ -48,10 +59,34 @@ def forget(run_dir: Path) -> None:
 def read_result(run_dir: Path) -> JsonDict | None:
     """What rank 0 wrote, if it did; a file that is none counts as none."""
     try:
-        result = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        result = read_json(run_dir / FILE)
+    except (OSError, ValueError):
         return None
-    return result if isinstance(result, dict) and {"status", "error"} <= result.keys() else None
+    known = isinstance(result, dict) and result.get("status") in get_args(Status)
+    return result if known and isinstance(result.get("error", 0), (str, type(None))) else None
+
+
+def fault(result: JsonObject) -> str:
+    """Where a result.json is not as the schema says, and why; empty: it is. Fields that were added to schema 1 may be
+    missing, and unknown ones are left alone: gnnpar of another version wrote them."""
+    for error in _validator().iter_errors(result):
+        if error.validator == "additionalProperties":
+            continue
+        if error.validator == "required" and error.message.split("'")[1] in _ADDED:
+            continue
+        place = ".".join(str(each) for each in error.absolute_path)[:80]
+        return f"{place or 'it'}: {' '.join(error.message.split())[:160]}"
+    return ""
+
+
+_ADDED = {"session", "block", "load", "fidelity", "assignment", "predicted", "paced", "restarts"}
+
+
+@functools.cache
+def _validator() -> jsonschema.Draft202012Validator:
+    import jsonschema
+
+    return jsonschema.Draft202012Validator(json.loads(schema_path().read_text(encoding="utf-8")))
 
 
 def build_result(header: Row, plan: Row | None, rows: Sequence[Row], status: Status, error: str | None) -> JsonDict:
@@ -122,7 +157,7 @@ def predicted(plan: Row | None, timed: Sequence[Row], rows: Sequence[Row]) -> Js
     median, peaks = epoch_seconds(timed, 0)["median"], memory(rows)["peak"]
     peak = max(predicted["peak_bytes"])
     return {
-        "label": predicted["label"],
+        "label": predicted.get("label", ""),
         "epoch_seconds": predicted["epoch_seconds"],
         "peak_bytes": peak,
         "epoch_error": median / predicted["epoch_seconds"] - 1.0 if median is not None else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,8 +98,19 @@ def load(
         saved["num_features"], saved["num_outputs"], seed=settings.seed, cached_first_layer=cached
     )
     weights, _ = found.merged(torch.device("cpu"))
+    check_weights(model, weights, found.folder)
     model.load_state_dict(weights)
     return Trained(model.to(device, DTYPES[settings.precision]), settings, found)
+
+
+def check_weights(model: GNN, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """ValueError where the weights of a checkpoint are not those of the model that it names."""
+    for name, parameter in model.state_dict().items():
+        if name not in weights or weights[name].shape != parameter.shape:
+            have = list(weights[name].shape) if name in weights else "not there"
+            raise ValueError(f"{folder} is no good checkpoint: {name} is {have}, its model has {list(parameter.shape)}")
+    if unknown := sorted(weights.keys() - model.state_dict().keys()):
+        raise ValueError(f"{folder} is no good checkpoint: its model has no {unknown[0][:80]}")
 
 
 def _shard(x: Tensor, edges: Tensor, *, edge_ids: bool) -> Shard:

@@ -1,0 +1,31 @@
+"""Text of files and names, shown without control over the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gnnpar.durable import JsonDict, JsonObject
+
+
+def printable(text: str) -> str:
+    r"""The same text, what a terminal would obey or hide escaped: '\x1b[2J', '\u202e'. Line ends and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_tree(tree: JsonObject) -> JsonDict:
+    """JSON whose texts, keys included, are printable and on one line."""
+    return {_line(key): _printable(value) for key, value in tree.items()}
+
+
+def _printable(node: object) -> object:
+    if isinstance(node, str):
+        return _line(node)
+    if isinstance(node, Mapping):
+        return printable_tree(node)
+    return [_printable(value) for value in node] if isinstance(node, (list, tuple)) else node
+
+
+def _line(text: object) -> str:
+    return printable(str(text)).replace("\n", "\\n").replace("\t", "\\t")

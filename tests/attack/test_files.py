@@ -1,0 +1,317 @@
+"""Files of a run, of shards and of datasets, mutated: each is read as what it says, or refused in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gnnpar
+from attack.fuzzing import Counts, Silent, attempt, changed, damaged, json_text
+from checkpoints import train
+from gnnpar.cli.compare import export
+from gnnpar.cli.partition import run as partition
+from gnnpar.codecs.adaptive.links import Profile, nominal
+from gnnpar.config.inputs import with_inputs
+from gnnpar.config.jobs import Manifest, snapshot
+from gnnpar.config.replay import resumed
+from gnnpar.config.study import read_study
+from gnnpar.data.folder import Folder
+from gnnpar.data.npz import NPZ
+from gnnpar.durable import checksum, file_hash
+from gnnpar.partition.manifest import read_manifest
+from gnnpar.partition.read import open_part
+from gnnpar.placement import Plan
+from gnnpar.report.comparison import compare
+from gnnpar.report.curves import curve_of
+from gnnpar.report.runs import collect
+from gnnpar.report.targets import reached
+from gnnpar.track.jsonl import Jsonl, read_rows
+from gnnpar.training.checkpoint import files as checkpoint
+
+CHECKPOINT = "checkpoint/epoch-000002"
+STUDY = (
+    "factors:\n  codec: [codec=bf16, codec=drop]\n  width: [model.hidden=8, model.hidden=16]\nmode: grid\nseeds: 2\n"
+)
+FEW, MANY = 12, 500  # cases of a target, in make test and in make test-all
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a plan, a checkpoint and a profile; a sweep of it; shards; a dataset of each kind of file."""
+    return make_folder(tmp_path_factory.mktemp("attack"))
+
+
+def make_folder(top: Path) -> Path:
+    run = top / "run"
+    assert train(run, "strategy=graph_parallel", "world_size=2", "epochs=2").exit_code == 0
+    (run / "profile.json").write_text(json.dumps(nominal(2).as_json()))
+    jobs = [{"key": "k", "folder": "run", "overrides": ["seed=1", "model=gcn"]}]
+    (top / "sweep.json").write_text(json.dumps({"schema": 1, "argv": ["model=gcn", "seed=1,2"], "jobs": jobs}))
+    record = {"pid": 1, "born": 1.0, "host": "h", "error": None, "started": 1.0, "overrides": ["seed=1"]}
+    (run / "job.json").write_text(json.dumps(record))
+    (top / "study.yaml").write_text(STUDY)
+    shards = ["dataset.num_nodes=60", "dataset.num_features=3", "world_size=2", f"out={top / 'shards'}"]
+    assert partition(shards) == 0
+    arrays = graph()
+    np.savez(top / "graph.npz", **arrays)
+    np.savez_compressed(top / "packed.npz", **arrays)
+    (top / "graph").mkdir()
+    (arrays["src"], arrays["dst"]) = arrays.pop("edge_index")
+    for name, array in arrays.items():
+        np.save(top / "graph" / f"{name}.npy", array)
+    return top
+
+
+def graph() -> dict[str, Any]:  # Any: as numpy types the arrays of an archive
+    """A small graph with labels and masks."""
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 3
+    masks = {f"{name}_mask": np.arange(40) % 3 == i for i, name in enumerate(("train", "val", "test"))}
+    edges = rng.integers(40, size=(2, 120))
+    return {"edge_index": edges, "x": rng.standard_normal((40, 5)).astype(np.float32), "y": y, **masks}
+
+
+Reader = Callable[[Path], object]
+
+
+def read_plan(top: Path) -> None:
+    file = top / "run/plan.json"
+    with_inputs({"plan": str(file), "strategy": {}, "model": {}}, {}, [f"plan={file}"])
+    Plan.load(file).verify()
+
+
+def read_result(top: Path) -> None:
+    compared = compare(collect([top / "run"]), baseline="graph_parallel")
+    for form in ("json", "csv", "markdown", "latex"):
+        text = export(compared, form, asked=True, group=True)
+        if "\x1b" in text or "\u202e" in text:
+            raise Silent("a control character of a result reaches the terminal")
+
+
+def read_metrics(top: Path) -> None:
+    run = top / "run"
+    curve_of(run)
+    reached(run, {}, 0.5)
+    Jsonl(top, source=run, epochs_done=1).close()
+    if any(not isinstance(row["epoch"], int) for row in read_rows(run)):
+        raise Silent("a row of no epoch")
+
+
+def read_sweep(top: Path) -> None:
+    manifest = Manifest.read(top)
+    resumed(["--resume", str(top)])
+    manifest.states()
+    snapshot(manifest, list(manifest.jobs))
+
+
+def read_checkpoint(top: Path) -> None:
+    found = checkpoint.read(top / "run" / CHECKPOINT)
+    for rank in range(len(found.manifest["files"])):
+        found.rank(rank, torch.device("cpu"))
+
+
+def load_checkpoint(top: Path) -> None:
+    gnnpar.load(top / "run" / CHECKPOINT)
+
+
+def read_shards(top: Path) -> None:
+    """Whatever is accepted has the degrees of its edges, and names no row that is not there."""
+    shards = top / "shards"
+    manifest = read_manifest(shards)
+    for part in range(min(manifest.parts, 4)):
+        shard = open_part(shards, manifest, part)
+        degrees = torch.zeros(shard.num_inner)
+        for block in (shard.inner, *shard.halo.values()):
+            if block.num_edges and not 0 <= int(block.indices.min()) <= int(block.indices.max()) < block.num_src:
+                raise Silent("an index of no row")
+            degrees.index_add_(0, block.edge_dst, torch.ones(block.num_edges))
+        if not torch.equal(degrees, shard.in_degree):
+            raise Silent("degrees are not those of the edges")
+
+
+def read_dataset(top: Path, name: str) -> None:
+    """Whatever is accepted can be trained on."""
+    config = NPZ(path=str(top / name)) if name.endswith(".npz") else Folder(path=str(top / name))
+    data = config.load(None, seed=0)
+    classes = data.y.shape[1] if data.task == "multi_label" else data.num_classes
+    if data.task != "multi_label" and not -1 <= int(data.y.min()) <= int(data.y.max()) < data.num_classes:
+        raise Silent("a label of no class")
+    if data.num_edges and not 0 <= int(data.edge_index.min()) <= int(data.edge_index.max()) < data.num_nodes:
+        raise Silent("an edge of no node")
+    if not bool(torch.isfinite(data.x).all()) or not bool(data.train_mask.any()) or classes < 1:
+        raise Silent("features, split or classes that cannot be trained on")
+
+
+READERS: dict[str, Reader] = {
+    "run/plan.json": read_plan,
+    "run/result.json": read_result,
+    "run/metrics.jsonl": read_metrics,
+    "run/profile.json": lambda top: Profile.read(top / "run/profile.json", 2),
+    "run/job.json": read_sweep,
+    "sweep.json": read_sweep,
+    "study.yaml": lambda top: (study := read_study(top / "study.yaml")).jobs(study.variants()),
+    f"run/{CHECKPOINT}/manifest.json": load_checkpoint,
+    f"run/{CHECKPOINT}/rank-0.pt": read_checkpoint,
+    f"run/{CHECKPOINT}/rank-1.pt": load_checkpoint,
+    "shards/manifest.json": read_shards,
+    "shards/part-0/in_degree.npy": read_shards,
+    "shards/part-0/inner.indptr.npy": read_shards,
+    "shards/part-0/inner.indices.npy": read_shards,
+    "shards/part-1/halo-0.indices.npy": read_shards,
+    "shards/part-0/y.npy": read_shards,
+    "graph.npz": partial(read_dataset, name="graph.npz"),
+    "packed.npz": partial(read_dataset, name="packed.npz"),
+    "graph/y.npy": partial(read_dataset, name="graph"),
+    "graph/src.npy": partial(read_dataset, name="graph"),
+    "graph/x.npy": partial(read_dataset, name="graph"),
+}
+
+HASHED = ("shards/part-", f"run/{CHECKPOINT}/rank-")
+"""Files whose checksums stand in a manifest."""
+
+
+def mutated(name: str, whole: bytes, number: int) -> bytes:
+    """The bytes of case `number`: damaged, or another content that is well formed."""
+    rng = random.Random(f"{name}/{number}")
+    if rng.random() < 0.4 or name.endswith(("study.yaml", ".npz")):
+        return damaged(whole, rng)
+    if name.endswith(".npy"):
+        return npy(array_changed(np.load(io.BytesIO(whole)), rng))
+    if name.endswith(".pt"):
+        out = io.BytesIO()
+        torch.save(pt_changed(torch.load(io.BytesIO(whole), weights_only=True), rng), out)
+        return out.getvalue()
+    if name.endswith(".jsonl"):
+        lines = whole.decode().splitlines()
+        at = rng.randrange(len(lines))
+        lines[at] = json_text(changed(json.loads(lines[at]), rng))
+        return "\n".join(lines).encode("utf-8", "surrogatepass")
+    tree = json.loads(whole)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        tree = changed(tree, rng)
+    if isinstance(tree, dict) and "checksum" in tree:
+        return signed(tree)
+    return json_text(tree).encode("utf-8", "surrogatepass")
+
+
+def signed(tree: dict[str, Any]) -> bytes:
+    """With the checksum that an attacker would make again."""
+    tree = {key: value for key, value in tree.items() if key != "checksum"}
+    try:
+        tree = json.loads(json_text(tree)) | {"checksum": checksum(json.loads(json_text(tree)))}
+    except (ValueError, RecursionError, UnicodeEncodeError):
+        tree["checksum"] = "x"
+    return json_text(tree).encode("utf-8", "surrogatepass")
+
+
+def npy(array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def array_changed(array: np.ndarray, rng: random.Random) -> np.ndarray:
+    """Values, shape or type of an array."""
+    kind = rng.randrange(8)
+    if kind == 0:
+        return array.astype(rng.choice(["u8", ">i8", "f2", "c8", "U4", "b1", "f8", "i2", "O"]), copy=True)
+    if kind == 1:
+        return array.reshape(rng.choice([(-1, 1), (1, -1), (-1,)]))
+    if kind == 2:
+        return array[: rng.randrange(len(array) + 1)]
+    if kind == 3:
+        return np.concatenate([array, array])
+    array = array.copy()
+    flat = array.reshape(-1)
+    for _ in range(rng.choice((1, 2, 10))):
+        value = rng.choice([0, 1, -1, -2, 2, 10**9, 2**31 - 1, 2**62, 40])
+        with np.errstate(all="ignore"):
+            flat[rng.randrange(len(flat))] = np.array(value).astype(array.dtype)
+    return array
+
+
+def pt_changed(tree: Any, rng: random.Random) -> Any:
+    """A checkpoint of a rank with a part lost, or of another kind."""
+    tree = dict(tree)
+    key = rng.choice(list(tree))
+    kind = rng.randrange(4)
+    if kind == 0:
+        del tree[key]
+    elif kind == 1:
+        tree[key] = rng.choice([None, 1, "x", [], {}, torch.zeros(3)])
+    else:
+        model = dict(tree["model"])
+        name = rng.choice(list(model))
+        model[name] = rng.choice([None, torch.zeros(1), model[name].double(), model[name][:1], "x"])
+        tree["model"] = model
+    return tree
+
+
+def hashed_again(top: Path, name: str) -> None:
+    """An attacker writes the checksum of what he changed into the manifest beside it."""
+    file = top / name
+    if name.startswith("shards/part"):
+        manifest = top / "shards/manifest.json"
+        tree = json.loads(manifest.read_text())
+        facts = tree["files"][name.removeprefix("shards/")]
+        facts |= {"sha256": file_hash(file), "nbytes": file.stat().st_size}
+        try:
+            array = np.load(file, allow_pickle=False)
+            facts |= {"shape": list(array.shape), "dtype": array.dtype.str}
+        except Exception:  # numpy raises a dozen kinds
+            pass
+    elif name.endswith(".pt"):
+        manifest = file.parent / "manifest.json"
+        tree = json.loads(manifest.read_text())
+        tree["files"][file.name] = {"sha256": file_hash(file), "nbytes": file.stat().st_size}
+    else:
+        return
+    manifest.write_bytes(signed(tree))
+
+
+def fuzz(top: Path, name: str, numbers: range, counts: Counts) -> None:
+    """Cases of one file; it and its manifest are as before afterwards."""
+    file = top / name
+    beside = [p for p in (top / "shards/manifest.json", file.parent / "manifest.json") if p.exists() and p != file]
+    kept = {path: path.read_bytes() for path in (file, *beside)}
+    for number in numbers:
+        rng = random.Random(f"hashes/{name}/{number}")
+        file.write_bytes(mutated(name, kept[file], number))
+        again = rng.random() < 0.7
+        if again:
+            hashed_again(top, name)
+        ending, what = attempt(lambda: READERS[name](top))
+        if ending == "accepted" and not again and name.startswith(HASHED) and file.read_bytes() != kept[file]:
+            ending, what = "silent", "another content under the checksum of the first"
+        counts.add(f"{name} {number}", ending, what)
+        for path, whole in kept.items():
+            path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_file_is_read_as_it_is_written(folder: Path, name: str) -> None:
+    assert attempt(lambda: READERS[name](folder)) == ("accepted", "")
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_mutated_file_is_read_or_refused_in_one_line(folder: Path, name: str) -> None:
+    counts = Counts()
+    fuzz(folder, name, range(FEW), counts)
+    assert not counts.findings, "\n".join(counts.findings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READERS)
+def test_many_mutated_files_are_read_or_refused_in_one_line(folder: Path, name: str) -> None:
+    counts = Counts()
+    fuzz(folder, name, range(FEW, MANY), counts)
+    assert not counts.findings, "\n".join(counts.findings[:20])
