@@ -48,7 +48,8 @@ def _process(rank: int, size: int, folder: str, body: Callable[[Communicator], A
     torch.set_num_threads(1)
     enter_network(network, rank)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
-    comm = connect("gloo", device=torch.device("cpu"), timeout_seconds=60, init_method=f"file://{folder}/meet")
+    meet = f"file://{folder}/meet"
+    comm = connect("gloo", device=torch.device("cpu"), key=b"test", timeout_seconds=60, init_method=meet)
     result = body(comm)
     torch.save(result, Path(folder) / f"{rank}.pt")
     comm.barrier()

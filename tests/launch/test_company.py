@@ -18,6 +18,7 @@ from gnnpar.config.compose import compose
 from gnnpar.launch import joined
 from gnnpar.launch.joined import JoinedRank, PeerLost, monitored, refusal, sees
 from gnnpar.launch.launch import world_of
+from gnnpar.launch.peer_monitor import Channel, greet
 from gnnpar.launch.rendezvous import JoinedWorld, rendezvous
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.record import RunRecord
@@ -91,13 +92,24 @@ def test_who_is_alone_raises_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
 def two(folder: Path) -> list[JoinedWorld]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GNNPAR_TOKEN": "a secret of tests"}
     with ThreadPoolExecutor(2) as pool:
         return list(
             pool.map(
                 lambda r: rendezvous(env | {"RANK": str(r)}, about={}, patience=20, marker=f"{folder}/marker"), range(2)
             )
         )
+
+
+class Rank1:
+    """Its end of the connection to rank 0."""
+
+    def __init__(self, connection: socket.socket, channel: Channel) -> None:
+        self.connection, self.channel = connection, channel
+        self.shutdown = connection.shutdown
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.connection.sendall(self.channel.line(message))
 
 
 @pytest.fixture
@@ -109,8 +121,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     first, second = two(tmp_path)
     with socket.create_connection((first.members[0].address, first.members[0].port)) as other:
         mine = JoinedRank(first, record(tmp_path), 6.0)
-        other.sendall(b'{"token": "%s", "rank": 1}\n' % first.token.encode())
-        yield mine, other, ended
+        yield mine, Rank1(other, greet(other, second.key, 1)), ended
     second.listener.close()
 
 

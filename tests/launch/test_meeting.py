@@ -29,7 +29,7 @@ def free_port() -> int:
 
 def env_of(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
     told = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return told | more
+    return told | {"GNNPAR_TOKEN": "a secret of tests"} | more
 
 
 def gather(

@@ -10,12 +10,11 @@ connections run at full rate side by side.
 from __future__ import annotations
 
 import os
-import pickle
 import queue
 import socket
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, cast
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
+from gnnpar.comm.authentication import opened, sealed
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.communicator import Pending, Site, T
 from gnnpar.comm.flight_recorder import WAITING_FOR_ALL, FlightRecorder
@@ -39,6 +39,7 @@ def connect(
     backend: Literal["gloo", "nccl"],
     *,
     device: torch.device,
+    key: bytes,
     timeout_seconds: float = 1800.0,
     init_method: str | None = None,
     store: Store | None = None,
@@ -46,7 +47,8 @@ def connect(
 ) -> ProcessCommunicator:
     """Join the world that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Collective.
 
-    `store`: of ranks that have met already. `recorder`: writes down what the rank is doing.
+    `key`: known to the ranks of this run alone; objects that do not prove it are not read. `store`: of ranks that have
+    met already. `recorder`: writes down what the rank is doing.
     """
     check_asked_for(os.environ.get(VARIABLE, ""))
     timeout = timedelta(seconds=timeout_seconds)
@@ -89,6 +91,7 @@ def connect(
         staging=Staging(device),
         recorder=recorder or FlightRecorder(),
         timeout=timeout,
+        key=key,
     )
     hosts = comm.broadcast(comm.gather(socket.gethostname()))
     assert isinstance(hosts, list)
@@ -250,7 +253,9 @@ class ProcessCommunicator:
     staging: Staging
     recorder: FlightRecorder
     timeout: timedelta  # of every wait; a group that is not told waits for half an hour
+    key: bytes = field(repr=False)
     lanes: Lanes = field(default_factory=dict[tuple[int, int], "dist.ProcessGroup"])
+    num_objects: int = 0  # collective calls so far: the same on all ranks
 
     @property
     def rank(self) -> int:
@@ -349,30 +354,34 @@ class ProcessCommunicator:
         return total
 
     def broadcast(self, obj: T | None, src: int = 0) -> T:
-        box: list[T] = [cast("T", obj)]  # of a rank that is not `src`, overwritten
-        if self.size > 1:
-            with self.recorder.waiting(WAITING_FOR_ALL):
-                dist.broadcast_object_list(box, src=self.ranks[src], group=self.control or self.group, device=_CPU)
-        return box[0]
+        if self.size == 1:
+            return cast("T", obj)
+        label, group, source = self._label(), self.control or self.group, self.ranks[src]
+        mine = _as_tensor(sealed(self.key, label(src), obj)) if self.rank == src else None
+        length = torch.tensor([0 if mine is None else len(mine)])
+        with self.recorder.waiting(WAITING_FOR_ALL):
+            dist.broadcast(length, source, group=group)
+            buffer = torch.empty(int(length), dtype=torch.uint8) if mine is None else mine
+            dist.broadcast(buffer, source, group=group)
+        return cast("T", obj if mine is not None else opened(self.key, label(src), buffer.numpy().tobytes()))
 
     def scatter(self, objs: Sequence[object] | None) -> object:
         if self.size == 1:
             assert objs is not None
             return objs[0]
-        packed = [bytearray(pickle.dumps(o, protocol=5)) for o in objs] if objs else None
+        label = self._label()
+        packed = [_as_tensor(sealed(self.key, label(i), each)) for i, each in enumerate(objs)] if objs else None
         sizes = self.broadcast([len(p) for p in packed] if packed else None)
         assert isinstance(sizes, list)
         if self.rank != 0:
             buffer = torch.empty(sizes[self.rank], dtype=torch.uint8)
             with self.recorder.waiting(self.ranks[0]):
                 dist.recv(buffer, self.ranks[0], group=self.control or self.group)
-            return pickle.loads(buffer.numpy().tobytes())
+            return opened(self.key, label(self.rank), buffer.numpy().tobytes())
         assert packed is not None
         assert objs is not None
         for peer in range(1, self.size):
-            dist.send(
-                torch.frombuffer(packed[peer], dtype=torch.uint8), self.ranks[peer], group=self.control or self.group
-            )
+            dist.send(packed[peer], self.ranks[peer], group=self.control or self.group)
         return objs[0]
 
     def gather(self, obj: T) -> list[T] | None:
@@ -380,6 +389,27 @@ class ProcessCommunicator:
             return [obj]
         everything = self._all_gather(obj)
         return everything if self.rank == 0 else None
+
+    def _all_gather(self, obj: T) -> list[T]:
+        """The objects of all ranks, on all ranks."""
+        label, group = self._label(), self.control or self.group
+        mine = _as_tensor(sealed(self.key, label(self.rank), obj))
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in self.ranks]
+        with self.recorder.waiting(WAITING_FOR_ALL):
+            dist.all_gather(lengths, torch.tensor([len(mine)]), group=group)
+            longest = max(int(each) for each in lengths)
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(mine)] = mine
+            buffers = [torch.empty(longest, dtype=torch.uint8) for _ in self.ranks]
+            dist.all_gather(buffers, padded, group=group)
+        data = [buffer[: int(n)].numpy().tobytes() for buffer, n in zip(buffers, lengths, strict=True)]
+        return [cast("T", opened(self.key, label(i), each)) for i, each in enumerate(data)]
+
+    def _label(self) -> Callable[[int], bytes]:
+        """Names the messages of one collective call, by the rank that they are of."""
+        self.num_objects += 1
+        call = f"call {self.num_objects} of ranks {self.ranks}"
+        return lambda rank: f"{call}, {rank}".encode()
 
     def barrier(self) -> None:
         if self.size > 1:
@@ -413,6 +443,7 @@ class ProcessCommunicator:
             staging=self.staging,
             recorder=self.recorder,
             timeout=self.timeout,
+            key=self.key,
             lanes=self._lanes(mesh) if axis == "stage" and self.transport == "nccl" else {},
         )
 
@@ -434,12 +465,6 @@ class ProcessCommunicator:
         if self.size > 1:
             for peer, posts in enumerate(self._all_gather(dict(self.ledger.posts))):
                 self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, {}))
-
-    def _all_gather(self, obj: T) -> list[T]:
-        everyone = [obj] * self.size
-        with self.recorder.waiting(WAITING_FOR_ALL):
-            dist.all_gather_object(everyone, obj, group=self.control or self.group)
-        return everyone
 
     def close(self) -> None:
         self.outbox.close()
@@ -468,4 +493,5 @@ def _started(work: dist.Work | None) -> dist.Work:
     return work
 
 
-_CPU = torch.device("cpu")
+def _as_tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

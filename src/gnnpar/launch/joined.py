@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from gnnpar.comm.interfaces import MeetingError
 from gnnpar.comm.world import Interrupted, Outcome
 from gnnpar.folder_lock import release_all
+from gnnpar.launch import token
 from gnnpar.launch.monitor import failure_of
 from gnnpar.launch.peer_monitor import PeerFailure, PeerMonitor
 from gnnpar.launch.rendezvous import JoinedWorld, rendezvous
@@ -50,7 +51,7 @@ def assemble(hooks: RunHooks, seconds: float) -> JoinedWorld:
     rank = int(os.environ["RANK"])
     marker = hooks.run_dir.absolute() / f".meeting-{secrets.token_hex(4)}"
     if rank == 0:
-        marker.touch()
+        token.leave(marker)
     try:
         return rendezvous(
             os.environ,

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
+from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores
 from gnnpar.launch import joined, paced, processes
@@ -23,6 +24,7 @@ from gnnpar.launch.signals import Stop, interruptible
 from gnnpar.settings import Comm, Launch, Settings
 from gnnpar.track.console import say
 
+_RANK_BYTES = 100 << 20  # of an empty rank, beyond what ranks share
 RankWork = Callable[[Communicator, Host], None]
 
 
@@ -88,6 +90,8 @@ def world_of(settings: Settings) -> World:
     how: How = "joined" if is_joined else "alone" if alone else "processes"
     if how == "processes" and size > 1 and settings.comm.backend == "threads":
         how = "threads"
+    if how == "processes":
+        require_memory(size * _RANK_BYTES, f"world_size={size}, a process a rank,", "lower it, or set comm=threads")
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if is_joined else size
     cores = num_cores() if settings.topology.cores == "auto" else settings.topology.cores
     threads = max(1, cores // local_size) if settings.threads_per_rank == "auto" else settings.threads_per_rank
@@ -220,8 +224,8 @@ def _join(world: World, work: Work, hooks: RunHooks, comm: Comm, stop: Stop, oth
     rank = int(os.environ["RANK"])
     try:
         with joined.monitored(hooks, others, comm.lost_seconds):
-            store = others.store if others else None
-            processes.run_rank(rank, world, work, comm, Host(stop_asked=stop.asked), store=store)
+            store, key = (others.store, others.key) if others else (None, b"")
+            processes.run_rank(rank, world, work, comm, Host(stop_asked=stop.asked), key=key, store=store)
     except joined.PeerLost:
         raise
     except Exception as error:

@@ -11,6 +11,7 @@ import json
 import math
 import multiprocessing
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -18,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -87,7 +88,7 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
         if stop.asked():  # before there was a file to say it in
             stop.ask()
         monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds)
-        job = Job(world, work, comm, network, scratch, os.getpid())
+        job = Job(world, work, comm, network, scratch, os.getpid(), secrets.token_bytes(32))
         spawn = multiprocessing.get_context("spawn")
         started = [spawn.Process(target=job.run, args=(rank,), name=f"rank{rank}") for rank in range(world.size)]
         try:
@@ -195,7 +196,8 @@ def environment(**values: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Job:
-    """What a started rank gets from its parent. `scratch`: the folder of the attempt; `parent`: its process."""
+    """What a started rank gets from its parent, through a pipe. `scratch`: the folder of the attempt; `parent`: its
+    process; `key`: what ranks prove to each other."""
 
     world: World
     work: Work
@@ -203,6 +205,7 @@ class Job:
     network: Network | None
     scratch: Path
     parent: int
+    key: bytes = field(repr=False)
 
     def run(self, rank: int) -> None:
         """The rank's process. Leaves `scratch/<rank>.json` when it fails; never prints."""
@@ -222,7 +225,7 @@ class Job:
             enter_network(self.network, rank)
             counts = self.network is not None and self.network.is_first_of_host(rank)
             host = Host(stop_asked=stop.asked, sent_bytes=interface_sent_bytes if counts else None)
-            run_rank(rank, self.world, self.work, self.comm, host, scratch=self.scratch)
+            run_rank(rank, self.world, self.work, self.comm, host, key=self.key, scratch=self.scratch)
         except Interrupted:
             sys.exit(_INTERRUPTED)
         except BaseException as error:
@@ -251,12 +254,14 @@ def run_rank(
     comm: Comm,
     host: Host,
     *,
+    key: bytes,
     scratch: Path | None = None,
     store: Store | None = None,
 ) -> None:
     """Connect, work, disconnect: a rank that has RANK and WORLD_SIZE in its environment.
 
-    `scratch`: where a parent looks for what its ranks are doing. `store`: of ranks that have met already.
+    `key`: what ranks prove to each other. `scratch`: where a parent looks for what its ranks are doing. `store`: of
+    ranks that have met already.
     """
     import torch
 
@@ -275,6 +280,7 @@ def run_rank(
         mine = connect(
             "nccl" if world.backend == "nccl" else "gloo",
             device=device,
+            key=key,
             timeout_seconds=comm.timeout_seconds + (_PARENT_FIRST_SECONDS if scratch else 0.0),
             init_method=f"file://{scratch}/rendezvous" if scratch else None,
             store=store,

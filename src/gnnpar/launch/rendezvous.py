@@ -7,20 +7,25 @@ keys a meeting, because torchrun keeps its store over restarts.
 
 from __future__ import annotations
 
+import errno
+import functools
+import hmac
 import json
 import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm import interfaces
+from gnnpar.comm.authentication import proof
 from gnnpar.comm.interfaces import MeetingError
-from gnnpar.durable import JsonDict
+from gnnpar.durable import JsonDict, parse_json
+from gnnpar.launch.token import VARIABLE, secret_of
 
 _POLL_SECONDS = 0.1
 _LAST_LINE_SECONDS = 1.0  # rank 0 may hold the store: the others have to read why it ends
@@ -51,13 +56,14 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedWorld:
-    """All ranks are there and run the same thing. `generation`: 2 after a restart by torchrun; `marker`: rank 0's."""
+    """All ranks are there and run the same thing. `key`: what they prove to each other, of this meeting alone.
+    `generation`: 2 after a restart by torchrun; `marker`: rank 0's."""
 
     me: int
     members: tuple[Member, ...]
     store: Store
     listener: socket.socket
-    token: str
+    key: bytes = field(repr=False)
     generation: int
     marker: str
 
@@ -79,8 +85,9 @@ def rendezvous(
     """Come together with all ranks of the world that an environment names. Collective; MeetingError within about twice
     `patience` seconds.
 
-    `about`: what ranks must agree on, name -> value. `marker`: a path that rank 0 gives to all. `check`: what is wrong
-    with that here. `refusal`: why this rank cannot run at all; it comes to tell the others, and no rank is met.
+    `about`: what ranks must agree on, name -> value. `marker`: the file that rank 0 has left for all (token.py).
+    `check`: what is wrong with that here. `refusal`: why this rank cannot run at all; it comes to tell the others, and
+    no rank is met.
     """
     rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
     if not 0 <= rank < size:
@@ -101,8 +108,10 @@ def rendezvous(
     )
     where = f"MASTER_ADDR={master} MASTER_PORT={port}"
     agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = _store(master, int(port), rank, patience, agent=agent, trouble=trouble)
-    table = _Table(store, me, size, where, patience, agent=agent, refuses=bool(refusal))
+    bound = _bound(master, address, inside=inside)
+    store = _store(master, int(port), rank, patience, agent=agent, trouble=trouble, bound=bound)
+    secret = functools.partial(secret_of, env)
+    table = _Table(store, me, size, where, patience, agent=agent, refuses=bool(refusal), secret=secret)
     try:
         agreed = table.lay(about, marker, trouble) if rank == 0 else table.join(about, trouble)
         members = tuple(Member(**each) for each in agreed["members"])
@@ -116,7 +125,7 @@ def rendezvous(
         members=members,
         store=PrefixStore(f"{table.room}/group", table.store),
         listener=listener,
-        token=agreed["token"],
+        key=table.key(agreed["nonces"]),
         generation=table.generation,
         marker=agreed["marker"],
     )
@@ -148,21 +157,34 @@ def _listen(address: str) -> socket.socket:
         ) from error
 
 
-def _store(master: str, port: int, rank: int, patience: float, *, agent: bool, trouble: str) -> Store:
-    """Rank 0 holds the store, unless torchrun's agent does. `trouble`: what may be the reason why it is not reached."""
+def _bound(master: str, address: str, *, inside: bool) -> str:
+    """The address at which rank 0 holds the store: MASTER_ADDR's, or where that name leads to a loopback address on
+    rank 0's host alone, that of the interface chosen for the others."""
+    with suppress(OSError):
+        kinds = {socket.AF_INET, socket.AF_INET6}
+        found = [
+            str(each[4][0]) for each in socket.getaddrinfo(master, None, type=socket.SOCK_STREAM) if each[0] in kinds
+        ]
+        if found and (inside or not (found[0].startswith("127.") or found[0] == "::1")):
+            return found[0].partition("%")[0]
+    return address
+
+
+def _store(master: str, port: int, rank: int, patience: float, *, agent: bool, trouble: str, bound: str) -> Store:
+    """Rank 0 holds the store, unless torchrun's agent does: at the address `bound` alone. `trouble`: what may be the
+    reason why it is not reached."""
+    holds = rank == 0 and not agent
     try:
         return TCPStore(
-            master,
+            bound if holds else master,
             port,
-            is_master=rank == 0 and not agent,
+            is_master=holds,
             timeout=timedelta(seconds=patience),
             wait_for_workers=False,
-            multi_tenant=True,
+            multi_tenant=not holds,
+            master_listen_fd=_listening(bound, port) if holds else None,
         )
     except RuntimeError as error:
-        if "EADDRINUSE" in str(error) or "already in use" in str(error):
-            line = f"MASTER_PORT={port} is taken by another program on {socket.gethostname()}: give all ranks another"
-            raise MeetingError(line) from error
         raise MeetingError(
             trouble
             or f"rank {rank} on {socket.gethostname()} does not reach MASTER_ADDR={master} MASTER_PORT={port} within "
@@ -170,26 +192,57 @@ def _store(master: str, port: int, rank: int, patience: float, *, agent: bool, t
         ) from error
 
 
+def _listening(address: str, port: int) -> int:
+    """A socket that the store takes over: its own would listen on all interfaces."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=1024).detach()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            line = f"MASTER_PORT={port} is taken by another program on {socket.gethostname()}: give all ranks another"
+            raise MeetingError(line) from error
+        raise MeetingError(
+            f"{socket.gethostname()} cannot listen at {address}, port {port}: {error.strerror}; give all ranks another "
+            "MASTER_ADDR or MASTER_PORT"
+        ) from error
+
+
 class _Table:
-    """The keys of one meeting in the store."""
+    """The keys of one meeting in the store. Anybody may reach it: records carry a proof of the run's secret, but for
+    `trouble`, which can end a meeting and nothing else."""
 
     def __init__(
-        self, store: Store, me: Member, size: int, where: str, patience: float, *, agent: bool, refuses: bool
+        self,
+        store: Store,
+        me: Member,
+        size: int,
+        where: str,
+        patience: float,
+        *,
+        agent: bool,
+        refuses: bool,
+        secret: Callable[[str], bytes | None],
     ) -> None:
         self.store, self.me, self.size, self.where, self.patience = store, me, size, where, patience
         self.generation, self._began, self._nonce = 0, time.monotonic(), secrets.token_hex(8)
         self._agent, self._refuses = agent, refuses
+        self._find_secret, self._secret = secret, b""
 
     @property
     def room(self) -> str:
         return f"gnnpar/{self.generation}"
+
+    def key(self, nonces: Sequence[str]) -> bytes:
+        """Of this meeting: no earlier one had these nonces."""
+        return proof(self._secret, self.room.encode(), *(nonce.encode() for nonce in nonces))
 
     def lay(self, about: Mapping[str, str], marker: str, trouble: str) -> JsonDict:
         """Rank 0: open a generation and wait for everybody."""
         self.generation = self.store.add(_GENERATION, 1)
         if trouble:
             self._fail(trouble)
-        self._put("0", self._record(about))
+        self._learn_secret(marker)
+        self._put("0", self._record(about) | {"marker": marker})
         records = self._all(
             "",
             lambda missing: (
@@ -201,7 +254,6 @@ class _Table:
         agreed = {
             "members": [record["member"] for record in records],
             "nonces": [record["nonce"] for record in records],
-            "token": secrets.token_hex(16),
             "marker": marker,
         }
         self._put("agreed", agreed)
@@ -231,20 +283,23 @@ class _Table:
 
     def _is_over(self) -> bool:
         """Is this a meeting of ranks that have ended, in a store that torchrun keeps?"""
-        trouble = self._get("trouble")
-        if trouble is not None and trouble["refused"]:
-            return self._get(f"known/{self.me.rank}") is not None
-        return bool(trouble or self._get("agreed"))
+        trouble = self._plain("trouble")
+        if trouble is not None and trouble.get("refused") is True:
+            return self._plain(f"known/{self.me.rank}") is not None
+        return bool(trouble or self._plain("agreed"))
 
     def _come(self, mine: JsonDict, trouble: str) -> None:
         """Compare with rank 0, and be there."""
-        while (first := self._get("0")) is None and not self._waited():
+        while (stated := self._plain("0")) is None and not self._waited():
             self._end_at_trouble()
             time.sleep(_POLL_SECONDS)
-        if first is None:
+        if stated is None:
             return
         if trouble:
             self._fail(trouble)
+        self._learn_secret(str(json.loads(stated["record"]).get("marker", "")))
+        first = self._get("0")
+        assert first is not None
         for name in sorted({**first["about"], **mine["about"]}):
             theirs, have = (record["about"].get(name, "nothing") for record in (first, mine))
             if theirs != have:
@@ -258,6 +313,20 @@ class _Table:
                 f"RANK={self.me.rank} is taken twice, once on {self.me.place}: number ranks from 0 to {self.size - 1}"
             )
         self._put(str(self.me.rank), mine)
+
+    def _learn_secret(self, marker: str) -> None:
+        try:
+            found = self._find_secret(marker)
+        except MeetingError as error:
+            self._fail(f"rank {self.me.rank} on {self.me.place}: {error}")
+            return
+        if found is None:
+            self._fail(
+                f"rank {self.me.rank} on {self.me.place} has no {VARIABLE}, and does not see rank 0's run folder "
+                f"{marker.rpartition('/')[0]}: set {VARIABLE} to the same output of `openssl rand -hex 32` on all "
+                "hosts, or share the folder"
+            )
+        self._secret = found or b""
 
     def agree(self, trouble: str) -> None:
         """Everybody reaches everybody, or all end. Collective."""
@@ -285,23 +354,24 @@ class _Table:
 
     def _fail(self, line: str) -> None:
         """Say it to all and end."""
-        self._put("trouble", {"line": line, "refused": self._refuses})
+        self.store.set(f"{self.room}/trouble", json.dumps({"line": line, "refused": self._refuses}))
         self._end_at_trouble()
 
     def _end_at_trouble(self) -> None:
-        if (trouble := self._get("trouble")) is not None:
-            if trouble["refused"]:
+        if (trouble := self._plain("trouble")) is not None:
+            refused = trouble.get("refused") is True
+            if refused:
                 self._until_known()
             elif self.me.rank == 0:
                 time.sleep(_LAST_LINE_SECONDS)
-            error = MeetingError(trouble["line"])
-            error.shared, error.refused = True, trouble["refused"]
+            error = MeetingError(str(trouble.get("line", ""))[:1000])
+            error.shared, error.refused = True, refused
             raise error
 
     def _until_known(self) -> None:
         """All ranks know of a refusal before the first of them ends, and with it its host's others, or the store."""
         with suppress(RuntimeError):
-            self._put(f"known/{self.me.rank}", {})
+            self.store.set(f"{self.room}/known/{self.me.rank}", "{}")
             keys = [f"{self.room}/known/{rank}" for rank in range(self.size)]
             while not self.store.check(keys) and not self._waited():
                 time.sleep(_POLL_SECONDS)
@@ -310,11 +380,32 @@ class _Table:
         return time.monotonic() - self._began > self.patience
 
     def _put(self, key: str, value: JsonDict) -> None:
-        self.store.set(f"{self.room}/{key}", json.dumps(value))
+        record = json.dumps(value)
+        proven = proof(self._secret, self.room.encode(), key.encode(), record.encode()).hex()
+        self.store.set(f"{self.room}/{key}", json.dumps({"record": record, "proof": proven}))
 
     def _get(self, key: str) -> JsonDict | None:
+        """A record that proves the run's secret; None: it is not there."""
+        if (stated := self._plain(key)) is None:
+            return None
+        record, given = str(stated.get("record", "")), str(stated.get("proof", ""))
+        expected = proof(self._secret, self.room.encode(), key.encode(), record.encode()).hex()
+        if not hmac.compare_digest(given.encode(), expected.encode()):
+            self._fail(
+                f"rank {self.me.rank} on {self.me.place}: what is at {self.where} does not prove this run's "
+                f"{VARIABLE}: ranks have different ones, or another program writes there"
+            )
+        return parse_json(record)
+
+    def _plain(self, key: str) -> JsonDict | None:
+        """What anybody may have put; None: it is not there, or is no object of JSON."""
         key = f"{self.room}/{key}"
-        return json.loads(self.store.get(key)) if self.store.check([key]) else None
+        if not self.store.check([key]):
+            return None
+        try:
+            return parse_json(self.store.get(key))
+        except ValueError:
+            return None
 
 
 def _ranks(numbers: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import secrets
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -101,7 +102,8 @@ def world_samples(ranks: int, threads: int) -> list[Samples]:
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory(prefix="gnnpar-") as folder:
-        mp.spawn(_rank, args=(ranks, threads, folder), nprocs=ranks, join=True)  # type: ignore[attr-defined]
+        key = secrets.token_bytes(32)
+        mp.spawn(_rank, args=(ranks, threads, folder, key), nprocs=ranks, join=True)  # type: ignore[attr-defined]
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
@@ -111,12 +113,16 @@ def _everything(comm: Communicator) -> Samples:
     return samples
 
 
-def _rank(rank: int, ranks: int, threads: int, folder: str) -> None:
+def _rank(rank: int, ranks: int, threads: int, folder: str, key: bytes) -> None:
+    from gnnpar.comm import interfaces
     from gnnpar.comm.process import connect
 
     torch.set_num_threads(threads)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    comm = connect("gloo", device=torch.device("cpu"), timeout_seconds=300, init_method=f"file://{folder}/meet")
+    if (loopback := interfaces.loopback()) is not None:  # nobody else is to connect
+        os.environ.setdefault(interfaces.VARIABLE, loopback)
+    meet = f"file://{folder}/meet"
+    comm = connect("gloo", device=torch.device("cpu"), key=key, timeout_seconds=300, init_method=meet)
     torch.save(_everything(comm), Path(folder) / f"{rank}.pt")
     comm.barrier()
     comm.close()

@@ -1,0 +1,56 @@
+"""The secret of a run whose ranks others have started: what they prove to each other before anything is read.
+
+It is in GNNPAR_TOKEN, the same text on all hosts, or else in a file of rank 0 that only this user can read, in a folder
+that the hosts share.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gnnpar.comm.interfaces import MeetingError
+
+VARIABLE = "GNNPAR_TOKEN"
+_SHORTEST = 16
+_FILE_SECONDS = 5.0  # until a file system of a network shows a file that is there
+
+
+def leave(file: Path) -> None:
+    """Rank 0: a new secret in a new file, which nobody else can read."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as out:
+        out.write(secrets.token_hex(32))
+
+
+def secret_of(env: Mapping[str, str], file: str) -> bytes | None:
+    """The secret: of the environment, else of rank 0's file; None where there is neither. MeetingError says in one line
+    why one is of no use."""
+    if given := env.get(VARIABLE, ""):
+        if len(given) < _SHORTEST:
+            raise MeetingError(
+                f"{VARIABLE} has {len(given)} characters, at least {_SHORTEST} are needed: set it to the output of "
+                "`openssl rand -hex 32` on all hosts"
+            )
+        return given.encode()
+    began = time.monotonic()
+    while file and time.monotonic() - began < _FILE_SECONDS:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return _read(file)
+        with suppress(OSError):
+            os.listdir(Path(file).parent)  # file systems of networks look again
+        time.sleep(0.1)
+    return None
+
+
+def _read(file: str) -> bytes | None:
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+        facts = os.fstat(opened.fileno())
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+            raise MeetingError(f"{file} of rank 0 can be written or read by others: set {VARIABLE} on all hosts")
+        found = opened.read(200)
+    return found if len(found) >= _SHORTEST else None

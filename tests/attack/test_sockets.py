@@ -1,0 +1,333 @@
+"""A stranger at the ports of a run: whatever he sends is not read, and the run goes on, or ends in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import queue
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from checkpoints import SMALL
+from gnnpar.comm.authentication import NotOfThisRun, opened, proof, sealed
+from gnnpar.comm.interfaces import MeetingError
+from gnnpar.launch import token
+from gnnpar.launch.peer_monitor import Channel, PeerMonitor, admit, greet
+from gnnpar.launch.rendezvous import JoinedWorld, rendezvous
+from hosts import Hosts, two_hosts, wait_for_epochs
+
+SECRET = "0123456789abcdef" * 2
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def meet(
+    port: int, *, tokens: tuple[str, str] = (SECRET, SECRET), marker: str = "", patience: float = 20.0
+) -> list[Any]:
+    """Two ranks: the world of each, or its line."""
+
+    def one(rank: int) -> JoinedWorld | str:
+        env = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        if tokens[rank]:
+            env[token.VARIABLE] = tokens[rank]
+        try:
+            return rendezvous(env, about={}, patience=patience, marker=marker)
+        except MeetingError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, range(2)))
+
+
+class Evil:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.mkdir, (str(self.marker),)
+
+
+# --- what is sent between ranks
+
+
+def test_an_object_of_a_stranger_is_not_unpickled(tmp_path: Path) -> None:
+    evil = pickle.dumps(Evil(tmp_path / "ran"))
+    for data in (evil, bytes(32) + evil, proof(b"another key", b"call 1", evil) + evil, b"", b"\x80"):
+        with pytest.raises(NotOfThisRun, match="proves no knowledge of the run's key"):
+            opened(b"key", b"call 1", data)
+    assert not (tmp_path / "ran").exists()
+    sent = sealed(b"key", b"call 1 of ranks (0, 1), 0", {"a": 1})
+    assert opened(b"key", b"call 1 of ranks (0, 1), 0", sent) == {"a": 1}
+    for label in (b"call 2 of ranks (0, 1), 0", b"call 1 of ranks (0, 1), 1"):  # repeated, or said by another
+        with pytest.raises(NotOfThisRun):
+            opened(b"key", label, sent)
+
+
+# --- how ranks meet
+
+
+def test_ranks_prove_the_secret_and_keep_it_to_themselves() -> None:
+    port = free_port()
+    first, second = meet(port)
+    assert first.key == second.key
+    assert first.key not in (b"", SECRET.encode())
+    again = meet(free_port())
+    assert again[0].key != first.key, "a key is of one meeting"
+    store = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=5))
+    seen = b"".join(store.get(f"gnnpar/1/{name}") for name in ("0", "1", "agreed", "ready/0"))
+    assert SECRET.encode() not in seen
+    assert first.key.hex().encode() not in seen
+
+
+def test_the_store_and_the_ranks_listen_at_the_chosen_address_alone() -> None:
+    before = listening(os.getpid())
+    port = free_port()
+    worlds = meet(port)
+    mine = listening(os.getpid()) - before
+    assert ("127.0.0.1", port) in mine
+    assert {address for address, _ in mine} == {"127.0.0.1"}
+    assert all(isinstance(world, JoinedWorld) for world in worlds)
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    connections = psutil.Process(pid).net_connections()
+    return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "line"),
+    [
+        ((SECRET, SECRET.upper()), "does not prove this run's GNNPAR_TOKEN: ranks have different ones, or another"),
+        ((SECRET, ""), "has no GNNPAR_TOKEN, and does not see rank 0's run folder"),
+        (("", ""), "has no GNNPAR_TOKEN, and does not see rank 0's run folder"),
+        (("short", "short"), "GNNPAR_TOKEN has 5 characters, at least 16 are needed"),
+    ],
+)
+def test_a_wrong_secret_or_none_is_one_line_on_both_ranks(
+    tokens: tuple[str, str], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token, "_FILE_SECONDS", 0.2)
+    found = meet(free_port(), tokens=tokens, marker="/nowhere/.meeting")
+    assert all(isinstance(each, str) and line in each and "\n" not in each for each in found), found
+
+
+def test_a_secret_is_in_a_file_that_only_its_user_can_read(tmp_path: Path) -> None:
+    file = tmp_path / ".meeting"
+    token.leave(file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    found = meet(free_port(), tokens=("", ""), marker=str(file))
+    assert all(isinstance(each, JoinedWorld) for each in found), found
+    with pytest.raises(FileExistsError):  # nothing that another has put there is taken
+        token.leave(file)
+
+
+@pytest.mark.parametrize("spoil", ["mode", "owner", "link"])
+def test_a_file_that_others_could_write_is_no_secret(
+    spoil: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / ".meeting"
+    token.leave(file)
+    if spoil == "mode":
+        file.chmod(0o644)
+    elif spoil == "owner":
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    else:
+        file = tmp_path / "link"
+        file.symlink_to(tmp_path / ".meeting")
+    with pytest.raises((MeetingError, OSError)):
+        token.secret_of({}, str(file))
+
+
+@pytest.mark.parametrize("key", ["0", "agreed"])
+@pytest.mark.parametrize("forged", ["unsigned", "wrong proof", "garbage", "nested"])
+def test_a_record_that_a_stranger_has_put_into_the_store_is_not_believed(key: str, forged: str) -> None:
+    """He holds the store himself: rank 1 ends with a line, and joins nothing."""
+    port = free_port()
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+    store.add("gnnpar/generation", 1)
+    member = {"rank": 0, "host": "h", "interface": "lo", "address": "127.0.0.1", "port": 1}
+    record = json.dumps({"member": member, "about": {}, "nonce": "0", "members": [member] * 2, "nonces": ["0", "0"]})
+    texts = {
+        "unsigned": json.dumps({"record": record}),
+        "wrong proof": json.dumps({"record": record, "proof": proof(b"guess", record.encode()).hex()}),
+        "garbage": "\x80\x04evil",
+        "nested": "[" * 100_000,
+    }
+    store.set(f"gnnpar/1/{key}", texts[forged])
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), token.VARIABLE: SECRET}
+    with pytest.raises(MeetingError) as refused:
+        rendezvous(env, about={}, patience=2.0)
+    assert "\n" not in str(refused.value)
+
+
+# --- the connections of the peer monitor
+
+
+@dataclass
+class Watched:
+    """Two ranks whose monitors watch each other."""
+
+    worlds: list[JoinedWorld]
+    monitors: list[PeerMonitor]
+    told: queue.Queue[Any]
+
+    @property
+    def hub(self) -> tuple[str, int]:
+        return self.worlds[0].members[0].address, self.worlds[0].members[0].port
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    worlds, told = meet(free_port()), queue.Queue[Any]()
+    assert all(isinstance(world, JoinedWorld) for world in worlds), worlds
+    with ThreadPoolExecutor(2) as pool:
+        monitors = list(pool.map(lambda w: PeerMonitor(w, lost_seconds=6, on_failure=told.put), worlds))
+    yield Watched(worlds, monitors, told)
+    for monitor in reversed(monitors):
+        monitor.close()
+
+
+def challenge_of(connection: socket.socket) -> bytes:
+    return connection.makefile("rb").readline().rstrip(b"\n")
+
+
+def closed(connection: socket.socket, seconds: float = 5.0) -> bool:
+    """Whether the other side hangs up."""
+    connection.settimeout(seconds)
+    try:
+        while connection.recv(4096):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_strangers_at_rank_0_are_hung_up_on_and_the_run_goes_on(watched: Watched, tmp_path: Path) -> None:
+    evil = pickle.dumps(Evil(tmp_path / "ran"))
+    key = watched.worlds[0].key
+    for sent in (
+        b"\n",
+        b"garbage\n",
+        evil + b"\n",
+        b"9" * 100_000,
+        b'{"failed": "x"}\n',
+        b'{"token": "x", "rank": 1}\n{"failed": "x"}\n',
+        b"1 00 " + proof(b"guess", b"rank").hex().encode() + b"\n",
+        b"[" * 300,
+    ):
+        with socket.create_connection(watched.hub) as stranger:
+            challenge_of(stranger)
+            stranger.sendall(sent)
+            assert closed(stranger), sent[:40]
+    # what a rank once said is of no use to who has heard it
+    with socket.create_connection(watched.hub) as stranger:
+        challenge_of(stranger)
+        old = proof(key, b"rank", b"another challenge", b"00", b"1").hex().encode()
+        stranger.sendall(b"1 00 " + old + b"\n")
+        assert closed(stranger)
+    assert not (tmp_path / "ran").exists()
+    assert watched.told.empty()
+    watched.monitors[1].report("rank 1: its own reason")
+    failure = watched.told.get(timeout=10)
+    assert failure.line == "rank 1: its own reason"
+
+
+def test_many_silent_strangers_do_not_keep_a_rank_out(watched: Watched) -> None:
+    strangers = [socket.create_connection(watched.hub) for _ in range(100)]
+    time.sleep(0.5)
+    watched.monitors[1].report("rank 1: its own reason")
+    assert watched.told.get(timeout=10).line == "rank 1: its own reason"
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_line_that_is_changed_repeated_or_turned_round_is_not_read() -> None:
+    one, other = socket.socketpair()
+    with one, other, ThreadPoolExecutor(1) as pool:
+        rank = pool.submit(greet, one, b"key", 1)
+        other.sendall(b"challenge\n")
+        line = other.makefile("rb").readline().rstrip(b"\n")
+        number, hub, answer = admit(line, b"key", b"challenge", 2)
+        other.sendall(answer)
+        channel: Channel = rank.result(timeout=5)
+    assert number == 1
+    first, second = (channel.line({"n": i}) for i in range(2))
+    assert hub.read(first) == {"n": 0}
+    for bad in (first, second[:-3] + b"9}\n", b"", b"\n", hub.line({"n": 1})):
+        with pytest.raises(NotOfThisRun):
+            Channel.read(hub, bad)
+        hub._read -= 1
+    assert hub.read(second) == {"n": 1}
+
+
+def test_a_rank_does_not_talk_to_who_only_listens_at_the_address() -> None:
+    """A stranger at rank 0's port sends a challenge, and cannot prove the key."""
+    for answer in (b"x\n", b"00" * 32 + b"\n", b"9" * 1000, b""):
+        one, other = socket.socketpair()
+        with one, other:
+            other.sendall(b"challenge\n" + answer)
+            other.shutdown(socket.SHUT_WR)
+            with pytest.raises(NotOfThisRun):
+                greet(one, b"key", 1)
+    with pytest.raises(NotOfThisRun):
+        admit(b"1 00 " + proof(b"guess", b"rank").hex().encode(), b"key", b"challenge", 2)
+
+
+# --- whole runs
+
+LONG = (*SMALL[1:], "strategy=graph_parallel", "hydra.run.dir=run", "epochs=1000000", "eval_every=1000000")
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, shaped_links: None) -> Iterator[Hosts]:
+    with two_hosts(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_stranger_connects_to_every_port_of_two_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    """Each listens at its own interface; garbage at every port of ours leaves the run as it is. torchrun's store and
+    gloo's ports are not ours: SECURITY.md."""
+    started = [hosts.train(host, *LONG) for host in (0, 1)]
+    wait_for_epochs(tmp_path / "run", 3, started)
+    for host in (0, 1):
+        for process in hosts.ranks(host):
+            ports = listening(process.pid)
+            assert ports
+            assert {address for address, _ in ports} <= {f"10.77.0.{host + 1}"}, ports
+    rank0 = hosts.ranks(0)[0]
+    done = len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    for address, port in listening(rank0.pid):
+        script = (
+            f"import socket; s = socket.create_connection(({address!r}, {port}), 5); s.settimeout(2)\n"
+            "s.sendall(b'{\"failed\": \"x\"}\\n' + b'9' * 1000)\n"
+        )
+        stranger = hosts.run(1, ["python3", "-c", script])
+        stranger.communicate(timeout=30)
+    wait_for_epochs(tmp_path / "run", done + 20, started)
+
+
+def test_threads_are_not_left(watched: Watched) -> None:
+    names = [thread.name for thread in threading.enumerate() if thread.name == "peers"]
+    assert len(names) >= 2
