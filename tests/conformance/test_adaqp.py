@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from gnnpar.parallel.single.strategy import Single
 from gnnpar.partition.shard import Shard
 from gnnpar.verify.conformance import make_job, relative_error, small_graph, train_in_threads
 from gnnpar_kernels.wire import row_nbytes
-from gradients import Study
+from gradients import Spread, Study
 from graphs import ODD
 
 QUICK = Adaptive(warmup=1, period=2)
@@ -160,17 +161,26 @@ def test_what_a_stop_must_keep():
         assert again == [True] * 5
 
 
-def study(config, **options):
-    data = SBM(num_nodes=500, avg_degree=10, num_features=32, num_classes=5, degree_exponent=2.2, **options)
+@cache
+def study(config) -> Study:
+    data = SBM(num_nodes=500, avg_degree=10, num_features=32, num_classes=5, degree_exponent=2.2)
     return Study(data.load(None, 0), config(num_layers=3, hidden=32, dropout=0.0))
+
+
+@cache
+def spread(config, codec, draws: int = 20) -> Spread:
+    return study(config).spread(codec, draws=draws)
 
 
 @pytest.mark.parametrize("config", [GCN, SAGE])
 def test_gradient_variance_falls_with_bits(config):
-    at = study(config)
-    two, four, eight = (at.spread(Uniform(bits=b), draws=20).variance for b in (2, 4, 8))
-    adaptive = at.spread(Adaptive(budget_bits=3), draws=20)
-    assert two > adaptive.variance > four > eight
+    two, four, eight = (
+        spread(config, Uniform(bits=2)),
+        spread(config, Uniform(bits=4), 40),
+        spread(config, Uniform(bits=8)),
+    )
+    adaptive = spread(config, Adaptive(budget_bits=3))
+    assert two.variance > adaptive.variance > four.variance > eight.variance
     assert 2.5 < (adaptive.mean_bits or 0) < 3.2
 
 
@@ -178,13 +188,12 @@ def test_gradient_variance_falls_with_bits(config):
 def test_adaptive_bits_are_worth_their_bytes(config):
     """At the bytes of 4 bits throughout, and at those of bits drawn at random from 2, 4, 8. Weighing rows by gradients
     over all exchanges is worth more than weighing them by degrees in each."""
-    at = study(config)
-    uniform, adaptive = at.spread(Uniform(bits=4), draws=40), at.spread(Adaptive(budget_bits=4), draws=40)
+    uniform, adaptive = spread(config, Uniform(bits=4), 40), spread(config, Adaptive(budget_bits=4), 40)
     assert adaptive.halo_bytes <= uniform.halo_bytes
     assert adaptive.variance < 0.95 * uniform.variance
     by_degree = Adaptive(budget_bits=4, importance="square_of_sum", scope="exchange")
-    assert adaptive.variance < at.spread(by_degree, draws=40).variance
-    drawn, chosen = at.spread(Random(), draws=20), at.spread(Adaptive(budget_bits=14 / 3), draws=20)
+    assert adaptive.variance < spread(config, by_degree).variance
+    drawn, chosen = spread(config, Random()), spread(config, Adaptive(budget_bits=14 / 3))
     assert chosen.halo_bytes <= 1.02 * drawn.halo_bytes
     assert chosen.variance < 0.6 * drawn.variance
 
