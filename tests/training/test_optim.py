@@ -107,3 +107,30 @@ def test_a_gradient_that_is_not_finite_on_another_stage_moves_nothing_here(norm:
     stepper.step(norm=1.0)
     assert not stepper.refused
     assert not any(torch.equal(p, kept) for p, kept in zip(module.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("config", "theirs"),
+    [
+        (Adam(weight_decay=0.1), torch.optim.Adam),
+        (AdamW(weight_decay=0.1), torch.optim.AdamW),
+        (SGD(momentum=0.9, nesterov=True, weight_decay=0.1), torch.optim.SGD),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Schedule) else "",
+)
+def test_steps_are_those_of_torch_to_the_bit(config: Adam | AdamW | SGD, theirs: type[torch.optim.Optimizer]) -> None:
+    mine, other = model(), model()
+    other.load_state_dict(mine.state_dict())
+    stepper = build(config, mine)
+    options = {"momentum": 0.9, "nesterov": True} if isinstance(config, SGD) else {}
+    optimizer = theirs(other.parameters(), lr=config.lr, weight_decay=0.1, **options)  # type: ignore[call-arg]
+    assert type(stepper.optimizer).__name__ == theirs.__name__, "checkpoints name it"
+    for _ in range(4):
+        stepper.zero_grad()
+        optimizer.zero_grad()
+        for module in (mine, other):
+            sum((p**3).sum() for p in module.parameters()).backward()  # type: ignore[union-attr]
+        stepper.step()
+        optimizer.step()
+        assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), other.parameters(), strict=True))
+    assert all(p.requires_grad and p.grad_fn is None for p in mine.parameters())

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from gnnpar.durable import JsonDict
+from gnnpar.training import eager
 
 Named = Iterable[tuple[str, nn.Parameter]]
 LayerOf = Callable[[str], int | None]  # global parameter name -> layer; None: encoder, decoder
@@ -81,7 +82,7 @@ class Adam(Schedule):
 
     def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
         named = list(parameters)
-        optimizer = torch.optim.Adam(self.groups(named, layer_of), lr=self.lr, betas=self.betas, eps=self.eps)
+        optimizer = eager.Adam(self.groups(named, layer_of), lr=self.lr, betas=self.betas, eps=self.eps)
         return self.wrap(optimizer, epochs, named)
 
 
@@ -94,7 +95,7 @@ class AdamW(Schedule):
 
     def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
         named = list(parameters)
-        optimizer = torch.optim.AdamW(self.groups(named, layer_of), lr=self.lr, betas=self.betas, eps=self.eps)
+        optimizer = eager.AdamW(self.groups(named, layer_of), lr=self.lr, betas=self.betas, eps=self.eps)
         return self.wrap(optimizer, epochs, named)
 
 
@@ -113,7 +114,7 @@ class SGD(Schedule):
     def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
         named = list(parameters)
         groups = self.groups(named, layer_of)
-        optimizer = torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
+        optimizer = eager.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
         return self.wrap(optimizer, epochs, named)
 
 
