@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from gnnpar.codecs.codec import CodecConfig
     from gnnpar.data.preprocess import DatasetConfig
-    from gnnpar.models.gnn import ModelConfig
+    from gnnpar.models.gnn import GNN, ModelConfig
     from gnnpar.parallel.strategy import Strategy
     from gnnpar.partition.partition import Partitioner
 else:
@@ -231,6 +231,14 @@ class Settings:
     names: Mapping[str, str] = field(default_factory=dict)  # group -> the file chosen in it; not a YAML key
     resolved: JsonObject = field(default_factory=dict)  # the YAML this came from, resolved; not a YAML key
     study: str = ""  # the sweep this run belongs to; not a YAML key
+
+    @property
+    def caches_first_layer(self) -> bool:
+        return self.first_layer == "cached"
+
+    def build_model(self, in_dim: int, out_dim: int) -> GNN:
+        """With fresh weights."""
+        return self.model.build(in_dim, out_dim, seed=self.seed, cached_first_layer=self.caches_first_layer)
 
 
 NOT_KEYS = ("names", "resolved", "study")

@@ -375,7 +375,7 @@ def test_neighborloader_in_the_place_of_our_own() -> None:
     ("fields", "options", "line"),
     [
         ({"num_workers": 2}, {}, "num_workers=2 starts processes, which ranks that are threads cannot: set comm=gloo"),
-        ({}, {"first_layer": "cached"}, "first_layer=cached keeps sums over all neighbours, not samples"),
+        ({}, {"first_layer": "cached"}, "first_layer=cached is for strategies without chunks or batches"),
         ({"fanout": (5, 5, 5)}, {}, r"fanout=\[5, 5, 5\] has 3 numbers, but the model 2 layers: give 2 or fewer"),
     ],
 )

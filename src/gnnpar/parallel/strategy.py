@@ -148,6 +148,12 @@ class Strategy(Protocol):
     ) -> Engine: ...
 
 
+def check_first_layer(strategy: Strategy, first_layer: FirstLayer) -> None:
+    """Refuse first_layer=cached where the strategy cannot run with it."""
+    if first_layer == "cached" and not strategy.capabilities.cached_first_layer:
+        raise ValueError("first_layer=cached is for strategies without chunks or batches: set first_layer=live.")
+
+
 def name_of(codec: CodecConfig) -> str:
     """As people call it: bfloat16."""
     return type(codec).__name__.lower()

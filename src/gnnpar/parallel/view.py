@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from gnnpar.folds.block import Rows
 from gnnpar.graph import Message
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source
 from gnnpar.partition.shard import Shard
+
+if TYPE_CHECKING:
+    from gnnpar.parallel.strategy import FirstLayer
 
 
 @dataclass(eq=False)
@@ -26,6 +29,11 @@ class FeatureCache:
 
     halo: Tensor | None = None
     folds: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+
+    @staticmethod
+    def of(first_layer: FirstLayer) -> FeatureCache | None:
+        """An empty one; None: layer 0 is computed in every epoch."""
+        return FeatureCache() if first_layer == "cached" else None
 
     @property
     def nbytes(self) -> int:

@@ -100,7 +100,6 @@ class Estimator:
         if not isinstance(strategy, Priced):
             return Price(unpriced=f"{type(strategy).__name__} has no cost(problem, machine)")
         number = DTYPES[settings.precision].itemsize
-        cached = settings.first_layer == "cached"
         problem = Problem(
             workload=self.inputs.workload,
             model=self.inputs.model,
@@ -109,7 +108,7 @@ class Estimator:
             work_of=lambda parts: self._work(ranks, parts),
             number=number,
             first_layer=settings.first_layer,
-            kept=what_is_held(settings, self.inputs.ir) if cached else "no",
+            kept=what_is_held(settings, self.inputs.ir) if settings.caches_first_layer else "no",
             seed=settings.seed,
             threads=threads_of(settings, ranks),
         )

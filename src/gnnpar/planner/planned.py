@@ -71,8 +71,7 @@ class Inputs:
     def of(settings: Settings, say: Callable[[str], None] = lambda _: None) -> Inputs:
         dataset = settings.dataset.load(settings.data_dir, settings.seed)
         task = make_task(dataset.task, dataset.num_classes)
-        cached = settings.first_layer == "cached"
-        model = settings.model.build(dataset.num_features, task.out_dim, seed=settings.seed, cached_first_layer=cached)
+        model = settings.build_model(dataset.num_features, task.out_dim)
         ir = record(model, dataset.num_features)
         workload = Workload(
             dataset=dataset,
@@ -86,7 +85,7 @@ class Inputs:
     def request(self, machine: Machine, ranks: int, settings: Settings) -> Request:
         """Of so many ranks, lossless strategies alone."""
         graph, ir = GraphStats.of(self.workload.dataset), self.ir
-        kept = what_is_held(settings, ir) if settings.first_layer == "cached" else "no"
+        kept = what_is_held(settings, ir) if settings.caches_first_layer else "no"
         partition = _even(self.workload)
         problem = Problem(
             workload=self.workload,
@@ -117,7 +116,7 @@ def planned(
     """
     machine, count = setting_of(settings, ranks, say)
     inputs = Inputs.of(settings, say)
-    workload, cached = inputs.workload, settings.first_layer == "cached"
+    workload, cached = inputs.workload, settings.caches_first_layer
     own_places = isinstance(settings.topology, Machines)
     request = replace(
         inputs.request(machine, count, settings),

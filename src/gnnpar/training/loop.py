@@ -197,8 +197,7 @@ def prepare(
     facts = dataset and (dataset.num_features, dataset.task, dataset.num_classes)
     num_features, task_name, num_classes = comm.broadcast(facts)
     task = make_task(task_name, num_classes)
-    cached = settings.first_layer == "cached"
-    model = settings.model.build(num_features, task.out_dim, seed=settings.seed, cached_first_layer=cached)
+    model = settings.build_model(num_features, task.out_dim)
     plan = None
     if dataset is not None:
         with stopwatch(setup_seconds, "partition"):

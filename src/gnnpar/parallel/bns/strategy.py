@@ -104,9 +104,9 @@ class BoundarySampling:
         codec, exact_codec = codec_of(shard.row_lists), Identity().build(shard.row_lists, comm, seed)
         exchange, exact_exchange = CodedExchange(comm, codec), CodedExchange(comm, exact_codec)
         edges = EdgeOrder(shard, self.overlap)
-        cache = FeatureCache() if first_layer == "cached" else None
+        cache = FeatureCache.of(first_layer)
         full = HaloGraph(shard, Pass(seed), exchange=exact_exchange, edges=edges, cache=cache)
-        exact = full if cache is None else replace(full, cache=FeatureCache())
+        exact = full if cache is None else replace(full, cache=FeatureCache.of(first_layer))
         structure: list[Structure] = []
         if self.rate == 1:
             once = exact_exchange if "quantized" in self.exactness else None

@@ -83,9 +83,9 @@ class GraphParallel:
         codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in configs)
         exact_exchange = CodedExchange(comm, exact_codec)
         edges = EdgeOrder(shard, self.overlap)
-        cache = FeatureCache() if first_layer == "cached" else None
+        cache = FeatureCache.of(first_layer)
         # what a lossy codec kept must not leak into evaluation
-        exact_cache = cache if cache is None or "exact" in self.exactness else FeatureCache()
+        exact_cache = cache if "exact" in self.exactness else FeatureCache.of(first_layer)
         once = exact_exchange if "quantized" in self.exactness else None
         exchange = CodedExchange(comm, codec)
         view = HaloGraph(shard, Pass(seed), exchange=exchange, edges=edges, cache=cache, once=once)

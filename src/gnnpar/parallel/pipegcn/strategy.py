@@ -122,7 +122,7 @@ class PipeGCN:
         configs = with_edge_weights(self.codec, model), Identity()
         codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in configs)
         exact_exchange, edges = CodedExchange(comm, exact_codec), EdgeOrder(shard, self.overlap)
-        cache, exact_cache = (FeatureCache() if first_layer == "cached" else None for _ in range(2))
+        cache, exact_cache = FeatureCache.of(first_layer), FeatureCache.of(first_layer)
         parts: dict[str, Stateful] = {}
         exchange = CodedExchange(comm, codec)
         if self.staleness:

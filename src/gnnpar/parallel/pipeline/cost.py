@@ -18,6 +18,7 @@ from gnnpar.parallel.pipeline.placing import Line, place_layers
 from gnnpar.parallel.pipeline.schedule.stages import balanced, even
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
+from gnnpar.parallel.strategy import check_first_layer
 from gnnpar.pricing.candidate import (
     Candidate,
     Knobs,
@@ -322,8 +323,7 @@ def candidates(scope: Scope, ranks: int, *, hybrid: bool) -> Iterator[PipelineCa
 
 
 def cost(strategy: GNNPipe, problem: Problem, machine: Machine) -> Price:
-    if problem.first_layer == "cached":
-        raise ValueError("first_layer=cached is for strategies without chunks: set first_layer=live")
+    check_first_layer(strategy, problem.first_layer)
     grid = strategy.mesh(problem.ranks).ranks
     stages, parts, chunks = len(grid), len(grid[0]), strategy.chunks_per_part(problem.ranks)
     work = problem.work_of(parts)

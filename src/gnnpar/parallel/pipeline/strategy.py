@@ -44,7 +44,7 @@ from gnnpar.parallel.pipeline.schedule.stages import balanced, even
 from gnnpar.parallel.pipeline.slots import Slots, slot_lists
 from gnnpar.parallel.pipeline.stage import Remat
 from gnnpar.parallel.sketch import sketch
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, check_first_layer, name_of
 from gnnpar.parallel.torch_types import integers
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.chunking import Balanced, Metis, Range, chunk, chunk_statistics, quotient
@@ -232,8 +232,7 @@ class GNNPipe:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        if first_layer == "cached":
-            raise ValueError("first_layer=cached is for strategies without chunks: set first_layer=live.")
+        check_first_layer(self, first_layer)
         self._check_folds(model, shard)
         mesh, layers_of = Mesh(plan.placement.mesh), plan.placement.layers_of
         stages = len(mesh.ranks)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sampling.statistics import Ring, Step, Whole, draw
+from gnnpar.parallel.strategy import check_first_layer
 from gnnpar.pricing.flat import ring_bytes
 from gnnpar.pricing.ir import Fold, Group, ModelIR
 from gnnpar.pricing.machine import Machine
@@ -31,8 +32,7 @@ _MADE_UP = (2, 5.0)  # scale what was drawn, add loops: kernels, and numbers rea
 
 def cost(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
     """Time and memory of steps drawn as a run draws them; a sum of gradients a step is all that is sent."""
-    if problem.first_layer == "cached":
-        raise ValueError("first_layer=cached keeps sums over all neighbours, not samples: set first_layer=live")
+    check_first_layer(strategy, problem.first_layer)
     if not bool(problem.workload.dataset.train_mask.any()):
         return Price(traffic=Traffic(), unpriced="there are no training nodes, so there is nothing to draw")
     drawn = draw(strategy, problem)

@@ -32,7 +32,7 @@ from gnnpar.parallel.sampling.neighbours import Body, sampler_of
 from gnnpar.parallel.sampling.replica import Replica, replica_of
 from gnnpar.parallel.sampling.view import Normalize
 from gnnpar.parallel.sketch import sketch
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, check_first_layer
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
@@ -112,8 +112,7 @@ class Minibatch:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        if first_layer == "cached":
-            raise ValueError("first_layer=cached keeps sums over all neighbours, not samples: set first_layer=live.")
+        check_first_layer(self, first_layer)
         if self.num_workers and comm.transport == "threads":
             raise ValueError(
                 f"strategy.num_workers={self.num_workers} starts processes, which ranks that are threads cannot: "

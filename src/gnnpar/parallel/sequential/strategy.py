@@ -170,9 +170,9 @@ class SAR:
             schedule.limit(row_nbytes(like))
         pushes = Pushes.exchange(shard, schedule, comm) if pushed else None
         codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in (self.codec, Identity()))
-        cache = FeatureCache() if first_layer == "cached" else None
+        cache = FeatureCache.of(first_layer)
         # what a lossy codec kept must not leak into evaluation
-        exact_cache = cache if cache is None or "exact" in self.exactness else FeatureCache()
+        exact_cache = cache if "exact" in self.exactness else FeatureCache.of(first_layer)
         # statistics that are rounded would make weights of another softmax; a codec that drops rows drops them too
         statistics = codec if "sampled" in self.exactness else exact_codec
         cuts = Cuts(shard.halo)

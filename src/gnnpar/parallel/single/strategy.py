@@ -68,7 +68,7 @@ class Single:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        cache = FeatureCache() if first_layer == "cached" else None
+        cache = FeatureCache.of(first_layer)
         view = WholeGraph(shard, Pass(seed), cache=cache)
         return FlatEngine(
             view=view,

@@ -93,10 +93,7 @@ def load(
     remedy = "with trust=True, or --trust, its code is imported and runs"
     refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, trust=trust)
     settings = build_settings(saved["settings"], saved["names"])
-    cached = settings.first_layer == "cached"
-    model = settings.model.build(
-        saved["num_features"], saved["num_outputs"], seed=settings.seed, cached_first_layer=cached
-    )
+    model = settings.build_model(saved["num_features"], saved["num_outputs"])
     weights, _ = found.merged(torch.device("cpu"))
     check_weights(model, weights, found.folder)
     model.load_state_dict(weights)
