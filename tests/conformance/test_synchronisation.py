@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from composing import presets_slow
 from gnnpar.comm import ThreadWorld
 from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
@@ -62,7 +63,7 @@ def test_every_strategy_is_here():
 
 
 @pytest.mark.parametrize("model", list(_models()))
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", presets_slow(STRATEGIES))
 def test_an_epoch_waits_for_nothing(strategy, model):
     job, world = job_of(strategy, model)
     losses, events = losses_and_events(job, world)

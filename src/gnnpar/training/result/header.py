@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -75,6 +76,7 @@ def versions() -> dict[str, str | None]:
     return {name: installed(name) for name in ("gnnpar", "torch", "triton")} | {"python": platform.python_version()}
 
 
+@functools.cache
 def installed(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
