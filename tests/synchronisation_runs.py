@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from composing import names
 from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
 from gnnpar.partition.shard import Shard
@@ -15,19 +16,14 @@ from gnnpar.training.evaluate import evaluate
 from gnnpar.verify.conformance import Job, make_job, on_device, small_graph
 from simulated_gpu import DEVICE, Event, SimulatedGpu, move
 
-STRATEGIES = {  # overrides, ranks
+_OPTIONS = {  # overrides, ranks; others: none, two
     "single": ("", 1),
     "graph_parallel": ("codec=bf16", 2),
-    "adaqp": ("", 2),
-    "adaqp_q": ("", 2),
-    "adaqp_p": ("", 2),
-    "bns": ("", 2),
-    "sar": ("", 2),
-    "pipegcn": ("", 2),
     "gnnpipe": ("strategy.chunks=4", 2),
     "hybrid": ("strategy.chunks=8 strategy.parts=2", 4),
     "minibatch": ("strategy.batch_size=16", 2),
 }
+STRATEGIES = {name: _OPTIONS.get(name, ("", 2)) for name in names("strategy") if name != "tag"}
 EPOCHS = 4  # bits are chosen in the third
 
 

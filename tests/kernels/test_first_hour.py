@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "kernels"))
 
 from bench import first_hour
-from bench.first_hour import STAGES, STRATEGIES, Check, Stage, main, run_stage, write_summary
+from bench.first_hour import STAGES, Check, Stage, main, run_stage, write_summary
 
 SLEEPS = '-c "import time; time.sleep(600)"'
 FINE = "-c \"print('one'); print('two')\""
@@ -87,12 +87,6 @@ def test_stages_fit_the_time_that_a_machine_is_lent():
     names = [(stage.name, check.name) for stage in STAGES for check in stage.checks]
     assert len(names) == len(set(names))
     assert all(any(check.rehearsal for check in stage.checks) for stage in STAGES)
-
-
-def test_every_strategy_is_proven():
-    from gnnpar.paths import conf_dir
-
-    assert {path.stem for path in (conf_dir() / "strategy").glob("*.yaml")} - {"tag"} == set(STRATEGIES)
 
 
 def test_an_unknown_stage_is_refused(capsys):

@@ -253,6 +253,6 @@ def _result_like(agg: Aggregator, x: Operands) -> RowLike:
     one = one._replace(dst=tuple(t.new_zeros(1, *t.shape[1:]) for t in x.dst))
     none = torch.zeros(0, dtype=torch.long, device=x.src[0].device)
     first = torch.zeros(1, dtype=torch.long, device=none.device)
-    alone = Block.from_edges(none, none, num_dst=1, num_src=1, edge_ids=none, src_ids=first)
+    alone = Block(none.new_zeros(2).int(), none.int(), 1, 1, edge_ids=none, src_ids=first)  # counting would wait
     out, _ = agg.finish(agg.update(agg.init(1, one), alone, one))
     return RowLike.of((out,))[0]
