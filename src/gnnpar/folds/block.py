@@ -110,6 +110,8 @@ class Block:
         return {}
 
     def _cut_spans(self, num_edges: int) -> Iterator[tuple[slice, Tensor]]:
+        if not self.num_edges:
+            return
         ends = self.indptr.long().cpu()
         start_row, last = 0, len(ends) - 1
         while start_row < last:
