@@ -41,7 +41,7 @@ KINDS = {  # what is sent, and how often in a case
 }
 ON_ONE_RANK = frozenset({"single"})
 OUTCOMES = ("survived", "refused", "lost", "hung")
-EPOCHS = 60
+_LAST_EPOCH = 45  # that is struck: what a delay moves must find the run at work
 _ATTEMPT_SECONDS = 900.0
 
 
@@ -52,6 +52,7 @@ class Case:
     strategy: str
     ranks: int
     strikes: tuple[Strike, ...]
+    epochs: int = 60
 
     @property
     def name(self) -> str:
@@ -80,12 +81,14 @@ def cases() -> list[Case]:
     return [Case(name, ranks, strikes(f"{name} {ranks}", ranks, KINDS)) for name, ranks in dict.fromkeys(fits)]
 
 
-def strikes(seed: str, ranks: int, kinds: dict[str, tuple[signal.Signals, int]]) -> tuple[Strike, ...]:
+def strikes(
+    seed: str, ranks: int, kinds: dict[str, tuple[signal.Signals, int]], *, below: int = _LAST_EPOCH
+) -> tuple[Strike, ...]:
     """In a random order, after random epochs, on random ranks."""
     draw = random.Random(seed)
     kind_of = [kind for kind, (_, count) in kinds.items() for _ in range(count)]
     draw.shuffle(kind_of)
-    epochs = sorted(draw.sample(range(EPOCHS - 15), len(kind_of)))
+    epochs = sorted(draw.sample(range(below), len(kind_of)))
     found = []
     for kind, epoch in zip(kind_of, epochs, strict=True):
         early = kind.endswith("start")
@@ -109,8 +112,8 @@ def run(case: Case, folder: Path) -> Count:
     file = folder / "strikes.json"
     file.write_text(json.dumps(case.strikes))
     (folder / "tracker" / "strikes.yaml").write_text(f"_target_: saboteurs.Strikes\nfile: {file}\n")
-    job = [*SMALL[1:], *strategy_of(case.strategy), f"world_size={case.ranks}", f"epochs={EPOCHS}"]
-    how = ["tracker=strikes", "checkpoint.every=2", "launch.max_restarts=99", "comm.timeout_seconds=15"]
+    job = [*SMALL[1:], *strategy_of(case.strategy), f"world_size={case.ranks}", f"epochs={case.epochs}"]
+    how = ["tracker=strikes", "checkpoint.every=2", "launch.max_restarts=99", "comm.timeout_seconds=45"]
     count = Count(case.name, {})
     for _ in range(len(case.strikes) + 2):
         before = made(file)

@@ -138,7 +138,7 @@ def test_an_epoch_that_outlasts_the_grace_ends_with_it(tmp_path: Path, comm: str
 def test_a_kill_and_an_order_to_end_change_nothing(tmp_path: Path) -> None:
     """The schedule's way, with two strikes; its bits, its profile and its error feedback are adaqp's."""
     few = {"kill a rank": (signal.SIGKILL, 1), "ask a rank to end": (signal.SIGTERM, 1)}
-    count = kills.run(kills.Case("adaqp", 2, kills.strikes("two", 2, few)), tmp_path)
+    count = kills.run(kills.Case("adaqp", 2, kills.strikes("two", 2, few, below=8), epochs=16), tmp_path)
     assert (count.outcome, count.detail, count.number, count.restarts) == ("survived", "", 2, 0)
 
 
