@@ -11,7 +11,7 @@ DEMO_JOB := model=gcn dataset=sbm world_size=2 epochs=50 fidelity_every=25
 
 COMPARE := outputs/compare$(if $(QUICK),-quick)
 
-.PHONY: demo compare test test-documents test-studies test-all test-gpu-versions lint bench sparse docs clean
+.PHONY: demo compare test test-documents test-studies test-all test-gpu-versions kills lint bench sparse docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make test-studies   tables and figures of experiments are rebuilt from their raw lines"
 	@echo "make test-all       all of these plus what is long"
 	@echo "make test-gpu-versions  kernels, communication and whole epochs under torch 2.11 for CUDA and Triton 3.6, without a GPU; 5 GB"
+	@echo "make kills          runs of every strategy struck by signals, 15 times each; counts in outputs/kills.json, an hour or more"
 	@echo "make lint           ruff, pyright, import contracts"
 	@echo "make bench          benchmarks for the hardware at hand"
 	@echo "make docs           the documentation in site/, every table measured anew (1 to 2 minutes); no warnings, links checked"
@@ -64,6 +65,11 @@ test-gpu-versions:
 	test -x .venv-gpu/bin/python || { $(PYTHON) -m venv .venv-gpu && .venv-gpu/bin/python -m pip install --quiet \
 	  "torch==2.11.0" "triton==3.6.0" "numpy<2.4" --editable ".[dev]"; }
 	.venv-gpu/bin/python -m pytest -q -m "not gpu" tests/kernels tests/comm tests/conformance/test_synchronisation.py
+
+kills: $(STAMP)
+	mkdir -p outputs
+	$(BIN)/python tests/kills.py --out outputs/kills.json
+	$(BIN)/python tests/kills.py --out outputs/kills.json --table
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import pytest
 
 from checkpoints import SMALL
 from conftest import Run, environment
+from gnnpar.cli import train
 
 JOB = (*SMALL, "strategy=single", "epochs=2")
 
@@ -165,3 +167,14 @@ def test_lines_on_a_full_disk_are_no_reason_to_end(tmp_path: Path, mounted: Path
         )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
+
+
+def test_a_job_of_a_sweep_that_cannot_be_written_is_one_line(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/there/plan.json")
+
+    monkeypatch.setattr(train, "run_training", full)
+    done = run_here("train", "-m", *JOB, "hydra.sweep.dir=sweep")
+    assert done.returncode == 1
+    assert one_line(done) == "/there/plan.json cannot be used: No space left on device"
+    assert "sweep: 0 of 1 done, 1 failed" in done.stdout

@@ -15,7 +15,7 @@ import pytest
 
 import kills
 from composing import configured, names
-from conftest import environment
+from conftest import ROOT, environment
 from gnnpar.launch import processes
 from started import TINY
 
@@ -160,3 +160,8 @@ def test_the_schedule_has_three_hundred_strikes_over_all_strategies() -> None:
         for ranks in (2, 4)
         if (configured("strategy", name).capabilities.max_ranks or 4) >= ranks
     } | {(name, 1) for name in names("strategy") if configured("strategy", name).capabilities.max_ranks == 1}
+
+
+def test_the_table_of_the_guide_is_that_of_the_counts() -> None:
+    counts = kills.Counts.read(Path(__file__).with_name("kills.json"))
+    assert counts.table() in (ROOT / "docs" / "guide" / "reliability.md").read_text(encoding="utf-8")

@@ -7,12 +7,12 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnpar.cli.main import refuse
+from gnnpar.cli.main import file_line, refuse
 from gnnpar.comm.world import Outcome
 from gnnpar.config import jobs
 from gnnpar.config.application import run_jobs, without_folders
@@ -73,6 +73,11 @@ def run_job(job: HydraJob, sweep: Path) -> int:
     jobs.begin_job(job.run_dir, job.overrides)
     try:
         return run_one(job)
+    except OSError as error:
+        complain(file_line(error))
+        with suppress(OSError):  # the same disk is full
+            jobs.refuse_job(job.run_dir, file_line(error), refused=False)
+        return 1
     except Exception as error:
         jobs.refuse_job(job.run_dir, f"{type(error).__name__}: {error}", refused=False)
         traceback.print_exception(error)
