@@ -24,7 +24,7 @@ help:
 	@echo "make test-all       all of these plus what is long"
 	@echo "make test-gpu-versions  kernels, communication and whole epochs under torch 2.11 for CUDA and Triton 3.6, without a GPU; 5 GB"
 	@echo "make kills          runs of every strategy struck by signals, 15 times each; counts in outputs/kills.json, an hour or more"
-	@echo "make lint           ruff, pyright, import contracts"
+	@echo "make lint           ruff, pyright, import contracts, pip-audit where it is installed and online"
 	@echo "make bench          benchmarks for the hardware at hand"
 	@echo "make docs           the documentation in site/, every table measured anew (1 to 2 minutes); no warnings, links checked"
 	@echo "make sparse         build the [sparse] extra against the installed torch (10 to 30 minutes)"
@@ -76,6 +76,9 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	@found=$$($(BIN)/python -m pip_audit --local --progress-spinner off --timeout 4 2>&1); \
+	  if grep -q "known vulnerabilit.* in" <<< "$$found"; then echo "$$found"; exit 1; fi; \
+	  grep -q "No known vulnerabilit" <<< "$$found" || echo "pip-audit or its data are not at hand: not asked for known holes"
 
 bench: $(STAMP)
 	$(BIN)/python kernels/bench/run.py $(if $(shell command -v nvidia-smi),--device cuda)

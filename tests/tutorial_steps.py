@@ -68,7 +68,7 @@ def run_command(line: str) -> tuple[int, str]:
     """(exit code, what it said) of a shell line; gnnpar's own here, `python` is the one that runs this."""
     if not line.startswith("gnnpar "):
         line = re.sub("^python ", f"{shlex.quote(sys.executable)} ", line)
-        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
     from gnnpar.__main__ import main
 

@@ -213,7 +213,7 @@ def run_check(check: Check, stage: Stage, out: Path, *, rehearse: bool, left: fl
     began = time.monotonic()
     with log.open("w") as file:
         process = subprocess.Popen(
-            line, shell=True, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            ["bash", "-c", line], cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
             code: int | None = process.wait(timeout=limit)

@@ -14,7 +14,7 @@ import signal
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -190,13 +190,3 @@ def json_text(tree: Any) -> str:
         return json.dumps(tree)
     finally:
         sys.set_int_max_str_digits(before)
-
-
-def table(counts: Mapping[str, Mapping[str, int]]) -> str:
-    """The counts in Markdown, a row a target."""
-    head = ("what", "tried", "accepted", "refused in one line", "tracebacks", "hung", "silent")
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    for name, row in counts.items():
-        cells = [f"{row[key]:,}" for key in ("tried", "accepted", "refused", "traceback", "hung", "silent")]
-        lines.append("| " + " | ".join((name, *cells)) + " |")
-    return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import random
@@ -264,11 +265,9 @@ def hashed_again(top: Path, name: str) -> None:
         tree = json.loads(manifest.read_text())
         facts = tree["files"][name.removeprefix("shards/")]
         facts |= {"sha256": file_hash(file), "nbytes": file.stat().st_size}
-        try:
+        with contextlib.suppress(Exception):  # numpy raises a dozen kinds
             array = np.load(file, allow_pickle=False)
             facts |= {"shape": list(array.shape), "dtype": array.dtype.str}
-        except Exception:  # numpy raises a dozen kinds
-            pass
     elif name.endswith(".pt"):
         manifest = file.parent / "manifest.json"
         tree = json.loads(manifest.read_text())

@@ -1,6 +1,7 @@
 """Headline numbers of experiments lie where expected.toml has them; the environment that made them fits the package."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 import tomllib
@@ -61,8 +62,10 @@ def test_what_a_report_prints_is_judged_and_what_is_expected_is_listed() -> None
 
 
 def test_the_lock_file_is_within_what_the_package_asks_for() -> None:
-    lines = (EXPERIMENTS / "requirements.lock").read_text(encoding="utf-8").splitlines()
-    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    text = (EXPERIMENTS / "requirements.lock").read_text(encoding="utf-8")
+    hashed = dict(re.findall(r"^([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}$", text, re.MULTILINE))
+    assert len(hashed) == sum(not line.startswith("#") for line in text.splitlines()), "a line without a hash"
+    pins = hashed | dict(re.findall(r"pip install (torch)==(\S+)$", text, re.MULTILINE))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = [Requirement(text) for text in (*project["dependencies"], *project["optional-dependencies"]["dev"])]
     assert [str(r) for r in asked if not r.specifier.contains(pins.get(canonicalize_name(r.name), "0"))] == []

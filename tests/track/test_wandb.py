@@ -24,7 +24,7 @@ from wandb_server import Server, serve
 
 TINY = ("dataset.num_nodes=400", "dataset.avg_degree=8", "threads_per_rank=1")
 OFFLINE = ("tracker=wandb", "tracker.mode=offline")
-KEY = "0" * 40
+KEY = "0123456789abcdef" * 2 + "feedbeef"
 
 
 @pytest.fixture
@@ -56,8 +56,13 @@ def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
         "tracker.group=study",
         "hydra.run.dir=run",
         "trace=true",
+        WANDB_API_KEY=KEY,
     )
     assert (done.returncode, done.stderr) == (0, "")
+    assert KEY not in done.stdout
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(written) > 5
+    assert [file for file in written if KEY.encode() in file.read_bytes()] == []
     kept, result, plan = read_run(tmp_path / "run"), load(tmp_path / "run"), load(tmp_path / "run", "plan.json")
     assert "wandb: kept offline; upload with: wandb sync run/wandb/offline-run-" in done.stdout
 

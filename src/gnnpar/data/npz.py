@@ -113,8 +113,11 @@ def _features(config: NPZ, arrays: dict[str, np.ndarray], edge_index: Tensor, *,
     if config.features == "identity":
         require_memory(4 * num_nodes**2, f"dataset.features=identity of {num_nodes:,} nodes", "set features=degree")
         return torch.eye(num_nodes)
-    ends = edge_index.flatten() if pairs or config.symmetrize else edge_index[1]
-    valid = ends[(ends >= 0) & (ends < num_nodes)].to(torch.int64)  # bad ids are reported by the check of the edges
+    both_ends = (
+        pairs or config.symmetrize or len(edge_index) != 2
+    )  # a bad shape, as bad ids: the check of edges reports
+    ends = edge_index.flatten() if both_ends else edge_index[1]
+    valid = ends[(ends >= 0) & (ends < num_nodes)].to(torch.int64)
     bucket = torch.bincount(valid, minlength=num_nodes).add(1).float().log2().long()
     return torch.nn.functional.one_hot(bucket).float()
 
