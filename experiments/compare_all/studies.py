@@ -20,6 +20,9 @@ METHODS = {
     "adaqp": ["strategy=adaqp"],
     "gnnpipe": ["strategy=gnnpipe"],
     "hybrid 1x2": ["strategy=hybrid", "strategy.stages=1", "strategy.parts=2"],
+    "pipegcn": ["strategy=pipegcn"],
+    "bns": ["strategy=bns"],
+    "feature": ["strategy=feature"],
     "tag": ["strategy=tag"],
 }
 CACHED = {
@@ -43,6 +46,8 @@ DISTINCT = (
             "sar",
             "adaqp",
             "gnnpipe",
+            "pipegcn",
+            "bns",
         )
     }
     | HYBRID
