@@ -12,6 +12,7 @@ import annotated_types as at
 import pytest
 from omegaconf import OmegaConf
 
+from composing import names
 from conftest import environment
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import with_plan
@@ -20,13 +21,18 @@ from gnnpar.settings import ConfigError, build_settings, describe, instantiate
 from gnnpar.targets import refuse_foreign
 
 QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # as __main__ sets them
-GROUPS = sorted(p for p in conf_dir().glob("*/*.yaml") if p.parent.name not in ("debug", "tune"))
+GROUPS = {p.name: names(p.name) for p in sorted(conf_dir().iterdir()) if p.name not in ("codec", "debug", "tune")}
+TOGETHER = [  # one of each group at a time: composing takes longer than instantiating
+    {group: files[number % len(files)] for group, files in GROUPS.items() if files}
+    for number in range(max(map(len, GROUPS.values())))
+]
+CODECS = [{"codec": name} for name in names("codec")]  # some strategies refuse some codecs
 
 
-@pytest.mark.parametrize("file", GROUPS, ids=lambda p: f"{p.parent.name}={p.stem}")
-def test_every_yaml_composes_and_instantiates(file: Path) -> None:
-    settings = compose([f"{file.parent.name}={file.stem}", "data_dir=somewhere"])
-    assert settings.names[file.parent.name] == file.stem
+@pytest.mark.parametrize("chosen", [*TOGETHER, *CODECS], ids=lambda chosen: "-".join(chosen.values()))
+def test_every_yaml_composes_and_instantiates(chosen: dict[str, str]) -> None:
+    settings = compose([*(f"{group}={name}" for group, name in chosen.items()), "data_dir=somewhere"])
+    assert {group: settings.names[group] for group in chosen} == chosen
     assert settings.data_dir == Path.cwd() / "somewhere"
     refuse_foreign(settings.resolved, "a file", remedy="")  # a file may name whatever gnnpar brings
 
