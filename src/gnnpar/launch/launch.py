@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
+from gnnpar import allocator
 from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores
@@ -185,6 +186,7 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
 
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     world.prepare_torch()
+    allocator.keep_freed()
     threads = ThreadWorld(world.size, device=torch.device(world.device))
     host = Host(stop_asked=stop.asked, others_failed=threads.failed.is_set)
     try:

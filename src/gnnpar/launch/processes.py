@@ -26,6 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from gnnpar import allocator
 from gnnpar.comm import interfaces
 from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.durable import write_json_whole
@@ -270,6 +271,7 @@ def run_rank(
     from gnnpar.comm.process import connect
 
     world.prepare_torch()
+    allocator.keep_freed()
     recorder = FlightRecorder(scratch and scratch / f"{rank}.at")
     device = torch.device("cpu")
     if world.device == "cuda":

@@ -8,7 +8,6 @@ working set, so memory falls as 1/parts, whatever the size of the graph. Source:
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from gnnpar import allocator
 from gnnpar.comm import Communicator
 from gnnpar.comm.communicator import T
 from gnnpar.comm.threads import Channel, ThreadCommunicator, ThreadWorld
@@ -28,7 +28,6 @@ from gnnpar.parallel.engine import EngineDefaults, EpochReport, FlatEngine, Step
 from gnnpar.parallel.sequential import paging
 from gnnpar.partition.shard import Shard
 
-ARENA_MAX, MMAP_THRESHOLD = -8, -3  # of mallopt
 BuildPart = Callable[[Shard, ThreadCommunicator], FlatEngine]
 
 
@@ -48,7 +47,9 @@ class OutOfCoreEngine(EngineDefaults):
             busy=lambda: comm.clock("exposed"),
         )
         if cpu:
-            _tame_malloc()
+            # What is paged out leaves the process; smaller temporaries are reused (60 k nodes, GAT 3 x 256, 8 parts:
+            # MiB resident and s an epoch with 64 KiB 672 and 6.3, 4 MiB 663 and 5.0, glibc's default 1040 and 4.1).
+            allocator.return_freed(above=4 << 20)
         self._comm, self._shard, self._ids = comm, shard, [part.node_ids for part in parts]
         self._world = RoundRobinWorld(
             len(parts), device=comm.device, leaves=self._pager.evict_all, posted=self._pager.evict
@@ -172,15 +173,3 @@ def _tensors_of(holder: object) -> Iterator[Tensor]:
         elif is_dataclass(leaf):
             for each in fields(leaf):
                 yield from _tensors_of(getattr(leaf, each.name))  # by name: any dataclass enters here
-
-
-def _tame_malloc() -> None:
-    """Threads share glibc's free memory: with an arena each, all would keep what only the running one needs.
-
-    What is paged out leaves the process; smaller temporaries are reused (60 k nodes, GAT 3 x 256, 8 parts, MiB resident
-    and s an epoch: 64 KiB 672 and 6.3, 4 MiB 663 and 5.0, glibc's moving threshold 1040 and 4.1).
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(ARENA_MAX, 1)
-        mallopt(MMAP_THRESHOLD, 4 << 20)
