@@ -75,7 +75,7 @@ class SimulatedNccl:
             self._rank.number = number
             try:
                 with torch.autograd.set_multithreading_enabled(False):
-                    results[number] = body(connect("nccl", device=torch.device("cpu"), timeout_seconds=60))
+                    results[number] = body(connect("nccl", device=torch.device("cpu"), key=b"test", timeout_seconds=60))
             except BaseException as error:
                 errors.append(error)
 
@@ -160,12 +160,13 @@ class SimulatedNccl:
         everything = self._gather(tensor.clone(), group)
         tensor.copy_(sum((everything[r] for r in sorted(everything)), torch.zeros_like(tensor)))
 
-    def all_gather_object(self, into: list, obj: Any, *, group: Group | None) -> None:
-        everything = self._gather(obj, group)
-        into[:] = [everything[r] for r in sorted(everything)]
+    def all_gather(self, into: list[Tensor], tensor: Tensor, *, group: Group | None) -> None:
+        everything = self._gather(tensor.clone(), group)
+        for place, rank in zip(into, sorted(everything), strict=True):
+            place.copy_(everything[rank])
 
-    def broadcast_object_list(self, box: list, *, src: int, group: Group | None, device: object) -> None:
-        box[0] = self._gather(box[0], group)[src]
+    def broadcast(self, tensor: Tensor, src: int, *, group: Group | None) -> None:
+        tensor.copy_(self._gather(tensor.clone(), group)[src])
 
     def barrier(self, *, group: Group | None) -> None:
         self._gather(None, group)

@@ -106,8 +106,9 @@ def nccl() -> str:
     program = (
         "import os, sys, torch, comm_bodies\n"
         "from gnnpar.comm.process import connect\n"
-        "comm = connect('nccl', device=torch.device('cuda', 0), timeout_seconds=40, init_method=sys.argv[1])\n"
-        "print(comm_bodies.rows_arrive(comm)); comm.close()"
+        "gpu, there = torch.device('cuda', 0), sys.argv[1]\n"
+        "comm = connect('nccl', device=gpu, key=b'first hour', timeout_seconds=40, init_method=there)\n"
+        "assert comm_bodies.rows_arrive(comm); comm.close()"
     )
     with tempfile.TemporaryDirectory() as folder:
         alone = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "WORLD_SIZE": "2"}
