@@ -1,6 +1,7 @@
 """gnnpar from Python, with the names of the command line: `gnnpar.train(model, data, strategy="sar", world_size=4)`.
 
-`model`: a name, or a class or an instance of gnnpar's model configurations. `data`: the name of a dataset, a file
+`model`: a name, a class or an instance of gnnpar's model configurations, or the class of a PyG model.
+`data`: the name of a dataset, a file
 (.npz, .pt), or a graph in memory (PyG's Data, a NetworkX graph, a mapping of arrays or with a SciPy adjacency matrix).
 Further keywords are the keys of the command line: `epochs=50`, `codec="uniform"`, `optim={"lr": 0.1}`, or
 `**{"optim.lr": 0.1, "model.hidden": 32}`. Ranks are processes as under `gnnpar train`; they import no notebook
@@ -15,10 +16,11 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 from gnnpar.config.compose import compose
@@ -29,12 +31,13 @@ from gnnpar.track.console import say
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import nn
 
     from gnnpar.models.gnn import ModelConfig
     from gnnpar.training.result.trained import Trained
     from gnnpar.verify.conformance import Case
 
-    Model = str | type[ModelConfig] | ModelConfig
+    Model = str | type[ModelConfig] | ModelConfig | Callable[..., nn.Module]
 
 
 class TrainingFailed(RuntimeError):
@@ -246,7 +249,7 @@ def _train(settings: Settings, folder: Path) -> Run:
             "use the command gnnpar train"
         )
     if world_of(settings).how == "processes":
-        _refuse_main(settings.model)
+        _refuse_main(settings.resolved["model"])
     with working_in(folder, otherwise="choose another folder=", say=say), environment(**_rank_environment()):
         write_text_whole(folder / "config.yaml", json.dumps(settings.resolved, indent=1) + "\n")  # JSON is YAML
         outcome = run_training(settings, folder)
@@ -272,8 +275,15 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
     settings = compose([*_dataset(data), *named, *_spelled(rest)])
     if isinstance(model, str):
         return dataclasses.replace(settings, study=study)
-    resolved = {**settings.resolved, "model": _model_node(model) | own}
-    return build_settings(resolved, {**settings.names, "model": _name(model).lower()}, study)
+    nested: JsonDict = {"kwargs": {}} if any(key.startswith("kwargs") for key in own) else {}
+    for key, value in own.items():
+        if key.startswith("kwargs."):
+            nested["kwargs"][key.removeprefix("kwargs.")] = value
+        else:
+            nested[key] = value
+    node = _model_node(model, settings.resolved["dataset"]) | nested
+    names = {**settings.names, "model": _name(model).lower()}
+    return build_settings({**settings.resolved, "model": node}, names, study)
 
 
 def _dataset(data: object) -> list[str]:
@@ -293,36 +303,49 @@ def _dataset(data: object) -> list[str]:
         raise ConfigError(str(error)) from error
 
 
-def _model_node(model: type[ModelConfig] | ModelConfig) -> JsonDict:
+def _model_node(model: object, dataset: JsonObject) -> JsonDict:
     """The YAML of a model that is given as an object: its class, which ranks import, and its fields."""
-    cls = model if isinstance(model, type) else type(model)
-    if not dataclasses.is_dataclass(cls):
+    from torch import nn
+
+    if isinstance(model, nn.Module):
         raise ConfigError(
-            f"model is a {cls.__name__}, which is no configuration of a gnnpar model; give a name, or a dataclass made "
-            "from gnnpar.models.gnn.ModelConfig"
+            f"model is a {type(model).__name__} that is made already, and every rank makes its own: give its class, "
+            "and the arguments as **{'model.kwargs': {...}}"
+        )
+    cls = model if isinstance(model, type | FunctionType) else type(model)
+    is_net = isinstance(cls, FunctionType) or issubclass(cls, nn.Module)
+    if not is_net and not dataclasses.is_dataclass(cls):
+        raise ConfigError(
+            f"model is a {cls.__name__}; give a name, a dataclass made from gnnpar.models.gnn.ModelConfig, or the "
+            "class of a PyG model"
         )
     if "<locals>" in cls.__qualname__:
         raise ConfigError(f"{cls.__name__} is defined inside a function, where it cannot be imported; move it out")
-    node: JsonDict = {"_target_": f"{cls.__module__}.{cls.__qualname__}"}
-    if not isinstance(model, type):
+    path = f"{cls.__module__}.{cls.__qualname__}"
+    if is_net:
+        loops = dataset.get("self_loops", True)
+        return {"_target_": "gnnpar.models.pyg.model.PyG", "target": path, "kwargs": {}, "self_loops": loops}
+    node: JsonDict = {"_target_": path}
+    if dataclasses.is_dataclass(model) and not isinstance(model, type):
         node |= {field.name: vars(model)[field.name] for field in dataclasses.fields(model) if field.init}
     return node
 
 
-def _refuse_main(model: object) -> None:
+def _refuse_main(model: JsonObject) -> None:
     """Ranks that are processes cannot import what a notebook or the script itself defines."""
-    if (cls := type(model)).__module__ == "__main__":
-        name = cls.__name__.lower()
+    module, _, name = str(model.get("target") or model["_target_"]).rpartition(".")
+    if module == "__main__":
+        file = f"{name.lower()}.py"
         raise ConfigError(
-            f"{cls.__name__} is defined in the script or notebook itself, which ranks do not import: move it to a file "
-            f"({name}.py; in a notebook, %%writefile {name}.py) and import it from there, or choose comm='threads'"
+            f"{name} is defined in the script or notebook itself, which ranks do not import: move it to a file "
+            f"({file}; in a notebook, %%writefile {file}) and import it from there, or choose comm='threads'"
         )
 
 
 def _name(model: Model) -> str:
     if isinstance(model, str):
         return model
-    return (model if isinstance(model, type) else type(model)).__name__
+    return model.__name__ if isinstance(model, type | FunctionType) else type(model).__name__
 
 
 def _spelled(overrides: Mapping[str, object], prefix: str = "") -> Iterator[str]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from gnnpar.codecs.codec import CodecConfig
     from gnnpar.data.preprocess import DatasetConfig
-    from gnnpar.models.gnn import GNN, ModelConfig
+    from gnnpar.models.gnn import GNN, ModelSource
     from gnnpar.parallel.strategy import Strategy
     from gnnpar.partition.partition import Partitioner
 else:
@@ -39,7 +39,7 @@ else:
     class _Group(Protocol):
         """What a group of the configuration gives: its class checks it, and torch is imported by that class."""
 
-    Strategy = ModelConfig = DatasetConfig = Partitioner = CodecConfig = _Group
+    Strategy = ModelSource = DatasetConfig = Partitioner = CodecConfig = _Group
 
 T = TypeVar("T", bound="DataclassInstance")
 Positive = Annotated[int, at.Ge(1)]
@@ -198,7 +198,7 @@ class Settings:
     """One run, complete: what `gnnpar train` hands to every rank."""
 
     strategy: Strategy
-    model: ModelConfig
+    model: ModelSource
     dataset: DatasetConfig
     partition: Partitioner
     codec: CodecConfig

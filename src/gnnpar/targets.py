@@ -72,6 +72,8 @@ def _targets(tree: object) -> Iterator[str]:
         if isinstance(node, Mapping):
             if "_target_" in node:
                 yield str(node["_target_"])
+                if isinstance(target := node.get("target"), str):  # of a PyG model: its class is imported, too
+                    yield target
             pending += node.values()
         elif isinstance(node, (list, tuple)):
             pending += node

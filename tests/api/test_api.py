@@ -21,6 +21,7 @@ import torch
 from torch_geometric.data import Data
 
 import gnnpar
+import pyg_nets
 from conftest import environment
 from data.samples import raw_graph
 from gnnpar.api import TrainingFailed, _spelled
@@ -29,6 +30,7 @@ from gnnpar.data.saved import PT
 from gnnpar.models.gcn import GCN
 from gnnpar.settings import ConfigError
 
+KWARGS: Any = {"model.kwargs": {"hidden": 5}}
 QUICK: Any = {"comm": "threads", "epochs": 2, "model.hidden": 8}
 
 
@@ -78,6 +80,20 @@ def test_the_losses_are_those_of_the_command(run_here):
     result = json.loads(Path("command/result.json").read_text())
     for key in ("strategy", "model", "dataset", "hashes", "settings"):
         assert result[key] == run.result[key], key
+
+
+def test_a_pyg_model_is_given_by_its_class():
+    further: Any = {"comm": "threads", "epochs": 2, "world_size": 2}
+    run = gnnpar.train(pyg_nets.Jumping, graph(), strategy="sar", folder="run", **further)
+    assert run.result["status"] == "completed"
+    assert run.result["model"] == "jumping"
+    trained = run.model
+    assert trained(graph()).shape == (6, 3)
+    net = pyg_nets.Jumping(2, 3)
+    net.load_state_dict({name.removeprefix("model.net."): value for name, value in trained.state_dict().items()})
+    of_a_function = gnnpar.train(pyg_nets.gcn, graph(), folder="function", **further, **KWARGS)
+    assert of_a_function.result["settings"]["model"]["kwargs"] == {"hidden": 5}
+    assert all(case.passed for case in gnnpar.check(pyg_nets.gcn, worlds=(1, 2)))
 
 
 def test_compare_and_sweep():
@@ -162,7 +178,14 @@ def test_an_undirected_networkx_graph_has_both_directions():
         ("gnc", "sbm", {}, "model=gnc does not exist"),
         ("gcn", "sbm", {"strategy": "sarr"}, "strategy=sarr does not exist, did you mean sar?"),
         ("gcn", "sbm", {"epoch": 3}, "epoch"),
-        (torch.nn.Linear, "sbm", {}, "model is a Linear, which is no configuration of a gnnpar model"),
+        (torch.nn.Linear, "sbm", {}, "model.target=torch.nn.modules.linear.Linear has forward(input)"),
+        (
+            5,
+            "sbm",
+            {},
+            "model is a int; give a name, a dataclass made from gnnpar.models.gnn.ModelConfig, or",
+        ),
+        (torch.nn.Linear(2, 2), "sbm", {}, "model is a Linear that is made already, and every rank makes its own"),
         (GCN(hidden=8), "sbm", {"model.hiden": 8}, "did you mean hidden"),
     ],
 )

@@ -53,6 +53,8 @@ def run(argv: list[str]) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     show(cases, first.names.get("strategy", "?"))
+    for line in (line for model in found.values() for line in model.ways()):
+        say(line)
     failed = sum(not case.passed for case in cases)
     say(f"{len(cases) - failed} of {len(cases)} cases pass")
     return 1 if failed or not cases else 0
@@ -83,7 +85,8 @@ def parse_worlds(text: str) -> tuple[int, ...]:
 def model_names() -> list[str]:
     """Every model YAML: the project's, those of installed packages and of the folder we are in."""
     folders = (conf_dir(), *installed_confs(), Path.cwd())
-    return sorted({file.stem for folder in folders for file in folder.glob("model/*.yaml")})
+    names = {file.stem for folder in folders for file in folder.glob("model/*.yaml")}
+    return sorted(names - {"pyg"})  # which is none before it has a target
 
 
 def show(cases: Sequence[Case], strategy: str) -> None:

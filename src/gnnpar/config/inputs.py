@@ -87,5 +87,7 @@ def _refuse_foreign(brought: Mapping[str, object], source: str, *, named: object
 
 
 def spelled(overrides: Iterable[str]) -> list[str]:
-    """shards=FOLDER in full: Hydra would take `shards` for a group where there is a folder of this name."""
-    return [re.sub(r"^(\+*)shards=", r"\1shards.folder=", override) for override in overrides]
+    """shards=FOLDER in full: Hydra would take `shards` for a group where there is a folder of this name. Arguments of a
+    PyG model are whatever its class takes: new keys to Hydra."""
+    full = (re.sub(r"^(\+*)shards=", r"\1shards.folder=", override) for override in overrides)
+    return [re.sub(r"^model\.kwargs\.", "++model.kwargs.", override) for override in full]

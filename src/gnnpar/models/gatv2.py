@@ -15,12 +15,12 @@ from gnnpar.models.gat import GAT
 from gnnpar.models.initial import Linear
 
 
-def _value(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+def source_value(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
     return src[0]
 
 
 @dataclass(frozen=True)
-class _Score:
+class Score:
     slope: float
 
     def __call__(self, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
@@ -49,7 +49,7 @@ class GATv2Conv(nn.Module):
         return (self.left(h).unflatten(-1, (self.heads, -1)),)
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
-        agg = Generic(value=_value, score=_Score(self.slope), dropout=g.edge_dropout(self.p), by_heads=True)
+        agg = Generic(value=source_value, score=Score(self.slope), dropout=g.edge_dropout(self.p), by_heads=True)
         src = g.source(self.message, h)
         g, (h,) = g.destinations(h)
         dst = (self.right(h).unflatten(-1, (self.heads, -1)),)

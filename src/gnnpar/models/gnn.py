@@ -30,6 +30,22 @@ Probability = Annotated[float, Ge(0.0), Lt(1.0)]
 _ENCODER_MASK, _DECODER_MASK = 1, 2  # dropout tags; a layer's own mask has tag 0
 
 
+class ModelSource(Protocol):
+    """What the configuration `model` gives: a ModelConfig, or a PyG model. `in_one_piece`: it has no layers apart."""
+
+    in_one_piece: ClassVar[bool]
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def input_dropout(self) -> float: ...
+    def ways(self) -> list[str]:
+        """A line a convolution where that is worth one: how it aggregates."""
+        ...
+
+    def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> GNN: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Fields = YAML keys. A model adds its own and says how a convolution is made.
@@ -48,6 +64,10 @@ class ModelConfig:
     encoder: Literal["none", "linear"] = "none"
     decoder: Literal["none", "linear"] = "none"
     order: Order = "auto"
+    in_one_piece: ClassVar[bool] = False
+
+    def ways(self) -> list[str]:
+        return []
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         """A module whose forward is (g, h, *rest of the carry) -> [N, out_dim]."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 _MIXING: tuple[type[nn.Module], ...] = (
@@ -31,9 +33,14 @@ _MIXING_PYG = {
 REMEDY = "nn.LayerNorm and everything else that treats each row alone will do"
 
 
-def refuse_row_mixing(model: nn.Module) -> None:
-    """ValueError that names the first module whose rows depend on each other, or whose noise is not keyed."""
+def refuse_row_mixing(model: nn.Module, *, keyed_dropout: bool = False, aside: Sequence[nn.Module] = ()) -> None:
+    """ValueError that names the first module whose rows depend on each other, or whose noise is not keyed.
+
+    keyed_dropout: what nn.Dropout draws is keyed by the model. aside: modules that do not run.
+    """
     for name, module in model.named_modules():
+        if any(module is each for each in aside) or (keyed_dropout and type(module) is nn.Dropout):
+            continue
         if why := row_mixing(module):
             raise ValueError(f"{name} of the model is a {type(module).__name__}, which {why}.")
 

@@ -16,7 +16,7 @@ from gnnpar.comm import Communicator
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import Task
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.models.gnn import GNN
+from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.parallel.engine import Engine
 from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.partition import Partitioner, partition
@@ -84,6 +84,7 @@ class Capabilities:
     `max_ranks`: the most ranks it can use; None: any number. `from_shards`: it runs from shards on disk, because its
     plan is `flat_plan` of one part a rank. `chunks`: the nodes of a rank may be cut into chunks, one after the other in
     time. `folds`: aggregators it can carry; None: any. `cached_first_layer`: it runs with first_layer=cached.
+    `by_layers`: it runs layers one by one, and so no model in one piece.
     `replicated_weights`: every rank holds all parameters, so there is one stage. `crosses_epochs`: rows of one epoch
     are read in a later one. `plans_again`: after the warm-up, with what was measured. `less_memory`: number of ranks ->
     the settings of this strategy that need less memory.
@@ -94,6 +95,7 @@ class Capabilities:
     chunks: bool = False
     folds: tuple[type[Aggregator], ...] | None = None
     cached_first_layer: bool = True
+    by_layers: bool = False
     replicated_weights: bool = True
     crosses_epochs: bool = False
     plans_again: bool = False
@@ -152,6 +154,16 @@ def check_first_layer(strategy: Strategy, first_layer: FirstLayer) -> None:
     """Refuse first_layer=cached where the strategy cannot run with it."""
     if first_layer == "cached" and not strategy.capabilities.cached_first_layer:
         raise ValueError("first_layer=cached is for strategies without chunks or batches: set first_layer=live.")
+
+
+def refuse_one_piece(strategy: Strategy, model: ModelSource, names: Mapping[str, str]) -> None:
+    """ValueError where the strategy needs the layers of a model apart, and it has none apart."""
+    if strategy.capabilities.by_layers and model.in_one_piece:
+        name = names.get("strategy") or type(strategy).__name__
+        raise ValueError(
+            f"strategy={name} runs a model layer by layer, and model={names.get('model') or 'pyg'} runs in one piece; "
+            "choose single, graph_parallel, adaqp, bns or sar"
+        )
 
 
 def name_of(codec: CodecConfig) -> str:

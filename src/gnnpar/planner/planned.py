@@ -71,6 +71,11 @@ class Inputs:
     def of(settings: Settings, say: Callable[[str], None] = lambda _: None) -> Inputs:
         dataset = settings.dataset.load(settings.data_dir, settings.seed)
         task = make_task(dataset.task, dataset.num_classes)
+        if settings.model.in_one_piece:
+            raise ValueError(
+                f"model={settings.names.get('model')} runs in one piece, and the planner prices layers; choose one of "
+                "gnnpar's models"
+            )
         model = settings.build_model(dataset.num_features, task.out_dim)
         ir = record(model, dataset.num_features)
         workload = Workload(

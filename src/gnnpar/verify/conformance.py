@@ -15,12 +15,12 @@ from torch import Tensor
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import Task, make_task
-from gnnpar.models.gnn import GNN, ModelConfig
+from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.oracle import WithOracle
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.parallel.strategy import FirstLayer, Strategy, Workload
+from gnnpar.parallel.strategy import FirstLayer, Strategy, Workload, refuse_one_piece
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.partition import Partitioner, Random
 from gnnpar.partition.shard import Shard
@@ -123,7 +123,7 @@ def on_device(model: GNN, device: torch.device) -> GNN:
 
 def make_job(
     strategy: Strategy,
-    config: ModelConfig,
+    config: ModelSource,
     dataset: Dataset,
     *,
     world: int,
@@ -158,7 +158,7 @@ def merge_ranks(job: Job, results: Sequence[tuple]) -> Outcome:
 
 
 def train_in_threads(
-    strategy: Strategy, config: ModelConfig, dataset: Dataset, *, world: int, device: torch.device = CPU, **options
+    strategy: Strategy, config: ModelSource, dataset: Dataset, *, world: int, device: torch.device = CPU, **options
 ) -> Outcome:
     """Train on a world of threads that share a device; options as in make_job. The outcome is on the CPU."""
     job = make_job(strategy, config, dataset, world=world, **options)
@@ -167,7 +167,7 @@ def train_in_threads(
 
 def check(
     strategy: Strategy,
-    models: Mapping[str, ModelConfig],
+    models: Mapping[str, ModelSource],
     *,
     worlds: Sequence[int] = (1, 2, 3, 4),
     dataset: Dataset | None = None,
@@ -189,14 +189,18 @@ def check(
     faults = {name: find_fault(config) for name, config in models.items()}
     cases = [_failed(name, 1, str(fault)) for name, fault in faults.items() if fault is not None]
     models = {name: config for name, config in models.items() if faults[name] is None}
+    graphs = {name: _prepared(dataset, config) for name, config in models.items()}
     for name, config in models.items():
-        reference = train_in_threads(Single(), config, dataset, world=1)
+        refuse_one_piece(strategy, config, {"model": name})
+        if config.in_one_piece:
+            cases.append(_untouched_case(name, config, graphs[name]))
+        reference = train_in_threads(Single(), config, graphs[name], world=1)
         for world in (w for w in worlds if runs_on(limit, w, config)):
-            cases.append(_case(limit, name, config, dataset, world, reference, first_layer, device))
+            cases.append(_case(limit, name, config, graphs[name], world, reference, first_layer, device))
     if isinstance(strategy, WithOracle) and strategy.exactness != {"exact"}:
         for name, config in models.items():
             for world in (w for w in worlds if runs_on(strategy, w, config, epochs=ORACLE_EPOCHS)):
-                cases += _oracle_case(strategy, name, config, dataset, world, device)
+                cases += _oracle_case(strategy, name, config, graphs[name], world, device)
     return cases
 
 
@@ -225,7 +229,7 @@ class _Oracle(Single):
 
 
 def _oracle_case(
-    strategy: Strategy, name: str, config: ModelConfig, dataset: Dataset, world: int, device: torch.device
+    strategy: Strategy, name: str, config: ModelSource, dataset: Dataset, world: int, device: torch.device
 ) -> list[Case]:
     """None where the strategy, as it is configured, has no oracle."""
     assert isinstance(strategy, WithOracle)
@@ -239,7 +243,7 @@ def _oracle_case(
     return [replace(case, reference="its oracle")]
 
 
-def runs_on(strategy: Strategy, world: int, config: ModelConfig, *, epochs: int = EPOCHS) -> bool:
+def runs_on(strategy: Strategy, world: int, config: ModelSource, *, epochs: int = EPOCHS) -> bool:
     """Can it use so many ranks? A pipeline has no more stages than the model layers."""
     limit = strategy.capabilities.max_ranks
     if limit is not None and world > limit:
@@ -254,7 +258,7 @@ def runs_on(strategy: Strategy, world: int, config: ModelConfig, *, epochs: int 
 def _case(
     limit: Strategy,
     name: str,
-    config: ModelConfig,
+    config: ModelSource,
     dataset: Dataset,
     world: int,
     reference: Outcome,
@@ -278,6 +282,24 @@ def _case(
     losses = zip(got.losses, reference.losses, strict=True)
     loss_error = max(abs(a - b) / max(abs(b), 1e-300) for a, b in losses)
     return Case(name, world, loss_error, worst, parameter, relative_error(got.logits, reference.logits))
+
+
+def _prepared(dataset: Dataset, config: ModelSource) -> Dataset:
+    if not config.in_one_piece:
+        return dataset
+    from gnnpar.verify.untouched import prepared  # imports PyG
+
+    return prepared(dataset, config)
+
+
+def _untouched_case(name: str, config: ModelSource, dataset: Dataset) -> Case:
+    from gnnpar.verify.untouched import difference  # imports PyG
+
+    found = difference(config, dataset, TOLERANCE)
+    parameter = max(found.gradients, key=lambda each: found.gradients[each])
+    error = f"{found.module} is the first module that differs" if found.module else None
+    worst = found.gradients[parameter]
+    return Case(name, 1, found.loss, worst, parameter, found.logits, error, reference="PyG")
 
 
 def _failed(model: str, world: int, error: str) -> Case:

@@ -18,7 +18,7 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
-from gnnpar.models.gnn import GNN, ModelConfig
+from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard, cut
@@ -71,7 +71,7 @@ class _Call:
 
 
 @cache
-def find_fault(config: ModelConfig) -> Fault | None:
+def find_fault(config: ModelSource) -> Fault | None:
     """The first fault of a model, the most specific first; None: it is sound. ValueError where it cannot be built."""
     trial, threads = _Trial(config), torch.get_num_threads()
     torch.set_num_threads(1)  # tensors of 41 rows: more threads only wait for each other
@@ -85,7 +85,7 @@ def find_fault(config: ModelConfig) -> Fault | None:
 class _Trial:
     """A model on a small graph whose node 0 has no edges."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelSource) -> None:
         data = _graph()
         self.task = make_task(data.task, data.num_classes)
         model = config.build(data.num_features, self.task.out_dim, seed=3)

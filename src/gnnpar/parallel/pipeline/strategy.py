@@ -113,6 +113,7 @@ class GNNPipe:
             chunks=True,
             folds=(Sum,) if self.gradient == "mix" else None,
             cached_first_layer=False,
+            by_layers=True,
             replicated_weights=False,
             crosses_epochs=self.chunks != "one",
         )

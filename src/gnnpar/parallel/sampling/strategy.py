@@ -60,6 +60,7 @@ class Minibatch:
     sampler: Body = "auto"
     capabilities = Capabilities(
         cached_first_layer=False,
+        by_layers=True,
         less_memory=lambda _: (
             "lower strategy.batch_size or strategy.fanout; a rank also holds the whole graph, strategy=sar a part"
         ),

@@ -1,0 +1,117 @@
+"""Does a PyG model on gnnpar's folds equal itself, untouched, as PyG runs it? One device, fp64, dropout on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.preprocess import canonical_edges
+from gnnpar.data.tasks import make_task
+from gnnpar.models.gnn import ModelSource
+from gnnpar.models.pyg.dropout import keyed_dropout
+from gnnpar.models.pyg.model import PyG, PyGNet
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.shard import cut
+
+SEED = 3
+Outputs = list[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """Largest differences, each relative to the largest entry that PyG has. `module`: the first that differs."""
+
+    loss: float
+    logits: float
+    gradients: dict[str, float]
+    module: str
+
+
+def prepared(dataset: Dataset, model: ModelSource) -> Dataset:
+    """The dataset as the model says that its datasets are: one self loop a node, or none, and no edge twice."""
+    assert isinstance(model, PyG)
+    edges = canonical_edges(
+        dataset.edge_index, num_nodes=dataset.num_nodes, symmetrize=False, self_loops=model.self_loops
+    )
+    masks = (dataset.train_mask, dataset.val_mask, dataset.test_mask)
+    return Dataset.of(
+        dataset.name,
+        x=dataset.x,
+        y=dataset.y,
+        edge_index=edges,
+        masks=masks,
+        num_classes=dataset.num_classes,
+        task=dataset.task,
+    )
+
+
+def difference(config: ModelSource, dataset: Dataset, tolerance: float) -> Difference:
+    """Of outputs and gradients. Attention dropout is off: PyG draws it in the order of its own list of edges."""
+    assert isinstance(config, PyG)
+    task = make_task(dataset.task, dataset.num_classes)
+    ours = config.build(dataset.num_features, task.out_dim, seed=SEED).double()
+    for conv in ours.convs.values():
+        if "dropout" in vars(conv):
+            vars(conv)["dropout"] = 0.0
+    theirs = copy.deepcopy(ours)
+    shard = cut(dataset, torch.zeros(dataset.num_nodes, dtype=torch.int64), 1)[0].to(torch.device("cpu"), torch.float64)
+    view = WholeGraph(shard, Pass(SEED, training=True))
+    train, y = shard.train_mask, shard.y[shard.train_mask]
+
+    def untouched() -> Tensor:
+        theirs.net.train()
+        with keyed_dropout(view, len(shard.x)):
+            return theirs.net(shard.x, dataset.edge_index)
+
+    def passes(model: PyGNet, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor], Outputs]:
+        with _recorded(model) as outputs:
+            logits = run()
+        loss = task.loss_sum(logits[train], y) / shard.num_train
+        names = [name for name, _ in model.named_parameters()]
+        gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        found = {n: torch.zeros(1) if g is None else g for n, g in zip(names, gradients, strict=True)}
+        return loss, logits, found, outputs
+
+    mine = passes(ours, lambda: ours(view, shard.x))
+    pyg = passes(theirs, untouched)
+    first = next((name for (name, a), (_, b) in zip(mine[3], pyg[3], strict=False) if _error(a, b) > tolerance), "")
+    gradients = {name: _error(mine[2][name], expected) for name, expected in pyg[2].items()}
+    return Difference(_error(mine[0], pyg[0]), _error(mine[1], pyg[1]), gradients, first)
+
+
+@contextmanager
+def _recorded(model: PyGNet) -> Iterator[Outputs]:
+    """Outputs of the convolutions and of all modules outside of them, in the order in which they end."""
+    found: Outputs = []
+    inside = tuple(f"{name}." for name in model.convs)
+
+    def note(name: str, output: object) -> None:
+        if isinstance(output, Tensor):
+            found.append((name, output.detach()))
+
+    hooks = [
+        module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
+        for name, module in model.net.named_modules()
+        if not name.startswith(inside)
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _error(got: Tensor, expected: Tensor) -> float:
+    got, expected = got.detach(), expected.detach()
+    if got.shape != expected.shape:
+        return float("inf")
+    scale = expected.abs().max().clamp_min(torch.finfo(expected.dtype).tiny)
+    error = float((got - expected).abs().max() / scale)
+    return error if error == error else float("inf")

@@ -1,0 +1,156 @@
+"""PyG models, unchanged: equal to themselves as PyG runs them, and under strategies on 1 to 3 ranks; or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gnnpar
+from composing import configured
+from conftest import Run
+from gnnpar.models.pyg.model import PyG
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.verify.conformance import check, small_graph
+from gnnpar.verify.soundness import find_fault
+from gnnpar.verify.untouched import prepared
+
+NETS: list[tuple[str, dict[str, Any]]] = [
+    ("pyg_nets.gcn", {}),
+    ("pyg_nets.gcn", {"add_self_loops": False}),
+    ("pyg_nets.gcn", {"improved": True, "bias": False}),
+    ("pyg_nets.gcn", {"normalize": False}),
+    ("pyg_nets.sage", {}),
+    ("pyg_nets.sage", {"aggr": "max", "project": True, "normalize": True}),
+    ("pyg_nets.sage", {"aggr": "sum", "root_weight": False}),
+    ("pyg_nets.graph", {}),
+    ("pyg_nets.graph", {"aggr": "mean"}),
+    ("pyg_nets.gat", {}),
+    ("pyg_nets.gat", {"negative_slope": 0.4, "residual": True}),
+    ("pyg_nets.gat", {"v2": True}),
+    ("pyg_nets.gat", {"v2": True, "share_weights": True}),
+    ("pyg_nets.gin", {}),
+    ("pyg_nets.gated", {}),
+    ("pyg_nets.gated", {"aggr": "sum"}),
+    ("pyg_nets.Jumping", {}),
+    ("torch_geometric.nn.models.GCN", {"hidden_channels": 8, "num_layers": 3, "dropout": 0.4}),
+    ("torch_geometric.nn.models.GraphSAGE", {"hidden_channels": 8, "num_layers": 2, "jk": "max"}),
+    ("torch_geometric.nn.models.GAT", {"hidden_channels": 8, "num_layers": 2, "heads": 2}),
+    ("torch_geometric.nn.models.GIN", {"hidden_channels": 8, "num_layers": 2}),
+]
+IDS = [f"{target.rpartition('.')[2]}-{'-'.join(map(str, kwargs.values()))}" for target, kwargs in NETS]
+LOOPLESS = [each for each in NETS if "gat" not in each[0].lower() and "Jumping" not in each[0]]
+
+
+@pytest.mark.parametrize(("target", "kwargs"), NETS, ids=IDS)
+def test_equals_pyg_and_is_the_same_on_several_ranks(target, kwargs):
+    cases = check(GraphParallel(), {"pyg": PyG(target=target, kwargs=kwargs)}, worlds=(1, 3))
+    assert [(case.reference, case.world) for case in cases] == [("PyG", 1), ("single device", 1), ("single device", 3)]
+    for case in cases:
+        assert case.passed, case
+
+
+@pytest.mark.parametrize(("target", "kwargs"), LOOPLESS[:5], ids=str)
+def test_equals_pyg_on_a_graph_without_self_loops(target, kwargs):
+    (case, _) = check(Single(), {"pyg": PyG(target=target, kwargs=kwargs, self_loops=False)}, worlds=(1,))
+    assert case.passed, case
+
+
+@pytest.mark.parametrize("target", ["pyg_nets.gcn", "pyg_nets.sage"])
+def test_a_cached_first_layer_is_exact(target):
+    model = PyG(target=target, kwargs={"hidden": 4})
+    for case in check(GraphParallel(), {"pyg": model}, worlds=(2,), first_layer="cached"):
+        assert case.passed, case
+
+
+@pytest.mark.parametrize("strategy", ["sar", "adaqp", "bns"])
+@pytest.mark.parametrize("target", ["pyg_nets.gcn", "pyg_nets.gat", "pyg_nets.gated"])
+def test_strategies_that_run_a_model_in_one_piece_carry_it(strategy, target):
+    kwargs = {"dropout": 0.3} if target == "pyg_nets.gat" else {}
+    cases = check(configured("strategy", strategy), {"pyg": PyG(target=target, kwargs=kwargs)}, worlds=(2,))
+    assert len(cases) >= 2
+    for case in cases:
+        assert case.passed, case
+
+
+@pytest.mark.parametrize("strategy", ["gnnpipe", "hybrid", "minibatch"])
+def test_strategies_of_layers_refuse_it(strategy):
+    with pytest.raises(ValueError, match="runs a model layer by layer, and model=pyg runs in one piece"):
+        check(configured("strategy", strategy), {"pyg": PyG(target="pyg_nets.gcn")}, worlds=(2,))
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"target": None}, "model.target is not set"),
+        ({"target": "no_such_module.Net"}, "model.target=no_such_module.Net cannot be imported"),
+        ({"target": "pyg_nets.gcn", "kwargs": {"hiden": 8}}, "cannot be made with hiden=8, in_channels=6"),
+        ({"target": "pyg_nets.OfData"}, "has forward(data); gnnpar calls forward(x, edge_index)"),
+        ({"target": "pyg_nets.Normed"}, "net.norm of the model is a BatchNorm1d, which mixes the rows of all nodes"),
+        ({"target": "pyg_nets.Counting"}, "the model reads edge_index outside of a convolution"),
+        (
+            {"target": "pyg_nets.transformer"},
+            "conv1 of model.target=pyg_nets.transformer (TransformerConv) ",
+        ),
+        ({"target": "pyg_nets.sage", "kwargs": {"aggr": "median"}}, "aggregates by median, which no fold computes"),
+        ({"target": "pyg_nets.gated", "kwargs": {"aggr": "max"}}, "takes the maximum of messages of its own"),
+        ({"target": "pyg_nets.gat", "self_loops": False}, "adds self loops, and the dataset has none"),
+        ({"target": "pyg_nets.gat", "kwargs": {"edge_dim": 2}}, "has edge_dim, and models read no data on edges"),
+        ({"target": "torch.nn.Identity"}, "gnnpar calls forward(x, edge_index)"),
+        (
+            {
+                "target": "torch_geometric.nn.models.GCN",
+                "kwargs": {"hidden_channels": 4, "num_layers": 1, "out_channels": 5},
+            },
+            "gives [5] for each node, and the task needs 3 logits",
+        ),
+    ],
+)
+def test_what_cannot_run_is_one_line(fields, line):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the line is compared below
+        PyG(**fields).build(6, 3, seed=0)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mean_over_rows_and_dropout_of_a_message_are_found():
+    assert str(find_fault(PyG(target="pyg_nets.Centred"))).startswith("net mixes rows")
+    with pytest.raises(ValueError, match="a message has no dropout of its own"):
+        find_fault(PyG(target="pyg_nets.dropping"))
+
+
+def test_weights_depend_on_the_seed_alone_and_load_into_the_users_class():
+    torch.manual_seed(1)
+    first = PyG(target="pyg_nets.gcn").build(6, 3, seed=5)
+    torch.manual_seed(2)
+    again, other = (PyG(target="pyg_nets.gcn").build(6, 3, seed=seed) for seed in (5, 6))
+    for a, b, c in zip(first.parameters(), again.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert a.ndim < 2 or not torch.equal(a, c)
+    import pyg_nets
+
+    pyg_nets.gcn(6, 3).load_state_dict(first.net.state_dict())
+
+
+def test_the_command_trains_it_and_the_trained_model_is_the_users(run_here: Run, tmp_path: Path):
+    (tmp_path / "mynet.py").write_text((Path(__file__).parents[1] / "pyg_nets.py").read_text())
+    command = ("strategy=graph_parallel", "model=pyg", "model.target=mynet.gcn", "model.kwargs.hidden=16")
+    done = run_here("train", *command, "dataset=sbm", "world_size=2", "debug=tiny", "hydra.run.dir=run")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["settings"]["model"]["kwargs"] == {"hidden": 16}
+    with pytest.raises(ValueError, match=r"names mynet\.gcn, which is no class of gnnpar"):
+        gnnpar.load(tmp_path / "run")
+    done = run_here("train", *command[1:], "strategy=gnnpipe", "dataset=sbm", "world_size=2", "debug=tiny")
+    assert done.returncode == 2
+    assert "strategy=gnnpipe runs a model layer by layer, and model=pyg runs in one piece" in done.stderr
+
+
+def test_the_prepared_graph_has_one_loop_a_node_or_none():
+    for loops in (True, False):
+        src, dst = prepared(small_graph(), PyG(target="pyg_nets.gcn", self_loops=loops)).edge_index
+        assert int((src == dst).sum()) == (60 if loops else 0)
