@@ -76,7 +76,7 @@ class Gated(MessagePassing):
         x = self.lin(x)
         return self.propagate(edge_index, x=x, scale=(x.tanh(), x)) + x
 
-    def message(self, x_i, x_j, scale_j):
+    def message(self, x_i, x_j, scale_j):  # pyright: ignore[reportIncompatibleMethodOverride] - PyG reads the names
         return torch.sigmoid(self.gate(torch.cat([x_i, x_j], -1))) * scale_j
 
 
@@ -136,7 +136,7 @@ class OfData(nn.Module):
 
 
 class Dropping(Gated):
-    def message(self, x_i, x_j, scale_j):
+    def message(self, x_i, x_j, scale_j):  # pyright: ignore[reportIncompatibleMethodOverride] - PyG reads the names
         return F.dropout(scale_j, 0.5)
 
 

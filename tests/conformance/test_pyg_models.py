@@ -67,8 +67,10 @@ def test_a_cached_first_layer_is_exact(target):
         assert case.passed, case
 
 
-@pytest.mark.parametrize("strategy", ["sar", "adaqp", "bns"])
-@pytest.mark.parametrize("target", ["pyg_nets.gcn", "pyg_nets.gat", "pyg_nets.gated"])
+PAIRS = [(s, t) for s in ("sar", "adaqp", "bns", "feature") for t in ("pyg_nets.gcn", "pyg_nets.gat", "pyg_nets.gated")]
+
+
+@pytest.mark.parametrize(("strategy", "target"), [each for each in PAIRS if each != ("feature", "pyg_nets.gated")])
 def test_strategies_that_run_a_model_in_one_piece_carry_it(strategy, target):
     kwargs = {"dropout": 0.3} if target == "pyg_nets.gat" else {}
     cases = check(configured("strategy", strategy), {"pyg": PyG(target=target, kwargs=kwargs)}, worlds=(2,))

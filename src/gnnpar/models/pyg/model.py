@@ -218,6 +218,9 @@ class OneNode:
     def source(self, message: Message, *rows: Tensor) -> Rows:
         return message(self, *rows)
 
+    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
+        return self, rows
+
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         return None
 

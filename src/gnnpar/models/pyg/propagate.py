@@ -223,7 +223,8 @@ class Attention:
             dropout = g.edge_dropout(conv.dropout if conv.training else 0.0)
             if isinstance(conv, pyg.GATv2Conv):
                 assert destination is not None
-                fold = Generic(value=source_value, score=Score(conv.negative_slope), dropout=dropout)
+                score = Score(conv.negative_slope)
+                fold = Generic(value=source_value, score=score, dropout=dropout, by_heads=True)
                 shared = (conv.att[0],)
                 return g.aggregate(fold, g.source(_same, source), (destination,), shared=shared)
             of_source, of_destination = _source_and_destination(scores.rows["alpha"], "alpha")
