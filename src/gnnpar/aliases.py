@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gnnpar.durable import JsonDict, JsonObject
+
 MOVED = {  # 0.1.0 -> now
     "gnnpar.codecs.adaptive": "gnnpar.codecs.adaptive.codec",
     "gnnpar.planning.topology": "gnnpar.pricing.topology",
@@ -48,7 +50,7 @@ def with_published_targets(tree: object) -> Any:  # Any: plain data of JSON or Y
     return _mapped(tree, _PUBLISHED)
 
 
-def with_published_keys(settings: Mapping[str, Any]) -> dict[str, Any]:  # Any: plain data of JSON or YAML
+def with_published_keys(settings: JsonObject) -> JsonDict:
     """A configuration without keys of later versions whose value is what every run had before, for hashes."""
     return {key: value for key, value in settings.items() if key not in _LATER or value != _LATER[key]}
 

@@ -17,8 +17,12 @@ Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 def eager(kind: type[Kind]) -> type[Kind]:
     """A class of the same name, whose step records no gradient, as torch's does by default."""
-    plain = {name: unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad")}  # torch's own methods
-    return cast("type[Kind]", type(kind.__name__, (kind,), plain | {"step": torch.no_grad()(unwrap(kind.step))}))
+    plain = {
+        "add_param_group": unwrap(kind.add_param_group),
+        "zero_grad": unwrap(kind.zero_grad),
+        "step": torch.no_grad()(unwrap(kind.step)),
+    }
+    return cast("type[Kind]", type(kind.__name__, (kind,), plain))
 
 
 Adam = eager(torch.optim.Adam)

@@ -31,7 +31,6 @@ from gnnpar.training.result.trained import DTYPES, Trained
 
 WEIGHTS, MODEL, PROGRAM, SCRIPT = "weights.pt", "model.json", "program.pt2", "predict.py"
 _TEMPLATE = Path(__file__).parents[2] / "templates" / "export" / "predict.txt"
-_PREPARES = ("self_loops", "symmetrize", "drop_duplicates", "normalize")
 
 
 class PlainGraph:
@@ -157,7 +156,14 @@ def export(trained: Trained, folder: Path) -> list[str]:
 def described(trained: Trained) -> JsonDict:
     """model.json."""
     settings, how = trained.settings, trained.settings.dataset
-    prepare = {name: getattr(how, name) for name in _PREPARES} if isinstance(how, Preprocess) else None
+    prepare = None
+    if isinstance(how, Preprocess):
+        prepare = {
+            "self_loops": how.self_loops,
+            "symmetrize": how.symmetrize,
+            "drop_duplicates": how.drop_duplicates,
+            "normalize": how.normalize,
+        }
     config = trained.model.config
     return {
         "schema": 1,
