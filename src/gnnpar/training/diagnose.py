@@ -20,6 +20,12 @@ from gnnpar.settings import Settings
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Cannot allocate memory")
 
 
+def finite_weights(engine: Engine) -> bool:
+    """Is every weight of this rank a number? A step with a finite gradient may still leave the range of its type."""
+    found = [torch.isfinite(p).all() for _, p in engine.named_parameters()]
+    return not found or bool(torch.stack(found).all())
+
+
 def first_not_finite(engine: Engine, model: nn.Module, shard: Shard, comm: Communicator, epoch: int) -> str:
     """The first tensor that is not finite, in the order of a training pass, and its layer. Collective.
 

@@ -33,7 +33,7 @@ from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
 from gnnpar.training.checkpoint.resume import Start
-from gnnpar.training.diagnose import first_not_finite, is_out_of_memory, out_of_memory
+from gnnpar.training.diagnose import finite_weights, first_not_finite, is_out_of_memory, out_of_memory
 from gnnpar.training.evaluate import evaluate, fidelity
 from gnnpar.training.meter import EpochMeter, merge
 from gnnpar.training.plans import make_plan
@@ -354,7 +354,8 @@ def train_epoch(
             "peak": (allocations.peak or 0) + engine.peak_elsewhere(),
             "live": live_bytes(run, allocations.activations),
         }
-    mine |= {"broken": optimizer.refused or not math.isfinite(report.loss), "asked": policy.stop_asked()}
+    broken = optimizer.refused or not math.isfinite(report.loss) or not finite_weights(engine)
+    mine |= {"broken": broken, "asked": policy.stop_asked()}
     everyone = comm.gather(mine)
     row: JsonDict = {"epoch": epoch, "loss/train": report.loss, "optim/lr": optimizer.lr}
     row["time/timed"] = int(not probing and not profiling)
@@ -377,7 +378,8 @@ def broken(run: Run, epoch: int, loss: float) -> str:
     what = first_not_finite(run.engine, run.model, run.shard, run.comm, epoch)
     problem = f"the loss is {loss} in epoch {epoch}"
     if math.isfinite(loss):
-        problem = f"the gradient of epoch {epoch} is not finite (loss {loss:.4g})"
+        what_broke = "the gradient" if run.optimizer.refused else "a weight after the step"
+        problem = f"{what_broke} of epoch {epoch} is not finite (loss {loss:.4g})"
     return f"{problem}: {what}; lower optim.lr or set optim.clip"
 
 
