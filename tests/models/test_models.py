@@ -1,11 +1,15 @@
 """What all models share: equal starts, sensible refusals, dropout that is keyed."""
 
+from collections import Counter
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from composing import configured, names
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
+from gnnpar.folds.sum import Sum
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import LocalRows, Pass
 from gnnpar.parallel.single.strategy import Single
@@ -51,6 +55,33 @@ def test_every_shape_of_a_model_gives_logits(model, shape, norm):
     assert torch.isfinite(out).all()
     out.sum().backward()
     assert all(p.grad is not None for p in built.parameters()), "every parameter takes part"
+
+
+@pytest.mark.parametrize(
+    ("model", "order", "sums", "products"),
+    [
+        ("gcn", "aggregate_first", 2, 5),  # of 3 layers: 3 gradients of weights, and of 2 inputs
+        ("gcn", "transform_first", 3, 5),
+        ("sage", "aggregate_first", 2, 10),
+        ("sage", "transform_first", 3, 10),
+    ],
+)
+def test_nobody_computes_the_gradient_of_the_features(model, order, sums, products, monkeypatch):
+    """Where the first layer aggregates first, neither its matrix nor its sum is differentiated by its input."""
+    shape = ("model.encoder=none", "model.decoder=none", "model.num_layers=3", "model.hidden=8", f"model.order={order}")
+    shard, done = whole(), Counter()
+    logits = configured("model", model, *shape).build(6, 3, seed=0)(WholeGraph(shard, Pass(0)), shard.x)
+    grad = Sum.grad
+    monkeypatch.setattr(Sum, "grad", lambda *args: done.update(["sum"]) or grad(*args))
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            done.update(["product"] if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm) else [])
+            return func(*args, **(kwargs or {}))
+
+    with Products():
+        logits.sum().backward()
+    assert done == {"sum": sums, "product": products}
 
 
 def test_layers_know_their_parameters():
