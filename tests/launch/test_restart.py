@@ -127,3 +127,16 @@ def test_a_run_whose_rank_0_is_slow_at_the_end_is_not_started_again(tmp_path: Pa
     assert run_training(replace(compose(job), tracker=SlowEnd(25.0)), tmp_path).exit_code == 0
     assert "starting all ranks again" not in capsys.readouterr().out
     assert (result(tmp_path)["status"], result(tmp_path)["restarts"]) == ("completed", 0)
+
+
+def test_a_rank_that_is_alone_and_stopped_hangs(tmp_path: Path) -> None:
+    """The schedule of kills found that nobody noticed."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as alone:
+        (tmp_path / "0.at").write_bytes(RECORD.pack(time.monotonic(), alone.pid, WORKING, -1, -1, -1, -1, -1))
+        with Monitor(tmp_path, 1, timeout_seconds=0.4) as monitor:
+            time.sleep(0.8)
+            assert monitor.failure is None
+            alone.send_signal(signal.SIGSTOP)
+            assert alone.wait(timeout=30) == -signal.SIGKILL
+    assert monitor.failure is not None and monitor.failure.lost
+    assert monitor.failure.line.endswith("; the process is stopped")

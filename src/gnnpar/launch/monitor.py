@@ -65,36 +65,42 @@ class Monitor:
 
     It looks on from the first epoch on: before, the longest steps (reading, partitioning) are rank 0's, and gloo's own
     time-out stands. Once the work of one rank is over, none waits for another: rank 0 may take its time for the last
-    checkpoint and the result, and only a rank that is stopped hangs.
+    checkpoint and the result. A rank that is stopped (SIGSTOP) hangs at any time, also where it is the only one.
     """
 
     def __init__(self, scratch: Path, num_ranks: int, *, timeout_seconds: float) -> None:
         self._scratch, self._num_ranks, self._timeout = scratch, num_ranks, timeout_seconds
         self._over = threading.Event()
+        self._stopped_since: dict[int, float] = {}
         self.failure: Failure | None = None
         self._thread = threading.Thread(target=self._loop, name="monitor", daemon=True)
 
     def __enter__(self) -> Monitor:
-        if self._num_ranks > 1:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
-        if self._num_ranks > 1:
-            self._thread.join()
+        self._thread.join()
 
     def _loop(self) -> None:
         while not self._over.wait(min(1.0, self._timeout / 4)):
             seen = self.entries()
-            if len(seen) < self._num_ranks:
-                continue
             left = {rank: each for rank, each in seen.items() if each.waits_for != DONE}
-            if len(left) < len(seen):
-                left = {rank: each for rank, each in left.items() if is_stopped(each.pid)}
-            if left and self._stand_still(left):
+            if long_stopped := {rank: each for rank, each in left.items() if self._is_long_stopped(each.pid)}:
+                self._end(long_stopped)
+                return
+            if len(left) == self._num_ranks and self._stand_still(left):
                 self._end(left)
                 return
+
+    def _is_long_stopped(self, pid: int) -> bool:
+        """Whether a process was found stopped every time for as long as a rank may be silent."""
+        if not is_stopped(pid):
+            self._stopped_since.pop(pid, None)
+            return False
+        now = time.monotonic()
+        return now - self._stopped_since.setdefault(pid, now) > self._timeout
 
     def entries(self) -> dict[int, Entry]:
         """By rank, of those that have begun to record."""
@@ -115,7 +121,7 @@ class Monitor:
         stopped = [rank for rank, each in seen.items() if is_stopped(each.pid)]
         working = [rank for rank, each in seen.items() if each.waits_for == WORKING]
         rank = min(stopped or working or seen, key=lambda r: seen[r].seconds)
-        where = seen[rank].place
+        where = seen[rank].place if self._num_ranks > 1 else "its work, which one rank alone does not record"
         if not stopped and (frame := self._frame(rank, seen[rank].pid)):
             where += f", {frame}"
         waits = "; the process is stopped" if stopped else "" if working else "; all ranks wait for each other"
