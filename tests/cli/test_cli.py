@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +16,7 @@ from gnnpar.models.gcn import GCN
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.settings import ConfigError
 from gnnpar.verify import conformance
+from gnnpar.verify.conformance import Case
 
 
 def test_help_version_and_unknown_commands(run_cli: Run, run_here: Run) -> None:
@@ -70,9 +70,9 @@ def test_check_covers_every_model_and_what_the_strategy_can_run_on(
 ) -> None:
     asked: dict = {}
 
-    def fake(strategy, models, *, worlds):
+    def fake(strategy, models, *, worlds, device):
         asked.update(strategy=strategy, models=models, worlds=worlds)
-        return [SimpleNamespace(model="x", world=1, loss_error=1.0, worst_gradient_error=0.0, passed=False, error="no")]
+        return [Case("x", 1, 1.0, 0.0, "", 0.0, error="no")]
 
     monkeypatch.setattr("gnnpar.verify.conformance.check", fake)
     assert check.run(["strategy=single"]) == 1
