@@ -21,7 +21,7 @@ OF_A_READER = re.compile(
     r"(outputs|multirun|runs|checkpoint|export|shards|site|part-N|epoch-N|lazy_kit)\b"
 )  # made, not kept
 COMMAND = re.compile(r"(\$ )?(torchrun .* -m |python -m |srun )?gnnpar \w")
-PLACEHOLDER = re.compile(r"\b(NAME|FOLDER|OP|STUDY|mine)\b")
+PLACEHOLDER = re.compile(r"\b(NAME|FOLDER|OP|STUDY|ARCH|mine)\b")
 DOCUMENTS = sorted(
     [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "kernels/README.md", "experiments/README.md")),
