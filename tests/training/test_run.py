@@ -148,7 +148,7 @@ def test_early_stopping_and_a_plan_given_back(run_here: Run, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("world_size=0",), "gnnpar: world_size=0 must be a whole number >= 1\n"),
+        (("world_size=0",), "gnnpar: world_size=0 must be a whole number >= 1 and <= 4096\n"),
         (("strategy=singel",), "gnnpar: strategy=singel does not exist, did you mean single?; strategy can be"),
         (("model.hiden=3",), "gnnpar: unknown key model.hiden=3, did you mean hidden?; model has"),
         (("strategy=gnnpipe", "world_size=4"), "gnnpar: 2 layers cannot fill 4 stages: use model.num_layers=4 or more"),

@@ -68,13 +68,13 @@ def run(command: str, argv: list[str]) -> int:
         return 1
     except BrokenPipeError:
         raise
-    except OSError as error:
+    except Exception as error:
+        if (line := hydra_line(error, argv)) is not None:  # some of Hydra's errors are OSErrors
+            return refuse(ConfigError(line), error)
+        if not isinstance(error, OSError):
+            raise
         refuse(ConfigError(file_line(error)), error)
         return 2 if error.errno in _WRONG_PATH else 1
-    except Exception as error:
-        if (line := hydra_line(error, argv)) is None:
-            raise
-        return refuse(ConfigError(line), error)
 
 
 def refuse(error: ValueError, cause: Exception | None = None) -> int:
