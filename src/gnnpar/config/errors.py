@@ -18,6 +18,8 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
 
+    if isinstance(error, TypeError) and _is_of_hydra(error):
+        return "an override chooses no name in a group, but a list of numbers or nulls; write group=name"
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
         return None
     text = " ".join(str(error).split()) or f"the configuration cannot be read: {' '.join(str(error.__cause__).split())}"
@@ -39,6 +41,14 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
     if match := re.search(r"[Ii]n '[^']*': Could not find '([^']+)'|You must specify '([^']+)'", text):
         return f"{match[1] or match[2]} does not exist"
     return re.sub(r"\S*/(conf|site-packages)/\S*", "the configuration", text)
+
+
+def _is_of_hydra(error: Exception) -> bool:
+    """Whether Hydra itself has raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and "/hydra/" in trace.tb_frame.f_code.co_filename
 
 
 def no_such_key(key: str, argv: Sequence[str]) -> str:

@@ -63,7 +63,7 @@ def with_shards(config: JsonObject, names: Mapping[str, str], overrides: Iterabl
         group = re.split(r"[=.]", asked)[0]
         raise ConfigError(f"{asked} and shards={path}: the shards set the {group}; leave one of them out")
     try:
-        manifest = read_manifest(Path(path))
+        manifest = read_manifest(Path(str(path)))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     _refuse_foreign({group: manifest.setup.get(group) for group in _BROUGHT}, f"shards={path}", named=config)
