@@ -117,7 +117,7 @@ def test_a_sweep_without_a_run_says_so(capsys):
 def test_check_and_plan():
     cases = gnnpar.check(GCN(hidden=8), strategy="sar", worlds=(1, 2))
     assert [case.passed for case in cases] == [True, True]
-    found = gnnpar.plan(GCN(hidden=8), graph(), "flat", world_size=2, cache_dir="cache", comm="threads")
+    found = gnnpar.plan(GCN(hidden=8), graph(), "pcie_server", world_size=2, cache_dir="cache", comm="threads")
     assert found.file.exists()
     assert found.candidates
     run = gnnpar.train("gcn", graph(), plan=found.file, world_size=2, **QUICK)

@@ -52,7 +52,7 @@ def result(strategy: str, seed: int) -> dict[str, Any]:
         "error": None,
         "epoch_seconds": {"median": 0.25},
         "bytes_per_epoch": {"total": 2048},
-        "metric": {"name": "accuracy", "val": 0.5, "test": 0.5, "test_at_best_val": 0.625},
+        "metric": {"name": "accuracy", "train": 0.5, "val": 0.5, "test": 0.5, "test_at_best_val": 0.625},
         "provenance": "measured",
         "memory_bytes": {"peak": [3, 4]},
         "threads_per_rank": 1,

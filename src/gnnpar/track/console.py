@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, cast
+from typing import IO, Annotated, TextIO, cast
 
 import annotated_types as at
 import rich.console
@@ -23,26 +23,34 @@ from gnnpar.track.tracker import Tracker
 
 def stdout() -> rich.console.Console:
     """Written as it is: no highlighting, no wrapping when the output is a file."""
-    return rich.console.Console(file=cast("IO[str]", _Patient()), highlight=False, soft_wrap=not sys.stdout.isatty())
+    return rich.console.Console(
+        file=cast("IO[str]", _Patient(sys.stdout)), highlight=False, soft_wrap=not sys.stdout.isatty()
+    )
 
 
 class _Patient(io.TextIOBase):
-    """stdout; where that is a file on a full disk, lines come when there is room again, and are no error."""
+    """A stream; where that is a file on a full disk, lines come when there is room again, and are no error.
+
+    The stream itself is held: a live table of rich replaces sys.stdout by one that writes to the console.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def write(self, text: str) -> int:
         with _patience():
-            sys.stdout.write(text)
+            self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         with _patience():
-            sys.stdout.flush()
+            self._stream.flush()
 
     def isatty(self) -> bool:
-        return sys.stdout.isatty()
+        return self._stream.isatty()
 
     def fileno(self) -> int:
-        return sys.stdout.fileno()
+        return self._stream.fileno()
 
 
 @contextmanager
@@ -56,7 +64,7 @@ def _patience() -> Iterator[None]:
 
 def say(text: str) -> None:
     """A line on stdout."""
-    patient = _Patient()
+    patient = _Patient(sys.stdout)
     patient.write(printable(text) + "\n")
     patient.flush()
 
