@@ -72,10 +72,11 @@ class Hosts:
         for process in self.started:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+        for host in (0, 1):  # in sessions of their own, with the pipes of who started them
+            for rank in self.ranks(host):
+                rank.kill()
+        for process in self.started:
             process.communicate()
-        for host in (0, 1):
-            for process in self.ranks(host):
-                process.kill()
 
 
 def _rank_on(process: psutil.Process, namespace: str) -> bool:

@@ -17,7 +17,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -108,8 +107,17 @@ def test_the_store_and_the_ranks_listen_at_the_chosen_address_alone() -> None:
 
 
 def listening(pid: int) -> set[tuple[str, int]]:
-    connections = psutil.Process(pid).net_connections()
-    return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+    """Of a process in any network namespace; psutil reads the sockets of its own one alone."""
+    process = Path("/proc", str(pid))
+    own = {os.readlink(each) for each in (process / "fd").iterdir() if each.is_symlink()}
+    rows = [line.split() for line in (process / "net" / "tcp").read_text().splitlines()[1:]]
+    places = [row[1].split(":") for row in rows if row[3] == _LISTEN and f"socket:[{row[9]}]" in own]
+    rows6 = [line.split() for line in (process / "net" / "tcp6").read_text().splitlines()[1:]]
+    assert not [row for row in rows6 if row[3] == _LISTEN and f"socket:[{row[9]}]" in own], "IPv6"
+    return {(socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)) for address, port in places}
+
+
+_LISTEN = "0A"
 
 
 @pytest.mark.parametrize(
