@@ -16,6 +16,7 @@ from composing import names
 from conftest import environment
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import with_plan
+from gnnpar.models.gcn import GCN
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError, build_settings, describe, instantiate
 from gnnpar.targets import refuse_foreign
@@ -221,6 +222,7 @@ def test_a_folder_of_ones_own_adds_options(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "experiments" / "deep.yaml").write_text("# @package _global_\nepochs: 17\n")
     monkeypatch.chdir(tmp_path)
     settings = compose(["model=mine", "+experiments=deep"])
+    assert isinstance(settings.model, GCN)
     assert settings.model.hidden == 7
     assert settings.epochs == 17
 
