@@ -11,7 +11,7 @@ DEMO_JOB := model=gcn dataset=sbm world_size=2 epochs=50 fidelity_every=25
 
 COMPARE := outputs/compare$(if $(QUICK),-quick)
 
-.PHONY: demo compare test test-documents test-studies test-all test-gpu-versions kills lint bench sparse docs clean
+.PHONY: demo compare test test-documents test-studies test-attack test-all test-gpu-versions kills lint bench sparse docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test           the test suite; no network, no GPU, no data"
 	@echo "make test-documents README, tutorials and site hold what they say"
 	@echo "make test-studies   tables and figures of experiments are rebuilt from their raw lines"
+	@echo "make test-attack    files, inputs, overrides and sockets under attack, kills, full disks: a small part of each"
 	@echo "make test-all       all of these plus what is long"
 	@echo "make test-gpu-versions  kernels, communication and whole epochs under torch 2.11 for CUDA and Triton 3.6, without a GPU; 5 GB"
 	@echo "make kills          runs of every strategy struck by signals, 15 times each; counts in outputs/kills.json, an hour or more"
@@ -52,9 +53,9 @@ compare: $(STAMP)
 	  exit $${failed:-0}
 
 test: $(STAMP)
-	$(PYTEST) -m "not slow and not gpu" --durations=10 --ignore tests/documents --ignore tests/studies
+	$(PYTEST) -m "not slow and not gpu" --durations=10 --ignore tests/documents --ignore tests/studies --ignore tests/attack
 
-test-documents test-studies: test-%: $(STAMP)
+test-documents test-studies test-attack: test-%: $(STAMP)
 	$(PYTEST) --dist load -m "not slow and not gpu" --durations=5 tests/$*
 
 test-all: $(STAMP)
