@@ -1,11 +1,10 @@
 """gnnpar from Python, with the names of the command line: `gnnpar.train(model, data, strategy="sar", world_size=4)`.
 
-`model`: a name, a class or an instance of gnnpar's model configurations, or the class of a PyG model.
-`data`: the name of a dataset, a file
-(.npz, .pt), or a graph in memory (PyG's Data, a NetworkX graph, a mapping of arrays or with a SciPy adjacency matrix).
-Further keywords are the keys of the command line: `epochs=50`, `codec="uniform"`, `optim={"lr": 0.1}`, or
-`**{"optim.lr": 0.1, "model.hidden": 32}`. Ranks are processes as under `gnnpar train`; they import no notebook
-and no script.
+`model`: a name, a class or an instance of gnnpar's model configurations, or the class of a PyG model. `data`: the name
+of a dataset, a file (.npz, .pt), or a graph in memory (PyG's Data, a NetworkX graph, a mapping of arrays or with a
+SciPy adjacency matrix). Further keywords are the keys of the command line: `epochs=50`, `codec="uniform"`,
+`optim={"lr": 0.1}`, or `**{"optim.lr": 0.1, "model.hidden": 32}`. Ranks are processes as under `gnnpar train`; they
+import no notebook and no script.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING
@@ -56,8 +54,12 @@ class Run:
 
     @property
     def result(self) -> JsonDict:
-        """result.json."""
-        return json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
+        """result.json. ConfigError where the run has left none, or a damaged one."""
+        from gnnpar.training.result.result import read_result
+
+        if (result := read_result(self.folder)) is None:
+            raise ConfigError(f"{self.folder} holds no result.json that can be read: its run has not ended")
+        return result
 
     @property
     def history(self) -> pd.DataFrame:
@@ -101,7 +103,8 @@ def sweep(
 ) -> Compared:
     """A run of every combination of the values given as lists: sweep([GCN, GAT], data, strategy=["single", "sar"]).
 
-    A run that fails or cannot begin is reported and left out. folder: of the sweep, by default multirun/DATE/TIME.
+    One run after the other. One that fails or cannot begin is reported and left out. folder: of the sweep, by default
+    multirun/DATE/TIME. Sweeps that are resumed where they stopped are those of `gnnpar train -m`.
     """
     models = model if isinstance(model, list) else [model]
     listed = {key: list(value) for key, value in axes.items() if isinstance(value, list | tuple)}
@@ -173,8 +176,8 @@ def compare(
     from gnnpar.report.runs import collect
 
     folders = [each.folder if isinstance(each, Run) else Path(each) for each in runs]
-    found = tuple(Run(folder) for folder, _ in collect(folders))
-    return Compared(found, baseline, allow_unfair)
+    results = tuple(Run(folder) for folder, _ in collect(folders))
+    return Compared(results, baseline, allow_unfair)
 
 
 @dataclass(frozen=True)
@@ -198,26 +201,15 @@ def plan(
 ) -> Planned:
     """Which strategy to use, with which parameters: the search of `gnnpar plan`. quality: exact, or exact,stale,..."""
     from gnnpar.cli import plan as command
-    from gnnpar.planner import planned as planner
 
     given = {**overrides, "topology": topology} | ({} if world_size is None else {"world_size": world_size})
     lines = list(_spelled(given))
     command.refuse_strategy(lines)
     settings = _settings(model, data, given)
-    try:
-        planned = planner.planned(
-            settings,
-            ranks=world_size,
-            allowed=command.qualities(quality),
-            say=say,
-            recompute="first_layer" not in given,
-        )
-    except ValueError as error:
-        raise ConfigError(" ".join(str(error).split())) from error
-    file = planner.plan_of(planned, partial(command.strategy_yaml, lines), settings).save(Path(out))
-    candidates = [each.as_predicted() | {"refused": each.refused} for each in planned.evaluated]
+    planned = command.searched(settings, lines, allowed=command.qualities(quality), say=say)
+    file = command.plan_of(planned, lines, settings).save(Path(out))
     say(f"chosen: {planned.chosen.label}  ->  {file}")
-    return Planned(file, planned.chosen.label, candidates)
+    return Planned(file, planned.chosen.label, command.candidates(planned))
 
 
 def check(

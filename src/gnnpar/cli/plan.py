@@ -21,6 +21,7 @@ from gnnpar.settings import ConfigError, Settings, closest
 from gnnpar.track.console import say, stdout
 
 if TYPE_CHECKING:
+    from gnnpar.placement import Plan
     from gnnpar.planner.planned import Planned, Searching
     from gnnpar.planner.search.named import Name
 
@@ -46,55 +47,32 @@ def run(argv: list[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     allowed, factors = qualities(options.quality), factors_of(options.factor)
     overrides, search = split_search(options.overrides)
-    options.overrides = overrides
-    refuse_strategy(options.overrides)
+    refuse_strategy(overrides)
     how = searching(search)
-    settings = compose(options.overrides)
+    settings = compose(overrides)
     if settings.shards.folder is not None:
         raise ConfigError(
             f"shards={settings.shards.folder}: gnnpar plan reads the whole graph; name its dataset instead"
         )
     from gnnpar.planner import planned as planner
 
-    asked = any(o.startswith("world_size=") for o in options.overrides)
     talk = (lambda _: None) if options.json else say
-    try:
-        planned = planner.planned(
-            settings,
-            ranks=settings.world_size if asked else None,
-            allowed=allowed,
-            factors=factors,
-            how=how,
-            say=talk,
-            recompute=not any(o.startswith("first_layer=") for o in options.overrides),
-        )
-    except ValueError as error:
-        raise ConfigError(" ".join(str(error).split())) from error
-    yaml_of = partial(strategy_yaml, options.overrides)
+    planned = searched(settings, overrides, allowed=allowed, factors=factors, how=how, say=talk)
     measured: dict[str, float] = {}
     if options.measure:
-        planned, measured = by_measuring(planned, settings, options.measure, yaml_of, options.overrides, talk)
-    plan = planner.plan_of(planned, yaml_of, settings)
+        planned, measured = by_measuring(planned, settings, options.measure, overrides, talk)
+    plan = plan_of(planned, overrides, settings)
     if measured:
         plan = replace(plan, predicted={**(plan.predicted or {}), "measured_seconds": measured})
     file = plan.save(Path(options.out))
     if options.trace:
         Path(options.trace).write_text(json.dumps(planner.timeline(planned).chrome_trace()), encoding="utf-8")
     if options.json:
-        data = [
-            e.as_predicted()
-            | {
-                "refused": e.refused,
-                "objective": None if e.price.unpriced else e.objective,
-                "measured": measured.get(e.candidate.label),
-            }
-            for e in planned.evaluated
-        ]
         unpriced = planned.request.registry.unpriced()
         answer = {
             "plan": str(file),
             "search": planned.result.as_predicted(),
-            "candidates": data,
+            "candidates": candidates(planned, measured),
             "unpriced": unpriced,
         }
         sys.stdout.write(json.dumps(answer, indent=1) + "\n")
@@ -109,17 +87,65 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+def searched(
+    settings: Settings,
+    overrides: Sequence[str],
+    *,
+    allowed: frozenset[Quality],
+    factors: Mapping[Quality, float] = {},
+    how: Searching | None = None,
+    say: Callable[[str], None],
+) -> Planned:
+    """The planner's answer. What the overrides leave open it chooses: the number of ranks, and `first_layer`."""
+    from gnnpar.planner import planned as planner
+
+    try:
+        return planner.planned(
+            settings,
+            ranks=settings.world_size if _sets(overrides, "world_size") else None,
+            allowed=allowed,
+            factors=factors,
+            how=how or planner.Searching(),
+            say=say,
+            recompute=not _sets(overrides, "first_layer"),
+        )
+    except ValueError as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+
+
+def _sets(overrides: Sequence[str], key: str) -> bool:
+    return any(each.startswith(f"{key}=") for each in overrides)
+
+
+def plan_of(planned: Planned, overrides: Sequence[str], settings: Settings) -> Plan:
+    """The chosen plan, with the YAML that its strategy has beside these overrides."""
+    from gnnpar.planner import planned as planner
+
+    return planner.plan_of(planned, partial(strategy_yaml, overrides), settings)
+
+
+def candidates(planned: Planned, measured: Mapping[str, float] = {}) -> list[JsonObject]:
+    """Every candidate, best first, as JSON. measured: seconds of an epoch by label."""
+    return [
+        each.as_predicted()
+        | {
+            "refused": each.refused,
+            "objective": None if each.price.unpriced else each.objective,
+            "measured": measured.get(each.candidate.label),
+        }
+        for each in planned.evaluated
+    ]
+
+
 def by_measuring(
     planned: Planned,
     settings: Settings,
     count: int,
-    yaml_of: Callable[[str], JsonObject],
     overrides: Sequence[str],
     say: Callable[[str], None],
 ) -> tuple[Planned, dict[str, float]]:
     """The answer with the fastest of `count` launched plans first, and what was measured."""
     from gnnpar.planner import halving
-    from gnnpar.planner import planned as planner
 
     ranks = planned.chosen.candidate.ranks
     if count < 2:
@@ -131,7 +157,7 @@ def by_measuring(
         return halving.halved(
             planned,
             count,
-            lambda e: planner.plan_of(replace(planned, evaluated=(e,)), yaml_of, settings),
+            lambda e: plan_of(replace(planned, evaluated=(e,)), overrides, settings),
             halving.launcher(overrides, ranks),
             say,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from gnnpar.comm.communicator import Communicator, Pending, Site
+from gnnpar.comm.communicator import Communicator, Pending, SavedSite, Site
 from gnnpar.comm.rows import Decoder, Incoming, Outgoing, RowLike, Wire
 from gnnpar.folds.block import Rows
 
@@ -124,11 +124,11 @@ class CodedExchange:
             raise RuntimeError("messages are in flight: drain the exchange before its state is read")
         return {key: (posted.site, dict(posted.decoded)) for key, posted in self._stored.items()}
 
-    def load_state_dict(self, state: Mapping[Hashable, tuple[tuple[int | str, ...], Mapping[int, Rows]]]) -> None:
+    def load_state_dict(self, state: Mapping[Hashable, tuple[SavedSite, Mapping[int, Rows]]]) -> None:
         for key, (site, decoded) in state.items():
             incoming = {p: Incoming(len(rows[0])) for p, rows in decoded.items()}
             like = next((RowLike.of(rows) for rows in decoded.values()), ())
-            self._stored[key] = Posted(Site(*site), like, incoming, {}, dict(decoded))  # type: ignore[arg-type]
+            self._stored[key] = Posted(Site(*site), like, incoming, {}, dict(decoded))
 
     def _receive(self, posted: Posted, peer: int) -> Rows:
         buffer = posted.pending.pop(peer).wait()

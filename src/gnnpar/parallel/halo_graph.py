@@ -226,7 +226,7 @@ class _HaloFold(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: _Kept, view: HaloGraph, agg: Aggregator, call: int, counts: tuple[int, int, int], *flat: Tensor
-    ) -> Tensor:  # type: ignore[override]
+    ) -> Tensor:
         x = split_operands(counts, flat)
         early, late = view.edges.forward
         halos, state = _fold(view, agg, x, early, late, view.site(call=call, phase="forward"))
@@ -239,7 +239,8 @@ class _HaloFold(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _Kept, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_out,) = grad_outputs
         tensors = ctx.saved_tensors
         kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
         asked = ctx.needs_input_grad[4:]

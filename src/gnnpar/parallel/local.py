@@ -128,9 +128,7 @@ class _Dropout(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: _Mask, x: Tensor, ids: Tensor | None, p: float, key: int, keep: Tensor | None = None
-    ) -> Tensor:
+    def forward(ctx: _Mask, x: Tensor, ids: Tensor | None, p: float, key: int, keep: Tensor | None = None) -> Tensor:
         ctx.p, ctx.key = p, key
         flat = x.reshape(len(x), -1)  # the mask's column is the position in the flattened row
         if ids is not None and x.is_cuda:
@@ -143,7 +141,8 @@ class _Dropout(torch.autograd.Function):
         return kernels.apply_mask(flat, keep, p=p).view_as(x)
 
     @staticmethod
-    def backward(ctx: _Mask, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: _Mask, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (grad,) = grad_outputs
         (saved,) = ctx.saved_tensors
         flat = grad.reshape(len(grad), -1)
         if grad.is_cuda:

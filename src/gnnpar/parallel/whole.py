@@ -44,9 +44,7 @@ class _Kept(Context):
 
 class _BlockFold(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: _Kept, agg: Aggregator, block: Block, counts: tuple[int, int, int], *flat: Tensor
-    ) -> Tensor:
+    def forward(ctx: _Kept, agg: Aggregator, block: Block, counts: tuple[int, int, int], *flat: Tensor) -> Tensor:
         x = split_operands(counts, flat)
         out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))
         ctx.agg, ctx.block, ctx.counts = agg, block, counts
@@ -56,7 +54,8 @@ class _BlockFold(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _Kept, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_out,) = grad_outputs
         tensors = ctx.saved_tensors
         kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
         grad_out = grad_out.contiguous()

@@ -56,8 +56,8 @@ class PyG:
         """A line a convolution: how it aggregates."""
         with torch.random.fork_rng(devices=[]):
             net = _make(self.target, tuple(self.kwargs.items()), 8, 4)
-        found = _convolutions(net).items()
-        return [f"{name}: {type(conv).__name__}, {_way(name, conv, self).title}" for name, conv in found]
+        convolutions = _convolutions(net).items()
+        return [f"{name}: {type(conv).__name__}, {_way(name, conv, self).title}" for name, conv in convolutions]
 
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> PyGNet:
         """The model with the initial weights that its modules make, drawn from a generator that depends on `seed`

@@ -92,7 +92,7 @@ class FeatureParallel:
                 slices_of(use.agg, use.src, 0, comm.size, use.layer)
         structure = structure_of(shard, comm, edge_ids=model.needs_edge_ids)
         lists = row_lists(structure, comm.rank)
-        cache, exact_cache = (FeatureCache() if first_layer == "cached" else None for _ in range(2))
+        cache, exact_cache = FeatureCache.of(first_layer), FeatureCache.of(first_layer)
         codecs = [self.codec.build(each, comm, seed) for each in lists]
         views: list[FeatureGraph] = []
         for chosen, kept in ((codecs, cache), ([Identity().build(each, comm, seed) for each in lists], exact_cache)):

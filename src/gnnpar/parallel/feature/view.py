@@ -165,18 +165,18 @@ class FeatureGraph(View):
         """
         ids = self.structure.ids
         posts: list[Posted] = []
-        found: dict[int, Rows] = {}
+        shares: dict[int, Rows] = {}
         for members in slices.classes:  # ranks whose shares are equally wide: a message has one shape
             outgoing: dict[int, Outgoing] = {}
             if self.rank in members:
-                found[self.rank] = tuple(t[self.mine] for t in tables)
+                shares[self.rank] = tuple(t[self.mine] for t in tables)
                 for p in self.peers:
                     outgoing[p] = Outgoing(tables, ids[p]) if listed else Outgoing(tuple(t[ids[p]] for t in tables))
             incoming = {q: Incoming(len(self.mine)) for q in self.peers if q in members}
             posts.append(exchange.post(outgoing, incoming, slices.like(like, members[0]), site))
         for posted in posts:
-            found.update(exchange.take_all(posted))
-        return dict(sorted(found.items()))
+            shares.update(exchange.take_all(posted))
+        return dict(sorted(shares.items()))
 
 
 class _Kept(Context):
@@ -192,7 +192,7 @@ class _Kept(Context):
 
 class _FeatureFold(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: _Kept, view: FeatureGraph, agg: Aggregator, slices: Slices, call: int, counts: Counts, *flat: Tensor
     ) -> Tensor:
         x, site = split_operands((*counts, 0), flat), view.site(call, "forward")
@@ -216,7 +216,8 @@ class _FeatureFold(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _Kept, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_out,) = grad_outputs
         view, agg, slices, (num_src, num_dst) = ctx.view, ctx.agg, ctx.slices, ctx.counts
         asked, site = ctx.needs_input_grad[5:], view.site(ctx.call, "backward")
         kept, saved = ctx.saved_tensors[: ctx.num_kept], ctx.saved_tensors[ctx.num_kept :]
@@ -237,8 +238,7 @@ class _FeatureFold(torch.autograd.Function):
         like = [ctx.like[i] for i in wanted]
         totals = [each.empty(len(view.mine)).zero_() for each in like]
         if wanted:
-            found = view.shares(view.columns, part_of, tables, like, site, listed=False)
-            for q, rows in found.items():
+            for q, rows in view.shares(view.columns, part_of, tables, like, site, listed=False).items():
                 for total, into, got in zip(totals, part_of.rows(tuple(totals), q), rows, strict=True):
                     into.add_(got) if into is total else into.copy_(got)
         flat: list[Tensor | None] = [None] * (num_src + num_dst)

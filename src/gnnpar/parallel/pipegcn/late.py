@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site, Wire
-from gnnpar.comm.communicator import Phase
+from gnnpar.comm.communicator import Phase, SavedSite
 from gnnpar.folds.block import Rows
 
 _MEAN = "mean"
@@ -74,11 +74,11 @@ class LateExchange(CodedExchange):
         means = {(_MEAN, *key): (Site(0, key[1], key[2], key[0]), dict(rows)) for key, rows in self._means.items()}
         return super().state_dict() | means
 
-    def load_state_dict(self, state: Mapping[Hashable, tuple[tuple[int | str, ...], Mapping[int, Rows]]]) -> None:
-        messages: dict[Hashable, tuple[tuple[int | str, ...], Mapping[int, Rows]]] = {}
+    def load_state_dict(self, state: Mapping[Hashable, tuple[SavedSite, Mapping[int, Rows]]]) -> None:
+        messages: dict[Hashable, tuple[SavedSite, Mapping[int, Rows]]] = {}
         for key, (site, rows) in state.items():
             if isinstance(key, tuple) and key[0] == _MEAN:
-                of = Site(*site)  # type: ignore[arg-type]  # a NamedTuple comes back as a tuple
+                of = Site(*site)
                 self._means[of.phase, of.layer, of.call] = dict(rows)
             else:
                 messages[key] = (site, rows)

@@ -92,12 +92,12 @@ class _Late(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: _Kept, view: StaleWhole, call: Call, *rows: Tensor) -> Rows:  # type: ignore[override]
+    def forward(ctx: _Kept, view: StaleWhole, call: Call, *rows: Tensor) -> Rows:
         ctx.view, ctx.call = view, call
         return tuple(t.clone() for t in rows)
 
     @staticmethod
-    def backward(ctx: _Kept, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _Kept, *grads: Tensor) -> tuple[Tensor | None, ...]:
         count, view = len(grads) // 2, ctx.view
         learned = [i for i in range(count) if ctx.needs_input_grad[2 + i]]
         late = view.gradients.late(ctx.call, view.run.epoch, tuple(grads[count + i] for i in learned))

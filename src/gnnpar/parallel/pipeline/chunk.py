@@ -179,7 +179,7 @@ class _PulledFold(torch.autograd.Function):
     """The sum. Nothing is saved: the gradient needs the structure and the table of gradient rows alone."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: _Pulled, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
     ) -> Tensor:
         x = split_operands(counts, flat)
@@ -193,7 +193,8 @@ class _PulledFold(torch.autograd.Function):
         return agg.finish(state)[0]
 
     @staticmethod
-    def backward(ctx: _Pulled, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _Pulled, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_out,) = grad_outputs
         view, call = ctx.view, ctx.call
         if not any(ctx.needs_input_grad[4:]):
             return (None,) * len(ctx.needs_input_grad)
@@ -240,7 +241,7 @@ class _PushedFold(torch.autograd.Function):
     """Any other fold, over columns gathered from both halves; they are gathered again for the gradient."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: _Pushed, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
     ) -> Tensor:
         x = split_operands(counts, flat)
@@ -254,7 +255,8 @@ class _PushedFold(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _Pushed, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _Pushed, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_out,) = grad_outputs
         view, agg, tensors = ctx.view, ctx.agg, ctx.saved_tensors
         kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
         asked, grad_out = ctx.needs_input_grad[4:], grad_out.contiguous()

@@ -148,7 +148,7 @@ class Loader:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that pyg-lib would be faster than torch-sparse
             loader: Any = NeighborLoader(data, num_neighbors=list(fanout), batch_size=1, is_sorted=True)
-        self._loader = loader  # Any: PyG declares no types
+        self._loader = loader  # Any: PyG's loaders are not typed
         self._hops = len(fanout)
 
     def draw(self, seeds: Tensor, key: int) -> Sample:

@@ -37,7 +37,7 @@ class _Kept(Context):
 
 class _ScaledFold(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: _Kept, agg: Aggregator, parts: Parts, scale: Tensor, counts: tuple[int, int, int], *flat: Tensor
     ) -> Tensor:
         drawn, loops = _operands(parts, split_operands(counts, flat))
@@ -50,7 +50,8 @@ class _ScaledFold(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _Kept, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_out,) = grad_outputs
         scale, tensors = ctx.saved_tensors[0], ctx.saved_tensors[1:]
         agg, parts, num_kept = ctx.agg, ctx.parts, ctx.num_kept
         x, saved = split_operands(ctx.counts, tensors[:num_kept]), tensors[num_kept:]

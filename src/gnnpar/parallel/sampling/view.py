@@ -165,7 +165,7 @@ class SampledGraph(OwnRows):
 
     @cached_property
     def block(self) -> Block:
-        """All that was drawn, loops too. Columns are places in the sample: that is where ties of a maximum go by."""
+        """All that was drawn, loops too. Columns are places in the sample, and of equal maxima the first counts."""
         indptr = self.sub.indptr[: self.num_read + 1]
         last = self.sub.edges_within[self.hops - 1]
         ids = None if self.sub.edge_ids is None else self.sub.edge_ids[:last]

@@ -145,7 +145,7 @@ class _SequentialFold(torch.autograd.Function):
         pushing: bool,
         counts: tuple[int, int, int],
         *flat: Tensor,
-    ) -> Tensor:  # type: ignore[override]
+    ) -> Tensor:
         x = split_operands(counts, flat)
         keeps = agg.needs_src and view.run.training and not (view.remat or pushing)
         state, remote = _fold(view, agg, x, call, keeps=keeps)
@@ -158,7 +158,8 @@ class _SequentialFold(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _Kept, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_out,) = grad_outputs
         tensors, (a, b) = ctx.saved_tensors, ctx.ends
         x, remote, saved = split_operands(ctx.counts, tensors[:a]), tensors[a:b], tensors[b:]
         asked = ctx.needs_input_grad[5:]
