@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.durable import JsonDict, JsonObject, open_whole, read_json, write_json_whole
+from gnnpar.npy import load_npy
 
 
 @dataclass(frozen=True)
@@ -336,7 +337,7 @@ def _read(file: Path) -> JsonDict:
 def _load_array(file: Path) -> Tensor:
     """[N] int64. Its name is the hash of its contents."""
     try:
-        array = torch.from_numpy(np.load(file, allow_pickle=False)).long()
+        array = torch.from_numpy(load_npy(file)).long()
     except Exception as error:  # as above
         raise ValueError(
             f"{file} of the plan cannot be read ({type(error).__name__}); it lies beside plan.json"

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnpar.npy import one_thread
+
 
 class Slices(Protocol):
     """What gives rows by slices: an array, or a file."""
@@ -51,7 +53,8 @@ class Column:
                 }.get(version)
                 if read is None:
                     raise ValueError(f"version {version} of the format")
-                shape, fortran, dtype = read(opened)
+                with one_thread():
+                    shape, fortran, dtype = read(opened)
                 self._start = opened.tell()
         except Exception as error:  # numpy evaluates the header
             raise ValueError(

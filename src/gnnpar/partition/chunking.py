@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.durable import JsonDict, open_whole
+from gnnpar.npy import load_npy
 from gnnpar.partition.partition import symmetric_csr
 
 Edges = tuple[Tensor, int]  # edge_index int64 [2, E], number of nodes
@@ -153,7 +154,7 @@ def chunk(
     file = None if cache is None else cache / f"{_key(dataset, part_of, chunks_per_part, by, seed)}.npy"
     if file is not None and file.exists():
         try:
-            kept = torch.from_numpy(np.load(file, allow_pickle=False)).long()
+            kept = torch.from_numpy(load_npy(file)).long()
             if kept.shape == part_of.shape and 0 <= int(kept.min()) <= int(kept.max()) < len(kept):
                 return kept
         except (OSError, ValueError, EOFError, TypeError) as error:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gnnpar.folds.block import Block
+from gnnpar.npy import load_npy
 from gnnpar.partition.manifest import Check, FileFacts, Manifest, clear, folder_of, verify
 from gnnpar.partition.shard import Shard
 
@@ -115,11 +115,11 @@ class _Part:
 
     def array(self, name: str, dtype: torch.dtype, shape: tuple[int, ...] | None = None) -> Tensor:
         """A mapped file; ValueError where it is not of this type and shape."""
-        told, file = self.files[f"{name}.npy"], self.folder / f"{name}.npy"
-        shape = (told.shape[0],) if shape is None else shape
-        found = np.load(file, mmap_mode="c" if told.shape and 0 not in told.shape else None, allow_pickle=False)
-        array = torch.from_numpy(found)
-        if tuple(array.shape) != shape or array.dtype != dtype or told.shape != shape:
+        listed = self.files[f"{name}.npy"].shape
+        shape = (listed[0],) if shape is None else shape
+        mapped = bool(listed) and 0 not in listed
+        array = torch.from_numpy(load_npy(self.folder / f"{name}.npy", mapped=mapped))
+        if tuple(array.shape) != shape or array.dtype != dtype or listed != shape:
             raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, not {dtype} {list(shape)}")
         return array
 
