@@ -23,6 +23,7 @@ METHODS = {
     "pipegcn": ["strategy=pipegcn"],
     "bns": ["strategy=bns"],
     "feature": ["strategy=feature"],
+    "digest": ["strategy=digest"],
     "tag": ["strategy=tag"],
 }
 CACHED = {

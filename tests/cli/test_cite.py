@@ -43,6 +43,7 @@ def test_gnnpar_alone(cited: Callable[..., str]) -> None:
         ("bns", "wan2022bns"),
         ("pipegcn", "wan2022pipegcn"),
         ("feature", "ai2024neutrontp"),
+        ("digest", "chai2022digest"),
     ],
 )
 def test_a_strategy_cites_its_paper(cited: Callable[..., str], strategy: str, key: str) -> None:

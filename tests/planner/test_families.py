@@ -54,12 +54,21 @@ def test_all_candidates_name_fields_that_their_strategies_have() -> None:
     ir = record(MODEL.build(24, 5, seed=0), 24)
     scope = Scope(ir=ir, nodes=3000)
     found = shipped().candidates(scope, 4)
-    assert {c.family for c in found} == {"graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid", "pipegcn", "feature"}
+    assert {c.family for c in found} == {
+        "graph_parallel",
+        "adaqp",
+        "sar",
+        "gnnpipe",
+        "hybrid",
+        "pipegcn",
+        "feature",
+        "digest",
+    }
     assert len({c.label for c in found}) == len(found)
     for candidate in found:
         shipped().strategy_of(candidate)
     kept = shipped().candidates(replace(scope, cached=True), 4)
-    assert {c.family for c in kept} == {"graph_parallel", "adaqp", "sar", "pipegcn", "feature"}
+    assert {c.family for c in kept} == {"graph_parallel", "adaqp", "sar", "pipegcn", "feature", "digest"}
     assert [c.label for c in shipped().candidates(scope, 1)] == ["single"]
 
 

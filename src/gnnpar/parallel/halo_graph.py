@@ -309,7 +309,7 @@ class _Backward:
         early, late = view.edges.backward
         for block in early:
             shares.add_inner(self._grad(block, self.x.src), block)
-        back = {p: view.exchange.take(posted, p) for p in view.readers} if posted else {}
+        back = {p: view.exchange.take(posted, p) for p in view.readers if p in posted.incoming} if posted else {}
         for block in late:
             shares.add_inner(self._grad(block, self.x.src), block)
         for p, rows in back.items():

@@ -5,9 +5,17 @@ The oracle is the same mathematics on one device: a view of the whole graph, wit
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import torch
+from torch import Tensor
+
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Block, Rows
 from gnnpar.parallel.engine import PassGraph
+from gnnpar.parallel.view import View
+from gnnpar.parallel.whole import fold_block
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
 
@@ -22,3 +30,49 @@ class WithOracle(Protocol):
         Built once for a run: it may keep state from epoch to epoch. None: there is none, as with a lossy codec.
         """
         ...
+
+
+@dataclass(eq=False)
+class PartByPart(View):
+    """The whole graph, whose parts may read other rows of each other than their own. Shapes: part_of [N]."""
+
+    part_of: Tensor = field(kw_only=True)
+
+    @property
+    def num_parts(self) -> int:
+        return int(self.part_of.max()) + 1
+
+    def fold_parts(
+        self, agg: Aggregator, own: Rows, others: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()
+    ) -> Tensor:
+        """Every part folds its own rows of `own` and those of other parts of `others`, each [N, ...]."""
+        total: Tensor | None = None
+        for part in range(self.num_parts):
+            mine = self.part_of == part
+            table = tuple(torch.where(mask_like(mine, a), a, b) for a, b in zip(own, others, strict=True))
+            block, place = self._block(mine)
+            out = fold_block(agg, block, table, dst, tuple(t[place] for t in edge), shared)
+            total = out if total is None else torch.where(mask_like(mine, out), out, total)
+        assert total is not None
+        return total
+
+    def _block(self, mine: Tensor) -> tuple[Block, Tensor]:
+        """In-edges of a part, and their places among the edge operands."""
+        whole = self.shard.inner
+        edges = mine[whole.edge_dst]
+        ids = None if whole.edge_ids is None else whole.edge_ids[edges]
+        place = edges.nonzero().flatten() if ids is None else torch.searchsorted(self.edge_ids, ids)
+        block = Block.from_edges(
+            whole.edge_dst[edges],
+            whole.indices[edges],
+            num_dst=whole.num_dst,
+            num_src=whole.num_src,
+            edge_ids=ids,
+            src_ids=self.shard.node_ids,
+        )
+        return block, place
+
+
+def mask_like(mask: Tensor, rows: Tensor) -> Tensor:
+    """A mask of rows that broadcasts over their numbers. Shapes: mask [N], rows [N, ...] -> [N, 1, ...]."""
+    return mask.view(-1, *[1] * (rows.dim() - 1))

@@ -67,13 +67,14 @@ def trials(ranks: int) -> tuple[Trial, Trial, Trial]:
 
 
 def candidates(trial: Trial, ranks: int) -> list[Candidate]:
-    """The first of every engine that the strategies of gnnpar name; of one rank also where there are more, since a plan
-    may leave them unused."""
+    """The first of every engine that the strategies of gnnpar name, one that is not stale before those that are, which
+    leave messages out or let them pass beside other epochs; of one rank also where there are more, since a plan may
+    leave them unused."""
     model, registry = trial.model(), shipped()
     scope = Scope(ir=record(model, trial.width), nodes=trial.nodes)
     of_engine: dict[str, Candidate] = {}
     for count in sorted({1, ranks}):
-        for candidate in registry.candidates(scope, count):
+        for candidate in sorted(registry.candidates(scope, count), key=lambda c: "stale" in c.quality):
             of_engine.setdefault(candidate.engine, candidate)
     return list(of_engine.values())
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.folds.block import Block, Rows
+from gnnpar.folds.block import Rows
+from gnnpar.parallel.oracle import PartByPart
 from gnnpar.parallel.torch_types import Context, apply_to_rows
-from gnnpar.parallel.view import View
-from gnnpar.parallel.whole import fold_block
 
 Call = tuple[int, int]  # layer, number of the aggregation in it
 
@@ -42,10 +41,9 @@ class Earlier:
 
 
 @dataclass(eq=False)
-class StaleWhole(View):
+class StaleWhole(PartByPart):
     """The whole graph, part by part: own rows of this epoch, others of an earlier one."""
 
-    part_of: Tensor = field(kw_only=True)  # [N]
     rows: Earlier = field(kw_only=True)
     gradients: Earlier = field(kw_only=True)
 
@@ -54,31 +52,7 @@ class StaleWhole(View):
         old = self.rows.late(call, self.run.epoch, src)
         both = apply_to_rows(_Late, self, call, *src, *old)
         fresh, stale = both[: len(src)], both[len(src) :]
-        total: Tensor | None = None
-        for part in range(int(self.part_of.max()) + 1):
-            mine = self.part_of == part
-            table = tuple(torch.where(_like(mine, a), a, b) for a, b in zip(fresh, stale, strict=True))
-            block, place = self._block(mine)
-            out = fold_block(agg, block, table, dst, tuple(t[place] for t in edge), shared)
-            total = out if total is None else torch.where(_like(mine, out), out, total)
-        assert total is not None
-        return total
-
-    def _block(self, mine: Tensor) -> tuple[Block, Tensor]:
-        """In-edges of a part, and their places among the edge operands."""
-        whole = self.shard.inner
-        edges = mine[whole.edge_dst]
-        ids = None if whole.edge_ids is None else whole.edge_ids[edges]
-        place = edges.nonzero().flatten() if ids is None else torch.searchsorted(self.edge_ids, ids)
-        block = Block.from_edges(
-            whole.edge_dst[edges],
-            whole.indices[edges],
-            num_dst=whole.num_dst,
-            num_src=whole.num_src,
-            edge_ids=ids,
-            src_ids=self.shard.node_ids,
-        )
-        return block, place
+        return self.fold_parts(agg, fresh, stale, dst, edge, shared)
 
 
 class _Kept(Context):
@@ -105,7 +79,3 @@ class _Late(torch.autograd.Function):
         for i, earlier in zip(learned, late, strict=True):
             total[i] = grads[i] + earlier
         return (None, None, *total)
-
-
-def _like(mask: Tensor, rows: Tensor) -> Tensor:
-    return mask.view(-1, *[1] * (rows.dim() - 1))

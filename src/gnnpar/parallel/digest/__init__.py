@@ -1,0 +1,1 @@
+"""DIGEST: halo rows from a table that is refreshed every few epochs."""

@@ -1,0 +1,141 @@
+"""DIGEST: Y_t[N_P, F] = A[N_P, N_P] X_t[N_P, F] + A[N_P, halo] H[halo, F], H the halo rows of the last refresh.
+
+Chai, Bai, Zhao, Cheng, Distributed Graph Neural Network Training with Periodic Stale Representation Synchronization,
+2022 (arXiv 2206.00057). What it computes, what it sends, where it differs from the paper: docs/strategies/digest.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge
+
+from gnnpar.codecs.adaptive.codec import Adaptive, with_edge_weights
+from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
+from gnnpar.comm import CodedExchange, Communicator
+from gnnpar.data.tasks import Task
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.digest.oracle import RefreshedWhole
+from gnnpar.parallel.digest.table import TableExchange
+from gnnpar.parallel.engine import Engine, FlatEngine, PassGraph, Stateful
+from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph, Overlap
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
+from gnnpar.parallel.view import FeatureCache
+from gnnpar.partition.shard import Shard
+from gnnpar.placement import Plan, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gnnpar.parallel.priced import Problem
+    from gnnpar.pricing.candidate import Candidate, Scope
+    from gnnpar.pricing.machine import Machine
+    from gnnpar.pricing.price import Price
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digest:
+    """`period`: epochs from one refresh of the halo rows to the next; between them the same rows are read.
+
+    `gradients`: in an epoch that refreshes, gradients of halo rows go back to their owners; the paper sends none. With
+    them, `period=1` is graph parallelism. `codec`: of all that travels. Evaluation reads rows of its own weights,
+    exactly.
+    """
+
+    period: Annotated[int, Ge(1)] = 2
+    gradients: bool = False
+    codec: CodecConfig = Identity()
+    overlap: Overlap = "edges"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.codec, Adaptive) and not self._is_halo_exchange:
+            raise ValueError(
+                "codec=adaptive chooses bits by the rows and gradients of every epoch, but strategy=digest sends rows "
+                f"every {self.period} epochs and {'' if self.gradients else 'no '}gradients: use codec=uniform, "
+                "random, bf16, drop or identity, or strategy.period=1 strategy.gradients=true"
+            )
+
+    @property
+    def _is_halo_exchange(self) -> bool:
+        """Is it graph parallelism?"""
+        return self.period == 1 and self.gradients
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(from_shards=True, crosses_epochs=self.period > 1)
+
+    @property
+    def exactness(self) -> frozenset[Exactness]:
+        if self._is_halo_exchange:
+            return self.codec.exactness
+        return (self.codec.exactness - {"exact"}) | frozenset[Exactness]({"stale"})
+
+    def exact_limit(self) -> Digest:
+        return replace(self, period=1, gradients=True, codec=Identity())
+
+    def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
+        check_epochs(self.codec, epochs)
+        if self.period > epochs:
+            raise ValueError(
+                f"strategy.period={self.period} in a run of {epochs} epochs: halo rows would be those of the initial "
+                f"weights to its end; set it to {epochs} or less, or raise epochs"
+            )
+
+    def cost(self, problem: Problem, machine: Machine) -> Price:
+        from gnnpar.parallel.digest.cost import cost
+
+        return cost(self, problem, machine)
+
+    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
+        from gnnpar.parallel.digest.cost import candidates
+
+        return candidates(scope, ranks)
+
+    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph | None:
+        if not isinstance(self.codec, Identity):
+            return None
+        return RefreshedWhole(whole, Pass(seed), part_of=plan.part_of, period=self.period, gradients=self.gradients)
+
+    def plan(self, workload: Workload, topology: Topology) -> Plan:
+        return workload.flat_plan(topology)
+
+    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
+        how = f"{name_of(self.codec)}, every {self.period} epochs, {'with' if self.gradients else 'no'} gradients"
+        return (LayerFacts(mode="halo table", how=how, settings=dict(vars(self))),) * plan.num_layers
+
+    def build(
+        self,
+        plan: Plan,
+        shard: Shard,
+        model: GNN,
+        task: Task,
+        comm: Communicator,
+        *,
+        seed: int,
+        first_layer: FirstLayer = "live",
+    ) -> Engine:
+        configs = with_edge_weights(self.codec, model), Identity()
+        codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in configs)
+        exact_exchange, edges = CodedExchange(comm, exact_codec), EdgeOrder(shard, self.overlap)
+        cache, exact_cache = FeatureCache.of(first_layer), FeatureCache.of(first_layer)
+        table = TableExchange(comm, codec, period=self.period, gradients=self.gradients)
+        once = None if "exact" in self.exactness else exact_exchange
+        view = HaloGraph(shard, Pass(seed), exchange=table, edges=edges, cache=cache, once=once)
+        exact = HaloGraph(shard, Pass(seed), exchange=exact_exchange, edges=edges, cache=exact_cache)
+        parts: dict[str, Stateful] = {"table": table, "held": view.held}
+        if cache is not None:
+            parts["cache"] = cache
+        return FlatEngine(
+            view=view,
+            exact=exact,
+            shard=shard,
+            model=model,
+            task=task,
+            comm=comm,
+            seed=seed,
+            codecs=(codec,),
+            parts=parts,
+        )
