@@ -21,8 +21,7 @@ def comparison(rows: Sequence[Mapping[str, Any]], *, baseline: str = "single") -
 
 def markdown(found: Comparison) -> str:
     """One line a configuration, and what the cells cannot say."""
-    notes = [*(f"UNFAIR: {line}" for line in found.warnings), *found.notes]
-    return exports.as_markdown(exports.group_table(found.groups, found.baseline), notes)
+    return exports.as_markdown(exports.group_table(found.groups, found.baseline), exports.notes_of(found))
 
 
 def page(rows: Sequence[Mapping[str, Any]], file: Path, *, baseline: str = "single") -> Path:

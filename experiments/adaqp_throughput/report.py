@@ -1,7 +1,7 @@
 """Tables and figure.svg from results.jsonl: `python experiments/adaqp_throughput/report.py [FILE] [--figure FILE]`.
 
 Ratios form inside a block (mean epoch of vanilla over mean epoch of the mode, re-assignment included); geometric mean
-and bootstrap interval over blocks.
+and 95 % interval over blocks.
 """
 
 import statistics

@@ -88,7 +88,7 @@ def speedups(cells: Cells, base: str | None) -> list[list[str]]:
                 continue
             e = geometric_mean(found)
             means.append(e.value)
-            line.append(f"{e.value:.2f}" + (f" [{e.low:.2f}, {e.high:.2f}]" if e.n > 1 else ""))
+            line.append(f"{e.value:.2f}" + (f" [{e.low:.2f}, {e.high:.2f}]" if e.low == e.low else ""))
         over = f"{geometric_mean(means).value:.2f} ({len(means)})" if means else "-"
         lines.append([*line, over])
     return lines

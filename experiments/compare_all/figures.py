@@ -126,7 +126,7 @@ def _accuracy(axes: Any, models: Mapping[str, Mapping[str, Rows]], names: Sequen
 
 
 def _point(axes: Any, e: Estimate, at: float, colour: str, label: str) -> None:
-    if e.n > 1:
+    if e.low == e.low:
         axes.plot([e.low, e.high], [at, at], color=colour, linewidth=1)
     axes.plot([e.value], [at], "o", color=colour, markersize=3.5, label=label)
 

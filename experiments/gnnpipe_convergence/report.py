@@ -70,7 +70,7 @@ def table(variants: dict[str, Runs]) -> Iterable[str]:
         spread = statistics.stdev(test) if len(test) > 1 else 0.0
         differences = paired(runs, exact)
         gap = mean(differences)
-        interval = f" ({gap.low:+.1f} to {gap.high:+.1f})" if gap.n > 1 else ""
+        interval = f" ({gap.low:+.1f} to {gap.high:+.1f})" if gap.low == gap.low else ""
         verdict = "" if name == "exact" else non_inferiority(differences, MARGIN)
         loss = statistics.fmean(run["result"]["loss"]["last"] for run in runs.values())
         yield (

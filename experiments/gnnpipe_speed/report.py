@@ -1,6 +1,6 @@
 """Tables and figure of results.jsonl: `python experiments/gnnpipe_speed/report.py [FILE] [--figure FILE]`.
 
-Ratios form inside a block (median epoch of the base over that of the strategy); geometric means and bootstrap intervals
+Ratios form inside a block (median epoch of the base over that of the strategy); geometric means and 95 % intervals
 over blocks, and over all cells, losses included.
 """
 
@@ -78,7 +78,7 @@ def speed(rows: Rows, job: str, mine: Sequence[dict[str, Any]]) -> str:
     if any(r["oversubscribed"] for r in mine):
         return "ranks share cores"
     over = geometric_mean(faster(rows, job))
-    return f"{over.value:.2f} ({over.low:.2f} to {over.high:.2f})" if over.n > 1 else f"{over.value:.2f}"
+    return f"{over.value:.2f} ({over.low:.2f} to {over.high:.2f})" if over.low == over.low else f"{over.value:.2f}"
 
 
 def summary(rows: Rows) -> Iterable[str]:

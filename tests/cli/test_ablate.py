@@ -130,8 +130,7 @@ def test_the_table_is_what_the_results_say(
         tests = [[100 * r["metric"]["test_at_best_val"] for r in pair(seed, block)] for block in (0, 1)]
         by_seed.append(statistics.fmean(a - b for a, b in tests))
     assert row["accuracy"]["value"] == pytest.approx(statistics.fmean(by_seed), abs=1e-9)
-    half = 12.7062 * statistics.stdev(by_seed) / math.sqrt(2)
-    assert row["accuracy"]["high"] - row["accuracy"]["value"] == pytest.approx(half, rel=1e-4, abs=1e-9)
+    assert row["accuracy"]["high"] is row["epoch"]["high"] is None  # of two seeds and two blocks
     assert row["memory"] is None  # threads: nobody's own
     written = {path: path.stat().st_mtime_ns for path in Path("multirun/study").rglob("result.json")}
     assert run("ablate", [str(file)]) == 0
@@ -161,7 +160,7 @@ def test_hand_made_rows() -> None:
     row = ablate.row("x", results)
     assert (row.pairs, row.cosine) == (2, 0.75)
     assert row.epoch and row.epoch.value == pytest.approx(1.0)
-    assert row.epoch.low == pytest.approx(0.5)
+    assert math.isnan(row.epoch.low)
     assert row.bytes and (row.bytes.value, row.bytes.n) == (-40, 1)
     assert row.memory and row.memory.value == 2
     assert row.accuracy and row.accuracy.value == pytest.approx(15)

@@ -73,6 +73,12 @@ def ran(folder: Path) -> list[int]:
     return seeds
 
 
+def refusal(argv: list[str]) -> str:
+    with pytest.raises(ConfigError) as error:
+        resumed(argv)
+    return str(error.value)
+
+
 def states(folder: Path) -> list[str]:
     return [state for state, _ in Manifest.read(folder / "sweep").states().values()]
 
@@ -110,6 +116,11 @@ def test_a_sweep_killed_half_way_finishes_exactly_what_is_missing(
     assert ran(folder) == [1]
     assert run("train", ["--resume", "sweep", "--trust"]) == 0
     assert ran(folder) == []
+    assert "no job of sweep; name some of 0, 1, 2, 3" in refusal(["--resume", "sweep", "--again", "0,9"])
+    assert run("train", ["--resume", "sweep", "--trust", "--again", "2,0"]) == 0
+    assert ran(folder) == [0, 2]
+    sessions = [json.loads((folder / "sweep" / job / "result.json").read_text())["session"] for job in "0123"]
+    assert sessions[0] == sessions[2] != sessions[1]
     assert status.run(["sweep", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out.rpartition("sweep: 4 of 4 done  ->  sweep\n")[2])
     assert told["counts"] == {"done": 4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,9 @@ def test_ratios_form_inside_blocks_only(plant: Plant, tmp_path: Path) -> None:
         plant(median=ours, block=block, **OURS)
     plant(median=0.001, block=7, **OURS)  # no baseline ran beside it
     group = group_of(compared(tmp_path))
-    assert group.ratios == [2.0, 8.0, 1.0]
+    assert list(group.ratios.values()) == [2.0, 8.0, 1.0]
     assert group.speedup is not None and group.speedup.value == pytest.approx(16 ** (1 / 3))
-    assert 1.0 <= group.speedup.low < group.speedup.value < group.speedup.high <= 8.0
+    assert group.speedup.low < 1 < group.speedup.value < 8 < group.speedup.high
     assert group.rows[-1]["why_no_ratio"] == "single differs in block"
 
 
@@ -44,8 +45,8 @@ def test_the_negative_control_is_no_baseline(plant: Plant, tmp_path: Path) -> No
     plant(median=1.0, **OURS | DROP)
     plant(median=2.0)
     found = compared(tmp_path, baseline="graph_parallel")
-    assert group_of(found, "single").ratios == [2.0]
-    assert group_of(found, control=True).ratios == [4.0]
+    assert list(group_of(found, "single").ratios.values()) == [2.0]
+    assert list(group_of(found, control=True).ratios.values()) == [4.0]
 
 
 def test_accuracies_are_paired_by_seed_and_stand_beside_the_control(plant: Plant, tmp_path: Path) -> None:
@@ -66,10 +67,10 @@ def test_accuracies_are_paired_by_seed_and_stand_beside_the_control(plant: Plant
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"), [(0.0, "dataset unfit for the claim"), (None, "no negative control"), (0.3, "inconclusive")]
+    ("loss", "said"), [(0.0, "dataset unfit for the claim"), (None, "no negative control"), (2.0, "inconclusive")]
 )
 def test_a_control_that_shows_nothing_is_said(plant: Plant, tmp_path: Path, loss: float | None, said: str) -> None:
-    for seed in range(4):
+    for seed in range(6):
         plant(seed=seed, **accurate(80 + seed))
         plant(seed=seed, **OURS, **accurate(80 + seed))
         if loss is not None:
@@ -157,16 +158,71 @@ def test_bold_only_where_a_paired_test_says_so(plant: Plant, tmp_path: Path) -> 
         ({"epochs": 77}, "graph_parallel/gcn: no run of single with equal epochs (77; single "),
         ({"hashes__graph": "f" * 64}, "graph_parallel/gcn: no run of single with equal graph (ffffffff; single "),
         ({"settings__model__hidden": 7}, "graph_parallel/gcn: no run of single with equal model settings"),
-        ({"commit": "abc"}, "2 commits: "),
         ({"session": "later"}, "graph_parallel/gcn: timed in another session than single, not side by side with it"),
-        ({"versions__torch": "1.0"}, "2 torch versions: "),
     ],
 )
 def test_unfair_comparisons_are_told(plant: Plant, tmp_path: Path, changes: dict[str, Any], line: str) -> None:
     plant()
     plant(**OURS, **changes)
-    (warning,) = compared(tmp_path).warnings
+    found = compared(tmp_path)
+    (warning,) = found.warnings
     assert warning.startswith(line)
+    blank = group_of(found)
+    assert blank.speedup is None and blank.why_no_speedup.startswith("single ")
+    by_time = "session" in changes
+    assert (blank.difference is not None, blank.verdict, bool(blank.why_no_difference)) == (
+        (True, "not enough runs", False) if by_time else (False, "", True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"), [({"commit": "abc"}, "2 commits: "), ({"versions__torch": "1.0"}, "2 torch versions: ")]
+)
+def test_what_forbids_no_ratio_is_named_apart(plant: Plant, tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+    plant()
+    plant(**OURS, **changes)
+    found = compared(tmp_path)
+    assert found.warnings == [] and group_of(found).speedup is not None
+    assert [remark.startswith(line) for remark in found.remarks] == [True]
+
+
+@pytest.mark.parametrize("runs", [1, 2, 4])
+def test_few_seeds_and_blocks_have_no_interval_and_no_verdict(plant: Plant, tmp_path: Path, runs: int) -> None:
+    for seed in range(runs):
+        plant(seed=seed, median=2.0, **accurate(80 + seed))
+        plant(seed=seed, median=1.0, **OURS, **accurate(80 + seed))  # two seeds that agree to the last digit
+    found = compared(tmp_path)
+    ours = group_of(found)
+    assert ours.verdict == "not enough runs" and ours.difference is not None and ours.speedup is not None
+    assert all(math.isnan(x) for x in (ours.difference.low, ours.difference.high))
+    assert math.isnan(ours.speedup.low) == (runs < 3)
+    assert not ours.best & {"accuracy"} and (runs > 2 or not ours.best)
+    assert found.notes[0].startswith(f"sbm/gcn: not enough runs: {runs} seed")
+
+
+def test_one_configuration_is_the_baseline_of_ratios_and_of_verdicts(plant: Plant, tmp_path: Path) -> None:
+    lazy: dict[str, Any] = {"strategy": "lazy", "exactness": ["stale"], "transport": "gloo", "world_size": 2}
+    for seed, (two, four) in enumerate([(1.0, 1.5), (4.0, 3.0), (1.0, 1.5), (1.0, 1.5), (1.0, 1.5)]):
+        plant(seed=seed, median=two, settings__strategy={"every": 2}, **lazy, **accurate(70))
+        plant(seed=seed, median=four, settings__strategy={"every": 4}, **lazy, **accurate(60))
+        plant(seed=seed, median=2.0, **accurate(75))
+    found = compared(tmp_path, baseline="lazy")
+    two, four, single = found.groups
+    assert [group.verdict for group in found.groups] == ["baseline", "inferior", "not inferior"]
+    assert single.ratios == {(0, None): 0.5, (1, None): 2.0, (2, None): 0.5, (3, None): 0.5, (4, None): 0.5}
+    assert set(two.ratios.values()) == {1.0} and four.ratios[1, None] == pytest.approx(4 / 3)
+    assert single.difference is not None and single.difference.value == pytest.approx(5)
+
+
+def test_what_was_timed_in_another_session_is_listed_with_its_command(plant: Plant, tmp_path: Path) -> None:
+    jobs = [{"key": str(i), "folder": str(i), "overrides": []} for i in range(4)]
+    for name, session, changes in (("0", "a", {}), ("1", "b", OURS), ("2", "a", OURS | {"model": "gat"})):
+        plant(name, session=session, **changes)
+    plant("3", session="a", model="gat")
+    assert "gnnpar train -m strategy=" in compared(tmp_path).commands[0]  # no sweep.json beside them
+    (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "argv": [], "jobs": jobs}))
+    (line,) = compared(tmp_path).commands
+    assert line.startswith("to time them side by side: gnnpar train --resume ") and line.endswith(" --again 1,0")
 
 
 def test_strategies_that_are_unfair_alike_share_a_line(plant: Plant, tmp_path: Path) -> None:

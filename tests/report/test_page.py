@@ -13,7 +13,7 @@ import pytest
 
 from gnnpar.report import colours
 from gnnpar.report.comparison import compare
-from gnnpar.report.page.page import render, write_page
+from gnnpar.report.page.page import context, render, write_page
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError
 from gnnpar.track.keys import BYTE_PHASES, PHASES
@@ -220,7 +220,7 @@ def test_speed_ups_are_over_the_baseline_that_is_chosen(browser: Any, template: 
     found = compare(collect([tmp_path]))
     opened(browser, write_page(found, tmp_path / "report.html"))
     assert browser.find_elements("id", "unfair") == []
-    assert "dataset unfit for the claim" in browser.find_element("id", "notes").text
+    assert "not enough runs: 2 seeds" in browser.find_element("id", "notes").text
     diamonds = (
         "return document.getElementById('speed-up-0').data.filter(t => String(t.marker.symbol).startsWith('diamond'))"
         ".map(t => t.x[0])"
@@ -268,6 +268,17 @@ def test_every_part_of_time_bytes_and_memory_has_a_colour() -> None:
     assert set(colours.TIME) == set(PHASES)
     assert set(colours.BYTES) == set(BYTE_PHASES)
     assert set(colours.MEMORY) == set(LIVE)  # a category without one would be missing from the bars
+
+
+def test_what_is_unfair_is_blank_and_never_the_fastest(plant: Plant, tmp_path: Path) -> None:
+    plant(median=2.0, session="a")
+    plant(median=0.5, session="b", **OURS)  # resumed on another day
+    found = context(compare(collect([tmp_path])))
+    ((_, lines),) = found["answers"]
+    assert lines[0].name == "single"
+    ours = next(row for _, rows in found["group_rows"] for row in rows if row.group.first["strategy"] != "single")
+    assert (ours.cells["x single"].text, ours.cells["x single"].why) == ("-", "single was timed in another session")
+    assert 'title="single was timed in another session"' in render(compare(collect([tmp_path])))
 
 
 def test_a_folder_is_no_file(plant: Plant, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gnnpar.report.statistics import geometric_mean, mean, non_inferiority
+from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS, geometric_mean, mean, non_inferiority
 
 
 @pytest.mark.parametrize(
@@ -20,20 +20,46 @@ def test_one_sided_half_widths_of_the_protocol(n: int, deviation: float, half: f
 
 
 def test_mean_with_students_interval() -> None:
-    found = mean([1.0, 2.0, 3.0])
+    found = mean([1.0, 2.0, 3.0], fewest=3)
     assert found.n == 3
     assert (found.value, found.high) == (2.0, pytest.approx(2 + 4.302653 / math.sqrt(3)))
-    assert math.isnan(mean([1.0]).low)
+    assert math.isnan(mean([1.0, 2.0, 3.0]).low)
 
 
-def test_ratios_average_in_logarithms_and_intervals_cover() -> None:
+@pytest.mark.parametrize("n", [FEWEST_BLOCKS, 5, 10])
+def test_intervals_of_ratios_cover_what_they_say(n: int) -> None:
+    """Of 1,000 studies of n blocks each, 95 % hold the truth: at 3 blocks, too."""
+    logs = 0.3 + 0.1 * np.random.default_rng(n).standard_normal((1000, n))
+    found = [geometric_mean(np.exp(each).tolist()) for each in logs]
+    covered = sum(each.low <= math.exp(0.3) <= each.high for each in found)
+    assert 930 <= covered <= 970  # three deviations of a count of 950 are 21
+    assert found[0].value == pytest.approx(math.exp(logs[0].mean()))
+
+
+@pytest.mark.parametrize("n", [FEWEST_SEEDS, 10])
+def test_intervals_of_means_cover_what_they_say(n: int) -> None:
+    samples = np.random.default_rng(n).standard_normal((1000, n))
+    found = [mean(each.tolist()) for each in samples]
+    assert 930 <= sum(each.low <= 0 <= each.high for each in found) <= 970
+
+
+def test_intervals_need_their_runs() -> None:
+    assert math.isnan(geometric_mean([2.0, 2.1]).low) and geometric_mean([2.0, 2.1, 2.2]).low > 1.8
+    assert math.isnan(mean([1.0] * 4).low) and mean([1.0] * 5).low == 1.0
+
+
+@pytest.mark.parametrize(("n", "wrong"), [(2, 0), (4, 0), (5, 50), (10, 50)])
+def test_false_verdicts_stay_below_their_level(n: int, wrong: int) -> None:
+    """A method that is worse by exactly the margin passes in 5 % of studies, and in none below five seeds."""
+    samples = -0.3 + 0.3 * np.random.default_rng(n).standard_normal((1000, n))
+    verdicts = [non_inferiority(each.tolist(), 0.3) for each in samples]
+    assert abs(verdicts.count("not inferior") - wrong) <= (21 if wrong else 0)
+    assert abs(verdicts.count("inferior") - wrong) <= (21 if wrong else 0)
+    assert wrong or set(verdicts) == {"not enough runs"}
+
+
+def test_ratios_average_in_logarithms() -> None:
     assert geometric_mean([0.5, 2.0]).value == pytest.approx(1)
-    rng = np.random.default_rng(1)
-    covered = 0
-    for _ in range(200):
-        found = geometric_mean(np.exp(0.3 + 0.1 * rng.standard_normal(20)).tolist(), draws=500)
-        covered += found.low <= math.exp(0.3) <= found.high
-    assert 175 <= covered <= 200  # 95 % nominal; the percentile bootstrap of 20 blocks covers a little less
 
 
 def test_no_numbers_is_an_error() -> None:

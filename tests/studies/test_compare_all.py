@@ -183,7 +183,7 @@ def test_a_tuned_job_is_the_job_and_what_its_trials_chose(
 def test_ratios_are_formed_in_blocks_against_the_best_exact_baseline(module: Any) -> None:
     cells = module("cells")
     times = {"gcn single, all threads": 1.0, "gcn graph_parallel bf16": 2.0, "gcn control": 0.5, "gcn adaqp": 4.0}
-    rows = [row(job, block=b, seconds=s * (b + 1)) for job, s in times.items() for b in (0, 1)]
+    rows = [row(job, block=b, seconds=s * (b + 1)) for job, s in times.items() for b in (0, 1, 2)]
     found = cells.by_cell({"speed": rows})
     assert cells.best_baseline(found["speed", "gcn"]) == "single, all threads"  # the control is none
     lines = {name: line for name, *line in cells.speedups(found, None)}

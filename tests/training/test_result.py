@@ -18,6 +18,7 @@ from gnnpar.training.loop import Progress, memory_epoch
 from gnnpar.training.meter import merge
 from gnnpar.training.result import result as results
 from gnnpar.training.result.header import header
+from gnnpar.training.result.record import remarks
 
 SCHEMA = json.loads(results.schema_path().read_text())
 WORLD = World(how="processes", size=2, local_size=2, threads_per_rank=1, cores=2, device="cpu", backend="gloo")
@@ -169,6 +170,14 @@ def test_oversubscription_counts_the_threads_of_a_host() -> None:
     assert not WORLD.oversubscribed
     assert replace(WORLD, threads_per_rank=2).oversubscribed
     assert replace(WORLD, jobs_at_once=2).oversubscribed
+
+
+@pytest.mark.parametrize(("percent", "said"), [(0.0, False), (100.0, True)])
+def test_a_busy_machine_is_named_before_the_run(monkeypatch: pytest.MonkeyPatch, percent: float, said: bool) -> None:
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: percent)
+    lines = list(remarks(compose([]), WORLD))
+    assert any(line.startswith("busy machine: other programs keep ") for line in lines) == said
+    assert not any("busy" in line for line in remarks(compose([]), replace(WORLD, jobs_at_once=2)))
 
 
 def test_jobs_that_a_sweep_runs_beside_each_other_share_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,12 @@ def export(comparison: Comparison, form: str, asked: bool | None, group: bool) -
     if form == "json":
         stamps = {"baseline": comparison.baseline, "unfair": comparison.allow_unfair, "margin": comparison.margin}
         return exports.as_json(
-            comparison.rows, comparison.groups, **stamps, warnings=comparison.warnings, notes=comparison.notes
+            comparison.rows,
+            comparison.groups,
+            **stamps,
+            warnings=comparison.warnings,
+            remarks=comparison.remarks,
+            notes=comparison.notes,
         )
     if form == "csv":
         return exports.as_csv(comparison.rows, comparison.groups if asked else None)
@@ -83,7 +88,7 @@ def export(comparison: Comparison, form: str, asked: bool | None, group: bool) -
         if group
         else exports.row_table(comparison.rows, comparison.baseline)
     )
-    notes = [*(f"UNFAIR: {line}" for line in comparison.warnings), *comparison.notes]
+    notes = exports.notes_of(comparison)
     return exports.as_markdown(table, notes) if form == "markdown" else exports.as_latex(table, notes)
 
 
@@ -93,10 +98,14 @@ def show(comparison: Comparison, group: bool) -> None:
         terminal.show_groups(comparison.groups, comparison.rows, **asked)
     else:
         terminal.show_rows(comparison.rows, **asked)
-    for line in terminal.row_notes(comparison.rows):
+    for line in terminal.row_notes(comparison.rows, comparison.groups if group else ()):
         terminal.say(line)
     for line in comparison.warnings:
         terminal.say(f"no fair comparison: {line}")
+    for line in comparison.remarks:
+        terminal.say(f"differs besides: {line}")
+    for line in comparison.commands:
+        terminal.say(line)
     for line in comparison.notes if group else ():
         terminal.say(line)
 

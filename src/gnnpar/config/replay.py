@@ -32,10 +32,12 @@ _CHOICES = re.compile(r"(?:choice\(|\[)?([\w,\s-]*)[)\]]?")
 
 @dataclass(frozen=True)
 class Replay:
-    """A sweep that is resumed. `typed`: what stands on the command line beside --resume FOLDER."""
+    """A sweep that is resumed. `typed`: what stands on the command line beside --resume FOLDER. `again`: folders of
+    its jobs that run once more, though they are done."""
 
     file: Path
     typed: tuple[str, ...]
+    again: frozenset[str] = frozenset()
 
     def check_settings(self, config: Mapping[str, object]) -> None:
         """Refuse a job with classes that neither gnnpar, nor a plugin, nor what was typed names."""
@@ -67,13 +69,27 @@ def resumed(argv: Sequence[str]) -> tuple[list[str], Replay | None]:
     manifest = Manifest.read(folder)
     if not manifest.jobs:
         raise ConfigError(f"{folder} has no sweep.json with jobs; give the folder of a sweep (gnnpar train -m ...)")
-    typed = [a for a in (*argv[:at], *argv[at + 2 :]) if a not in FLAGS]
-    replay = Replay(folder / MANIFEST, tuple(typed))
+    beside, again = _again([*argv[:at], *argv[at + 2 :]], manifest)
+    typed = [a for a in beside if a not in FLAGS]
+    replay = Replay(folder / MANIFEST, tuple(typed), again)
     own = {key_of(override) for override in typed}
     stored = [override for override in manifest.argv if key_of(override) not in own]
     for override in stored:
         replay.check_override(override)
     return ["-m", *stored, *typed, f"hydra.sweep.dir={quoted(str(folder))}"], replay
+
+
+def _again(argv: Sequence[str], manifest: Manifest) -> tuple[list[str], frozenset[str]]:
+    """`--again JOBS` taken out: names of job folders with commas between them. A job that runs again starts afresh."""
+    if "--again" not in argv:
+        return list(argv), frozenset()
+    at = argv.index("--again")
+    known = {job.folder for job in manifest.jobs.values()}
+    names = frozenset(filter(None, argv[at + 1].split(","))) if at + 1 < len(argv) else frozenset()
+    if not names or names - known:
+        wrong = f"{min(names - known)} is no job of {manifest.folder}" if names else "--again needs folders of jobs"
+        raise ConfigError(f"{wrong}; name some of {', '.join(sorted(known)[:8])}, with commas between them")
+    return [*argv[:at], *argv[at + 2 :], "resume=null"], names
 
 
 def asked(argv: Sequence[str]) -> list[str]:

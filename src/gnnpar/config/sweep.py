@@ -201,7 +201,9 @@ class Resuming:
         """The jobs to run, each once, with the overrides that put them into their folders."""
         unique = {job.key: job for job in jobs}
         states = manifest.states(list(unique))
-        todo = [job for key, job in unique.items() if states[key][0] not in ("done", "running")]
+        again = self.sweep.replay.again if self.sweep.replay else frozenset[str]()
+        finished = {key for key in unique if states[key][0] == "done" and unique[key].folder not in again}
+        todo = [job for key, job in unique.items() if key not in finished and states[key][0] != "running"]
         counts = count(states)
         if not self.raises and (counts.get("done") or counts.get("running")):
             running = f"{counts['running']} running elsewhere, " if counts.get("running") else ""

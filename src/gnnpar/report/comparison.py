@@ -8,24 +8,32 @@ from pathlib import Path
 
 from gnnpar.durable import JsonDict
 from gnnpar.report import groups as grouping
-from gnnpar.report.fairness import warnings
+from gnnpar.report.fairness import remarks, warnings
 from gnnpar.report.groups import MARGIN, Group
 from gnnpar.report.rows import table_rows
 from gnnpar.report.runs import Result
+from gnnpar.report.sessions import time_again
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Runs, one row each; groups of them; what is unfair about it; what the accuracies do not show."""
+    """Runs, one row each; groups of them; what is unfair about it; what differs besides; what the
+    accuracies do not show."""
 
     results: Sequence[tuple[Path, Result]]
     rows: list[JsonDict]
     groups: list[Group]
     warnings: list[str]
+    remarks: list[str]
     notes: list[str]
     baseline: str
     allow_unfair: bool
     margin: float
+
+    @property
+    def commands(self) -> list[str]:
+        """How to time again what was timed in another session than its baseline."""
+        return time_again(self.results, self.baseline)
 
     @property
     def repeated(self) -> bool:
@@ -48,5 +56,6 @@ def compare(
     """Rows, groups and warnings. margin: points of accuracy; target: validation metric, by default rule 13's."""
     rows = table_rows(results, baseline=baseline, allow_unfair=allow_unfair)
     groups = grouping.grouped(results, rows, baseline=baseline, margin=margin, target=target)
-    unfair = warnings([result for _, result in results], baseline)
-    return Comparison(results, rows, groups, unfair, grouping.notes(groups), baseline, allow_unfair, margin)
+    everything = [result for _, result in results]
+    unfair, besides = warnings(everything, baseline), remarks(everything)
+    return Comparison(results, rows, groups, unfair, besides, grouping.notes(groups), baseline, allow_unfair, margin)

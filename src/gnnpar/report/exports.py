@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from gnnpar.durable import Json, JsonObject
 from gnnpar.report import formatting as words
+from gnnpar.report.comparison import Comparison
 from gnnpar.report.groups import Group, cells
 from gnnpar.report.rows import COLUMNS
 from gnnpar.report.runs import no_speed
@@ -19,7 +20,18 @@ _ESCAPED = str.maketrans(
     | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {"\\": r"\textbackslash{}", "±": r"$\pm$", ">": "$>$", "<": "$<$"}
 )
-_RUN_HEADINGS = ("strategy", "model", "dataset", "seed", "ranks", "epoch", "speed-up", "sent/epoch", "test %", "status")
+_RUN_HEADINGS = (
+    "strategy",
+    "model",
+    "dataset",
+    "seed",
+    "ranks",
+    "epoch",
+    "speed-up",
+    "sent/epoch",
+    "test at best val, %",
+    "status",
+)
 
 
 def as_csv(rows: Sequence[JsonObject], groups: Sequence[Group] | None = None) -> str:
@@ -63,6 +75,12 @@ def as_latex(table: Table, notes: Sequence[str] = ()) -> str:
     return above + "\n".join([*top, *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
+def notes_of(comparison: Comparison) -> list[str]:
+    """What the cells do not show: what is unfair, what differs besides, what the accuracies do not show."""
+    unfair, besides = (f"UNFAIR: {line}" for line in comparison.warnings), (f"differs: {x}" for x in comparison.remarks)
+    return [*unfair, *besides, *comparison.notes]
+
+
 # headings, whether each is text, lines of cells, and the (line, column) of what is best by a paired test
 Table = tuple[list[str], list[bool], list[list[str]], set[tuple[int, int]]]
 
@@ -72,7 +90,7 @@ def group_table(groups: Sequence[Group], baseline: str) -> Table:
     names = [*words.HEADINGS]
     headings = [f"x {baseline}" if names[i] == "speed-up" else names[i] for i in used]
     lines = [[words.group_cells(group)[i] for i in used] for group in groups]
-    columns = {"accuracy": "test %", "speedup": "speed-up"}
+    columns = {"accuracy": "test at best val, %", "speedup": "speed-up"}
     bold = {
         (i, j)
         for i, group in enumerate(groups)

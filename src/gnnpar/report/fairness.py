@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
-from gnnpar.report.runs import Result, is_control, is_exact, value_at
+from gnnpar.report.runs import Result, configuration_of, is_control, is_exact, value_at
 
 # what must be equal before two epoch times may form a ratio: name -> path in result.json
 FAIR: Mapping[str, tuple[str, ...]] = {
@@ -20,13 +23,14 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "eval_every": ("settings", "eval_every"),
     "seed": ("seed",),
     "block": ("block",),
+    "session": ("session",),
     "device": ("device",),
     "hardware": ("hardware",),
     "provenance": ("provenance",),
     "link rates": ("paced", "rates"),
 }
 # where and how fast a run was says nothing about its accuracy
-TIME_ONLY = frozenset({"block", "device", "hardware", "provenance", "link rates"})
+TIME_ONLY = frozenset({"block", "session", "device", "hardware", "provenance", "link rates"})
 # no ratio is refused for these, but a line names them: name -> path
 WATCHED = {"commits": ("commit",), "torch versions": ("versions", "torch"), "machines": ("hardware",)}
 
@@ -43,39 +47,72 @@ def unequal_accuracy(a: Result, b: Result) -> list[str]:
     return [name for name in differences(a, b) if name not in TIME_ONLY]
 
 
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """A strategy that runs are held against. ranked: its configurations, the one to prefer first: those that are
+    exact or round to bf16 (rule 2), then those whose threads have cores, then the fastest. Each configuration is held
+    against one of them, in ratios and in verdicts alike."""
+
+    strategy: str
+    ranked: Sequence[Sequence[Result]]
+
+    @staticmethod
+    def of(strategy: str, results: Sequence[Result]) -> Baseline:
+        found: dict[Hashable, list[Result]] = {}
+        for run in baselines(strategy, results):
+            if run["status"] == "completed":
+                found.setdefault(configuration_of(run), []).append(run)
+        return Baseline(strategy, sorted(found.values(), key=_rank))
+
+    def beside(self, runs: Sequence[Result]) -> Sequence[Result]:
+        """The runs that those of one configuration are held against: by time where that is fair for any of them, else
+        by accuracy alone, else those that differ least."""
+        for unequal in (differences, unequal_accuracy):
+            for bases in self.ranked:
+                if any(not unequal(run, base) for run in runs for base in bases):
+                    return bases
+        return min(self.ranked, key=lambda bases: nearest_of(runs, bases), default=())
+
+
+def _rank(runs: Sequence[Result]) -> tuple[bool, bool, float]:
+    times = [run["epoch_seconds"]["median"] for run in runs if run["epoch_seconds"]["median"]]
+    close = set(runs[0]["exactness"]) <= {"exact", "rounded"}
+    return not close, runs[0]["oversubscribed"], statistics.geometric_mean(times) if times else math.inf
+
+
+def nearest_of(runs: Sequence[Result], bases: Sequence[Result]) -> int:
+    """In how many ways the most similar pair differs."""
+    return min(len(differences(run, base)) for run in runs for base in bases)
+
+
 def ratio_of(
     result: Result, bases: Sequence[Result], baseline: str, allow_unfair: bool = False
 ) -> tuple[float | None, str]:
-    """How many times faster than the baseline, or why there is no ratio. Among fair baselines the fastest counts, of
-    those that ran in the same session where there are any."""
+    """How many times faster than the runs of the baseline that it is held against, or why there is no ratio. Of
+    several in its block the fastest counts."""
     mine = result["epoch_seconds"]["median"]
     if mine is None or result["status"] != "completed":
         return None, f"run {result['status']}"
-    bases = [base for base in bases if base["status"] == "completed"]
-    if not bases:
+    timed = [base for base in bases if base["epoch_seconds"]["median"] is not None]
+    if not timed:
         return None, f"no completed run of {baseline}"
-    fair = [base for base in bases if not differences(result, base)]
+    fair = [base for base in timed if not differences(result, base)]
     if not fair and not allow_unfair:
-        nearest = min((differences(result, base) for base in bases), key=len)
-        return None, f"{baseline} differs in {', '.join(nearest)}"
-    fastest = min(base["epoch_seconds"]["median"] for base in beside(result, fair) or fair or bases)
-    return fastest / mine, "" if fair else "unfair"
+        return None, why_unequal(min((differences(result, base) for base in timed), key=len), baseline)
+    return min(base["epoch_seconds"]["median"] for base in fair or timed) / mine, "" if fair else "unfair"
 
 
-def beside(result: Result, bases: Sequence[Result]) -> list[Result]:
-    """Those that ran side by side with a run: in its session, which one start of a sweep is; alone, none has one."""
-    return [base for base in bases if base.get("session") == result.get("session")]
+def why_unequal(names: Sequence[str], baseline: str) -> str:
+    """The reason in a cell that is blank."""
+    if list(names) == ["session"]:
+        return f"{baseline} was timed in another session"
+    return f"{baseline} differs in {', '.join(name for name in names if name != 'session')}"
 
 
 def baselines(strategy: str, results: Sequence[Result]) -> list[Result]:
     """The runs of a strategy that others may be held against: never the negative control, where there is another."""
     runs = [r for r in results if r["strategy"] == strategy]
     return [r for r in runs if not is_control(r)] or runs
-
-
-def timed_runs_of(strategy: str, results: Sequence[Result]) -> list[Result]:
-    """Those baselines that have an epoch time."""
-    return [r for r in baselines(strategy, results) if r["epoch_seconds"]["median"] is not None]
 
 
 def exact_runs_of(strategy: str, results: Sequence[Result]) -> list[Result]:
@@ -86,38 +123,40 @@ def exact_runs_of(strategy: str, results: Sequence[Result]) -> list[Result]:
 
 def warnings(results: Sequence[Result], baseline: str) -> list[str]:
     """One line for each way in which these runs are no fair comparison; none: all is equal that must be."""
-    bases = [base for base in timed_runs_of(baseline, results) if base["status"] == "completed"]
+    bases = [run for runs in Baseline.of(baseline, results).ranked for run in runs]
+    bases = [base for base in bases if base["epoch_seconds"]["median"] is not None]
     unequal: dict[str, list[str]] = {}
+    apart: list[str] = []
     for result in results:
         if result["status"] != "completed" or not bases:
             continue
+        name = f"{result['strategy']}/{result['model']}"
         nearest = min(bases, key=lambda base: len(differences(result, base)))
-        for name in differences(result, nearest):
-            ours, theirs = (_short(value_at(r, FAIR[name])) for r in (result, nearest))
+        names = differences(result, nearest)
+        if names == ["session"]:
+            apart.append(name)
+            continue
+        for what in (each for each in names if each != "session"):
+            ours, theirs = (_short(value_at(r, FAIR[what])) for r in (result, nearest))
             values = f" ({ours}; {baseline} {theirs})" if ours and theirs else ""
-            unequal.setdefault(f"{name}{values}", []).append(f"{result['strategy']}/{result['model']}")
+            unequal.setdefault(f"{what}{values}", []).append(name)
     lines = [
         f"{_names(runs)}: no run of {baseline} with equal {what.partition(' (')[0]}{_tail(what)}"
         for what, runs in unequal.items()
     ]
-    lines += _other_sessions(results, bases, baseline)
+    if apart:
+        lines.append(f"{_names(apart)}: timed in another session than {baseline}, not side by side with it")
+    return lines
+
+
+def remarks(results: Sequence[Result]) -> list[str]:
+    """What differs between runs without making their ratios unfair, a line each."""
+    lines = []
     for name, path in WATCHED.items():
         counts = Counter(str(value_at(result, path) or "unknown") for result in results)
         if len(counts) > 1:
             lines.append(f"{len(counts)} {name}: " + ", ".join(f"{v} ({_runs(n)})" for v, n in counts.most_common()))
     return lines
-
-
-def _other_sessions(results: Sequence[Result], bases: Sequence[Result], baseline: str) -> list[str]:
-    """A line where a ratio holds times of different hours against each other (protocol, rule 5)."""
-    apart = []
-    for result in (r for r in results if r["status"] == "completed"):
-        fair = [base for base in bases if not differences(result, base)]
-        if fair and not beside(result, fair):
-            apart.append(f"{result['strategy']}/{result['model']}")
-    if not apart:
-        return []
-    return [f"{_names(apart)}: timed in another session than {baseline}, not side by side with it"]
 
 
 def _tail(what: str) -> str:

@@ -90,7 +90,7 @@ def _speedup(axes: Axes, groups: Sequence[Group], baseline: str, tint: Mapping[s
         estimate, colour = group.speedup, colours.GREY if group.timeless else tint[group.first["strategy"]]
         assert estimate is not None
         face = "none" if group.timeless or group.control else colour
-        axes.plot(group.ratios, [i] * len(group.ratios), ".", color=colour, alpha=0.45, markersize=3)
+        axes.plot(list(group.ratios.values()), [i] * len(group.ratios), ".", color=colour, alpha=0.45, markersize=3)
         axes.plot([estimate.value], [i], "D", color=colour, markerfacecolor=face, markersize=5)
         axes.plot([estimate.low, estimate.high], [i, i], color=colour, linewidth=1)
     axes.axvline(1, color="#5a6572", linewidth=0.6, linestyle=":")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from gnnpar.durable import JsonObject
 from gnnpar.report.groups import Group
 from gnnpar.report.statistics import Estimate
 from gnnpar.report.targets import Median
@@ -31,7 +32,7 @@ def interval(estimate: Estimate | None, *, decimals: int | None = None, signed: 
 
 
 def ratio(estimate: Estimate | None) -> str:
-    """'1.52 [1.40, 1.63]': the bootstrap interval of a geometric mean is not symmetric."""
+    """'1.52 [1.40, 1.63]': the interval of a geometric mean is not symmetric."""
     if estimate is None:
         return NOTHING
     if estimate.low != estimate.low:
@@ -89,6 +90,19 @@ def fidelity_of(group: Group) -> tuple[str, str]:
     return cells[0], cells[1]
 
 
+def blanks(rows: Sequence[JsonObject], groups: Sequence[Group] = ()) -> dict[tuple[str, str], list[str]]:
+    """("ratio" or "difference", why there is none) -> whose cells are blank. Footnotes are numbered in this order."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["ratio"] is None and row["status"] == "completed":
+            found.setdefault(("ratio", row["why_no_ratio"]), []).append(f"{row['strategy']}/{row['model']}")
+    for group in groups:
+        if group.why_no_difference and group.completed:
+            name = f"{group.first['strategy']}/{group.first['model']}"
+            found.setdefault(("difference", group.why_no_difference), []).append(name)
+    return found
+
+
 # columns of a grouped table: heading -> is it text?
 HEADINGS = {
     "strategy": True,
@@ -101,7 +115,7 @@ HEADINGS = {
     "speed-up": False,
     "sent/epoch": False,
     "peak/rank": False,
-    "test %": False,
+    "test at best val, %": False,
     "difference": False,
     "verdict": True,
     "control": True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics as plain
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +16,13 @@ from typing import TypeVar
 
 from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.report import statistics
-from gnnpar.report.fairness import exact_runs_of, unequal_accuracy
-from gnnpar.report.runs import Result, flat, is_control, is_exact, no_speed
+from gnnpar.report.fairness import Baseline, exact_runs_of, unequal_accuracy, why_unequal
+from gnnpar.report.runs import Result, configuration_of, is_control, no_speed, own_settings
 from gnnpar.report.statistics import Estimate
 from gnnpar.report.targets import Median, Reached, median, reached, target_of
 
 K = TypeVar("K", bound=Hashable)  # a seed, or a seed and a block
 MARGIN = 0.3  # points of accuracy
-_REPEATED = ("seed", "block")  # settings that runs of one group may differ in
 _ARENA = ("dataset", "model", "optim", "precision", "first_layer", "epochs", "eval_every")
 
 
@@ -38,7 +38,9 @@ class Group:
     accuracies: dict[int, float] = field(default_factory=dict)
     epoch_seconds: Estimate | None = None
     speedup: Estimate | None = None
-    ratios: list[float] = field(default_factory=list)  # one a block
+    ratios: dict[Hashable, float] = field(default_factory=dict)  # (seed, block) -> times faster than the baseline
+    why_no_speedup: str = ""
+    why_no_difference: str = ""
     accuracy: Estimate | None = None
     difference: Estimate | None = None
     verdict: str = ""
@@ -82,12 +84,13 @@ def grouped(
 ) -> list[Group]:
     """Groups by task. rows: of table_rows; margin in points; target: of validation, instead of rule 13's."""
     ordered = timed_groups(results, rows)
-    exact = exact_runs_of(baseline, [result for _, result in results])
+    everything = [result for _, result in results]
+    reference = Baseline.of(baseline, everything)
     by_arena: dict[str, list[Result]] = {}
-    for base in exact:
+    for base in exact_runs_of(baseline, everything):
         by_arena.setdefault(arena_of(base), []).append(base)
     for group in ordered:
-        _accuracy(group, by_arena.get(group.arena, ()), baseline, margin)
+        _accuracy(group, reference.beside(group.results), baseline, margin)
         fixed = target if target is not None else target_of(by_arena.get(group.arena, ()))
         _to_target(group, fixed)
     _controls(ordered)
@@ -100,7 +103,7 @@ def timed_groups(results: Sequence[tuple[Path, Result]], rows: Sequence[JsonDict
     """Groups by task, in the order of their first runs, with times and speed-ups alone."""
     groups: dict[Hashable, Group] = {}
     for (_, result), row in zip(results, rows, strict=True):
-        group = groups.setdefault(_key(result, row), Group([], [], arena_of(result)))
+        group = groups.setdefault(configuration_of(result), Group([], [], arena_of(result)))
         group.rows.append(row)
         group.results.append(result)
     order = {arena: i for i, arena in enumerate(dict.fromkeys(group.arena for group in groups.values()))}
@@ -122,33 +125,13 @@ def arena_of(result: Result) -> str:
     return json.dumps([named, {key: settings.get(key) for key in _ARENA}], sort_keys=True, default=str)
 
 
-def _key(result: Result, row: JsonObject) -> Hashable:
-    same = (
-        "strategy",
-        "variant",
-        "exactness",
-        "model",
-        "dataset",
-        "world_size",
-        "threads_per_rank",
-        "provenance",
-        "links",
-        "oversubscribed",
-    )
-    return (*(row[name] for name in same), result["epochs"], result["hardware"], *sorted(_settings(result).items()))
-
-
-def _settings(result: Result) -> dict[str, str]:
-    return {key: value for key, value in flat(result.get("settings", {})).items() if key not in _REPEATED}
-
-
 def _tell_apart(groups: Sequence[Group]) -> None:
     """Names the settings in which groups differ that would otherwise read the same."""
     alike: dict[Hashable, list[Group]] = {}
     for group in groups:
         alike.setdefault((group.name, group.first["model"], group.first["dataset"]), []).append(group)
     for same in alike.values():
-        flats = [_settings(group.results[0]) for group in same]
+        flats = [own_settings(group.results[0]) for group in same]
         keys = [key for key in dict.fromkeys(k for f in flats for k in f) if len({f.get(key) for f in flats}) > 1]
         hardware = len({group.results[0]["hardware"] for group in same}) > 1
         for group, settings in zip(same, flats, strict=True):
@@ -168,9 +151,11 @@ def _times(group: Group) -> None:
             if row["ratio"] is not None:
                 ratios.setdefault((row["seed"], row["block"]), []).append(row["ratio"])
     group.times = {block: _middle(values) for block, values in seconds.items()}
-    group.ratios = [_middle(values) for values in ratios.values()]
+    group.ratios = {block: _middle(values) for block, values in ratios.items()}
     group.epoch_seconds = statistics.geometric_mean(list(group.times.values())) if group.times else None
-    group.speedup = statistics.geometric_mean(group.ratios) if group.ratios else None
+    group.speedup = statistics.geometric_mean(list(group.ratios.values())) if group.ratios else None
+    reasons = Counter(row["why_no_ratio"] for row in group.rows)
+    group.why_no_speedup = "" if group.speedup else reasons.most_common(1)[0][0]
 
 
 def _middle(values: Sequence[float]) -> float:
@@ -178,15 +163,15 @@ def _middle(values: Sequence[float]) -> float:
     return values[0] if len(values) == 1 else plain.geometric_mean(values)
 
 
-def _accuracy(group: Group, exact: Sequence[Result], baseline: str, margin: float) -> None:
-    """Test metric at best validation in percent, and its paired difference to the exact runs of the baseline."""
+def _accuracy(group: Group, bases: Sequence[Result], baseline: str, margin: float) -> None:
+    """Test metric at best validation in percent, and its paired difference to the baseline's runs."""
     ours = _by_seed(group.completed)
     group.accuracies = {seed: plain.fmean(map(_percent, runs)) for seed, runs in ours.items()}
     group.accuracy = statistics.mean(list(group.accuracies.values())) if ours else None
-    if group.first["strategy"] == baseline and is_exact(group.results[0]):
+    if bases and configuration_of(bases[0]) == configuration_of(group.results[0]):
         group.verdict = "baseline"
         return
-    theirs = _by_seed(exact)
+    theirs = _by_seed(bases)
     differences = []
     for seed, runs in ours.items():
         fair = [_percent(base) for base in theirs.get(seed, ()) if not unequal_accuracy(runs[0], base)]
@@ -195,6 +180,12 @@ def _accuracy(group: Group, exact: Sequence[Result], baseline: str, margin: floa
     if differences:
         group.difference = statistics.mean(differences)
         group.verdict = statistics.non_inferiority(differences, margin)
+    elif ours and theirs:
+        pairs = ((runs[0], base) for runs in ours.values() for each in theirs.values() for base in each)
+        nearest = min((unequal_accuracy(*pair) for pair in pairs), key=len)
+        group.why_no_difference = why_unequal(nearest, baseline)
+    else:
+        group.why_no_difference = f"no completed run of {baseline}" if ours else "no test metric"
 
 
 def _percent(result: Result) -> float:
@@ -230,22 +221,29 @@ def _controls(groups: Sequence[Group]) -> None:
 
 
 def _bold(groups: Sequence[Group]) -> None:
-    """Marks the best accuracy and the best epoch time, where paired tests (Bonferroni, 5 %) hold against all others."""
+    """Marks the best accuracy and the largest speed-up, where paired tests (Bonferroni, 5 %) hold against all others.
+    Speed-ups are those over one baseline in the same block, and none is unfair."""
     accurate = [group for group in groups if group.accuracies]
-    _mark(accurate, "accuracy", [group.accuracies for group in accurate])
-    timed = [group for group in groups if group.times and not group.timeless]
-    if len({group.first["provenance"] for group in timed if group.first["world_size"] > 1}) < 2:
-        _mark(timed, "speedup", [{k: -math.log(v) for k, v in group.times.items()} for group in timed])
+    _mark(accurate, "accuracy", [group.accuracies for group in accurate], fewest=statistics.FEWEST_SEEDS)
+    timed = [group for group in groups if group.ratios and not group.timeless]
+    unfair = any(row["why_no_ratio"] == "unfair" for group in timed for row in group.rows)
+    if not unfair and len({group.first["provenance"] for group in timed if group.first["world_size"] > 1}) < 2:
+        _mark(
+            timed,
+            "speedup",
+            [{k: math.log(v) for k, v in group.ratios.items()} for group in timed],
+            fewest=statistics.FEWEST_BLOCKS,
+        )
 
 
-def _mark(groups: Sequence[Group], column: str, values: Sequence[Mapping[K, float]]) -> None:
+def _mark(groups: Sequence[Group], column: str, values: Sequence[Mapping[K, float]], *, fewest: int) -> None:
     if len(groups) < 2:
         return
     level = 1 - 0.05 / (len(groups) - 1)
     best = max(range(len(groups)), key=lambda i: plain.fmean(values[i].values()))
     for i, other in enumerate(values):
         pairs = [values[best][key] - other[key] for key in values[best] if key in other]
-        if i != best and not (pairs and statistics.mean(pairs, level=level).low > 0):
+        if i != best and not (pairs and statistics.mean(pairs, level=level, fewest=fewest).low > 0):
             return
     groups[best].best.add(column)
 
@@ -260,7 +258,10 @@ def notes(groups: Sequence[Group]) -> list[str]:
         batches = dict.fromkeys(group.first["strategy"] for group in here if _takes_many_steps(group))
         if batches and not all(map(_takes_many_steps, here)):
             lines.append(f"{task}: an epoch of {', '.join(batches)} is many steps: compare time to target, not epochs")
-        claims = [group for group in here if not group.control and group.verdict not in ("", "baseline")]
+        rivals = [group for group in here if not group.control]
+        if few := too_few(rivals):
+            lines.append(f"{task}: {few}")
+        claims = [group for group in rivals if group.verdict in CLAIMS]
         if not claims:
             continue
         controls = {group.control_verdict for group in claims}
@@ -270,9 +271,28 @@ def notes(groups: Sequence[Group]) -> list[str]:
             )
         elif "none" in controls:
             lines.append(f"{task}: no negative control, so equal accuracy proves little; train codec=drop beside it")
-        elif controls & {"inconclusive", "unpaired"}:
+        elif controls & {"inconclusive", "unpaired", "not enough runs"}:
             lines.append(f"{task}: the negative control is inconclusive; train more seeds")
     return list(dict.fromkeys(lines))  # what holds for two settings of a task is one line
+
+
+CLAIMS = ("not inferior", "inferior", "inconclusive")  # verdicts that enough runs stand behind
+
+
+def too_few(groups: Sequence[Group]) -> str:
+    """Why there is no verdict or no interval where there are not enough runs; '' where there are."""
+    seeds = [g.difference.n for g in groups if g.difference and g.verdict == "not enough runs"]
+    blocks = [g.speedup.n for g in groups if g.speedup and g.speedup.n < statistics.FEWEST_BLOCKS]
+    lines = []
+    if seeds:
+        lines.append(f"{_counted(max(seeds), 'seed')}; a verdict on accuracy needs {statistics.FEWEST_SEEDS}")
+    if blocks:
+        lines.append(f"{_counted(max(blocks), 'block')}; an interval of a speed-up needs {statistics.FEWEST_BLOCKS}")
+    return "not enough runs: " + ", and ".join(lines) if lines else ""
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' if count != 1 else ''}"
 
 
 def _takes_many_steps(group: Group) -> bool:
@@ -302,6 +322,7 @@ def cells(group: Group) -> JsonDict:
     for name in ("bytes_per_epoch", "memory_peak_bytes", "gradient_cosine", "gradient_error"):
         values = [row[name] for row in group.rows if row["status"] == "completed" and row[name] is not None]
         cells[name] = plain.fmean(values) if values else None
+    cells |= {"why_no_speedup": group.why_no_speedup, "why_no_difference": group.why_no_difference}
     cells |= _estimate("accuracy", group.accuracy, "seeds") | _estimate("difference", group.difference, "pairs")
     cells |= {"verdict": group.verdict, "control_verdict": group.control_verdict, "target": group.target}
     for name, value in (("seconds_to_target", group.seconds_to_target), ("bytes_to_target", group.bytes_to_target)):

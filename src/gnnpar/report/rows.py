@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.durable import JsonDict
-from gnnpar.report.fairness import ratio_of, timed_runs_of
-from gnnpar.report.runs import Result, collect, flat, folders_of, links, variants
+from gnnpar.report.fairness import Baseline, ratio_of
+from gnnpar.report.runs import Result, collect, configuration_of, flat, folders_of, links, variants
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import FILE, read_rows
 
@@ -44,11 +44,15 @@ COLUMNS: tuple[str, ...] = (
 
 
 def table_rows(results: Sequence[tuple[Path, Result]], *, baseline: str, allow_unfair: bool = False) -> list[JsonDict]:
-    """The cells; ratio = epoch time of the baseline / epoch time of the run, in the same block."""
+    """The cells; ratio = epoch time of the baseline / epoch time of the run, in the same block and session."""
     everything = [result for _, result in results]
-    bases = timed_runs_of(baseline, everything)
+    configurations: dict[Hashable, list[Result]] = {}
+    for result in everything:
+        configurations.setdefault(configuration_of(result), []).append(result)
+    reference = Baseline.of(baseline, everything)
+    bases = {key: reference.beside(runs) for key, runs in configurations.items()}
     return [
-        _row(folder, result, changed, *ratio_of(result, bases, baseline, allow_unfair))
+        _row(folder, result, changed, *ratio_of(result, bases[configuration_of(result)], baseline, allow_unfair))
         for (folder, result), changed in zip(results, variants(everything, everything), strict=True)
     ]
 

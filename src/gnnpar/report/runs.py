@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,21 @@ def flat(settings: JsonObject, prefix: str = "") -> dict[str, str]:
         else:
             texts[f"{prefix}{key}"] = str(value)
     return texts
+
+
+_REPEATED = ("seed", "block")  # settings that runs of one configuration may differ in
+
+
+def own_settings(result: Result) -> dict[str, str]:
+    """All settings that are the configuration's, and not those of one of its runs."""
+    return {key: value for key, value in flat(result.get("settings", {})).items() if key not in _REPEATED}
+
+
+def configuration_of(result: Result) -> Hashable:
+    """What is the same in all runs of a configuration, which differ in seed and block alone."""
+    named = ("strategy", "model", "dataset", "world_size", "threads_per_rank", "provenance", "oversubscribed", "epochs")
+    settings = sorted(own_settings(result).items())
+    return (*(result[name] for name in named), *result["exactness"], result["hardware"], links(result), *settings)
 
 
 def variant(result: Result, results: Sequence[Result]) -> str:

@@ -10,12 +10,14 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-Verdict = Literal["not inferior", "inferior", "inconclusive"]
+Verdict = Literal["not inferior", "inferior", "inconclusive", "not enough runs"]
+FEWEST_SEEDS = 5  # for an interval of a mean and for a verdict: two seeds that agree prove nothing
+FEWEST_BLOCKS = 3  # for an interval of a ratio
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its two-sided interval; low and high are NaN where one sample allows none."""
+    """A value with its two-sided interval; low and high are NaN where there are too few samples for one."""
 
     value: float
     low: float
@@ -23,36 +25,36 @@ class Estimate:
     n: int
 
 
-def mean(values: Sequence[float], *, level: float = 0.95) -> Estimate:
+def mean(values: Sequence[float], *, level: float = 0.95, fewest: int = FEWEST_SEEDS) -> Estimate:
     """Mean with Student's interval. Of differences paired by seed: the paired difference."""
     x = _samples(values)
     half = math.nan
-    if len(x) > 1:
+    if len(x) >= max(2, fewest):
         half = float(stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
     centre = float(x.mean())
     return Estimate(centre, centre - half, centre + half, len(x))
 
 
-def geometric_mean(ratios: Sequence[float], *, level: float = 0.95, draws: int = 10_000, seed: int = 0) -> Estimate:
-    """Geometric mean of positive ratios, one a block, with a bootstrap interval over blocks (percentiles)."""
-    logs = np.log(_samples(ratios))
-    low = high = math.nan
-    if len(logs) > 1:
-        picks = np.random.default_rng(seed).integers(len(logs), size=(draws, len(logs)))
-        low, high = np.exp(np.quantile(logs[picks].mean(1), [(1 - level) / 2, (1 + level) / 2]))
-    return Estimate(float(np.exp(logs.mean())), float(low), float(high), len(logs))
+def geometric_mean(ratios: Sequence[float], *, level: float = 0.95, fewest: int = FEWEST_BLOCKS) -> Estimate:
+    """Geometric mean of positive ratios, one a block, with Student's interval of their logarithms.
+
+    No bootstrap: its percentiles at 95 % cover the truth in 75 % of cases with 3 blocks and in 85 % with 5.
+    """
+    logs = mean(np.log(_samples(ratios)).tolist(), level=level, fewest=fewest)
+    return Estimate(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.n)
 
 
 def non_inferiority(differences: Sequence[float], margin: float, *, level: float = 0.95) -> Verdict:
     """Of paired differences ours - theirs, higher is better: is ours worse by less than `margin`?
 
-    'not inferior' where the one-sided lower bound lies above -margin, 'inferior' where the upper one lies below it.
+    'not inferior' where the one-sided lower bound lies above -margin, 'inferior' where the upper one lies below it,
+    'not enough runs' below FEWEST_SEEDS.
     """
     if margin <= 0:
         raise ValueError(f"the margin is {margin:g}; it must be positive, in the unit of the differences")
     x = _samples(differences)
-    if len(x) < 2:
-        return "inconclusive"
+    if len(x) < FEWEST_SEEDS:
+        return "not enough runs"
     half = stats.t.ppf(level, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x))
     if x.mean() - half > -margin:
         return "not inferior"

@@ -33,16 +33,18 @@ def show_rows(rows: Sequence[JsonObject], *, baseline: str, allow_unfair: bool) 
         f"x {baseline}",
         "sent/epoch",
         "peak/rank",
-        "val",
-        "test",
+        "last val",
+        "last test",
+        "test at best val",
         "times",
         "status",
     )
     table = _table(rows, allow_unfair)
     for name in shown:
         table.add_column(name, justify="left" if name in texts else "right")
+    reasons = list(words.blanks(rows))
     for row in rows:
-        table.add_row(*_cells(row))
+        table.add_row(*_cells(row, reasons))
     _console().print(table)
 
 
@@ -53,13 +55,21 @@ def show_groups(groups: Sequence[Group], rows: Sequence[JsonObject], *, baseline
     constant = words.constant_columns(groups)
     used = [i for i in words.used_columns(groups) if headings[i][0] not in constant]
     console = _console()
-    used, left_out = _fitting(used, [list(words.HEADINGS), *map(words.group_cells, groups)], console.width)
+    above = [name.replace("test at ", "test at\n") for name in words.HEADINGS]  # in two lines
+    used, left_out = _fitting(used, [above, *map(words.group_cells, groups)], console.width)
     for i in used:
-        name, text = headings[i]
+        name, text = above[i], headings[i][1]
         table.add_column(f"x {baseline}" if name == "speed-up" else name, justify="left" if text else "right")
+    reasons = list(words.blanks(rows, groups))
     for group in groups:
-        cells = [escape(text) for text in words.group_cells(group)]
-        for name, column in (("accuracy", "test %"), ("speedup", "speed-up")):
+        texts = words.group_cells(group)
+        for name, why in (
+            ("speed-up", ("ratio", group.why_no_speedup)),
+            ("difference", ("difference", group.why_no_difference)),
+        ):
+            texts[[*words.HEADINGS].index(name)] += _mark(why, reasons)
+        cells = [escape(text) for text in texts]
+        for name, column in (("accuracy", "test at best val, %"), ("speedup", "speed-up")):
             if name in group.best:
                 i = [*words.HEADINGS].index(column)
                 cells[i] = f"[bold]{cells[i]}[/bold]"
@@ -83,7 +93,7 @@ _DISPENSABLE = ("error", "exactness", "cosine", "sent to target", "peak/rank", "
 def _fitting(used: Sequence[int], lines: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[str]]:
     """The columns that fit, and the names of those that were left out. `lines`: headings, then cells."""
     kept, left_out = list(used), []
-    widths = [max(len(line[i]) for line in lines) + 2 for i in range(len(lines[0]))]
+    widths = [max(len(part) for line in lines for part in line[i].split("\n")) + 2 for i in range(len(lines[0]))]
     for name in _DISPENSABLE:
         i = list(lines[0]).index(name)
         if sum(widths[k] for k in kept) > width and i in kept:
@@ -96,16 +106,18 @@ def say(line: str) -> None:
     _console().print(escape(printable(line)))
 
 
-def row_notes(rows: Sequence[JsonObject]) -> list[str]:
-    """What the cells cannot say."""
+def row_notes(rows: Sequence[JsonObject], groups: Sequence[Group] = ()) -> list[str]:
+    """What the cells cannot say; why blank ones are blank, by number."""
     notes = [words.GREY] if any(no_speed(row) for row in rows) else []
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
-        if row["ratio"] is None and row["status"] == "completed":
-            reasons.setdefault(row["why_no_ratio"], []).append(f"{row['strategy']}/{row['model']}")
-    notes += [f"no ratio for {', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items()]
+    for i, ((what, why), names) in enumerate(words.blanks(rows, groups).items(), start=1):
+        notes.append(f"[{i}] no {what} for {', '.join(dict.fromkeys(names))}: {why}")
     notes += [f"{row['strategy']}/{row['model']} {row['status']}: {row['error']}" for row in rows if row["error"]]
     return notes
+
+
+def _mark(why: tuple[str, str], reasons: Sequence[tuple[str, str]]) -> str:
+    """The number of the footnote that says why a cell is blank."""
+    return f" [{reasons.index(why) + 1}]" if why in reasons else ""
 
 
 def _table(rows: Sequence[JsonObject], allow_unfair: bool) -> Table:
@@ -120,11 +132,13 @@ def _console() -> Console:
     return console
 
 
-def _cells(row: JsonObject) -> list[str]:
+def _cells(row: JsonObject, reasons: Sequence[tuple[str, str]]) -> list[str]:
     time = "-" if row["epoch_seconds"] is None else seconds(row["epoch_seconds"])
-    ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
+    blank = row["ratio"] is None
+    ratio = escape("-" + _mark(("ratio", row["why_no_ratio"]), reasons)) if blank else f"{row['ratio']:.2f}"
     if no_speed(row):
-        time, ratio = f"[dim]({time})[/dim]", f"[dim]({ratio})[/dim]"
+        time = f"[dim]({time})[/dim]"
+        ratio = ratio if blank else f"[dim]({ratio})[/dim]"
     if row["why_no_ratio"] == "unfair":
         ratio = f"[red]{ratio}?[/red]"
     failed = row["status"] != "completed"
@@ -136,7 +150,7 @@ def _cells(row: JsonObject) -> list[str]:
         ratio,
         num_bytes(row["bytes_per_epoch"]),
         "-" if row["memory_peak_bytes"] is None else num_bytes(row["memory_peak_bytes"]),
-        *("-" if row[name] is None else f"{row[name]:.4f}" for name in ("val", "test")),
+        *("-" if row[name] is None else f"{row[name]:.4f}" for name in ("val", "test", "test_at_best_val")),
         escape(f"{row['provenance']} {row['links']}".strip()),
         f"[red]{row['status']}[/red]" if failed else row["status"],
     ]

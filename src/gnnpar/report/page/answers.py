@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from gnnpar.report import formatting as words
 from gnnpar.report.groups import Group
+from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS, Verdict
 from gnnpar.track.console import num_bytes
 
 
@@ -29,12 +30,15 @@ def answers(groups: Sequence[Group], baseline: str) -> list[Answer]:
 
 
 def fastest(groups: Sequence[Group], baseline: str) -> Answer | None:
-    timed = [(g.epoch_seconds.value, g) for g in groups if g.epoch_seconds is not None and not g.timeless]
-    if not timed:
+    sound = [group for group in groups if group.epoch_seconds is not None and not group.timeless]
+    if not sound:
         return Answer(
             "fastest", words.NOTHING, "", "no statement on speed: more threads than cores, or ranks as threads"
         )
-    best = min(timed, key=lambda pair: pair[0])[1]
+    timed = [(g.speedup.value, g) for g in sound if g.speedup is not None]
+    if not timed:
+        return Answer("fastest", words.NOTHING, "", f"no fair ratio: {sound[0].why_no_speedup}")
+    best = max(timed, key=lambda pair: pair[0])[1]
     provenances = {g.first["provenance"] for _, g in timed if g.first["world_size"] > 1}
     if len(timed) == 1:
         caveat = "the only one with a time"
@@ -43,8 +47,9 @@ def fastest(groups: Sequence[Group], baseline: str) -> Answer | None:
     elif len(provenances) > 1:
         caveat = f"{' and '.join(sorted(provenances))} times do not compare"
     else:
-        count = len(best.times)
-        caveat = f"not settled by {count} block{'s' if count > 1 else ''}"
+        count = len(best.ratios)
+        few = "not enough runs: " if count < FEWEST_BLOCKS else "not settled by "
+        caveat = f"{few}{count} block{'s' if count > 1 else ''}"
     ratio = f", {words.ratio(best.speedup)} x {baseline}" if best.speedup and best.first["strategy"] != baseline else ""
     return Answer("fastest", _name(best), words.time_of(best) + ratio, caveat)
 
@@ -71,13 +76,14 @@ def accuracy(groups: Sequence[Group]) -> Answer | None:
     judged = [g for g in groups if g.verdict not in ("", "baseline")]
     if not judged:
         return None
-    counts = {v: sum(g.verdict == v for g in judged) for v in ("not inferior", "inferior", "inconclusive")}
+    counts = {v: sum(g.verdict == v for g in judged) for v in get_args(Verdict)}
     text = ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n)
     control = judged[0].control_verdict
     caveats = {
         "not inferior": "unfit for the claim: the negative control passes too",
         "none": "no negative control beside it",
         "inferior": "the negative control is inferior, as it must be",
+        "not enough runs": f"a verdict needs {FEWEST_SEEDS} seeds",
     }
     best = next((g for g in groups if "accuracy" in g.best), None)
     name = f"best: {_name(best)}" if best else "no best by a paired test"

@@ -40,7 +40,7 @@ def speedup(groups: Sequence[Group], baseline: str, colour: Mapping[str, str]) -
             {
                 "type": "scatter",
                 "mode": "markers",
-                "x": group.ratios,
+                "x": list(group.ratios.values()),
                 "y": [i] * len(group.ratios),
                 "marker": {"color": tint, "size": 5, "opacity": 0.45},
                 "hovertemplate": "one block: %{x:.3f}<extra></extra>",
@@ -59,7 +59,11 @@ def speedup(groups: Sequence[Group], baseline: str, colour: Mapping[str, str]) -
             point["error_x"] = {"type": "data", "symmetric": False, **ends, "color": tint, "thickness": 1.6, "width": 5}
         data.append(point)
     highest = max(
-        [1.0, *(r for g in shown for r in g.ratios), *(high for g in shown if (high := _high(g)) is not None)]
+        [
+            1.0,
+            *(r for g in shown for r in g.ratios.values()),
+            *(min(_high(g), 2 * g.speedup.value) for g in shown if g.speedup),
+        ]
     )
     layout = _horizontal(names, f"times faster than {baseline}", highest * 1.08)
     line = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1, "dash": "dot"}}

@@ -25,9 +25,9 @@ RUN_COLUMNS = (
     ("speed-up", "ratio", False),
     ("sent/epoch", "bytes_per_epoch", False),
     ("peak/rank", "memory_peak_bytes", False),
-    ("val", "val", False),
-    ("test", "test", False),
-    ("at best val", "test_at_best_val", False),
+    ("last val", "val", False),
+    ("last test", "test", False),
+    ("test at best val", "test_at_best_val", False),
     ("gradient cosine", "gradient_cosine", False),
     ("times", "provenance", True),
     ("status", "status", True),
@@ -36,11 +36,12 @@ _ALWAYS = ("strategy", "model", "seed", "world_size", "epoch_seconds", "bytes_pe
 
 
 class Cell(NamedTuple):
-    """A text, a smaller one below it, and the classes of its style."""
+    """A text, a smaller one below it, the classes of its style, and why it is blank."""
 
     text: str
     below: str = ""
     style: str = ""
+    why: str = ""
 
 
 class GroupRow(NamedTuple):
@@ -75,11 +76,13 @@ def _group_cells(group: Group, baseline: str, mixed: bool) -> dict[str, Cell]:
         "ranks": Cell(table["ranks"]),
         "runs": Cell(table["runs"]),
         "epoch": Cell(table["epoch"], style=grey),
-        f"x {baseline}": Cell(words.greyed(ratio, group), interval, grey + best.get("speedup", "")),
+        f"x {baseline}": Cell(
+            words.greyed(ratio, group), interval, grey + best.get("speedup", ""), group.why_no_speedup
+        ),
         "sent/epoch": Cell(table["sent/epoch"]),
         "peak/rank": Cell(table["peak/rank"]),
-        "test %": Cell(table["test %"], style=best.get("accuracy", "")),
-        "difference": Cell(table["difference"]),
+        "test at best val, %": Cell(table["test at best val, %"], style=best.get("accuracy", "")),
+        "difference": Cell(table["difference"], why=group.why_no_difference),
         "verdict": Cell(table["verdict"], f"control: {group.control_verdict}" if judged else "", style),
         "to target": Cell(table["to target"], "" if table["to target"] == NOTHING else table["sent to target"], grey),
         "gradient": Cell(cosine, "" if error == NOTHING else f"error {error}"),

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import torch
 
 from gnnpar.comm.world import Outcome, World, reason_of
@@ -24,6 +25,7 @@ from gnnpar.training.result.header import NOT_COMPARED, header, installed
 from gnnpar.training.result.result import Status, forget, read_result, write_result
 
 _BURST_SHARE = 0.05
+_SPARE_CORES = 0.5  # what other programs may use of cores that the run needs
 
 
 class RunRecord:
@@ -155,8 +157,16 @@ def remarks(settings: Settings, world: World) -> Iterator[str]:
         jobs = f" of {world.jobs_at_once} jobs" if world.jobs_at_once > 1 else ""
         threads = f"{world.num_threads} threads{jobs}"
         yield f"oversubscribed: {threads} on {world.cores} cores; bytes and accuracy stand, times do not"
+    elif world.jobs_at_once == 1 and (busy := busy_cores()) + world.num_threads > world.cores + _SPARE_CORES:
+        taken = f"other programs keep {busy:.1f} of {world.cores} cores busy"
+        yield f"busy machine: {taken}, and this run needs {world.num_threads}: its times say little"
     if isinstance(settings.topology, Cluster) and world.links is None and world.size > 1:
         yield f"topology={settings.names.get('topology')} names rates of links, which only launch=paced sets"
+
+
+def busy_cores() -> float:
+    """Cores that other programs use, while this one waits for a tenth of a second."""
+    return psutil.cpu_percent(interval=0.1) / 100 * (os.cpu_count() or 1)
 
 
 def undercut_by_bursts(result: JsonObject) -> str:
