@@ -24,7 +24,7 @@ from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import GNN, ModelConfig
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling import strategy as minibatch
-from gnnpar.parallel.sampling.engine import Batches
+from gnnpar.parallel.sampling.batches import SeedBatches
 from gnnpar.parallel.sampling.neighbours import native, sampler_of
 from gnnpar.parallel.sampling.replica import Replica, replica_of
 from gnnpar.parallel.sampling.strategy import Minibatch
@@ -139,7 +139,7 @@ def on_a_sample(config: ModelConfig, call) -> tuple[int, ...]:
     """Ends of the hops of a sample of [4, 3, 2] on which `call` ran a model's layers, as the engine does."""
     shard, graph = shard_of(small_graph(num_nodes=300, num_edges=1500))
     model = config.build(shard.x.shape[1], 3, seed=1).double()
-    batches = Batches(
+    batches = SeedBatches(
         graph,
         sampler_of(graph.edges, (4, 3, 2), "own")[0],
         batch_size=8,
@@ -319,15 +319,15 @@ def test_every_training_node_is_a_seed_once_and_draws_differ_between_ranks_and_e
     _, graph = shard_of(small_graph())
     sampler, _ = sampler_of(graph.edges, (2, 2), "own")
 
-    def batches(rank: int, seed: int = 3) -> Batches:
-        return Batches(graph, sampler, batch_size=10, normalize="graph", seed=seed, rank=rank, ranks=3)
+    def batches(rank: int, seed: int = 3) -> SeedBatches:
+        return SeedBatches(graph, sampler, batch_size=10, normalize="graph", seed=seed, rank=rank, ranks=3)
 
     ranks = [batches(rank) for rank in range(3)]
     for epoch in range(2):
         dealt = [r.seeds((epoch, step)) for step in range(len(ranks[0])) for r in ranks]
         assert torch.cat(dealt).sort().values.equal(graph.train)
         sizes = [[len(r.seeds((epoch, step))) for r in ranks] for step in range(len(ranks[0]))]
-        assert [sum(each) for each in sizes] == [ranks[0].size(step) for step in range(len(sizes))]
+        assert [sum(each) for each in sizes] == [ranks[0].size((epoch, step)) for step in range(len(sizes))]
         assert max(max(each) - min(each) for each in sizes) <= 1
     keys = [(0, 0), (0, 1), (1, 0)]
     assert not torch.equal(ranks[0].seeds((0, 0)), ranks[0].seeds((1, 0)))

@@ -135,6 +135,25 @@ def test_the_batches_that_are_drawn_stand_for_all() -> None:
     assert everything.whole.features > found.whole.features  # rows of other ranks' nodes
 
 
+def test_batches_of_clusters_and_drawn_subgraphs_are_priced_as_they_are_drawn() -> None:
+    inputs = inputs_of(num_nodes=200, num_edges=900)
+    data = inputs.workload.dataset
+    clusters = drawn(Minibatch(sampler="cluster", clusters=10, clusters_per_batch=4), inputs, ranks=2)
+    assert (clusters.num, clusters.by) == (3, "cluster")
+    assert sum(s.times for s in clusters.steps) == 3
+    rows = [s.rings[0].rows for s in clusters.steps]
+    assert rows[-1] < rows[0] < data.num_nodes
+    saint = drawn(Minibatch(sampler="saint", batch_size=40), inputs, ranks=2)
+    assert (saint.num, saint.by) == (5, "saint, walk")
+    assert all(s.weighted and not s.scaled and s.rings[0].rows <= 20 for s in saint.steps)
+    work = work_of(inputs.ir, 2)
+    plain = [replace(s, weighted=False) for s in saint.steps]
+    weighted, lighter = (sampled_epoch(steps, work, machine(2), saint.whole) for steps in (saint.steps, plain))
+    assert weighted.seconds > lighter.seconds
+    assert weighted.peak_bytes > lighter.peak_bytes
+    assert clusters.whole.structure < saint.whole.structure  # counts of nodes and edges
+
+
 def test_the_samples_and_the_memory_are_those_of_a_run(run_cli: Run, tmp_path: Path) -> None:
     """In a process of its own: a peak counts whatever else its process holds."""
     chosen = ("model=sage", "model.hidden=64", "dataset.num_nodes=3000", "strategy=minibatch", "strategy.fanout=[6,4]")

@@ -31,12 +31,17 @@ JOB = ["strategy=adaqp", "model=gcn", "epochs=4"]
 
 def test_every_space_names_keys_that_are_there() -> None:
     """A model's space beside a strategy's, composed as trials are."""
+    settings_of = {
+        "mix": ["strategy=gnnpipe", "strategy.gradient=mix"],
+        "minibatch_cluster": ["strategy=minibatch", "strategy.sampler=cluster"],
+        "minibatch_saint": ["strategy=minibatch", "strategy.sampler=saint"],
+    }
     models, strategies = sorted(set(names("tune")) - {"width"}), names("tune/strategy")
     assert set(models) <= set(names("model"))
-    assert set(strategies) <= {"mix", *names("strategy")}
+    assert set(strategies) <= {*settings_of, *names("strategy")}
     for i in range(max(len(models), len(strategies))):
         model, own = models[i % len(models)], strategies[i % len(strategies)]
-        job = ["strategy=gnnpipe", "strategy.gradient=mix"] if own == "mix" else [f"strategy={own}"]
+        job = settings_of.get(own, [f"strategy={own}"])
         keys = tune.space_of(f"{model},strategy/{own}" + (",width" if i == 0 else ""), job)
         assert len(keys) > len(tune.read_space(model)) >= 3
         drawn = tune.draw(keys, 1 + i, seed=0)

@@ -38,6 +38,14 @@ VARIANTS = {
     ),
     "rounds of peers": ("strategy=sar", "strategy.rounds=peer", "strategy.backward=pull", "model=gat", "world_size=3"),
     "steps of batches": ("strategy=minibatch", "strategy.batch_size=24", "strategy.fanout=[3,2]", "model=gat"),
+    "steps of clusters": (
+        "strategy=minibatch",
+        "strategy.sampler=cluster",
+        "strategy.clusters=6",
+        "strategy.clusters_per_batch=2",
+        "model=gat",
+    ),
+    "steps of drawn subgraphs": ("strategy=minibatch", "strategy.sampler=saint", "strategy.batch_size=40"),
     "smoothed, random bits": (
         "strategy=pipegcn",
         "strategy.smooth_features=true",

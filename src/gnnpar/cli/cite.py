@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from gnnpar.config.compose import compose
+from gnnpar.parallel.strategy import Cites
 from gnnpar.settings import ConfigError
 
 PAPERS = Path(__file__).parents[1] / "papers.bib"
@@ -46,7 +47,10 @@ def field(entry: str, name: str) -> str | None:
 
 
 def papers_of(strategy: object) -> list[str]:
-    """arXiv numbers in the docstrings of the strategy's class, its bases, and their modules, in this order."""
+    """arXiv numbers that the strategy names, or else those in the docstrings of its class, its bases, and their
+    modules, in this order."""
+    if isinstance(strategy, Cites):
+        return list(strategy.papers)
     texts = []
     for cls in type(strategy).__mro__:
         module = sys.modules.get(cls.__module__)

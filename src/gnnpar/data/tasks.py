@@ -26,7 +26,10 @@ class Task(Protocol):
     def metric_name(self) -> str: ...
     @property
     def reduction(self) -> Literal["sum", "concat"]: ...
-    def loss_sum(self, logits: Tensor, y: Tensor) -> Tensor: ...
+    def loss_sum(self, logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Of all rows; with weights [N], each row's loss as often as its weight says."""
+        ...
+
     def statistics(self, logits: Tensor, y: Tensor) -> Tensor: ...
     def value(self, statistics: Tensor) -> float: ...
 
@@ -47,7 +50,9 @@ class SingleLabel:
     def out_dim(self) -> int:
         return self.num_classes
 
-    def loss_sum(self, logits: Tensor, y: Tensor) -> Tensor:
+    def loss_sum(self, logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        if weight is not None:
+            return (F.cross_entropy(logits, y, reduction="none") * weight).sum()
         return F.cross_entropy(logits, y, reduction="sum")
 
     def statistics(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -75,8 +80,8 @@ class Binary:
     def out_dim(self) -> int:
         return 1
 
-    def loss_sum(self, logits: Tensor, y: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits[:, 0], y.to(logits.dtype), reduction="sum")
+    def loss_sum(self, logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits[:, 0], y.to(logits.dtype), weight=weight, reduction="sum")
 
     def statistics(self, logits: Tensor, y: Tensor) -> Tensor:
         return torch.stack([logits[:, 0].double(), y.double()], 1)
@@ -101,8 +106,10 @@ class MultiLabel:
     def out_dim(self) -> int:
         return self.num_classes
 
-    def loss_sum(self, logits: Tensor, y: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="sum") / self.num_classes
+    def loss_sum(self, logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        weight = None if weight is None else weight[:, None]
+        loss = F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), weight=weight, reduction="sum")
+        return loss / self.num_classes
 
     def statistics(self, logits: Tensor, y: Tensor) -> Tensor:
         predicted, actual = logits > 0, y > 0.5

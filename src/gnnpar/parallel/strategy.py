@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -148,6 +148,16 @@ class Strategy(Protocol):
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine: ...
+
+
+@runtime_checkable
+class Cites(Protocol):
+    """A strategy whose paper depends on its settings; others are cited by the arXiv numbers of their docstrings."""
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        """arXiv numbers."""
+        ...
 
 
 def check_first_layer(strategy: Strategy, first_layer: FirstLayer) -> None:

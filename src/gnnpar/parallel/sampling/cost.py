@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _ENGINE, _NUMBER = "single", 4.0
 _MADE_UP = (2, 5.0)  # scale what was drawn, add loops: kernels, and numbers read and written for one of the result
+_WEIGHTED = (2, 4.0)  # a source row for every edge, times its weight: the same for one number of an edge
 
 
 def cost(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
@@ -95,6 +96,9 @@ def _layer_seconds(step: Step, ir: ModelIR, layer: int, rates: Rates, *, backwar
             total += rates.fold_seconds(fold, apart, after, table=after, backward=backward)
             kernels, numbers = _MADE_UP
             total += _streamed(rates, kernels, numbers * fold.out * after)
+        if step.weighted and fold.linear:
+            kernels, numbers = _WEIGHTED
+            total += _streamed(rates, kernels, numbers * fold.width * ring.edges)
     return total
 
 
@@ -153,8 +157,15 @@ def _moments(step: Step, ir: ModelIR) -> Iterator[tuple[float, float]]:
         first = sum(rows * g.saved for g in groups if g.phase in ("begin", "transform"))
         sources = any(g.phase == "transform" for g in groups)
         after = _NUMBER * step.after(i)
+        of_edges = _NUMBER * ring.edges if step.weighted else 0.0
         folding = max(
-            [rows * sources * f.width + after * f.out * (2 if made_up(step, f) else 1) for f in folds], default=0.0
+            [
+                rows * sources * f.width
+                + after * f.out * (2 if made_up(step, f) else 1)
+                + of_edges * f.width * (2 if f.linear else 0)
+                for f in folds
+            ],
+            default=0.0,
         )
         yield kept + first, folding
         kept += first

@@ -1,4 +1,4 @@
-"""Many steps an epoch, each on the sampled surroundings of some training nodes: X[seeds and around] -> loss of seeds.
+"""Many steps an epoch, each on a subgraph with some training nodes (seeds): X[seeds and around] -> loss of seeds.
 
 All ranks step together: a batch is dealt out over them, gradients are summed in one message, so that a step is that of
 one rank with the whole batch. A rank without a seed in a batch takes part with zeros.
@@ -7,9 +7,7 @@ one rank with the whole batch. A rank without a seed in a batch takes part with 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -19,60 +17,13 @@ from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import EpochReport, FlatEngine, PassGraph, Stepper
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.sampling.neighbours import Sampler
+from gnnpar.parallel.sampling.batches import At, Batches
 from gnnpar.parallel.sampling.replica import Replica
-from gnnpar.parallel.sampling.view import Normalize, SampledGraph, Subgraph, first_rows, subgraph_of
+from gnnpar.parallel.sampling.view import SampledGraph, Subgraph, first_rows
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import fold_key
 
-At = tuple[int, int]  # epoch, step
-_ORDER, _NEIGHBOURS, _MASKS = 1, 2, 3  # what a key is for
-
-
-class Batches:
-    """This rank's subgraph of every step. Picklable: worker processes draw ahead, and draw the same."""
-
-    def __init__(
-        self,
-        graph: Replica,
-        sampler: Sampler,
-        *,
-        batch_size: int | None,
-        normalize: Normalize,
-        seed: int,
-        rank: int,
-        ranks: int,
-    ) -> None:
-        # rows stay with the engine: a worker that is started afresh would get a copy of them
-        self._graph = replace(graph, x=graph.x[:0].cpu(), y=graph.y[:0].cpu())
-        self._sampler = sampler
-        self._normalize: Normalize = normalize
-        self._seed, self._rank, self._ranks = seed, rank, ranks
-        self._size = batch_size or len(graph.train)
-        self._shuffled: tuple[int, Tensor] | None = None
-
-    def __len__(self) -> int:
-        """Steps of an epoch."""
-        return -(-len(self._graph.train) // self._size)
-
-    def size(self, step: int) -> int:
-        """Seeds of a step, all ranks together."""
-        return min(self._size, len(self._graph.train) - step * self._size)
-
-    def seeds(self, at: At) -> Tensor:
-        """This rank's, [s]: every training node is a seed once an epoch."""
-        epoch, step = at
-        if self._shuffled is None or self._shuffled[0] != epoch:
-            rng = np.random.Generator(np.random.Philox(key=fold_key(self._seed, epoch, _ORDER)))
-            order = torch.as_tensor(rng.permutation(len(self._graph.train)))
-            self._shuffled = epoch, self._graph.train[order]
-        first = step * self._size
-        return self._shuffled[1][first : first + self.size(step)][self._rank :: self._ranks]
-
-    def __getitem__(self, at: At) -> Subgraph:
-        epoch, step = at
-        key = fold_key(self._seed, epoch, step, self._rank, _NEIGHBOURS)
-        return subgraph_of(self._sampler.draw(self.seeds(at), key), self._graph, self._normalize)
+_MASKS = 3  # what a key is for, beside those of batches.py
 
 
 class MinibatchEngine(FlatEngine):
@@ -112,17 +63,18 @@ class MinibatchEngine(FlatEngine):
             )
 
     def train_epoch(self, epoch: int, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
-        total, loss, nodes, edges = len(self._graph.train), 0.0, 0, 0
+        total, loss, nodes, edges = self._batches.total, 0.0, 0, 0
         several = len(self._batches) > 1
         kept = self._mean_gradient(epoch) if keep_gradient and several else None
         for step, sub in enumerate(self._subgraphs(epoch)):
             with self._comm.clock("compute"):
                 optimizer.zero_grad()
                 run = Pass(self._seed if step == 0 else fold_key(self._seed, step, _MASKS), epoch, training=True)
-                bucket = self._differentiate_batch(sub, run, self._batches.size(step))
+                size = self._batches.size((epoch, step))
+                bucket = self._differentiate_batch(sub, run, size)
             bucket = self._comm.all_reduce(bucket, Site(epoch, -1, step, "reduce"))
             report = self.step(bucket, optimizer, keep_gradient=keep_gradient and not several)
-            loss += report.loss * self._batches.size(step) / total
+            loss += report.loss * size / total
             nodes, edges, kept = nodes + len(sub.node_ids), edges + len(sub.indices), kept or report.gradient
             if optimizer.refused:  # everywhere, for all ranks have the same gradient
                 break
@@ -132,7 +84,7 @@ class MinibatchEngine(FlatEngine):
     def live_bytes(self) -> dict[str, int]:
         held = super().live_bytes()
         held["features"] += self._graph.features_nbytes
-        held["structure"] += self._graph.structure_nbytes
+        held["structure"] += self._graph.structure_nbytes + self._batches.nbytes
         return held
 
     def _subgraphs(self, epoch: int) -> Iterator[Subgraph]:
@@ -145,20 +97,20 @@ class MinibatchEngine(FlatEngine):
             yield sub
 
     def _mean_gradient(self, epoch: int) -> dict[str, Tensor]:
-        """Of the epoch's batches at the current weights, by their seeds. Not counted."""
+        """Of the epoch's batches at the current weights, by their sizes. Not counted."""
         run = Pass(self._seed, epoch, training=True, probe=True)
-        total = len(self._graph.train)
+        total = self._batches.total
         buckets = (self._differentiate_batch(sub, run, total) for sub in self._subgraphs(epoch))
         return self.gradients_of(self._comm.all_reduce(sum(buckets, torch.zeros((), device=self._comm.device))))
 
-    def _differentiate_batch(self, sub: Subgraph, run: Pass, num_seeds: int) -> Tensor:
-        """Gradients of this rank's share of the mean loss over `num_seeds`, and the share, in one vector."""
+    def _differentiate_batch(self, sub: Subgraph, run: Pass, size: int) -> Tensor:
+        """Gradients of this rank's share of the loss of a batch of this size, and the share, in one vector."""
         parameters = [p for _, p in self.named_parameters()]
         if not sub.ends[0]:
             return torch.cat([torch.zeros_like(p).reshape(-1) for p in parameters] + [parameters[0].new_zeros(1)])
         logits = self._logits(SampledGraph(sub, run, sum(self._hops)))
-        loss = self._task.loss_sum(logits, self._graph.y[sub.node_ids[: sub.ends[0]]]) / num_seeds
-        return self.bucket_of(loss)
+        loss = self._task.loss_sum(logits, self._graph.y[sub.node_ids[: sub.ends[0]]], sub.loss_weight)
+        return self.bucket_of(loss / size)
 
     def _logits(self, g: SampledGraph) -> Tensor:
         """Of the seeds: the model's layers, each on the rows that the next one reads."""

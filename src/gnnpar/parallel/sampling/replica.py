@@ -20,7 +20,8 @@ class Replica:
 
     Shapes: x [N, F]; y [N] or [N, C]; in_degree [N], in the dtype of x; train [T] training nodes, ascending;
     edges: those between different nodes; loops [N]: self loops of each node, first_loop [N]: how many before them;
-    edge_ids, loop_ids: the global ids of both, in their order (None: nobody reads them).
+    edge_ids, loop_ids: the global ids of both, in their order (None: nobody reads them); cluster_of [N]: the cluster of
+    each node (None: there are none).
     """
 
     x: Tensor
@@ -32,6 +33,7 @@ class Replica:
     first_loop: Tensor
     edge_ids: Tensor | None
     loop_ids: Tensor | None
+    cluster_of: Tensor | None
     shared: bool  # rows are those of the shard, which is the whole graph
 
     @property
@@ -42,7 +44,7 @@ class Replica:
 
     @property
     def structure_nbytes(self) -> int:
-        return _nbytes(*self.edges, self.loops, self.first_loop, self.edge_ids, self.loop_ids)
+        return _nbytes(*self.edges, self.loops, self.first_loop, self.edge_ids, self.loop_ids, self.cluster_of)
 
 
 def _nbytes(*tensors: Tensor | None) -> int:
@@ -52,24 +54,32 @@ def _nbytes(*tensors: Tensor | None) -> int:
 def replica_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Replica:
     """Collective. Not counted: a set-up, like the cutting before it."""
     alone = comm.size == 1
-    rows = (shard.node_ids, shard.train_mask, shard.in_degree, *(() if alone else (shard.x, shard.y)))
+    clusters = shard.node_ids[:0] if shard.chunk_of is None else shard.chunk_of
+    rows = (shard.node_ids, shard.train_mask, shard.in_degree, clusters, *(() if alone else (shard.x, shard.y)))
     mine = (*(t.cpu() for t in rows), _global_edges(shard))
     everyone = [mine] if alone else comm.broadcast(comm.gather(mine))
     assert isinstance(everyone, list)
-    ids, train, in_degree, *x_and_y, edges = zip(*everyone, strict=True)
+    ids, train, in_degree, of_cluster, *x_and_y, edges = zip(*everyone, strict=True)
     order = torch.cat(ids).argsort()
     x, y = (torch.cat(parts)[order].to(comm.device) for parts in x_and_y) if x_and_y else (shard.x, shard.y)
     structure = _structure(torch.cat(edges, dim=1), len(order), edge_ids=edge_ids)
     return Replica(
-        x, y, torch.cat(in_degree)[order], torch.cat(train)[order].nonzero().flatten(), *structure, shared=alone
+        x,
+        y,
+        torch.cat(in_degree)[order],
+        torch.cat(train)[order].nonzero().flatten(),
+        *structure,
+        cluster_of=None if shard.chunk_of is None else torch.cat(of_cluster)[order],
+        shared=alone,
     )
 
 
-def replica_of_dataset(dataset: Dataset, *, edge_ids: bool) -> Replica:
+def replica_of_dataset(dataset: Dataset, *, edge_ids: bool, cluster_of: Tensor | None = None) -> Replica:
     """What every rank would hold, without ranks."""
     structure = _structure(dataset.edge_index, dataset.num_nodes, edge_ids=edge_ids)
     train = dataset.train_mask.nonzero().flatten()
-    return Replica(dataset.x, dataset.y, dataset.in_degree.to(dataset.x.dtype), train, *structure, shared=True)
+    in_degree = dataset.in_degree.to(dataset.x.dtype)
+    return Replica(dataset.x, dataset.y, in_degree, train, *structure, cluster_of=cluster_of, shared=True)
 
 
 def _global_edges(shard: Shard) -> Tensor:

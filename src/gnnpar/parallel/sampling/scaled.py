@@ -1,7 +1,11 @@
-"""Sums that make up for edges left out: out_i = loops of i + scale_i . sum of what was drawn of i, each edge once."""
+"""Sums that make up for edges left out, by a number a row or by a number an edge.
+
+By row: out_i = loops of i + scale_i . sum of what was drawn of i, each edge once. By edge: out_i = sum_j weight_ij x_j.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -9,8 +13,9 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.generic import Generic
 from gnnpar.parallel.torch_types import Context, apply
-from gnnpar.parallel.whole import split_operands, wanted_gradients
+from gnnpar.parallel.whole import fold_block, split_operands, wanted_gradients
 
 
 class Parts(NamedTuple):
@@ -26,6 +31,35 @@ class Parts(NamedTuple):
 def fold_scaled(agg: Aggregator, parts: Parts, scale: Tensor, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
     """`agg` is `summed`. Shapes: scale [n], src [N, ...], dst [n, ...], edge [e + e', ...] -> [n, ...]."""
     return apply(_ScaledFold, agg, parts, scale, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
+
+
+def fold_weighted(
+    agg: Aggregator, block: Block, weights: Tensor, src: Rows, dst: Rows, edge: Rows, shared: Rows
+) -> Tensor:
+    """`agg` is `summed`. Shapes: weights [E], src [N, ...], dst [n, ...], edge [E, ...] -> [n, ...].
+
+    ValueError where the fold is neither linear nor Generic.
+    """
+    if agg.linear:  # every edge gets a source row of its own
+        indices = block.indices.long()
+        rows = tuple(each[indices] * _column(weights, each) for each in src)
+        places = torch.arange(len(indices), device=indices.device, dtype=block.indices.dtype)
+        each_once = Block(
+            block.indptr, places, block.num_dst, len(indices), rows=block.rows, edge_ids=block.edge_ids, src_ids=places
+        )
+        return fold_block(agg, each_once, rows, dst, edge, shared)
+    if not isinstance(agg, Generic):
+        raise ValueError(
+            f"the fold {type(agg).__name__} cannot count an edge more than once, as strategy.sampler=saint asks: "
+            "set strategy.normalize=subgraph, or use a linear fold or Generic"
+        )
+    value = agg.value
+
+    def weighted(s: Rows, d: Rows, e: Rows, t: Rows) -> Tensor:
+        found = value(s, d, e[:-1], t)
+        return found * _column(e[-1], found)
+
+    return fold_block(replace(agg, value=weighted), block, src, dst, (*edge, weights), shared)
 
 
 class _Kept(Context):

@@ -10,7 +10,7 @@ import torch
 
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.priced import Problem
-from gnnpar.parallel.sampling.engine import Batches
+from gnnpar.parallel.sampling.batches import Batches
 from gnnpar.parallel.sampling.replica import replica_of_dataset
 from gnnpar.parallel.sampling.view import SampledGraph, Subgraph
 from gnnpar.pricing.ir import ModelIR
@@ -35,13 +35,14 @@ class Ring:
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """A rank's share of one, which stands for `times` steps of an epoch. `rings`: of each layer. `scaled`: do sums make
-    up for edges left out? `draw_seconds`, `sort_seconds`: of drawing it, and of its edges sorted by source for
-    gradients; 0 where nobody knows."""
+    up for edges left out, by row? `weighted`: or by edge? `draw_seconds`, `sort_seconds`: of drawing it, and of its
+    edges sorted by source for gradients; 0 where nobody knows."""
 
     rings: tuple[Ring, ...]
     seeds: int
     times: float
     scaled: bool
+    weighted: bool = False
     draw_seconds: float = 0.0
     sort_seconds: float = 0.0
 
@@ -72,7 +73,11 @@ class SampleStatistics:
 def draw(strategy: Minibatch, problem: Problem) -> SampleStatistics:
     """Rank 0's batches, of the most seeds: the first ones of epoch 0 and its last, which may be smaller."""
     ir, ranks = problem.ir, problem.ranks
-    graph = replica_of_dataset(problem.workload.dataset, edge_ids=problem.model.needs_edge_ids)
+    graph = replica_of_dataset(
+        problem.workload.dataset,
+        edge_ids=problem.model.needs_edge_ids,
+        cluster_of=strategy.cluster_of(problem.workload),
+    )
     hops = [len(ir.folds(i)) for i in range(ir.num_layers)]
     batches, by = strategy.batches(graph, hops, seed=problem.seed, rank=0, ranks=ranks)
     count = len(batches)
@@ -87,7 +92,7 @@ def draw(strategy: Minibatch, problem: Problem) -> SampleStatistics:
     steps = tuple(replace(one, times=more if i + 1 < len(ones) else 1.0) for i, one in enumerate(ones))
     whole = replace(graph, shared=ranks == 1)
     seconds = sum(s.times * s.draw_seconds for s in steps) / count
-    held = Whole(features=whole.features_nbytes, structure=whole.structure_nbytes)
+    held = Whole(features=whole.features_nbytes, structure=whole.structure_nbytes + batches.nbytes)
     return SampleStatistics(steps=steps, whole=held, num=len(ones), seconds=seconds, by=by)
 
 
@@ -107,6 +112,7 @@ def _once(batches: Batches, step: int, hops: list[int], ir: ModelIR) -> Step:
         seeds=sub.ends[0],
         times=1.0,
         scaled=sub.scale is not None,
+        weighted=sub.weights is not None,
         draw_seconds=drawn - began,
         sort_seconds=time.perf_counter() - drawn,
     )

@@ -1,9 +1,12 @@
-"""Neighbour sampling, data parallel: Y[i] = loops + d_i / k_i . (k_i of i's d_i in-edges), batch after batch of nodes.
+"""Mini-batches, data parallel: Y[i] = loops + d_i / k_i . (k_i of i's d_i in-edges), on a subgraph a rank and step.
 
-The baseline that is no full-graph method: a step takes `batch_size` training nodes and up to `fanout` in-neighbours
-of every node, hop by hop. Source: Hamilton, Ying, Leskovec, Inductive Representation Learning on Large Graphs, NeurIPS
-2017 (arXiv 1706.02216), as PyG's NeighborLoader does it. Every rank holds the whole graph, so no feature is ever sent:
-bytes are those of gradients, one sum a step. Evaluation is full-graph and exact, as that of graph parallelism.
+The baseline that is no full-graph method. Neighbour sampling: a step takes `batch_size` training nodes and up to
+`fanout` in-neighbours of every node, hop by hop (Hamilton, Ying, Leskovec, Inductive Representation Learning on Large
+Graphs, NeurIPS 2017, arXiv 1706.02216), as PyG's NeighborLoader does it. sampler=cluster: a step takes a union of
+clusters and the edges between them (ClusterGCN, KDD 2019, arXiv 1905.07953). sampler=saint: nodes drawn at random and
+the edges between them, sums and losses divided by probabilities (GraphSAINT, ICLR 2020, arXiv 1907.04931). Every rank
+holds the whole graph, so no feature is ever sent: bytes are those of gradients, one sum a step. Evaluation is
+full-graph and exact, as that of graph parallelism. Specification: docs/strategies/minibatch.md.
 
 Deviations: self loops are kept, not sampled, as PyG's layers add them afterwards. normalize=graph is ours: degrees of
 the whole graph and sums scaled by d/k, unbiased in every layer and exact where all in-edges are taken. PyG's layers
@@ -14,11 +17,12 @@ read no degrees. `batch_size` counts the seeds of all ranks: more ranks are the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Le
+from torch import Tensor
 
 from gnnpar.codecs.codec import Exactness, Identity
 from gnnpar.comm import CodedExchange, Communicator
@@ -27,9 +31,12 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.sampling.engine import Batches, MinibatchEngine
+from gnnpar.parallel.sampling.batches import Batches, SeedBatches
+from gnnpar.parallel.sampling.clusters import ClusterBatches
+from gnnpar.parallel.sampling.engine import MinibatchEngine
 from gnnpar.parallel.sampling.neighbours import Body, sampler_of
 from gnnpar.parallel.sampling.replica import Replica, replica_of
+from gnnpar.parallel.sampling.saint import Counts, Draw, NodeSets, SaintBatches, estimated
 from gnnpar.parallel.sampling.view import Normalize
 from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, check_first_layer
@@ -49,41 +56,80 @@ class Minibatch:
     for further layers, -1 is all. A layer that aggregates twice takes its number twice; encoder and decoder have none.
 
     `batch_size`: seeds of a step, all ranks together; None: all training nodes. `num_workers`: processes of each rank
-    that draw ahead, 0: none; the same bits with any. `sampler`: pyg (NeighborLoader), own, or auto: pyg where pyg-lib
-    is installed.
+    that draw ahead, 0: none; the same bits with any. `sampler`: of neighbours pyg (NeighborLoader), own, or auto: pyg
+    where pyg-lib is installed; cluster or saint in their place.
+
+    sampler=cluster: the graph is cut into `clusters` by `partition`, a step takes `clusters_per_batch` of them, all
+    ranks together; 1 cluster is the whole graph. sampler=saint: a step draws about `batch_size` nodes, all ranks
+    together (None: every rank all of them), by `saint`, walks of `walk_length` edges; probabilities are estimated from
+    as many draws as hold `coverage` times the nodes of the graph.
     """
 
     fanout: tuple[Annotated[int, Ge(-1)], ...] = (15, 10)
     batch_size: Annotated[int, Ge(1)] | None = 512
     num_workers: Annotated[int, Ge(0), Le(1024)] = 0
     normalize: Normalize = "graph"
-    sampler: Body = "auto"
-    capabilities = Capabilities(
-        cached_first_layer=False,
-        by_layers=True,
-        less_memory=lambda _: (
-            "lower strategy.batch_size or strategy.fanout; a rank also holds the whole graph, strategy=sar a part"
-        ),
-    )
+    sampler: Body | Literal["cluster", "saint"] = "auto"
+    clusters: Annotated[int, Ge(1)] = 64
+    clusters_per_batch: Annotated[int, Ge(1)] = 8
+    saint: Draw = "walk"
+    walk_length: Annotated[int, Ge(1)] = 2
+    coverage: Annotated[int, Ge(1)] = 20
 
     def __post_init__(self) -> None:
         if not self.fanout or 0 in self.fanout:
             raise ValueError(f"fanout={list(self.fanout)} must be numbers of neighbours, one a layer, or -1 for all")
+        if self.sampler == "cluster" and self.clusters_per_batch > self.clusters:
+            raise ValueError(
+                f"strategy.clusters_per_batch={self.clusters_per_batch} of strategy.clusters={self.clusters}: a batch "
+                "cannot unite more clusters than there are; lower it, or raise strategy.clusters"
+            )
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return ({"cluster": "1905.07953", "saint": "1907.04931"}.get(self.sampler, "1706.02216"),)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        size = {"cluster": "clusters_per_batch", "saint": "batch_size"}.get(
+            self.sampler, "batch_size or strategy.fanout"
+        )
+        return Capabilities(
+            chunks=self.sampler == "cluster",
+            cached_first_layer=False,
+            by_layers=True,
+            less_memory=lambda _: f"lower strategy.{size}; a rank also holds the whole graph, strategy=sar a part",
+        )
 
     @property
     def exactness(self) -> frozenset[Exactness]:
-        whole = self.batch_size is None and set(self.fanout) == {-1} and self.normalize == "graph"
+        if self.sampler == "cluster":
+            whole = self.clusters == 1
+        else:
+            whole = self.batch_size is None
+            whole &= self.sampler == "saint" or (set(self.fanout) == {-1} and self.normalize == "graph")
         return frozenset[Exactness]({"exact" if whole else "sampled"})
 
     def exact_limit(self) -> Minibatch:
-        return replace(self, fanout=(-1,), batch_size=None, normalize="graph")
+        return replace(self, fanout=(-1,), batch_size=None, normalize="graph", clusters=1, clusters_per_batch=1)
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
         self._check_fanout(num_layers)
+        if self.sampler == "cluster" and self.clusters_per_batch < num_ranks and self.clusters > 1:
+            idle = num_ranks - self.clusters_per_batch
+            raise ValueError(
+                f"strategy.clusters_per_batch={self.clusters_per_batch} leaves {idle} of {num_ranks} ranks without a "
+                f"cluster: set strategy.clusters_per_batch={num_ranks} or more"
+            )
+        if self.sampler == "saint" and self.batch_size is not None and self.batch_size < num_ranks:
+            raise ValueError(
+                f"strategy.batch_size={self.batch_size} is less than a node for each of {num_ranks} ranks: set "
+                f"strategy.batch_size={num_ranks} or more"
+            )
 
     def _check_fanout(self, num_layers: int) -> None:
         """Refuse more numbers than the model has layers."""
-        if len(self.fanout) > num_layers:
+        if len(self.fanout) > num_layers and self.sampler not in ("cluster", "saint"):
             raise ValueError(
                 f"strategy.fanout={list(self.fanout)} has {len(self.fanout)} numbers, but the model {num_layers} "
                 f"layers: give {num_layers} or fewer, the first for the neighbours of training nodes."
@@ -95,9 +141,21 @@ class Minibatch:
         return cost(self, problem, machine)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
-        """Parts are those of the evaluation; training knows none."""
+        """Parts are those of the evaluation; training knows clusters, as chunks, or nothing."""
         self._check_fanout(workload.num_layers)
-        return workload.flat_plan(topology)
+        plan = workload.flat_plan(topology)
+        return replace(plan, placement=replace(plan.placement, chunk_of=self.cluster_of(workload)))
+
+    def cluster_of(self, workload: Workload) -> Tensor | None:
+        """[N]; None: there are no clusters."""
+        if self.sampler != "cluster":
+            return None
+        if self.clusters > workload.dataset.num_nodes:
+            raise ValueError(
+                f"strategy.clusters={self.clusters}, but the graph has {workload.dataset.num_nodes} nodes: give at "
+                "most one cluster a node"
+            )
+        return workload.part_of(self.clusters)
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         return (LayerFacts(mode="sample"),) * plan.num_layers
@@ -121,7 +179,14 @@ class Minibatch:
             )
         hops = self._hops(model, shard)
         graph = replica_of(shard, comm, edge_ids=model.needs_edge_ids)
-        batches, drawn_by = self.batches(graph, hops, seed=seed, rank=comm.rank, ranks=comm.size)
+
+        def counted(estimate: Callable[[], Counts]) -> Counts:
+            """By rank 0, for all."""
+            counts = comm.broadcast(estimate() if comm.rank == 0 else None)
+            assert counts is not None
+            return counts
+
+        batches, drawn_by = self.batches(graph, hops, seed=seed, rank=comm.rank, ranks=comm.size, counted=counted)
         exact = WholeGraph(shard, Pass(seed))
         if comm.size > 1:
             exchange = CodedExchange(comm, Identity().build(shard.row_lists, comm, seed))
@@ -140,12 +205,51 @@ class Minibatch:
             seed=seed,
         )
 
-    def batches(self, graph: Replica, hops: Sequence[int], *, seed: int, rank: int, ranks: int) -> tuple[Batches, str]:
-        """A rank's, and what draws them. `hops`: of each layer."""
+    def batches(
+        self,
+        graph: Replica,
+        hops: Sequence[int],
+        *,
+        seed: int,
+        rank: int,
+        ranks: int,
+        counted: Callable[[Callable[[], Counts]], Counts] = lambda estimate: estimate(),
+    ) -> tuple[Batches, str]:
+        """A rank's, and what draws them. `hops`: of each layer. `counted`: calls what estimates the probabilities."""
+        if self.sampler == "cluster":
+            clusters = ClusterBatches(
+                graph,
+                per_step=self.clusters_per_batch,
+                hops=sum(hops),
+                normalize=self.normalize,
+                seed=seed,
+                rank=rank,
+                ranks=ranks,
+            )
+            return clusters, "cluster"
+        if self.sampler == "saint":
+            num_nodes = len(graph.loops)
+            size = min(self.batch_size or num_nodes, num_nodes)
+            budget = None if self.batch_size is None else max(1, size // ranks)
+            sets = NodeSets(graph, self.saint, budget, self.walk_length)
+            draws = 1 if budget is None else -(-self.coverage * num_nodes // budget)
+            subgraphs = SaintBatches(
+                graph,
+                sets,
+                counted(lambda: estimated(graph, sets, draws, seed)),
+                steps=-(-num_nodes // size),
+                hops=sum(hops),
+                normalize=self.normalize,
+                seed=seed,
+                rank=rank,
+                ranks=ranks,
+            )
+            return subgraphs, f"saint, {self.saint}"
         sampler, drawn_by = sampler_of(graph.edges, self.by_hop(hops), self.sampler)
-        return Batches(
+        seeds = SeedBatches(
             graph, sampler, batch_size=self.batch_size, normalize=self.normalize, seed=seed, rank=rank, ranks=ranks
-        ), drawn_by
+        )
+        return seeds, drawn_by
 
     def by_hop(self, hops: Sequence[int]) -> list[int]:
         """`fanout` of every hop from the seeds outwards. `hops`: of each layer."""

@@ -21,7 +21,7 @@ from gnnpar.graph import Message
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, to_device
 from gnnpar.parallel.sampling.neighbours import Sample
 from gnnpar.parallel.sampling.replica import Replica
-from gnnpar.parallel.sampling.scaled import Parts, fold_scaled
+from gnnpar.parallel.sampling.scaled import Parts, fold_scaled, fold_weighted
 from gnnpar.parallel.torch_types import integers
 from gnnpar.parallel.whole import fold_block
 
@@ -33,7 +33,8 @@ class Subgraph(NamedTuple):
 
     Shapes: node_ids [n]; ends as in Sample, `edges_within` and `loops_within`: how many in-edges, and self loops among
     them, the nodes within so many hops have; indptr [m + 1], indices [e] (int32), edge_ids [e] or None; loops [m];
-    in_degree [n]; scale [m]: d_i / k_i (None: nothing was left out, or sums are not scaled).
+    in_degree [n]; scale [m]: d_i / k_i (None: nothing was left out, or sums are not scaled); weights [e]: how often an
+    in-edge counts in sums, loss_weight [seeds]: the loss of a seed (None: once).
     """
 
     node_ids: Tensor
@@ -46,35 +47,41 @@ class Subgraph(NamedTuple):
     scale: Tensor | None
     edges_within: tuple[int, ...]
     loops_within: tuple[int, ...]
+    weights: Tensor | None = None
+    loss_weight: Tensor | None = None
 
     def to(self, device: torch.device) -> Subgraph:
         return self._replace(**{k: to_device(t, device) for k, t in self._asdict().items() if isinstance(t, Tensor)})
 
 
-def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize) -> Subgraph:
+def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize, *, weights: Tensor | None = None) -> Subgraph:
     """Loops, degrees and weights put to a sample.
 
-    `normalize`: graph has the degrees of the whole graph, and sums that make up for what was left out; subgraph the
-    degrees within the sample, as PyG's layers count them.
+    `normalize`: graph has the degrees of the whole graph, and sums that make up for what was left out: by `weights` of
+    the edges drawn [e] where they are given, else by scale; subgraph has the degrees within the sample, as PyG's layers
+    count them.
     """
     inside = sample.nodes[: len(sample.counts)]
     loops, counts = graph.loops[inside], sample.counts
     indptr = torch.cat([counts.new_zeros(1), (loops + counts).cumsum(0)])
     rows = torch.arange(len(inside))
     place = torch.arange(len(sample.sources)) + loops.cumsum(0).repeat_interleave(counts)
-    of_loop = _ranges(indptr[:-1], loops, int(loops.sum()))
+    of_loop = ranges(indptr[:-1], loops, int(loops.sum()))
     indices = torch.empty(int(indptr[-1]), dtype=torch.int32)
     indices[place], indices[of_loop] = sample.sources.int(), rows.repeat_interleave(loops).int()
     ids = None
     if graph.edge_ids is not None and graph.loop_ids is not None:
         ids = torch.empty(len(indices), dtype=torch.int64)
         ids[place] = graph.edge_ids[sample.edges]
-        ids[of_loop] = graph.loop_ids[_ranges(graph.first_loop[inside], loops, int(loops.sum()))]
-    dtype, scale = graph.in_degree.dtype, None
+        ids[of_loop] = graph.loop_ids[ranges(graph.first_loop[inside], loops, int(loops.sum()))]
+    dtype, scale, of_edge = graph.in_degree.dtype, None, None
+    if weights is not None:
+        of_edge = torch.ones(len(indices), dtype=dtype)
+        of_edge[place] = weights
     if normalize == "graph":
         in_degree = graph.in_degree[sample.nodes]
         others = graph.edges.indptr[inside + 1] - graph.edges.indptr[inside]
-        if bool((counts < others).any()):
+        if weights is None and bool((counts < others).any()):
             scale = torch.where(counts > 0, others.to(dtype) / counts.clamp_min(1), 1.0).to(dtype)
     else:
         in_degree = graph.loops[sample.nodes].to(dtype)
@@ -82,10 +89,10 @@ def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize) -> Subgrap
     ends, before = torch.tensor(sample.ends[:-1], dtype=torch.int64), torch.cat([loops.new_zeros(1), loops.cumsum(0)])
     edges_within, loops_within = tuple(integers(indptr[ends])), tuple(integers(before[ends]))
     parts = sample.nodes, sample.ends, indptr.int(), indices, ids, loops, in_degree, scale
-    return Subgraph(*parts, edges_within, loops_within)
+    return Subgraph(*parts, edges_within, loops_within, of_edge)
 
 
-def _ranges(first: Tensor, counts: Tensor, total: int) -> Tensor:
+def ranges(first: Tensor, counts: Tensor, total: int) -> Tensor:
     """first[0], first[0] + 1, ..., `counts[0]` of them, then those of first[1]; `total` numbers."""
     ends = counts.cumsum(0)
     before = (ends - counts).repeat_interleave(counts, output_size=total)
@@ -159,6 +166,8 @@ class SampledGraph(OwnRows):
             assert ids is not None
             place = torch.searchsorted(ids.sort().values, ids)
             edge = tuple(rows[place] for rows in edge)
+        if self.sub.weights is not None and agg.summed:
+            return fold_weighted(agg, self.block, self.sub.weights[: self.block.num_edges], src, dst, edge, shared)
         if self.sub.scale is None or not agg.summed:
             return fold_block(agg, self.block, src, dst, edge, shared)
         return fold_scaled(agg, self.parts, self.sub.scale[: self.num_read], src, dst, edge, shared)
@@ -177,8 +186,8 @@ class SampledGraph(OwnRows):
         block, loops = self.block, self.sub.loops[: self.num_read]
         first, drawn = block.indptr[:-1].long(), block.indptr.long().diff() - loops
         num_loops = self.sub.loops_within[self.hops - 1]
-        of_drawn = _ranges(first + loops, drawn, block.num_edges - num_loops)
-        of_loops = _ranges(first, loops, num_loops)
+        of_drawn = ranges(first + loops, drawn, block.num_edges - num_loops)
+        of_loops = ranges(first, loops, num_loops)
 
         def part(places: Tensor, counts: Tensor, num_src: int) -> Block:
             indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()

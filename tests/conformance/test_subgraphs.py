@@ -1,0 +1,243 @@
+"""ClusterGCN and GraphSAINT: what a batch computes; docs/strategies/minibatch.md is the specification."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from composing import configured
+from gnnpar.comm import ThreadWorld
+from gnnpar.config.compose import compose
+from gnnpar.folds.generic import Generic
+from gnnpar.folds.max import Max
+from gnnpar.folds.sum import Sum
+from gnnpar.models.gcn import GCN
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.sampling.batches import DRAW, Induced, shuffled
+from gnnpar.parallel.sampling.replica import Replica, replica_of
+from gnnpar.parallel.sampling.saint import NodeSets, SaintBatches, estimated
+from gnnpar.parallel.sampling.strategy import Minibatch
+from gnnpar.parallel.sampling.view import SampledGraph
+from gnnpar.partition.shard import Shard
+from gnnpar.settings import ConfigError
+from gnnpar.verify.conformance import check, make_job, relative_error, small_graph, train_in_threads
+from gnnpar_kernels import fold_key
+
+CLUSTERS = Minibatch(sampler="cluster", clusters=6, clusters_per_batch=6, normalize="subgraph")
+SAINT = Minibatch(sampler="saint", batch_size=30)
+PLAIN = ("model.hidden=8", "model.dropout=0", "model.norm=none")
+LIMITS = {"cluster": Minibatch(sampler="cluster"), "saint": Minibatch(sampler="saint")}
+
+
+def replica() -> tuple[Replica, Tensor]:
+    """The small graph on one rank, and its features, in fp64."""
+    (comm,) = ThreadWorld(1).communicators()
+    data = small_graph()
+    shard = Shard.open(data, torch.zeros(data.num_nodes, dtype=torch.int64), comm, edge_ids=True)
+    shard = shard.to(torch.device("cpu"), torch.float64)
+    return replica_of(shard, comm, edge_ids=True), shard.x
+
+
+def dense(graph: Any) -> Tensor:
+    """[N, N] by destination and source: how many edges, loops too."""
+    src, dst = graph.edge_index
+    matrix = torch.zeros(graph.num_nodes, graph.num_nodes, dtype=torch.float64)
+    return matrix.index_put_((dst, src), torch.ones(len(src), dtype=torch.float64), accumulate=True)
+
+
+def gcn_logits(net: GNN, matrix: Tensor, degree: Tensor, x: Tensor) -> Tensor:
+    """Kipf and Welling's layers on a dense matrix: no view, fold or kernel of gnnpar."""
+    scale = degree.clamp_min(1).rsqrt()[:, None]
+    for i, layer in enumerate(net.layers):
+        conv: Any = layer.get_submodule("conv")
+        x = scale * (matrix @ (scale * (x @ conv.weight.T))) + conv.bias
+        x = x.relu() if i + 1 < len(net.layers) else x
+    return x
+
+
+def gradients_of(net: GNN, loss: Tensor) -> dict[str, Tensor]:
+    named = dict(net.named_parameters())
+    return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+
+
+def same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert max(relative_error(got[name], gradient) for name, gradient in expected.items()) < 1e-12
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_batch_of_clusters_is_autograd_on_the_subgraph_of_each_rank(world: int) -> None:
+    """Degrees are those of the subgraph; edges between clusters of different ranks are not there."""
+    data, config = small_graph(), configured("model", "gcn", *PLAIN)
+    got = train_in_threads(CLUSTERS, config, data, world=world, epochs=1, seed=3)
+    job = make_job(CLUSTERS, config, data, world=world, seed=3)
+    cluster_of = job.plan.placement.chunk_of
+    assert cluster_of is not None
+    net = config.build(data.num_features, data.num_classes, seed=3).double()
+    rank_of = torch.empty(6, dtype=torch.int64)
+    order = shuffled(6, 3, 0)
+    for rank in range(world):
+        rank_of[order[rank::world]] = rank
+    mine = rank_of[cluster_of]
+    matrix = dense(data) * (mine[:, None] == mine[None, :])
+    assert bool((matrix != dense(data)).any()) == (world > 1)
+    logits = gcn_logits(net, matrix, matrix.sum(1), data.x.double())
+    loss = nn.functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
+    assert got.losses[0] == pytest.approx(float(loss), rel=1e-12)
+    same(got.gradients[0], gradients_of(net, loss))
+
+
+@pytest.mark.parametrize("saint", ["node", "edge", "walk"])
+def test_a_drawn_subgraph_is_autograd_with_weighted_edges_and_losses(saint: Any) -> None:
+    """The mean over the steps and ranks of an epoch, at the weights that it begins with."""
+    data, config, world = small_graph(), configured("model", "gcn", *PLAIN), 2
+    strategy = replace(SAINT, saint=saint)
+    got = train_in_threads(strategy, config, data, world=world, epochs=1, seed=3)
+    graph, x = replica()
+    sets = NodeSets(graph, saint, 15, 2)
+    num_nodes, draws, whole = data.num_nodes, -(-20 * data.num_nodes // 15), dense(data)
+    steps = -(-num_nodes // 30)
+    counts = estimated(graph, sets, draws, 3)
+    of_edge = torch.ones(num_nodes, num_nodes, dtype=torch.float64)
+    targets = torch.arange(num_nodes).repeat_interleave(graph.edges.indptr.diff())
+    of_edge[targets, graph.edges.sources] = counts.nodes[targets] / counts.edges.clamp_min(1).double()
+    of_edge.fill_diagonal_(1)
+    net = config.build(data.num_features, data.num_classes, seed=3).double()
+    loss = torch.zeros((), dtype=torch.float64)
+    for step in range(steps):
+        for rank in range(world):
+            drawn = torch.zeros(num_nodes, dtype=torch.float64)
+            drawn[sets.draw(fold_key(3, 0, step, rank, DRAW))] = 1
+            matrix = whole * of_edge * drawn[:, None] * drawn[None, :]
+            logits = gcn_logits(net, matrix, data.in_degree.double(), x)
+            each = nn.functional.cross_entropy(logits, data.y, reduction="none")
+            rows = data.train_mask & (drawn > 0)
+            loss = loss + (each * draws / counts.nodes.clamp_min(1).double())[rows].sum()
+    loss = loss / (steps * world * int(data.train_mask.sum()))
+    same(got.gradients[0], gradients_of(net, loss))
+
+
+@pytest.mark.parametrize("saint", ["node", "edge", "walk"])
+def test_normalised_sums_and_losses_are_unbiased(saint: Any) -> None:
+    """The mean over 500 draws is the sum over all in-edges, within 5 of its standard errors; those of the
+    probabilities, estimated from 500 draws of their own, are as large, so the bound is 5 sqrt(2). Without weights it is
+    missed."""
+    graph, x = replica()
+    num_nodes, draws = len(x), 500
+    sets, induced = NodeSets(graph, saint, 24, 2), Induced(graph.edges, graph.train, 1)
+    counts = estimated(graph, sets, draws, 7)
+    batches = SaintBatches(graph, sets, counts, steps=draws, hops=1, normalize="graph", seed=1, rank=0, ranks=1)
+    exact = dense(small_graph()) @ x
+    sums, losses = torch.zeros(draws, *exact.shape, dtype=torch.float64), torch.zeros(draws, num_nodes)
+    bare, held = torch.zeros_like(exact), torch.zeros(draws, num_nodes)
+    for step in range(draws):
+        sub = batches[0, step]
+        view = SampledGraph(sub, Pass(0), hops=1)
+        assert sub.loss_weight is not None
+        sums[step, sub.node_ids[: view.num_read]] = view.aggregate(Sum(), (x[sub.node_ids],))[: view.num_read]
+        losses[step, sub.node_ids[: view.num_read]] = sub.loss_weight.float()
+        held[step, sub.node_ids[: view.num_read]] = 1
+        plain = SampledGraph(sub._replace(weights=None), Pass(0), hops=1)
+        bare[sub.node_ids[: view.num_read]] += plain.aggregate(Sum(), (x[sub.node_ids],))[: view.num_read]
+    assert induced.of(graph.train).ends[0] == len(graph.train)
+    # where an in-edge is in a handful of draws alone, a standard error says nothing
+    targets = torch.arange(num_nodes).repeat_interleave(graph.edges.indptr.diff())
+    rarest = torch.full((num_nodes,), float(draws)).scatter_reduce(0, targets, counts.edges.float(), "amin")
+    often = (rarest >= 8) & (held.sum(0) >= 8)
+    often &= torch.zeros(num_nodes, dtype=torch.bool).index_fill_(0, graph.train, True)
+    assert int(often.sum()) >= 5
+    number = held.sum(0)[often].double()[:, None]
+    mean = sums.sum(0)[often] / number
+    spread = ((sums - (sums.sum(0) / held.sum(0)[:, None].clamp_min(1))) * held[..., None]).square().sum(0)[often]
+    error = (spread / number).sqrt() / number.sqrt()
+    bound = 5 * 2**0.5 * error + 1e-9
+    assert bool(((mean - exact[often]).abs() < bound).all())
+    assert not bool(((bare[often] / number - exact[often]).abs() < bound).all())
+    weight, of_weight = losses.mean(0)[often], losses.std(0)[often] / draws**0.5
+    assert bool(((weight - 1).abs() < 5 * 2**0.5 * of_weight + 1e-6).all())
+
+
+def test_a_fold_of_an_edge_function_is_weighted_as_a_sum_is_and_maxima_are_not() -> None:
+    graph, x = replica()
+    sets = NodeSets(graph, "node", 24, 2)
+    counts = estimated(graph, sets, 40, 7)
+    sub = SaintBatches(graph, sets, counts, steps=1, hops=1, normalize="graph", seed=1, rank=0, ranks=1)[0, 0]
+    view, rows = SampledGraph(sub, Pass(0), hops=1), x[sub.node_ids].requires_grad_()
+    assert sub.weights is not None
+    assert float(sub.weights.max()) > 1
+    own = view.aggregate(Generic(value=lambda src, dst, edge, shared: src[0]), (rows,))
+    (of_own,) = torch.autograd.grad(own.square().sum(), rows)
+    linear = view.aggregate(Sum(), (rows,))
+    (of_linear,) = torch.autograd.grad(linear.square().sum(), rows)
+    torch.testing.assert_close(own, linear)
+    torch.testing.assert_close(of_own, of_linear)
+    plain = SampledGraph(sub._replace(weights=None), Pass(0), hops=1)
+    assert torch.equal(view.aggregate(Max(), (rows,)), plain.aggregate(Max(), (rows,)))
+
+
+@pytest.mark.parametrize("sampler", LIMITS)
+@pytest.mark.parametrize("model", ["gcn", "sage_max", "gat"])
+def test_the_whole_graph_as_one_batch_is_the_single_device(sampler: str, model: str) -> None:
+    for case in check(LIMITS[sampler], {model: configured("model", model, "model.hidden=8")}, worlds=(1, 2)):
+        assert case.passed, case
+
+
+def test_every_training_node_is_in_one_batch_of_clusters_and_only_gradients_travel() -> None:
+    strategy = Minibatch(sampler="cluster", clusters=7, clusters_per_batch=3)
+    data, world = small_graph(), 2
+    got = train_in_threads(strategy, GCN(hidden=8), data, world=world, epochs=2, dtype=torch.float32)
+    numbers = sum(p.numel() for p in GCN(hidden=8).build(data.num_features, data.num_classes, seed=0).parameters()) + 1
+    steps = 3  # of 3, 3 and 1 clusters: the last leaves a rank without nodes
+    assert got.traffic == [{"reduce": steps * 2 * (world - 1) * numbers * 4}] * 2
+    graph, _ = replica()
+    cluster_of = make_job(strategy, GCN(hidden=8), data, world=world).plan.placement.chunk_of
+    ranks = [
+        strategy.batches(replace(graph, cluster_of=cluster_of), [1, 1], seed=0, rank=rank, ranks=world)[0]
+        for rank in range(world)
+    ]
+    for epoch in range(2):
+        subs = [batches[epoch, step] for batches in ranks for step in range(len(batches))]
+        seeds = torch.cat([sub.node_ids[: sub.ends[0]] for sub in subs])
+        assert torch.equal(seeds.sort().values, graph.train)
+        assert sum(ranks[0].size((epoch, step)) for step in range(steps)) == ranks[0].total
+
+
+def test_draws_are_keyed() -> None:
+    graph, _ = replica()
+    for saint in ("node", "edge", "walk"):
+        sets = NodeSets(graph, saint, 20, 2)  # type: ignore[arg-type]
+        assert torch.equal(sets.draw(5), sets.draw(5))
+        assert not torch.equal(sets.draw(5), sets.draw(6))
+        assert len(sets.draw(5)) <= 20
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"sampler": "cluster", "clusters": 4, "clusters_per_batch": 1}, "leaves 1 of 2 ranks without a cluster"),
+        ({"sampler": "saint", "batch_size": 1}, "less than a node for each of 2 ranks"),
+        ({"sampler": "cluster", "clusters": 1000}, "clusters=1000, but the graph has 60 nodes"),
+    ],
+)
+def test_what_cannot_run_is_one_line(fields: dict[str, Any], line: str) -> None:
+    def run() -> None:
+        strategy = Minibatch(**fields)
+        strategy.check(2, 2, 5)
+        train_in_threads(strategy, GCN(hidden=4), small_graph(), world=2, epochs=1)
+
+    with pytest.raises(ValueError, match=line) as caught:
+        run()
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_that_contradict_each_other_are_one_line() -> None:
+    with pytest.raises(ValueError, match=r"clusters_per_batch=5 of strategy\.clusters=4"):
+        Minibatch(sampler="cluster", clusters=4, clusters_per_batch=5)
+    for wrong in ("sampler=both", "saint=star", "walk_length=0", "coverage=0", "clusters=0"):
+        with pytest.raises(ConfigError, match=wrong.split("=")[0]):
+            compose(["strategy=minibatch", f"strategy.{wrong}"])
+    assert Minibatch(sampler="cluster").exactness == {"sampled"} == Minibatch(sampler="saint").exactness
