@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.gnnpar
-PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 5 --dist worksteal
 DEMO := outputs/demo
 DEMO_JOB := model=gcn dataset=sbm world_size=2 epochs=50 fidelity_every=25
 

@@ -25,6 +25,11 @@ ROOT = Path(__file__).parents[1]
 CACHE = Path(tempfile.gettempdir()) / "gnnpar-tests"  # partitions are named by content: nothing goes stale
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """-n auto: one more than there are cores, for tests that wait for processes of theirs."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_finish() -> None:
     """Collections skip what imports left, a million objects: every training asks for two of them."""
     gc.collect()

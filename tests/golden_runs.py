@@ -34,8 +34,12 @@ def is_quantized(strategy: str) -> bool:
 
 
 STRATEGIES = [s for s in names("strategy") if s != "tag"]  # tag has the losses of what it chooses
-# a rounding that falls the other way changes a quantized run for good: more epochs of those repeat on one machine only
-PAIRS = [(s, m) for s in STRATEGIES if not is_quantized(s) for m in names("model")]
+
+
+def pairs() -> list[tuple[str, str]]:
+    """(strategy, model) of the long runs. A rounding that falls the other way changes a quantized run for good: more
+    epochs of those repeat on one machine only."""
+    return [(s, m) for s in STRATEGIES if not is_quantized(s) for m in names("model")]
 
 
 def _method(strategy: str) -> Any:

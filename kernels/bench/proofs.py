@@ -39,13 +39,13 @@ def versions(device: str) -> str:
 def golden(device: str, *strategies: str) -> str:
     import torch
 
-    from golden_runs import FOLDER, PAIRS, is_quantized, losses, recorded, short_losses, worlds_of
+    from golden_runs import FOLDER, is_quantized, losses, pairs, recorded, short_losses, worlds_of
 
     on, worst, wrong = torch.device(device), 0.0, []
     for strategy in strategies:
         limit = QUANTIZED if is_quantized(strategy) else 1e-9
         cases = {f"x{w}": (recorded(strategy)[str(w)], short_losses(strategy, w, on)) for w in worlds_of(strategy)}
-        for model in (m for s, m in PAIRS if s == strategy and m in ("gcn", "gat", "gatv2", "sage_max")):
+        for model in (m for s, m in pairs() if s == strategy and m in ("gcn", "gat", "gatv2", "sage_max")):
             written = [float(line) for line in (FOLDER / f"{strategy}-{model}.txt").read_text().split()]
             cases[model] = written, losses(strategy, model, on)
         for case, (expected, found) in cases.items():

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from composing import presets_slow
+from composing import names, presets_slow
 from gnnpar.comm import ThreadWorld
 from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
 from gnnpar.partition.shard import Shard, split
-from gnnpar.paths import conf_dir
 from gnnpar.training.evaluate import evaluate
 from gnnpar.verify.conformance import check, small_graph
 from simulated_gpu import DEVICE, Event, SimulatedGpu, held, move
@@ -52,7 +51,7 @@ DRAWING = "gnnpar/parallel/bns/sample.py"  # what it draws, and cuts by that, is
 
 def _models() -> Iterator[Any]:
     """One of each fold by default, all others in the long suite."""
-    for name in sorted(path.stem for path in (conf_dir() / "model").glob("*.yaml")):
+    for name in names("model"):
         marks = () if name in ("gcn", "gat", "gatv2", "sage_max") else pytest.mark.slow
         yield pytest.param(name, marks=marks)
 

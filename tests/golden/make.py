@@ -8,12 +8,12 @@ sys.path[:0] = [str(ROOT / name) for name in ("src", "kernels", "tests")]
 
 import torch
 
-from golden_runs import FOLDER, PAIRS, STRATEGIES, losses, short_losses, worlds_of, write_json
+from golden_runs import FOLDER, STRATEGIES, losses, pairs, short_losses, worlds_of, write_json
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     chosen = sys.argv[1:] or STRATEGIES
-    for strategy, model in PAIRS:
+    for strategy, model in pairs():
         if strategy in chosen:
             (FOLDER / f"{strategy}-{model}.txt").write_text("\n".join(map(repr, losses(strategy, model))) + "\n")
     for strategy in STRATEGIES:

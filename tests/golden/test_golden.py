@@ -6,13 +6,14 @@ compared, and how closely, stands in tests/golden_runs.py.
 
 import pytest
 
-from golden_runs import FOLDER, PAIRS, STRATEGIES, losses, recorded, short_losses, tolerance, worlds_of
+from golden_runs import FOLDER, STRATEGIES, losses, pairs, recorded, short_losses, tolerance, worlds_of
 
 
-@pytest.mark.parametrize(("strategy", "model"), PAIRS)
-def test_losses_are_as_recorded(strategy, model):
-    found = [float(line) for line in (FOLDER / f"{strategy}-{model}.txt").read_text().split()]
-    assert losses(strategy, model) == pytest.approx(found, rel=1e-11)
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.txt")), ids=lambda file: file.stem)
+def test_losses_are_as_recorded(file):
+    strategy, model = file.stem.split("-")
+    wanted = [float(line) for line in file.read_text().split()]
+    assert losses(strategy, model) == pytest.approx(wanted, rel=1e-11)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -27,3 +28,4 @@ def test_losses_of_every_world_are_as_recorded_and_repeat_bit_for_bit(strategy):
 
 def test_every_file_is_of_a_strategy_that_is_there():
     assert sorted(file.stem for file in FOLDER.glob("*.json")) == STRATEGIES
+    assert {file.stem for file in FOLDER.glob("*.txt")} == {f"{strategy}-{model}" for strategy, model in pairs()}
