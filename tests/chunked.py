@@ -46,6 +46,8 @@ class _Slot:
         degree = study.dataset.in_degree[self.rows].double()
         self.local = LocalRows(self.rows, degree, run=run, layer=layer)
         self.node_ids, self.in_degree = self.rows, degree
+        weight = study.dataset.in_weight
+        self.in_weight = None if weight is None else weight[self.rows]
         self.dropout, self.edge_dropout = self.local.dropout, self.local.edge_dropout
 
     def at(self, layer: int) -> _Slot:
@@ -73,6 +75,7 @@ class _Slot:
             num_src=data.num_nodes,
             edge_ids=edges,
             src_ids=torch.arange(data.num_nodes),
+            weights=None if data.edge_weight is None else data.edge_weight[edges].double(),
         )
         tables = tuple(self._mixed(call, i, x) for i, x in enumerate(src))
         if self.study.stale and isinstance(agg, Sum) and src[0].requires_grad:
@@ -103,7 +106,9 @@ class _Slot:
             return
         src, dst = self.study.dataset.edge_index
         keep = (self.slot_of[src] == self.slot) & (self.slot_of[dst] < self.slot)
-        total = x.new_zeros(len(self.slot_of), *x.shape[1:]).index_add_(0, src[keep], last[dst[keep]])
+        rows, weight = last[dst[keep]], self.study.dataset.edge_weight
+        rows = rows if weight is None else rows * weight[keep].double()[:, None]
+        total = x.new_zeros(len(self.slot_of), *x.shape[1:]).index_add_(0, src[keep], rows)
         x.register_hook(lambda g: g + self.study.stale * total[self.rows])
 
 

@@ -25,6 +25,23 @@ def dataset_of(
     )
 
 
+def with_weights(data: Dataset, *, seed: int = 7) -> Dataset:
+    """The same graph with weights of edges between 0.1 and 2, some of them 0."""
+    gen = torch.Generator().manual_seed(seed)
+    weight = torch.rand(data.num_edges, generator=gen) * 1.9 + 0.1
+    weight[torch.rand(data.num_edges, generator=gen) < 0.05] = 0.0
+    return Dataset.of(
+        data.name,
+        x=data.x,
+        y=data.y,
+        edge_index=data.edge_index,
+        edge_weight=weight,
+        masks=(data.train_mask, data.val_mask, data.test_mask),
+        num_classes=data.num_classes,
+        task=data.task,
+    )
+
+
 def both(pairs: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
     """Undirected pairs as two directed edges each."""
     return [a for a, b in pairs] + [b for a, b in pairs], [b for a, b in pairs] + [a for a, b in pairs]

@@ -8,16 +8,18 @@ from torch import Tensor
 
 
 class Csr(NamedTuple):
-    """Edges grouped by row: structure only, no weights.
+    """Edges grouped by row.
 
     Shapes: indptr [R + 1] and indices [E], both int32 or both int64; rows [R] int64, unique and ascending, or None
-    (row r is output row r); edge_ids [E] int64 global ids aligned with indices, or None (needed by dropout only).
+    (row r is output row r); edge_ids [E] int64 global ids aligned with indices, or None (needed by dropout only);
+    weights [E] floating-point numbers aligned with indices, or None (all are 1; needed by spmm only).
     """
 
     indptr: Tensor
     indices: Tensor
     rows: Tensor | None = None
     edge_ids: Tensor | None = None
+    weights: Tensor | None = None
 
 
 def edge_rows(indptr: Tensor, rows: Tensor | None = None) -> Tensor:

@@ -24,6 +24,11 @@ class Local(Protocol):
         """[N] global in-degree, counted before partitioning, in the dtype of the features."""
         ...
 
+    @property
+    def in_weight(self) -> Tensor | None:
+        """[N] global sums of the weights of in-edges, in the dtype of the features; None: edges have no weights."""
+        ...
+
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         """Dropout keyed by (seed, epoch, layer, tag, global id, column): one mask under every strategy.
 

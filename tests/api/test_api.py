@@ -171,9 +171,9 @@ def test_an_undirected_networkx_graph_has_both_directions():
     [
         ("gcn", 5, {}, "dataset given: there is a int; give a torch_geometric Data, a NetworkX graph, or a mapping"),
         ("gcn", adjacency(), {}, "a SciPy matrix has no x and no y; give {'adjacency'"),
-        ("gcn", arrays(edge_index=None, adjacency=adjacency(np.arange(5.0))), {}, "edge weights from 0 to 4"),
-        ("gcn", arrays(edge_weight=np.ones(5)), {}, "edge_weight is not read"),
-        ("gcn", as_networkx(weight=2.0), {}, "edges have weight, but models read no data on edges"),
+        ("sage", arrays(edge_index=None, adjacency=adjacency(np.arange(5.0))), {}, "has two weights, 1 and 2; add"),
+        ("gcn", arrays(edge_attr=np.ones(5)), {}, "edge_attr is not read"),
+        ("gcn", as_networkx(weight=2.0), {}, "1 of 6 edges have weight; give it to all or none"),
         ("gcn", arrays(y=None), {}, "the Data has no y"),
         ("gnc", "sbm", {}, "model=gnc does not exist"),
         ("gcn", "sbm", {"strategy": "sarr"}, "strategy=sarr does not exist, did you mean sar?"),

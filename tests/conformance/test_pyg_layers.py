@@ -18,7 +18,7 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.verify.conformance import small_graph
-from graphs import dataset_of
+from graphs import dataset_of, with_weights
 
 IN, OUT, HEADS = 6, 8, 2
 
@@ -83,9 +83,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_equals_pyg(case):
-    data = small_graph()
+WEIGHTED = ("gcn_transform", "gcn_aggregate", "gcnii")
+
+
+@pytest.mark.parametrize(
+    ("case", "weighted"), [*((case, False) for case in CASES), *((case, True) for case in WEIGHTED)]
+)
+def test_equals_pyg(case, weighted):
+    data = with_weights(small_graph()) if weighted else small_graph()
     if case == "sage_max":  # PyG shares the gradient among equal maxima, one winner takes it here
         data = dataset_of(*data.edge_index.unique(dim=1), num_nodes=data.num_nodes, features=IN)
     shard = cut(data, torch.zeros(data.num_nodes, dtype=torch.long), 1)[0]
@@ -100,7 +105,8 @@ def test_equals_pyg(case):
     x, first = (torch.randn(data.num_nodes, IN, dtype=torch.float64, requires_grad=True) for _ in range(2))
     extra = (first,) if case == "gcnii" else ()
     got = ours(view, x, *extra)
-    want = theirs(x, first, data.edge_index) if extra else theirs(x, data.edge_index)
+    weights = () if data.edge_weight is None else (data.edge_weight.double(),)
+    want = theirs(x, *extra, data.edge_index, *weights)
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
     seed = torch.randn_like(got)
     pairs = _pairs(ours, theirs, case)

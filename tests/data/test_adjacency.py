@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import ToSparseTensor
 
-from gnnpar.data.adjacency import edge_index_of, edges_of
+from gnnpar.data.adjacency import edge_list_of, edges_of
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
 
@@ -54,18 +54,21 @@ KINDS = ["stand-in", "SparseTensor", "coo", "csr", "csc"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_destinations(kind: str) -> None:
-    found = edge_index_of(matrix(kind))
+    found, weight = edge_list_of(matrix(kind))
+    assert weight is None
     assert (found.dtype, found.shape) == (torch.int64, EDGES.shape)
     assert as_set(found) == as_set(EDGES)
-    assert as_set(edge_index_of(matrix(kind, torch.ones(5)))) == as_set(EDGES)
-    assert edge_index_of(EDGES) is EDGES
+    found, weight = edge_list_of(matrix(kind, torch.ones(5)))
+    assert as_set(found) == as_set(EDGES)
+    assert weight is None, "ones are no weights"
+    assert edge_list_of(EDGES).edge_index is EDGES
 
 
 def test_what_pyg_makes_of_a_graph_comes_back() -> None:
     layout: Any = torch.sparse_csr  # PyG's own annotation says int
     data = ToSparseTensor(layout=layout)(Data(edge_index=EDGES, num_nodes=5))
     assert "edge_index" not in data
-    assert as_set(edges_of(data)) == as_set(EDGES)
+    assert as_set(edges_of(data).edge_index) == as_set(EDGES)
     with pytest.raises(ValueError, match="Data has neither edge_index nor adj_t"):
         edges_of(Data(x=torch.zeros(5, 2)))
 
@@ -90,10 +93,13 @@ def test_a_raw_graph_takes_it() -> None:
     assert len({dataset.graph_hash for dataset in made}) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_are_refused_not_dropped(kind: str) -> None:
-    with pytest.raises(ValueError, match=r"adj_t holds edge weights from 0\.5 to 1, which no model reads; take them"):
-        edge_index_of(matrix(kind, torch.tensor([1.0, 0.5, 1.0, 1.0, 1.0])))
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_values_are_weights(kind: str) -> None:
+    values = torch.tensor([1.0, 0.5, 0.25, 4.0, 3.0])
+    edges, weight = edge_list_of(matrix(kind, values))
+    assert weight is not None
+    found = {(a, b): w for (a, b), w in zip(edges.T.tolist(), weight.tolist(), strict=True)}
+    assert found == {(a, b): w for (a, b), w in zip(EDGES.T.tolist(), values.tolist(), strict=True)}
 
 
 @pytest.mark.parametrize(
@@ -106,4 +112,4 @@ def test_weights_are_refused_not_dropped(kind: str) -> None:
 )
 def test_what_is_no_adjacency_is_one_line(given: Any, line: str) -> None:
     with pytest.raises(ValueError, match=line):
-        edge_index_of(given)
+        edge_list_of(given)

@@ -60,17 +60,39 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_in_chunks_it_is_the_same_graph(tmp_path: Path, kind: str, options: dict) -> None:
     config = Folder(path=str(write(tmp_path / "g", kind=kind)), **options)
+    _same(config, tmp_path, "indices.npy")
+
+
+@pytest.mark.parametrize("kind", ["coo", "csr"])
+@pytest.mark.parametrize("options", [{"drop_duplicates": False}, {"drop_duplicates": False, "self_loops": False}, {}])
+def test_in_chunks_weights_are_the_same(tmp_path: Path, kind: str, options: dict) -> None:
+    weight = np.random.default_rng(2).uniform(0.1, 2, 1500)
+    if options != {"drop_duplicates": False, "self_loops": False}:  # then an edge that is there twice has one weight
+        src, dst = np.random.default_rng(1).integers(0, 150, size=(2, 1500))
+        dst[:200] = 7
+        order = np.arange(1500) if kind == "coo" else np.argsort(dst, kind="stable")
+        weight = ((src * 151 + dst) % 7 / 4)[order]
+    config = Folder(path=str(write(tmp_path / "g", kind=kind, edge_weight=weight)), **options)
+    _same(config, tmp_path, "indices.npy", "weights.npy")
+
+
+def _same(config: Folder, tmp_path: Path, *files: str) -> None:
     whole = config.load(None, 0)
     chunked = config.stored(None, 0, tmp_path)
     assert (chunked.graph_hash, chunked.split_hash) == (whole.graph_hash, whole.split_hash)
     assert torch.equal(chunked.edge_index, whole.edge_index)
     assert torch.equal(chunked.in_degree, whole.in_degree)
     assert chunked.num_classes == whole.num_classes
+    assert (chunked.in_weight is None) == (whole.in_weight is None)
+    if chunked.in_weight is not None and whole.in_weight is not None and whole.edge_weight is not None:
+        assert torch.equal(chunked.in_weight, whole.in_weight)
+        weights = [p.weight for p in chunked.edges(50) if p.weight is not None]
+        assert np.array_equal(np.concatenate(weights), whole.edge_weight.numpy())
     pieces = list(chunked.edges(50))
     assert np.array_equal(np.concatenate([p.src for p in pieces]), whole.edge_index[0].numpy())
     assert np.array_equal(np.concatenate([p.dst for p in pieces]), whole.edge_index[1].numpy())
     assert [p.first for p in pieces] == list(range(0, whole.num_edges, 50))
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["g", "indices.npy"], "scratch files are gone"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["g", *files], "scratch files are gone"
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 40])
@@ -81,8 +103,8 @@ def test_the_bucket_sort_is_canonical(tmp_path: Path, nodes: int, edges: int) ->
         want = canonical_edges(
             torch.from_numpy(pairs), num_nodes=nodes, symmetrize=both, self_loops=loops, drop_duplicates=distinct
         )
-        indptr, indices = external.canonical_csr(
-            lambda: iter([(pairs[0, :7], pairs[1, :7]), (pairs[0, 7:], pairs[1, 7:])]),
+        indptr, indices, _ = external.canonical_csr(
+            lambda: iter([(pairs[0, :7], pairs[1, :7], None), (pairs[0, 7:], pairs[1, 7:], None)]),
             tmp_path,
             name="g",
             num_nodes=nodes,
@@ -106,6 +128,9 @@ def test_the_bucket_sort_is_canonical(tmp_path: Path, nodes: int, edges: int) ->
         ({"src": np.zeros(1500)}, "must be integers in one row"),
         ({"y": np.zeros(7, dtype=int)}, r"labels of a single_label task must have shape \[211\]"),
         ({"x": np.array([["a"]])}, r"must be numbers"),
+        ({"edge_weight": np.ones(7)}, r"edge_weight.npy is float64 \[7\], but it must be one number an edge, \[1500\]"),
+        ({"edge_weight": np.where(np.arange(1500) == 900, np.inf, 2)}, "edge_weight of edge 900 is inf"),
+        ({"edge_weight": np.arange(1500)}, "has two weights, .*; add them up .*, or set dataset.drop_duplicates=false"),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )

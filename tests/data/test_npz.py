@@ -102,7 +102,7 @@ def test_mistakes_are_one_line(tmp_path):
     fails("features hold 1 NaN .*node 3, feature 1", path=saved(tmp_path, x=nan))
 
 
-@pytest.mark.parametrize("key", ["edge_weight", "edge_attr", "edge_type", "node_type"])
+@pytest.mark.parametrize("key", ["edge_attr", "edge_type", "node_type"])
 def test_what_no_model_reads_is_refused(tmp_path, key):
     changes: dict[str, Any] = {key: np.ones(5)}
     with pytest.raises(ValueError, match=f"dataset npz: it holds {key}, but models read neither") as caught:

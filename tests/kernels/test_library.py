@@ -26,7 +26,7 @@ def _inputs(kit) -> tuple[Csr, Csr, dict[str, torch.Tensor]]:
 
 def _everything(forward: Csr, reverse: Csr, t: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """A chain through every op, in-place forms included."""
-    indptr, indices, _, edge_ids = forward
+    indptr, indices, edge_ids = forward.indptr, forward.indices, forward.edge_ids
     n, csr = t["a_dst"].shape[0], (indptr, indices)
     wide = {"slope": 0.2, "num_rows": n, "drop": (0.3, KEY), "edge_ids": edge_ids}
     found = []
@@ -44,6 +44,7 @@ def _everything(forward: Csr, reverse: Csr, t: dict[str, torch.Tensor]) -> list[
     found.append(kernels.row_dots(out, t["grad_out"], dtype=torch.float64))
     total = kernels.spmm(*csr, t["x"], num_rows=n)
     found.append(kernels.spmm(*csr, t["x"], num_rows=n, out=total))
+    found.append(kernels.spmm(*csr, t["x"], num_rows=n, weights=t["x"].new_ones(indices.shape[0])))
     best = kernels.extremum(*csr, t["x"], t["ids"], num_rows=n)
     best = kernels.extremum(*csr, t["x"] + 0.1, t["ids"], num_rows=n, state=best)
     found += [kernels.extremum_finish(best), kernels.extremum_grad(best[1], t["ids"], t["grad_out"])]

@@ -144,6 +144,40 @@ def test_reverse_product_is_the_gradient(kit, body):
     kit.assert_near(actual, expected, tolerance=1e-13)
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("width", [1, 8, 47])
+def test_weighted_sums_equal_dense_product(kit, body, cut_rows, width, dtype):
+    graph = cut_rows()
+    weights = torch.randn(graph.src.shape[0], dtype=torch.float32 if dtype.itemsize == 2 else dtype)
+    x, start = torch.randn(graph.num_src, width).to(dtype), torch.randn(graph.num_dst, width).to(dtype)
+    matrix = torch.zeros(graph.num_dst, graph.num_src, dtype=torch.float64)
+    matrix.index_put_((graph.dst, graph.src), weights.double(), accumulate=True)  # the edges are listed by destination
+    args = graph.forward.indptr, graph.forward.indices, x
+    out = body.spmm(*args, num_rows=graph.num_dst, weights=weights)
+    assert out.dtype == dtype
+    kit.assert_near(out, matrix @ x.double(), tolerance=3 * TOLERANCE[dtype])
+    expected = start.double() + matrix @ x.double()
+    assert body.spmm(*args, num_rows=graph.num_dst, weights=weights, out=start) is start
+    kit.assert_near(start, expected, tolerance=3 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("block", [16, 1 << 17])
+def test_weights_of_compressed_blocks(kit, body, block, monkeypatch):
+    monkeypatch.setattr(cpu, "BLOCK", block)
+    graph = kit.degree_graph()
+    x, weight_of = torch.randn(graph.num_src, 3, 4, dtype=torch.float64), torch.rand(graph.src.shape[0]).double()
+    whole = body.spmm(*graph.forward[:2], x, num_rows=graph.num_dst, weights=weight_of)
+    total = torch.zeros_like(whole)
+    for piece in kit.cut(graph, 3, compress=True):
+        csr = piece.forward
+        weights = weight_of[torch.searchsorted(graph.forward.edge_ids, csr.edge_ids)]
+        body.spmm(*csr[:2], x, num_rows=graph.num_dst, rows=csr.rows, weights=weights, out=total)
+    kit.assert_near(total, whole, tolerance=1e-13)
+    ones = torch.ones_like(weight_of)
+    plain = body.spmm(*graph.forward[:2], x, num_rows=graph.num_dst)
+    kit.assert_near(body.spmm(*graph.forward[:2], x, num_rows=graph.num_dst, weights=ones), plain, tolerance=1e-13)
+
+
 def test_public_name_takes_the_cpu_body(kit):
     graph = kit.degree_graph()
     x = torch.randn(graph.num_src, 8)

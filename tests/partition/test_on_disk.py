@@ -24,7 +24,7 @@ from gnnpar.partition.read import open_part
 from gnnpar.partition.shard import Shard, cut, partition_statistics
 from gnnpar.partition.write import write_shards
 from gnnpar.verify.conformance import small_graph
-from graphs import ODD
+from graphs import ODD, with_weights
 
 
 def differences(a: Any, b: Any, at: str) -> list[str]:
@@ -57,12 +57,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-@pytest.mark.parametrize("name", [*ODD, "small"])
+@pytest.mark.parametrize("name", [*ODD, "small", "weighted"])
 def test_the_blocks_are_those_of_a_cut_in_memory(tmp_path: Path, name: str) -> None:
-    dataset = small_graph() if name == "small" else ODD[name]()
+    dataset = ODD[name]() if name in ODD else small_graph()
+    dataset = with_weights(dataset) if name in ("weighted", "multi_edges") else dataset
     graph = Stored.of(dataset)
     hashes = hashes_of(
-        graph.x, graph.y, graph.indptr, graph.indices, graph.masks, num_classes=graph.num_classes, task=graph.task
+        graph.x,
+        graph.y,
+        graph.indptr,
+        graph.indices,
+        graph.masks,
+        num_classes=graph.num_classes,
+        task=graph.task,
+        weights=graph.weights,
     )
     assert hashes == (dataset.graph_hash, dataset.split_hash)
     for parts in range(1, min(dataset.num_nodes, 3) + 1):

@@ -279,7 +279,7 @@ def attend_grad(
     delta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     tensors = (x, a_src, a_dst, out, lse, grad_out)
-    return _attend_grad(*forward, *reverse, *tensors, slope, *_flat_drop(drop), delta)
+    return _attend_grad(*forward[:4], *reverse[:4], *tensors, slope, *_flat_drop(drop), delta)
 
 
 @define(

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from gnnpar_kernels.cpu_bags import bag, row_blocks
-from gnnpar_kernels.csr import flat_rows
+from gnnpar_kernels.csr import accumulate_dtype, flat_rows
 
 BLOCK = 1 << 17  # edges: the sums of a block are still in cache when they are added to `out`
 
@@ -15,18 +15,23 @@ def spmm(
     *,
     num_rows: int,
     rows: Tensor | None = None,
+    weights: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """See `naive.spmm`. 16-bit rows are summed in fp32 and rounded once."""
     table = flat_rows(x)
+    if weights is not None:  # a bag wants one dtype: 16-bit weights would be rounded twice
+        weights = weights.to(accumulate_dtype(x.dtype))
+        table = table.to(weights.dtype)
     assert rows is not None or indptr.shape[0] == num_rows + 1, f"{indptr.shape[0] - 1} CSR rows, {num_rows} of output"
     if out is None and rows is None:
-        return bag(table, indices, indptr).view(num_rows, *x.shape[1:])
+        return bag(table, indices, indptr, weights).view(num_rows, *x.shape[1:]).to(x.dtype)
     result = x.new_zeros((num_rows, *x.shape[1:])) if out is None else out
     if indices.shape[0] == 0 or table.shape[1] == 0:
         return result
     for block in row_blocks(indptr, indices, edges=BLOCK):
-        total = bag(table, block.indices, block.offsets).view(block.num_rows, *x.shape[1:])
+        weights_here = None if weights is None else weights[block.begin : block.end]
+        total = bag(table, block.indices, block.offsets, weights_here).view(block.num_rows, *x.shape[1:])
         if rows is None:
             result[block.first : block.last].add_(total)
         else:

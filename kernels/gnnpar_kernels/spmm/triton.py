@@ -32,6 +32,7 @@ def _low_kernel(
     x,
     rows,
     out,
+    weights,
     W: tl.constexpr,
     R: tl.constexpr,
     BW: tl.constexpr,
@@ -51,7 +52,10 @@ def _low_kernel(
         here = begin + k < end
         source = tl.load(indices + begin + k, mask=here, other=0).to(tl.int64)
         mask = here[:, None] & (columns < W)[None, :]
-        total += tl.load(x + source[:, None] * W + columns[None, :], mask=mask, other=0.0).to(ACC)
+        tile = tl.load(x + source[:, None] * W + columns[None, :], mask=mask, other=0.0).to(ACC)
+        if weights is not None:
+            tile *= tl.load(weights + begin + k, mask=here, other=0.0).to(ACC)[:, None]
+        total += tile
     if ACCUMULATE:
         inside = begin < end
     if rows is not None:
@@ -71,6 +75,7 @@ def _piece_kernel(
     rows,
     out,
     partial,
+    weights,
     W: tl.constexpr,
     BE: tl.constexpr,
     BW: tl.constexpr,
@@ -91,8 +96,10 @@ def _piece_kernel(
         edges = start + tl.arange(0, STEP)
         following = tl.load(indices + edges + STEP, mask=edges + STEP < end, other=0)
         mask = (edges < end)[:, None] & inside[None, :]
-        tile = tl.load(x + source.to(tl.int64)[:, None] * W + columns[None, :], mask=mask, other=0.0)
-        total += tl.sum(tile.to(ACC), 0)
+        tile = tl.load(x + source.to(tl.int64)[:, None] * W + columns[None, :], mask=mask, other=0.0).to(ACC)
+        if weights is not None:
+            tile *= tl.load(weights + edges, mask=edges < end, other=0.0).to(ACC)[:, None]
+        total += tl.sum(tile, 0)
         source = following
     if slot >= 0:
         tl.store(partial + slot.to(tl.int64) * W + columns, total, mask=inside)
@@ -139,6 +146,7 @@ def spmm(
     *,
     num_rows: int,
     rows: Tensor | None = None,
+    weights: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """See `naive.spmm`. 16-bit rows are summed in fp32 and rounded once; the result is the same at every run."""
@@ -150,11 +158,21 @@ def spmm(
         result = x.new_empty(shape) if rows is None else x.new_zeros(shape)
     else:
         result = out.contiguous()
-    _launch(indptr, indices.contiguous(), table, rows, result, accumulate=out is not None)
+    weights = None if weights is None else weights.contiguous()
+    _launch(indptr, indices.contiguous(), table, rows, weights, result, accumulate=out is not None)
     return result if out is None or result is out else out.copy_(result)
 
 
-def _launch(indptr: Tensor, indices: Tensor, x: Tensor, rows: Tensor | None, out: Tensor, *, accumulate: bool) -> None:
+def _launch(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    rows: Tensor | None,
+    weights: Tensor | None,
+    out: Tensor,
+    *,
+    accumulate: bool,
+) -> None:
     """Every CSR row in one of three kernels. Shapes: x [M, W], out of N * W entries."""
     tasks, width, item = tasks_of(indptr), x.shape[1], x.element_size()
     acc = accumulate_dtype(x.dtype)
@@ -163,7 +181,7 @@ def _launch(indptr: Tensor, indices: Tensor, x: Tensor, rows: Tensor | None, out
         r, columns = low_tile(width, item, bound)
         if (n := members.shape[0]) > 0:
             _low_kernel[triton.cdiv(n, r), triton.cdiv(width, columns)](
-                members, n, indptr, indices, x, rows, out, R=r, BW=columns, BOUND=bound, **common, num_warps=1
+                members, n, indptr, indices, x, rows, out, weights, R=r, BW=columns, BOUND=bound, **common, num_warps=1
             )
     edges, columns = piece_tile(width, item)
     tiles = triton.cdiv(width, columns)
@@ -179,6 +197,7 @@ def _launch(indptr: Tensor, indices: Tensor, x: Tensor, rows: Tensor | None, out
             rows,
             out,
             partial,
+            weights,
             BE=edges,
             BW=columns,
             **common,
@@ -190,26 +209,35 @@ def _launch(indptr: Tensor, indices: Tensor, x: Tensor, rows: Tensor | None, out
 
 
 def variants() -> list[Variant]:
-    """What is compiled ahead of time: every shape with short rows, pieces and combined pieces."""
+    """What is compiled ahead of time: every shape with short rows, pieces and combined pieces; one with weights."""
     cases = []
     for accumulate, (width, dtype) in enumerate(ROW_SHAPES):
-        item, constants, wide = row_shape(width, dtype)
-        constants |= {"ACCUMULATE": bool(accumulate % 2)}
-        ends = {"x": f"*{dtype}", "out": f"*{dtype}", "rows": "*i64"}
-        partial, name = {"partial": "*fp64" if dtype == "fp64" else "*fp32"}, f"{width} {dtype}"
-        for bound in LOW:
-            r, columns = low_tile(width, item, bound)
-            types = {"members": "*i32", "num_members": "i32", "indptr": "*i32", "indices": "*i32"} | ends
-            given = constants | {"R": r, "BW": columns, "BOUND": bound}
-            cases.append(Variant(f"spmm low {bound} {name}", _low_kernel, types, given, wide=wide))
-        edges, columns = piece_tile(width, item)
-        types = {"task_row": "*i32", "task_begin": "*i32", "task_end": "*i32", "task_slot": "*i32", "indices": "*i32"}
-        given = constants | {"BE": edges, "BW": columns}
-        for config in TIMES:
-            tile, warps = given | config.kwargs, config.num_warps
-            all_types = types | ends | partial
-            cases.append(Variant(f"spmm piece x{warps} {name}", _piece_kernel.fn, all_types, tile, warps, wide=wide))
+        cases += _variants(width, dtype, accumulate=bool(accumulate % 2), weights=None)
+    return cases + _variants(128, "fp32", accumulate=False, weights="*fp32")
+
+
+def _variants(width: int, dtype: str, *, accumulate: bool, weights: str | None) -> list[Variant]:
+    cases = []
+    item, constants, wide = row_shape(width, dtype)
+    constants |= {"ACCUMULATE": accumulate}
+    ends = {"x": f"*{dtype}", "out": f"*{dtype}", "rows": "*i64"}
+    partial = {"partial": "*fp64" if dtype == "fp64" else "*fp32"}
+    given_weights, no_weights = ({}, {"weights": None}) if weights is None else ({"weights": weights}, {})
+    op, name = "spmm" if weights is None else "weighted spmm", f"{width} {dtype}"
+    for bound in LOW:
+        r, columns = low_tile(width, item, bound)
+        types = {"members": "*i32", "num_members": "i32", "indptr": "*i32", "indices": "*i32"} | ends | given_weights
+        given = constants | no_weights | {"R": r, "BW": columns, "BOUND": bound}
+        cases.append(Variant(f"{op} low {bound} {name}", _low_kernel, types, given, wide=wide))
+    edges, columns = piece_tile(width, item)
+    types = {"task_row": "*i32", "task_begin": "*i32", "task_end": "*i32", "task_slot": "*i32", "indices": "*i32"}
+    types |= ends | partial | given_weights
+    given = constants | no_weights | {"BE": edges, "BW": columns}
+    for config in TIMES:
+        tile, warps = given | config.kwargs, config.num_warps
+        cases.append(Variant(f"{op} piece x{warps} {name}", _piece_kernel.fn, types, tile, warps, wide=wide))
+    if weights is None:
         types = {"split_row": "*i32", "split_first": "*i32", "rows": "*i64", "out": f"*{dtype}"} | partial
         given = constants | {"BS": SLOTS, "BW": columns}
-        cases.append(Variant(f"spmm combine {name}", _combine_kernel, types, given, wide=False))
+        cases.append(Variant(f"{op} combine {name}", _combine_kernel, types, given, wide=False))
     return cases

@@ -2,12 +2,12 @@
 
 Row i of `adj_t` lists the sources of i's in-edges, so it is read as (row = destination, column = source). It is a
 torch_sparse.SparseTensor, known by its method `csr` (nothing is imported), or a tensor in one of torch's sparse
-layouts. Models read no edge weights (ADR 0003), so values other than one are refused rather than dropped.
+layouts. Its values are weights of edges.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,27 +23,36 @@ class _SparseTensor(Protocol):
     def sizes(self) -> list[int]: ...
 
 
-def edges_of(data: object) -> Tensor:
-    """[2, E] of a PyG `Data`: its edge_index, else its adj_t."""
+class EdgeList(NamedTuple):
+    """Edges (sources, destinations) [2, E] and their weights [E]; None: all are 1."""
+
+    edge_index: Tensor
+    weight: Tensor | None = None
+
+
+def edges_of(data: object) -> EdgeList:
+    """Of a PyG `Data`: its edge_index with its edge_weight, else its adj_t."""
     for name in ("edge_index", "adj_t"):
         if (found := getattr(data, name, None)) is not None:  # PyG's, or whatever else has them
-            return edge_index_of(found)
+            edges = edge_list_of(found)
+            given = getattr(data, "edge_weight", None)
+            return EdgeList(edges.edge_index, _flat(given)) if isinstance(given, Tensor) else edges
     raise ValueError(f"{type(data).__name__} has neither edge_index nor adj_t; give it one of them")
 
 
-def edge_index_of(given: object) -> Tensor:
-    """[2, E] (sources, destinations) of an edge_index, which stays as it is, or of an adj_t."""
+def edge_list_of(given: object) -> EdgeList:
+    """The edges of an edge_index, which stays as it is, or of an adj_t, whose values are weights unless all are 1."""
     if isinstance(given, Tensor) and given.layout == torch.strided:
-        return given
+        return EdgeList(given)
     rows, columns, values, shape = _entries(given)
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"adj_t is {list(shape)}; it must be [nodes, nodes]")
-    if values is not None and bool((values != 1).any()):
-        raise ValueError(
-            f"adj_t holds edge weights from {float(values.min()):.4g} to {float(values.max()):.4g}, which no model "
-            "reads; take them out (adj_t.set_value(None)), or give the edge_index alone"
-        )
-    return torch.stack([columns.long(), rows.long()])
+    edge_index = torch.stack([columns.long(), rows.long()])
+    return EdgeList(edge_index, None if values is None or bool((values == 1).all()) else _flat(values))
+
+
+def _flat(weight: Tensor) -> Tensor:
+    return weight[:, 0] if weight.ndim == 2 and weight.shape[1] == 1 else weight
 
 
 def _entries(given: object) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, ...]]:

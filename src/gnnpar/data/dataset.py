@@ -36,8 +36,10 @@ class Dataset:
     test_mask: Tensor  # [N] bool
     num_classes: int
     task: TaskName
-    graph_hash: str  # sha256 of edges, features, labels, task
+    graph_hash: str  # sha256 of edges, features, labels, weights of edges if any, task
     split_hash: str  # sha256 of the three masks
+    edge_weight: Tensor | None = None  # [E] float32; None: all are 1
+    in_weight: Tensor | None = None  # [N] float64, sums of the weights of in-edges
 
     @property
     def num_nodes(self) -> int:
@@ -62,15 +64,18 @@ class Dataset:
         masks: tuple[Tensor, Tensor, Tensor],
         num_classes: int,
         task: TaskName,
+        edge_weight: Tensor | None = None,
     ) -> "Dataset":
         """Count degrees and hash contents of tensors that are already preprocessed (edges sorted, multi-edges allowed).
 
-        Shapes: x [N, F], y [N] or [N, C], edge_index [2, E], masks 3 x [N].
+        Shapes: x [N, F], y [N] or [N, C], edge_index [2, E], masks 3 x [N], edge_weight [E].
         """
         num_nodes = x.shape[0]
         src, dst = edge_index
         assert edge_index.dtype == torch.int64
         assert x.dtype == torch.float32
+        weights = () if edge_weight is None else (edge_weight,)
+        assert edge_weight is None or (edge_weight.dtype == torch.float32 and edge_weight.shape == dst.shape)
         if edge_index.shape[1] > 1:
             key = dst * num_nodes + src
             assert bool((key[1:] >= key[:-1]).all()), "edges must be sorted by (destination, source)"
@@ -85,9 +90,16 @@ class Dataset:
             test_mask=masks[2],
             num_classes=num_classes,
             task=task,
-            graph_hash=content_hash((edge_index, x, y), label=f"{task}/{num_classes}"),
+            edge_weight=edge_weight,
+            in_weight=None if edge_weight is None else weighted_degrees(dst, edge_weight, num_nodes),
+            graph_hash=content_hash((edge_index, x, y, *weights), label=f"{task}/{num_classes}"),
             split_hash=content_hash(masks, label="split"),
         )
+
+
+def weighted_degrees(dst: Tensor, edge_weight: Tensor, num_nodes: int) -> Tensor:
+    """Sums of the weights of in-edges, in fp64 and in the order of the edges. Shapes: dst, edge_weight [E] -> [N]."""
+    return torch.from_numpy(np.bincount(dst.numpy(), weights=edge_weight.double().numpy(), minlength=num_nodes))
 
 
 def content_hash(tensors: Iterable[Tensor], *, label: str) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ from torch import Tensor
 from gnnpar.capacity import require_memory
 from gnnpar.data.columns import Column, tensor_of
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.external import canonical_csr
+from gnnpar.data.external import EdgeChunk, canonical_csr
 from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, check_split, checked, refuse_unread, task_of
 from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, hashes_of, no_progress
@@ -51,10 +52,13 @@ class Folder(Preprocess):
         size = f"dataset {self.name} of {len(files.x):,} nodes and {files.num_edges:,} edges"
         nbytes = 4 * len(files.x) * files.x.shape[1] + 16 * files.num_edges
         require_memory(nbytes, size, "cut it with gnnpar partition, which passes through it in chunks")
-        src, dst = (np.concatenate(part) for part in zip(*files.edges(), strict=True))
+        chunks = list(files.edges())
+        src, dst = np.concatenate([chunk[0] for chunk in chunks]), np.concatenate([chunk[1] for chunk in chunks])
         x = _tensor(files.x)
         edge_index = torch.from_numpy(np.stack([src, dst]))
-        return prepare(files.raw(self, x, edge_index), self, seed=seed)
+        weights = [chunk[2] for chunk in chunks if chunk[2] is not None]
+        weight = torch.from_numpy(np.concatenate(weights)) if weights else None
+        return prepare(files.raw(self, x, edge_index, weight), self, seed=seed)
 
     def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = no_progress) -> Stored:
         """The same graph, its edges in canonical order in `scratch`. Disk: 12 bytes an edge, 8 of them for a while."""
@@ -69,7 +73,7 @@ class Folder(Preprocess):
         assert raw.num_classes is not None
         train, val, test = make_split(raw, self, seed=seed)
         check_split(raw, (train, val, test))
-        indptr, indices = canonical_csr(
+        indptr, indices, weights = canonical_csr(
             files.edges,
             scratch,
             name=self.name,
@@ -78,11 +82,20 @@ class Folder(Preprocess):
             symmetrize=self.symmetrize,
             self_loops=self.self_loops,
             drop_duplicates=self.drop_duplicates,
+            weighted=files.weighted,
             on_progress=on_progress,
         )
         x, y, masks = _Features(self, files.x), raw.y.numpy(), (train.numpy(), val.numpy(), test.numpy())
         graph, split = hashes_of(
-            x, y, indptr, indices, masks, num_classes=raw.num_classes, task=raw.task, on_progress=on_progress
+            x,
+            y,
+            indptr,
+            indices,
+            masks,
+            num_classes=raw.num_classes,
+            task=raw.task,
+            weights=weights,
+            on_progress=on_progress,
         )
         return Stored(
             name=self.name,
@@ -90,6 +103,7 @@ class Folder(Preprocess):
             y=y,
             indptr=indptr,
             indices=indices,
+            weights=weights,
             masks=masks,
             num_classes=raw.num_classes,
             task=raw.task,
@@ -108,10 +122,19 @@ class _Files:
     dst: Column | None
     pointers: Column | None
     masks: dict[str, Column]
+    weights: Column | None
 
     @property
     def num_edges(self) -> int:
         return len(self.src)
+
+    @cached_property
+    def weighted(self) -> bool:
+        """Is a weight of an edge another number than 1?"""
+        if self.weights is None:
+            return False
+        chunks = range(0, len(self.weights), CHUNK_EDGES)
+        return any(bool((self.weights[first : first + CHUNK_EDGES] != 1).any()) for first in chunks)
 
     @staticmethod
     def find(config: Folder, data_dir: Path | None) -> _Files:
@@ -137,10 +160,18 @@ class _Files:
             )
         coo = edges[0] == "src"
         masks = {part: opened[f"{part}_mask"] for part in ("train", "val", "test") if f"{part}_mask" in opened}
-        return _Files(opened["x"], opened["y"], src, second if coo else None, None if coo else second, masks)
+        weights = opened.get("edge_weight")
+        if weights is not None and (weights.dtype.kind not in "biuf" or weights.shape != (len(src),)):
+            raise ValueError(
+                f"dataset {config.name}: {there['edge_weight']} is {weights.dtype} {list(weights.shape)}, but it must "
+                f"be one number an edge, [{len(src)}]."
+            )
+        ends = (second, None) if coo else (None, second)
+        return _Files(opened["x"], opened["y"], src, *ends, masks, weights)
 
-    def edges(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(sources, destinations) int64, in the order of the file; at least one chunk, which may be empty."""
+    def edges(self) -> Iterator[EdgeChunk]:
+        """(sources, destinations) int64 and weights float32, in the order of the file; at least one chunk, which may be
+        empty."""
         pointers = None if self.pointers is None else self.pointers[0 : len(self.pointers)].astype(np.int64)
         if pointers is not None and (
             pointers[0] != 0 or pointers[-1] != len(self.src) or bool((np.diff(pointers) < 0).any())
@@ -148,13 +179,17 @@ class _Files:
             raise ValueError(f"{self.pointers and self.pointers.file} does not rise from 0 to {len(self.src)}")
         for first in range(0, max(1, len(self.src)), CHUNK_EDGES):
             src = self.src[first : first + CHUNK_EDGES].astype(np.int64)
+            weight = None
+            if self.weighted:
+                assert self.weights is not None
+                weight = self.weights[first : first + CHUNK_EDGES].astype(np.float32)
             if pointers is None:
                 assert self.dst is not None
-                yield src, self.dst[first : first + CHUNK_EDGES].astype(np.int64)
+                yield src, self.dst[first : first + CHUNK_EDGES].astype(np.int64), weight
             else:
-                yield src, np.searchsorted(pointers, np.arange(first, first + len(src)), side="right") - 1
+                yield src, np.searchsorted(pointers, np.arange(first, first + len(src)), side="right") - 1, weight
 
-    def raw(self, config: Folder, x: Tensor, edge_index: Tensor) -> RawGraph:
+    def raw(self, config: Folder, x: Tensor, edge_index: Tensor, weight: Tensor | None = None) -> RawGraph:
         y = _tensor(self.y)
         task = task_of(y, config.task)
         masks = None
@@ -168,13 +203,14 @@ class _Files:
             x=x,
             y=y,
             edge_index=edge_index,
+            edge_weight=weight,
             task=task,
             masks=masks,
             num_classes=config.num_classes if task == "single_label" else None,
         )
 
 
-_KNOWN = ("src", "dst", "indptr", "indices", "x", "y", "train_mask", "val_mask", "test_mask")
+_KNOWN = ("edge_weight", "src", "dst", "indptr", "indices", "x", "y", "train_mask", "val_mask", "test_mask")
 
 
 def _tensor(column: Column) -> Tensor:

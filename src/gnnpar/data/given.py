@@ -44,7 +44,8 @@ def write_given(given: object) -> Path:
     data = as_data(given)
     raw = raw_graph("given", data)
     masks = {} if raw.masks is None else dict(zip(_MASKS, raw.masks, strict=True))
-    tensors = {"x": raw.x, "y": raw.y, "edge_index": raw.edge_index, **masks}
+    weights = {} if raw.edge_weight is None else {"edge_weight": raw.edge_weight}
+    tensors = {"x": raw.x, "y": raw.y, "edge_index": raw.edge_index, **weights, **masks}
     label = " ".join(f"{key}:{tensor.dtype}" for key, tensor in tensors.items())
 
     def build(folder: Path) -> None:
@@ -58,9 +59,9 @@ def write_given(given: object) -> Path:
 def as_data(given: object) -> object:
     """PyG's Data of whatever holds a graph; what is none of that stays as it is, for `raw_graph` to refuse.
 
-    Shapes: a mapping has edge_index [2, E], or adjacency [N, N] whose entry (i, j) is the edge i -> j; x [N, F], y [N]
-    or [N, C], masks [N]. A NetworkX graph has x, y and masks as attributes of its nodes; an undirected one has
-    both directions of every edge.
+    Shapes: a mapping has edge_index [2, E], or adjacency [N, N] whose entry (i, j) is the edge i -> j and its weight;
+    edge_weight [E], if any; x [N, F], y [N] or [N, C], masks [N]. A NetworkX graph has x, y and masks as attributes of
+    its nodes, and weight or edge_weight of its edges; an undirected one has both directions of every edge.
     """
     from torch_geometric.data import Dataset
 
@@ -88,12 +89,14 @@ def _of_arrays(given: Mapping[str, object]) -> Data:
     if "adjacency" in fields:
         if "edge_index" in fields:
             raise ValueError("dataset given: it has both adjacency and edge_index; leave one of them out.")
-        fields["edge_index"] = _edges_of(fields.pop("adjacency"))
-    if unknown := sorted(fields.keys() - {"x", "y", "edge_index", *_MASKS}):
+        if "edge_weight" in fields:
+            raise ValueError("dataset given: weights are the values of adjacency; leave edge_weight out.")
+        fields |= _edges_of(fields.pop("adjacency"))
+    if unknown := sorted(fields.keys() - {"x", "y", "edge_index", "edge_weight", *_MASKS}):
         plural = len(unknown) > 1
         raise ValueError(
             f"dataset given: {', '.join(unknown)} {'are' if plural else 'is'} not read (x, y, edge_index or adjacency, "
-            f"{', '.join(_MASKS)} are); remove {'them' if plural else 'it'}."
+            f"edge_weight, {', '.join(_MASKS)} are); remove {'them' if plural else 'it'}."
         )
     return Data(**{key: _tensor(key, value) for key, value in fields.items()})
 
@@ -109,29 +112,28 @@ def _tensor(key: str, value: object) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _edges_of(adjacency: object) -> Tensor:
+def _edges_of(adjacency: object) -> dict[str, object]:
     if not isinstance(adjacency, _Sparse):
         raise ValueError(f"dataset given: adjacency is a {type(adjacency).__name__}; give a SciPy sparse matrix.")
     entries = adjacency.tocoo()
     if len(adjacency.shape) != 2 or adjacency.shape[0] != adjacency.shape[1]:
         raise ValueError(f"dataset given: adjacency is {list(adjacency.shape)}; it must be [nodes, nodes].")
+    edge_index = np.stack([entries.row, entries.col]).astype(np.int64)
+    found: dict[str, object] = {"edge_index": edge_index}
     if bool((entries.data != 1).any()):
-        low, high = float(entries.data.min()), float(entries.data.max())
-        raise ValueError(
-            f"dataset given: adjacency holds edge weights from {low:.4g} to {high:.4g}, which models do not read; give "
-            "ones."
-        )
-    return torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
+        found["edge_weight"] = entries.data
+    return found
 
 
 def _of_networkx(graph: object) -> Data:
     import networkx
 
     assert isinstance(graph, networkx.Graph)
-    weighted = {str(key) for *_, attributes in graph.edges(data=True) for key in attributes}
-    if weighted:
+    found = {str(key) for *_, attributes in graph.edges(data=True) for key in attributes}
+    if len(found) > 1 or found - {"weight", "edge_weight"}:
         raise ValueError(
-            f"dataset given: edges have {', '.join(sorted(weighted))}, but models read no data on edges; remove them."
+            f"dataset given: edges have {', '.join(sorted(found))}, but models read one weight of an edge, named "
+            "weight; remove the others."
         )
     position = {node: i for i, node in enumerate(graph.nodes)}
     ends = [(position[a], position[b]) for a, b in graph.edges()]
@@ -139,6 +141,11 @@ def _of_networkx(graph: object) -> Data:
     if not graph.is_directed():
         edges = np.concatenate([edges, edges[::-1]], 1)
     columns: dict[str, object] = {"edge_index": edges}
+    for key in found:
+        values = [attributes[key] for *_, attributes in graph.edges(data=True) if key in attributes]
+        if len(values) != len(ends):
+            raise ValueError(f"dataset given: {len(values)} of {len(ends)} edges have {key}; give it to all or none.")
+        columns["edge_weight"] = np.asarray(values if graph.is_directed() else [*values, *values])
     for key in ("x", "y", *_MASKS):
         values = [attributes[key] for _, attributes in graph.nodes(data=True) if key in attributes]
         if values and len(values) != len(position):

@@ -5,6 +5,7 @@ Keys (N nodes, E edges, F features, C classes; S numbered splits, chosen with da
 | key | shape | meaning |
 |---|---|---|
 | `edge_index` | [2, E] integers | row 0 sources, row 1 destinations; dataset.symmetrize=true adds the reverse edges |
+| `edge_weight` | [E] numbers | optional: weights of edges |
 | `x` | [N, F] numbers | features; may be left out with dataset.features=identity or degree |
 | `y` | [N] class ids, or [N, C] of 0/1 (multi-label) | labels; -1 or NaN = unlabelled |
 | `train_mask`, `val_mask`, `test_mask` | [N] or [N, S] or [S, N] booleans | optional: else split=random or per_class |
@@ -83,6 +84,7 @@ def _raw_graph(config: NPZ, arrays: dict[str, np.ndarray]) -> RawGraph:
         task=task_of(y, config.task),
         masks=_masks(config, arrays),
         pairs=pairs,
+        edge_weight=_tensor(config, "edge_weight", arrays["edge_weight"]) if "edge_weight" in arrays else None,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
+from gnnpar.data.adjacency import EdgeList
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.raw import RawGraph, check_split, checked
 
@@ -54,24 +55,35 @@ def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
     """Check and preprocess a graph; ValueError in one line where it cannot enter."""
     raw = checked(raw)
     assert raw.num_classes is not None
-    edge_index = canonical_edges(
-        raw.edge_index,
-        num_nodes=raw.x.shape[0],
-        symmetrize=config.symmetrize or raw.pairs,
-        self_loops=config.self_loops,
-        drop_duplicates=config.drop_duplicates,
-    )
+    num_nodes = raw.x.shape[0]
+    edges = edges_as(config, raw.name, raw.edge_index, raw.edge_weight, num_nodes=num_nodes, pairs=raw.pairs)
     masks = make_split(raw, config, seed=seed)
     check_split(raw, masks)
     return Dataset.of(
         raw.name,
         x=normalized(raw.x, config.normalize, train_mask=masks[0]),
         y=raw.y,
-        edge_index=edge_index,
+        edge_index=edges.edge_index,
         masks=masks,
         num_classes=raw.num_classes,
         task=raw.task,
+        edge_weight=edges.weight,
     )
+
+
+def edges_as(
+    config: Preprocess, name: str, edge_index: Tensor, weight: Tensor | None, *, num_nodes: int, pairs: bool
+) -> EdgeList:
+    """Canonical edges as the configuration wants them. `pairs`: each is listed in one direction and meant in both."""
+    how = {
+        "num_nodes": num_nodes,
+        "symmetrize": config.symmetrize or pairs,
+        "self_loops": config.self_loops,
+        "drop_duplicates": config.drop_duplicates,
+    }
+    if weight is None:
+        return EdgeList(canonical_edges(edge_index, **how))
+    return weighted_edges(edge_index, weight, name=name, **how)
 
 
 def canonical_edges(
@@ -94,6 +106,76 @@ def canonical_edges(
         ordered = ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])]
     dst_out, src_out = np.divmod(ordered, num_nodes)
     return torch.stack([torch.from_numpy(src_out), torch.from_numpy(dst_out)])
+
+
+def weighted_edges(
+    edge_index: Tensor,
+    weight: Tensor,
+    *,
+    name: str,
+    num_nodes: int,
+    symmetrize: bool,
+    self_loops: bool,
+    drop_duplicates: bool = True,
+) -> EdgeList:
+    """`canonical_edges` with weights; edges that stay repeated come by weight.
+
+    A self loop keeps the weight that the graph gives it, where loops stay, and has weight 1 elsewhere. ValueError where
+    an edge that is kept once comes with two weights. Shapes: edge_index [2, E], weight [E] -> [2, E'], [E'].
+    """
+    src, dst = edge_index.numpy()
+    values, kept = weight.numpy(), src != dst
+    key, chosen = (dst * num_nodes + src)[kept], values[kept]
+    if symmetrize:
+        key, chosen = np.concatenate([key, (src * num_nodes + dst)[kept]]), np.concatenate([chosen, chosen])
+    if self_loops:
+        own = LoopWeights(name, num_nodes)
+        own.add(src[~kept], values[~kept])
+        key = np.concatenate([key, np.arange(num_nodes) * (num_nodes + 1)])
+        chosen = np.concatenate([chosen, own.weights])
+    key, chosen = sorted_weights(name, key, chosen, num_nodes, drop_duplicates=drop_duplicates)
+    dst_out, src_out = np.divmod(key, num_nodes)
+    return EdgeList(torch.stack([torch.from_numpy(src_out), torch.from_numpy(dst_out)]), torch.from_numpy(chosen))
+
+
+class LoopWeights:
+    """The weight of every node's self loop: that of the loops of the graph, which agree, else 1."""
+
+    def __init__(self, name: str, num_nodes: int) -> None:
+        self.name, self.weights, self._given = name, np.ones(num_nodes, np.float32), np.zeros(num_nodes, bool)
+
+    def add(self, nodes: np.ndarray, weights: np.ndarray) -> None:
+        before = np.where(self._given[nodes], self.weights[nodes], weights)
+        self.weights[nodes], self._given[nodes] = weights, True
+        for other in (before, self.weights[nodes]):
+            if len(differ := np.flatnonzero(other != weights)):
+                at = int(differ[0])
+                raise _two_weights(self.name, int(nodes[at]), int(nodes[at]), float(other[at]), float(weights[at]))
+
+
+def sorted_weights(
+    name: str, key: np.ndarray, weights: np.ndarray, num_nodes: int, *, drop_duplicates: bool, first_row: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Keys (row * nodes + source) and their weights, by key and weight; ValueError where a key that is kept once has
+    two weights. `first_row`: rows are counted from it. Shapes: [E], [E] -> [E'], [E']."""
+    order = np.lexsort((weights, key))
+    key, weights = key[order], weights[order]
+    if drop_duplicates and len(key):
+        again = key[1:] == key[:-1]
+        if len(differ := np.flatnonzero(again & (weights[1:] != weights[:-1]))):
+            at = int(differ[0])
+            row, source = divmod(int(key[at]), num_nodes)
+            raise _two_weights(name, source, first_row + row, float(weights[at]), float(weights[at + 1]))
+        kept = np.concatenate([[True], ~again])
+        key, weights = key[kept], weights[kept]
+    return key, weights
+
+
+def _two_weights(name: str, source: int, destination: int, first: float, second: float) -> ValueError:
+    return ValueError(
+        f"dataset {name}: edge {source} -> {destination} has two weights, {first:.6g} and {second:.6g}; add them up "
+        "(torch_geometric.utils.coalesce), or set dataset.drop_duplicates=false where both are meant."
+    )
 
 
 def normalized(x: Tensor, how: str, *, train_mask: Tensor) -> Tensor:

@@ -166,4 +166,5 @@ def _raw_graph(name: str, source: _Source, data: Read) -> RawGraph:
         masks = (data.train_mask, data.val_mask, data.test_mask)
     x = data.x.to_dense() if data.x.is_sparse else data.x
     assert isinstance(x, torch.Tensor)
-    return RawGraph(name=name, x=x, y=data.y, edge_index=edges_of(data), task=source.task, masks=masks)
+    edge_index, weight = edges_of(data)
+    return RawGraph(name=name, x=x, y=data.y, edge_index=edge_index, edge_weight=weight, task=source.task, masks=masks)

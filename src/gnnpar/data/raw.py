@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.data.adjacency import edge_index_of
+from gnnpar.data.adjacency import EdgeList, edge_list_of
 from gnnpar.data.dataset import TaskName
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -25,7 +26,7 @@ class RawGraph:
     """A graph as read, before preprocessing.
 
     Shapes: x [N, F]; y [N], [N, 1] or [N, C]; edge_index [2, E], or an adj_t [N, N] (data/adjacency.py);
-    masks None or 3 x [N] or [N, S] (S numbered splits).
+    masks None or 3 x [N] or [N, S] (S numbered splits); edge_weight None or [E], by the columns of edge_index.
     """
 
     name: str
@@ -36,6 +37,7 @@ class RawGraph:
     masks: tuple[Tensor, Tensor, Tensor] | None = None
     pairs: bool = False  # edges are listed once per undirected pair: preprocessing adds the other direction
     num_classes: int | None = None
+    edge_weight: Tensor | None = None
 
 
 def task_of(y: Tensor, choice: TaskChoice) -> TaskName:
@@ -46,11 +48,12 @@ def task_of(y: Tensor, choice: TaskChoice) -> TaskName:
 
 
 def refuse_unread(name: str, keys: Iterable[str]) -> None:
-    """ValueError where a graph comes with data on edges, or with types, which no model reads."""
-    if unread := [key for key in keys if (key.startswith("edge_") and key != "edge_index") or key == "node_type"]:
+    """ValueError where a graph comes with rows on edges, or with types, which no model reads."""
+    read = ("edge_index", "edge_weight")
+    if unread := [key for key in keys if (key.startswith("edge_") and key not in read) or key == "node_type"]:
         raise ValueError(
-            f"dataset {name}: it holds {', '.join(unread)}, but models read neither data on edges nor types; remove "
-            f"{'it' if len(unread) == 1 else 'them'}, if the graph is meant without."
+            f"dataset {name}: it holds {', '.join(unread)}, but models read neither rows on edges nor types (weights "
+            f"are edge_weight); remove {'it' if len(unread) == 1 else 'them'}, if the graph is meant without."
         )
 
 
@@ -58,7 +61,7 @@ def checked(raw: RawGraph) -> RawGraph:
     """The same graph in canonical dtypes, or ValueError."""
     x = _features(raw)
     num_nodes = x.shape[0]
-    edge_index = _edges(raw, num_nodes)
+    edge_index, edge_weight = _edges(raw, num_nodes)
     y, num_classes = _labels(raw, num_nodes)
     masks = None if raw.masks is None else tuple(_mask(raw, part, num_nodes) for part in range(3))
     return RawGraph(
@@ -70,6 +73,7 @@ def checked(raw: RawGraph) -> RawGraph:
         masks=masks,  # type: ignore[arg-type]
         pairs=raw.pairs,
         num_classes=num_classes,
+        edge_weight=edge_weight,
     )
 
 
@@ -94,9 +98,9 @@ def _features(raw: RawGraph) -> Tensor:
     return x.contiguous()
 
 
-def _edges(raw: RawGraph, num_nodes: int) -> Tensor:
+def _edges(raw: RawGraph, num_nodes: int) -> EdgeList:
     try:
-        edges = edge_index_of(raw.edge_index)
+        edges, weight = edge_list_of(raw.edge_index)
     except ValueError as error:
         raise ValueError(f"dataset {raw.name}: {error}.") from None
     if edges.ndim != 2 or edges.shape[0] != 2:
@@ -115,7 +119,38 @@ def _edges(raw: RawGraph, num_nodes: int) -> Tensor:
                 f"dataset {raw.name}: {count} of {edges.shape[1]} edges point outside nodes 0..{num_nodes - 1} "
                 f"(ids range from {low} to {high}); number nodes from 0 or give {high + 1} feature rows."
             )
-    return edges
+    return EdgeList(
+        edges, checked_weights(raw.name, weight if raw.edge_weight is None else raw.edge_weight, edges.shape[1])
+    )
+
+
+def checked_weights(name: str, weight: Tensor | None, num_edges: int) -> Tensor | None:
+    """[E] float32; None where all are 1, which is a graph without weights."""
+    if weight is None:
+        return None
+    if weight.ndim == 2 and weight.shape[1] == 1:
+        weight = weight[:, 0]
+    if weight.ndim != 1 or len(weight) != num_edges:
+        raise ValueError(
+            f"dataset {name}: edge_weight must be [{num_edges}], one number an edge, got {list(weight.shape)}; give it "
+            "in the order of edge_index."
+        )
+    if weight.is_complex():
+        raise ValueError(f"dataset {name}: edge_weight is {weight.dtype}; store real numbers.")
+    weight = weight.to(torch.float32)
+    check_weights(name, weight.numpy(), first=0)
+    return None if bool((weight == 1).all()) else weight.contiguous()
+
+
+def check_weights(name: str, weight: np.ndarray, *, first: int) -> None:
+    """ValueError where a weight is not a finite number. `first`: the number of the first edge."""
+    bad = np.flatnonzero(~np.isfinite(weight))
+    if len(bad):
+        at = int(bad[0])
+        raise ValueError(
+            f"dataset {name}: edge_weight of edge {first + at} is {weight[at]} ({len(bad)} such); replace it in the "
+            "file."
+        )
 
 
 def _labels(raw: RawGraph, num_nodes: int) -> tuple[Tensor, int]:

@@ -1,6 +1,6 @@
 """PyG's `Data`, as a file or in memory: `torch.save(data, "my.pt")`, then `dataset=pt dataset.path=my.pt`.
 
-Read are x, edge_index or adj_t, y and the masks. A file is data: it is loaded with weights_only, so that
+Read are x, edge_index or adj_t, edge_weight, y and the masks. A file is data: it is loaded with weights_only, so that
 none of its code runs.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gnnpar.data.adjacency import edge_index_of
+from gnnpar.data.adjacency import edge_list_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_file, one_line
 from gnnpar.data.preprocess import Preprocess, prepare
@@ -63,9 +63,12 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     if edges is None:
         raise ValueError(f"dataset {name}: the Data has neither edge_index nor adj_t; give it one of them.")
     try:
-        edge_index = edge_index_of(edges)
+        edge_index, weight = edge_list_of(edges)
     except ValueError as error:
         raise ValueError(f"dataset {name}: {error}.") from None
+    weight = fields.get("edge_weight", weight)
+    if weight is not None and not isinstance(weight, Tensor):
+        raise ValueError(f"dataset {name}: edge_weight is a {type(weight).__name__}; give a tensor [edges].")
     x, y = fields["x"], fields["y"]
     assert isinstance(x, Tensor)
     assert isinstance(y, Tensor)
@@ -74,6 +77,7 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
         x=x.to_dense() if x.layout != torch.strided else x,
         y=y,
         edge_index=edge_index,
+        edge_weight=weight,
         task=task_of(y, task),
         masks=_masks(name, fields),
     )

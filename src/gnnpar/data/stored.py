@@ -26,19 +26,20 @@ def no_progress(stage: str, share: float) -> None:
 
 
 class Edges(NamedTuple):
-    """In-edges of some rows, in their order; `first`: the id of the first. Shapes: src, dst [n]."""
+    """In-edges of some rows, in their order; `first`: the id of the first. Shapes: src, dst, weight (if any) [n]."""
 
     first: int
     src: np.ndarray
     dst: np.ndarray
+    weight: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Stored:
     """A whole graph as `Dataset` describes it, in-edges as CSR by destination, sources ascending.
 
-    Shapes: x [N, F] float32 and indices [E] by slices; y [N] or [N, C], masks 3 x [N] and indptr [N + 1] int64 in
-    memory.
+    Shapes: x [N, F] float32, indices [E] and weights [E] float32 (None: all are 1) by slices; y [N] or [N, C],
+    masks 3 x [N] and indptr [N + 1] int64 in memory.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Stored:
     task: TaskName
     graph_hash: str
     split_hash: str
+    weights: Slices | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -84,7 +86,19 @@ class Stored:
             last = min(first + limit, self.num_edges)
             row, end = np.searchsorted(self.indptr, [first, last - 1], side="right") - 1
             counts = np.diff(np.clip(self.indptr[row : end + 2], first, last))
-            yield Edges(first, self.indices[first:last], np.repeat(np.arange(row, end + 1), counts))
+            weight = None if self.weights is None else self.weights[first:last]
+            yield Edges(first, self.indices[first:last], np.repeat(np.arange(row, end + 1), counts), weight)
+
+    @cached_property
+    def in_weight(self) -> Tensor | None:
+        """[N] float64: sums of the weights of in-edges, added in their order; None: edges have no weights."""
+        if self.weights is None:
+            return None
+        total = np.zeros(self.num_nodes)
+        for edges in self.edges():
+            assert edges.weight is not None
+            np.add.at(total, edges.dst, edges.weight.astype(np.float64))
+        return torch.from_numpy(total)
 
     @staticmethod
     def of(dataset: Dataset) -> Stored:
@@ -102,6 +116,7 @@ class Stored:
             task=dataset.task,
             graph_hash=dataset.graph_hash,
             split_hash=dataset.split_hash,
+            weights=None if dataset.edge_weight is None else dataset.edge_weight.numpy(),
         )
 
 
@@ -114,6 +129,7 @@ def hashes_of(
     *,
     num_classes: int,
     task: str,
+    weights: Slices | None = None,
     on_progress: OnProgress = no_progress,
 ) -> tuple[str, str]:
     """(graph_hash, split_hash) as `Dataset.of` makes them, read by chunks."""
@@ -132,6 +148,10 @@ def hashes_of(
         digest.update(np.ascontiguousarray(x[first : first + CHUNK_ROWS]).data)
     digest.update(f"|{torch.from_numpy(y).dtype}{tuple(y.shape)}|".encode())
     digest.update(np.ascontiguousarray(y).data)
+    if weights is not None:
+        digest.update(f"|torch.float32({num_edges},)|".encode())
+        for first in range(0, num_edges, CHUNK_EDGES):
+            digest.update(np.ascontiguousarray(weights[first : first + CHUNK_EDGES], dtype=np.float32).data)
     return digest.hexdigest(), content_hash([torch.from_numpy(mask) for mask in masks], label="split")
 
 

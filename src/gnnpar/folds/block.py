@@ -26,11 +26,11 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """In-edges of `num_dst` destinations from `num_src` sources, CSR by destination. Structure only, never weights.
+    """In-edges of `num_dst` destinations from `num_src` sources, CSR by destination.
 
     Shapes: indptr [R + 1], indices [E] (columns), both int32 while E < 2^31; rows [R] (destinations that the R CSR
     rows stand for, ascending; None: all of them); edge_ids [E] global edge ids; src_ids [num_src] ascending global ids
-    of the columns.
+    of the columns; weights [E] of the edges (None: all are 1), constants of the graph.
     """
 
     indptr: Tensor
@@ -40,6 +40,7 @@ class Block:
     rows: Tensor | None = None
     edge_ids: Tensor | None = None
     src_ids: Tensor | None = None
+    weights: Tensor | None = None
 
     @property
     def num_edges(self) -> int:
@@ -53,7 +54,7 @@ class Block:
     @property
     def forward(self) -> Csr:
         """CSR by destination."""
-        return Csr(self.indptr, self.indices, self.rows, self.edge_ids)
+        return Csr(self.indptr, self.indices, self.rows, self.edge_ids, self.weights)
 
     @cached_property
     def edge_dst(self) -> Tensor:
@@ -94,8 +95,8 @@ class Block:
                 rows = counts.nonzero().flatten()
                 counts = counts[rows]
             indptr = _indptr(counts, self.indptr.dtype)
-        edge_ids = None if self.edge_ids is None else self.edge_ids[order]
-        return Csr(indptr, self.edge_dst[order].to(self.indices.dtype), rows, edge_ids)
+        destinations = self.edge_dst[order].to(self.indices.dtype)
+        return Csr(indptr, destinations, rows, chosen(self.edge_ids, order), chosen(self.weights, order))
 
     def spans(self, num_edges: int) -> list[tuple[slice, Tensor]]:
         """Whole CSR rows as runs of at most about `num_edges` edges (more only where one row has more), and the
@@ -127,14 +128,14 @@ class Block:
 
     def restrict(self, keep: Tensor) -> Block:
         """The sub-block of the edges where `keep` [E] is true; rows without an edge left are compressed away."""
-        edge_ids = None if self.edge_ids is None else self.edge_ids[keep]
         return Block.from_edges(
             self.edge_dst[keep],
             self.indices[keep],
             num_dst=self.num_dst,
             num_src=self.num_src,
-            edge_ids=edge_ids,
+            edge_ids=chosen(self.edge_ids, keep),
             src_ids=self.src_ids,
+            weights=chosen(self.weights, keep),
             compress=True,
         )
 
@@ -149,8 +150,9 @@ class Block:
             self.indices[keep] - first,
             num_dst=self.num_dst,
             num_src=last - first,
-            edge_ids=None if self.edge_ids is None else self.edge_ids[keep],
+            edge_ids=chosen(self.edge_ids, keep),
             src_ids=None if self.src_ids is None else self.src_ids[first:last],
+            weights=chosen(self.weights, keep),
             compress=True,
         )
 
@@ -162,12 +164,16 @@ class Block:
             self._listed[order],
             num_dst=self.num_src,
             num_src=self.num_listed,
-            edge_ids=None if self.edge_ids is None else self.edge_ids[order],
+            edge_ids=chosen(self.edge_ids, order),
+            weights=chosen(self.weights, order),
             compress=True,
         )
 
-    def to(self, device: torch.device) -> Block:
-        return replace(self, **{name: t.to(device) for name, t in self._tensors.items()})
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Block:
+        """On a device, weights in `dtype`."""
+        return replace(
+            self, **{name: t.to(device, dtype if t.is_floating_point() else None) for name, t in self._tensors.items()}
+        )
 
     @property
     def _tensors(self) -> dict[str, Tensor]:
@@ -177,6 +183,7 @@ class Block:
             "rows": self.rows,
             "edge_ids": self.edge_ids,
             "src_ids": self.src_ids,
+            "weights": self.weights,
         }
         return {name: t for name, t in named.items() if t is not None}
 
@@ -197,12 +204,18 @@ class Block:
         num_src: int,
         edge_ids: Tensor | None = None,
         src_ids: Tensor | None = None,
+        weights: Tensor | None = None,
         compress: bool = False,
     ) -> Block:
         """Build from an edge list sorted by destination. `compress` keeps only destinations that have an edge."""
         index_type = index_dtype(dst.numel(), num_dst, num_src)
         indptr, rows = layout(torch.bincount(dst, minlength=num_dst), index_type, compress=compress)
-        return Block(indptr, src.to(index_type), num_dst, num_src, rows, edge_ids, src_ids)
+        return Block(indptr, src.to(index_type), num_dst, num_src, rows, edge_ids, src_ids, weights)
+
+
+def chosen(values: Tensor | None, edges: Tensor) -> Tensor | None:
+    """Ids or weights of some edges, where there are any."""
+    return None if values is None else values[edges]
 
 
 def index_dtype(num_edges: int, num_dst: int, num_src: int) -> torch.dtype:

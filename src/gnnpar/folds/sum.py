@@ -1,4 +1,4 @@
-"""Sum over in-edges: Y = A X. GCN, GraphSAGE-mean, GIN, GCNII."""
+"""Sum over in-edges: Y = A X. GCN, GraphSAGE-mean, GIN, GCNII. `weighted`: by the weights of edges, if any."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, Separates
 from gnnpar.folds.block import Block, Operands, Rows
-from gnnpar_kernels import spmm
+from gnnpar_kernels import Csr, spmm
 
 
 @dataclass(frozen=True)
 class Sum(ByBlock):
-    """out_i = sum_j x_j. Weights that factor into rows (symmetric normalisation, mean) belong to the model.
+    """out_i = sum_j x_j; `weighted`: sum_j w_ij x_j with the weights of the graph, 1 where it has none.
+
+    Weights that factor into rows (symmetric normalisation, mean) belong to the model.
 
     Shapes: src (x [M, ...],) -> out [N, ...].
     """
 
+    weighted: bool = False
     needs_src = False
     linear = True
     summed = True
@@ -32,11 +35,15 @@ class Sum(ByBlock):
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
         out = state[0] if state else None
-        return (spmm(block.indptr, block.indices, x.src[0], num_rows=block.num_dst, rows=block.rows, out=out),)
+        return (self.of(block.forward, x.src[0], block.num_dst, out),)
 
     def finish(self, state: Rows) -> tuple[Tensor, Rows]:
         return state[0], ()
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
-        csr = block.reverse
-        return Operands(src=(spmm(csr.indptr, csr.indices, grad_out, num_rows=block.num_src, rows=csr.rows),))
+        return Operands(src=(self.of(block.reverse, grad_out, block.num_src),))
+
+    def of(self, csr: Csr, x: Tensor, num_rows: int, out: Tensor | None = None) -> Tensor:
+        """The sums of the rows of a CSR, added to `out`. Shapes: x [M, ...] -> [num_rows, ...]."""
+        weights = csr.weights if self.weighted else None
+        return spmm(csr.indptr, csr.indices, x, num_rows=num_rows, rows=csr.rows, weights=weights, out=out)

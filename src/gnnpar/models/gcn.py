@@ -1,4 +1,4 @@
-"""GCN: Y = D^-1/2 A D^-1/2 X W + b (Kipf and Welling 2017, equation 2). A holds the self loops."""
+"""GCN: Y = D^-1/2 A D^-1/2 X W + b (Kipf and Welling 2017, equation 2). A holds the self loops, and edges' weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from gnnpar.folds.block import Rows
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
-from gnnpar.models.gnn import ModelConfig
+from gnnpar.models.gnn import EdgeWeights, ModelConfig
 
 
 def symmetric_norm(g: Local) -> Tensor:
-    """d^-1/2 of the global in-degree, [N, 1]."""
+    """d^-1/2 of the global in-degree, [N, 1]; of weighted edges, d is the sum of weights, and 0^-1/2 is 0."""
+    if g.in_weight is not None:
+        return torch.where(g.in_weight > 0, g.in_weight, torch.inf).rsqrt()[:, None]
     return g.in_degree.clamp_min(1).rsqrt()[:, None]
 
 
@@ -35,11 +37,15 @@ class GCNConv(nn.Module):
     def forward(self, g: Graph, h: Tensor) -> Tensor:
         src = g.source(self.message, h)
         g, _ = g.destinations()
-        out = symmetric_norm(g) * g.aggregate(Sum(), src)
+        out = symmetric_norm(g) * g.aggregate(Sum(weighted=True), src)
         return F.linear(out, self.weight, self.bias) if self.aggregate_first else out + self.bias
 
 
 @dataclass(frozen=True, kw_only=True)
 class GCN(ModelConfig):
+    @property
+    def edge_weights(self) -> EdgeWeights:
+        return "normalized"
+
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         return GCNConv(in_dim, out_dim, aggregate_first=aggregate_first)

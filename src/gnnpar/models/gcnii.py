@@ -15,7 +15,7 @@ from gnnpar.folds.block import Rows
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gcn import symmetric_norm
-from gnnpar.models.gnn import ModelConfig
+from gnnpar.models.gnn import EdgeWeights, ModelConfig
 
 
 class GCNIIConv(nn.Module):
@@ -36,7 +36,7 @@ class GCNIIConv(nn.Module):
     def forward(self, g: Graph, h: Tensor, first: Tensor) -> Tensor:
         src = g.source(self.message, h)
         g, (first,) = g.destinations(first)
-        smooth = symmetric_norm(g) * g.aggregate(Sum(), src)
+        smooth = symmetric_norm(g) * g.aggregate(Sum(weighted=True), src)
         smooth = (1 - self.alpha) * smooth + self.alpha * first
         return (1 - self.beta) * smooth + self.beta * F.linear(smooth, self.weight)
 
@@ -48,6 +48,10 @@ class GCNII(ModelConfig):
     alpha: Annotated[float, Ge(0.0), Le(1.0)] = 0.1
     theta: Annotated[float, Gt(0.0)] = 0.5
     carries_first = True
+
+    @property
+    def edge_weights(self) -> EdgeWeights:
+        return "normalized"
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         self.only_order("aggregate_first", "GCNII adds the initial rows between fold and matrix")

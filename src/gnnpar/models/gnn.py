@@ -24,6 +24,9 @@ class EdgeReader(Protocol):
     needs_edge_ids: bool
 
 
+EdgeWeights = Literal["none", "summed", "normalized"]
+"""What a model does with the weights of edges: nothing, a weighted sum, or one that is normalised by their roots."""
+
 Order = Literal["auto", "transform_first", "aggregate_first"]
 Probability = Annotated[float, Ge(0.0), Lt(1.0)]
 
@@ -35,6 +38,8 @@ class ModelSource(Protocol):
 
     in_one_piece: ClassVar[bool]
 
+    @property
+    def edge_weights(self) -> EdgeWeights: ...
     @property
     def num_layers(self) -> int: ...
     @property
@@ -65,6 +70,10 @@ class ModelConfig:
     decoder: Literal["none", "linear"] = "none"
     order: Order = "auto"
     in_one_piece: ClassVar[bool] = False
+
+    @property
+    def edge_weights(self) -> EdgeWeights:
+        return "none"
 
     def ways(self) -> list[str]:
         return []

@@ -93,18 +93,25 @@ class EdgeOrder:
         dsts: list[Tensor] = []
         srcs: list[Tensor] = []
         ids: list[Tensor] = []
+        weights: list[Tensor] = []
         for block in blocks:
             dsts.append(block.edge_dst)
             srcs.append(column[block.indices.long() + start])
             if block.edge_ids is not None:
                 ids.append(block.edge_ids)
+            if block.weights is not None:
+                weights.append(block.weights)
             start += block.num_src
         dst, src = torch.cat(dsts), torch.cat(srcs)
         by_row = torch.argsort(dst * len(order) + src, stable=True)  # repeated edges keep the order of their ids
-        edge_ids = torch.cat(ids)[by_row] if ids else None
-        all_ids = torch.cat([shard.node_ids, shard.halo_ids])[order]
         block = Block.from_edges(
-            dst[by_row], src[by_row], num_dst=shard.num_inner, num_src=len(order), edge_ids=edge_ids, src_ids=all_ids
+            dst[by_row],
+            src[by_row],
+            num_dst=shard.num_inner,
+            num_src=len(order),
+            edge_ids=torch.cat(ids)[by_row] if ids else None,
+            src_ids=torch.cat([shard.node_ids, shard.halo_ids])[order],
+            weights=torch.cat(weights)[by_row] if weights else None,
         )
         return block, order
 
@@ -156,7 +163,8 @@ class HaloGraph(View):
         assert isinstance(source, Source)
         features, p, tag = self._features or (self.shard.x, 0.0, 0)
         if self.cache is not None and self.layer == 0 and len(rows) == 1 and rows[0] is features:
-            local = LocalRows(self.shard.halo_ids, self.shard.halo_in_degree, run=self.run, layer=0)
+            there = self.shard.halo_ids, self.shard.halo_in_degree, self.shard.halo_in_weight
+            local = LocalRows(*there, run=self.run, layer=0)
             source.halo = lambda: message(local, local.dropout(self._kept_halo(), p, tag=tag))
         return source
 

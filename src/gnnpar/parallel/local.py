@@ -48,8 +48,10 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 class LocalRows:
     """Some nodes' rows in one layer of one pass."""
 
-    def __init__(self, node_ids: Tensor, in_degree: Tensor, *, run: Pass, layer: int = 0) -> None:
-        self._node_ids, self._in_degree = node_ids, in_degree
+    def __init__(
+        self, node_ids: Tensor, in_degree: Tensor, in_weight: Tensor | None = None, *, run: Pass, layer: int = 0
+    ) -> None:
+        self._node_ids, self._in_degree, self._in_weight = node_ids, in_degree, in_weight
         self.run, self.layer = run, layer
         self.random = False  # was a mask drawn?
 
@@ -60,6 +62,10 @@ class LocalRows:
     @property
     def in_degree(self) -> Tensor:
         return self._in_degree
+
+    @property
+    def in_weight(self) -> Tensor | None:
+        return self._in_weight
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         if p == 0 or not self.run.training:
@@ -94,6 +100,10 @@ class OwnRows:
     @property
     def in_degree(self) -> Tensor:
         return self.local.in_degree
+
+    @property
+    def in_weight(self) -> Tensor | None:
+        return self.local.in_weight
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         return self.local.edge_dropout(p, tag=tag)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.folds.block import Block, Rows
+from gnnpar.folds.block import Block, Rows, chosen
 from gnnpar.parallel.engine import PassGraph
 from gnnpar.parallel.view import View
 from gnnpar.parallel.whole import fold_block
@@ -60,7 +60,7 @@ class PartByPart(View):
         """In-edges of a part, and their places among the edge operands."""
         whole = self.shard.inner
         edges = mine[whole.edge_dst]
-        ids = None if whole.edge_ids is None else whole.edge_ids[edges]
+        ids = chosen(whole.edge_ids, edges)
         place = edges.nonzero().flatten() if ids is None else torch.searchsorted(self.edge_ids, ids)
         block = Block.from_edges(
             whole.edge_dst[edges],
@@ -69,6 +69,7 @@ class PartByPart(View):
             num_src=whole.num_src,
             edge_ids=ids,
             src_ids=self.shard.node_ids,
+            weights=chosen(whole.weights, edges),
         )
         return block, place
 

@@ -57,6 +57,7 @@ def sketch(model: Callable[..., Tensor], shard: Shard) -> list[Use]:
         node_ids=shard.node_ids[:1],
         x=shard.x[:1],
         in_degree=shard.in_degree[:1],
+        in_weight=None if shard.in_weight is None else shard.in_weight[:1],
         inner=alone,
         halo={},
         boundary={},

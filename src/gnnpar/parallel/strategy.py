@@ -84,7 +84,7 @@ class Capabilities:
     `max_ranks`: the most ranks it can use; None: any number. `from_shards`: it runs from shards on disk, because its
     plan is `flat_plan` of one part a rank. `chunks`: the nodes of a rank may be cut into chunks, one after the other in
     time. `folds`: aggregators it can carry; None: any. `cached_first_layer`: it runs with first_layer=cached.
-    `by_layers`: it runs layers one by one, and so no model in one piece.
+    `by_layers`: it runs layers one by one, and so no model in one piece. `edge_weights`: it carries weights of edges.
     `replicated_weights`: every rank holds all parameters, so there is one stage. `crosses_epochs`: rows of one epoch
     are read in a later one. `plans_again`: after the warm-up, with what was measured. `less_memory`: number of ranks ->
     the settings of this strategy that need less memory.
@@ -96,6 +96,7 @@ class Capabilities:
     folds: tuple[type[Aggregator], ...] | None = None
     cached_first_layer: bool = True
     by_layers: bool = False
+    edge_weights: bool = False
     replicated_weights: bool = True
     crosses_epochs: bool = False
     plans_again: bool = False
@@ -173,6 +174,34 @@ def refuse_one_piece(strategy: Strategy, model: ModelSource, names: Mapping[str,
         raise ValueError(
             f"strategy={name} runs a model layer by layer, and model={names.get('model') or 'pyg'} runs in one piece; "
             "choose single, graph_parallel, adaqp, bns or sar"
+        )
+
+
+def refuse_weights(
+    strategy: Strategy, model: ModelSource, in_weight: Tensor | None, dataset: str, names: Mapping[str, str]
+) -> None:
+    """ValueError where the strategy or the model cannot do with weighted edges, or not with these.
+
+    Shapes: in_weight [n], weighted degrees of all nodes, or of a part's; None: edges have no weights.
+    """
+    if in_weight is None:
+        return
+    without = "remove edge_weight from the dataset, if the graph is meant without"
+    if model.edge_weights == "none":
+        name = names.get("model") or type(model).__name__
+        raise ValueError(f"dataset {dataset} has weights on edges, which model={name} does not read; {without}.")
+    if not strategy.capabilities.edge_weights:
+        name = names.get("strategy") or type(strategy).__name__
+        raise ValueError(
+            f"dataset {dataset} has weights on edges, which strategy={name} does not carry; use single, "
+            f"graph_parallel, adaqp, sar, gnnpipe, hybrid, bns, feature, pipegcn or digest, or {without}."
+        )
+    below = int((in_weight < 0).sum())
+    if below and model.edge_weights == "normalized":
+        raise ValueError(
+            f"dataset {dataset}: the weights of in-edges sum to less than 0 at {below} nodes (the least is "
+            f"{float(in_weight.min()):.4g}), and model={names.get('model') or type(model).__name__} takes their root; "
+            "make the weights positive."
         )
 
 

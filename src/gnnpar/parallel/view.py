@@ -63,7 +63,8 @@ class View(OwnRows):
     _calls: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.local = LocalRows(self.shard.node_ids, self.shard.in_degree, run=self.run, layer=self.layer)
+        rows = self.shard.node_ids, self.shard.in_degree, self.shard.in_weight
+        self.local = LocalRows(*rows, run=self.run, layer=self.layer)
 
     @property
     def edge_ids(self) -> Tensor:

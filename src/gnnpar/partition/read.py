@@ -47,6 +47,7 @@ class _Part:
         inner = self.block("inner", count, ids)
         in_degree = self.array("in_degree", torch.float32, (count,))
         check_degrees(in_degree, [inner, *halo.values()])
+        weighted = "in_weight.npy" in self.files
         y = self.array("y", torch.float32 if manifest.task == "multi_label" else torch.int64, labels)
         self.check_labels(y, {"train_mask": train, "val_mask": val, "test_mask": test})
         return Shard(
@@ -67,6 +68,8 @@ class _Part:
             num_train=manifest.num_train,
             num_classes=manifest.num_classes,
             num_edges=manifest.num_edges,
+            in_weight=self.finite("in_weight", torch.float64, count) if weighted else None,
+            halo_in_weight=self.finite("halo_in_weight", torch.float64, halo_rows) if weighted else None,
         )
 
     def peers(self, kind: str, ending: str) -> list[int]:
@@ -91,7 +94,9 @@ class _Part:
             low, high = (int(v) for v in torch.aminmax(indices))
             if low < 0 or high >= len(ids):
                 raise ValueError(f"{name} reads rows {low} to {high} of {len(ids)}")
-        return Block(indptr, indices, count, len(ids), rows, edge_ids, ids)
+        weighted = "in_weight.npy" in self.files
+        weights = self.finite(f"{name}.weights", torch.float32, num_edges) if weighted else None
+        return Block(indptr, indices, count, len(ids), rows, edge_ids, ids, weights)
 
     def check_labels(self, y: Tensor, masks: Mapping[str, Tensor]) -> None:
         """Class ids below num_classes, and one for every node that a mask names."""
@@ -112,6 +117,13 @@ class _Part:
         if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < limit:
             raise ValueError(f"{name} goes from {int(ids[0])} to {int(ids[-1])} of {limit}")
         return ids
+
+    def finite(self, name: str, dtype: torch.dtype, count: int) -> Tensor:
+        """Numbers [count]; where its bytes are read for their checksum, ValueError if one is not finite."""
+        values = self.array(name, dtype, (count,))
+        if self.check == "full" and not bool(torch.isfinite(values).all()):
+            raise ValueError(f"{name} holds numbers that are not finite")
+        return values
 
     def array(self, name: str, dtype: torch.dtype, shape: tuple[int, ...] | None = None) -> Tensor:
         """A mapped file; ValueError where it is not of this type and shape."""

@@ -14,7 +14,7 @@ from gnnpar.comm import Communicator, RowLists
 from gnnpar.comm.rows import PartEdges
 from gnnpar.data.dataset import Dataset
 from gnnpar.durable import JsonDict
-from gnnpar.folds.block import Block
+from gnnpar.folds.block import Block, chosen
 from gnnpar.placement import Placement
 
 
@@ -23,7 +23,7 @@ class Shard:
     """One part: N inner nodes, the blocks of their in-edges, and the lists of a halo exchange.
 
     Shapes: node_ids [N] ascending global ids; x [N, F]; y [N] or [N, C]; masks [N]; in_degree [N] global, in the
-    dtype of x.
+    dtype of x; in_weight [N] the same of weighted edges (fp64 until `to`), None where edges have no weights.
     `chunk_of` [N], `halo_chunk_of`: the chunk of a row within its part, where parts are cut into `num_chunks`. A stage
     of a pipeline that is not the first holds features of no width, one that is not the last no labels and masks.
     `halo[p]` are the in-edges from part p, its columns the halo nodes of p by ascending global id; `boundary[p]` [b]
@@ -50,6 +50,8 @@ class Shard:
     chunk_of: Tensor | None = None
     halo_chunk_of: Tensor | None = None  # of the halo nodes, parts in ascending order
     num_chunks: int = 1
+    in_weight: Tensor | None = None
+    halo_in_weight: Tensor | None = None  # of the halo nodes, parts in ascending order
 
     @property
     def num_inner(self) -> int:
@@ -94,8 +96,8 @@ class Shard:
         return replace(
             self,
             **tensors,
-            inner=self.inner.to(device),
-            halo={p: b.to(device) for p, b in self.halo.items()},
+            inner=self.inner.to(device, dtype),
+            halo={p: b.to(device, dtype) for p, b in self.halo.items()},
             boundary={p: i.to(device) for p, i in self.boundary.items()},
         )
 
@@ -107,7 +109,8 @@ class Shard:
     @property
     def features_nbytes(self) -> int:
         rows = (self.x, self.y, self.train_mask, self.val_mask, self.test_mask, self.in_degree, self.halo_in_degree)
-        return sum(t.numel() * t.element_size() for t in (*rows, self.node_ids))
+        weights = (t for t in (self.in_weight, self.halo_in_weight) if t is not None)
+        return sum(t.numel() * t.element_size() for t in (*rows, self.node_ids, *weights))
 
     @staticmethod
     def open(
@@ -167,8 +170,10 @@ def with_chunks(shards: list[Shard], chunk_of: Tensor) -> list[Shard]:
 def comm_check(comm: Communicator, shard: Shard) -> None:
     """Every pair agrees on the rows it exchanges and on their degrees, before the first message: a wrong size would
     abort gloo, and normalisation reads the degrees. Collective; all ranks raise the same ValueError."""
-    sent = {p: (_digest(ids), _digest(shard.in_degree[shard.boundary[p]])) for p, ids in _sent_ids(shard).items()}
-    degrees = shard.halo_in_degree.split([shard.halo[p].num_src for p in sorted(shard.halo)])
+    mine = _degrees(shard.in_degree, shard.in_weight)
+    sent = {p: (_digest(ids), _digest(mine[shard.boundary[p]])) for p, ids in _sent_ids(shard).items()}
+    sizes = [shard.halo[p].num_src for p in sorted(shard.halo)]
+    degrees = _degrees(shard.halo_in_degree, shard.halo_in_weight).split(sizes)
     received = {}
     for peer, theirs in zip(sorted(shard.halo), degrees, strict=True):
         ids = shard.halo[peer].src_ids
@@ -185,6 +190,11 @@ def comm_check(comm: Communicator, shard: Shard) -> None:
 
 def _sent_ids(shard: Shard) -> dict[int, Tensor]:
     return {p: shard.node_ids[index] for p, index in shard.boundary.items()}
+
+
+def _degrees(in_degree: Tensor, in_weight: Tensor | None) -> Tensor:
+    """[N], or [N, 2] with weighted degrees."""
+    return in_degree if in_weight is None else torch.stack([in_degree.double(), in_weight.double()], dim=1)
 
 
 def _digest(ids: Tensor) -> str:
@@ -204,6 +214,8 @@ class Whole(NamedTuple):
     num_nodes: int
     num_edges: int
     num_classes: int
+    edge_weight: Tensor | None = None
+    in_weight: Tensor | None = None
 
 
 def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool = False) -> list[Shard]:
@@ -233,6 +245,7 @@ def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool
                 num_src=len(ids),
                 edge_ids=edges if edge_ids else None,
                 src_ids=ids,
+                weights=chosen(dataset.edge_weight, edges),
                 compress=p != q,
             )
     return [_shard(dataset, p, parts, node_ids[p], local_of, blocks) for p in range(parts)]
@@ -253,6 +266,8 @@ def split(shard: Shard, part_of: Tensor, parts: int) -> list[Shard]:
         shard.num_nodes,
         shard.num_edges,
         shard.num_classes,
+        inner.weights,
+        shard.in_weight,
     )
     return cut(whole, part_of, parts, edge_ids=inner.edge_ids is not None)
 
@@ -262,7 +277,7 @@ def _shard(
 ) -> Shard:
     halo = {q: blocks[p, q] for q in range(parts) if q != p and (p, q) in blocks}
     needed = {q: blocks[q, p].src_ids for q in range(parts) if q != p and (q, p) in blocks}
-    halo_ids = [b.src_ids for _, b in sorted(halo.items()) if b.src_ids is not None]
+    halo_ids = torch.cat([b.src_ids for _, b in sorted(halo.items()) if b.src_ids is not None] or [ids[:0]])
     return Shard(
         part=p,
         parts=parts,
@@ -276,11 +291,13 @@ def _shard(
         inner=blocks[p, p],
         halo=halo,
         boundary={q: local_of[rows] for q, rows in needed.items() if rows is not None},
-        halo_in_degree=dataset.in_degree[torch.cat(halo_ids or [ids[:0]])].to(dataset.x.dtype),
+        halo_in_degree=dataset.in_degree[halo_ids].to(dataset.x.dtype),
         num_nodes=dataset.num_nodes,
         num_train=int(dataset.train_mask.sum()),
         num_classes=dataset.num_classes,
         num_edges=dataset.num_edges,
+        in_weight=chosen(dataset.in_weight, ids),
+        halo_in_weight=chosen(dataset.in_weight, halo_ids),
     )
 
 

@@ -47,7 +47,7 @@ def write_shards(
     """
     if out.exists():
         raise ValueError(f"out={out} is there already: remove it, or name another folder")
-    allow_files(parts**2 * (2 if edge_ids else 1) + 64)
+    allow_files(parts**2 * (1 + edge_ids + (graph.weights is not None)) + 64)
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -112,6 +112,8 @@ class _Writer:
         for p, ids in enumerate(self.node_ids):
             (self.folder / folder_of(p)).mkdir()
             rows = {"node_ids": ids, "y": graph.y[ids], "in_degree": degree[ids]}
+            if graph.in_weight is not None:
+                rows["in_weight"] = graph.in_weight.numpy()[ids]
             rows |= {f"{name}_mask": mask[ids] for name, mask in zip(_SPLITS, graph.masks, strict=True)}
             for name, array in rows.items():
                 np.save(self.file(p, name), array)
@@ -133,7 +135,7 @@ class _Writer:
         """Inner blocks, and the edges of the others as (local row, local source) in scratch files."""
         with ExitStack() as opened:
             columns: dict[tuple[int, int], ColumnWriter] = {}
-            ids: dict[tuple[int, int], ColumnWriter] = {}
+            values: dict[tuple[int, int, str], ColumnWriter] = {}  # of edges: ids, weights
             for p in range(self.parts):
                 file = ColumnWriter(self.file(p, "inner.indices"), INDEX_TYPES[self.inner_type])
                 columns[p, p] = opened.enter_context(file)
@@ -155,20 +157,29 @@ class _Writer:
                         columns[p, p].write(src)
                     else:
                         columns[p, q].write(np.stack([row, src], axis=1))
-                    if self.with_ids:
-                        if (p, q) not in ids:
-                            ids[p, q] = opened.enter_context(ColumnWriter(self._edge_ids(p, q), np.int64))
-                        ids[p, q].write(chosen + edges.first)
+                    for name, dtype in self._of_edges.items():
+                        if (p, q, name) not in values:
+                            file = ColumnWriter(self._edge_file(p, q, name), dtype)
+                            values[p, q, name] = opened.enter_context(file)
+                        weight = edges.weight
+                        rows = chosen + edges.first if name == "edge_ids" or weight is None else weight[chosen]
+                        values[p, q, name].write(rows)
         for p, degree in enumerate(self.inner_degree):
             self._save_rows(p, "inner", degree, self.inner_type, compress=False)
-            if self.with_ids and not self.num_edges[p, p]:
-                np.save(self._edge_ids(p, p), np.zeros(0, dtype=np.int64))
+            for name, dtype in self._of_edges.items() if not self.num_edges[p, p] else ():
+                np.save(self._edge_file(p, p, name), np.zeros(0, dtype=dtype))
+
+    @property
+    def _of_edges(self) -> dict[str, type]:
+        """What is held of every edge, and its type."""
+        ids = {"edge_ids": np.int64} if self.with_ids else {}
+        return ids | ({} if self.graph.weights is None else {"weights": np.float32})
 
     def _scratch(self, p: int, q: int) -> Path:
         return self.folder / f"cut-{p}-{q}.npy"
 
-    def _edge_ids(self, p: int, q: int) -> Path:
-        return self.file(p, ("inner" if p == q else f"halo-{q}") + ".edge_ids")
+    def _edge_file(self, p: int, q: int, name: str) -> Path:
+        return self.file(p, f"{'inner' if p == q else f'halo-{q}'}.{name}")
 
     def _save_rows(self, p: int, block: str, counts: np.ndarray, dtype: torch.dtype, *, compress: bool) -> None:
         indptr, rows = layout(torch.from_numpy(counts), dtype, compress=compress)
@@ -179,15 +190,20 @@ class _Writer:
     def cut_blocks(self) -> None:
         """Halo blocks and send lists, a pair of parts at a time."""
         degree = self.graph.in_degree.to(torch.float32).numpy()
+        weight = None if self.graph.in_weight is None else self.graph.in_weight.numpy()
         for p in range(self.parts):
-            halo_degree = [np.zeros(0, dtype=np.float32)]
+            halo_degree, halo_weight = [np.zeros(0, dtype=np.float32)], [np.zeros(0)]
             for q in range(self.parts):
                 if p != q and self.num_edges[p, q]:
                     self.on_progress("halo blocks", (p * self.parts + q) / self.parts**2)
                     ids = self.node_ids[q][self._halo(p, q)]
                     halo_degree.append(degree[ids])
+                    if weight is not None:
+                        halo_weight.append(weight[ids])
                     np.save(self.file(p, f"halo-{q}.src_ids"), ids)
             np.save(self.file(p, "halo_in_degree"), np.concatenate(halo_degree))
+            if weight is not None:
+                np.save(self.file(p, "halo_in_weight"), np.concatenate(halo_weight))
 
     def _halo(self, p: int, q: int) -> np.ndarray:
         """Write the block of the in-edges of p from q; the rows of q that occur, which q sends."""

@@ -70,6 +70,7 @@ class Tracing:
     in_degree: Tensor
     edge_ids: Tensor
     layer: int = 0
+    in_weight: None = None  # weights change no shape
 
     def at(self, layer: int) -> Self:
         return type(self)(self.node_ids, self.in_degree, self.edge_ids, layer)

@@ -21,7 +21,7 @@ from gnnpar.data.tasks import Task, make_task
 from gnnpar.durable import JsonDict, JsonObject, write_json_whole
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.strategy import Workload
+from gnnpar.parallel.strategy import Workload, refuse_weights
 from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
@@ -197,6 +197,8 @@ def prepare(
     facts = dataset and (dataset.num_features, dataset.task, dataset.num_classes)
     num_features, task_name, num_classes = comm.broadcast(facts)
     task = make_task(task_name, num_classes)
+    if dataset is not None:
+        refuse_weights(settings.strategy, settings.model, dataset.in_weight, dataset.name, settings.names)
     model = settings.build_model(num_features, task.out_dim)
     plan = None
     if dataset is not None:
@@ -210,6 +212,8 @@ def prepare(
         shared = comm.broadcast(plan and plan.without_nodes())
         if source is not None:
             shard = source.part(model, comm, check=settings.shards.check)
+            name = source.manifest.name
+            refuse_weights(settings.strategy, settings.model, shard.in_weight, name, settings.names)
         else:
             placement = shared.placement if plan is None else plan.placement
             shard = Shard.open(dataset, plan and plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=placement)
@@ -225,7 +229,10 @@ def prepare(
             first_layer=settings.first_layer,
         )
     optimizer = settings.optim.build(engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of)
-    mine = resume.identity(settings, shared.hashes, job.world.size, num_features, task, shared.predicted)
+    weighted = shard.in_weight is not None
+    mine = resume.identity(
+        settings, shared.hashes, job.world.size, num_features, task, shared.predicted, edge_weights=weighted
+    )
     restored = resume.restore(start, mine, engine, optimizer, comm, say=say)
     return Run(
         job=job,

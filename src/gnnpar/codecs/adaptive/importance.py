@@ -58,6 +58,8 @@ def column_scores(block: Block, alpha: Tensor, form: Importance) -> Tensor:
     Shapes: -> [num_src] fp32.
     """
     weights = alpha[block.edge_dst].float()
+    if block.weights is not None:
+        weights = weights * block.weights.float()
     scores = torch.zeros(block.num_src, device=weights.device)
     columns = block.indices.long()
     if form != "square_of_sum":

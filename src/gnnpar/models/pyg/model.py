@@ -204,6 +204,7 @@ class OneNode:
     def __init__(self, like: Tensor) -> None:
         self.node_ids = torch.zeros(1, dtype=torch.int64)
         self.in_degree = torch.zeros(1, dtype=like.dtype)
+        self.in_weight: Tensor | None = None
         self.edge_ids = self.node_ids[:0]
         self._block = Block.from_edges(
             self.edge_ids, self.edge_ids, num_dst=1, num_src=1, edge_ids=self.edge_ids, src_ids=self.node_ids

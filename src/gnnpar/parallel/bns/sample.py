@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator, ByBlock, Separates
-from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.block import Block, Operands, Rows, chosen
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import fold_key, keep_mask
 
@@ -31,6 +31,7 @@ def sampled(shard: Shard, *, rate: float, seed: int, epoch: int) -> Shard:
     boundary: dict[int, Tensor] = {}
     halo: dict[int, Block] = {}
     degrees = [shard.halo_in_degree[:0]]
+    weights = [] if shard.halo_in_weight is None else [shard.halo_in_weight[:0]]
     for peer, index in shard.boundary.items():
         keep = kept(shard.node_ids[index], rate=rate, seed=seed, epoch=epoch, reader=peer)
         if bool(keep.any()):
@@ -43,8 +44,13 @@ def sampled(shard: Shard, *, rate: float, seed: int, epoch: int) -> Shard:
         if bool(keep.any()):
             halo[peer] = _columns(block, keep, block.src_ids[keep])
             degrees.append(shard.halo_in_degree[start : start + block.num_src][keep])
+            if shard.halo_in_weight is not None:
+                weights.append(shard.halo_in_weight[start : start + block.num_src][keep])
         start += block.num_src
-    return replace(shard, boundary=boundary, halo=halo, halo_in_degree=torch.cat(degrees))
+    halo_in_weight = torch.cat(weights) if weights else None
+    return replace(
+        shard, boundary=boundary, halo=halo, halo_in_degree=torch.cat(degrees), halo_in_weight=halo_in_weight
+    )
 
 
 def _columns(block: Block, keep: Tensor, src_ids: Tensor) -> Block:
@@ -56,8 +62,9 @@ def _columns(block: Block, keep: Tensor, src_ids: Tensor) -> Block:
         number[block.indices[edges]],
         num_dst=block.num_dst,
         num_src=len(src_ids),
-        edge_ids=None if block.edge_ids is None else block.edge_ids[edges],
+        edge_ids=chosen(block.edge_ids, edges),
         src_ids=src_ids,
+        weights=chosen(block.weights, edges),
         compress=True,
     )
 

@@ -44,7 +44,7 @@ class BoundarySampling:
     rate: Annotated[float, Ge(0), Le(1)] = 0.1
     codec: CodecConfig = Identity()
     overlap: Overlap = "edges"
-    capabilities = Capabilities(from_shards=True)
+    capabilities = Capabilities(from_shards=True, edge_weights=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:

@@ -65,7 +65,7 @@ class Digest:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(from_shards=True, crosses_epochs=self.period > 1)
+        return Capabilities(from_shards=True, edge_weights=True, crosses_epochs=self.period > 1)
 
     @property
     def exactness(self) -> frozenset[Exactness]:

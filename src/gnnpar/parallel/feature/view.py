@@ -44,19 +44,22 @@ def structure_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Structu
     src: list[Tensor] = []
     dst: list[Tensor] = []
     ids: list[Tensor] = []
+    weights: list[Tensor] = []
     for block, columns in pieces:
         assert columns is not None
         src.append(columns[block.indices.long()])
         dst.append(shard.node_ids[block.edge_dst])
         ids.append(block.edge_ids if edge_ids and block.edge_ids is not None else dst[-1][:0])
-    mine = [torch.cat(each).cpu() for each in (src, dst, ids)]
+        weights.append(dst[-1][:0] if block.weights is None else block.weights)
+    mine = [torch.cat(each).cpu() for each in (src, dst, ids, weights)]
     everyone = comm.broadcast(comm.gather((mine, shard.node_ids.cpu())))
     assert everyone is not None
     nodes = [each for _, each in everyone]
-    all_src, all_dst, all_ids = (torch.cat([edges[i] for edges, _ in everyone]) for i in range(3))
+    all_src, all_dst, all_ids, all_weights = (torch.cat([edges[i] for edges, _ in everyone]) for i in range(4))
     if edge_ids:
         by_id = all_ids.argsort()
         all_src, all_dst, all_ids = all_src[by_id], all_dst[by_id], all_ids[by_id]
+        all_weights = all_weights[by_id] if len(all_weights) else all_weights
     order = torch.argsort(all_dst * shard.num_nodes + all_src, stable=True)
     block = Block.from_edges(
         all_dst[order],
@@ -65,6 +68,7 @@ def structure_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Structu
         num_src=shard.num_nodes,
         edge_ids=all_ids[order] if edge_ids else None,
         src_ids=torch.arange(shard.num_nodes),
+        weights=all_weights[order] if shard.inner.weights is not None else None,
     )
     return Structure(block.to(comm.device), tuple(t.to(comm.device) for t in nodes))
 

@@ -38,7 +38,7 @@ class GraphParallel:
 
     codec: CodecConfig = Identity()
     overlap: Overlap = "edges"
-    capabilities = Capabilities(from_shards=True)
+    capabilities = Capabilities(from_shards=True, edge_weights=True)
 
     @property
     def exactness(self) -> frozenset[Exactness]:

@@ -63,7 +63,7 @@ class PipeGCN:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(from_shards=True, crosses_epochs=self.staleness > 0)
+        return Capabilities(from_shards=True, edge_weights=True, crosses_epochs=self.staleness > 0)
 
     @property
     def exactness(self) -> frozenset[Exactness]:

@@ -36,7 +36,6 @@ from gnnpar.parallel.pipeline.slots import Slots
 from gnnpar.parallel.shares import add_returned
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.whole import split_operands, wanted_gradients
-from gnnpar_kernels import spmm
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,14 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What all chunks of a part on a rank share. `in_degree` [N] in table order."""
+    """What all chunks of a part on a rank share. `in_degree`, `in_weight` [N] in table order."""
 
     chunks: Chunks
     in_degree: Tensor
     slots: Slots
     history: History
     weights: Weights
+    in_weight: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -78,7 +78,9 @@ class ChunkGraph(OwnRows):
     def __post_init__(self) -> None:
         self.chunk = self.epoch_order.order[self.slot]
         self.span = self.part.chunks.own(self.chunk)
-        self._rows = self.part.chunks.ids[self.span.rows], self.part.in_degree[self.span.rows]
+        part, rows = self.part, self.span.rows
+        in_weight = None if part.in_weight is None else part.in_weight[rows]
+        self._rows = part.chunks.ids[rows], part.in_degree[rows], in_weight
         self.local = LocalRows(*self._rows, run=self.run, layer=self.layer)
 
     @property
@@ -172,6 +174,7 @@ class ChunkGraph(OwnRows):
 
 class _Pulled(Context):
     view: ChunkGraph
+    agg: Sum
     call: Call
 
 
@@ -180,7 +183,7 @@ class _PulledFold(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Pulled, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
+        ctx: _Pulled, view: ChunkGraph, agg: Sum, call: Call, counts: tuple[int, int, int], *flat: Tensor
     ) -> Tensor:
         x = split_operands(counts, flat)
         tables, posted = view.publish(call, x.src)
@@ -189,43 +192,43 @@ class _PulledFold(torch.autograd.Function):
         view.complete(tables, posted)
         if halo is not None:
             state = agg.update(state, halo, x._replace(src=tables))
-        ctx.view, ctx.call = view, call
+        ctx.view, ctx.agg, ctx.call = view, agg, call
         return agg.finish(state)[0]
 
     @staticmethod
     def backward(ctx: _Pulled, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad_out,) = grad_outputs
-        view, call = ctx.view, ctx.call
+        view, agg, call = ctx.view, ctx.agg, ctx.call
         if not any(ctx.needs_input_grad[4:]):
             return (None,) * len(ctx.needs_input_grad)
         like, part = RowLike.of((grad_out,)), view.part
         rows = part.history.gradients(call, like[0])[view.span.rows]
         rows.copy_(grad_out)
-        theirs = {p: (_pull(view, call, span, like[0]),) for p, span in view.spans_of_peers().items()}
+        theirs = {p: (_pull(view, agg, call, span, like[0]),) for p, span in view.spans_of_peers().items()}
         posted = view.send_back(call, theirs, like)
-        mine = (_pull(view, call, view.span, like[0]),)  # while those of halo rows travel
+        mine = (_pull(view, agg, call, view.span, like[0]),)  # while those of halo rows travel
         if part.weights.fresh != 1 and (view.slot or part.history.remembers):
             rows.mul_(part.weights.fresh)  # for the chunks of earlier slots, whose turn comes now
         grads = view.add_returned(mine, posted)
         return (None, None, None, None, *wanted_gradients(Operands(grads), ctx.needs_input_grad[4:]))
 
 
-def _pull(view: ChunkGraph, call: Call, span: Span, like: RowLike) -> Tensor:
+def _pull(view: ChunkGraph, agg: Sum, call: Call, span: Span, like: RowLike) -> Tensor:
     """The gradient of table rows whose turn is now, from this part's destinations."""
     part = view.part
-    total = _read(view, "now", span, part.history.gradients(call, like))
+    total = _read(view, agg, "now", span, part.history.gradients(call, like))
     before = part.history.last_gradients(call, like) if part.weights.stale else None
-    more = None if before is None else _read(view, "before", span, before)
+    more = None if before is None else _read(view, agg, "before", span, before)
     if more is not None:  # rows of the last epoch are kept times `fresh`, too
         more.mul_(part.weights.stale / part.weights.fresh)
         total = more if total is None else total.add_(more)
     return like.empty(len(span)).zero_() if total is None else total
 
 
-def _read(view: ChunkGraph, turn: Turn, span: Span, table: Tensor) -> Tensor | None:
+def _read(view: ChunkGraph, agg: Sum, turn: Turn, span: Span, table: Tensor) -> Tensor | None:
     """Sums of the table over the out-edges of a span; None where there are none."""
     csr = view.epoch_order.readers(turn, span)
-    return None if csr is None else spmm(csr.indptr, csr.indices, table, num_rows=len(span))
+    return None if csr is None else agg.of(csr, table, len(span))
 
 
 class _Pushed(Context):

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnpar.folds.block import Block
+from gnnpar.folds.block import Block, chosen
 from gnnpar.parallel.local import to_device
 from gnnpar.parallel.torch_types import integers, unique
 from gnnpar.partition.shard import Shard
@@ -68,6 +68,7 @@ class Chunks:
     dst: Tensor  # table row of an edge's destination, always an own one
     src: Tensor  # table row of its source
     edge_ids: Tensor | None
+    weights: Tensor | None = None
 
     @staticmethod
     def of(shard: Shard) -> Chunks:
@@ -98,7 +99,8 @@ class Chunks:
             base, at = base + block.num_src, at + block.num_src
         all_ids, all_dst, all_src = torch.cat(ids), torch.cat(dst), torch.cat(src)
         by = torch.argsort(all_dst * shard.num_nodes + all_ids[all_src], stable=True)
-        edge_ids = [b.edge_ids for b in (shard.inner, *(b for _, b in sorted(shard.halo.items())))]
+        blocks = (shard.inner, *(b for _, b in sorted(shard.halo.items())))
+        edge_ids, weights = [b.edge_ids for b in blocks], [b.weights for b in blocks]
         return Chunks(
             num=num,
             part=shard.part,
@@ -111,6 +113,7 @@ class Chunks:
             dst=all_dst[by],
             src=all_src[by],
             edge_ids=None if edge_ids[0] is None else torch.cat([e for e in edge_ids if e is not None])[by],
+            weights=None if weights[0] is None else torch.cat([w for w in weights if w is not None])[by],
         )
 
     @property
@@ -211,12 +214,25 @@ class Chunks:
             columns, inverse = unique(self.ids[src])
             rows = torch.empty_like(columns)
             rows[inverse] = src
-            ids = None if self.edge_ids is None else self.edge_ids[self.edges(chunk)]
             block = Block(
-                self.indptr(chunk), inverse.to(self.index_type), len(self.own(chunk)), len(columns), None, ids, columns
+                self.indptr(chunk),
+                inverse.to(self.index_type),
+                len(self.own(chunk)),
+                len(columns),
+                edge_ids=None if self.edge_ids is None else self.edge_ids[self.edges(chunk)],
+                src_ids=columns,
+                weights=self.weights_of(chunk),
             )
             self._compact[chunk] = block, rows
         return self._compact[chunk]
+
+    def weights_of(self, chunk: int) -> Tensor | None:
+        """Of the in-edges of a chunk."""
+        return None if self.weights is None else self.weights[self.edges(chunk)]
+
+    @cached_property
+    def weights_by_source(self) -> Tensor | None:
+        return chosen(self.weights, self.by_source)
 
     @property
     def nbytes(self) -> int:
@@ -228,6 +244,8 @@ class Chunks:
             self.dst,
             self.src,
             self.edge_ids,
+            self.weights,
+            self.__dict__.get("weights_by_source"),
             *self.sent.values(),
         ]
         held += [self.__dict__.get("offsets"), self.__dict__.get("by_source"), *self._indptr.values()]
@@ -291,7 +309,7 @@ class EpochOrder:
         self.masks: dict[tuple[int, int, int, float], Tensor] = {}  # of dropout in this epoch, all own rows
         self._blocks: dict[int, Block] = {}
         self._split: dict[int, tuple[Block, Block]] = {}
-        self._sources: dict[Turn, tuple[Tensor, list[int], Tensor]] = {}
+        self._sources: dict[Turn, tuple[Tensor, list[int], Tensor, Tensor | None]] = {}
         self._readers: dict[tuple[Turn, Span], Csr | None] = {}
         self._columns_of_turn: dict[Turn, Tensor] = {}
 
@@ -309,7 +327,13 @@ class EpochOrder:
         if chunk not in self._blocks:
             chunks = self.chunks
             columns = self._columns[chunks.edges(chunk)]
-            self._blocks[chunk] = Block(chunks.indptr(chunk), columns, len(chunks.own(chunk)), self._height)
+            self._blocks[chunk] = Block(
+                chunks.indptr(chunk),
+                columns,
+                len(chunks.own(chunk)),
+                self._height,
+                weights=chunks.weights_of(chunk),
+            )
         return self._blocks[chunk]
 
     def split(self, chunk: int) -> tuple[Block, Block | None]:
@@ -319,7 +343,14 @@ class EpochOrder:
         if chunk not in self._split:
             block = self.block(chunk)
             own, halo = (
-                Block(part.indptr, block.indices[part.edges], block.num_dst, block.num_src, part.rows)
+                Block(
+                    part.indptr,
+                    block.indices[part.edges],
+                    block.num_dst,
+                    block.num_src,
+                    part.rows,
+                    weights=chosen(block.weights, part.edges),
+                )
                 for part in self.chunks.split(chunk)
             )
             self._split[chunk] = own, halo
@@ -361,7 +392,9 @@ class EpochOrder:
             ahead = self.slot_of[dst] - self.slot_of[src]
             read = torch.where(ahead >= 0 if turn == "now" else ahead < 0, dst, chunks.num_own)
             self._columns_of_turn[turn] = read.to(chunks.index_type)
-        return Csr(chunks.out_indptr(span), self._columns_of_turn[turn][first:last])
+        weights = chunks.weights_by_source
+        weights = None if weights is None else weights[first:last]
+        return Csr(chunks.out_indptr(span), self._columns_of_turn[turn][first:last], weights=weights)
 
     def _cut_readers(self, turn: Turn, span: Span) -> Csr | None:
         chunks = self.chunks
@@ -371,10 +404,12 @@ class EpochOrder:
             ahead = self.slot_of[dst] - self.slot_of[src]
             keep = (ahead >= 0 if turn == "now" else ahead < 0).nonzero().flatten()
             offsets = _offsets(src[keep], chunks.num_rows)
-            self._sources[turn] = offsets, integers(offsets), dst[keep].to(chunks.index_type)
-        offsets, bounds, readers = self._sources[turn]
+            readers = dst[keep].to(chunks.index_type)
+            self._sources[turn] = offsets, integers(offsets), readers, chosen(chunks.weights_by_source, keep)
+        offsets, bounds, readers, weights = self._sources[turn]
         first, last = bounds[span.first], bounds[span.last]
         if first == last:
             return None
         pointers = offsets[span.first : span.last + 1] - first
-        return Csr(pointers.to(chunks.index_type), readers[first:last])
+        weights = None if weights is None else weights[first:last]
+        return Csr(pointers.to(chunks.index_type), readers[first:last], weights=weights)

@@ -150,6 +150,10 @@ class Snapshot:
         return self.view.in_degree
 
     @property
+    def in_weight(self) -> Tensor | None:
+        return self.view.in_weight
+
+    @property
     def edge_ids(self) -> Tensor:
         return self.view.edge_ids
 

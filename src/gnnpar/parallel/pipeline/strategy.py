@@ -27,6 +27,7 @@ from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.comm.mesh import Mesh
 from gnnpar.data.tasks import Task
+from gnnpar.folds.block import chosen
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
@@ -111,6 +112,7 @@ class GNNPipe:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             chunks=True,
+            edge_weights=True,
             folds=(Sum,) if self.gradient == "mix" else None,
             cached_first_layer=False,
             by_layers=True,
@@ -250,7 +252,8 @@ class GNNPipe:
         )
         codec = self.codec.build(slot_lists(chunks, ranks.parts.size), ranks.parts, seed)
         slots = Slots(chunks, CodedExchange(ranks.parts, codec))
-        part = Part(chunks, shard.in_degree[chunks.order], slots, history, self.weights)
+        in_weight = chosen(shard.in_weight, chunks.order)
+        part = Part(chunks, shard.in_degree[chunks.order], slots, history, self.weights, in_weight)
         exchange = CodedExchange(ranks.parts, Identity().build(shard.row_lists, ranks.parts, seed))
         whole = WholeGraph(shard, Pass(seed))
         halo = HaloGraph(shard, Pass(seed), exchange=exchange, edges=EdgeOrder(shard, "edges"))

@@ -81,6 +81,7 @@ class SAR:
             max_ranks=1 if out_of_core else None,
             from_shards=not out_of_core,
             chunks=out_of_core,
+            edge_weights=True,
             less_memory=self._less_memory,
         )
 

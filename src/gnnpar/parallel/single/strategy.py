@@ -32,7 +32,7 @@ class Single:
     """No fields: there is nothing to choose."""
 
     exactness = frozenset[Exactness]({"exact"})
-    capabilities = Capabilities(max_ranks=1, from_shards=True)
+    capabilities = Capabilities(max_ranks=1, from_shards=True, edge_weights=True)
 
     def exact_limit(self) -> Single:
         return self

@@ -153,10 +153,12 @@ def identity(
     num_features: int,
     task: Task,
     predicted: JsonObject | None = None,
+    *,
+    edge_weights: bool = False,
 ) -> JsonDict:
     """What a checkpoint is of: plain data that JSON gives back as it was.
 
-    `predicted`: by the planner that chose the strategy, of what it chose.
+    `predicted`: by the planner that chose the strategy, of what it chose. `edge_weights`: edges have weights.
     """
     chosen = {"chosen": predicted.get("candidate")} if predicted else {}
     told = {
@@ -174,7 +176,7 @@ def identity(
         "names": dict(settings.names),
         "settings": settings.resolved,
     }
-    return _json(told)
+    return _json(told | ({"edge_weights": True} if edge_weights else {}))
 
 
 def _json(tree: object) -> JsonDict:

@@ -57,6 +57,10 @@ class PlainGraph:
     def in_degree(self) -> Tensor:
         return self._added(self._ones)
 
+    @property
+    def in_weight(self) -> None:
+        """Edges have no weights here."""
+
     def at(self, layer: int) -> Self:
         return self
 
@@ -143,6 +147,8 @@ def export(trained: Trained, folder: Path) -> list[str]:
     for name in (PROGRAM, SCRIPT):
         (folder / name).unlink(missing_ok=True)
     try:
+        if trained.weighted:
+            raise ValueError("the model was trained on weighted edges, which a program does not read: no program")
         torch.export.save(traced(model), folder / PROGRAM)
         shutil.copyfile(_TEMPLATE, folder / SCRIPT)
     except ValueError as error:

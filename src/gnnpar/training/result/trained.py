@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.comm import ThreadWorld
-from gnnpar.data.adjacency import edge_index_of, edges_of
+from gnnpar.data.adjacency import EdgeList, edge_list_of, edges_of
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.preprocess import Preprocess, canonical_edges, normalized
+from gnnpar.data.preprocess import Preprocess, edges_as, normalized
+from gnnpar.data.raw import checked_weights
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
@@ -27,46 +28,48 @@ DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 class Trained(nn.Module):
-    """Call it with a PyG `Data`, or with x [N, F] and edge_index [2, E]: exact logits [N, classes], no dropout. The
-    graph may also be an adj_t (a SparseTensor, or a tensor in one of torch's sparse layouts) in either's place.
+    """Call it with a PyG `Data`, or with x [N, F], edge_index [2, E] and edge_weight [E], if any: exact logits
+    [N, classes], no dropout. The graph may also be an adj_t (a SparseTensor, or a tensor in one of torch's sparse
+    layouts) in either's place.
 
     Edges and features are prepared as those of the run were (self loops, reverse edges, repeated edges, row sums);
     `prepared=True` takes them as they are. `settings`: of the run. `epoch`: epochs done. `val`: validation metric.
+    `weighted`: the edges that it was trained on have weights.
     """
 
     def __init__(self, model: GNN, settings: Settings, found: Checkpoint) -> None:
         super().__init__()
         self.model, self.settings, self.epoch, self.val = model, settings, found.epoch, found.val
+        self.weighted = bool(found.manifest["run"].get("edge_weights", False))
         self.eval()
 
     # Any: an object of PyG or a sparse tensor of another library, see above
-    def forward(self, x: Any, edge_index: Any = None, *, prepared: bool = False) -> Tensor:
-        x, edge_index = (x.x, edges_of(x)) if edge_index is None else (x, edge_index_of(edge_index))
+    def forward(
+        self, x: Any, edge_index: Any = None, edge_weight: Tensor | None = None, *, prepared: bool = False
+    ) -> Tensor:
+        x, (edge_index, weight) = (x.x, edges_of(x)) if edge_index is None else (x, edge_list_of(edge_index))
+        weight = _weight(weight if edge_weight is None else edge_weight, edge_index)
+        if weight is not None and self.settings.model.edge_weights == "none":
+            raise ValueError("the edges have weights, which this model does not read; give the edge_index alone")
         if x.ndim != 2 or x.shape[1] != self.model.in_dim:
             raise ValueError(f"x is {tuple(x.shape)}, but the model was trained on {self.model.in_dim} features a node")
         if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < len(x):
             raise ValueError(f"edge_index names node {int(edge_index.max())} or lower than 0 of {len(x)} nodes")
-        x, edges = (x, _sorted(edge_index, len(x))) if prepared else self._prepared(x, edge_index)
+        x, edges = (x, _sorted(edge_index, weight, len(x))) if prepared else self._prepared(x, edge_index, weight)
         parameter = next(self.model.parameters())
         shard = _shard(x, edges, edge_ids=self.model.needs_edge_ids).to(parameter.device, parameter.dtype)
         return self.model(WholeGraph(shard, Pass(self.settings.seed)), shard.x)
 
-    def _prepared(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+    def _prepared(self, x: Tensor, edge_index: Tensor, weight: Tensor | None) -> tuple[Tensor, EdgeList]:
         how = self.settings.dataset
         if not isinstance(how, Preprocess):
-            return x, _sorted(edge_index, len(x))
+            return x, _sorted(edge_index, weight, len(x))
         if how.normalize == "standard":
             raise ValueError(
                 "the run's features were standardised by its training nodes, which a checkpoint does not hold: "
                 "standardise x in the same way and call with prepared=True"
             )
-        edges = canonical_edges(
-            edge_index.cpu(),
-            num_nodes=len(x),
-            symmetrize=how.symmetrize,
-            self_loops=how.self_loops,
-            drop_duplicates=how.drop_duplicates,
-        )
+        edges = edges_as(how, "given", edge_index.cpu(), weight, num_nodes=len(x), pairs=False)
         return normalized(x, how.normalize, train_mask=torch.ones(len(x), dtype=torch.bool)), edges
 
 
@@ -110,7 +113,12 @@ def check_weights(model: GNN, weights: Mapping[str, Tensor], folder: Path) -> No
         raise ValueError(f"{folder} is no good checkpoint: its model has no {unknown[0][:80]}")
 
 
-def _shard(x: Tensor, edges: Tensor, *, edge_ids: bool) -> Shard:
+def _weight(weight: Tensor | None, edge_index: Tensor) -> Tensor | None:
+    """float32 [E]; None where all are 1."""
+    return checked_weights("given", None if weight is None else weight.detach().cpu(), edge_index.shape[1])
+
+
+def _shard(x: Tensor, edges: EdgeList, *, edge_ids: bool) -> Shard:
     """The whole graph as the only part; labels and masks are nobody's business here."""
     everywhere = torch.ones(len(x), dtype=torch.bool)
     unknown = torch.zeros(len(x), dtype=torch.int64)
@@ -118,7 +126,8 @@ def _shard(x: Tensor, edges: Tensor, *, edge_ids: bool) -> Shard:
         "given",
         x=x.detach().cpu().float(),
         y=unknown,
-        edge_index=edges,
+        edge_index=edges.edge_index,
+        edge_weight=edges.weight,
         masks=(everywhere, everywhere, everywhere),
         num_classes=1,
         task="single_label",
@@ -127,8 +136,8 @@ def _shard(x: Tensor, edges: Tensor, *, edge_ids: bool) -> Shard:
     return Shard.open(dataset, unknown, comm, edge_ids=edge_ids)
 
 
-def _sorted(edge_index: Tensor, num_nodes: int) -> Tensor:
+def _sorted(edge_index: Tensor, weight: Tensor | None, num_nodes: int) -> EdgeList:
     """By (destination, source), repeated edges kept."""
     src, dst = edge_index.cpu().long()
     order = torch.argsort(dst * num_nodes + src, stable=True)
-    return torch.stack([src[order], dst[order]])
+    return EdgeList(torch.stack([src[order], dst[order]]), None if weight is None else weight[order])
