@@ -32,12 +32,13 @@ class EdgeList(NamedTuple):
 
 def edges_of(data: object) -> EdgeList:
     """Of a PyG `Data`: its edge_index with its edge_weight, else its adj_t."""
-    for name in ("edge_index", "adj_t"):
-        if (found := getattr(data, name, None)) is not None:  # PyG's, or whatever else has them
-            edges = edge_list_of(found)
-            given = getattr(data, "edge_weight", None)
-            return EdgeList(edges.edge_index, _flat(given)) if isinstance(given, Tensor) else edges
-    raise ValueError(f"{type(data).__name__} has neither edge_index nor adj_t; give it one of them")
+    names = ("edge_index", "adj_t", "edge_weight")
+    edge_index, adj_t, weight = (getattr(data, name, None) for name in names)  # PyG's, or whatever else has them
+    graph = adj_t if edge_index is None else edge_index
+    if graph is None:
+        raise ValueError(f"{type(data).__name__} has neither edge_index nor adj_t; give it one of them")
+    edges = edge_list_of(graph)
+    return EdgeList(edges.edge_index, _flat(weight)) if isinstance(weight, Tensor) else edges
 
 
 def edge_list_of(given: object) -> EdgeList:
