@@ -19,6 +19,7 @@ from gnnpar.models.gcn import GCNConv as OurConv
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.gnn import ModelConfig
 from gnnpar.parallel.bns.strategy import BoundarySampling
+from gnnpar.parallel.digest.strategy import Digest
 from gnnpar.parallel.feature.strategy import FeatureParallel
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipegcn.strategy import PipeGCN
@@ -44,6 +45,7 @@ STRATEGIES: dict[str, Any] = {
     "bns": BoundarySampling(rate=0.5),
     "feature": FeatureParallel(),
     "pipegcn": PipeGCN(),
+    "digest": Digest(),
 }
 
 
