@@ -98,8 +98,15 @@ def graph() -> dict[str, Any]:  # Any: as numpy types the arrays of an archive
     rng = np.random.default_rng(0)
     y = np.arange(40) % 3
     masks = {f"{name}_mask": np.arange(40) % 3 == i for i, name in enumerate(("train", "val", "test"))}
-    edges = rng.integers(40, size=(2, 120))
-    return {"edge_index": edges, "x": rng.standard_normal((40, 5)).astype(np.float32), "y": y, **masks}
+    edges = np.stack(np.divmod(rng.permutation(1600)[:120], 40))  # no edge has two weights
+    weight = rng.random(120).astype(np.float32)
+    return {
+        "edge_index": edges,
+        "edge_weight": weight,
+        "x": rng.standard_normal((40, 5)).astype(np.float32),
+        "y": y,
+        **masks,
+    }
 
 
 Reader = Callable[[Path], object]
@@ -214,6 +221,8 @@ def read_dataset(top: Path, name: str) -> None:
         raise Silent("a label of no class")
     if data.num_edges and not 0 <= int(data.edge_index.min()) <= int(data.edge_index.max()) < data.num_nodes:
         raise Silent("an edge of no node")
+    if data.edge_weight is not None and not bool(torch.isfinite(data.edge_weight).all()):
+        raise Silent("a weight that is not finite")
     if not bool(torch.isfinite(data.x).all()) or not bool(data.train_mask.any()) or classes < 1:
         raise Silent("features, split or classes that cannot be trained on")
 
@@ -244,6 +253,7 @@ READERS: dict[str, Reader] = {
     "locked/.gnnpar.lock": take_lock,
     "graph/y.npy": partial(read_dataset, name="graph"),
     "graph/src.npy": partial(read_dataset, name="graph"),
+    "graph/edge_weight.npy": partial(read_dataset, name="graph"),
     "graph/x.npy": partial(read_dataset, name="graph"),
 }
 

@@ -19,7 +19,7 @@ from gnnpar.data.files import find_file, one_line
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread, task_of
 
-_ROWS = ("x", "y", "train_mask", "val_mask", "test_mask")
+_ROWS = ("x", "y", "edge_weight", "train_mask", "val_mask", "test_mask")
 
 
 @dataclass(frozen=True, kw_only=True)
