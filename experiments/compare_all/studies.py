@@ -24,6 +24,8 @@ METHODS = {
     "bns": ["strategy=bns"],
     "feature": ["strategy=feature"],
     "digest": ["strategy=digest"],
+    "cagnet": ["strategy=cagnet"],
+    "sancus": ["strategy=sancus"],
     "tag": ["strategy=tag"],
 }
 CACHED = {

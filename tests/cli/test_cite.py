@@ -46,6 +46,8 @@ def test_gnnpar_alone(cited: Callable[..., str]) -> None:
         ("pipegcn", "wan2022pipegcn"),
         ("feature", "ai2024neutrontp"),
         ("digest", "chai2022digest"),
+        ("cagnet", "tripathy2020cagnet"),
+        ("sancus", "peng2022sancus"),
     ],
 )
 def test_a_strategy_cites_its_paper(cited: Callable[..., str], strategy: str, key: str) -> None:
@@ -55,7 +57,7 @@ def test_a_strategy_cites_its_paper(cited: Callable[..., str], strategy: str, ke
 
 def test_every_paper_that_a_strategy_names_is_known_and_every_entry_is_whole() -> None:
     entries = cite.entries()
-    known = {cite.field(entry, "eprint") for entry in entries.values()}
+    known = {cite.number_of(entry) for entry in entries.values()}
     for strategy in names("strategy"):
         assert set(cite.papers_of(configured("strategy", strategy))) <= known, strategy
     for key, entry in entries.items():
@@ -65,9 +67,10 @@ def test_every_paper_that_a_strategy_names_is_known_and_every_entry_is_whole() -
 
 def test_a_strategy_of_ones_own_cites_what_its_docstring_names() -> None:
     class Mine(SAR):
-        """After arXiv:1234.56789."""
+        """After arXiv:1234.56789 (doi:10.1/a-b.2)."""
 
-    assert cite.papers_of(Mine()) == ["1234.56789", "2111.06483"]
+    assert cite.papers_of(Mine()) == ["1234.56789", "10.1/a-b.2", "2111.06483"]
+    assert "url = {https://doi.org/10.1/a-b.2}" in cite.unknown("10.1/a-b.2")
     assert "eprint = {1234.56789}" in cite.unknown("1234.56789")
 
 

@@ -19,12 +19,14 @@ from gnnpar.models.gcn import GCNConv as OurConv
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.gnn import ModelConfig
 from gnnpar.parallel.bns.strategy import BoundarySampling
+from gnnpar.parallel.cagnet.strategy import Cagnet
 from gnnpar.parallel.digest.strategy import Digest
 from gnnpar.parallel.feature.strategy import FeatureParallel
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipegcn.strategy import PipeGCN
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
+from gnnpar.parallel.sancus.strategy import Sancus
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import refuse_weights
@@ -46,6 +48,8 @@ STRATEGIES: dict[str, Any] = {
     "feature": FeatureParallel(),
     "pipegcn": PipeGCN(),
     "digest": Digest(),
+    "cagnet": Cagnet(),
+    "sancus": Sancus(),
 }
 
 

@@ -194,7 +194,7 @@ def test_only_what_is_allowed_is_chosen() -> None:
         assert shipped().candidate_of(one.as_predicted()["candidate"], 8) == one.candidate
         before = {"overlap": "edges", "prefetch": 1, "backward": "push", "remat": True, "chunks": 1, "cuts": [0]}
         assert shipped().candidate_of(before | one.as_predicted()["candidate"], 8) == one.candidate
-    names = {"graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid", "pipegcn", "feature", "digest"}
+    names = {"graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid", "pipegcn", "feature", "digest", "cagnet", "sancus"}
     assert {p.candidate.family for p in free} == names
 
 

@@ -227,6 +227,8 @@ def test_estimated_then_trained(four: str, run_cli: Run, tmp_path: Path, capsys:
             ("strategy=pipegcn", "codec=uniform"),
             ("strategy=feature", "codec=bf16"),
             ("strategy=digest", "strategy.gradients=true", "codec=bf16"),
+            ("strategy=cagnet", "codec=uniform"),
+            ("strategy=sancus", "codec=identity"),
             ("strategy=single", "dataset.num_nodes=3000", "model.hidden=64"),
         )
     ):
@@ -283,7 +285,18 @@ def test_a_codec_that_is_asked_for_is_a_row_more() -> None:
     assert found["graph_parallel"] == ["model=sage", "strategy=graph_parallel", "codec=identity"]
     assert found["sar codec=uniform codec.bits=4"] == ["model=sage", "strategy=sar", "codec=uniform", "codec.bits=4"]
     assert "sar codec=bf16" in dict(rows([], registry))
-    assert shipped().with_codec == {"bns", "digest", "feature", "gnnpipe", "graph_parallel", "hybrid", "pipegcn", "sar"}
+    assert shipped().with_codec == {
+        "bns",
+        "cagnet",
+        "digest",
+        "feature",
+        "gnnpipe",
+        "graph_parallel",
+        "hybrid",
+        "pipegcn",
+        "sancus",
+        "sar",
+    }
     assert shipped().broken == {}
 
 

@@ -63,12 +63,23 @@ def test_all_candidates_name_fields_that_their_strategies_have() -> None:
         "pipegcn",
         "feature",
         "digest",
+        "cagnet",
+        "sancus",
     }
     assert len({c.label for c in found}) == len(found)
     for candidate in found:
         shipped().strategy_of(candidate)
     kept = shipped().candidates(replace(scope, cached=True), 4)
-    assert {c.family for c in kept} == {"graph_parallel", "adaqp", "sar", "pipegcn", "feature", "digest"}
+    assert {c.family for c in kept} == {
+        "graph_parallel",
+        "adaqp",
+        "sar",
+        "pipegcn",
+        "feature",
+        "digest",
+        "cagnet",
+        "sancus",
+    }
     assert [c.label for c in shipped().candidates(scope, 1)] == ["single"]
 
 
@@ -83,6 +94,7 @@ def test_calibration_measures_one_candidate_of_every_engine() -> None:
     found = {c.engine: c.label for c in calibrated(trials(4)[0], 4)}
     assert found == {
         "single": "single",
+        "cagnet": "cagnet",
         "feature": "feature",
         "graph_parallel": "graph_parallel",
         "rounded": "graph_parallel, 16 bit",

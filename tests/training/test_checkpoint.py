@@ -55,6 +55,7 @@ VARIANTS = {
         "codec.period=2",
     ),
     "late, adaptive": ("strategy=pipegcn", "codec=adaptive", *(o.replace("strategy.", "") for o in ADAPTIVE)),
+    "copies by their change": ("strategy=sancus", "strategy.period=4", "strategy.bound=0.3", "model.dropout=0"),
     "momentum and warm-up": (
         "strategy=graph_parallel",
         "optim=sgd",

@@ -12,9 +12,9 @@ from gnnpar.parallel.strategy import Cites
 from gnnpar.settings import ConfigError
 
 PAPERS = Path(__file__).parents[1] / "papers.bib"
-ARXIV = re.compile(r"arXiv[\s:]*(\d{4}\.\d{4,5})", re.IGNORECASE)
+NUMBER = re.compile(r"arXiv[\s:]*(?P<eprint>\d{4}\.\d{4,5})|doi[\s:]*(?P<doi>10\.\d+/[\w./-]*\w)", re.IGNORECASE)
 HELP = """BibTeX of gnnpar, and with strategy=NAME or plan=FILE of the papers that strategy comes from: those whose
-arXiv number stands in the docstring of its module. A paper that gnnpar does not know is an entry with its number
+arXiv number or DOI stands in the docstring of its module. A paper that gnnpar does not know is an entry with its number
 alone."""
 
 
@@ -27,7 +27,7 @@ def run(argv: list[str]) -> int:
     known = entries()
     cited = [known["gnnpar"]]
     if options.overrides:
-        by_number = {field(entry, "eprint"): entry for entry in known.values()}
+        by_number = {number_of(entry): entry for entry in known.values()}
         numbers = papers_of(compose(options.overrides).strategy)
         cited += [by_number.get(number) or unknown(number) for number in numbers]
     sys.stdout.write("\n\n".join(cited) + "\n")
@@ -46,19 +46,26 @@ def field(entry: str, name: str) -> str | None:
     return match[1] if match else None
 
 
+def number_of(entry: str) -> str | None:
+    """Of an entry: its arXiv number, or its DOI."""
+    return field(entry, "eprint") or field(entry, "doi")
+
+
 def papers_of(strategy: object) -> list[str]:
-    """arXiv numbers that the strategy names, or else those in the docstrings of its class, its bases, and their
-    modules, in this order."""
+    """arXiv numbers and DOIs that the strategy names, or else those in the docstrings of its class, its bases, and
+    their modules, in this order."""
     if isinstance(strategy, Cites):
         return list(strategy.papers)
     texts = []
     for cls in type(strategy).__mro__:
         module = sys.modules.get(cls.__module__)
         texts += [cls.__dict__.get("__doc__") or "", (module and module.__doc__) or ""]
-    return list(dict.fromkeys(number for text in texts for number in ARXIV.findall(text)))
+    return list(dict.fromkeys(found["eprint"] or found["doi"] for text in texts for found in NUMBER.finditer(text)))
 
 
 def unknown(number: str) -> str:
     """An entry for a paper of which nothing else is known."""
+    if number.startswith("10."):
+        return f"@misc{{doi:{number},\n  doi = {{{number}}},\n  url = {{https://doi.org/{number}}},\n}}"
     fields = f"  eprint = {{{number}}},\n  archivePrefix = {{arXiv}},\n  url = {{https://arxiv.org/abs/{number}}},\n"
     return f"@misc{{arxiv:{number},\n{fields}}}"

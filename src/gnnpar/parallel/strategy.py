@@ -194,7 +194,8 @@ def refuse_weights(
         name = names.get("strategy") or type(strategy).__name__
         raise ValueError(
             f"dataset {dataset} has weights on edges, which strategy={name} does not carry; use single, "
-            f"graph_parallel, adaqp, sar, gnnpipe, hybrid, bns, feature, pipegcn or digest, or {without}."
+            "graph_parallel, adaqp, sar, gnnpipe, hybrid, bns, feature, pipegcn, digest, cagnet or sancus, or "
+            f"{without}."
         )
     below = int((in_weight < 0).sum())
     if below and model.edge_weights == "normalized":

@@ -20,6 +20,8 @@ _KNOWN = {
     "pipegcn": "#8064b8",
     "feature": "#5f8f4e",
     "digest": "#b8536b",
+    "cagnet": "#4aa3a2",
+    "sancus": "#9b7653",
 }
 _OTHERS = ("#a08a1c", "#8064b8", "#5f8f4e", "#b8536b", "#4aa3a2", "#9b7653")
 GREY = "#a5adb5"  # of times that are no statement on speed

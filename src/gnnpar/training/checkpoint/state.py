@@ -70,8 +70,7 @@ def _pieces(tree: object) -> Iterator[bytes | memoryview]:
 
 def write_tree(file: Path, tree: object) -> JsonDict:
     """Write a tree through to the disk; its size and checksum."""
-    file.unlink(missing_ok=True)  # of an attempt before, or a link of somebody else
-    with file.open("xb") as out:
+    with file.open("wb") as out:
         torch.save(plain(tree), out)
         out.flush()
         os.fsync(out.fileno())

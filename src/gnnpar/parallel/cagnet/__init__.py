@@ -1,0 +1,1 @@
+"""CAGNET: whole parts broadcast, block by block."""

@@ -1,0 +1,1 @@
+"""SANCUS: whole parts broadcast, skipped while the copy of the last time will do."""
