@@ -171,7 +171,6 @@ def test_an_undirected_networkx_graph_has_both_directions():
     [
         ("gcn", 5, {}, "dataset given: there is a int; give a torch_geometric Data, a NetworkX graph, or a mapping"),
         ("gcn", adjacency(), {}, "a SciPy matrix has no x and no y; give {'adjacency'"),
-        ("sage", arrays(edge_index=None, adjacency=adjacency(np.arange(5.0))), {}, "has two weights, 1 and 2; add"),
         ("gcn", arrays(edge_attr=np.ones(5)), {}, "edge_attr is not read"),
         ("gcn", as_networkx(weight=2.0), {}, "1 of 6 edges have weight; give it to all or none"),
         ("gcn", arrays(y=None), {}, "the Data has no y"),
@@ -207,6 +206,9 @@ def test_a_class_inside_a_function_is_refused():
 
 
 def test_a_run_that_fails_says_why():
+    weighted = arrays(edge_index=None, adjacency=adjacency(np.arange(5.0)))
+    with pytest.raises(TrainingFailed, match="has two weights, 1 and 2; add"):
+        gnnpar.train("sage", weighted, folder="weighted", **QUICK)
     data = graph()
     del data.train_mask
     with pytest.raises(TrainingFailed, match="no split of its own") as caught:

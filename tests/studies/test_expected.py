@@ -61,6 +61,13 @@ def test_what_a_report_prints_is_judged_and_what_is_expected_is_listed() -> None
     assert "0.36 to 0.4: GAT, random cut, 8 ranks" in listed
 
 
+def test_the_lock_file_of_the_gpu_machine_has_hashes() -> None:
+    lines = (ROOT / "kernels" / "bench" / "requirements-gpu.lock").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert [line for line in pins if not re.fullmatch(r"[\w-]+==\S+ --hash=sha256:[0-9a-f]{64}", line)] == []
+    assert len(pins) > 20
+
+
 def test_the_lock_file_is_within_what_the_package_asks_for() -> None:
     text = (EXPERIMENTS / "requirements.lock").read_text(encoding="utf-8")
     hashed = dict(re.findall(r"^([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}$", text, re.MULTILINE))
