@@ -12,6 +12,7 @@ from composing import configured, names, presets_slow
 from gnnpar.codecs.codec import BFloat16, Drop
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.oracle import WithOracle
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.verify.conformance import check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
 from worlds import Several, run_world
@@ -26,9 +27,11 @@ def model_of(name: str, *overrides: str):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("strategy", presets_slow(names("strategy")))
-def test_exact_limit_equals_the_single_device(strategy, model):
-    cases = check(configured("strategy", strategy), {model: model_of(model)})
-    assert cases
+def test_exact_limit_equals_the_single_device_and_the_configured_strategy_its_oracle(strategy, model):
+    config = configured("strategy", strategy)
+    cases = check(config, {model: model_of(model)})
+    has_oracle = config.exactness != {"exact"} and isinstance(config, WithOracle)
+    assert {case.reference for case in cases} == {"single device"} | ({"its oracle"} if has_oracle else set())
     for case in cases:
         assert case.passed, case
 
