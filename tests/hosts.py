@@ -49,8 +49,8 @@ class Hosts:
         """Two ranks on a host, by torchrun; `elastic`: restarts, with the rendezvous that allows them."""
         how = ["--node-rank", str(host), "--master-addr", address(0), "--master-port", str(PORT)]
         if elastic is not None:
-            how = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address(0)}:{PORT}", "--rdzv-id", "test"]
-            how += ["--local-addr", address(host), "--max-restarts", str(elastic)]
+            how = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address(0)}:{PORT}"]
+            how += ["--rdzv-id", self.network.prefix, "--local-addr", address(host), "--max-restarts", str(elastic)]
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *how]
         return self.run(host, [*command, "-m", "gnnpar", "train", *overrides], env)
 

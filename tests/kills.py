@@ -1,11 +1,14 @@
 """The schedule of kills: every strategy, on 1, 2 and 4 ranks, is struck many times and must end as if undisturbed.
 
+Ranks are started by gnnpar; in three cases by torchrun, in one of these on two hosts, which are network namespaces.
+
     python tests/kills.py --out FILE [--cases N]     what FILE does not hold yet is run; it is written after every case
     python tests/kills.py --out FILE --table         the table of docs/guide/reliability.md
 
 A strike sends a signal to a rank, or to the parent of all ranks, at some time of an epoch, of a checkpoint or of the
-start. A run that has ended is started again with resume=auto by the true command line. It has survived where
-parameters, optimizer, engine state and metrics are in the end those of the same run in threads, which nobody struck.
+start. A run that has ended is started again with resume=auto by the true command line; torchrun starts its ranks again
+by itself. A case has survived where parameters, optimizer, engine state and metrics are in the end those of the same
+run on one host, which nobody struck.
 """
 
 from __future__ import annotations
@@ -19,29 +22,43 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1] / each) for each in ("src", "kernels")]
 
-from checkpoints import SMALL, hashes, result, rows, strategy_of, train
-from composing import names
+from checkpoints import SMALL, hashes, result, rows, strategy_of
+from composing import names, settings_of
 from conftest import environment
+from gnnpar.cli.train import run_training
 from gnnpar.durable import write_json_whole
+from hosts import Hosts, two_hosts
 from saboteurs import FROM_THE_START, PARENT, Strike, made
 
-KINDS = {  # what is sent, and how often in a case
-    "kill a rank": (signal.SIGKILL, 7),
-    "kill a rank at its start": (signal.SIGKILL, 2),
-    "stop a rank": (signal.SIGSTOP, 2),
-    "kill the parent": (signal.SIGKILL, 2),
-    "ask a rank to end": (signal.SIGTERM, 2),
+KINDS = {  # what is sent
+    "kill a rank": signal.SIGKILL,
+    "kill a rank at its start": signal.SIGKILL,
+    "stop a rank": signal.SIGSTOP,
+    "kill the parent": signal.SIGKILL,
+    "ask a rank to end": signal.SIGTERM,
 }
+FIFTEEN = dict(zip(KINDS, (7, 2, 2, 2, 2), strict=True))  # how often in a case
+TEN = dict(zip(KINDS, (5, 1, 1, 2, 1), strict=True))
+BY_TORCHRUN = dict(zip(KINDS, (6, 1, 1, 0, 2), strict=True))  # which leaves ranks behind when it is killed
+Launcher = Literal["gnnpar", "torchrun", "two-hosts"]
+JOINED: tuple[tuple[str, int, Launcher], ...] = (
+    ("adaqp", 2, "torchrun"),
+    ("gnnpipe", 4, "torchrun"),
+    ("graph_parallel", 4, "two-hosts"),
+)
 ON_ONE_RANK = frozenset({"single"})
 OUTCOMES = ("survived", "refused", "lost", "hung")
 _LAST_EPOCH = 45  # that is struck: what a delay moves must find the run at work
+_EPOCHS = {1: 800}  # of one rank, which computes them in milliseconds: the last strike must find it at work
 _ATTEMPT_SECONDS = 900.0
 
 
@@ -53,10 +70,11 @@ class Case:
     ranks: int
     strikes: tuple[Strike, ...]
     epochs: int = 60
+    launcher: Launcher = "gnnpar"
 
     @property
     def name(self) -> str:
-        return f"{self.strategy} {self.ranks}"
+        return f"{self.strategy} {self.ranks} {self.launcher}"
 
 
 @dataclass
@@ -75,18 +93,24 @@ class Count:
 
 
 def cases() -> list[Case]:
-    """The full schedule: 15 strikes a case."""
+    """The full schedule: 15 strikes a case on 1 and 2 ranks, 10 on 4 and by torchrun."""
     found = [(name, ranks) for ranks in (2, 4) for name in names("strategy")]
     fits = [(name, 1 if name in ON_ONE_RANK else ranks) for name, ranks in found]
-    return [Case(name, ranks, strikes(f"{name} {ranks}", ranks, KINDS)) for name, ranks in dict.fromkeys(fits)]
+    own = [
+        Case(name, ranks, strikes(f"{name} {ranks}", ranks, FIFTEEN if ranks < 4 else TEN), _EPOCHS.get(ranks, 60))
+        for name, ranks in dict.fromkeys(fits)
+    ]
+    joined = [
+        Case(name, ranks, strikes(f"{name} {ranks} {launcher}", ranks, BY_TORCHRUN), launcher=launcher)
+        for name, ranks, launcher in JOINED
+    ]
+    return own + joined
 
 
-def strikes(
-    seed: str, ranks: int, kinds: dict[str, tuple[signal.Signals, int]], *, below: int = _LAST_EPOCH
-) -> tuple[Strike, ...]:
+def strikes(seed: str, ranks: int, counts: Mapping[str, int], *, below: int = _LAST_EPOCH) -> tuple[Strike, ...]:
     """In a random order, after random epochs, on random ranks."""
     draw = random.Random(seed)
-    kind_of = [kind for kind, (_, count) in kinds.items() for _ in range(count)]
+    kind_of = [kind for kind, count in counts.items() for _ in range(count)]
     draw.shuffle(kind_of)
     epochs = sorted(draw.sample(range(below), len(kind_of)))
     found = []
@@ -94,15 +118,17 @@ def strikes(
         early = kind.endswith("start")
         victim = PARENT if kind == "kill the parent" else draw.randrange(ranks)
         delay = draw.uniform(0.0, 0.5) if early else draw.choice([0.0, draw.uniform(0.0, 0.02)])
-        found.append(Strike(kind, FROM_THE_START if early else epoch, victim, int(kinds[kind][0]), delay))
+        found.append(Strike(kind, FROM_THE_START if early else epoch, victim, int(KINDS[kind]), delay))
     return tuple(found)
 
 
 def undisturbed(folder: Path, struck: Path, *overrides: str) -> Path:
-    """The same run in threads, with what the other one measured."""
+    """The same run, with what the other one measured: its ranks are processes, whose sums have one order."""
     profile = struck / "profile.json"
     replayed = (f"profile={profile}",) if profile.exists() else ()
-    assert train(folder, "checkpoint.every=2", *replayed, *overrides).exit_code == 0
+    folder.mkdir()
+    settings = settings_of(*SMALL[1:], "checkpoint.every=2", *replayed, *overrides)
+    assert run_training(settings, folder).exit_code == 0
     return folder
 
 
@@ -113,23 +139,26 @@ def run(case: Case, folder: Path) -> Count:
     file.write_text(json.dumps(case.strikes))
     (folder / "tracker" / "strikes.yaml").write_text(f"_target_: saboteurs.Strikes\nfile: {file}\n")
     job = [*SMALL[1:], *strategy_of(case.strategy), f"world_size={case.ranks}", f"epochs={case.epochs}"]
-    how = ["tracker=strikes", "checkpoint.every=2", "launch.max_restarts=99", "comm.timeout_seconds=45"]
+    how = ["tracker=strikes", "checkpoint.every=2", "comm.timeout_seconds=45", "resume=auto", "hydra.run.dir=run"]
+    how.append("launch.max_restarts=99" if case.launcher == "gnnpar" else "comm.lost_seconds=20")
     count = Count(case.name, {})
-    for _ in range(len(case.strikes) + 2):
-        before = made(file)
-        line = attempt([*job, *how, "resume=auto", "hydra.run.dir=run"], folder)
-        if line is None:
-            break
-        expected = [case.strikes[i].kind in ("kill the parent", "ask a rank to end") for i in range(before, made(file))]
-        if line == "hung":
-            count.outcome = "hung"
-        elif " is in use by " in line or " no good checkpoint left" in line or "has no rows" in line:
-            count.outcome = "refused"
-        elif not any(expected) or line not in ("", "gnnpar: interrupted by a signal"):
-            count.outcome = "lost"
-        if count.outcome != "survived":
-            count.detail = line
-            break
+    with started_by(case, folder) as attempt:
+        for _ in range(len(case.strikes) + 2):
+            before = made(file)
+            line = attempt([*job, *how])
+            if line is None:
+                break
+            ends = ("kill the parent", "ask a rank to end") if case.launcher == "gnnpar" else ()
+            expected = [case.strikes[i].kind in ends for i in range(before, made(file))]
+            if line == "hung":
+                count.outcome = "hung"
+            elif " is in use by " in line or " no good checkpoint left" in line or "has no rows" in line:
+                count.outcome = "refused"
+            elif not any(expected) or line not in ("", "gnnpar: interrupted by a signal"):
+                count.outcome = "lost"
+            if count.outcome != "survived":
+                count.detail = line
+                break
     count.tried = dict(Counter(strike.kind for strike in case.strikes[: made(file)]))
     if count.outcome == "survived":
         count.restarts = result(folder / "run")["restarts"]
@@ -141,12 +170,30 @@ def run(case: Case, folder: Path) -> Count:
     return count
 
 
-def attempt(job: Sequence[str], folder: Path) -> str | None:
-    """Start the run, or go on with it: None where it has completed, else its last line."""
+Attempt = Callable[[Sequence[str]], str | None]
+"""Starts a run, or goes on with it: None where it has completed, else its last line."""
+
+
+@contextmanager
+def started_by(case: Case, folder: Path) -> Iterator[Attempt]:
+    """How runs of a case are started, in `folder`."""
     env = environment()
     env["PYTHONPATH"] += os.pathsep + str(Path(__file__).parent)
+    if case.launcher == "two-hosts":
+        with two_hosts(folder) as hosts:
+            yield lambda job: _on_both(hosts, job, env)
+        return
+    command = [sys.executable, "-m", "gnnpar", "train"]
+    if case.launcher == "torchrun":
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
+        command = [sys.executable, "-m", *torchrun, "--max-restarts", "99", "-m", "gnnpar", "train"]
+        env["OMP_NUM_THREADS"] = "1"  # torchrun says so at length
+    yield lambda job: _alone([*command, *job], folder, env)
+
+
+def _alone(command: Sequence[str], folder: Path, env: dict[str, str]) -> str | None:
     with subprocess.Popen(
-        [sys.executable, "-m", "gnnpar", "train", *job],
+        command,
         cwd=folder,
         env=env,
         stdout=subprocess.DEVNULL,
@@ -154,11 +201,25 @@ def attempt(job: Sequence[str], folder: Path) -> str | None:
         text=True,
         start_new_session=True,
     ) as process:
-        try:
-            _, err = process.communicate(timeout=_ATTEMPT_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return "hung"
+        return _line_of(process)
+
+
+def _on_both(hosts: Hosts, job: Sequence[str], env: dict[str, str]) -> str | None:
+    """Two ranks on each host; the line of the first whose torchrun has failed."""
+    processes = [hosts.train(host, *job, env=env, elastic=99) for host in (0, 1)]
+    with ExitStack() as after:
+        for process in processes:
+            after.enter_context(process)
+        lines = [_line_of(process) for process in processes]
+    return next((line for line in lines if line is not None), None)
+
+
+def _line_of(process: subprocess.Popen[str]) -> str | None:
+    try:
+        _, err = process.communicate(timeout=_ATTEMPT_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return "hung"
     lines = err.strip().splitlines()
     return None if process.returncode == 0 else lines[-1] if lines else ""
 
@@ -187,13 +248,13 @@ class Counts:
 
     def table(self) -> str:
         """Markdown: a row a strategy and number of ranks, and one of all."""
-        head = ["strategy", "ranks", *KINDS, "tried", *OUTCOMES]
+        head = ["strategy", "ranks", "started by", *KINDS, "tried", *OUTCOMES]
         lines = [head, ["---"] * len(head)]
         for each in self.cases:
             kinds = [str(each.tried.get(kind, 0)) for kind in KINDS]
             lines.append([*each.name.split(), *kinds, *map(str, self.total([each]).values())])
         kinds = [str(sum(each.tried.get(kind, 0) for each in self.cases)) for kind in KINDS]
-        lines.append(["all", "", *kinds, *map(str, self.total(self.cases).values())])
+        lines.append(["all", "", "", *kinds, *map(str, self.total(self.cases).values())])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

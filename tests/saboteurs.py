@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,7 +108,9 @@ class _Next(Null):
 
     def send(self) -> None:
         parent = os.getppid()
-        victim = parent if self.strike.victim == PARENT else ranks_of(parent)[self.strike.victim]
+        run = os.environ.get("TORCHELASTIC_RUN_ID")
+        ranks = ranks_of(parent) if run is None else ranks_of_torchrun(run)
+        victim = parent if self.strike.victim == PARENT else ranks[self.strike.victim]
         with self.file.with_name("count").open("a") as count:
             count.write("x")
         os.kill(victim, self.strike.number)
@@ -117,3 +120,14 @@ def ranks_of(parent: int) -> list[int]:
     """Process ids of the ranks that a process has started, in order of rank."""
     children = psutil.Process(parent).children()
     return sorted(p.pid for p in children if any("spawn_main" in word for word in p.cmdline()))
+
+
+def ranks_of_torchrun(run: str) -> list[int]:
+    """Process ids of the ranks of a run of torchrun, on whatever host made of this machine, in order of rank."""
+    found: dict[int, int] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            values = process.environ()
+            if values.get("TORCHELASTIC_RUN_ID") == run and "gnnpar" in process.cmdline():
+                found[int(values["RANK"])] = process.pid
+    return [found[rank] for rank in sorted(found)]

@@ -48,9 +48,11 @@ class TrainingFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left in its folder, read when asked for."""
+    """What a run left in its folder, read when asked for. `own`: this process has trained it, with a model of the
+    caller's."""
 
     folder: Path
+    own: bool = False
 
     @property
     def result(self) -> JsonDict:
@@ -70,10 +72,13 @@ class Run:
 
     @property
     def model(self) -> Trained:
-        """The trained model, best on validation: call it with a Data, or with x and edge_index, for logits."""
+        """The trained model, best on validation: call it with a Data, or with x and edge_index, for logits.
+
+        ValueError where a run of somebody else names classes of its own: `gnnpar.load(folder, trust=True)` runs them.
+        """
         from gnnpar.training.result.trained import load
 
-        return load(self.folder, trust=True)  # its class is the caller's own
+        return load(self.folder, trust=self.own)
 
 
 def train(
@@ -113,14 +118,15 @@ def sweep(
     parent = _dated("multirun") if folder is None else Path(folder)
     jobs = list(itertools.product(models, combinations))
     runs: list[Run] = []
-    for number, (each, values) in enumerate(jobs):
-        shown = " ".join(f"{key}={value}" for key, value in values.items())
-        say(f"run {number} of {len(jobs)}: model={_name(each)} {shown}")
-        try:
-            settings = _settings(each, data, {**fixed, **values}, study="/".join(parent.absolute().parts[-2:]))
-            runs.append(_train(settings, parent / str(number)))
-        except (ValueError, TrainingFailed) as error:
-            say(f"run {number}: {error}")
+    with working_in(parent, otherwise="choose another folder=", say=say):
+        for number, (each, values) in enumerate(jobs):
+            shown = " ".join(f"{key}={value}" for key, value in values.items())
+            say(f"run {number} of {len(jobs)}: model={_name(each)} {shown}")
+            try:
+                settings = _settings(each, data, {**fixed, **values}, study="/".join(parent.absolute().parts[-2:]))
+                runs.append(_train(settings, parent / str(number)))
+            except (ValueError, OSError, TrainingFailed) as error:
+                say(f"run {number}: {error}")
     if not runs:
         raise ConfigError(f"none of the {len(jobs)} runs of the sweep has completed; the lines above say why")
     return compare(runs)
@@ -176,7 +182,8 @@ def compare(
     from gnnpar.report.runs import collect
 
     folders = [each.folder if isinstance(each, Run) else Path(each) for each in runs]
-    results = tuple(Run(folder) for folder, _ in collect(folders))
+    own = {each.folder.resolve() for each in runs if isinstance(each, Run) and each.own}
+    results = tuple(Run(folder, own=folder.resolve() in own) for folder, _ in collect(folders))
     return Compared(results, baseline, allow_unfair)
 
 
@@ -250,7 +257,7 @@ def _train(settings: Settings, folder: Path) -> Run:
     if outcome.error:
         raise TrainingFailed(outcome.error, folder)
     say(summary(folder))
-    return Run(folder)
+    return Run(folder, own=True)
 
 
 def _rank_environment() -> dict[str, str]:

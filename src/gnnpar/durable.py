@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,10 +36,12 @@ def reserve_room(folder: Path) -> None:
     """Keep room for what must be written at the end, also on a disk that fills up meanwhile; where there is none to
     keep, nothing is kept."""
     file = folder / _RESERVED
+    release_room(folder)
     try:
-        file.write_bytes(os.urandom(_RESERVED_BYTES))  # what compresses would keep less
+        with file.open("xb") as out:  # never through a link that somebody left there
+            out.write(os.urandom(_RESERVED_BYTES))  # what compresses would keep less
     except OSError:
-        file.unlink(missing_ok=True)
+        release_room(folder)
 
 
 def release_room(folder: Path) -> bool:
@@ -89,9 +92,17 @@ def write_json_whole(file: Path, data: object, *, indent: int | None = 1, sync: 
     write_text_whole(file, json.dumps(data, indent=indent) + "\n", sync=sync)
 
 
+def require_file(file: Path) -> int:
+    """The size of a file; OSError where it is none, but a pipe or a device, whose end a reader might wait for."""
+    found = file.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no file", str(file))
+    return found.st_size
+
+
 def read_json(file: Path) -> JsonDict:
     """The object in a JSON file. Raises OSError, and ValueError where it is none or beyond the bounds of parse_json."""
-    if (size := file.stat().st_size) > MAX_BYTES:
+    if (size := require_file(file)) > MAX_BYTES:
         raise ValueError(f"it is {size} bytes, more than {MAX_BYTES}")
     return parse_json(file.read_text(encoding="utf-8"))
 
@@ -141,7 +152,8 @@ def read_checked_json(file: Path) -> JsonDict:
 
 
 def file_hash(file: Path) -> str:
-    """sha256 of a file's bytes."""
+    """sha256 of a file's bytes. OSError where it is none."""
+    require_file(file)
     digest = hashlib.sha256()
     with file.open("rb") as data:
         while block := data.read(_BLOCK):

@@ -23,6 +23,7 @@ from gnnpar.durable import WriteError
 
 FILE = ".gnnpar.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # flock's where the file system has none
+_LONGEST_HOST = 255
 _SETTLE_SECONDS = 0.3  # there: until two that wrote at once have both written
 _held: set[Lock] = set()
 
@@ -187,7 +188,7 @@ def _read(handle: int, *, after: float = 0.0) -> Owner | None:
         first, second = data["attempt"]
         return Owner(
             pid=int(data["pid"]),
-            host=str(data["host"]),
+            host=str(data["host"])[:_LONGEST_HOST],
             born=None if data["born"] is None else int(data["born"]),
             since=float(data["since"]),
             job=str(data["job"]),
@@ -207,7 +208,9 @@ def _write(handle: int, owner: Owner) -> None:
 def _refusal(folder: Path, owner: Owner | None, me: Owner, otherwise: str) -> str:
     if owner is None:
         return f"{folder} is in use by another process: wait for it, or {otherwise}"
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.since))
+    since = "an unknown time"
+    with suppress(ValueError, OverflowError, OSError):  # of a file that anybody may have written
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.since))
     remedy = f"wait for it, or {otherwise}"
     if owner.host != me.host:
         remedy += f"; if that process has ended, remove {folder / FILE}"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.durable import JsonDict, JsonObject, open_whole, read_json, write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, open_whole, read_json, require_file, write_json_whole
 from gnnpar.npy import load_npy
 
 
@@ -60,8 +60,8 @@ class Plan:
 
     `statistics`: what the partition costs (nodes, edges, halo rows a part, cut, alpha). `predicted`: by a planner.
     `quality`: classes of inexactness that were allowed, None: whatever the strategy is. `devices`: rank -> its place in
-    the topology that the plan was made for. `setup`: configuration groups it was made for (model, dataset, partition),
-    which `gnnpar train plan=` takes where the command line names no others.
+    the topology that the plan was made for. `setup`: what it was made for (settings.PLAN_SETUP), which
+    `gnnpar train plan=` takes where the command line names no others.
     """
 
     placement: Placement
@@ -164,17 +164,20 @@ class Plan:
     def _array_problems(self) -> Iterator[str]:
         part_of, chunk_of = self.placement.part_of, self.placement.chunk_of
         if len(part_of):  # ranks other than the first hold no array
-            sizes = torch.bincount(part_of.clamp_min(0), minlength=self.num_parts)
-            if int(part_of.min()) < 0 or len(sizes) > self.num_parts:
-                low, high = int(part_of.min()), int(part_of.max())
+            low, high = int(part_of.min()), int(part_of.max())
+            if low < 0 or high >= self.num_parts:
                 yield f"part_of goes from {low} to {high}, but there are {self.num_parts} parts"
-            if empty := (sizes == 0).nonzero().flatten().tolist():
+            elif empty := (torch.bincount(part_of, minlength=self.num_parts) == 0).nonzero().flatten().tolist():
                 yield f"part {empty[0]} has no node"
         if chunk_of is not None:
             if len(chunk_of) != len(part_of):
                 yield f"chunk_of has {len(chunk_of)} nodes, part_of {len(part_of)}"
-            if int(chunk_of.min()) < 0:
+            elif not len(chunk_of):
+                return
+            elif int(chunk_of.min()) < 0:
                 yield f"chunk_of has the negative chunk {int(chunk_of.min())}"
+            elif int(chunk_of.max()) >= len(chunk_of):
+                yield f"chunk_of has the chunk {int(chunk_of.max())} of {len(chunk_of)} nodes"
             elif empty := (torch.bincount(chunk_of) == 0).nonzero().flatten().tolist():
                 yield f"chunk {empty[0]} has no node"
 
@@ -337,6 +340,7 @@ def _read(file: Path) -> JsonDict:
 def _load_array(file: Path) -> Tensor:
     """[N] int64. Its name is the hash of its contents."""
     try:
+        require_file(file)
         array = torch.from_numpy(load_npy(file)).long()
     except Exception as error:  # as above
         raise ValueError(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import random
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Data, HeteroData
 
 import gnnpar
 from attack.fuzzing import Counts, Silent, attempt, changed, damaged, json_text
 from checkpoints import train
+from gnnpar import folder_lock
 from gnnpar.cli.compare import export
 from gnnpar.cli.partition import run as partition
 from gnnpar.codecs.adaptive.links import Profile, nominal
@@ -27,10 +32,17 @@ from gnnpar.config.replay import resumed
 from gnnpar.config.study import read_study
 from gnnpar.data.folder import Folder
 from gnnpar.data.npz import NPZ
+from gnnpar.data.saved import PT
 from gnnpar.durable import checksum, file_hash
+from gnnpar.folder_lock import FILE as LOCK
+from gnnpar.folder_lock import FolderInUse, Owner, working_in
 from gnnpar.partition.manifest import read_manifest
+from gnnpar.partition.partition import read_cached, write_cached
 from gnnpar.partition.read import open_part
 from gnnpar.placement import Plan
+from gnnpar.planner.calibrate import Calibration, read_calibration
+from gnnpar.pricing.rates import NOMINAL
+from gnnpar.printable import printable
 from gnnpar.report.comparison import compare
 from gnnpar.report.curves import curve_of
 from gnnpar.report.runs import collect
@@ -65,6 +77,15 @@ def make_folder(top: Path) -> Path:
     arrays = graph()
     np.savez(top / "graph.npz", **arrays)
     np.savez_compressed(top / "packed.npz", **arrays)
+    torch.save(Data(**{key: torch.from_numpy(array) for key, array in arrays.items()}), top / "graph.pt")
+    parts = torch.arange(40) % 3
+    for name in ("partition", "chunking"):
+        write_cached(top / "cache" / f"{name}.part", parts, name, print)
+    measured = Calibration(2, 1, replace(NOMINAL, undrop=1e-9), (1e-9, 5e-5))
+    (top / "cache" / "calibration.json").write_text(json.dumps(measured.as_json()))
+    (top / "locked").mkdir()
+    owner = Owner(pid=1, host="elsewhere", born=1, since=1.0, job="Slurm 1", attempt=(0, 1))
+    (top / "locked" / LOCK).write_text(json.dumps(asdict(owner)))
     (top / "graph").mkdir()
     (arrays["src"], arrays["dst"]) = arrays.pop("edge_index")
     for name, array in arrays.items():
@@ -77,8 +98,15 @@ def graph() -> dict[str, Any]:  # Any: as numpy types the arrays of an archive
     rng = np.random.default_rng(0)
     y = np.arange(40) % 3
     masks = {f"{name}_mask": np.arange(40) % 3 == i for i, name in enumerate(("train", "val", "test"))}
-    edges = rng.integers(40, size=(2, 120))
-    return {"edge_index": edges, "x": rng.standard_normal((40, 5)).astype(np.float32), "y": y, **masks}
+    edges = np.stack(np.divmod(rng.permutation(1600)[:120], 40))  # no edge has two weights
+    weight = rng.random(120).astype(np.float32)
+    return {
+        "edge_index": edges,
+        "edge_weight": weight,
+        "x": rng.standard_normal((40, 5)).astype(np.float32),
+        "y": y,
+        **masks,
+    }
 
 
 Reader = Callable[[Path], object]
@@ -139,15 +167,62 @@ def read_shards(top: Path) -> None:
             raise Silent("degrees are not those of the edges")
 
 
+def read_cache(top: Path, name: str) -> None:
+    """Whatever is accepted is whole and in its bounds."""
+    lines: list[str] = []
+    file = top / name
+    found = read_cached(file, 40, 3, file.stem, lines.append)
+    if found is None and len(lines) != 1:
+        raise Silent("a cache that is made again without a line")
+    if found is not None and hashlib.sha256(file.read_bytes()[32:]).digest() != file.read_bytes()[:32]:
+        raise Silent("another content under the checksum of the first")
+    if found is not None and not 0 <= int(found.min()) <= int(found.max()) < 3:
+        raise Silent("a part or chunk that is not there")
+
+
+def read_costs(top: Path) -> None:
+    """Whatever is accepted can be priced with."""
+    calibration = read_calibration(top / "cache/calibration.json").shared(4, 2)
+    rates = calibration.rates
+    for seconds in (rates.gather_seconds(1e6), rates.code_seconds(4, 1e6), *rates.visit_seconds("halo"), rates.kernel):
+        if not seconds >= 0:
+            raise Silent("a cost that is none")
+
+
+def take_lock(top: Path) -> None:
+    """A folder whose lock anybody may have written is taken, or refused in one line."""
+    try:
+        with (
+            patched(folder_lock, "_SETTLE_SECONDS", 0.0),
+            working_in(top / "locked", otherwise="", say=lambda line: None),
+        ):
+            pass
+    except FolderInUse as refused:
+        raise ValueError(printable(" ".join(str(refused).split()))) from refused
+
+
+@contextlib.contextmanager
+def patched(module: Any, name: str, value: object) -> Iterator[None]:  # Any: a module
+    before = vars(module)[name]
+    vars(module)[name] = value
+    try:
+        yield
+    finally:
+        vars(module)[name] = before
+
+
 def read_dataset(top: Path, name: str) -> None:
     """Whatever is accepted can be trained on."""
-    config = NPZ(path=str(top / name)) if name.endswith(".npz") else Folder(path=str(top / name))
+    kind = {".npz": NPZ, ".pt": PT}.get(Path(name).suffix, Folder)
+    config = kind(path=str(top / name))
     data = config.load(None, seed=0)
     classes = data.y.shape[1] if data.task == "multi_label" else data.num_classes
     if data.task != "multi_label" and not -1 <= int(data.y.min()) <= int(data.y.max()) < data.num_classes:
         raise Silent("a label of no class")
     if data.num_edges and not 0 <= int(data.edge_index.min()) <= int(data.edge_index.max()) < data.num_nodes:
         raise Silent("an edge of no node")
+    if data.edge_weight is not None and not bool(torch.isfinite(data.edge_weight).all()):
+        raise Silent("a weight that is not finite")
     if not bool(torch.isfinite(data.x).all()) or not bool(data.train_mask.any()) or classes < 1:
         raise Silent("features, split or classes that cannot be trained on")
 
@@ -171,8 +246,14 @@ READERS: dict[str, Reader] = {
     "shards/part-0/y.npy": read_shards,
     "graph.npz": partial(read_dataset, name="graph.npz"),
     "packed.npz": partial(read_dataset, name="packed.npz"),
+    "graph.pt": partial(read_dataset, name="graph.pt"),
+    "cache/partition.part": partial(read_cache, name="cache/partition.part"),
+    "cache/chunking.part": partial(read_cache, name="cache/chunking.part"),
+    "cache/calibration.json": read_costs,
+    "locked/.gnnpar.lock": take_lock,
     "graph/y.npy": partial(read_dataset, name="graph"),
     "graph/src.npy": partial(read_dataset, name="graph"),
+    "graph/edge_weight.npy": partial(read_dataset, name="graph"),
     "graph/x.npy": partial(read_dataset, name="graph"),
 }
 
@@ -187,6 +268,15 @@ def mutated(name: str, whole: bytes, number: int) -> bytes:
         return damaged(whole, rng)
     if name.endswith(".npy"):
         return npy(array_changed(np.load(io.BytesIO(whole)), rng))
+    if name.endswith(".part"):
+        content = np.frombuffer(whole[32:], dtype=np.int32)
+        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+            content = array_changed(content, rng).astype(np.int32, copy=False).tobytes()
+        return hashlib.sha256(content).digest() + content
+    if name == "graph.pt":
+        out = io.BytesIO()
+        torch.save(data_changed(rng), out)
+        return out.getvalue()
     if name.endswith(".pt"):
         out = io.BytesIO()
         torch.save(pt_changed(torch.load(io.BytesIO(whole), weights_only=True), rng), out)
@@ -257,6 +347,32 @@ def pt_changed(tree: Any, rng: random.Random) -> Any:
     return tree
 
 
+def data_changed(rng: random.Random) -> object:
+    """A saved Data with a tensor of another kind, or something else."""
+    fields: dict[str, Any] = {key: torch.from_numpy(array) for key, array in graph().items()}
+    if rng.random() < 0.1:
+        return rng.choice([fields, [Data(**fields)] * 2, None, 3, "x", HeteroData(), Data(), fields["x"]])
+    key = rng.choice(list(fields))
+    tensor = fields[key]
+    kind = rng.randrange(6)
+    if kind == 0:
+        fields[key] = tensor.to(rng.choice([torch.float16, torch.bfloat16, torch.uint8, torch.bool, torch.complex64]))
+    elif kind == 1:
+        fields[key] = tensor.flatten()[:1].expand(rng.choice([1 << 20, 1 << 40]), rng.choice([1, 1 << 20]))
+    elif kind == 2:
+        fields[key] = tensor.to_sparse() if rng.random() < 0.5 else tensor[..., :0]
+    elif kind == 3:
+        fields[rng.choice([key, "adj_t", "edge_weight", "node_type", "x.y", ""])] = rng.choice([None, "x", 3, [], {}])
+    elif kind == 4:
+        fields[key] = tensor.to("meta") if rng.random() < 0.3 else tensor.mT if tensor.ndim > 1 else tensor[None]
+    else:
+        flat = tensor.clone().flatten()
+        with contextlib.suppress(RuntimeError):  # a value that this type has not
+            flat[rng.randrange(len(flat))] = rng.choice([-1, -2, 40, 2**31, 2**62])
+        fields[key] = flat.view(tensor.shape)
+    return Data(**{name: value for name, value in fields.items() if name.isidentifier()})
+
+
 def hashed_again(top: Path, name: str) -> None:
     """An attacker writes the checksum of what he changed into the manifest beside it."""
     file = top / name
@@ -268,7 +384,7 @@ def hashed_again(top: Path, name: str) -> None:
         with contextlib.suppress(Exception):  # numpy raises a dozen kinds
             array = np.load(file, allow_pickle=False)
             facts |= {"shape": list(array.shape), "dtype": array.dtype.str}
-    elif name.endswith(".pt"):
+    elif name.startswith("run/") and name.endswith(".pt"):
         manifest = file.parent / "manifest.json"
         tree = json.loads(manifest.read_text())
         tree["files"][file.name] = {"sha256": file_hash(file), "nbytes": file.stat().st_size}
@@ -298,7 +414,8 @@ def fuzz(top: Path, name: str, numbers: range, counts: Counts) -> None:
 
 @pytest.mark.parametrize("name", READERS)
 def test_every_file_is_read_as_it_is_written(folder: Path, name: str) -> None:
-    assert attempt(lambda: READERS[name](folder)) == ("accepted", "")
+    ending = "refused" if name.startswith("locked/") else "accepted"
+    assert attempt(lambda: READERS[name](folder))[0] == ending
 
 
 @pytest.mark.parametrize("name", READERS)

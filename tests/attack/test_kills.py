@@ -137,7 +137,7 @@ def test_an_epoch_that_outlasts_the_grace_ends_with_it(tmp_path: Path, comm: str
 
 def test_a_kill_and_an_order_to_end_change_nothing(tmp_path: Path) -> None:
     """The schedule's way, with two strikes; its bits, its profile and its error feedback are adaqp's."""
-    few = {"kill a rank": (signal.SIGKILL, 1), "ask a rank to end": (signal.SIGTERM, 1)}
+    few = {"kill a rank": 1, "ask a rank to end": 1}
     count = kills.run(kills.Case("adaqp", 2, kills.strikes("two", 2, few, below=8), epochs=16), tmp_path)
     assert (count.outcome, count.detail, count.number, count.restarts) == ("survived", "", 2, 0)
 
@@ -147,12 +147,13 @@ def test_a_kill_and_an_order_to_end_change_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", kills.cases(), ids=lambda case: case.name)
 def test_the_schedule_of_kills_changes_nothing(tmp_path: Path, case: kills.Case) -> None:
     count = kills.run(case, tmp_path)
-    assert (count.outcome, count.detail, count.number) == ("survived", "", 15)
+    assert (count.outcome, count.detail, count.number) == ("survived", "", len(case.strikes))
 
 
 def test_the_schedule_has_three_hundred_strikes_over_all_strategies() -> None:
     cases = kills.cases()
     assert sum(len(case.strikes) for case in cases) >= 300
+    assert {case.launcher for case in cases} == {"gnnpar", "torchrun", "two-hosts"}
     there = {(case.strategy, case.ranks) for case in cases}
     assert there == {
         (name, ranks)

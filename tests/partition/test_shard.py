@@ -98,7 +98,7 @@ def test_a_corrupt_cache_is_noticed_and_made_anew(tmp_path, damage):
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
     assert torch.equal(partition(dataset, 3, by=Random(), cache=tmp_path, say=said.append), first)
-    assert said[0] == f"the cached partition {file} is corrupt: partitioning again"
+    assert said[0] == f"the cached partition {file} is corrupt: making it again"
     assert file.read_bytes() == whole
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gnnpar.durable import JsonDict, JsonObject, read_json
 from gnnpar.partition.manifest import read_manifest
-from gnnpar.settings import ConfigError
+from gnnpar.settings import PLAN_SETUP, ConfigError
 from gnnpar.targets import refuse_foreign
 
 Composed = tuple[JsonDict, dict[str, str]]
@@ -42,6 +42,8 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
         made_for = dict(setup.pop("names", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"plan={path} cannot be read: {type(error).__name__} {error}; give a plan.json") from error
+    if other := sorted(setup.keys() - set(PLAN_SETUP)):
+        raise ConfigError(f"plan={path}: nothing reads setup.{other[0]}; remove it")
     brought = {
         group: value
         for group, value in setup.items()

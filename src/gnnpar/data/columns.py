@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnpar.durable import require_file
 from gnnpar.npy import one_thread
 
 
@@ -45,6 +46,7 @@ class Column:
     def __init__(self, file: Path) -> None:
         self.file = file
         try:
+            require_file(file)
             with file.open("rb") as opened:
                 version = np.lib.format.read_magic(opened)
                 read = {

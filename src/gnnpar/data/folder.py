@@ -146,6 +146,8 @@ class _Files:
             held = ", ".join(sorted(there)) or "nothing"
             raise ValueError(f"dataset {config.name}: {folder} has no {missing[0]}.npy (it holds {held}); add it.")
         opened = {name: Column(file) for name, file in there.items() if name in _KNOWN}
+        rows = sum(there[name].stat().st_size for name in opened if name == "y" or name.endswith("_mask"))
+        require_memory(rows, f"dataset {config.name}: its labels and masks", "store one of each a node")
         src, second = opened[edges[0]], opened[edges[1]]
         for name in edges:
             if opened[name].dtype.kind not in "iu" or len(opened[name].shape) != 1:

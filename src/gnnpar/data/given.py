@@ -45,7 +45,8 @@ def write_given(given: object) -> Path:
     raw = raw_graph("given", data)
     masks = {} if raw.masks is None else dict(zip(_MASKS, raw.masks, strict=True))
     weights = {} if raw.edge_weight is None else {"edge_weight": raw.edge_weight}
-    tensors = {"x": raw.x, "y": raw.y, "edge_index": raw.edge_index, **weights, **masks}
+    x = raw.x.float() if raw.x.dtype == torch.bfloat16 else raw.x  # which NumPy has not
+    tensors = {"x": x, "y": raw.y, "edge_index": raw.edge_index, **weights, **masks}
     label = " ".join(f"{key}:{tensor.dtype}" for key, tensor in tensors.items())
 
     def build(folder: Path) -> None:

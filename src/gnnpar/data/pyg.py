@@ -9,6 +9,7 @@ PyG is imported when a graph is processed, never before.
 from __future__ import annotations
 
 import importlib
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -50,11 +51,13 @@ class _Source:
     url: str
     named: str | None = None  # the name argument; None where the class takes only a root
     task: TaskName = "single_label"
+    pickled: tuple[str, ...] = ()  # of the raw files, those that PyG unpickles
 
 
 def _planetoid(name: str) -> _Source:
-    parts = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
-    return _Source("Planetoid", name, tuple(f"ind.{name.lower()}.{part}" for part in parts), _GITHUB, named=name)
+    pickled = tuple(f"ind.{name.lower()}.{part}" for part in ("x", "tx", "allx", "y", "ty", "ally", "graph"))
+    files = (*pickled, f"ind.{name.lower()}.test.index")
+    return _Source("Planetoid", name, files, _GITHUB, named=name, pickled=pickled)
 
 
 _SOURCES: dict[str, _Source] = {
@@ -121,6 +124,8 @@ def _processed(name: str, source: _Source, raw: Path) -> Path:
     def build(root: Path) -> None:
         link_files(raw, _raw_of(source, root), source.files)
         try:
+            for file in source.pickled:
+                refuse_code(raw / file)
             with quiet():
                 _open(source, root)
         except Exception as error:
@@ -130,6 +135,31 @@ def _processed(name: str, source: _Source, raw: Path) -> Path:
             ) from error
 
     return cached_folder(f"pyg/{name}-{fingerprint(raw, source.files)}", build)
+
+
+_ARRAYS = {
+    ("builtins", "list"),
+    ("collections", "defaultdict"),
+    ("numpy", "dtype"),
+    ("numpy", "ndarray"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("scipy.sparse.csr", "csr_matrix"),
+    ("scipy.sparse._csr", "csr_matrix"),
+}
+
+
+class _OfArrays(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> object:
+        if (module, name) not in _ARRAYS:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no array")
+        return super().find_class(module, name)
+
+
+def refuse_code(file: Path) -> None:
+    """UnpicklingError where a pickle holds anything but arrays, lists and dicts: PyG would run its code."""
+    with file.open("rb") as opened:
+        _OfArrays(opened, encoding="latin1").load()
 
 
 def _downloaded(name: str, source: _Source, data_dir: Path | None, missing: list[str]) -> Path:

@@ -6,18 +6,20 @@ none of its code runs.
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from gnnpar.capacity import require_memory
 from gnnpar.data.adjacency import edge_list_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_file, one_line
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread, task_of
+
+_ROWS = ("x", "y", "edge_weight", "train_mask", "val_mask", "test_mask")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ def _loaded(name: str, file: Path) -> object:
     try:
         with torch.serialization.safe_globals(known):
             return torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+    except Exception as error:  # torch's readers raise errors of all kinds
         cause = one_line(error).split("WeightsUnpickler error: ")[-1]
         raise ValueError(
             f"dataset {name}: {file} cannot be read as a saved Data ({cause[:160]}); save it with "
@@ -52,8 +54,15 @@ def _loaded(name: str, file: Path) -> object:
 
 def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     """What is read of a `Data`. ValueError where it is none, or holds what no model reads."""
-    fields = dict(_checked(name, data))
+    fields = _checked(name, data)
     refuse_unread(name, fields)
+    tensors = {key: value for key, value in fields.items() if isinstance(value, Tensor)}
+    if empty := [key for key, tensor in tensors.items() if tensor.is_meta]:
+        raise ValueError(f"dataset {name}: {empty[0]} is on the device meta, without values; store them.")
+    rows = {key: tensor for key, tensor in tensors.items() if key in _ROWS}
+    nbytes = sum(t.numel() * t.element_size() for t in rows.values())  # also where a file holds few of them
+    require_memory(nbytes, f"dataset {name}", "store fewer or smaller tensors")
+    fields |= {key: tensor.to_dense() for key, tensor in rows.items()}
     for key in ("x", "y"):
         if not isinstance(fields.get(key), Tensor):
             raise ValueError(
@@ -74,7 +83,7 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     assert isinstance(y, Tensor)
     return RawGraph(
         name=name,
-        x=x.to_dense() if x.layout != torch.strided else x,
+        x=x,
         y=y,
         edge_index=edge_index,
         edge_weight=weight,
@@ -99,7 +108,10 @@ def _checked(name: str, data: object) -> dict[str, object]:
         raise ValueError(
             f"dataset {name}: there is a {type(data).__name__}, not a torch_geometric.data.Data; give one."
         )
-    return {key: value for key, value in data.to_dict().items() if value is not None}
+    try:
+        return {str(key): value for key, value in data.to_dict().items() if value is not None}
+    except Exception as error:  # of a file that holds half of one
+        raise ValueError(f"dataset {name}: its Data cannot be read ({one_line(error)}); save it again.") from error
 
 
 def _masks(name: str, fields: dict[str, object]) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
-from gnnpar.durable import JsonDict, open_whole
-from gnnpar.npy import load_npy
-from gnnpar.partition.partition import symmetric_csr
+from gnnpar.durable import JsonDict
+from gnnpar.partition.partition import read_cached, symmetric_csr, write_cached
 
 Edges = tuple[Tensor, int]  # edge_index int64 [2, E], number of nodes
 _NODE_WEIGHT = 50  # GNNPipe's weight of a node beside its in-edges: 50 + degree
@@ -151,21 +150,15 @@ def chunk(
     say: Callable[[str], None] = lambda _: None,
 ) -> Tensor:
     """The chunks, from the cache where they are there. int64 [N]."""
-    file = None if cache is None else cache / f"{_key(dataset, part_of, chunks_per_part, by, seed)}.npy"
-    if file is not None and file.exists():
-        try:
-            kept = torch.from_numpy(load_npy(file)).long()
-            if kept.shape == part_of.shape and 0 <= int(kept.min()) <= int(kept.max()) < len(kept):
-                return kept
-        except (OSError, ValueError, EOFError, TypeError) as error:
-            say(f"the cached chunks {file} cannot be read ({type(error).__name__}): cutting again")
+    file = None if cache is None else cache / f"{_key(dataset, part_of, chunks_per_part, by, seed)}.part"
+    kept = None if file is None else read_cached(file, dataset.num_nodes, chunks_per_part, "chunking", say)
+    if kept is not None:
+        return kept
     began = time.perf_counter()
     chunk_of = by.assign(dataset, part_of, chunks_per_part, seed)
     say(f"cut {dataset.num_nodes} nodes into chunks, {chunks_per_part} a part, in {time.perf_counter() - began:.1f} s")
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with open_whole(file) as out:  # two runs may cut at once
-            np.save(out, chunk_of.to(torch.int32).numpy())
+        write_cached(file, chunk_of, "chunking", say)
     return chunk_of
 
 

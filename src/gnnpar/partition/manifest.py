@@ -13,7 +13,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from gnnpar.durable import JsonDict, JsonObject, checksum, file_hash, read_checked_json, write_checked_json
+from gnnpar.durable import (
+    JsonDict,
+    JsonObject,
+    checksum,
+    file_hash,
+    read_checked_json,
+    require_file,
+    write_checked_json,
+)
 
 NAME, SCHEMA = "manifest.json", 1
 Check = Literal["full", "header"]
@@ -169,7 +177,7 @@ def verify(folder: Path, name: str, facts: FileFacts, check: Check) -> None:
     file = folder / name
     again = "partition again, or copy it again from where it was made"
     try:
-        size = file.stat().st_size
+        size = require_file(file)
     except OSError as error:
         raise ValueError(f"shards={file} is missing ({error.strerror}); {again}") from None
     if size != facts.nbytes:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.stored import Stored
-from gnnpar.durable import open_whole
+from gnnpar.durable import open_whole, require_file
 
 
 class Partitioner(Protocol):
@@ -114,7 +114,7 @@ def partition(
             f"{dataset.num_nodes} nodes cannot fill {parts} parts: launch at most {dataset.num_nodes} ranks."
         )
     file = None if cache is None else cache / f"{_key(dataset, parts, by)}.part"
-    if file is not None and (kept := _read(file, dataset.num_nodes, parts, say)) is not None:
+    if file is not None and (kept := read_cached(file, dataset.num_nodes, parts, "partition", say)) is not None:
         return kept
     began = time.perf_counter()
     part_of = by.part_of(dataset, parts)
@@ -127,36 +127,37 @@ def partition(
         )
     say(f"partitioned {dataset.num_nodes} nodes into {parts} parts in {time.perf_counter() - began:.1f} s")
     if file is not None:
-        _write(file, part_of, say)
+        write_cached(file, part_of, "partition", say)
     return part_of
 
 
-def _write(file: Path, part_of: Tensor, say: Callable[[str], None]) -> None:
+def write_cached(file: Path, number_of: Tensor, what: str, say: Callable[[str], None]) -> None:
     """sha256 of what follows, then int32 [N]. A cache that takes nothing more is a line, not an error."""
-    payload = part_of.to(torch.int32).numpy().tobytes()
+    payload = number_of.to(torch.int32).numpy().tobytes()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with open_whole(file) as out:  # two runs may partition at once
             out.write(hashlib.sha256(payload).digest() + payload)
     except OSError as error:
-        say(f"partition not cached: {error.strerror} ({file})")
+        say(f"{what} not cached: {error.strerror} ({file})")
 
 
-def _read(file: Path, num_nodes: int, parts: int, say: Callable[[str], None]) -> Tensor | None:
-    """A cached partition whose every byte is as it was written; a line where it is not."""
+def read_cached(file: Path, num_nodes: int, count: int, what: str, say: Callable[[str], None]) -> Tensor | None:
+    """What `write_cached` wrote, every byte as it was: int64 [N] in [0, count); a line where it is not."""
     try:
-        data = file.read_bytes()
+        size = require_file(file)
+        data = file.read_bytes() if size == 32 + 4 * num_nodes else b""
     except FileNotFoundError:
         return None
     except OSError as error:
-        say(f"the cached partition {file} cannot be read ({error.strerror}): partitioning again")
+        say(f"the cached {what} {file} cannot be read ({error.strerror}): making it again")
         return None
     digest, payload = data[:32], data[32:]
-    if hashlib.sha256(payload).digest() == digest and len(payload) == 4 * num_nodes:
-        part_of = torch.from_numpy(np.frombuffer(payload, dtype=np.int32).astype(np.int64))
-        if int(part_of.min()) >= 0 and int(part_of.max()) < parts:
-            return part_of
-    say(f"the cached partition {file} is corrupt: partitioning again")
+    if payload and hashlib.sha256(payload).digest() == digest:
+        number_of = torch.from_numpy(np.frombuffer(payload, dtype=np.int32).astype(np.int64))
+        if int(number_of.min()) >= 0 and int(number_of.max()) < count:
+            return number_of
+    say(f"the cached {what} {file} is corrupt: making it again")
     return None
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import secrets
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch
 
 from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
-from gnnpar.durable import JsonDict, write_json_whole
+from gnnpar.durable import JsonDict, read_json, write_json_whole
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import trial_epochs, with_visits
 from gnnpar.pricing.rates import DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
@@ -45,7 +46,10 @@ class Calibration:
 
     @staticmethod
     def of_json(data: JsonDict) -> Calibration:
-        return Calibration(data["ranks"], data["threads"], Rates.of_json(data["rates"]), tuple(data["link"]))
+        """ValueError where something is missing or of another type."""
+        from pydantic import TypeAdapter
+
+        return TypeAdapter(Calibration).validate_python(data)
 
     def shared(self, ranks: int, cores: int) -> Calibration:
         """For more ranks than it was measured with: cores are shared, and so is what moves the bytes."""
@@ -68,15 +72,44 @@ def calibrate(
     file = None if cache is None else cache / "calibration" / f"{_key(ranks, threads)}.json"
     if file is not None and file.exists() and not refresh:
         try:
-            return Calibration.of_json(json.loads(file.read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError):
-            file.unlink()  # of another version, or half written
+            return read_calibration(file)
+        except ValueError as error:
+            say(f"{error}: measuring again")
     say(f"measuring what {ranks} ranks with {threads} threads do here (once; kept in the cache)")
     calibration = fitted(world_samples(ranks, threads), ranks=ranks, threads=threads)
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json_whole(file, calibration.as_json())
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json_whole(file, calibration.as_json())
+        except OSError as error:
+            say(f"calibration not cached: {error.strerror} ({file})")
     return calibration
+
+
+def read_calibration(file: Path) -> Calibration:
+    """What `calibrate` kept; ValueError where it is another thing, or a cost is negative or no number."""
+    try:
+        calibration = Calibration.of_json(read_json(file))
+        if not all(0 <= cost < math.inf for cost in _numbers(calibration)):
+            raise ValueError("a cost is negative or not finite")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the cached calibration {file} cannot be read ({type(error).__name__})") from error
+    return calibration
+
+
+def _numbers(calibration: Calibration) -> Iterator[int | float]:
+    """All that is a number: costs, ranks, threads."""
+    pending: list[object] = [calibration.as_json()]
+    while pending:
+        match pending.pop():
+            case Mapping() as each:
+                pending += each.values()
+            case list() | tuple() as each:
+                pending += each
+            case int() | float() as number:
+                yield number
+            case _:
+                pass
 
 
 def _key(ranks: int, threads: int) -> str:

@@ -29,7 +29,7 @@ from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import Machines
 from gnnpar.pricing.work import Held, Work
-from gnnpar.settings import Settings, instantiate
+from gnnpar.settings import PLAN_SETUP, Settings, instantiate
 from gnnpar.training.plans import partition_cache
 
 
@@ -175,9 +175,6 @@ def what_is_held(settings: Settings, ir: ModelIR) -> Held:
     return how_held(ir, random=settings.model.input_dropout > 0)
 
 
-_SETUP = ("model", "dataset", "partition", "first_layer", "seed")
-
-
 def plan_of(planned: Planned, yaml_of: Callable[[str], JsonObject], settings: Settings) -> Plan:
     """The plan of the chosen candidate: its strategy's own, with cuts, devices, prediction and what it is for.
 
@@ -204,8 +201,8 @@ def plan_of(planned: Planned, yaml_of: Callable[[str], JsonObject], settings: Se
         quality=tuple(sorted(planned.request.allowed)),
         devices=tuple(d.name for d in fabric.devices[: candidate.ranks]),
         setup={
-            "names": {group: settings.names[group] for group in _SETUP if group in settings.names},
-            **{key: settings.resolved[key] for key in _SETUP},
+            "names": {group: settings.names[group] for group in PLAN_SETUP if group in settings.names},
+            **{key: settings.resolved[key] for key in PLAN_SETUP},
             **({"first_layer": "cached"} if candidate.held else {}),
         },
     )

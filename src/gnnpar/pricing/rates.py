@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.durable import JsonDict
 from gnnpar.pricing.ir import Fold, Gemm, Group
 
 NEAR = float(1 << 18)  # numbers that stay in a core's own cache
@@ -144,16 +144,6 @@ class Rates:
 
     def as_json(self) -> JsonDict:
         return asdict(self)
-
-    @staticmethod
-    def of_json(data: JsonObject) -> Rates:
-        changed = dict(data)
-        changed["gemm"], changed["elementwise"] = DenseCost(**data["gemm"]), DenseCost(**data["elementwise"])
-        changed["folds"] = {k: (FoldCost(**f), FoldCost(**b)) for k, (f, b) in data["folds"].items()}
-        changed["coded"] = {int(bits): seconds for bits, seconds in data["coded"].items()}
-        changed["reduce"] = tuple(data["reduce"])
-        changed["visits"] = {engine: tuple(seconds) for engine, seconds in data["visits"].items()}
-        return Rates(**changed)
 
 
 def derived(speed: float, memory_rate: float, *, launch: float = 8e-6) -> Rates:

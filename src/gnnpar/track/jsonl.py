@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -50,7 +49,7 @@ class Jsonl:
     ) -> None:
         self._path, self._room = run_dir / FILE, room
         if source is None:
-            self._path.write_bytes(b"")
+            write_text_whole(self._path, "")
         else:
             kept = [row for row in read_rows(source) if row["epoch"] < epochs_done]
             kept = kept if timed else [_results_only(row) for row in kept]
@@ -95,7 +94,7 @@ class Jsonl:
 def read_rows(run_dir: Path) -> list[JsonDict]:
     """The rows of a run, up to the first line that is none: the last may be cut short by a kill."""
     path = run_dir / FILE
-    if not path.exists():
+    if not path.is_file():
         return []
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -125,7 +124,9 @@ class RowDigest:
 
     def read(self, *, stop: int | None = None, sync: bool = False) -> RowCount:
         """Of all rows that are whole by now, or of the first `stop`. `sync`: they reach the disk before."""
-        with suppress(FileNotFoundError), self._file.open("rb") as file:
+        if not self._file.is_file():
+            return RowCount(self._count, self._hash.hexdigest())
+        with self._file.open("rb") as file:
             if sync:
                 os.fsync(file.fileno())
             file.seek(self._offset)

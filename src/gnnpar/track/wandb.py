@@ -94,8 +94,7 @@ class Mirror:
 
     def start(self, facts: JsonObject) -> None:
         self._run = open_run(self.config, self.run_dir, self.job)
-        if self._run is not None:
-            link(self._run, self.run_dir)
+        self._attempt(lambda run: link(run, self.run_dir))
         local = self._run is not None and self._run.offline  # then nothing but this machine can be slow
         seconds = self.config.upload_seconds if local else self.config.connect_seconds
         self._attempt(lambda run: describe(run, self.run_dir, facts), seconds)

@@ -22,7 +22,7 @@ from gnnpar.parallel.strategy import Strategy, Workload, check_plan
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.placement import Plan, Topology, clear
-from gnnpar.settings import Settings, instantiate
+from gnnpar.settings import PLAN_SETUP, Settings, instantiate
 from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import say
 from gnnpar.training.checkpoint.files import MANIFEST
@@ -184,7 +184,7 @@ def given_plan(file: Path, settings: Settings) -> Plan:
     data, plan = Plan.data(file), Plan.load(file)
     plan.verify()
     check_plan(settings.strategy, plan)
-    if unknown := sorted(plan.setup.keys() - settings.resolved.keys() - {"names"}):
+    if unknown := sorted(plan.setup.keys() - {*PLAN_SETUP, "names"}):
         raise ValueError(f"plan={file}: nothing reads setup.{unknown[0]}; remove it")
     if "layers" in data:
         refuse_foreign(data["layers"], f"plan={file}", remedy="--trust runs its code", named=settings.resolved)

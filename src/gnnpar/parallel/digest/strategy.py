@@ -14,16 +14,16 @@ from annotated_types import Ge
 
 from gnnpar.codecs.adaptive.codec import Adaptive, with_edge_weights
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
-from gnnpar.comm import CodedExchange, Communicator
+from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.digest.oracle import RefreshedWhole
 from gnnpar.parallel.digest.table import TableExchange
-from gnnpar.parallel.engine import Engine, FlatEngine, PassGraph, Stateful
-from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph, Overlap
+from gnnpar.parallel.engine import Engine, PassGraph
+from gnnpar.parallel.halo_engine import halo_engine
+from gnnpar.parallel.halo_graph import Overlap
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
-from gnnpar.parallel.view import FeatureCache
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 
@@ -117,25 +117,19 @@ class Digest:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        configs = with_edge_weights(self.codec, model), Identity()
-        codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in configs)
-        exact_exchange, edges = CodedExchange(comm, exact_codec), EdgeOrder(shard, self.overlap)
-        cache, exact_cache = FeatureCache.of(first_layer), FeatureCache.of(first_layer)
+        codec = with_edge_weights(self.codec, model).build(shard.row_lists, comm, seed)
         table = TableExchange(comm, codec, period=self.period, gradients=self.gradients)
-        once = None if "exact" in self.exactness else exact_exchange
-        view = HaloGraph(shard, Pass(seed), exchange=table, edges=edges, cache=cache, once=once)
-        exact = HaloGraph(shard, Pass(seed), exchange=exact_exchange, edges=edges, cache=exact_cache)
-        parts: dict[str, Stateful] = {"table": table, "held": view.held}
-        if cache is not None:
-            parts["cache"] = cache
-        return FlatEngine(
-            view=view,
-            exact=exact,
-            shard=shard,
-            model=model,
-            task=task,
-            comm=comm,
+        return halo_engine(
+            shard,
+            model,
+            task,
+            comm,
             seed=seed,
-            codecs=(codec,),
-            parts=parts,
+            first_layer=first_layer,
+            overlap=self.overlap,
+            codec=codec,
+            exchange=table,
+            exactness=self.exactness,
+            features_exact="exact" not in self.exactness,
+            parts={"table": table},
         )

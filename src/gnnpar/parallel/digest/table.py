@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 
 from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site, Wire
+from gnnpar.comm.communicator import SavedSite
 from gnnpar.folds.block import Rows
 
 
@@ -56,7 +57,7 @@ class TableExchange(CodedExchange):
         assert not super().state_dict()
         return {at: (Site(0, *at, "forward"), dict(rows)) for at, rows in self._rows.items()}
 
-    def load_state_dict(self, state: Mapping[Hashable, tuple[tuple[int | str, ...], Mapping[int, Rows]]]) -> None:
+    def load_state_dict(self, state: Mapping[Hashable, tuple[SavedSite, Mapping[int, Rows]]]) -> None:
         for site, rows in state.values():
-            of = Site(*site)  # type: ignore[arg-type]  # a NamedTuple comes back as a tuple
+            of = Site(*site)
             self._rows[of.layer, of.call] = dict(rows)

@@ -15,11 +15,10 @@ from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import Engine, FlatEngine, Stateful
-from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph, Overlap
-from gnnpar.parallel.local import Pass
+from gnnpar.parallel.engine import Engine
+from gnnpar.parallel.halo_engine import halo_engine
+from gnnpar.parallel.halo_graph import Overlap
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
-from gnnpar.parallel.view import FeatureCache
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 
@@ -79,28 +78,17 @@ class GraphParallel:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        configs = with_edge_weights(self.codec, model), Identity()
-        codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in configs)
-        exact_exchange = CodedExchange(comm, exact_codec)
-        edges = EdgeOrder(shard, self.overlap)
-        cache = FeatureCache.of(first_layer)
-        # what a lossy codec kept must not leak into evaluation
-        exact_cache = cache if "exact" in self.exactness else FeatureCache.of(first_layer)
-        once = exact_exchange if "quantized" in self.exactness else None
-        exchange = CodedExchange(comm, codec)
-        view = HaloGraph(shard, Pass(seed), exchange=exchange, edges=edges, cache=cache, once=once)
-        exact = HaloGraph(shard, Pass(seed), exchange=exact_exchange, edges=edges, cache=exact_cache)
-        parts: dict[str, Stateful] = {"held": view.held}
-        if cache is not None:
-            parts["cache"] = cache
-        return FlatEngine(
-            view=view,
-            exact=exact,
-            shard=shard,
-            model=model,
-            task=task,
-            comm=comm,
+        codec = with_edge_weights(self.codec, model).build(shard.row_lists, comm, seed)
+        return halo_engine(
+            shard,
+            model,
+            task,
+            comm,
             seed=seed,
-            codecs=(codec,),
-            parts=parts,
+            first_layer=first_layer,
+            overlap=self.overlap,
+            codec=codec,
+            exchange=CodedExchange(comm, codec),
+            exactness=self.exactness,
+            features_exact="quantized" in self.exactness,
         )

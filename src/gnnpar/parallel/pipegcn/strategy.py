@@ -19,13 +19,13 @@ from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.comm.communicator import Phase
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import Engine, FlatEngine, PassGraph, Stateful
-from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph, Overlap
+from gnnpar.parallel.engine import Engine, PassGraph, Stateful
+from gnnpar.parallel.halo_engine import halo_engine
+from gnnpar.parallel.halo_graph import Overlap
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipegcn.late import LateExchange
 from gnnpar.parallel.pipegcn.oracle import Earlier, StaleWhole
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
-from gnnpar.parallel.view import FeatureCache
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 
@@ -119,10 +119,7 @@ class PipeGCN:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        configs = with_edge_weights(self.codec, model), Identity()
-        codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in configs)
-        exact_exchange, edges = CodedExchange(comm, exact_codec), EdgeOrder(shard, self.overlap)
-        cache, exact_cache = FeatureCache.of(first_layer), FeatureCache.of(first_layer)
+        codec = with_edge_weights(self.codec, model).build(shard.row_lists, comm, seed)
         parts: dict[str, Stateful] = {}
         exchange = CodedExchange(comm, codec)
         if self.staleness:
@@ -130,21 +127,18 @@ class PipeGCN:
             smooth = frozenset[Phase](phase for phase, on in chosen.items() if on)
             late = LateExchange(comm, codec, staleness=self.staleness, smooth=smooth, decay=self.decay)
             exchange = parts["late"] = late
-        once = None if "exact" in self.exactness else exact_exchange
-        view = HaloGraph(shard, Pass(seed), exchange=exchange, edges=edges, cache=cache, once=once)
-        exact = HaloGraph(shard, Pass(seed), exchange=exact_exchange, edges=edges, cache=exact_cache)
-        parts["held"] = view.held
-        if cache is not None:
-            parts["cache"] = cache
-        return FlatEngine(
-            view=view,
-            exact=exact,
-            shard=shard,
-            model=model,
-            task=task,
-            comm=comm,
+        return halo_engine(
+            shard,
+            model,
+            task,
+            comm,
             seed=seed,
-            codecs=(codec,),
+            first_layer=first_layer,
+            overlap=self.overlap,
+            codec=codec,
+            exchange=exchange,
+            exactness=self.exactness,
+            features_exact="exact" not in self.exactness,
             parts=parts,
             crosses_epochs=self.staleness > 0,
         )

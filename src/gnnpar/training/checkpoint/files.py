@@ -6,6 +6,7 @@ all files, and what rank 0 knew. It is written under another name, through to th
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -92,6 +93,8 @@ def save(
     partial = final.with_name(final.name + _PARTIAL)
     mine: JsonDict = {"error": "", "full": False}
     try:
+        if partial.is_symlink():  # in a folder of somebody else it may lead anywhere
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(partial))
         partial.mkdir(parents=True, exist_ok=True)
         mine |= write_tree(partial / name_of(comm.rank), tree)
         mine["hashes"] = {name: tree_hash(plain(tree[name])) for name in ("model", "optimizer", "engine")}
@@ -266,6 +269,8 @@ def forget_after(run_dir: Path, epoch: int) -> None:
 
 def _drop(paths: Iterable[Path]) -> None:
     for path in paths:
+        if path.is_symlink():
+            path.unlink()
         shutil.rmtree(path, ignore_errors=True)
 
 

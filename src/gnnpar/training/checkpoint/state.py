@@ -70,7 +70,8 @@ def _pieces(tree: object) -> Iterator[bytes | memoryview]:
 
 def write_tree(file: Path, tree: object) -> JsonDict:
     """Write a tree through to the disk; its size and checksum."""
-    with file.open("wb") as out:
+    file.unlink(missing_ok=True)  # of an attempt before, or a link of somebody else
+    with file.open("xb") as out:
         torch.save(plain(tree), out)
         out.flush()
         os.fsync(out.fileno())

@@ -7,17 +7,18 @@ checksums), program.pt2 (torch.export of the forward pass in plain torch operati
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
-import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 import torch
 from torch import Tensor, nn
 
 from gnnpar.data.preprocess import Preprocess
-from gnnpar.durable import JsonDict, file_hash
+from gnnpar.durable import JsonDict, file_hash, open_whole, write_text_whole
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import Generic
@@ -139,24 +140,35 @@ def traced(model: GNN) -> torch.export.ExportedProgram:
 
 
 def export(trained: Trained, folder: Path) -> list[str]:
-    """Write the files; lines on what could not be written."""
+    """Write the files, never through links that lie there; lines on what could not be made. WriteError where one cannot
+    be written."""
     model = trained.model.cpu().eval()
     folder.mkdir(parents=True, exist_ok=True)
     problems = []
-    torch.save({name: tensor.detach().clone() for name, tensor in model.state_dict().items()}, folder / WEIGHTS)
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    _write(folder / WEIGHTS, lambda out: torch.save(weights, out))
     for name in (PROGRAM, SCRIPT):
         (folder / name).unlink(missing_ok=True)
     try:
         if trained.weighted:
             raise ValueError("the model was trained on weighted edges, which a program does not read: no program")
-        torch.export.save(traced(model), folder / PROGRAM)
-        shutil.copyfile(_TEMPLATE, folder / SCRIPT)
+        program = traced(model)
+        _write(folder / PROGRAM, lambda out: torch.export.save(program, out))
+        write_text_whole(folder / SCRIPT, _TEMPLATE.read_text(encoding="utf-8"))
     except ValueError as error:
         problems.append(str(error))
     description = described(trained)
     description["files"] = {name: file_hash(folder / name) for name in (WEIGHTS, PROGRAM) if (folder / name).exists()}
-    (folder / MODEL).write_text(json.dumps(description, indent=1, default=str) + "\n", encoding="utf-8")
+    write_text_whole(folder / MODEL, json.dumps(description, indent=1, default=str) + "\n")
     return problems
+
+
+def _write(file: Path, save: Callable[[IO[bytes]], object]) -> None:
+    """Whole or not at all. torch is given memory to write to: of a full disk it says nothing that can be recognised."""
+    whole = io.BytesIO()
+    save(whole)
+    with open_whole(file) as out:
+        out.write(whole.getbuffer())
 
 
 def described(trained: Trained) -> JsonDict:

@@ -1,0 +1,195 @@
+"""Run folders and data that somebody else made: no code runs, no file outside is touched, no reader waits for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import gnnpar
+from checkpoints import train
+from gnnpar import durable
+from gnnpar.api import Run
+from gnnpar.cli.main import run
+from gnnpar.config.compose import compose
+from gnnpar.data.columns import Column
+from gnnpar.data.pyg import PyGDataset
+from gnnpar.data.saved import PT
+from gnnpar.durable import read_checked_json, read_json, write_checked_json
+from gnnpar.folder_lock import FILE, FolderInUse, Owner, working_in
+from gnnpar.partition.chunking import Range, chunk
+from gnnpar.placement import Placement, Plan
+from gnnpar.report.runs import collect
+from gnnpar.track.jsonl import read_rows
+
+PRECIOUS = "what is outside of the folder"
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Path:
+    """A folder of the user's, with a file."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "file").write_text(PRECIOUS)
+    return folder
+
+
+def untouched(precious: Path) -> bool:
+    return [p.name for p in precious.iterdir()] == ["file"] and (precious / "file").read_text() == PRECIOUS
+
+
+@pytest.mark.parametrize("name", [".reserved", "metrics.jsonl", "result.json", "plan.json", "config.yaml"])
+def test_a_run_writes_through_no_link_of_its_folder(tmp_path: Path, precious: Path, name: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(precious / "file")
+    assert train(tmp_path / "run", "strategy=single", "epochs=1").exit_code == 0
+    assert untouched(precious)
+
+
+def test_a_checkpoint_is_written_into_no_folder_outside(
+    tmp_path: Path, precious: Path, capsys: pytest.CaptureFixture
+) -> None:
+    checkpoints = tmp_path / "run" / "checkpoint"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "epoch-000002.partial").symlink_to(precious)
+    (checkpoints / "epoch-000004.partial").mkdir()
+    (checkpoints / "epoch-000004.partial" / "rank-0.pt").symlink_to(precious / "file")
+    assert train(tmp_path / "run", "strategy=single", "epochs=4", "checkpoint.every=2").exit_code == 0
+    assert untouched(precious)
+    assert "checkpoint of epoch 2 not written: " in capsys.readouterr().out
+    assert train(tmp_path / "run", "strategy=single", "epochs=6", "resume=auto").exit_code == 0
+    assert not list(checkpoints.glob("*.partial"))
+    assert untouched(precious)
+
+
+def test_an_export_is_written_through_no_link(tmp_path: Path, precious: Path) -> None:
+    assert train(tmp_path / "run", "strategy=single", "epochs=1").exit_code == 0
+    (tmp_path / "run" / "export").mkdir()
+    for name in ("weights.pt", "model.json", "program.pt2", "predict.py"):
+        (tmp_path / "run" / "export" / name).symlink_to(precious / "file")
+    assert run("export", [str(tmp_path / "run")]) == 0
+    assert untouched(precious)
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "plan.json", "a.npy", "data.pt"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    readers: dict[str, Callable[[], object]] = {
+        "result.json": lambda: collect([tmp_path]),
+        "metrics.jsonl": lambda: pytest.fail("rows of a pipe") if read_rows(tmp_path) else read_json(tmp_path / "none"),
+        "plan.json": lambda: Plan.load(tmp_path / name),
+        "a.npy": lambda: Column(tmp_path / name),
+        "data.pt": lambda: durable.file_hash(tmp_path / name),
+    }
+    with pytest.raises((ValueError, OSError)):
+        readers[name]()
+
+
+@pytest.mark.parametrize("key", ["data_dir", "tracker", "launch", "cache_dir", "resume"])
+def test_a_plan_brings_no_folder_and_no_tracker(tmp_path: Path, key: str) -> None:
+    strategy = {"name": "single", "_target_": "gnnpar.parallel.single.strategy.Single"}
+    setup = {"names": {}, key: {"_target_": "gnnpar.track.wandb.Wandb"} if key == "tracker" else "/elsewhere"}
+    (tmp_path / "plan.json").write_text(json.dumps({"strategy": strategy, "setup": setup}))
+    with pytest.raises(ValueError, match=f"nothing reads setup.{key}; remove it"):
+        compose([f"plan={tmp_path}/plan.json"])
+
+
+class Code:
+    """A pickle of it runs code."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (self.marker,)
+
+
+def test_raw_files_of_a_dataset_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    raw = tmp_path / "Cora" / "raw"
+    raw.mkdir(parents=True)
+    for part in ("x", "tx", "allx", "y", "ty", "ally", "graph"):
+        (raw / f"ind.cora.{part}").write_bytes(pickle.dumps(Code(tmp_path / "ran")))
+    (raw / "ind.cora.test.index").write_text("0\n")
+    with pytest.raises(ValueError, match=r"cannot be read \(UnpicklingError: it names .*, which is no array\)"):
+        PyGDataset(name="cora").load(tmp_path, 0)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_run_of_somebody_else_is_not_trusted_for_being_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train(tmp_path / "run", "strategy=single", "epochs=1").exit_code == 0
+    (file,) = (tmp_path / "run").glob("checkpoint/*/manifest.json")
+    tree = read_checked_json(file)
+    tree["run"]["settings"]["tracker"] = {"_target_": "evil_of_a_run.Evil"}
+    write_checked_json(file, tree)
+    (tmp_path / "evil_of_a_run.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    for each in (gnnpar.compare([tmp_path / "run"]).runs[0], Run(tmp_path / "run")):
+        with pytest.raises(ValueError, match=r"names evil_of_a_run\.Evil, which is no class of gnnpar"):
+            _ = each.model
+    assert not (tmp_path / "ran").exists()
+
+
+def test_two_sweeps_of_python_share_no_folder(tmp_path: Path) -> None:
+    """The second would write over the runs of the first, one by one."""
+    owner = Owner(pid=1, host="another", born=None, since=float("inf"))
+    (tmp_path / FILE).write_text(json.dumps({**vars(owner), "since": 1e300}))
+    with pytest.raises(FolderInUse, match="is in use by process 1 of another since an unknown time: wait for it, or"):
+        gnnpar.sweep("gcn", "sbm", folder=tmp_path, strategy=["single"])
+
+
+def test_a_lock_of_no_time_is_one_line(tmp_path: Path) -> None:
+    owner = {"pid": 1, "host": "h" * 5000, "born": None, "since": float("nan"), "job": "", "attempt": [0, 0]}
+    (tmp_path / FILE).write_text(json.dumps(owner))
+    with pytest.raises(FolderInUse, match="unknown time") as refused, working_in(tmp_path, otherwise="", say=print):
+        pass
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("which", ["part_of", "chunk_of"])
+def test_a_part_or_chunk_beyond_memory_is_one_line(which: str) -> None:
+    arrays = {"part_of": torch.zeros(4, dtype=torch.int64), "chunk_of": torch.zeros(4, dtype=torch.int64)}
+    arrays[which][0] = 1 << 60
+    plan = Plan(Placement(((0,),), arrays["part_of"], arrays["chunk_of"], (range(2),)))
+    with pytest.raises(
+        ValueError, match=f"the plan cannot run: {which} (goes from 0 to|has the chunk) 1152921504606846976"
+    ):
+        plan.verify()
+
+
+def test_a_flipped_bit_in_cached_chunks_is_noticed(tmp_path: Path) -> None:
+    dataset = compose(["debug=tiny"]).dataset.load(None, 0)
+    part_of, lines = torch.arange(dataset.num_nodes) % 2, []
+    made = chunk(dataset, part_of, 4, by=Range(), cache=tmp_path)
+    (file,) = tmp_path.iterdir()
+    data = bytearray(file.read_bytes())
+    data[-4] ^= 1  # another chunk that is there
+    file.write_bytes(bytes(data))
+    assert torch.equal(chunk(dataset, part_of, 4, by=Range(), cache=tmp_path, say=lines.append), made)
+    assert lines[0] == f"the cached chunking {file} is corrupt: making it again"
+
+
+def test_a_row_repeated_beyond_memory_is_refused(tmp_path: Path) -> None:
+    x = torch.zeros(1, 1).expand(1 << 30, 1 << 20)
+    torch.save(Data(x=x, y=torch.zeros(3), edge_index=torch.zeros(2, 0, dtype=torch.int64)), tmp_path / "my.pt")
+    with pytest.raises(ValueError, match="dataset pt needs 4,194,304 GiB at least"):
+        PT(path=str(tmp_path / "my.pt")).load(None, 0)
+
+
+def test_features_that_numpy_has_not_are_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path))
+    edges = torch.tensor(np.array([[0, 1, 2, 3], [1, 2, 3, 0]]))
+    data = Data(x=torch.ones(4, 2).bfloat16(), y=torch.arange(4) % 2, edge_index=edges)
+    for name, split in (("train", [1, 1, 0, 0]), ("val", [0, 0, 1, 0]), ("test", [0, 0, 0, 1])):
+        data[f"{name}_mask"] = torch.tensor(split).bool()
+    run = gnnpar.train("gcn", data, strategy="single", folder=tmp_path / "run", epochs=1, threads_per_rank=1)
+    assert run.result["epochs_done"] == 1
