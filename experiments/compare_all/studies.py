@@ -26,6 +26,7 @@ METHODS = {
     "digest": ["strategy=digest"],
     "cagnet": ["strategy=cagnet"],
     "sancus": ["strategy=sancus"],
+    "cofree": ["strategy=cofree"],
     "tag": ["strategy=tag"],
 }
 CACHED = {

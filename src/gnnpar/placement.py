@@ -30,12 +30,17 @@ class Topology:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Who holds what. `mesh`: stage -> ranks of its parts; part_of, chunk_of [N]; layers_of: stage -> layers."""
+    """Who holds what. `mesh`: stage -> ranks of its parts; part_of, chunk_of [N]; layers_of: stage -> layers.
+
+    `edge_part_of` [E]: the part that trains on an edge, where nodes are cut and not edges; None: an edge is its
+    destination's.
+    """
 
     mesh: tuple[tuple[int, ...], ...]
     part_of: Tensor
     chunk_of: Tensor | None
     layers_of: tuple[range, ...]
+    edge_part_of: Tensor | None = None
 
 
 _KEYS = {
@@ -90,8 +95,9 @@ class Plan:
         return sum(map(len, self.placement.mesh))
 
     def without_nodes(self) -> Plan:
-        """The plan less its per-node arrays: what ranks other than the first need."""
-        return replace(self, placement=replace(self.placement, part_of=self.part_of[:0], chunk_of=None))
+        """The plan less its arrays of nodes and edges: what ranks other than the first need."""
+        nodes = replace(self.placement, part_of=self.part_of[:0], chunk_of=None, edge_part_of=None)
+        return replace(self, placement=nodes)
 
     def summary(self) -> dict:
         """Flat facts for a tracker."""
@@ -103,6 +109,7 @@ class Plan:
         *,
         num_layers: int | None = None,
         num_nodes: int | None = None,
+        num_edges: int | None = None,
         memory_bytes: float | None = None,
         **hashes: str,
     ) -> None:
@@ -116,6 +123,9 @@ class Plan:
                 )
         if num_nodes is not None and len(self.part_of) != num_nodes:
             raise ValueError(f"the plan places {len(self.part_of)} nodes, the graph has {num_nodes}: plan again")
+        edges = self.placement.edge_part_of
+        if num_edges is not None and edges is not None and len(edges) != num_edges:
+            raise ValueError(f"the plan places {len(edges)} edges, the graph has {num_edges}: plan again")
         for problem in self._problems():
             raise ValueError(f"the plan cannot run: {problem}")
         if num_layers is not None and self.num_layers != num_layers:
@@ -169,6 +179,10 @@ class Plan:
                 yield f"part_of goes from {low} to {high}, but there are {self.num_parts} parts"
             elif empty := (torch.bincount(part_of, minlength=self.num_parts) == 0).nonzero().flatten().tolist():
                 yield f"part {empty[0]} has no node"
+        edges = self.placement.edge_part_of
+        if edges is not None and len(edges) and not 0 <= int(edges.min()) <= int(edges.max()) < self.num_parts:
+            low, high = int(edges.min()), int(edges.max())
+            yield f"edge_part_of goes from {low} to {high}, but there are {self.num_parts} parts"
         if chunk_of is not None:
             if len(chunk_of) != len(part_of):
                 yield f"chunk_of has {len(chunk_of)} nodes, part_of {len(part_of)}"
@@ -195,8 +209,10 @@ class Plan:
 
     @property
     def arrays(self) -> dict[str, Tensor]:
-        """What a node of it has, by name: part_of and, where there are chunks, chunk_of [N]."""
-        arrays = {"part_of": self.part_of, "chunk_of": self.placement.chunk_of}
+        """What a node of it has, by name: part_of and, where there are chunks, chunk_of [N]; and edge_part_of [E] where
+        there is a vertex cut."""
+        placement = self.placement
+        arrays = {"part_of": self.part_of, "chunk_of": placement.chunk_of, "edge_part_of": placement.edge_part_of}
         return {k: v for k, v in arrays.items() if v is not None}
 
     def as_data(self, names: Mapping[str, str]) -> JsonDict:
@@ -231,6 +247,7 @@ class Plan:
             arrays["part_of"],
             arrays.get("chunk_of"),
             tuple(range(*ends) for ends in data["layers_of"]),
+            arrays.get("edge_part_of"),
         )
         quality = data.get("quality")
         return Plan(
@@ -270,7 +287,7 @@ class Plan:
                     raise ValueError(f"{name} is a {type(data[name]).__name__}")
             if not data["mesh"] or not data["layers_of"]:
                 raise ValueError("mesh or layers_of are empty")
-            if unknown := sorted(data["arrays"].keys() - {"part_of", "chunk_of"}):
+            if unknown := sorted(data["arrays"].keys() - {"part_of", "chunk_of", "edge_part_of"}):
                 raise ValueError(f"nothing reads arrays.{unknown[0]}")
             for name in data["arrays"].values():
                 if not isinstance(name, str) or Path(name).name != name:

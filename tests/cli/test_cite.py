@@ -45,6 +45,7 @@ def test_gnnpar_alone(cited: Callable[..., str]) -> None:
         ("bns", "wan2022bns"),
         ("pipegcn", "wan2022pipegcn"),
         ("feature", "ai2024neutrontp"),
+        ("cofree", "cao2023cofree"),
         ("digest", "chai2022digest"),
         ("cagnet", "tripathy2020cagnet"),
         ("sancus", "peng2022sancus"),

@@ -20,6 +20,7 @@ from gnnpar.models.gcnii import GCNII
 from gnnpar.models.gnn import ModelConfig
 from gnnpar.parallel.bns.strategy import BoundarySampling
 from gnnpar.parallel.cagnet.strategy import Cagnet
+from gnnpar.parallel.cofree.strategy import CoFree
 from gnnpar.parallel.digest.strategy import Digest
 from gnnpar.parallel.feature.strategy import FeatureParallel
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -50,6 +51,7 @@ STRATEGIES: dict[str, Any] = {
     "digest": Digest(),
     "cagnet": Cagnet(),
     "sancus": Sancus(),
+    "cofree": CoFree(),
 }
 
 

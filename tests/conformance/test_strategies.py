@@ -12,7 +12,7 @@ from composing import configured, names, presets_slow
 from gnnpar.codecs.codec import BFloat16, Drop
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.halo.strategy import GraphParallel
-from gnnpar.parallel.oracle import WithOracle
+from gnnpar.parallel.oracle import WithOracle, WithOracleEngine
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.verify.conformance import check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
 from worlds import Several, run_world
@@ -30,7 +30,7 @@ def model_of(name: str, *overrides: str):
 def test_exact_limit_equals_the_single_device_and_the_configured_strategy_its_oracle(strategy, model):
     config = configured("strategy", strategy)
     cases = check(config, {model: model_of(model)})
-    has_oracle = config.exactness != {"exact"} and isinstance(config, WithOracle)
+    has_oracle = config.exactness != {"exact"} and isinstance(config, WithOracle | WithOracleEngine)
     assert {case.reference for case in cases} == {"single device"} | ({"its oracle"} if has_oracle else set())
     for case in cases:
         assert case.passed, case

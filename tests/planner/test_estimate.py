@@ -229,6 +229,7 @@ def test_estimated_then_trained(four: str, run_cli: Run, tmp_path: Path, capsys:
             ("strategy=digest", "strategy.gradients=true", "codec=bf16"),
             ("strategy=cagnet", "codec=uniform"),
             ("strategy=sancus", "codec=identity"),
+            ("strategy=cofree", "partition=hdrf"),
             ("strategy=single", "dataset.num_nodes=3000", "model.hidden=64"),
         )
     ):

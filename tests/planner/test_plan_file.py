@@ -43,6 +43,18 @@ def test_round_trip(tmp_path: Path) -> None:
     assert again.save(tmp_path / "b").read_text() == (tmp_path / "plan.json").read_text()
 
 
+def test_a_vertex_cut_is_part_of_the_plan(tmp_path: Path) -> None:
+    edges = torch.tensor([0, 1, 1, 0, 1])
+    plan = placed(edge_part_of=edges)(pipeline())
+    again = Plan.load(plan.save(tmp_path))
+    assert again.placement.edge_part_of is not None
+    assert torch.equal(again.placement.edge_part_of, edges)
+    assert again.without_nodes().placement.edge_part_of is None
+    again.verify(num_nodes=12, num_edges=5)
+    with pytest.raises(ValueError, match="the plan places 5 edges, the graph has 6: plan again"):
+        again.verify(num_edges=6)
+
+
 def placed(**changes: object) -> Callable[[Plan], Plan]:
     return lambda plan: replace(plan, placement=replace(plan.placement, **changes))
 
@@ -60,6 +72,7 @@ MUTATIONS: dict[str, Callable[[Plan], Plan]] = {
     "chunk_of has 11 nodes, part_of 12": placed(chunk_of=torch.zeros(11, dtype=torch.long)),
     "chunk_of has the negative chunk -1": placed(chunk_of=torch.arange(12) - 1),
     "chunk 1 has no node": placed(chunk_of=torch.tensor([0, 2] * 6)),
+    "edge_part_of goes from 0 to 2, but there are 2 parts": placed(edge_part_of=torch.tensor([0, 2, 1])),
     "devices names 3 places for 4 ranks": lambda plan: replace(plan, devices=("a", "b", "c")),
     "devices puts two ranks on one device": lambda plan: replace(plan, devices=("a", "b", "c", "c")),
     "strategy.name=3 is no name": lambda plan: replace(plan, strategy={"name": 3}),

@@ -46,6 +46,7 @@ VARIANTS = {
         "model=gat",
     ),
     "steps of drawn subgraphs": ("strategy=minibatch", "strategy.sampler=saint", "strategy.batch_size=40"),
+    "masks of a vertex cut": ("strategy=cofree", "strategy.drop_edge=0.4", "strategy.masks=3", "partition=dbh"),
     "smoothed, random bits": (
         "strategy=pipegcn",
         "strategy.smooth_features=true",

@@ -24,8 +24,8 @@ USAGE = """usage: gnnpar partition dataset=NAME world_size=N out=FOLDER [partiti
 
 Cuts a dataset into N shards in FOLDER, which `gnnpar train shards=FOLDER` trains from: every rank maps its own files
 and never sees the whole graph. dataset=folder passes by in chunks, with partition=ldg, fennel, random or range in
-O(nodes) memory; partition=metis holds all edges, and any other dataset is loaded whole. Overrides are those of
-`gnnpar train`; model= matters only for attention dropout, for which shards carry edge ids.
+O(nodes) memory; metis, dbh, hdrf and random_edges hold all edges, and any other dataset is loaded whole. Overrides are
+those of `gnnpar train`; model= matters only for attention dropout, for which shards carry edge ids.
 """
 
 
@@ -55,7 +55,8 @@ def run(argv: list[str]) -> int:
 def cut_into(settings: Settings, out: Path) -> None:
     """Read, partition and write. Scratch files lie beside `out`."""
     from gnnpar.data.stored import Stored, Streamed
-    from gnnpar.partition.partition import partition
+    from gnnpar.partition.partition import EdgePartitioner, partition, partition_edges
+    from gnnpar.partition.vertex_cut import vertex_cut_statistics
     from gnnpar.partition.write import write_shards
     from gnnpar.training.plans import log_problems, partition_cache
 
@@ -68,7 +69,12 @@ def cut_into(settings: Settings, out: Path) -> None:
         else:
             graph = Stored.of(settings.dataset.load(settings.data_dir, settings.seed))
         on_progress("partition", 0.0)
-        part_of = partition(graph, parts, by=settings.partition, cache=partition_cache(settings), say=log_problems)
+        by, cache = settings.partition, partition_cache(settings)
+        part_of, vertex_cut = partition(graph, parts, by=by, cache=cache, say=log_problems), None
+        in_memory = isinstance(by, EdgePartitioner) or not isinstance(settings.dataset, Streamed)  # all edges
+        if in_memory:
+            edge_part_of = partition_edges(graph, parts, part_of, by=by, cache=cache, say=log_problems)
+            vertex_cut = vertex_cut_statistics(graph.edge_index, part_of, edge_part_of, parts)
         manifest = write_shards(
             graph,
             part_of,
@@ -88,6 +94,11 @@ def cut_into(settings: Settings, out: Path) -> None:
         f"{settings.names.get('partition')}: {counts['cut_share']:.1%} of the edges are cut, "
         f"alpha {counts['alpha']:.3f}"
     )
+    if vertex_cut is not None:
+        say(
+            f"as a vertex cut: replication factor {vertex_cut['replication_factor']:.3f}, "
+            f"{min(vertex_cut['copied_edges'])} to {max(vertex_cut['copied_edges'])} edges a part"
+        )
     say(f"{num_bytes(size)} in {time.perf_counter() - began:.1f} s  ->  {out}  (gnnpar train shards={out})")
 
 

@@ -11,9 +11,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from gnnpar.comm import Communicator
+from gnnpar.data.tasks import Task
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows, chosen
-from gnnpar.parallel.engine import PassGraph
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.view import View
 from gnnpar.parallel.whole import fold_block
 from gnnpar.partition.shard import Shard
@@ -77,3 +80,14 @@ class PartByPart(View):
 def mask_like(mask: Tensor, rows: Tensor) -> Tensor:
     """A mask of rows that broadcasts over their numbers. Shapes: mask [N], rows [N, ...] -> [N, 1, ...]."""
     return mask.view(-1, *[1] * (rows.dim() - 1))
+
+
+@runtime_checkable
+class WithOracleEngine(Protocol):
+    """One whose loss is no mean over the training nodes of one graph, so that a view alone does not say what it is."""
+
+    def oracle_engine(
+        self, plan: Plan, whole: Shard, model: GNN, task: Task, comm: Communicator, *, seed: int
+    ) -> Engine | None:
+        """An engine of one device that holds the whole graph, equal to this strategy under `plan` to rounding."""
+        ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -19,8 +19,9 @@ from gnnpar.folds.aggregator import Aggregator
 from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.parallel.engine import Engine
 from gnnpar.partition.manifest import Manifest
-from gnnpar.partition.partition import Partitioner, partition
+from gnnpar.partition.partition import Partitioner, partition, partition_edges
 from gnnpar.partition.shard import Shard, partition_statistics
+from gnnpar.partition.vertex_cut import vertex_cut_statistics
 from gnnpar.placement import Placement, Plan, Topology, array_hash
 
 if TYPE_CHECKING:
@@ -52,6 +53,19 @@ class Workload:
     def part_of(self, parts: int) -> Tensor:
         return partition(self.dataset, parts, by=self.partition, cache=self.cache, say=self.say)
 
+    def with_vertex_cut(self, plan: Plan) -> Plan:
+        """The plan with a part for every edge beside those of nodes."""
+        edges, parts = self.dataset.edge_index, plan.num_parts
+        edge_part_of = partition_edges(
+            self.dataset, parts, plan.part_of, by=self.partition, cache=self.cache, say=self.say
+        )
+        return replace(
+            plan,
+            placement=replace(plan.placement, edge_part_of=edge_part_of),
+            hashes={**plan.hashes, "edges": array_hash(edge_part_of)},
+            statistics={**plan.statistics, **vertex_cut_statistics(edges, plan.part_of, edge_part_of, parts)},
+        )
+
     def flat_plan(self, topology: Topology, *, chunks: int | None = None) -> Plan:
         """One part a rank, all layers on every rank. `chunks`: so many parts, on one rank in time."""
         if self.shards is not None:
@@ -82,9 +96,10 @@ class Capabilities:
     """What a strategy can do, as it is configured.
 
     `max_ranks`: the most ranks it can use; None: any number. `from_shards`: it runs from shards on disk, because its
-    plan is `flat_plan` of one part a rank. `chunks`: the nodes of a rank may be cut into chunks, one after the other in
-    time. `folds`: aggregators it can carry; None: any. `cached_first_layer`: it runs with first_layer=cached.
-    `by_layers`: it runs layers one by one, and so no model in one piece. `edge_weights`: it carries weights of edges.
+    plan is `flat_plan` of one part a rank. `vertex_cut`: edges have parts of their own. `chunks`: the nodes of a rank
+    may be cut into chunks, one after the other in time. `folds`: aggregators it can carry; None: any.
+    `cached_first_layer`: it runs with first_layer=cached. `by_layers`: it runs layers one by one, and so no model in
+    one piece. `edge_weights`: it carries weights of edges.
     `replicated_weights`: every rank holds all parameters, so there is one stage. `crosses_epochs`: rows of one epoch
     are read in a later one. `plans_again`: after the warm-up, with what was measured. `less_memory`: number of ranks ->
     the settings of this strategy that need less memory.
@@ -92,6 +107,7 @@ class Capabilities:
 
     max_ranks: int | None = None
     from_shards: bool = False
+    vertex_cut: bool = False
     chunks: bool = False
     folds: tuple[type[Aggregator], ...] | None = None
     cached_first_layer: bool = True
@@ -226,6 +242,8 @@ def _plan_problems(strategy: Strategy, plan: Plan) -> Iterator[str]:
             yield f"strategy={name} has one stage, but {field_name} has {len(stages)}"
     if not can.chunks and plan.placement.chunk_of is not None:
         yield f"strategy={name} has no chunks, but arrays has chunk_of"
+    if can.vertex_cut != (plan.placement.edge_part_of is not None):
+        yield f"strategy={name} {'needs a' if can.vertex_cut else 'has no'} vertex cut (arrays.edge_part_of)"
     if plan.quality is not None and (beyond := sorted(strategy.exactness - {"exact"} - set(plan.quality))):
         yield f"strategy={name} is {beyond[0]}, which quality={list(plan.quality)} does not allow"
 

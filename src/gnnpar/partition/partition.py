@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.stored import Stored
 from gnnpar.durable import open_whole, require_file
+from gnnpar.partition.vertex_cut import following
 
 
 class Partitioner(Protocol):
@@ -25,6 +26,15 @@ class Partitioner(Protocol):
 
     def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
         """int64 [N], the part of every node; every part has at least one node."""
+        ...
+
+
+@runtime_checkable
+class EdgePartitioner(Partitioner, Protocol):
+    """One that cuts nodes and places edges: a vertex cut."""
+
+    def edge_part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
+        """int64 [E], the part of every edge."""
         ...
 
 
@@ -131,8 +141,32 @@ def partition(
     return part_of
 
 
+def partition_edges(
+    dataset: Dataset | Stored,
+    parts: int,
+    part_of: Tensor,
+    *,
+    by: Partitioner,
+    cache: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Tensor:
+    """The vertex cut, from the cache where it is there. Shapes: part_of [N] of `partition` -> int64 [E].
+
+    One that cuts edges alone gives the vertex cut that follows from its parts of nodes.
+    """
+    if not isinstance(by, EdgePartitioner):
+        return following(part_of, dataset.edge_index)
+    file = cache / f"{_key(dataset, parts, by)}.edges" if cache is not None and dataset.num_edges else None
+    if file is not None and (kept := read_cached(file, dataset.num_edges, parts, "vertex cut", say)) is not None:
+        return kept
+    edge_part_of = by.edge_part_of(dataset, parts)
+    if file is not None:
+        write_cached(file, edge_part_of, "vertex cut", say)
+    return edge_part_of
+
+
 def write_cached(file: Path, number_of: Tensor, what: str, say: Callable[[str], None]) -> None:
-    """sha256 of what follows, then int32 [N]. A cache that takes nothing more is a line, not an error."""
+    """sha256 of what follows, then int32 [n]. A cache that takes nothing more is a line, not an error."""
     payload = number_of.to(torch.int32).numpy().tobytes()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -142,11 +176,11 @@ def write_cached(file: Path, number_of: Tensor, what: str, say: Callable[[str], 
         say(f"{what} not cached: {error.strerror} ({file})")
 
 
-def read_cached(file: Path, num_nodes: int, count: int, what: str, say: Callable[[str], None]) -> Tensor | None:
-    """What `write_cached` wrote, every byte as it was: int64 [N] in [0, count); a line where it is not."""
+def read_cached(file: Path, num_rows: int, count: int, what: str, say: Callable[[str], None]) -> Tensor | None:
+    """What `write_cached` wrote, every byte as it was: int64 [num_rows] in [0, count); a line where it is not."""
     try:
         size = require_file(file)
-        data = file.read_bytes() if size == 32 + 4 * num_nodes else b""
+        data = file.read_bytes() if size == 32 + 4 * num_rows else b""
     except FileNotFoundError:
         return None
     except OSError as error:

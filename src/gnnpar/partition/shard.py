@@ -15,6 +15,7 @@ from gnnpar.comm.rows import PartEdges
 from gnnpar.data.dataset import Dataset
 from gnnpar.durable import JsonDict
 from gnnpar.folds.block import Block, chosen
+from gnnpar.partition.vertex_cut import copies_of
 from gnnpar.placement import Placement
 
 
@@ -27,7 +28,8 @@ class Shard:
     `chunk_of` [N], `halo_chunk_of`: the chunk of a row within its part, where parts are cut into `num_chunks`. A stage
     of a pipeline that is not the first holds features of no width, one that is not the last no labels and masks.
     `halo[p]` are the in-edges from part p, its columns the halo nodes of p by ascending global id; `boundary[p]` [b]
-    are the inner rows that p needs, in the order in which p's block numbers them.
+    are the inner rows that p needs, in the order in which p's block numbers them. `copies`: this rank's part of a
+    vertex cut, where there is one.
     """
 
     part: int
@@ -52,6 +54,7 @@ class Shard:
     num_chunks: int = 1
     in_weight: Tensor | None = None
     halo_in_weight: Tensor | None = None  # of the halo nodes, parts in ascending order
+    copies: Copies | None = None
 
     @property
     def num_inner(self) -> int:
@@ -99,6 +102,7 @@ class Shard:
             inner=self.inner.to(device, dtype),
             halo={p: b.to(device, dtype) for p, b in self.halo.items()},
             boundary={p: i.to(device) for p, i in self.boundary.items()},
+            copies=None if self.copies is None else self.copies.to(device, dtype),
         )
 
     @property
@@ -134,6 +138,9 @@ class Shard:
             parts = cut(dataset, part_of, len(mesh[0]), edge_ids=edge_ids)
             if placement is not None and placement.chunk_of is not None:
                 parts = with_chunks(parts, placement.chunk_of)
+            if placement is not None and placement.edge_part_of is not None:
+                cuts = cut_nodes(dataset, part_of, placement.edge_part_of, len(parts), edge_ids=edge_ids)
+                parts = [replace(part, copies=copies) for part, copies in zip(parts, cuts, strict=True)]
             stages = len(mesh)
             shards = [_of_stage(shard, s, stages) for s in range(stages) for shard in parts]
         shard = comm.scatter(shards)
@@ -251,11 +258,63 @@ def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool
     return [_shard(dataset, p, parts, node_ids[p], local_of, blocks) for p in range(parts)]
 
 
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """One part of a vertex cut: its edges, and a copy of every node that has one.
+
+    `shard` owns all of its n nodes, with the in-degrees of the whole graph, and reads no others. Shapes: share [n]: of
+    a node's edges to other nodes, in both directions; the shares of a node are 1 together. number [n]: copies of it.
+    """
+
+    shard: Shard
+    share: Tensor
+    number: Tensor
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Copies:
+        """On a device, floating-point rows in `dtype`."""
+        return Copies(self.shard.to(device, dtype), self.share.to(device, dtype), self.number.to(device))
+
+
+def cut_nodes(
+    dataset: Dataset | Whole, part_of: Tensor, edge_part_of: Tensor, parts: int, *, edge_ids: bool = False
+) -> list[Copies]:
+    """All parts of a vertex cut. A self loop is in every part that has a copy of its node."""
+    src, dst = dataset.edge_index
+    apart, num_nodes = src != dst, dataset.num_nodes
+    degree = torch.bincount(torch.cat([src[apart], dst[apart]]), minlength=num_nodes)
+    held = copies_of(dataset.edge_index, part_of, edge_part_of, parts)
+    number = torch.bincount(torch.cat(held), minlength=num_nodes)
+    found: list[Copies] = []
+    for p, ids in enumerate(held):
+        place = torch.full_like(part_of, -1)
+        place[ids] = torch.arange(len(ids))
+        mine = torch.where(apart, edge_part_of == p, place[dst] >= 0).nonzero().flatten()
+        here = mine[apart[mine]]
+        own = torch.bincount(torch.cat([src[here], dst[here]]), minlength=num_nodes)[ids]
+        block = Block.from_edges(
+            place[dst[mine]],
+            place[src[mine]],
+            num_dst=len(ids),
+            num_src=len(ids),
+            edge_ids=mine if edge_ids else None,
+            src_ids=ids,
+            weights=chosen(dataset.edge_weight, mine),
+        )
+        share = torch.where(degree[ids] > 0, own.double() / degree[ids].clamp_min(1), 1.0)
+        found.append(Copies(_shard(dataset, 0, 1, ids, place, {(0, 0): block}), share, number[ids]))
+    return found
+
+
 def split(shard: Shard, part_of: Tensor, parts: int) -> list[Shard]:
     """Shards of a partition, out of the only shard of a whole graph."""
+    return cut(whole_of(shard), part_of, parts, edge_ids=shard.inner.edge_ids is not None)
+
+
+def whole_of(shard: Shard) -> Whole:
+    """What the only shard of a whole graph has."""
     assert shard.parts == 1, "only a whole graph can be cut"
     inner = shard.inner
-    whole = Whole(
+    return Whole(
         shard.x,
         shard.y,
         torch.stack([inner.indices.long(), inner.edge_dst]),
@@ -269,7 +328,6 @@ def split(shard: Shard, part_of: Tensor, parts: int) -> list[Shard]:
         inner.weights,
         shard.in_weight,
     )
-    return cut(whole, part_of, parts, edge_ids=inner.edge_ids is not None)
 
 
 def _shard(

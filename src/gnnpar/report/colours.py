@@ -17,6 +17,7 @@ _KNOWN = {
     "tag": "#58b0dd",
     "minibatch": "#8c6d5a",
     "bns": "#9a8f1e",
+    "cofree": "#4aa3a2",
     "pipegcn": "#8064b8",
     "feature": "#5f8f4e",
     "digest": "#b8536b",

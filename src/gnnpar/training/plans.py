@@ -62,7 +62,11 @@ def make_plan(
     if settings.plan is not None:
         plan = given_plan(settings.plan, settings)
         plan.verify(
-            num_layers=model.num_layers, num_nodes=dataset.num_nodes, graph=dataset.graph_hash, split=dataset.split_hash
+            num_layers=model.num_layers,
+            num_nodes=dataset.num_nodes,
+            num_edges=dataset.num_edges,
+            graph=dataset.graph_hash,
+            split=dataset.split_hash,
         )
         if plan.num_ranks != world.size:
             raise ValueError(

@@ -18,7 +18,7 @@ from gnnpar.data.tasks import Task, make_task
 from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.oracle import WithOracle
+from gnnpar.parallel.oracle import WithOracle, WithOracleEngine
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import FirstLayer, Strategy, Workload, refuse_one_piece
 from gnnpar.parallel.whole import WholeGraph
@@ -197,7 +197,7 @@ def check(
         reference = train_in_threads(Single(), config, graphs[name], world=1)
         for world in (w for w in worlds if runs_on(limit, w, config)):
             cases.append(_case(limit, name, config, graphs[name], world, reference, first_layer, device))
-    if isinstance(strategy, WithOracle) and strategy.exactness != {"exact"}:
+    if isinstance(strategy, WithOracle | WithOracleEngine) and strategy.exactness != {"exact"}:
         for name, config in models.items():
             for world in (w for w in worlds if runs_on(strategy, w, config, epochs=ORACLE_EPOCHS)):
                 cases += _oracle_case(strategy, name, config, graphs[name], world, device)
@@ -208,7 +208,7 @@ def check(
 class _Oracle(Single):
     """One device that computes what `strategy` computes under `parts`, a plan of several ranks."""
 
-    strategy: WithOracle
+    strategy: WithOracle | WithOracleEngine
     parts: Plan
 
     def build(
@@ -222,8 +222,17 @@ class _Oracle(Single):
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
+        engine = self.engine(shard, model, task, comm, seed=seed)
+        assert engine is not None
+        return engine
+
+    def engine(self, shard: Shard, model: GNN, task: Task, comm: Communicator, *, seed: int) -> Engine | None:
+        """None where the strategy, as it is configured, has no oracle."""
+        if isinstance(self.strategy, WithOracleEngine):
+            return self.strategy.oracle_engine(self.parts, shard, model, task, comm, seed=seed)
         view = self.strategy.oracle(self.parts, shard, seed=seed)
-        assert view is not None
+        if view is None:
+            return None
         exact = WholeGraph(shard, Pass(seed))
         return FlatEngine(view=view, exact=exact, shard=shard, model=model, task=task, comm=comm, seed=seed)
 
@@ -232,12 +241,14 @@ def _oracle_case(
     strategy: Strategy, name: str, config: ModelSource, dataset: Dataset, world: int, device: torch.device
 ) -> list[Case]:
     """None where the strategy, as it is configured, has no oracle."""
-    assert isinstance(strategy, WithOracle)
-    plan = make_job(strategy, config, dataset, world=world).plan
-    whole = Shard.open(dataset, torch.zeros(dataset.num_nodes).long(), ThreadWorld(1).communicators()[0])
-    if strategy.oracle(plan, whole, seed=0) is None:
+    assert isinstance(strategy, WithOracle | WithOracleEngine)
+    job = make_job(strategy, config, dataset, world=world)
+    (comm,), none = ThreadWorld(1).communicators(), torch.zeros(dataset.num_nodes).long()
+    whole = Shard.open(dataset, none, comm, edge_ids=job.model.needs_edge_ids)
+    oracle = _Oracle(strategy=strategy, parts=job.plan)
+    task = make_task(dataset.task, dataset.num_classes)
+    if oracle.engine(whole, job.model, task, comm, seed=0) is None:
         return []
-    oracle = _Oracle(strategy=strategy, parts=plan)
     reference = train_in_threads(oracle, config, dataset, world=1, epochs=ORACLE_EPOCHS)
     case = _case(strategy, name, config, dataset, world, reference, "live", device, epochs=ORACLE_EPOCHS)
     return [replace(case, reference="its oracle")]

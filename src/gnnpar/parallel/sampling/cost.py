@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _ENGINE, _NUMBER = "single", 4.0
 _MADE_UP = (2, 5.0)  # scale what was drawn, add loops: kernels, and numbers read and written for one of the result
-_WEIGHTED = (2, 4.0)  # a source row for every edge, times its weight: the same for one number of an edge
 
 
 def cost(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
@@ -97,8 +96,7 @@ def _layer_seconds(step: Step, ir: ModelIR, layer: int, rates: Rates, *, backwar
             kernels, numbers = _MADE_UP
             total += _streamed(rates, kernels, numbers * fold.out * after)
         if step.weighted and fold.linear:
-            kernels, numbers = _WEIGHTED
-            total += _streamed(rates, kernels, numbers * fold.width * ring.edges)
+            total += _streamed(rates, 0, ring.edges)  # each weight is read once
     return total
 
 
@@ -120,7 +118,7 @@ def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ..
     """Of the moment with most in any step, by rank."""
     ir = work.ir
     _, kept, passing, step = max((a + b, a, b, i) for i, s in enumerate(steps) for a, b in _moments(s, ir))
-    sample = sum(_sample_bytes(ring) for ring in steps[step].rings)
+    sample = sum(_sample_bytes(ring, weighted=steps[step].weighted) for ring in steps[step].rings)
     per_rank: list[Memory] = []
     for p, n in enumerate(work.parts.nodes):
         halo, sent = sum(work.parts.halo[p]), work.parts.sent(p)
@@ -139,9 +137,10 @@ def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ..
     return tuple(per_rank)
 
 
-def _sample_bytes(ring: Ring) -> float:
-    """Block of a layer: by destination and by source of 32 bits, ends of edges and ids of columns of 64."""
-    return 16.0 * ring.edges + 16.0 * ring.rows
+def _sample_bytes(ring: Ring, *, weighted: bool) -> float:
+    """Block of a layer: by destination and by source of 32 bits, ends of edges and ids of columns of 64, and weights of
+    edges in both orders."""
+    return (24.0 if weighted else 16.0) * ring.edges + 16.0 * ring.rows
 
 
 def _moments(step: Step, ir: ModelIR) -> Iterator[tuple[float, float]]:
@@ -157,15 +156,8 @@ def _moments(step: Step, ir: ModelIR) -> Iterator[tuple[float, float]]:
         first = sum(rows * g.saved for g in groups if g.phase in ("begin", "transform"))
         sources = any(g.phase == "transform" for g in groups)
         after = _NUMBER * step.after(i)
-        of_edges = _NUMBER * ring.edges if step.weighted else 0.0
         folding = max(
-            [
-                rows * sources * f.width
-                + after * f.out * (2 if made_up(step, f) else 1)
-                + of_edges * f.width * (2 if f.linear else 0)
-                for f in folds
-            ],
-            default=0.0,
+            [rows * sources * f.width + after * f.out * (2 if made_up(step, f) else 1) for f in folds], default=0.0
         )
         yield kept + first, folding
         kept += first

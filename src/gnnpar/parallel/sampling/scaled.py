@@ -14,6 +14,7 @@ from torch import Tensor
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.generic import Generic
+from gnnpar.folds.sum import Sum
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.whole import fold_block, split_operands, wanted_gradients
 
@@ -38,20 +39,14 @@ def fold_weighted(
 ) -> Tensor:
     """`agg` is `summed`. Shapes: weights [E], src [N, ...], dst [n, ...], edge [E, ...] -> [n, ...].
 
-    ValueError where the fold is neither linear nor Generic.
+    ValueError where the fold is neither Sum nor Generic.
     """
-    if agg.linear:  # every edge gets a source row of its own
-        indices = block.indices.long()
-        rows = tuple(each[indices] * _column(weights, each) for each in src)
-        places = torch.arange(len(indices), device=indices.device, dtype=block.indices.dtype)
-        each_once = Block(
-            block.indptr, places, block.num_dst, len(indices), rows=block.rows, edge_ids=block.edge_ids, src_ids=places
-        )
-        return fold_block(agg, each_once, rows, dst, edge, shared)
+    if isinstance(agg, Sum):  # the engine carries no weights of the graph
+        return fold_block(Sum(weighted=True), replace(block, weights=weights), src, dst, edge, shared)
     if not isinstance(agg, Generic):
         raise ValueError(
             f"the fold {type(agg).__name__} cannot count an edge more than once, as strategy.sampler=saint asks: "
-            "set strategy.normalize=subgraph, or use a linear fold or Generic"
+            "set strategy.normalize=subgraph, or use Sum or Generic"
         )
     value = agg.value
 

@@ -1,0 +1,83 @@
+"""One forward and backward on a part of a vertex cut, a weight for the loss of every copy, and one sum over ranks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm import Communicator, Site
+from gnnpar.data.tasks import Task
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.cofree.view import PartGraph
+from gnnpar.parallel.engine import FlatEngine, PassGraph, Stateful
+from gnnpar.parallel.local import Pass
+from gnnpar.partition.shard import Copies, Shard
+
+Reweight = Literal["degree", "copies", "none"]
+
+
+class VertexCutEngine(FlatEngine):
+    """Trains on `copies`, evaluates the rank's own nodes on `exact`. `reweight`: what the loss of a copy counts."""
+
+    def __init__(
+        self,
+        *,
+        copies: Copies,
+        view: PartGraph,
+        reweight: Reweight,
+        exact: PassGraph,
+        shard: Shard,
+        model: GNN,
+        task: Task,
+        comm: Communicator,
+        seed: int,
+        parts: dict[str, Stateful],
+    ) -> None:
+        super().__init__(
+            view=view,
+            exact=exact,
+            shard=shard,
+            model=model,
+            task=task,
+            comm=comm,
+            seed=seed,
+            structure=(copies.shard.inner, view),
+            parts=parts,
+        )
+        self._copies = copies
+        self._rows = copies.shard.rows_of_split["train"]
+        self._labels = copies.shard.y[self._rows]
+        self._weights = weights_of(copies, self._rows, reweight)
+        total = self._weights.sum().reshape(1)
+        self._total = float(shard.num_train if reweight != "none" else comm.all_reduce(total))
+
+    def reduced_gradient(self, epoch: int) -> Tensor:
+        with self._comm.clock("compute"):
+            bucket = self._of_copies(Pass(self._seed, epoch, training=True))
+        bucket = self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
+        self._comm.flush(keep=0)
+        return bucket
+
+    def live_bytes(self) -> dict[str, int]:
+        held = super().live_bytes()
+        held["features"] += self._copies.shard.features_nbytes + self._weights.nbytes
+        return held
+
+    def _of_copies(self, run: Pass) -> Tensor:
+        """Gradients of the weighted losses of this part, and their sum."""
+        parameters = [p for _, p in self.named_parameters()]
+        if not len(self._rows):
+            return torch.cat([*(torch.zeros_like(p).reshape(-1) for p in parameters), parameters[0].new_zeros(1)])
+        logits = self._model(self._view.during(run), self._copies.shard.x)
+        loss = self._task.loss_sum(logits[self._rows], self._labels, self._weights)
+        return self.bucket_of(loss / self._total)
+
+
+def weights_of(copies: Copies, rows: Tensor, reweight: Reweight) -> Tensor:
+    """What the losses of some copies count. Shapes: rows [t] -> [t]."""
+    share = copies.share[rows]
+    if reweight == "degree":
+        return share
+    return torch.ones_like(share) if reweight == "none" else 1 / copies.number[rows].to(share.dtype)

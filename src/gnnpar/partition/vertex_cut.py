@@ -1,0 +1,174 @@
+"""Vertex cuts: which part an edge belongs to. A node has a copy in every part that holds one of its edges.
+
+Random; DBH: Xie, Yan, Li, Zhang, Distributed Power-law Graph Computing: Theoretical and Empirical Analysis, NIPS 2014:
+an edge goes where the hash of its end with fewer neighbours says. HDRF: Petroni, Querzoni, Daudjee, Kamali, Iacoboni,
+HDRF: Stream-Based Partitioning for Power-Law Graphs, CIKM 2015: edge after edge, the part with the largest
+g(u, p) + g(v, p) + balance (largest - |p|) / (1 + largest - smallest), where g(v, p) = 2 - d_v / (d_u + d_v) if v has a
+copy in p, else 0.
+
+What is placed is a pair of neighbours: all edges between two nodes, in both directions, lie in one part. Self loops are
+in every part that has a copy of their node. Deviations: HDRF knows degrees beforehand (the paper counts those so far),
+and edges come in an order that is drawn; ties go to the part with fewer edges, then to the lower number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.stored import Stored
+from gnnpar.durable import JsonDict
+
+
+class Pairs(NamedTuple):
+    """Pairs of different nodes that are neighbours, each once.
+
+    Shapes: low, high [M], low < high; degree [N]: pairs that a node is in; of_edge [E]: the pair of an edge, -1 for a
+    self loop.
+    """
+
+    low: Tensor
+    high: Tensor
+    degree: Tensor
+    of_edge: Tensor
+
+
+def pairs_of(edge_index: Tensor, num_nodes: int) -> Pairs:
+    """Of a graph whose edges may be directed or repeated."""
+    src, dst = edge_index
+    apart = src != dst
+    keys = torch.minimum(src, dst) * num_nodes + torch.maximum(src, dst)
+    pairs, place = torch.unique(keys[apart], return_inverse=True)
+    low, high = pairs // max(1, num_nodes), pairs % max(1, num_nodes)
+    degree = torch.bincount(low, minlength=num_nodes) + torch.bincount(high, minlength=num_nodes)
+    of_edge = torch.full_like(src, -1)
+    of_edge[apart] = place
+    return Pairs(low, high, degree, of_edge)
+
+
+def following(part_of: Tensor, edge_index: Tensor) -> Tensor:
+    """A vertex cut from a partition of nodes: an edge goes with its end that has fewer neighbours. Shapes: -> [E]."""
+    src, dst = edge_index
+    return part_of[torch.where(_yields(pairs_of(edge_index, len(part_of)).degree, src, dst), src, dst)]
+
+
+def _yields(degree: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Does an edge go with its first end? The same for both directions. Shapes: first, second [n] -> [n] bool."""
+    fewer, equal = degree[first] < degree[second], degree[first] == degree[second]
+    return fewer | (equal & (first < second))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _VertexCut:
+    """A node's own part, which evaluates it, is the one with most of its edges."""
+
+    seed: Annotated[int, Ge(0)] = 0
+
+    def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
+        pairs = pairs_of(dataset.edge_index, dataset.num_nodes)
+        return self._owners(pairs, self._placed(pairs, parts), parts)
+
+    def edge_part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
+        """int64 [E]; a self loop's is its node's own part."""
+        pairs = pairs_of(dataset.edge_index, dataset.num_nodes)
+        placed = self._placed(pairs, parts)
+        own = self._owners(pairs, placed, parts)[dataset.edge_index[1]]
+        loops = pairs.of_edge < 0
+        return torch.where(loops, own, torch.cat([placed, placed.new_zeros(1)])[pairs.of_edge])
+
+    def _owners(self, pairs: Pairs, placed: Tensor, parts: int) -> Tensor:
+        ends = torch.cat([pairs.low, pairs.high]) * parts + torch.cat([placed, placed])
+        owner = torch.bincount(ends, minlength=len(pairs.degree) * parts).view(-1, parts).argmax(1)
+        alone = (pairs.degree == 0).nonzero().flatten()
+        owner[alone] = torch.arange(len(alone)) % parts
+        return owner
+
+    def _placed(self, pairs: Pairs, parts: int) -> Tensor:
+        """int64 [M], the part of every pair."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomEdges(_VertexCut):
+    """Equal parts of pairs drawn at random: the most copies there are."""
+
+    def _placed(self, pairs: Pairs, parts: int) -> Tensor:
+        num = len(pairs.low)
+        return torch.randperm(num, generator=torch.Generator().manual_seed(self.seed)) * parts // max(1, num)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DBH(_VertexCut):
+    """Degree-based hashing."""
+
+    def _placed(self, pairs: Pairs, parts: int) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        hashed = torch.randint(0, parts, (len(pairs.degree),), generator=generator)
+        return hashed[torch.where(_yields(pairs.degree, pairs.low, pairs.high), pairs.low, pairs.high)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HDRF(_VertexCut):
+    """High degree replicated first. `balance`: the paper's lambda; above 1 edges are nearly equal."""
+
+    balance: Annotated[float, Ge(0)] = 1.1
+
+    def _placed(self, pairs: Pairs, parts: int) -> Tensor:
+        order = np.random.Generator(np.random.Philox(key=self.seed)).permutation(len(pairs.low))
+        low, high, degree = (np.asarray(each) for each in (pairs.low, pairs.high, pairs.degree))
+        us, vs = low[order], high[order]
+        theta = degree[us] / np.maximum(degree[us] + degree[vs], 1)
+        load, copies = [0] * parts, [0] * len(degree)  # copies: bits of the parts
+        placed = np.empty(len(order), dtype=np.int64)
+        for i, u, v, share in zip(order.tolist(), us.tolist(), vs.tolist(), theta.tolist(), strict=True):
+            least, most = min(load), max(load)
+            scale, of_u, of_v = self.balance / (1 + most - least), copies[u], copies[v]
+            best, best_score = 0, -1.0
+            for p in range(parts):
+                score = (most - load[p]) * scale
+                if of_u >> p & 1:
+                    score += 2 - share
+                if of_v >> p & 1:
+                    score += 1 + share
+                if score > best_score or (score == best_score and load[p] < load[best]):
+                    best, best_score = p, score
+            placed[i] = best
+            load[best] += 1
+            copies[u] |= 1 << best
+            copies[v] |= 1 << best
+        return torch.from_numpy(placed)
+
+
+def copies_of(edge_index: Tensor, part_of: Tensor, edge_part_of: Tensor, parts: int) -> list[Tensor]:
+    """Nodes of every part, ascending: the ends of its edges; a node without neighbours is in its own part."""
+    src, dst = edge_index
+    apart = src != dst
+    alone = torch.ones_like(part_of, dtype=torch.bool)
+    alone[src[apart]], alone[dst[apart]] = False, False
+    found: list[Tensor] = []
+    for p in range(parts):
+        held = alone & (part_of == p)
+        mine = apart & (edge_part_of == p)
+        held[src[mine]], held[dst[mine]] = True, True
+        found.append(held.nonzero().flatten())
+    return found
+
+
+def vertex_cut_statistics(edge_index: Tensor, part_of: Tensor, edge_part_of: Tensor, parts: int) -> JsonDict:
+    """What a vertex cut costs: nodes and edges of each part, and the replication factor, copies of all parts / N."""
+    src, dst = edge_index
+    apart = src != dst
+    loops = torch.bincount(dst[~apart], minlength=len(part_of))
+    held = copies_of(edge_index, part_of, edge_part_of, parts)
+    edges = torch.bincount(edge_part_of[apart], minlength=parts).tolist()
+    return {
+        "copies": [len(ids) for ids in held],
+        "copied_edges": [count + int(loops[ids].sum()) for count, ids in zip(edges, held, strict=True)],
+        "replication_factor": sum(map(len, held)) / max(1, len(part_of)),
+    }
