@@ -8,12 +8,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from gnnpar.api import check as check
     from gnnpar.api import compare as compare
+    from gnnpar.api import distribute as distribute
     from gnnpar.api import plan as plan
     from gnnpar.api import sweep as sweep
     from gnnpar.api import train as train
     from gnnpar.training.result.trained import load as load
 
-_LAZY = dict.fromkeys(("check", "compare", "plan", "sweep", "train"), "gnnpar.api") | {
+_LAZY = dict.fromkeys(("check", "compare", "distribute", "plan", "sweep", "train"), "gnnpar.api") | {
     "load": "gnnpar.training.result.trained"
 }
 

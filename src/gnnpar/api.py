@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gnnpar.models.gnn import ModelConfig
+    from gnnpar.session import Session
     from gnnpar.training.result.trained import Trained
     from gnnpar.verify.conformance import Case
 
@@ -130,6 +131,32 @@ def sweep(
     if not runs:
         raise ConfigError(f"none of the {len(jobs)} runs of the sweep has completed; the lines above say why")
     return compare(runs)
+
+
+def distribute(
+    model: Model,
+    data: object,
+    *,
+    strategy: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    **overrides: object,
+) -> Session:
+    """This process as one rank of a training whose loop is the caller's own: a script that torchrun or Slurm starts
+    once a rank calls it on each; alone, there is one rank. Collective. Arguments as of `train`; `epochs` is what
+    schedules of the learning rate go by. folder: for plan.json.
+
+        with gnnpar.distribute(Net, data, strategy="sar") as session:
+            optimizer = torch.optim.Adam(session.parameters(), lr=0.01)
+            for _ in range(100):
+                loss = session.train_epoch(optimizer)
+            logits = session.gather(session.predict())
+    """
+    from gnnpar.cli.train import plan_source_of
+    from gnnpar.session import open_session
+
+    chosen = {} if strategy is None else {"strategy": strategy}
+    settings = _settings(model, data, {"checkpoint": {"keep": 0}, **chosen, **overrides})
+    return open_session(settings, plan_source_of(settings), _run_folder(folder))
 
 
 @dataclass(frozen=True)

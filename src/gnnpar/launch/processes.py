@@ -42,6 +42,8 @@ from gnnpar.track.console import say
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
+    from gnnpar.comm import Communicator
+    from gnnpar.comm.flight_recorder import FlightRecorder
     from gnnpar.launch.launch import RunHooks, Work
 
 _SHUTDOWN_SECONDS = 15.0  # for a rank to end after rank 0 has
@@ -264,30 +266,10 @@ def run_rank(
     `key`: what ranks prove to each other. `scratch`: where a parent looks for what its ranks are doing. `store`: of
     ranks that have met already.
     """
-    import torch
-
-    from gnnpar.comm import ThreadWorld
     from gnnpar.comm.flight_recorder import FlightRecorder
-    from gnnpar.comm.process import connect
 
-    world.prepare_torch()
-    allocator.keep_freed()
     recorder = FlightRecorder(scratch and scratch / f"{rank}.at")
-    device = torch.device("cpu")
-    if world.device == "cuda":
-        device = torch.device("cuda", rank_on_host() % torch.cuda.device_count())
-    if world.size == 1:
-        mine = ThreadWorld(1, device=device).communicators()[0]
-    else:
-        mine = connect(
-            "nccl" if world.backend == "nccl" else "gloo",
-            device=device,
-            key=key,
-            timeout_seconds=comm.timeout_seconds + (_PARENT_FIRST_SECONDS if scratch else 0.0),
-            init_method=f"file://{scratch}/rendezvous" if scratch else None,
-            store=store,
-            recorder=recorder,
-        )
+    mine = connected(world, comm, key=key, scratch=scratch, store=store, recorder=recorder)
     try:
         with work.session(first=rank == 0) as body:
             body(mine, host)
@@ -297,6 +279,39 @@ def run_rank(
         raise
     recorder.done()
     mine.close()
+
+
+def connected(
+    world: World,
+    comm: Comm,
+    *,
+    key: bytes,
+    scratch: Path | None = None,
+    store: Store | None = None,
+    recorder: FlightRecorder | None = None,
+) -> Communicator:
+    """torch as the world has it, and the communicator of this rank; arguments as in `run_rank`."""
+    import torch
+
+    from gnnpar.comm import ThreadWorld
+    from gnnpar.comm.process import connect
+
+    world.prepare_torch()
+    allocator.keep_freed()
+    device = torch.device("cpu")
+    if world.device == "cuda":
+        device = torch.device("cuda", rank_on_host() % torch.cuda.device_count())
+    if world.size == 1:
+        return ThreadWorld(1, device=device).communicators()[0]
+    return connect(
+        "nccl" if world.backend == "nccl" else "gloo",
+        device=device,
+        key=key,
+        timeout_seconds=comm.timeout_seconds + (_PARENT_FIRST_SECONDS if scratch else 0.0),
+        init_method=f"file://{scratch}/rendezvous" if scratch else None,
+        store=store,
+        recorder=recorder,
+    )
 
 
 def read_failures(scratch: Path) -> list[Failure]:

@@ -1,0 +1,158 @@
+"""One rank of a training whose loop is the caller's own: what `gnnpar.distribute` gives, under torchrun or alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from gnnpar.comm.world import Host
+from gnnpar.launch import joined, processes
+from gnnpar.launch.launch import world_of
+from gnnpar.launch.slurm import as_rank
+from gnnpar.settings import ConfigError, Settings
+from gnnpar.track.tracker import Null
+from gnnpar.training.checkpoint.resume import Start
+from gnnpar.training.checks import check
+from gnnpar.training.evaluate import evaluate
+from gnnpar.training.loop import Job, PlanSource, Run, prepare
+from gnnpar.training.result.record import RunRecord
+
+
+class Session:
+    """All methods but `parameters` are collective: every rank calls them, in the same order. A context manager: at its
+    end ranks part in order, and where one raises, the others end and name it. `close` does the same without `with`.
+
+    `epoch`: how many are done. `node_ids`: global ids of the rows that `predict` gives on this rank.
+    """
+
+    def __init__(self, run: Run, monitored: ExitStack) -> None:
+        self._run, self._monitored = run, monitored
+        self.epoch = 0
+
+    @property
+    def rank(self) -> int:
+        return self._run.comm.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._run.comm.size
+
+    @property
+    def node_ids(self) -> Tensor:
+        return self._run.engine.node_ids
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Those that this rank holds: all of them, or those of its stage. For a torch optimizer."""
+        return (parameter for _, parameter in self._run.engine.named_parameters())
+
+    def train_epoch(self, optimizer: torch.optim.Optimizer | None = None) -> float:
+        """One epoch; the mean loss over training nodes, equal on every rank. None: the optimizer of the settings."""
+        run = self._run
+        if optimizer is None:
+            run.optimizer.schedule(self.epoch)
+        stepper = run.optimizer if optimizer is None else _Given(optimizer)
+        report = run.engine.train_epoch(self.epoch, stepper)
+        self.epoch += 1
+        return report.loss
+
+    def predict(self) -> Tensor:
+        """Exact logits [nodes of this rank, classes]: no codec, no rows of earlier epochs, no dropout."""
+        self._run.engine.drain()
+        return self._run.engine.predict()
+
+    def evaluate(self) -> dict[str, float | None]:
+        """The task's metric on train, val and test; None where a split is empty."""
+        run = self._run
+        metrics = evaluate(run.engine, run.shard, run.task, run.comm)
+        return {name.removeprefix("metric/"): value for name, value in metrics.items()}
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """One row for each of this rank's nodes, as `predict` gives them -> of all nodes [N, ...] in their order."""
+        comm = self._run.comm
+        if len(rows) != len(self.node_ids):
+            raise ValueError(
+                f"{len(rows)} rows, but this rank has {len(self.node_ids)} nodes: one row each, as node_ids"
+            )
+        parts = comm.gather((self.node_ids.cpu(), rows.detach().cpu()))
+        total = None
+        if parts is not None:
+            ids = torch.cat([ids for ids, _ in parts])
+            total = torch.cat([part for _, part in parts])[ids.argsort()]
+        return comm.broadcast(total).to(rows.device)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The weights of the whole model by name, on every rank; of a PyG model those that its own class loads."""
+        run = self._run
+        run.engine.drain()
+        mine = {name: parameter.detach().cpu() for name, parameter in run.engine.named_parameters()}
+        parts = run.comm.gather(mine)
+        merged = None if parts is None else {name: each for part in parts for name, each in part.items()}
+        prefix = "net." if run.settings.model.in_one_piece else ""
+        return {name.removeprefix(prefix): each for name, each in run.comm.broadcast(merged).items()}
+
+    def close(self) -> None:
+        self._run.engine.drain()
+        self._run.comm.close()
+        self._monitored.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._monitored.__exit__(kind, error, traceback)
+
+
+class _Given:
+    """A torch optimizer of the caller's, as engines step one. It steps whatever the gradient is."""
+
+    refused = False
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(self, norm: float | None = None) -> None:
+        self.optimizer.step()
+
+
+def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> Session:
+    """Meet the other ranks, read the graph, plan, and build this rank's part. Collective.
+
+    `folder`: of rank 0 is used, for plan.json. ConfigError where it cannot begin; a rank that does not come, or is
+    lost later, ends the others with joined.PeerLost.
+    """
+    os.environ.update(as_rank(os.environ))
+    world = world_of(settings)
+    if world.how not in ("joined", "alone"):
+        raise ConfigError(
+            f"world_size={world.size}, but gnnpar.distribute starts no ranks: start the script with torchrun "
+            f"--nproc-per-node={world.size}, or use gnnpar.train, which starts its own"
+        )
+    if world.links is not None:
+        raise ConfigError("launch=paced shapes the links of ranks that gnnpar starts; use it with gnnpar.train")
+    check(settings, world)
+    rank = int(os.environ.get("RANK", "0"))
+    if rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    record = RunRecord(settings, world, folder)
+    with ExitStack() as inside:
+        others = joined.assemble(record, settings.comm.connect_seconds) if world.size > 1 else None
+        inside.enter_context(joined.monitored(record, others, settings.comm.lost_seconds))
+        store, key = (others.store, others.key) if others else (None, b"")
+        comm = processes.connected(world, settings.comm, key=key, store=store)
+        run = prepare(Job(settings, world, folder, plan_source), comm, Host(), Null(), Start())
+        return Session(run, inside.pop_all())

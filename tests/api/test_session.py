@@ -1,0 +1,102 @@
+"""A loop of the caller's own: the numbers of gnnpar.train, alone and on ranks that meet."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gnnpar
+import pyg_nets
+from conftest import environment
+from gnnpar.session import Session
+from gnnpar.settings import ConfigError
+
+SMALL: Any = {"precision": "fp64", "model.hidden": 8, "dataset.num_nodes": 300}
+SCRIPT = """
+import json, os, torch
+import gnnpar
+small = {"precision": "fp64", "model.hidden": 8, "dataset.num_nodes": 300, "threads_per_rank": 1}
+with gnnpar.distribute("gcn", "sbm", strategy="graph_parallel", partition="random", folder="met", **small) as session:
+    optimizer = torch.optim.SGD(session.parameters(), lr=0.1)
+    losses = [session.train_epoch(optimizer) for _ in range(3)]
+    found = {
+        "losses": losses,
+        "nodes": len(session.node_ids),
+        "logits": session.gather(session.predict()).tolist(),
+        "test": session.evaluate()["test"],
+        "weights": session.state_dict()["layers.0.conv.weight"].tolist(),
+    }
+    with open(f"found{session.rank}.json", "w") as file:
+        json.dump(found, file)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+
+
+def alone(model: Any = "gcn", **keys: Any) -> Session:
+    return gnnpar.distribute(model, "sbm", strategy="single", folder="alone", **{**SMALL, **keys})
+
+
+def test_the_losses_are_those_of_train() -> None:
+    run = gnnpar.train("gcn", "sbm", strategy="single", folder="run", epochs=3, **SMALL)
+    with alone(epochs=3) as session:
+        assert [session.train_epoch() for _ in range(3)] == list(run.history["loss/train"])
+        last = run.history.iloc[-1]
+        assert session.evaluate() == {part: last[f"metric/{part}"] for part in ("train", "val", "test")}
+        logits = session.gather(session.predict())
+    assert session.epoch == 3
+    assert logits.shape == (300, run.model.model.out_dim)
+
+
+def test_ranks_that_meet_give_what_one_gives(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "loop.py"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"found{rank}.json").read_text()) for rank in range(2))
+    assert first.pop("nodes") + second.pop("nodes") == 300
+    assert first == second
+    with alone() as session:
+        optimizer = torch.optim.SGD(session.parameters(), lr=0.1)
+        losses = [session.train_epoch(optimizer) for _ in range(3)]
+        assert first["losses"] == pytest.approx(losses, rel=1e-12)
+        torch.testing.assert_close(torch.tensor(first["logits"]).double(), session.gather(session.predict()))
+        weights = session.state_dict()["layers.0.conv.weight"]
+        torch.testing.assert_close(torch.tensor(first["weights"]).double(), weights)
+        assert first["test"] == session.evaluate()["test"]
+
+
+def test_a_pyg_class_loads_its_weights() -> None:
+    keys: Any = {"model.kwargs": {"hidden": 5}, "dataset.num_nodes": 300}
+    with gnnpar.distribute(pyg_nets.gcn, "sbm", strategy="single", folder="alone", **keys) as session:
+        session.train_epoch()
+        weights = session.state_dict()
+        columns = next(weight for weight in weights.values() if weight.ndim == 2).shape[1]
+        pyg_nets.gcn(columns, session.predict().shape[1], hidden=5).load_state_dict(weights)
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"world_size": 2}, "gnnpar.distribute starts no ranks: start the script with torchrun --nproc-per-node=2"),
+        ({"world_size": 2, "comm": "threads"}, "starts no ranks"),
+    ],
+)
+def test_more_ranks_than_there_are_is_one_line(keys: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        gnnpar.distribute("gcn", "sbm", strategy="graph_parallel", folder="alone", **SMALL, **keys)
+
+
+def test_rows_of_other_nodes_are_refused() -> None:
+    with alone() as session, pytest.raises(ValueError, match="3 rows, but this rank has 300 nodes"):
+        session.gather(torch.zeros(3))
