@@ -72,10 +72,10 @@ def make_folder(top: Path) -> Path:
     record = {"pid": 1, "born": 1.0, "host": "h", "error": None, "started": 1.0, "overrides": ["seed=1"]}
     (run / "job.json").write_text(json.dumps(record))
     (top / "study.yaml").write_text(STUDY)
-    shards = ["dataset.num_nodes=60", "dataset.num_features=3", "world_size=2", f"out={top / 'shards'}"]
-    assert partition(shards) == 0
     arrays = graph()
     np.savez(top / "graph.npz", **arrays)
+    weighted = ["dataset=npz", f"dataset.path={top / 'graph.npz'}", "world_size=2", f"out={top / 'shards'}"]
+    assert partition(weighted) == 0
     np.savez_compressed(top / "packed.npz", **arrays)
     torch.save(Data(**{key: torch.from_numpy(array) for key, array in arrays.items()}), top / "graph.pt")
     parts = torch.arange(40) % 3
@@ -158,11 +158,15 @@ def read_shards(top: Path) -> None:
     manifest = read_manifest(shards)
     for part in range(min(manifest.parts, 4)):
         shard = open_part(shards, manifest, part)
-        degrees = torch.zeros(shard.num_inner)
+        degrees, sums = torch.zeros(shard.num_inner), torch.zeros(shard.num_inner, dtype=torch.float64)
         for block in (shard.inner, *shard.halo.values()):
             if block.num_edges and not 0 <= int(block.indices.min()) <= int(block.indices.max()) < block.num_src:
                 raise Silent("an index of no row")
             degrees.index_add_(0, block.edge_dst, torch.ones(block.num_edges))
+            if block.weights is not None:
+                sums.index_add_(0, block.edge_dst, block.weights.double())
+        if shard.in_weight is not None and not torch.allclose(sums, shard.in_weight, rtol=1e-6, atol=1e-12):
+            raise Silent("weighted degrees are not those of the edges")
         if not torch.equal(degrees, shard.in_degree):
             raise Silent("degrees are not those of the edges")
 
@@ -244,6 +248,8 @@ READERS: dict[str, Reader] = {
     "shards/part-0/inner.indices.npy": read_shards,
     "shards/part-1/halo-0.indices.npy": read_shards,
     "shards/part-0/y.npy": read_shards,
+    "shards/part-0/in_weight.npy": read_shards,
+    "shards/part-1/inner.weights.npy": read_shards,
     "graph.npz": partial(read_dataset, name="graph.npz"),
     "packed.npz": partial(read_dataset, name="packed.npz"),
     "graph.pt": partial(read_dataset, name="graph.pt"),

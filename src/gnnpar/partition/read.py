@@ -17,6 +17,9 @@ from gnnpar.npy import load_npy
 from gnnpar.partition.manifest import Check, FileFacts, Manifest, clear, folder_of, verify
 from gnnpar.partition.shard import Shard
 
+_ROWS_AT_ONCE = 1 << 16
+_ROUNDING = 1e-9  # of sums in fp64 that add in another order
+
 
 def open_part(folder: Path, manifest: Manifest, part: int, *, edge_ids: bool = False, check: Check = "full") -> Shard:
     """The shard of a part, mapped; ValueError in one line where a file is missing, damaged or contradicts the rest."""
@@ -47,7 +50,9 @@ class _Part:
         inner = self.block("inner", count, ids)
         in_degree = self.array("in_degree", torch.float32, (count,))
         check_degrees(in_degree, [inner, *halo.values()])
-        weighted = "in_weight.npy" in self.files
+        in_weight = self.finite("in_weight", torch.float64, count) if "in_weight.npy" in self.files else None
+        if in_weight is not None and self.check == "full":
+            check_weights(in_weight, [inner, *halo.values()])
         y = self.array("y", torch.float32 if manifest.task == "multi_label" else torch.int64, labels)
         self.check_labels(y, {"train_mask": train, "val_mask": val, "test_mask": test})
         return Shard(
@@ -68,8 +73,8 @@ class _Part:
             num_train=manifest.num_train,
             num_classes=manifest.num_classes,
             num_edges=manifest.num_edges,
-            in_weight=self.finite("in_weight", torch.float64, count) if weighted else None,
-            halo_in_weight=self.finite("halo_in_weight", torch.float64, halo_rows) if weighted else None,
+            in_weight=in_weight,
+            halo_in_weight=None if in_weight is None else self.finite("halo_in_weight", torch.float64, halo_rows),
         )
 
     def peers(self, kind: str, ending: str) -> list[int]:
@@ -151,3 +156,22 @@ def check_degrees(in_degree: Tensor, blocks: Sequence[Block]) -> None:
     if bad := (counted.to(in_degree.dtype) != in_degree).nonzero().flatten().tolist():
         node = bad[0]
         raise ValueError(f"in_degree of row {node} is {float(in_degree[node]):g}, its edges are {int(counted[node])}")
+
+
+def check_weights(in_weight: Tensor, blocks: Sequence[Block]) -> None:
+    """ValueError where the sums of the weights of a part's in-edges are not those of its edges, but for rounding."""
+    total, size = torch.zeros_like(in_weight), torch.zeros_like(in_weight)
+    for block in blocks:
+        assert block.weights is not None
+        rows = torch.arange(block.num_dst) if block.rows is None else block.rows
+        for first in range(0, len(rows), _ROWS_AT_ONCE):
+            ends = block.indptr[first : first + _ROWS_AT_ONCE + 1].long()
+            weights = block.weights[int(ends[0]) : int(ends[-1])].double()
+            into = rows[first : first + _ROWS_AT_ONCE].repeat_interleave(ends.diff())
+            total.index_add_(0, into, weights)
+            size.index_add_(0, into, weights.abs())
+    if bad := ((total - in_weight).abs() > _ROUNDING * size).nonzero().flatten().tolist():
+        row = bad[0]
+        raise ValueError(
+            f"in_weight of row {row} is {float(in_weight[row]):g}, its edges sum up to {float(total[row]):g}"
+        )
