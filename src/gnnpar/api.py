@@ -152,10 +152,13 @@ def distribute(
             logits = session.gather(session.predict())
     """
     from gnnpar.cli.train import plan_source_of
+    from gnnpar.launch.slurm import as_rank
     from gnnpar.session import open_session
 
+    os.environ.update(as_rank(os.environ))
+    alone = {} if "RANK" in os.environ else {"world_size": 1}
     chosen = {} if strategy is None else {"strategy": strategy}
-    settings = _settings(model, data, {"checkpoint": {"keep": 0}, **chosen, **overrides})
+    settings = _settings(model, data, {"checkpoint": {"keep": 0}, **alone, **chosen, **overrides})
     return open_session(settings, plan_source_of(settings), _run_folder(folder))
 
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from gnnpar.comm.world import Host
 from gnnpar.launch import joined, processes
 from gnnpar.launch.launch import world_of
-from gnnpar.launch.slurm import as_rank
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.tracker import Null
 from gnnpar.training.checkpoint.resume import Start
@@ -135,7 +134,6 @@ def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> S
     `folder`: of rank 0 is used, for plan.json. ConfigError where it cannot begin; a rank that does not come, or is
     lost later, ends the others with joined.PeerLost.
     """
-    os.environ.update(as_rank(os.environ))
     world = world_of(settings)
     if world.how not in ("joined", "alone"):
         raise ConfigError(

@@ -44,7 +44,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def alone(model: Any = "gcn", **keys: Any) -> Session:
-    return gnnpar.distribute(model, "sbm", strategy="single", folder="alone", **{**SMALL, **keys})
+    return gnnpar.distribute(model, "sbm", strategy="graph_parallel", folder="alone", **{**SMALL, **keys})
 
 
 def test_the_losses_are_those_of_train() -> None:
