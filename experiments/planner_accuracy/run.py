@@ -28,7 +28,7 @@ from cells import CELLS, SMOKE, Cell
 from gnnpar.cli.plan import strategy_yaml
 from gnnpar.config.compose import compose
 from gnnpar.planner.planned import Searching, plan_of, planned
-from gnnpar.pricing.candidate import QUALITIES
+from gnnpar.pricing.quality import QUALITIES
 
 WARMUP, SECONDS = 6, 3.0  # five epochs are not timed and one records memory; then about so many seconds
 KEPT = (

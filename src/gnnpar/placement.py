@@ -10,14 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NoReturn
 
 from gnnpar.durable import JsonDict, JsonObject, open_whole, read_json, require_file, write_json_whole
-from gnnpar.npy import load_npy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -172,6 +170,8 @@ class Plan:
             expected = layers.stop
 
     def _array_problems(self) -> Iterator[str]:
+        import torch
+
         part_of, chunk_of = self.placement.part_of, self.placement.chunk_of
         if len(part_of):  # ranks other than the first hold no array
             low, high = int(part_of.min()), int(part_of.max())
@@ -356,6 +356,10 @@ def _read(file: Path) -> JsonDict:
 
 def _load_array(file: Path) -> Tensor:
     """[N] int64. Its name is the hash of its contents."""
+    import torch
+
+    from gnnpar.npy import load_npy
+
     try:
         require_file(file)
         array = torch.from_numpy(load_npy(file)).long()
@@ -369,13 +373,15 @@ def _load_array(file: Path) -> Tensor:
 
 
 def array_hash(array: Tensor) -> str:
-    return hashlib.sha256(array.cpu().to(torch.int64).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(array.cpu().long().numpy().tobytes()).hexdigest()
 
 
 def _save_array(folder: Path, array: Tensor) -> str:
+    import numpy as np
+
     name = f"{array_hash(array)[:16]}.npy"
     with open_whole(folder / name) as out:
-        np.save(out, array.to(torch.int32).numpy())
+        np.save(out, array.int().numpy())
     return name
 
 

@@ -29,3 +29,8 @@ def _printable(node: object) -> object:
 
 def _line(text: object) -> str:
     return printable(str(text)).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def counted(number: int, noun: str) -> str:
+    """'1 rank', '2 ranks'."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from conftest import Run
+from conftest import Run, environment
 from gnnpar.cli import check, doctor
+from gnnpar.cli.main import COMMANDS
 from gnnpar.config.compose import compose
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -35,9 +37,32 @@ def test_train_help_and_cfg_show_groups_and_keys(run_here: Run, tmp_path: Path) 
     assert done.returncode == 0
     assert re.search(r"^strategy: .*\bgraph_parallel\b.*\bsar\b", done.stdout, re.MULTILINE)
     assert "eval_every: 5" in done.stdout
+    assert not any(line.startswith("hydra") for line in done.stdout.splitlines())
     done = run_here("train", "--cfg", "job", "model=gat", "codec=drop")
     assert "_target_: gnnpar.models.gat.GAT" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+HEAVY = ("torch", "scipy.stats", "pandas", "plotly", "matplotlib")
+
+
+def test_help_of_a_command_imports_nothing_heavy(tmp_path: Path) -> None:
+    """What makes it take seconds; how many is in docs/guide/train.md."""
+    code = f"""
+import sys
+from gnnpar.__main__ import main
+for command in {COMMANDS}:
+    try:
+        main([command, "--help"])
+    except SystemExit as end:
+        assert not end.code
+    print("HEAVY", command, [name for name in {HEAVY} if name in sys.modules])
+"""
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, env=environment(), cwd=tmp_path, check=True)
+    heavy = [line.removeprefix("HEAVY ") for line in done.stdout.splitlines() if line.startswith("HEAVY")]
+    assert heavy == [f"{command} []" for command in COMMANDS]
+    assert done.stdout.count("usage: gnnpar") == len(COMMANDS) - 1 and "Groups (group=option)" in done.stdout
 
 
 def test_a_codec_chosen_at_the_top_reaches_the_strategy() -> None:

@@ -7,13 +7,10 @@ import importlib.util
 import json
 import sys
 
-import torch
 from rich.markup import escape
 from rich.table import Table
 
-from gnnpar.comm.world import num_cores
 from gnnpar.durable import JsonDict
-from gnnpar.launch.paced import trial
 from gnnpar.track.console import stdout
 from gnnpar.training.result.header import installed, processor, versions
 
@@ -38,6 +35,10 @@ def run(argv: list[str]) -> int:
 
 def diagnose() -> dict[str, JsonDict]:
     """Versions, devices, backends, launches, kernels, extras."""
+    import torch
+
+    from gnnpar.launch.paced import trial
+
     named = versions() | {"torch": torch.__version__}
     packages = ("torch_geometric", "hydra-core", "pymetis", "scipy", "wandb")
     return {
@@ -52,6 +53,10 @@ def diagnose() -> dict[str, JsonDict]:
 
 
 def devices() -> dict[str, str]:
+    import torch
+
+    from gnnpar.comm.world import num_cores
+
     devices = {"cpu": f"{processor()}, {num_cores()} cores for ranks, {torch.get_num_threads()} threads by default"}
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)

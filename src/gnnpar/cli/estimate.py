@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gnnpar.cli.plan import show
+from gnnpar.cli.plan import NO_MEASURE, show
 from gnnpar.config.compose import compose
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import say
@@ -32,9 +32,14 @@ def run(argv: list[str]) -> int:
     """0: the table is printed, whether or not a row fits."""
     parser = argparse.ArgumentParser("gnnpar estimate", description=HELP)
     parser.add_argument("--json", action="store_true", help="the table as JSON")
+    parser.add_argument("--no-measure", action="store_true", help=NO_MEASURE)
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME world_size=N strategy=NAME key=value ...")
     options = parser.parse_intermixed_args(argv)
     refuse(options.overrides)
+    one = any(map(_OF_A_STRATEGY.match, options.overrides))
+    if not options.json:
+        what = "one run" if one else "every strategy"
+        say(f"gnnpar estimate {' '.join(options.overrides)}: {what}, nothing is trained")
     settings = compose(options.overrides)
     if settings.shards.folder is not None:
         raise ConfigError(
@@ -43,11 +48,13 @@ def run(argv: list[str]) -> int:
     from gnnpar.planner.estimate import COLUMNS, Estimate, Estimator, details, row_of, why
     from gnnpar.planner.registry import registry
 
-    one = any(map(_OF_A_STRATEGY.match, options.overrides))
     asked = any(o.startswith("world_size=") for o in options.overrides)
     try:
         estimator = Estimator(
-            settings, settings.world_size if asked else None, (lambda _: None) if options.json else say
+            settings,
+            settings.world_size if asked else None,
+            (lambda _: None) if options.json else say,
+            measuring=not options.no_measure,
         )
         runs = [(title(options.overrides, settings), options.overrides)] if one else rows(options.overrides, registry())
         estimates = [estimated(estimator, name, overrides) for name, overrides in runs]

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from gnnpar.config.compose import compose
 from gnnpar.durable import JsonObject
-from gnnpar.pricing.candidate import QUALITIES, Quality
+from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest
 from gnnpar.track.console import say, stdout
 
@@ -33,6 +33,9 @@ anneal, random, enumerate (uniform grids on the devices as given), refine (the b
 lets devices stay unused."""
 
 
+NO_MEASURE = "do not measure this machine's speed (20 s, once): nominal rates where it has not been measured"
+
+
 def run(argv: list[str]) -> int:
     """0: a plan was found and written."""
     parser = argparse.ArgumentParser("gnnpar plan", description=HELP)
@@ -41,6 +44,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--out", default=".", help="folder for plan.json (.)")
     parser.add_argument("--top", type=int, default=8, help="rows of the table (8), and the best of every family")
     parser.add_argument("--measure", type=int, default=0, help="run the so many best predicted, and choose by time (0)")
+    parser.add_argument("--no-measure", action="store_true", help=NO_MEASURE)
     parser.add_argument("--trace", help="file for the chosen plan's simulated epoch, as a Chrome trace (Perfetto)")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME topology=NAME world_size=N key=value ...")
@@ -49,6 +53,8 @@ def run(argv: list[str]) -> int:
     overrides, search = split_search(options.overrides)
     refuse_strategy(overrides)
     how = searching(search)
+    if not options.json:
+        say(f"gnnpar plan {' '.join(overrides)}: looking for a strategy, nothing is trained")
     settings = compose(overrides)
     if settings.shards.folder is not None:
         raise ConfigError(
@@ -57,7 +63,8 @@ def run(argv: list[str]) -> int:
     from gnnpar.planner import planned as planner
 
     talk = (lambda _: None) if options.json else say
-    planned = searched(settings, overrides, allowed=allowed, factors=factors, how=how, say=talk)
+    measuring = not options.no_measure
+    planned = searched(settings, overrides, allowed=allowed, factors=factors, how=how, say=talk, measuring=measuring)
     measured: dict[str, float] = {}
     if options.measure:
         planned, measured = by_measuring(planned, settings, options.measure, overrides, talk)
@@ -95,6 +102,7 @@ def searched(
     factors: Mapping[Quality, float] = {},
     how: Searching | None = None,
     say: Callable[[str], None],
+    measuring: bool = True,
 ) -> Planned:
     """The planner's answer. What the overrides leave open it chooses: the number of ranks, and `first_layer`."""
     from gnnpar.planner import planned as planner
@@ -108,6 +116,7 @@ def searched(
             how=how or planner.Searching(),
             say=say,
             recompute=not _sets(overrides, "first_layer"),
+            measuring=measuring,
         )
     except ValueError as error:
         raise ConfigError(" ".join(str(error).split())) from error

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.cli.main import file_line, refuse
-from gnnpar.comm.world import Outcome
 from gnnpar.config import jobs
 from gnnpar.config.application import run_jobs, without_folders
 from gnnpar.config.compose import HydraJob
+from gnnpar.config.help import asks_for_help, train_help
 from gnnpar.config.replay import resumed
 from gnnpar.durable import JsonObject, WriteError, write_text_whole
 from gnnpar.folder_lock import FolderInUse, working_in
@@ -27,11 +27,15 @@ from gnnpar.track.console import Console, complain, say
 from gnnpar.track.tracker import Quiet
 
 if TYPE_CHECKING:
+    from gnnpar.comm.world import Outcome
     from gnnpar.training.loop import PlanSource
 
 
 def run(argv: list[str]) -> int:
     """The worst exit code of the jobs."""
+    if asks_for_help(argv):
+        sys.stdout.write(train_help(argv))
+        return 0
     os.environ.update(as_rank(os.environ))
     joined = os.environ.get("RANK")
     argv, replay = resumed(argv) if joined is None else (without_folders(argv, rank=int(joined)), None)
@@ -100,6 +104,9 @@ def run_one(job: HydraJob) -> int:
     """One job, in a sweep or not."""
     run_dir = job.run_dir
     first = int(os.environ.get("RANK", "0")) == 0
+    if first and job.sweep is None and job.choices.get("tracker") == "console":
+        chosen = ", ".join(f"{group}={job.choices.get(group)}" for group in ("strategy", "model", "dataset"))
+        say(f"starting: {chosen}")  # torch takes a second or two to import, in every rank
     try:
         settings = composed_settings(job)
         if job.sweep is not None and quiet() and isinstance(settings.tracker, Console):

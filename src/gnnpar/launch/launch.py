@@ -22,6 +22,8 @@ from gnnpar.launch.monitor import RankFailed, failure_of
 from gnnpar.launch.namespaces import Network
 from gnnpar.launch.rendezvous import JoinedWorld
 from gnnpar.launch.signals import Stop, interruptible
+from gnnpar.launch.slurm import rank_on_host
+from gnnpar.printable import counted
 from gnnpar.settings import Comm, Launch, Settings
 from gnnpar.track.console import say
 
@@ -224,6 +226,8 @@ def wait_for_ranks(seconds: float = 3.0) -> None:
 def _join(world: World, work: Work, hooks: RunHooks, comm: Comm, stop: Stop, others: JoinedWorld | None) -> None:
     """This process is one of the ranks that torchrun or Slurm started; `others`: it has met them."""
     rank = int(os.environ["RANK"])
+    if rank and others is not None and rank_on_host() == 0:  # rank 0 prints the run, and another host nothing else
+        say(f"joined: {counted(world.local_size, 'rank')} here of {world.size}; rank 0 prints the run")
     try:
         with joined.monitored(hooks, others, comm.lost_seconds):
             store, key = (others.store, others.key) if others else (None, b"")

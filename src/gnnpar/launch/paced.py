@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 
 from gnnpar.comm.world import Links
 from gnnpar.launch.namespaces import Network, NetworkError, address, entered, missing, own_prefix
+from gnnpar.printable import counted
 from gnnpar.settings import Cluster, Paced, Settings
 
 _PROBE_SECONDS = 0.25
@@ -53,11 +54,15 @@ def num_hosts(launch: Paced, cluster: Cluster | None, size: int, topology: str) 
             named = f"topology={topology} names {cluster.num_hosts}"
             raise ValueError(f"launch.hosts={launch.hosts}, but {named}; leave launch.hosts out")
         if cluster.num_hosts > size:
-            raise ValueError(f"topology={topology} names {cluster.num_hosts} hosts for {size} ranks; set world_size")
+            raise ValueError(
+                f"topology={topology} names {cluster.num_hosts} hosts for {counted(size, 'rank')}; set world_size"
+            )
         return cluster.num_hosts
     hosts = size if launch.hosts == "auto" else launch.hosts
     if hosts > size:
-        raise ValueError(f"launch.hosts={hosts}, but there are {size} ranks; set launch.hosts={size} or lower")
+        raise ValueError(
+            f"launch.hosts={hosts}, but there are {counted(size, 'rank')}; set launch.hosts={size} or lower"
+        )
     return hosts
 
 

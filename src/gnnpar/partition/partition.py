@@ -19,6 +19,7 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.stored import Stored
 from gnnpar.durable import open_whole, require_file
 from gnnpar.partition.vertex_cut import following
+from gnnpar.printable import counted
 
 
 class Partitioner(Protocol):
@@ -121,7 +122,7 @@ def partition(
     """The partition, from the cache where it is there. int64 [N]. Refuses parts without nodes."""
     if parts > dataset.num_nodes:
         raise ValueError(
-            f"{dataset.num_nodes} nodes cannot fill {parts} parts: launch at most {dataset.num_nodes} ranks."
+            f"{dataset.num_nodes} nodes cannot fill {parts} parts: launch at most {counted(dataset.num_nodes, 'rank')}."
         )
     file = None if cache is None else cache / f"{_key(dataset, parts, by)}.part"
     if file is not None and (kept := read_cached(file, dataset.num_nodes, parts, "partition", say)) is not None:

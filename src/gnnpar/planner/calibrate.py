@@ -1,4 +1,4 @@
-"""Rates and links of the machine at hand, measured in less than a minute and cached by what the machine is.
+"""Rates and links of the machine at hand, measured within about 20 s and cached by what the machine is.
 
 Costs are fitted by non-negative least squares of relative errors; what is left over is kept
 as `residuals` (the median of |error|), the planner's uncertainty.
@@ -14,10 +14,12 @@ import platform
 import secrets
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,8 +29,14 @@ from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.durable import JsonDict, read_json, write_json_whole
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import trial_epochs, with_visits
-from gnnpar.pricing.rates import DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
+from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
+from gnnpar.printable import counted
 
+if TYPE_CHECKING:
+    from multiprocessing.queues import SimpleQueue
+
+MEASURING_SECONDS = 20.0  # past half of it a sample is taken fewer times, and past three quarters a trial is shorter
+NOMINAL_LINK = 1 / 1e9, 5e-5  # seconds a byte, latency
 _VERSION = 7  # of what is measured and fitted
 
 
@@ -66,17 +74,23 @@ def calibrate(
     threads: int,
     cache: Path | None,
     refresh: bool = False,
+    measuring: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
-    """From the cache where this machine has measured before; `refresh`: measured again."""
+    """From the cache where this machine has measured before; `refresh`: measured again. `measuring` false: nominal
+    rates where nothing is in the cache."""
     file = None if cache is None else cache / "calibration" / f"{_key(ranks, threads)}.json"
     if file is not None and file.exists() and not refresh:
         try:
             return read_calibration(file)
         except ValueError as error:
             say(f"{error}: measuring again")
-    say(f"measuring what {ranks} ranks with {threads} threads do here (once; kept in the cache)")
-    calibration = fitted(world_samples(ranks, threads), ranks=ranks, threads=threads)
+    if not measuring:
+        say("not measured: predictions are with the nominal rates of a server's core, and may be off by a factor")
+        return Calibration(ranks, threads, NOMINAL, NOMINAL_LINK)
+    here = f"{counted(ranks, 'rank')} with {counted(threads, 'thread')}"
+    say(f"measuring what {here} can do here: about {MEASURING_SECONDS:.0f} s, once, kept in the cache; --no-measure")
+    calibration = fitted(world_samples(ranks, threads, say), ranks=ranks, threads=threads)
     if file is not None:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -123,30 +137,39 @@ def _key(ranks: int, threads: int) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def world_samples(ranks: int, threads: int) -> list[Samples]:
-    """Of every rank: processes over gloo, or this process alone."""
+def world_samples(ranks: int, threads: int, say: Callable[[str], None] = lambda _: None) -> list[Samples]:
+    """Of every rank: processes over gloo, or this process alone. `say` gets a line a step."""
     if ranks == 1:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            return [_everything(ThreadWorld(1).communicators()[0])]
+            return [_everything(ThreadWorld(1).communicators()[0], say)]
         finally:
             torch.set_num_threads(before)
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory(prefix="gnnpar-") as folder:
         key = secrets.token_bytes(32)
-        mp.spawn(_rank, args=(ranks, threads, folder, key), nprocs=ranks, join=True)  # type: ignore[attr-defined]
+        steps = mp.get_context("spawn").SimpleQueue()
+        arguments = (ranks, threads, folder, key, steps)
+        started = mp.spawn(_rank, args=arguments, nprocs=ranks, join=False)  # type: ignore[attr-defined]
+        assert started is not None  # as always with join=False
+        while not started.join(timeout=0.1):
+            while not steps.empty():
+                say(steps.get())
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
-def _everything(comm: Communicator) -> Samples:
-    samples = measure(comm)
-    samples.trials = trial_epochs(comm)
+def _everything(comm: Communicator, say: Callable[[str], None]) -> Samples:
+    until = time.monotonic() + MEASURING_SECONDS / 2
+    say("  1 of 2: kernels and messages")
+    samples = measure(comm, until)
+    say("  2 of 2: epochs of small graphs")
+    samples.trials = trial_epochs(comm, until + MEASURING_SECONDS / 4)
     return samples
 
 
-def _rank(rank: int, ranks: int, threads: int, folder: str, key: bytes) -> None:
+def _rank(rank: int, ranks: int, threads: int, folder: str, key: bytes, steps: SimpleQueue[str]) -> None:
     from gnnpar.comm import interfaces
     from gnnpar.comm.process import connect
 
@@ -156,7 +179,7 @@ def _rank(rank: int, ranks: int, threads: int, folder: str, key: bytes) -> None:
         os.environ.setdefault(interfaces.VARIABLE, loopback)
     meet = f"file://{folder}/meet"
     comm = connect("gloo", device=torch.device("cpu"), key=key, timeout_seconds=300, init_method=meet)
-    torch.save(_everything(comm), Path(folder) / f"{rank}.pt")
+    torch.save(_everything(comm, steps.put if rank == 0 else lambda _: None), Path(folder) / f"{rank}.pt")
     comm.barrier()
     comm.close()
 
@@ -218,7 +241,7 @@ def _links(samples: Sequence[Samples]) -> tuple[tuple[float, float], tuple[float
     """((seconds a byte, latency) of a message, (const, a byte) of a sum); nominal where there is one rank."""
     if len(samples) == 1:
         nominal = derived(20e9, 8e9)
-        return (1 / 1e9, 5e-5), nominal.reduce
+        return NOMINAL_LINK, nominal.reduce
     pairs = [fit(SIZES, [t for _, t in rows]) for s in samples for rows in s.links.values()]
     theta = statistics.mean(theta for theta, _ in pairs)
     gamma = min(rows[0][1] for s in samples for rows in s.links.values())  # of the smallest message, undisturbed

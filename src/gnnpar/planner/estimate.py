@@ -14,9 +14,9 @@ from gnnpar.parallel.strategy import Strategy
 from gnnpar.planner.machines import setting_of, threads_of
 from gnnpar.planner.planned import Inputs, what_is_held
 from gnnpar.planner.planner import Request, lacking
-from gnnpar.pricing.candidate import QUALITIES
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Bound, Price
+from gnnpar.pricing.quality import QUALITIES
 from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.topology import Machines
 from gnnpar.pricing.work import Work
@@ -68,6 +68,7 @@ class Estimator:
     settings: Settings
     ranks: int | None = None
     say: Callable[[str], None] = lambda _: None
+    measuring: bool = True  # of this machine's speed, where it is not cached
     _requests: dict[int, Request] = field(default_factory=dict)
     _works: dict[tuple[int, int], Work] = field(default_factory=dict)
 
@@ -120,7 +121,7 @@ class Estimator:
 
     def _request(self, ranks: int) -> Request:
         if ranks not in self._requests:
-            machine, count = setting_of(self.settings, ranks, self.say)
+            machine, count = setting_of(self.settings, ranks, self.say, measuring=self.measuring)
             request = self.inputs.request(machine, count, self.settings)
             self._requests[ranks] = replace(request, allowed=frozenset(QUALITIES))
         return self._requests[ranks]

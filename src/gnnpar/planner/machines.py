@@ -21,15 +21,16 @@ _ROUND_TRIP_SECONDS = 2e-4
 
 
 def setting_of(
-    settings: Settings, ranks: int | None, say: Callable[[str], None] = lambda _: None
+    settings: Settings, ranks: int | None, say: Callable[[str], None] = lambda _: None, *, measuring: bool = True
 ) -> tuple[Machine, int]:
-    """(where each rank runs, how many ranks). `ranks` None: as many as the topology has devices, else world_size."""
+    """(where each rank runs, how many ranks). `ranks` None: as many as the topology has devices, else world_size.
+    `measuring` false: what this machine has not measured before is nominal."""
     topology = settings.topology
     cores = cores_of(settings)
     if isinstance(topology, Machines):
-        return _machines(settings, topology.fabric, ranks, cores, say)
+        return _machines(settings, topology.fabric, ranks, cores, say, measuring)
     count = ranks or settings.world_size
-    calibration = _calibration(settings, count, cores, say)
+    calibration = _calibration(settings, count, cores, say, measuring)
     fabric = _here(settings, count, cores, calibration)
     return Machine(fabric, (calibration.rates,) * count), count
 
@@ -44,13 +45,16 @@ def threads_of(settings: Settings, ranks: int) -> int:
     return max(1, cores_of(settings) // ranks) if settings.threads_per_rank == "auto" else settings.threads_per_rank
 
 
-def _calibration(settings: Settings, ranks: int, cores: int, say: Callable[[str], None]) -> Calibration:
+def _calibration(
+    settings: Settings, ranks: int, cores: int, say: Callable[[str], None], measuring: bool
+) -> Calibration:
     """Of as many ranks as have a core of their own; more of them share."""
     threads = threads_of(settings, ranks)
     measured = max(1, min(ranks, cores // threads))
     cache = settings.cache_dir if os.access(settings.cache_dir, os.W_OK) or not settings.cache_dir.exists() else None
     again = isinstance(settings.topology, Measured) and settings.topology.refresh
-    return calibrate(measured, threads=threads, cache=cache, refresh=again, say=say).shared(ranks, cores)
+    found = calibrate(measured, threads=threads, cache=cache, refresh=again, measuring=measuring, say=say)
+    return found.shared(ranks, cores)
 
 
 def _here(settings: Settings, ranks: int, cores: int, calibration: Calibration) -> Fabric:
@@ -82,14 +86,14 @@ def _bytes_per_second(gbps: float) -> float:
 
 
 def _machines(
-    settings: Settings, fabric: Fabric, ranks: int | None, cores: int, say: Callable[[str], None]
+    settings: Settings, fabric: Fabric, ranks: int | None, cores: int, say: Callable[[str], None], measuring: bool
 ) -> tuple[Machine, int]:
     """A topology file: devices without speeds are as a core of this machine."""
     count = ranks or fabric.size
     fabric = fabric.first(count)
     here = None
     if any(d.speed is None for d in fabric.devices):
-        here = _calibration(settings, min(count, cores), cores, say).rates
+        here = _calibration(settings, min(count, cores), cores, say, measuring).rates
     rates = []
     for device in fabric.devices:
         if device.speed is None or device.memory_rate is None:

@@ -22,9 +22,9 @@ from gnnpar.planner.recompute import how_held
 from gnnpar.planner.registry import registry
 from gnnpar.planner.search.named import BUDGET, DEFAULT, Name, Result, run
 from gnnpar.planner.simulate import Timeline, simulated
-from gnnpar.pricing.candidate import Quality
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import Machines
@@ -114,12 +114,13 @@ def planned(
     how: Searching = Searching(),
     say: Callable[[str], None] = lambda _: None,
     recompute: bool = False,
+    measuring: bool = True,
 ) -> Planned:
     """Search for these settings. ValueError says what cannot be, in one line.
 
-    `recompute`: first_layer is the planner's choice, too.
+    `recompute`: first_layer is the planner's choice, too. `measuring`: of this machine's speed, where it is not cached.
     """
-    machine, count = setting_of(settings, ranks, say)
+    machine, count = setting_of(settings, ranks, say, measuring=measuring)
     inputs = Inputs.of(settings, say)
     workload, cached = inputs.workload, settings.caches_first_layer
     own_places = isinstance(settings.topology, Machines)

@@ -18,14 +18,16 @@ from gnnpar.parallel.priced import Problem
 from gnnpar.planner.recompute import Recompute, decide
 from gnnpar.planner.registry import Registry, shipped
 from gnnpar.planner.search.places import Places
-from gnnpar.pricing.candidate import Candidate, Quality, Scope
+from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Price
+from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.work import Held, Work
+from gnnpar.printable import counted
 
 USABLE = 0.92  # of a device's memory
 
@@ -168,7 +170,8 @@ def nothing_fits(evaluated: Sequence[Evaluated], request: Request) -> str:
     """One line: what the nearest candidate lacks."""
     allowed = [e for e in evaluated if e.price.phases and not e.refused.endswith("not allowed")]
     if not allowed:
-        return f"no strategy of quality {', '.join(sorted(request.allowed))} runs on {request.ranks} ranks; allow more"
+        quality, ranks = ", ".join(sorted(request.allowed)), counted(request.ranks, "rank")
+        return f"no strategy of quality {quality} runs on {ranks}; allow more"
     nearest = min(allowed, key=lambda e: e.price.peak_bytes)
     beyond = [e for e in evaluated if e.refused.endswith("not allowed")]
     others = [e for e in beyond if not lacking(e.price.memory, request)]

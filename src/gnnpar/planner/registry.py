@@ -19,10 +19,11 @@ from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.parallel.priced import Enumerated, Priced, Problem
 from gnnpar.parallel.strategy import Strategy, check_members
 from gnnpar.paths import conf_dir, installed_confs
-from gnnpar.pricing.candidate import QUALITIES, Candidate, Quality, Scope
+from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Phases, Price
+from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.pricing.tasks import Task
 from gnnpar.pricing.work import Work
 from gnnpar.settings import instantiate

@@ -6,6 +6,7 @@ the figures. Torch runs with as many threads as a rank will have.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from gnnpar_kernels import (
 )
 
 _REPEATS, _WARMUP = 8, 2
+_REPEATS_LATE, _WARMUP_LATE = 2, 1
 _GEMMS = (
     (500, 64, 64),
     (4000, 64, 64),
@@ -71,10 +73,10 @@ class Samples:
     trials: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-def measure(comm: Communicator) -> Samples:
-    """Everything, on this rank. Collective."""
+def measure(comm: Communicator, until: float = math.inf) -> Samples:
+    """Everything, on this rank. Collective. until: time.monotonic() from which on a sample is taken fewer times."""
     samples = Samples()
-    watch = _Watch(comm)
+    watch = _Watch(comm, until)
     _products(watch, samples)
     _elementwise(watch, samples)
     for agg in (Sum(), Max(), Softmax(branch=True)):
@@ -90,19 +92,21 @@ def measure(comm: Communicator) -> Samples:
 @dataclass(frozen=True)
 class _Watch:
     comm: Communicator
+    until: float
 
     def __call__(self, body: Callable[[], object]) -> float:
         """Seconds, all ranks at once: the second best of several, which what else runs here rarely touches."""
+        late = self.comm.broadcast(time.monotonic() > self.until)  # as rank 0 has it
+        warmup, repeats = (_WARMUP_LATE, _REPEATS_LATE) if late else (_WARMUP, _REPEATS)
         times = []
-        for i in range(_WARMUP + _REPEATS):
-            if i == 0:
-                self.comm.barrier()
+        self.comm.barrier()
+        for _ in range(warmup + repeats):
             began = time.perf_counter()
             body()
             if self.comm.device.type == "cuda":
                 torch.cuda.synchronize(self.comm.device)
             times.append(time.perf_counter() - began)
-        return sorted(times[_WARMUP:])[1]
+        return sorted(times[warmup:])[1]
 
     def rand(self, *shape: int) -> Tensor:
         return torch.rand(*shape, device=self.comm.device)

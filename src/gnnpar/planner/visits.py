@@ -7,6 +7,8 @@ still in the cache. The trials are these three: nothing that is predicted later 
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import mean, median
@@ -37,6 +39,7 @@ Epochs = Mapping[str, Mapping[str, float]]
 """engine -> graph -> seconds an epoch"""
 _LEAST, _MOST = 0.8, 2.0  # what a factor of kernels may be
 _WARMUP, _EPOCHS = 4, 20
+_WARMUP_LATE, _EPOCHS_LATE = 1, 3
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,9 @@ def _root(seconds: Callable[[float], float], target: float) -> float:
     return (low + high) / 2
 
 
-def trial_epochs(comm: Communicator) -> dict[str, dict[str, float]]:
-    """engine -> trial -> seconds an epoch of this rank. Collective."""
+def trial_epochs(comm: Communicator, until: float = math.inf) -> dict[str, dict[str, float]]:
+    """engine -> trial -> seconds an epoch of this rank. Collective. until: time.monotonic() from which on a trial is
+    shorter."""
     measured: dict[str, dict[str, float]] = {}
     alone = ThreadWorld(1).communicators()[0]
     for trial in trials(comm.size):
@@ -139,15 +143,20 @@ def trial_epochs(comm: Communicator) -> dict[str, dict[str, float]]:
         given = comm.broadcast(data)
         assert isinstance(given, Dataset)
         for candidate in candidates(trial, comm.size):
+            late = comm.broadcast(time.monotonic() > until)  # as rank 0 has it
+            epochs = (_WARMUP_LATE, _EPOCHS_LATE) if late else (_WARMUP, _EPOCHS)
             among = comm if candidate.ranks == comm.size else alone
-            here = _epoch_seconds(candidate, trial, given, among) if among is comm or comm.rank == 0 else None
+            here = _epoch_seconds(candidate, trial, given, among, epochs) if among is comm or comm.rank == 0 else None
             seconds = here if among is comm else comm.broadcast(here)  # the others wait for what one does alone
             assert isinstance(seconds, float)
             measured.setdefault(candidate.engine, {})[trial.name] = seconds
     return measured
 
 
-def _epoch_seconds(candidate: Candidate, trial: Trial, data: Dataset, comm: Communicator) -> float:
+def _epoch_seconds(
+    candidate: Candidate, trial: Trial, data: Dataset, comm: Communicator, epochs: tuple[int, int]
+) -> float:
+    """epochs: to warm up, and to take the median of."""
     model, task = trial.model(), make_task(data.task, data.num_classes)
     strategy = shipped().strategy_of(candidate)
     workload = Workload(data, Random(), trial.layers, model=model)
@@ -155,11 +164,12 @@ def _epoch_seconds(candidate: Candidate, trial: Trial, data: Dataset, comm: Comm
     assert isinstance(plan, Plan)
     shard = Shard.open(data if comm.rank == 0 else None, plan.part_of, comm, placement=plan.placement)
     engine = strategy.build(plan, shard.to(comm.device, data.x.dtype), model, task, comm, seed=0)
-    optimizer = Adam().build(engine.named_parameters(), epochs=_EPOCHS, layer_of=model.layer_of)
+    warmup, timed = epochs
+    optimizer = Adam().build(engine.named_parameters(), epochs=timed, layer_of=model.layer_of)
     seconds = []
-    for epoch in range(_WARMUP + _EPOCHS):
+    for epoch in range(warmup + timed):
         with EpochMeter(comm) as meter:
             engine.train_epoch(epoch, optimizer)
         seconds.append(meter.read()["seconds"])
     engine.drain()
-    return median(seconds[_WARMUP:])
+    return median(seconds[warmup:])

@@ -8,18 +8,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Phases, Price
+from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.tasks import Task
 from gnnpar.pricing.work import Held, Work
-
-Quality = Literal["exact", "rounded", "quantized", "stale"]
-QUALITIES: tuple[Quality, ...] = ("exact", "rounded", "quantized", "stale")
-
 
 Values = JsonObject
 Knobs = Mapping[str, Sequence[Any]]  # Any: a knob takes values of a type of its own

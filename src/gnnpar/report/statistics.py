@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
 Verdict = Literal["not inferior", "inferior", "inconclusive", "not enough runs"]
 FEWEST_SEEDS = 5  # for an interval of a mean and for a verdict: two seeds that agree prove nothing
@@ -30,7 +29,7 @@ def mean(values: Sequence[float], *, level: float = 0.95, fewest: int = FEWEST_S
     x = _samples(values)
     half = math.nan
     if len(x) >= max(2, fewest):
-        half = float(stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
+        half = _quantile((1 + level) / 2, len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
     centre = float(x.mean())
     return Estimate(centre, centre - half, centre + half, len(x))
 
@@ -55,10 +54,17 @@ def non_inferiority(differences: Sequence[float], margin: float, *, level: float
     x = _samples(differences)
     if len(x) < FEWEST_SEEDS:
         return "not enough runs"
-    half = stats.t.ppf(level, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x))
+    half = _quantile(level, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x))
     if x.mean() - half > -margin:
         return "not inferior"
     return "inferior" if x.mean() + half < -margin else "inconclusive"
+
+
+def _quantile(level: float, freedom: int) -> float:
+    """Of Student's distribution."""
+    from scipy.special import stdtrit  # scipy.stats, which calls it, takes two seconds to import
+
+    return float(stdtrit(freedom, level))
 
 
 def _samples(values: Sequence[float]) -> np.ndarray:

@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal
 import annotated_types as at
 
 from gnnpar.durable import JsonDict, JsonObject, write_json_whole
+from gnnpar.printable import counted
 from gnnpar.track import keys
 from gnnpar.track.console import Console, complain, say
 from gnnpar.track.tracker import Tee, Tracker
@@ -191,11 +192,19 @@ def begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: st
 def identity(config: Wandb, job: JsonObject) -> JsonDict:
     """What a run is found by: study, strategy, name and tags."""
     ranks, seed = job["world_size"], job["seed"]
-    tags = (job["strategy"], job["model"], job["dataset"], f"{ranks} ranks", job["provenance"], *job["exactness"])
+    tags = (
+        job["strategy"],
+        job["model"],
+        job["dataset"],
+        counted(ranks, "rank"),
+        job["provenance"],
+        *job["exactness"],
+    )
     return {
         "group": config.group or job["study"] or None,
         "job_type": job["strategy"],
-        "name": config.name or f"{job['strategy']} {job['model']} {job['dataset']} {ranks} ranks seed {seed}",
+        "name": config.name
+        or f"{job['strategy']} {job['model']} {job['dataset']} {counted(ranks, 'rank')} seed {seed}",
         "tags": [tag[:64] for tag in dict.fromkeys((*tags, *config.tags))],
     }
 

@@ -22,6 +22,7 @@ from gnnpar.parallel.strategy import Strategy, Workload, check_plan
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.placement import Plan, Topology, clear
+from gnnpar.printable import counted
 from gnnpar.settings import PLAN_SETUP, Settings, instantiate
 from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import say
@@ -70,7 +71,7 @@ def make_plan(
         )
         if plan.num_ranks != world.size:
             raise ValueError(
-                f"plan={settings.plan} is for {plan.num_ranks} ranks, but there are {world.size}: "
+                f"plan={settings.plan} is for {counted(plan.num_ranks, 'rank')}, but there are {world.size}: "
                 f"set world_size={plan.num_ranks}"
             )
         return plan

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.partition.manifest import Check, Manifest, folder_of, read_manifest, verify
+from gnnpar.printable import counted
 from gnnpar.settings import ConfigError, Settings
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def check(settings: Settings, world: World) -> None:
         )
     if world.size != manifest.parts:
         raise ConfigError(
-            f"shards={folder} are {manifest.parts} parts, but there are {world.size} ranks: set "
+            f"shards={folder} are {manifest.parts} parts, but there are {counted(world.size, 'rank')}: set "
             f"world_size={manifest.parts}, or partition again with world_size={world.size}"
         )
     here = [int(os.environ["RANK"])] if world.how == "joined" else range(manifest.parts)

@@ -22,6 +22,7 @@ import torch
 from gnnpar.codecs.adaptive.importance import edges_of
 from gnnpar.comm import Communicator, RowLists, Site
 from gnnpar.durable import JsonDict, read_json
+from gnnpar.printable import counted
 from gnnpar_kernels import spmm
 
 SIZES = (1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 20)
@@ -59,11 +60,13 @@ class Profile:
             kind = type(error).__name__
             raise ValueError(f"profile={path} cannot be read ({kind}); give the profile.json of a run") from error
         if profile.num_ranks != num_ranks:
-            raise ValueError(f"profile={path} is of {profile.num_ranks} ranks, but there are {num_ranks}")
+            raise ValueError(f"profile={path} is of {counted(profile.num_ranks, 'rank')}, but there are {num_ranks}")
         pairs = {(s, d) for s in range(num_ranks) for d in range(num_ranks) if s != d}
         costs = [*(cost for link in profile.links.values() for cost in link), *profile.fold_seconds]
         if profile.links.keys() != pairs or len(profile.fold_seconds) != num_ranks:
-            raise ValueError(f"profile={path} has no link for every pair of {num_ranks} ranks; measure again")
+            raise ValueError(
+                f"profile={path} has no link for every pair of {counted(num_ranks, 'rank')}; measure again"
+            )
         if not all(0 <= cost < math.inf for cost in costs):
             raise ValueError(f"profile={path} has a cost that is negative or not finite; measure again")
         return profile

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from gnnpar.durable import JsonDict
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
-from gnnpar.pricing.candidate import Knobs, Quality, Scope, codec_fields, quality_of
+from gnnpar.pricing.candidate import Knobs, Scope, codec_fields, quality_of
 from gnnpar.pricing.flat import ExchangeCandidate
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Phases, Price
+from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.work import Direction, Work
 
 if TYPE_CHECKING:

@@ -20,12 +20,13 @@ from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
 from gnnpar.parallel.sketch import Use, sketch
 from gnnpar.partition.shard import cut
-from gnnpar.pricing.candidate import Candidate, Knobs, Quality, Scope, codec_fields, quality_of
+from gnnpar.pricing.candidate import Candidate, Knobs, Scope, codec_fields, quality_of
 from gnnpar.pricing.flat import exchanged_folds, layer_by_layer, ring_bytes
 from gnnpar.pricing.ir import Fold, ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.memory import rank_memory
 from gnnpar.pricing.price import Memory, Phases, Price, Traffic
+from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.tasks import Task, TaskGraph
 from gnnpar.pricing.work import DIRECTIONS, Direction, Held, Work, wire_bytes
 

@@ -41,6 +41,7 @@ from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workl
 from gnnpar.parallel.view import FeatureCache
 from gnnpar.partition.shard import Shard, split
 from gnnpar.placement import Plan, Topology
+from gnnpar.printable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,7 +108,7 @@ class SAR:
         if self.logical_parts is not None and num_ranks != 1:
             raise ValueError(
                 f"strategy.logical_parts={self.logical_parts} puts all parts on one device, but there are "
-                f"{num_ranks} ranks: set world_size=1, or strategy.logical_parts=null."
+                f"{counted(num_ranks, 'rank')}: set world_size=1, or strategy.logical_parts=null."
             )
 
     def cost(self, problem: Problem, machine: Machine) -> Price:

@@ -19,6 +19,7 @@ from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.statistics import PartStats
 from gnnpar.pricing.work import DIRECTIONS, Work
+from gnnpar.printable import counted
 
 POWERS = {"even": 0.0, "speed": 1.0, "half": 0.5}
 """How parts are shared: by this power of the speed of their devices."""
@@ -63,7 +64,7 @@ class Points:
             candidates |= dict.fromkeys(sorted(of_ranks, key=lambda c: c.stages))
         if not candidates:
             names = ", ".join(request.registry.strategies)
-            raise ValueError(f"no strategy of {names} runs on {request.ranks} ranks; allow more")
+            raise ValueError(f"no strategy of {names} runs on {counted(request.ranks, 'rank')}; allow more")
         return [c for c in candidates if c.quality <= request.allowed | {"exact"}]
 
     def grid_of(self, candidate: Candidate) -> Candidate:

@@ -10,15 +10,17 @@ import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
 
 from gnnpar.aliases import with_published_keys, with_published_targets
-from gnnpar.comm.world import Links, World
 from gnnpar.durable import JsonDict
 from gnnpar.paths import checkout_dir
 from gnnpar.settings import Settings
+
+if TYPE_CHECKING:
+    from gnnpar.comm.world import Links, World
 
 WARMUP_EPOCHS = 5
 
@@ -89,6 +91,8 @@ def hardware(world: World) -> str:
     gib = psutil.virtual_memory().total / 2**30
     line = f"{processor()}, {world.cores} cores, {gib:.0f} GiB"
     if world.device == "cuda":
+        import torch
+
         line += f", {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     return line
 

@@ -1,0 +1,6 @@
+"""Classes of plans by what they do to the numbers."""
+
+from typing import Literal
+
+Quality = Literal["exact", "rounded", "quantized", "stale"]
+QUALITIES: tuple[Quality, ...] = ("exact", "rounded", "quantized", "stale")
