@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from checkpoints import SMALL
 from gnnpar.comm.authentication import NotOfThisRun, opened, proof, sealed
 from gnnpar.comm.interfaces import MeetingError
 from gnnpar.launch import token
 from gnnpar.launch.peer_monitor import Channel, PeerMonitor, admit, greet
-from gnnpar.launch.rendezvous import JoinedWorld, rendezvous
+from gnnpar.launch.rendezvous import JoinedWorld, Member, _Table, rendezvous
 from hosts import Hosts, two_hosts, wait_for_epochs
 
 SECRET = "0123456789abcdef" * 2
@@ -158,14 +158,14 @@ def test_a_file_that_others_could_write_is_no_secret(
     elif spoil == "owner":
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     else:
-        file = tmp_path / "link"
+        file = tmp_path / ".meeting-link"
         file.symlink_to(tmp_path / ".meeting")
     with pytest.raises((MeetingError, OSError)):
         token.secret_of({}, str(file))
 
 
 @pytest.mark.parametrize("key", ["0", "agreed"])
-@pytest.mark.parametrize("forged", ["unsigned", "wrong proof", "garbage", "nested"])
+@pytest.mark.parametrize("forged", ["unsigned", "wrong proof", "garbage", "nested", "no record", "no object"])
 def test_a_record_that_a_stranger_has_put_into_the_store_is_not_believed(key: str, forged: str) -> None:
     """He holds the store himself: rank 1 ends with a line, and joins nothing."""
     port = free_port()
@@ -178,12 +178,53 @@ def test_a_record_that_a_stranger_has_put_into_the_store_is_not_believed(key: st
         "wrong proof": json.dumps({"record": record, "proof": proof(b"guess", record.encode()).hex()}),
         "garbage": "\x80\x04evil",
         "nested": "[" * 100_000,
+        "no record": "{}",
+        "no object": json.dumps({"record": "[" * 5_000}),
     }
     store.set(f"gnnpar/1/{key}", texts[forged])
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), token.VARIABLE: SECRET}
     with pytest.raises(MeetingError) as refused:
         rendezvous(env, about={}, patience=2.0)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["vmlinuz", ".meeting-0123abcd"])
+def test_a_stranger_cannot_name_a_file_whose_content_he_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Ranks without GNNPAR_TOKEN read the secret from the file that the record of rank 0 names: not from any file that
+    only their user can read."""
+    monkeypatch.setattr(token, "_FILE_SECONDS", 0.1)
+    known = tmp_path / name
+    known.write_bytes(b"MZ" * 100)
+    known.chmod(0o600)
+    port = free_port()
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+    store.add("gnnpar/generation", 1)
+    member = {"rank": 0, "host": "h", "interface": "lo", "address": "127.0.0.1", "port": 1}
+    record = json.dumps({"member": member, "about": {"WORLD_SIZE": "2"}, "nonce": "0", "marker": str(known)})
+    proven = proof(b"MZ" * 100, b"gnnpar/1", b"0", record.encode()).hex()
+    store.set("gnnpar/1/0", json.dumps({"record": record, "proof": proven}))
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with pytest.raises(MeetingError, match="has no GNNPAR_TOKEN, and does not see rank 0's run folder"):
+        rendezvous(env, about={}, patience=2.0)
+
+
+class Forgetful(HashStore):
+    """A stranger removes what a rank says of its trouble before it reads it back."""
+
+    def check(self, keys: list[str]) -> bool:
+        return not keys[0].endswith("/trouble") and super().check(keys)
+
+
+def test_a_rank_that_finds_a_forged_record_ends_whatever_a_stranger_does_meanwhile() -> None:
+    store = Forgetful()
+    store.add("gnnpar/generation", 1)
+    store.set("gnnpar/1/0", json.dumps({"record": "{}", "proof": "00"}))
+    me = Member(rank=1, host="h", interface="lo", address="127.0.0.1", port=1)
+    table = _Table(store, me, 2, "here", 1.0, agent=False, refuses=False, secret=lambda marker: SECRET.encode())
+    with pytest.raises(MeetingError, match="does not prove this run's GNNPAR_TOKEN"):
+        table.join({}, "")
 
 
 # --- the connections of the peer monitor

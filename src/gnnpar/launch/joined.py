@@ -49,7 +49,7 @@ def assemble(hooks: RunHooks, seconds: float) -> JoinedWorld:
     PeerLost in one line where that is not so, ConfigError where a rank cannot run what it was asked to.
     """
     rank = int(os.environ["RANK"])
-    marker = hooks.run_dir.absolute() / f".meeting-{secrets.token_hex(4)}"
+    marker = hooks.run_dir.absolute() / f"{token.NAME}-{secrets.token_hex(4)}"
     if rank == 0:
         token.leave(marker)
     try:

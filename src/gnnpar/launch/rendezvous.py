@@ -18,13 +18,14 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from typing import NoReturn
 
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm import interfaces
 from gnnpar.comm.authentication import proof
 from gnnpar.comm.interfaces import MeetingError
-from gnnpar.durable import JsonDict, parse_json
+from gnnpar.durable import JsonDict, JsonObject, parse_json
 from gnnpar.launch.token import VARIABLE, secret_of
 
 _POLL_SECONDS = 0.1
@@ -297,7 +298,7 @@ class _Table:
             return
         if trouble:
             self._fail(trouble)
-        self._learn_secret(str(json.loads(stated["record"]).get("marker", "")))
+        self._learn_secret(_marker_of(stated))
         first = self._get("0")
         assert first is not None
         for name in sorted({**first["about"], **mine["about"]}):
@@ -319,14 +320,13 @@ class _Table:
             found = self._find_secret(marker)
         except MeetingError as error:
             self._fail(f"rank {self.me.rank} on {self.me.place}: {error}")
-            return
         if found is None:
             self._fail(
                 f"rank {self.me.rank} on {self.me.place} has no {VARIABLE}, and does not see rank 0's run folder "
                 f"{marker.rpartition('/')[0]}: set {VARIABLE} to the same output of `openssl rand -hex 32` on all "
                 "hosts, or share the folder"
             )
-        self._secret = found or b""
+        self._secret = found
 
     def agree(self, trouble: str) -> None:
         """Everybody reaches everybody, or all end. Collective."""
@@ -352,10 +352,11 @@ class _Table:
         stated = {**about, "WORLD_SIZE": str(self.size)}
         return {"member": asdict(self.me), "about": stated, "nonce": self._nonce}
 
-    def _fail(self, line: str) -> None:
-        """Say it to all and end."""
+    def _fail(self, line: str) -> NoReturn:
+        """Say it to all and end: here in any case, whatever others make of the line in the store."""
         self.store.set(f"{self.room}/trouble", json.dumps({"line": line, "refused": self._refuses}))
         self._end_at_trouble()
+        raise MeetingError(line)
 
     def _end_at_trouble(self) -> None:
         if (trouble := self._plain("trouble")) is not None:
@@ -385,8 +386,8 @@ class _Table:
         self.store.set(f"{self.room}/{key}", json.dumps({"record": record, "proof": proven}))
 
     def _get(self, key: str) -> JsonDict | None:
-        """A record that proves the run's secret; None: it is not there."""
-        if (stated := self._plain(key)) is None:
+        """A record that proves the run's secret; None: it is not there, or this rank does not know the secret yet."""
+        if not self._secret or (stated := self._plain(key)) is None:
             return None
         record, given = str(stated.get("record", "")), str(stated.get("proof", ""))
         expected = proof(self._secret, self.room.encode(), key.encode(), record.encode()).hex()
@@ -406,6 +407,14 @@ class _Table:
             return parse_json(self.store.get(key))
         except ValueError:
             return None
+
+
+def _marker_of(stated: JsonObject) -> str:
+    """The file that a record of rank 0 names, before its proof can be checked; empty: none."""
+    try:
+        return str(parse_json(str(stated.get("record", ""))).get("marker", ""))
+    except ValueError:
+        return ""
 
 
 def _ranks(numbers: Sequence[int]) -> str:

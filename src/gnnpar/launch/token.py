@@ -7,6 +7,7 @@ that the hosts share.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
 import time
@@ -17,7 +18,9 @@ from pathlib import Path
 from gnnpar.comm.interfaces import MeetingError
 
 VARIABLE = "GNNPAR_TOKEN"
+NAME = ".meeting"
 _SHORTEST = 16
+_SECRET = re.compile(rb"[0-9a-f]{64}")
 _FILE_SECONDS = 5.0  # until a file system of a network shows a file that is there
 
 
@@ -48,9 +51,13 @@ def secret_of(env: Mapping[str, str], file: str) -> bytes | None:
 
 
 def _read(file: str) -> bytes | None:
+    """What `leave` wrote. The name of the file comes from a store that anybody reaches: it may be any other file of the
+    user's, whose content others know."""
+    if not Path(file).name.startswith(NAME):
+        return None
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
         facts = os.fstat(opened.fileno())
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
             raise MeetingError(f"{file} of rank 0 can be written or read by others: set {VARIABLE} on all hosts")
         found = opened.read(200)
-    return found if len(found) >= _SHORTEST else None
+    return found if _SECRET.fullmatch(found) else None
