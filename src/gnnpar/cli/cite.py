@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from gnnpar.config.compose import compose
-from gnnpar.parallel.strategy import Cites
 from gnnpar.settings import ConfigError
 
 PAPERS = Path(__file__).parents[1] / "papers.bib"
@@ -54,6 +53,8 @@ def number_of(entry: str) -> str | None:
 def papers_of(strategy: object) -> list[str]:
     """arXiv numbers and DOIs that the strategy names, or else those in the docstrings of its class, its bases, and
     their modules, in this order."""
+    from gnnpar.parallel.strategy import Cites  # imports torch
+
     if isinstance(strategy, Cites):
         return list(strategy.papers)
     texts = []

@@ -10,10 +10,11 @@ from gnnpar.durable import JsonDict
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
 from gnnpar.pricing.broadcast import BroadcastCandidate, whole_parts
-from gnnpar.pricing.candidate import Knobs, Quality, Scope, codec_fields, quality_of
+from gnnpar.pricing.candidate import Knobs, Scope, codec_fields, quality_of
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Price
+from gnnpar.pricing.quality import Quality
 
 if TYPE_CHECKING:
     from gnnpar.parallel.cagnet.strategy import Cagnet

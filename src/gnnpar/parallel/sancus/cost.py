@@ -13,10 +13,11 @@ from gnnpar.durable import JsonDict
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
 from gnnpar.pricing.broadcast import BroadcastCandidate, whole_parts
-from gnnpar.pricing.candidate import Knobs, Quality, Scope, codec_fields, quality_of
+from gnnpar.pricing.candidate import Knobs, Scope, codec_fields, quality_of
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Bound, Memory, Price
+from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.work import Direction, Work
 
 if TYPE_CHECKING:
