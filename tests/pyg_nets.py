@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch_geometric import nn as pyg
 from torch_geometric.nn import (
     GATConv,
     GATv2Conv,
@@ -16,6 +17,7 @@ from torch_geometric.nn import (
     SAGEConv,
     TransformerConv,
 )
+from torch_geometric.utils import softmax
 
 
 class TwoLayers(nn.Module):
@@ -104,6 +106,105 @@ class Jumping(nn.Module):
         return self.head(self.jump(found))
 
 
+class Weighted(nn.Module):
+    """forward(x, edge_index, edge_weight)."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.conv1, self.conv2 = first, second
+
+    def forward(self, x, edge_index, edge_weight):
+        x = F.dropout(self.conv1(x, edge_index, edge_weight).relu(), p=0.4, training=self.training)
+        return self.conv2(x, edge_index, edge_weight)
+
+
+class Scaled(MessagePassing):
+    """A message of its own that reads the weight of its edge."""
+
+    def __init__(self, in_channels, out_channels, aggr="mean"):
+        super().__init__(aggr=aggr)
+        self.lin = nn.Linear(in_channels, out_channels)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        return self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+
+    def message(self, x_i, x_j, edge_weight):  # pyright: ignore[reportIncompatibleMethodOverride] - PyG reads the names
+        values = torch.tanh(x_i) + x_j
+        return values if edge_weight is None else edge_weight[:, None] * values
+
+
+def weighted(in_channels, out_channels, kind="GCNConv", **options):
+    conv = Scaled if kind == "Scaled" else getattr(pyg, kind)
+    return Weighted(conv(in_channels, 8, **options), conv(8, out_channels, **options))
+
+
+class Smoothed(nn.Module):
+    """Convolutions that normalise by degrees and are not GCNConv."""
+
+    def __init__(self, in_channels, out_channels, alpha=0.1):
+        super().__init__()
+        self.first = pyg.SGConv(in_channels, 8, K=2)
+        self.deep = pyg.GCN2Conv(8, alpha, theta=0.5, layer=1)
+        self.tag, self.light = pyg.TAGConv(8, 8, K=2), pyg.LGConv()
+        self.last, self.walk = nn.Linear(8, out_channels), pyg.APPNP(2, 0.2)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        h = self.first(x, edge_index, edge_weight)
+        h = self.deep(h.relu(), h, edge_index, edge_weight).relu()
+        h = self.light(self.tag(h, edge_index, edge_weight), edge_index, edge_weight)
+        return self.walk(self.last(h), edge_index, edge_weight)
+
+
+class Inline(MessagePassing):
+    """A softmax over in-edges in its message, and an update that reads rows."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(aggr="add")
+        self.lin, self.score = nn.Linear(in_channels, out_channels), nn.Linear(2 * out_channels, 1, bias=False)
+
+    def forward(self, x, edge_index):
+        x = self.lin(x)
+        return self.propagate(edge_index, x=x, own=x)
+
+    def message(self, x_i, x_j, index):  # pyright: ignore[reportIncompatibleMethodOverride] - PyG reads names
+        return x_j * softmax(self.score(torch.cat([x_i, x_j], -1)), index)
+
+    def update(self, inputs, own):  # pyright: ignore[reportIncompatibleMethodOverride] - PyG reads the names
+        return inputs + own
+
+
+def inline(in_channels, out_channels):
+    return TwoLayers(Inline(in_channels, 8), Inline(8, out_channels))
+
+
+def edge(in_channels, out_channels, aggr="max"):
+    def mlp(width, out):
+        return nn.Sequential(nn.Linear(2 * width, 8), nn.ReLU(), nn.Linear(8, out))
+
+    return TwoLayers(pyg.EdgeConv(mlp(in_channels, 8), aggr=aggr), pyg.EdgeConv(mlp(8, out_channels), aggr=aggr))
+
+
+def pna(in_channels, out_channels):
+    def conv(first, second):
+        degrees = torch.tensor([0, 3, 9, 14, 11, 8, 4, 2])
+        return pyg.PNAConv(first, second, ["mean", "max", "std"], ["identity", "amplification"], degrees)
+
+    return TwoLayers(conv(in_channels, 8), conv(8, out_channels))
+
+
+def cluster(in_channels, out_channels):
+    return TwoLayers(pyg.ClusterGCNConv(in_channels, 8), pyg.ARMAConv(8, out_channels))
+
+
+class Rescaled(Weighted):
+    def forward(self, x, edge_index, edge_weight):
+        return super().forward(x, edge_index, edge_weight * 2)
+
+
+def rescaled(in_channels, out_channels):
+    return Rescaled(GCNConv(in_channels, 8), GCNConv(8, out_channels))
+
+
 class Normed(TwoLayers):
     def __init__(self, in_channels, out_channels):
         super().__init__(GCNConv(in_channels, 8), GCNConv(8, out_channels))
@@ -144,5 +245,7 @@ def dropping(in_channels, out_channels):
     return TwoLayers(Dropping(in_channels, 8), Dropping(8, out_channels))
 
 
-def transformer(in_channels, out_channels):
-    return TwoLayers(TransformerConv(in_channels, 8), TransformerConv(8, out_channels))
+def transformer(in_channels, out_channels, **options):
+    return TwoLayers(
+        TransformerConv(in_channels, 4, heads=2, **options), TransformerConv(8, out_channels, beta=True, **options)
+    )

@@ -37,6 +37,20 @@ NETS: list[tuple[str, dict[str, Any]]] = [
     ("pyg_nets.gated", {}),
     ("pyg_nets.gated", {"aggr": "sum"}),
     ("pyg_nets.Jumping", {}),
+    ("pyg_nets.weighted", {}),
+    ("pyg_nets.weighted", {"improved": True, "normalize": False}),
+    ("pyg_nets.weighted", {"kind": "GraphConv"}),
+    ("pyg_nets.weighted", {"kind": "GraphConv", "aggr": "mean"}),
+    ("pyg_nets.weighted", {"kind": "Scaled"}),
+    ("pyg_nets.weighted", {"kind": "Scaled", "aggr": "max"}),
+    ("pyg_nets.Smoothed", {}),
+    ("pyg_nets.transformer", {}),
+    ("pyg_nets.inline", {}),
+    ("pyg_nets.edge", {}),
+    ("pyg_nets.pna", {}),
+    ("pyg_nets.sage", {"aggr": "std"}),
+    ("pyg_nets.gated", {"aggr": "max"}),
+    ("torch_geometric.nn.models.EdgeCNN", {"hidden_channels": 8, "num_layers": 2}),
     ("torch_geometric.nn.models.GCN", {"hidden_channels": 8, "num_layers": 3, "dropout": 0.4}),
     ("torch_geometric.nn.models.GraphSAGE", {"hidden_channels": 8, "num_layers": 2, "jk": "max"}),
     ("torch_geometric.nn.models.GAT", {"hidden_channels": 8, "num_layers": 2, "heads": 2}),
@@ -44,6 +58,7 @@ NETS: list[tuple[str, dict[str, Any]]] = [
 ]
 IDS = [f"{target.rpartition('.')[2]}-{'-'.join(map(str, kwargs.values()))}" for target, kwargs in NETS]
 LOOPLESS = [each for each in NETS if "gat" not in each[0].lower() and "Jumping" not in each[0]]
+LOOPLESS = [*LOOPLESS[:5], ("pyg_nets.weighted", {"improved": True}), ("pyg_nets.Smoothed", {})]
 
 
 @pytest.mark.parametrize(("target", "kwargs"), NETS, ids=IDS)
@@ -54,7 +69,7 @@ def test_equals_pyg_and_is_the_same_on_several_ranks(target, kwargs):
         assert case.passed, case
 
 
-@pytest.mark.parametrize(("target", "kwargs"), LOOPLESS[:5], ids=str)
+@pytest.mark.parametrize(("target", "kwargs"), LOOPLESS, ids=str)
 def test_equals_pyg_on_a_graph_without_self_loops(target, kwargs):
     (case, _) = check(Single(), {"pyg": PyG(target=target, kwargs=kwargs, self_loops=False)}, worlds=(1,))
     assert case.passed, case
@@ -79,6 +94,32 @@ def test_strategies_that_run_a_model_in_one_piece_carry_it(strategy, target):
         assert case.passed, case
 
 
+WHOLE = [("adaqp", "transformer"), ("bns", "transformer"), ("pipegcn", "inline"), ("digest", "edge")]
+WHOLE += [("pipegcn", "gcn"), ("pipegcn", "gat")]
+
+
+@pytest.mark.parametrize(("strategy", "target"), WHOLE)
+def test_halos_give_whole_neighbourhoods(strategy, target):
+    """In the exact limit, and where there is an oracle, that."""
+    model = PyG(target=f"pyg_nets.{target}", kwargs={"dropout": 0.3} if target == "transformer" else {})
+    cases = check(configured("strategy", strategy), {"pyg": model}, worlds=(2,))
+    assert len(cases) >= 2
+    for case in cases:
+        assert case.passed, case
+
+
+@pytest.mark.parametrize("strategy", ["sar", "feature"])
+def test_strategies_that_fold_pieces_refuse_whole_neighbourhoods(strategy):
+    with pytest.raises(ValueError, match="folds neighbourhoods in pieces, and conv1 of model=pyg reads whole ones"):
+        check(configured("strategy", strategy), {"pyg": PyG(target="pyg_nets.transformer")}, worlds=(2,))
+
+
+def test_what_normalises_is_told_from_what_sums():
+    found = {name: PyG(target=f"pyg_nets.{name}").edge_weights for name in ("gcn", "weighted", "Smoothed")}
+    assert found == {"gcn": "none", "weighted": "normalized", "Smoothed": "normalized"}
+    assert PyG(target="pyg_nets.weighted", kwargs={"kind": "GraphConv"}).edge_weights == "summed"
+
+
 @pytest.mark.parametrize("strategy", ["gnnpipe", "hybrid", "minibatch"])
 def test_strategies_of_layers_refuse_it(strategy):
     with pytest.raises(ValueError, match="runs a model layer by layer, and model=pyg runs in one piece"):
@@ -95,11 +136,14 @@ def test_strategies_of_layers_refuse_it(strategy):
         ({"target": "pyg_nets.Normed"}, "net.norm of the model is a BatchNorm1d, which mixes the rows of all nodes"),
         ({"target": "pyg_nets.Counting"}, "the model reads edge_index outside of a convolution"),
         (
-            {"target": "pyg_nets.transformer"},
-            "conv1 of model.target=pyg_nets.transformer (TransformerConv) ",
+            {"target": "pyg_nets.cluster"},
+            "(ClusterGCNConv) calls add_self_loops in its forward, on the edges",
         ),
-        ({"target": "pyg_nets.sage", "kwargs": {"aggr": "median"}}, "aggregates by median, which no fold computes"),
-        ({"target": "pyg_nets.gated", "kwargs": {"aggr": "max"}}, "takes the maximum of messages of its own"),
+        ({"target": "pyg_nets.rescaled"}, "the model reads edge_weight outside of a convolution"),
+        (
+            {"target": "pyg_nets.weighted", "kwargs": {"kind": "GraphConv", "aggr": "max"}},
+            "takes the maximum of weighted rows, which no fold computes",
+        ),
         ({"target": "pyg_nets.gat", "self_loops": False}, "adds self loops, and the dataset has none"),
         ({"target": "pyg_nets.gat", "kwargs": {"edge_dim": 2}}, "has edge_dim, and models read no data on edges"),
         ({"target": "torch.nn.Identity"}, "gnnpar calls forward(x, edge_index)"),

@@ -25,7 +25,8 @@ class Generic(ByBlock):
     """out_i = sum_j softmax_j(score_ij) value_ij with a score, sum_j value_ij without.
 
     `score` gives [e, H], `value` gives [e, H, D] (with a score) or [e, ...]. The gradient is autograd inside a slice
-    of edges against the fold's own logsumexp: it costs recomputation, not memory. Row-local state goes into `src` and
+    of edges against the fold's own logsumexp: it costs recomputation, not memory. `weighted`: the weights of edges, 1
+    where the graph has none, are the last edge rows, [e]. Row-local state goes into `src` and
     `dst`, learned tensors into `shared`; a function must not close over a tensor that requires grad. `by_heads`: both
     functions treat every head by itself, dimension 1 of rows and 0 of shared tensors.
 
@@ -36,6 +37,7 @@ class Generic(ByBlock):
     score: EdgeFunction | None = None
     dropout: EdgeDropout | None = None
     by_heads: bool = False
+    weighted: bool = False
     needs_src = True
     linear = False
 
@@ -56,7 +58,7 @@ class Generic(ByBlock):
         return ()
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
-        for piece in _slices(block, x):
+        for piece in _slices(block, x, weighted=self.weighted):
             value = self.value(*piece.rows)
             if self.score is None:
                 (acc,) = state or (value.new_zeros(block.num_dst, *value.shape[1:]),)
@@ -86,6 +88,8 @@ class Generic(ByBlock):
         """The state of a block without edges: the functions are asked for their shapes on zero edges."""
         none = torch.zeros(0, dtype=torch.long, device=block.indices.device)
         rows = _gather(x, none, none, slice(0, 0))
+        if self.weighted:
+            rows = (rows[0], rows[1], (*rows[2], _weights(block, x, slice(0, 0))), rows[3])
         value = self.value(*rows)
         acc = value.new_zeros(block.num_dst, *value.shape[1:])
         if self.score is None:
@@ -103,7 +107,7 @@ class Generic(ByBlock):
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         grads = Operands(*(tuple(torch.zeros_like(t) for t in group) for group in x))
         delta = (grad_out * prepared[0]).sum(-1) if prepared else None
-        for piece in _slices(block, x):
+        for piece in _slices(block, x, weighted=self.weighted):
             src, dst, edge, shared = piece.rows
             leaves = (_leaves(src), _leaves(dst), _leaves(edge), _leaves(shared))
             with torch.enable_grad():
@@ -142,7 +146,7 @@ class Generic(ByBlock):
             for into, leaf in zip(total, group, strict=True):
                 if (g := by_leaf.get(id(leaf))) is not None:
                     into.index_add_(0, index, g)
-        for into, leaf in zip(grads.edge, edge, strict=True):
+        for into, leaf in zip(grads.edge, edge, strict=False):  # weights of edges, the last, are constants
             if (g := by_leaf.get(id(leaf))) is not None:
                 into[piece.span] = g
         for into, leaf in zip(grads.shared, shared, strict=True):
@@ -177,9 +181,18 @@ def _leaves(rows: Rows) -> Rows:
     return tuple(t.detach().requires_grad_(t.is_floating_point()) for t in rows)
 
 
-def _slices(block: Block, x: Operands) -> Iterator[_Slice]:
+def _weights(block: Block, x: Operands, span: slice) -> Tensor:
+    if block.weights is not None:
+        return block.weights[span]
+    return next(t for t in x.src if t.is_floating_point()).new_ones(span.stop - span.start)
+
+
+def _slices(block: Block, x: Operands, *, weighted: bool) -> Iterator[_Slice]:
     """Whole CSR rows, at most about _EDGES_AT_ONCE edges at a time (more only where one row has more)."""
     for span, rows in block.spans(_EDGES_AT_ONCE):
         src, dst = block.indices[span].long(), block.edge_dst[span]
         edge_ids = None if block.edge_ids is None else block.edge_ids[span]
-        yield _Slice(span, rows, src, dst, edge_ids, _gather(x, src, dst, span))
+        gathered = _gather(x, src, dst, span)
+        if weighted:
+            gathered = (gathered[0], gathered[1], (*gathered[2], _weights(block, x, span)), gathered[3])
+        yield _Slice(span, rows, src, dst, edge_ids, gathered)

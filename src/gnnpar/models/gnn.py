@@ -41,6 +41,11 @@ class ModelSource(Protocol):
     @property
     def edge_weights(self) -> EdgeWeights: ...
     @property
+    def whole_neighborhoods(self) -> tuple[str, ...]:
+        """Convolutions that need all in-edges of a row at once."""
+        ...
+
+    @property
     def num_layers(self) -> int: ...
     @property
     def input_dropout(self) -> float: ...
@@ -74,6 +79,10 @@ class ModelConfig:
     @property
     def edge_weights(self) -> EdgeWeights:
         return "none"
+
+    @property
+    def whole_neighborhoods(self) -> tuple[str, ...]:
+        return ()
 
     def ways(self) -> list[str]:
         return []

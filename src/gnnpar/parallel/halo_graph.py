@@ -22,7 +22,7 @@ from gnnpar.graph import Message
 from gnnpar.parallel.engine import Unsaved
 from gnnpar.parallel.local import LocalRows, Source
 from gnnpar.parallel.shares import Shares, add_returned
-from gnnpar.parallel.torch_types import Context, apply
+from gnnpar.parallel.torch_types import Context, apply, apply_to_rows
 from gnnpar.parallel.view import View, edge_order
 from gnnpar.parallel.whole import fold_block, split_operands, wanted_gradients
 from gnnpar.partition.shard import Shard
@@ -176,6 +176,11 @@ class HaloGraph(View):
             block, order = self.edges.combined
             both = tuple(torch.cat([inner, halo])[order] for inner, halo in zip(src, src.halo(), strict=True))
             return fold_block(agg, block, both, dst, edge, shared)
+        if agg.whole_neighborhood:
+            block, order = self.edges.combined
+            halo = apply_to_rows(_HaloRows, self, call, *src)
+            both = tuple(torch.cat([mine, theirs])[order] for mine, theirs in zip(src, halo, strict=True))
+            return fold_block(agg, block, both, dst, edge, shared)
         view = self.exactly() if self.cache is not None and self._constant(agg, src) else self
         out = apply(_HaloFold, view, agg, call, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
         return self.keep_result(call, agg, src, out)
@@ -257,6 +262,39 @@ class _HaloFold(torch.autograd.Function):
         back = _Backward(ctx.view, ctx.agg, x, saved, grad_out.contiguous(), asked, ctx.counts)
         site = ctx.view.site(call=ctx.call, phase="backward")
         return (None, None, None, None, *wanted_gradients(back.gradients(halos, ctx.like, site), asked))
+
+
+class _Fetched(Context):
+    view: HaloGraph
+    call: int
+    like: tuple[RowLike, ...]
+
+
+class _HaloRows(torch.autograd.Function):
+    """Rows of all halo nodes, parts in ascending order; their gradients go to their owners. [N, ...] -> [H, ...]."""
+
+    @staticmethod
+    def forward(ctx: _Fetched, view: HaloGraph, call: int, *src: Tensor) -> Rows:
+        found = dict(view.exchange.take_all(view.send(src, view.site(call=call, phase="forward"))))
+        ctx.view, ctx.call, ctx.like = view, call, RowLike.of(src)
+        return tuple(torch.cat([found[p][i] for p in sorted(found)] or [t[:0]]) for i, t in enumerate(src))
+
+    @staticmethod
+    def backward(ctx: _Fetched, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        view, asked = ctx.view, ctx.needs_input_grad[2:]
+        wanted = [i for i, each in enumerate(asked) if each]
+        sent: dict[int, Rows] = {}
+        last = 0
+        for p in sorted(view.shard.halo):
+            first, last = last, last + view.shard.halo[p].num_src
+            sent[p] = tuple(grads[i][first:last].contiguous() for i in wanted)
+        like = [ctx.like[i] for i in wanted]
+        posted = view.send_back({p: sent[p] for p in view.sources}, like, view.site(call=ctx.call, phase="backward"))
+        totals = tuple(each.empty(view.shard.num_inner).zero_() for each in like)
+        for p in (p for p in view.readers if p in posted.incoming):
+            add_returned(totals, view.shard.boundary[p], view.exchange.take(posted, p))
+        found = dict(zip(wanted, totals, strict=True))
+        return (None, None, *(found.get(i) for i in range(len(asked))))
 
 
 def _fold(

@@ -100,6 +100,7 @@ class Capabilities:
     may be cut into chunks, one after the other in time. `folds`: aggregators it can carry; None: any.
     `cached_first_layer`: it runs with first_layer=cached. `by_layers`: it runs layers one by one, and so no model in
     one piece. `edge_weights`: it carries weights of edges.
+    `whole_neighborhoods`: a fold may have all in-edges of a row at once.
     `replicated_weights`: every rank holds all parameters, so there is one stage. `crosses_epochs`: rows of one epoch
     are read in a later one. `plans_again`: after the warm-up, with what was measured. `less_memory`: number of ranks ->
     the settings of this strategy that need less memory.
@@ -113,6 +114,7 @@ class Capabilities:
     cached_first_layer: bool = True
     by_layers: bool = False
     edge_weights: bool = False
+    whole_neighborhoods: bool = True
     replicated_weights: bool = True
     crosses_epochs: bool = False
     plans_again: bool = False
@@ -190,6 +192,16 @@ def refuse_one_piece(strategy: Strategy, model: ModelSource, names: Mapping[str,
         raise ValueError(
             f"strategy={name} runs a model layer by layer, and model={names.get('model') or 'pyg'} runs in one piece; "
             "choose single, graph_parallel, adaqp, bns or sar"
+        )
+
+
+def refuse_neighborhoods(strategy: Strategy, model: ModelSource, names: Mapping[str, str]) -> None:
+    """ValueError where a convolution needs all in-edges of a row at once, and the strategy folds them in pieces."""
+    if not strategy.capabilities.whole_neighborhoods and (convolutions := model.whole_neighborhoods):
+        name, kind = names.get("strategy") or type(strategy).__name__, names.get("model") or "pyg"
+        raise ValueError(
+            f"strategy={name} folds neighbourhoods in pieces, and {convolutions[0]} of model={kind} "
+            "reads whole ones; choose single, graph_parallel, adaqp, bns, pipegcn or digest"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gnnpar.comm.world import World
-from gnnpar.parallel.strategy import Strategy, check_first_layer, refuse_one_piece
+from gnnpar.parallel.strategy import Strategy, check_first_layer, refuse_neighborhoods, refuse_one_piece
 from gnnpar.placement import Plan
 from gnnpar.settings import Settings
 from gnnpar.training import shards
@@ -21,6 +21,7 @@ def check_strategy(settings: Settings, size: int) -> None:
     """Refuse what the strategy cannot do on so many ranks, with so many layers, in so many epochs."""
     strategy: Strategy = settings.strategy
     refuse_one_piece(strategy, settings.model, settings.names)
+    refuse_neighborhoods(strategy, settings.model, settings.names)
     check_first_layer(strategy, settings.first_layer)
     ranks, layers = (size, settings.model.num_layers) if settings.plan is None else Plan.size(settings.plan)
     strategy.check(ranks, layers, settings.epochs)

@@ -20,12 +20,13 @@ from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.oracle import WithOracle, WithOracleEngine
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.parallel.strategy import FirstLayer, Strategy, Workload, refuse_one_piece
+from gnnpar.parallel.strategy import FirstLayer, Strategy, Workload, refuse_neighborhoods, refuse_one_piece
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.partition import Partitioner, Random
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 from gnnpar.training.optim import SGD, Adam
+from gnnpar.verify.differences import relative_error, rounding
 from gnnpar.verify.soundness import find_fault
 
 EPOCHS = 2
@@ -192,6 +193,7 @@ def check(
     graphs = {name: _prepared(dataset, config) for name, config in models.items()}
     for name, config in models.items():
         refuse_one_piece(strategy, config, {"model": name})
+        refuse_neighborhoods(strategy, config, {"model": name})
         if config.in_one_piece:
             cases.append(_untouched_case(name, config, graphs[name]))
         reference = train_in_threads(Single(), config, graphs[name], world=1)
@@ -286,8 +288,9 @@ def _case(
         return _failed(name, world, f"{type(error).__name__}: {error}")
     worst, parameter = 0.0, ""
     for mine, theirs in zip(got.gradients, reference.gradients, strict=True):
+        least = rounding(theirs.values())
         for key, expected in theirs.items():
-            error = relative_error(mine.get(key), expected)
+            error = relative_error(mine.get(key), expected, least=least)
             if error >= worst:
                 worst, parameter = error, key
     losses = zip(got.losses, reference.losses, strict=True)
@@ -316,14 +319,3 @@ def _untouched_case(name: str, config: ModelSource, dataset: Dataset) -> Case:
 def _failed(model: str, world: int, error: str) -> Case:
     inf = float("inf")
     return Case(model, world, inf, inf, "", inf, error)
-
-
-def relative_error(got: Tensor | None, expected: Tensor) -> float:
-    """Largest difference over the largest entry expected; infinite where something is missing or not a number."""
-    if got is None or got.shape != expected.shape:
-        return float("inf")
-    if not expected.numel():
-        return 0.0
-    scale = expected.abs().max().clamp_min(torch.finfo(expected.dtype).tiny)
-    error = float((got - expected).abs().max() / scale)
-    return error if error == error else float("inf")

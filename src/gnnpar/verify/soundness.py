@@ -43,9 +43,10 @@ class Fault:
 
 @dataclass
 class _Count:
-    """Aggregations so far."""
+    """Aggregations so far. `inside`: one is running, whose modules act on rows of edges."""
 
     done: int = 0
+    inside: bool = False
 
 
 @dataclass(eq=False)
@@ -56,7 +57,11 @@ class _CountedGraph(WholeGraph):
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         self.count.done += 1
-        return super().aggregate(agg, src, dst, edge, shared)
+        self.count.inside = True
+        try:
+            return super().aggregate(agg, src, dst, edge, shared)
+        finally:
+            self.count.inside = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,10 +303,14 @@ def _record(model: GNN, shard: Shard) -> list[_Call]:
     view, running = _view(shard), []
 
     def before(module: nn.Module, inputs: tuple) -> None:
+        if view.count.inside:
+            return
         tensors = _tensors(inputs)
         running.append(([t.detach().clone() for t in tensors], [t._version for t in tensors], view.count.done))
 
     def after(name: str, inputs: tuple, output: object) -> None:
+        if view.count.inside:
+            return
         copies, versions, done = running.pop()
         wrote = any(t._version != v for t, v in zip(_tensors(inputs), versions, strict=True))
         outputs = tuple(t.detach().clone() for t in _tensors((output,)))

@@ -15,10 +15,11 @@ from gnnpar.data.preprocess import canonical_edges
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gnn import ModelSource
 from gnnpar.models.pyg.dropout import keyed_dropout
-from gnnpar.models.pyg.model import PyG, PyGNet
+from gnnpar.models.pyg.model import PyG, PyGNet, weight_argument
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
+from gnnpar.verify.differences import relative_error, rounding
 
 SEED = 3
 Outputs = list[tuple[str, Tensor]]
@@ -35,17 +36,22 @@ class Difference:
 
 
 def prepared(dataset: Dataset, model: ModelSource) -> Dataset:
-    """The dataset as the model says that its datasets are: one self loop a node, or none, and no edge twice."""
+    """The dataset as the model says that its datasets are: one self loop a node, or none, no edge twice, and weights of
+    edges where the model reads them."""
     assert isinstance(model, PyG)
     edges = canonical_edges(
         dataset.edge_index, num_nodes=dataset.num_nodes, symmetrize=False, self_loops=model.self_loops
     )
+    weight = None
+    if model.edge_weights != "none":
+        weight = torch.rand(edges.shape[1], generator=torch.Generator().manual_seed(SEED)) + 0.5
     masks = (dataset.train_mask, dataset.val_mask, dataset.test_mask)
     return Dataset.of(
         dataset.name,
         x=dataset.x,
         y=dataset.y,
         edge_index=edges,
+        edge_weight=weight,
         masks=masks,
         num_classes=dataset.num_classes,
         task=dataset.task,
@@ -65,10 +71,13 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float) -> Diffe
     view = WholeGraph(shard, Pass(SEED, training=True))
     train, y = shard.train_mask, shard.y[shard.train_mask]
 
+    name, weight = weight_argument(theirs.net), dataset.edge_weight
+    weights = {} if name is None or weight is None else {name: weight.double()}
+
     def untouched() -> Tensor:
         theirs.net.train()
         with keyed_dropout(view, len(shard.x)):
-            return theirs.net(shard.x, dataset.edge_index)
+            return theirs.net(shard.x, dataset.edge_index, **weights)
 
     def passes(model: PyGNet, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor], Outputs]:
         with _recorded(model) as outputs:
@@ -82,7 +91,11 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float) -> Diffe
     mine = passes(ours, lambda: ours(view, shard.x))
     pyg = passes(theirs, untouched)
     first = next((name for (name, a), (_, b) in zip(mine[3], pyg[3], strict=False) if _error(a, b) > tolerance), "")
-    gradients = {name: _error(mine[2][name], expected) for name, expected in pyg[2].items()}
+    least = rounding(pyg[2].values())
+    gradients = {
+        name: relative_error(mine[2][name].detach(), expected.detach(), least=least)
+        for name, expected in pyg[2].items()
+    }
     return Difference(_error(mine[0], pyg[0]), _error(mine[1], pyg[1]), gradients, first)
 
 
@@ -109,9 +122,4 @@ def _recorded(model: PyGNet) -> Iterator[Outputs]:
 
 
 def _error(got: Tensor, expected: Tensor) -> float:
-    got, expected = got.detach(), expected.detach()
-    if got.shape != expected.shape:
-        return float("inf")
-    scale = expected.abs().max().clamp_min(torch.finfo(expected.dtype).tiny)
-    error = float((got - expected).abs().max() / scale)
-    return error if error == error else float("inf")
+    return relative_error(got.detach(), expected.detach())

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gnnpar.graph import Graph
+from gnnpar_kernels import keep_mask
 
 _TAG = 16  # of the first dropout of a pass; those of gnnpar's own models have smaller ones
 _DROPOUTS = frozenset({F.dropout, torch.dropout})
@@ -33,12 +34,22 @@ def no_dropout() -> Iterator[None]:
         yield
 
 
-class _KeyedDropout(TorchFunctionMode):
-    """F.dropout and nn.Dropout on rows of nodes become g.dropout, each call of a pass with a tag of its own."""
+@contextmanager
+def edge_dropout(g: Graph, edge_ids: Tensor | None, num_edges: int) -> Iterator[None]:
+    """Inside, dropout on rows of edges draws masks keyed by edge. Shapes: edge_ids [num_edges], None: it is refused."""
+    with _KeyedDropout(g, num_edges, by_edge=True, edge_ids=edge_ids):
+        yield
 
-    def __init__(self, g: Graph | None, num_rows: int) -> None:
+
+class _KeyedDropout(TorchFunctionMode):
+    """F.dropout and nn.Dropout on rows of nodes become g.dropout, each call of a pass with a tag of its own; on rows of
+    edges, masks of attention dropout."""
+
+    def __init__(
+        self, g: Graph | None, num_rows: int, *, by_edge: bool = False, edge_ids: Tensor | None = None
+    ) -> None:
         super().__init__()
-        self.g, self.num_rows, self.calls = g, num_rows, 0
+        self.g, self.num_rows, self.by_edge, self.edge_ids, self.calls = g, num_rows, by_edge, edge_ids, 0
 
     def __torch_function__(
         self, func: Callable[..., Tensor], types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
@@ -55,10 +66,16 @@ class _KeyedDropout(TorchFunctionMode):
         assert isinstance(p, float | int)
         if not training or p == 0:
             return x
-        if self.g is None or x.shape[0] != self.num_rows:
+        if self.g is None or x.shape[0] != self.num_rows or (self.by_edge and self.edge_ids is None):
             raise ValueError(
                 f"the model drops entries of {list(x.shape)}, which are no rows of nodes; a message has "
                 "no dropout of its own"
             )
         self.calls += 1
+        if self.by_edge:
+            drop = self.g.edge_dropout(float(p), tag=_TAG + self.calls)
+            if drop is None or self.edge_ids is None:
+                return x
+            keep = keep_mask(self.edge_ids, x[0].numel() if len(x) else 0, p=drop.p, key=drop.key)
+            return x * keep.view_as(x) / (1 - drop.p)
         return self.g.dropout(x, float(p), tag=_TAG + self.calls)

@@ -15,10 +15,10 @@ from torch_geometric.nn import MessagePassing
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.graph import Graph, Message
-from gnnpar.models.gnn import GNN
+from gnnpar.models.gnn import GNN, EdgeWeights
 from gnnpar.models.initial import construct
 from gnnpar.models.pyg.dropout import keyed_dropout
-from gnnpar.models.pyg.propagate import Edges, Way, way_of
+from gnnpar.models.pyg.propagate import Edges, Neighborhood, NormalizedSum, Way, Weights, drops_edges, way_of
 from gnnpar.models.row_local import refuse_row_mixing
 from gnnpar.targets import locate
 
@@ -28,7 +28,8 @@ _OUT = ("out_channels", "out_dim", "out_features", "output_dim", "num_classes")
 
 @dataclass(frozen=True, kw_only=True)
 class PyG:
-    """Fields = YAML keys. `target`: a class, or a function that returns a torch.nn.Module of forward(x, edge_index).
+    """Fields = YAML keys. `target`: a class, or a function that returns a torch.nn.Module, of forward(x, edge_index) or
+    of forward(x, edge_index, edge_weight).
 
     `kwargs` are its arguments; the widths of features and logits are filled in where it has an argument for them
     (in_channels, out_channels, num_features, num_classes, ...) that `kwargs` leaves out. `self_loops`: of the dataset.
@@ -49,22 +50,38 @@ class PyG:
 
     @property
     def num_layers(self) -> int:
-        with torch.random.fork_rng(devices=[]):
-            return len(_convolutions(_make(self.target, tuple(self.kwargs.items()), 8, 4)))
+        return len(_convolutions(self._sample()))
+
+    @property
+    def edge_weights(self) -> EdgeWeights:
+        net = self._sample()
+        if weight_argument(net) is None:
+            return "none"
+        roots = any(isinstance(_way(name, conv, self), NormalizedSum) for name, conv in _convolutions(net).items())
+        return "normalized" if roots else "summed"
+
+    @property
+    def whole_neighborhoods(self) -> tuple[str, ...]:
+        found = _convolutions(self._sample()).items()
+        return tuple(name for name, conv in found if isinstance(_way(name, conv, self), Neighborhood))
 
     def ways(self) -> list[str]:
         """A line a convolution: how it aggregates."""
+        found = _convolutions(self._sample()).items()
+        return [f"{name}: {type(conv).__name__}, {_way(name, conv, self).title}" for name, conv in found]
+
+    def _sample(self) -> nn.Module:
+        """The module for some widths, to look at."""
         with torch.random.fork_rng(devices=[]):
-            net = _make(self.target, tuple(self.kwargs.items()), 8, 4)
-        convolutions = _convolutions(net).items()
-        return [f"{name}: {type(conv).__name__}, {_way(name, conv, self).title}" for name, conv in convolutions]
+            return _make(self.target, tuple(self.kwargs.items()), 8, 4)
 
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> PyGNet:
         """The model with the initial weights that its modules make, drawn from a generator that depends on `seed`
         alone. ValueError where it is no model of forward(x, edge_index), or holds what cannot run on a part."""
         arguments = tuple(self.kwargs.items())
         model = construct(lambda: PyGNet(self, _make(self.target, arguments, in_dim, out_dim), in_dim, out_dim), seed)
-        aside = [conv.aggr_module for conv in model.convs.values() if isinstance(conv.aggr_module, nn.Module)]
+        ends = [conv.aggr_module for conv in model.convs.values() if isinstance(conv.aggr_module, nn.Module)]
+        aside = [module for aggregation in ends for module in aggregation.modules()]
         refuse_row_mixing(model, keyed_dropout=True, aside=aside)
         model.measure()
         return model
@@ -92,12 +109,19 @@ def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int) -> nn
         raise ValueError(f"model.target={target} gives a {type(net).__name__}, not a torch.nn.Module")
     parameters = list(inspect.signature(net.forward).parameters.values())
     needed = [each.name for each in parameters if each.default is each.empty and each.kind not in (2, 3, 4)]
-    if len(parameters) < 2 or len(needed) > 2 or (parameters[1].name not in ("edge_index", "adj_t", "edges")):
+    unknown = [name for name in needed[2:] if name != weight_argument(net)]
+    if len(parameters) < 2 or unknown or (parameters[1].name not in ("edge_index", "adj_t", "edges")):
         raise ValueError(
             f"model.target={target} has forward({', '.join(each.name for each in parameters)}); gnnpar calls "
-            "forward(x, edge_index)"
+            "forward(x, edge_index), and forward(x, edge_index, edge_weight) where it takes that"
         )
     return net
+
+
+def weight_argument(net: nn.Module) -> str | None:
+    """The argument of forward that takes the weights of edges."""
+    names = list(inspect.signature(net.forward).parameters)[2:]
+    return next((name for name in names if name in ("edge_weight", "edge_weights")), None)
 
 
 def _convolutions(net: nn.Module) -> dict[str, MessagePassing]:
@@ -125,7 +149,15 @@ class PyGNet(GNN):
         training = g.edge_dropout(0.5) is not None
         self.net.train(training)
         with keyed_dropout(g, x.shape[0]) if training else nullcontext(), self._folding(g):
-            return self.net(x, Edges())
+            return self.net(x, Edges(), **self._weights(g))
+
+    def _weights(self, g: Graph) -> dict[str, Weights]:
+        """The argument for weights, where the graph has some or forward needs one."""
+        name = weight_argument(self.net)
+        if name is None:
+            return {}
+        needed = inspect.signature(self.net.forward).parameters[name].default is inspect.Parameter.empty
+        return {name: Weights()} if needed or g.in_weight is not None else {}
 
     @contextmanager
     def _folding(self, g: Graph) -> Iterator[None]:
@@ -142,7 +174,7 @@ class PyGNet(GNN):
                 del vars(conv)[method]
 
     def measure(self) -> None:
-        """Find the widths of layers, and what cannot run, on one node without edges."""
+        """Find the widths of layers, and what cannot run, on one node."""
         widths: dict[str, int] = {}
 
         def note(name: str, output: object) -> None:
@@ -157,6 +189,8 @@ class PyGNet(GNN):
         try:
             with torch.no_grad():
                 out = self(OneNode(x), x)
+                if weight_argument(self.net) is not None:
+                    out = self(OneNode(x, torch.ones(1, dtype=x.dtype)), x)
         except ValueError as error:
             raise ValueError(f"model.target={self.source.target}: {error}.") from error
         except (TypeError, RuntimeError, AttributeError) as error:
@@ -188,7 +222,7 @@ class PyGNet(GNN):
 
     @property
     def needs_edge_ids(self) -> bool:
-        return any(float(vars(conv).get("dropout") or 0) > 0 for conv in self.convs.values())
+        return any(drops_edges(conv) for conv in self.convs.values())
 
 
 def _way(name: str, conv: MessagePassing, config: PyG) -> Way:
@@ -199,15 +233,22 @@ def _way(name: str, conv: MessagePassing, config: PyG) -> Way:
 
 
 class OneNode:
-    """A graph of one node without edges, in evaluation."""
+    """A graph of one node and its self loop, in evaluation."""
 
-    def __init__(self, like: Tensor) -> None:
+    def __init__(self, like: Tensor, in_weight: Tensor | None = None) -> None:
         self.node_ids = torch.zeros(1, dtype=torch.int64)
-        self.in_degree = torch.zeros(1, dtype=like.dtype)
-        self.in_weight: Tensor | None = None
-        self.edge_ids = self.node_ids[:0]
+        self.in_degree = torch.ones(1, dtype=like.dtype)
+        self.in_weight = in_weight
+        self.edge_ids = self.node_ids
+        weights = None if in_weight is None else torch.ones_like(in_weight)
         self._block = Block.from_edges(
-            self.edge_ids, self.edge_ids, num_dst=1, num_src=1, edge_ids=self.edge_ids, src_ids=self.node_ids
+            self.node_ids,
+            self.node_ids,
+            num_dst=1,
+            num_src=1,
+            edge_ids=self.edge_ids,
+            src_ids=self.node_ids,
+            weights=weights,
         )
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:

@@ -1,8 +1,8 @@
 """How a PyG convolution aggregates: its `forward` runs as it is, and where it calls `propagate`, a fold takes over.
 
-So the parameters, options and code of a convolution around `propagate` are the user's own. What is inside has to be one
-of four: a sum, mean or maximum of source rows; GCN's weighted sum; attention whose softmax a fold knows; or a message
-that is a function of one edge.
+So the parameters, options and code of a convolution around `propagate` are the user's own. What is inside is one of
+five: a sum, mean or maximum of source rows; GCN's weighted sum; attention whose softmax a fold knows; a message that is
+a function of one edge; or anything else, which runs as PyG runs it, on all in-edges of a rank's rows at once.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from torch.func import functional_call
 from torch_geometric import nn as pyg
 from torch_geometric.nn import MessagePassing
 
-from gnnpar.folds.block import Rows
+from gnnpar.folds import neighborhood as folds
+from gnnpar.folds.block import Block, Rows
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gatv2 import Score, source_value
-from gnnpar.models.pyg.dropout import no_dropout
+from gnnpar.models.pyg.dropout import edge_dropout, no_dropout
 
 Propagate = Callable[..., Tensor]
 
 _WHOLE = {"index", "ptr", "size", "size_i", "size_j", "dim_size", "edge_index", "edge_index_i", "edge_index_j", "adj_t"}
+_SELF_LOOPS = {"add_self_loops", "add_remaining_self_loops", "remove_self_loops"}
+_OF_ALL_EDGES = frozenset({"gcn_norm", "get_laplacian", "degree", "__norm__"} | _SELF_LOOPS)
+_NORMALIZED = (pyg.GCNConv, pyg.GCN2Conv, pyg.SGConv, pyg.TAGConv, pyg.LGConv, pyg.APPNP)  # gcn_norm, then sums
 _PLAIN = (MessagePassing, pyg.SAGEConv, pyg.GINConv, pyg.GraphConv, pyg.GCNConv)  # their message is x_j
 _REDUCTIONS = {pyg.SumAggregation: "sum", pyg.MeanAggregation: "mean", pyg.MaxAggregation: "max"}
 
@@ -37,9 +41,11 @@ _REDUCTIONS = {pyg.SumAggregation: "sum", pyg.MeanAggregation: "mean", pyg.MaxAg
 class Edges:
     """What a model gets in the place of edge_index: only convolutions may use it."""
 
+    name = "edge_index"
+
     def _refuse(self, *_: object) -> NoReturn:
         raise ValueError(
-            "the model reads edge_index outside of a convolution, and a rank holds a part of the edges; hand it to "
+            f"the model reads {self.name} outside of a convolution, and a rank holds a part of the edges; hand it to "
             "convolutions alone"
         )
 
@@ -49,6 +55,13 @@ class Edges:
         if name.startswith("__"):
             raise AttributeError(name)
         self._refuse()
+
+
+class Weights(Edges):
+    """What a model gets in the place of edge_weight."""
+
+    name = "edge_weight"
+    __add__ = __radd__ = __sub__ = __mul__ = __rmul__ = __truediv__ = __pow__ = __neg__ = Edges._refuse
 
 
 class Way(Protocol):
@@ -72,23 +85,26 @@ def way_of(conv: MessagePassing, *, self_loops: bool) -> Way:
     if isinstance(conv, pyg.GATConv | pyg.GATv2Conv):
         return _attention(conv, self_loops)
     reduction = _REDUCTIONS.get(type(conv.aggr_module))
-    if reduction is None:
-        raise ValueError(f"aggregates by {conv.aggr}, which no fold computes; sum, mean and max are carried")
-    for name in ("aggregate", "update", "edge_update"):
-        if _of(cls, name) is not _of(MessagePassing, name):
-            raise ValueError(f"has a method {name} of its own, which is not carried")
-    if isinstance(conv, pyg.GCNConv) and conv.normalize:
-        return _gcn(conv, reduction, self_loops)
+    if isinstance(conv, _NORMALIZED) and vars(conv).get("normalize", True):
+        return _normalized(conv, reduction, self_loops)
+    forward = _of(cls, "forward")
+    called = forward.__code__.co_names if inspect.isfunction(forward) else ()
+    all_edges = [name for name in called if name in _OF_ALL_EDGES]
+    if all_edges and not isinstance(conv, _NORMALIZED):
+        raise ValueError(
+            f"calls {all_edges[0]} in its forward, on the edges of the whole graph; of convolutions that do, GCNConv, "
+            "GCN2Conv, SGConv, TAGConv, LGConv, APPNP, GATConv and GATv2Conv are carried"
+        )
+    if _of(cls, "edge_update") is not _of(MessagePassing, "edge_update"):
+        raise ValueError("has a method edge_update of its own, which is not carried")
+    plain_ends = all(_of(cls, name) is _of(MessagePassing, name) for name in ("aggregate", "update"))
+    if reduction is None or not plain_ends:
+        return Neighborhood()
     if any(_of(cls, "message") is _of(each, "message") for each in _PLAIN):
         return Fold(reduction)
     names = tuple(inspect.signature(conv.message).parameters)
-    if whole := [name for name in names if name in _WHOLE]:
-        raise ValueError(
-            f"has a message that reads {', '.join(whole)}, more than one edge at a time (a softmax?); of "
-            "attention, GATConv and GATv2Conv are carried"
-        )
-    if reduction == "max":
-        raise ValueError("takes the maximum of messages of its own, which no fold computes; sum and mean are carried")
+    if reduction == "max" or any(name in _WHOLE for name in names):
+        return Neighborhood()
     return EdgeMessage(reduction, names)
 
 
@@ -96,12 +112,22 @@ def _of(cls: type, name: str) -> object:
     return inspect.getattr_static(cls, name)
 
 
-def _gcn(conv: pyg.GCNConv, reduction: str, self_loops: bool) -> Way:
-    if _of(type(conv), "forward") is not _of(pyg.GCNConv, "forward") or reduction != "sum":
-        raise ValueError("is a GCNConv with a forward or an aggregation of its own, which is not carried")
-    if _of(type(conv), "message") is not _of(pyg.GCNConv, "message"):
-        raise ValueError("is a GCNConv with a message of its own, which is not carried")
-    return NormalizedSum(adds_loop=bool(conv.add_self_loops) and not self_loops)
+def _normalized(conv: MessagePassing, reduction: str | None, self_loops: bool) -> Way:
+    base = next(each for each in _NORMALIZED if isinstance(conv, each))
+    if _of(type(conv), "forward") is not _of(base, "forward") or reduction != "sum":
+        raise ValueError(f"is a {base.__name__} with a forward or an aggregation of its own, which is not carried")
+    if _of(type(conv), "message") is not _of(base, "message"):
+        raise ValueError(f"is a {base.__name__} with a message of its own, which is not carried")
+    options = vars(conv)
+    if isinstance(conv, pyg.SGConv) and conv.cached:
+        raise ValueError(
+            "keeps the result of its first input (cached=True); leave that out, and set first_layer=cached"
+        )
+    if isinstance(conv, pyg.APPNP) and conv.dropout > 0:
+        raise ValueError("drops edges (dropout), which is not carried; set its dropout to 0")
+    wants_loops = not isinstance(conv, pyg.TAGConv | pyg.LGConv) and options.get("add_self_loops", True)
+    adds = wants_loops and not self_loops
+    return NormalizedSum(loop=(2 if options.get("improved") else 1) if adds else 0)
 
 
 def _attention(conv: pyg.GATConv | pyg.GATv2Conv, self_loops: bool) -> Way:
@@ -137,7 +163,15 @@ def _rows(value: object, name: str) -> Tensor | None:
 
 def _refuse_others(given: Mapping[str, object], read: tuple[str, ...]) -> None:
     if others := [name for name, value in given.items() if value is not None and name not in read]:
-        raise ValueError(f"calls propagate with {', '.join(others)}, and models read no data on edges")
+        raise ValueError(f"calls propagate with {', '.join(others)}; of data on edges, models read edge_weight alone")
+
+
+def _weighted(given: Mapping[str, object]) -> bool:
+    """Is the fold to use the weights of the graph's edges?"""
+    weight = given.get("edge_weight")
+    if weight is not None and not isinstance(weight, Weights):
+        raise ValueError("calls propagate with an edge_weight of its own; hand on that of forward")
+    return weight is not None
 
 
 def _same(local: Local, rows: Tensor) -> Rows:
@@ -156,11 +190,14 @@ class Fold:
 
     def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
         def propagate(edge_index: object, size: object = None, **given: object) -> Tensor:
-            _refuse_others(given, ("x",))
+            _refuse_others(given, ("x", "edge_weight"))
+            weighted = _weighted(given)
+            if weighted and self.reduction == "max":
+                raise ValueError("takes the maximum of weighted rows, which no fold computes")
             rows, _ = _source_and_destination(given["x"], "x")
             assert rows is not None
             source = g.source(_same, rows.flatten(1))
-            out = g.aggregate(Max() if self.reduction == "max" else Sum(), source)
+            out = g.aggregate(Max() if self.reduction == "max" else Sum(weighted=weighted), source)
             if self.reduction == "mean":
                 out = out * g.in_degree.clamp_min(1).reciprocal()[:, None]
             return out.unflatten(1, rows.shape[1:]) if rows.ndim > 2 else out
@@ -170,25 +207,33 @@ class Fold:
 
 @dataclass(frozen=True)
 class NormalizedSum:
-    """D^-1/2 A D^-1/2 X with the degrees of the whole graph; `adds_loop`: A has none, and one a node is added."""
+    """D^-1/2 A D^-1/2 X with the degrees of the whole graph. `loop`: A has no self loops, and one a node of this weight
+    is added; 0: none is."""
 
-    adds_loop: bool
+    loop: int
     title = "mapped to GCN's sum"
 
     def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
         def propagate(edge_index: object, size: object = None, **given: object) -> Tensor:
-            _refuse_others(given, ("x",))
+            _refuse_others(given, ("x", "edge_weight"))
+            weighted = _weighted(given)
             rows, _ = _source_and_destination(given["x"], "x")
             assert rows is not None
-            source = g.source(lambda local, h: (self._scale(local) * h,), rows)
-            out = g.aggregate(Sum(), source)
-            return self._scale(g) * (out + source[0] if self.adds_loop else out)
+            source = g.source(lambda local, h: (self._scale(local, weighted) * h,), rows)
+            out = g.aggregate(Sum(weighted=weighted), source)
+            loop = self._loop_of(g, weighted)
+            return self._scale(g, weighted) * (out + loop * source[0] if loop else out)
 
         return {"propagate": propagate}
 
-    def _scale(self, local: Local) -> Tensor:
-        degree = local.in_degree + int(self.adds_loop)
-        return torch.where(degree > 0, degree.clamp_min(1).rsqrt(), 0.0)[:, None]
+    def _loop_of(self, local: Local, weighted: bool) -> int:
+        """Without weights, PyG adds loops of weight 1 whatever `improved` says."""
+        return self.loop if weighted and local.in_weight is not None else min(1, self.loop)
+
+    def _scale(self, local: Local, weighted: bool) -> Tensor:
+        weight = local.in_weight if weighted else None
+        degree = (local.in_degree if weight is None else weight) + self._loop_of(local, weighted)
+        return torch.where(degree > 0, degree, torch.inf).rsqrt()[:, None]
 
 
 @dataclass(frozen=True)
@@ -250,17 +295,20 @@ class _Message(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _EdgeValue:
-    """The message of e edges. `read`: the argument, and the operand it is of: source or destination, and its place."""
+    """The message of e edges. `read`: the argument, and the operand it is of: source or destination, and its place.
+    `weights`: arguments that are the weights of the edges."""
 
     message: _Message
     read: tuple[tuple[str, str, int], ...]
     fixed: Mapping[str, object]
     parameters: tuple[str, ...]
+    weights: tuple[str, ...]
 
     def __call__(self, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         sides = {"j": src, "i": dst}
         given: dict[str, object] = {name: sides[side][place] for name, side, place in self.read}
         given |= self.fixed
+        given |= dict.fromkeys(self.weights, edge[-1] if edge else None)
         parameters = dict(zip(self.parameters, shared, strict=True))
         with no_dropout():
             return functional_call(self.message, parameters, kwargs=given)
@@ -291,10 +339,12 @@ class EdgeMessage:
                 raise ValueError("has a message that reads nothing of the source (x_j), which is not carried")
             module = _Message(conv)
             parameters = dict(module.named_parameters())
-            value = _EdgeValue(module, tuple(read), fixed, tuple(parameters))
+            weights = tuple(name for name, value in fixed.items() if isinstance(value, Weights))
+            value = _EdgeValue(module, tuple(read), fixed, tuple(parameters), weights)
             source = g.source(lambda local, *rows: rows, *operands["j"])
             shared = tuple(parameters.values())
-            out = g.aggregate(Generic(value=value), source, tuple(operands["i"]), shared=shared)
+            fold = Generic(value=value, weighted=bool(weights))
+            out = g.aggregate(fold, source, tuple(operands["i"]), shared=shared)
             if self.reduction == "mean":
                 degree = g.in_degree.clamp_min(1).reciprocal()
                 out = out * degree.reshape(-1, *[1] * (out.ndim - 1))
@@ -316,3 +366,101 @@ class EdgeMessage:
                     f"has a message that reads {name}, which is no row of a node; models read no data on edges"
                 )
             yield name, "", value
+
+
+class _Propagate(nn.Module):
+    """A convolution's `propagate` of PyG as a module of its own, to be called with other parameters."""
+
+    def __init__(self, conv: MessagePassing) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, edges: Tensor, size: tuple[int, int], given: Mapping[str, object]) -> Tensor:
+        before = dict(vars(self.conv))
+        try:
+            return type(self.conv).propagate(self.conv, edges, size=size, **given)
+        finally:  # a message may leave tensors behind (TransformerConv its scores)
+            vars(self.conv).clear()
+            vars(self.conv).update(before)
+
+
+_Side = tuple[int | None, int | None]  # places of an argument among the operands of sources, of destinations
+
+
+@dataclass(frozen=True, eq=False)
+class _OnBlock:
+    """PyG's `propagate` on a block with all in-edges of its destinations. `sides`: of arguments by edge; `own`: places
+    of those that `update` reads as rows of destinations; `weights`: arguments that are the weights of the edges."""
+
+    propagate: _Propagate
+    graph: Graph
+    sides: Mapping[str, _Side]
+    own: Mapping[str, int]
+    fixed: Mapping[str, object]
+    weights: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+    def __call__(self, block: Block, src: Rows, dst: Rows, shared: Rows) -> Tensor:
+        edges = torch.stack([block.indices.long(), block.edge_dst])
+        given: dict[str, object] = {name: dst[place] for name, place in self.own.items()}
+        for name, (j, i) in self.sides.items():
+            given[name] = (None if j is None else src[j], None if i is None else dst[i])
+        given |= self.fixed
+        given |= dict.fromkeys(self.weights, block.weights)
+        parameters = dict(zip(self.parameters, shared, strict=True))
+        with edge_dropout(self.graph, block.edge_ids, block.num_edges):
+            return functional_call(self.propagate, parameters, (edges, (block.num_src, block.num_dst), given))
+
+
+@dataclass(frozen=True)
+class Neighborhood:
+    """Any other convolution: its own message, aggregation and update, on all in-edges of its rows at once."""
+
+    title = "runs as it is, on whole neighbourhoods"
+
+    def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
+        names = set(conv.inspector.get_flat_param_names(["message", "aggregate", "update"]))
+        updates = set(inspect.signature(conv.update).parameters)
+
+        def propagate(edge_index: object, size: object = None, **given: object) -> Tensor:
+            src: list[Tensor] = []
+            dst: list[Tensor] = []
+            sides: dict[str, _Side] = {}
+            own: dict[str, int] = {}
+            fixed, weights = {}, []
+            for name, value in given.items():
+                if isinstance(value, Weights):
+                    weights.append(name)
+                elif not isinstance(value, Tensor | tuple):
+                    fixed[name] = value
+                else:
+                    first, second = _source_and_destination(value, name)
+                    by_edge = [f"{name}_{side}" in names for side in "ji"]
+                    if name in names and (any(by_edge) or name not in updates or second is None):
+                        raise ValueError(f"reads {name} as a whole, and a rank holds a part of its rows")
+                    if name in names and second is not None:
+                        own[name] = _put(dst, second)
+                    else:
+                        of_source = _put(src, first) if by_edge[0] and first is not None else None
+                        of_own = _put(dst, second) if by_edge[1] and second is not None else None
+                        sides[name] = of_source, of_own
+            if not src:
+                raise ValueError("has a message that reads nothing of the source (x_j), which is not carried")
+            module = _Propagate(conv)
+            parameters = dict(module.named_parameters())
+            run = _OnBlock(module, g, sides, own, fixed, tuple(weights), tuple(parameters))
+            source = g.source(lambda local, *rows: rows, *src)
+            fold = folds.Neighborhood(run, by_edge_ids=drops_edges(conv))
+            return g.aggregate(fold, source, tuple(dst), shared=tuple(parameters.values()))
+
+        return {"propagate": propagate}
+
+
+def _put(operands: list[Tensor], rows: Tensor) -> int:
+    operands.append(rows)
+    return len(operands) - 1
+
+
+def drops_edges(conv: MessagePassing) -> bool:
+    """Does it drop entries of rows of edges (attention dropout)?"""
+    return float(vars(conv).get("dropout") or 0) > 0

@@ -40,7 +40,7 @@ class FeatureParallel:
     """`codec`: of rows by columns, of results on their way home, and of the gradients of both, in training."""
 
     codec: CodecConfig = Identity()
-    capabilities = Capabilities(from_shards=True, edge_weights=True)
+    capabilities = Capabilities(from_shards=True, edge_weights=True, whole_neighborhoods=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.codec, Adaptive):

@@ -83,6 +83,7 @@ class SAR:
             from_shards=not out_of_core,
             chunks=out_of_core,
             edge_weights=True,
+            whole_neighborhoods=False,
             less_memory=self._less_memory,
         )
 
