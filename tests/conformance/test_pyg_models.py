@@ -108,7 +108,7 @@ def test_halos_give_whole_neighbourhoods(strategy, target):
         assert case.passed, case
 
 
-@pytest.mark.parametrize("strategy", ["sar", "feature"])
+@pytest.mark.parametrize("strategy", ["sar", "feature", "cagnet", "sancus"])
 def test_strategies_that_fold_pieces_refuse_whole_neighbourhoods(strategy):
     with pytest.raises(ValueError, match="folds neighbourhoods in pieces, and conv1 of model=pyg reads whole ones"):
         check(configured("strategy", strategy), {"pyg": PyG(target="pyg_nets.transformer")}, worlds=(2,))

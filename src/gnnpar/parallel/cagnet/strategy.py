@@ -44,7 +44,7 @@ class Cagnet:
 
     prefetch: Annotated[int, Ge(0)] = 1
     codec: CodecConfig = Identity()
-    capabilities = Capabilities(from_shards=True, edge_weights=True)
+    capabilities = Capabilities(from_shards=True, edge_weights=True, whole_neighborhoods=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.codec, Adaptive):

@@ -66,7 +66,9 @@ class Sancus:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(from_shards=True, edge_weights=True, crosses_epochs=self.period != 1)
+        return Capabilities(
+            from_shards=True, edge_weights=True, whole_neighborhoods=False, crosses_epochs=self.period != 1
+        )
 
     @property
     def exactness(self) -> frozenset[Exactness]:
