@@ -20,6 +20,7 @@ from gnnpar.parallel.sketch import sketch
 from gnnpar.partition.shard import Shard
 from gnnpar.settings import ConfigError
 from gnnpar.verify.conformance import check, make_job, small_graph, train_in_threads
+from graphs import with_weights
 from worlds import run_world
 
 WORLD, SEED = 3, 3
@@ -117,3 +118,49 @@ def test_what_cannot_run_is_refused_in_one_line() -> None:
         assert "\n" not in str(caught.value)
     dropped = train_in_threads(Cagnet(codec=Drop()), model_of("gcn"), small_graph(), world=WORLD, epochs=1)
     assert set(dropped.traffic[0]) == {"reduce"}
+
+
+@pytest.mark.parametrize(("world", "copies"), [(4, 2), (8, 2), (9, 3)])
+def test_shared_edges_are_exact(world: int, copies: int) -> None:
+    (case,) = check(Cagnet(replication=copies), {"gcn": model_of("gcn")}, worlds=(world,))
+    assert case.passed, case
+
+
+@pytest.mark.parametrize("model", ["sage", "gin", "gcnii"])
+def test_every_model_of_sums_is_exact(model: str) -> None:
+    strategy = Cagnet(replication=2, prefetch=0)
+    (case,) = check(strategy, {model: model_of(model)}, worlds=(4,), dataset=with_weights(small_graph()))
+    assert case.passed, case
+
+
+@pytest.mark.parametrize("codec", [Identity(), BFloat16(), Uniform(bits=4)], ids=str)
+def test_bytes_of_shared_edges_are_those_of_rows_to_a_column_and_of_partial_sums(codec: Any) -> None:
+    data, world, copies, strategy = small_graph(), 8, 2, Cagnet(replication=2, codec=codec)
+    config = configured("model", "gcn", "model.hidden=32", "model.num_layers=3", "model.order=transform_first")
+    nodes = make_job(strategy, config, data, world=world).plan.statistics["nodes"]
+    readers = [sum(p % copies == q // (world // copies) and p != q for p in range(world)) for q in range(world)]
+    assert sorted(set(readers)) == [world // copies - 1, world // copies]
+    rows = sum(n * r for n, r in zip(nodes, readers, strict=True)) + (copies - 1) * data.num_nodes
+    expected = sum(codec.price(rows, [w]).nbytes for w in (32, 32, 3))
+    got = train_in_threads(strategy, config, data, world=world, dtype=torch.float32)
+    assert [(epoch["forward"], epoch["backward"]) for epoch in got.traffic] == [(expected, expected)] * 2
+    assert rows < (world - 1) * data.num_nodes
+
+
+def test_shared_edges_keep_layer_0_and_processes_give_the_numbers_of_threads() -> None:
+    data, strategy = small_graph(), Cagnet(replication=2)
+    (case,) = check(strategy, {"gcn": model_of("gcn")}, worlds=(4,), first_layer="cached")
+    assert case.passed, case
+    job = make_job(strategy, model_of("gcn"), data, world=4)
+    threads = train_in_threads(strategy, model_of("gcn"), data, world=4)
+    ranks = run_world("gloo", 4, job)
+    assert ranks[0][0] == pytest.approx(threads.losses, rel=1e-14)  # gloo adds four losses in another order
+    assert [sum(rank[4][e]["forward"] for rank in ranks) for e in range(2)] == [t["forward"] for t in threads.traffic]
+
+
+def test_a_replication_that_cannot_be_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"strategy\.replication=2 on 6 ranks: its square, 4, does not divide 6; set"):
+        Cagnet(replication=2).check(6, 2, 10)
+    (case,) = check(Cagnet(replication=2), {"gat": model_of("gat")}, worlds=(4,))
+    assert case.error is not None
+    assert "strategy.replication=2 adds up partial sums of ranks, but Softmax of layer 0 is no sum" in case.error

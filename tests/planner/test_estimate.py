@@ -257,6 +257,17 @@ def test_estimated_then_trained(four: str, run_cli: Run, tmp_path: Path, capsys:
         capsys.readouterr()
 
 
+def test_bytes_without_a_time(four: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*SMALL, "world_size=4", "strategy=cagnet", "strategy.replication=2"]
+    assert main(["estimate", "--json", four, *asked]) == 0
+    (estimate,) = json.loads(capsys.readouterr().out)["estimates"]
+    quick = ("epochs=2", "comm=threads", "threads_per_rank=1", "tracker=jsonl", "checkpoint.keep=0")
+    assert main(["train", *asked, *quick, f"hydra.run.dir={tmp_path}/run"]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert {k: estimate["bytes_per_epoch"][k] for k in KEYS} == {k: result["bytes_per_epoch"][k] for k in KEYS}
+    assert "predicted" not in estimate or estimate["predicted"] is None
+
+
 def test_the_table(four: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", *SMALL, "world_size=4", four]) == 0
     told = capsys.readouterr().out

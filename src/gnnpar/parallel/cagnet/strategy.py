@@ -1,4 +1,4 @@
-"""CAGNET in one dimension: Y[N_P, F] = sum_q A[N_P, N_q] X[N_q, F], part q's rows broadcast in turn, exact.
+"""CAGNET in 1 and 1.5 dimensions: Y[N_P, F] = sum_q A[N_P, N_q] X[N_q, F], part q's rows broadcast in turn, exact.
 
 Tripathy, Yelick, Buluc, Reducing Communication in Graph Neural Network Training, SC 2020 (arXiv 2005.03300). What it
 computes, what it sends, and where it differs from the paper and from the public code: docs/strategies/cagnet.md.
@@ -18,9 +18,12 @@ from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.broadcast import BroadcastGraph, row_lists, whole_parts
+from gnnpar.parallel.cagnet.grid import pieces_of, without_edges
+from gnnpar.parallel.cagnet.replicated import ReplicatedGraph, refuse_fold
 from gnnpar.parallel.engine import Engine, FlatEngine, Stateful
 from gnnpar.parallel.halo_graph import EdgeOrder, HeldRows
 from gnnpar.parallel.local import Pass
+from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
 from gnnpar.parallel.view import FeatureCache
 from gnnpar.partition.shard import Shard
@@ -39,9 +42,11 @@ if TYPE_CHECKING:
 class Cagnet:
     """`prefetch`: parts whose rows are under way while one is folded. `codec`: of rows and their gradients.
 
-    Evaluation is exact, and broadcasts too.
+    `replication`: c of 1.5 dimensions, whose square divides the number of ranks: groups of c ranks share the in-edges
+    of their rows, and add up partial sums. Evaluation is exact, and broadcasts too.
     """
 
+    replication: Annotated[int, Ge(1)] = 1
     prefetch: Annotated[int, Ge(0)] = 1
     codec: CodecConfig = Identity()
     capabilities = Capabilities(from_shards=True, edge_weights=True, whole_neighborhoods=False)
@@ -62,6 +67,14 @@ class Cagnet:
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
         check_epochs(self.codec, epochs)
+        self.check_ranks(num_ranks)
+
+    def check_ranks(self, num_ranks: int) -> None:
+        if num_ranks % (square := self.replication**2):
+            raise ValueError(
+                f"strategy.replication={self.replication} on {num_ranks} ranks: its square, {square}, does not divide "
+                f"{num_ranks}; set strategy.replication=1, or another number of ranks"
+            )
 
     def cost(self, problem: Problem, machine: Machine) -> Price:
         from gnnpar.parallel.cagnet.cost import cost
@@ -77,8 +90,9 @@ class Cagnet:
         return workload.flat_plan(topology)
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
-        settings = {"codec": self.codec, "prefetch": self.prefetch}
+        settings = {"codec": self.codec, "prefetch": self.prefetch, "replication": self.replication}
         how = f"{name_of(self.codec)}, {self.prefetch} parts ahead"
+        how += f", in-edges of {self.replication} parts shared" if self.replication > 1 else ""
         return (LayerFacts(mode="broadcast", how=how, settings=settings),) * plan.num_layers
 
     def build(
@@ -92,6 +106,8 @@ class Cagnet:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
+        if self.replication > 1:
+            return self._replicated(shard, model, task, comm, seed=seed, first_layer=first_layer)
         shard = whole_parts(shard, comm)
         codec, exact_codec = (c.build(row_lists(shard), comm, seed) for c in (self.codec, Identity()))
         cache, exact_exchange = FeatureCache.of(first_layer), CodedExchange(comm, exact_codec)
@@ -118,4 +134,33 @@ class Cagnet:
             seed=seed,
             codecs=(codec,),
             parts=parts,
+        )
+
+    def _replicated(
+        self, shard: Shard, model: GNN, task: Task, comm: Communicator, *, seed: int, first_layer: FirstLayer
+    ) -> FlatEngine:
+        for use in sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim))):
+            refuse_fold(use.agg, use.layer, self.replication)
+        pieces = pieces_of(shard, comm, self.replication)
+        alone = without_edges(shard)
+        cache, lists = FeatureCache.of(first_layer), pieces.row_lists()
+        codecs = [self.codec.build(each, comm, seed) for each in lists]
+        rows, home = (CodedExchange(comm, codec) for codec in codecs)
+        exactly = tuple(CodedExchange(comm, Identity().build(each, comm, seed)) for each in lists)
+        once = None if "exact" in self.exactness else (exactly[0], exactly[1])
+        view = ReplicatedGraph(
+            alone, Pass(seed), cache=cache, pieces=pieces, rows=rows, home=home, prefetch=self.prefetch, once=once
+        )
+        exact = replace(view, rows=exactly[0], home=exactly[1], cache=FeatureCache.of(first_layer))
+        return FlatEngine(
+            view=view,
+            exact=exact,
+            shard=alone,
+            model=model,
+            task=task,
+            comm=comm,
+            seed=seed,
+            codecs=codecs,
+            structure=[pieces],
+            parts={} if cache is None else {"cache": cache},
         )

@@ -1,0 +1,135 @@
+"""The ranks of CAGNET in 1.5 dimensions as a grid, and the edges that each of them folds.
+
+Rank g c + j is column j of group g; there are P / c groups of c ranks. Column j folds, for all rows of its group, the
+in-edges from groups j P / c^2, ..., (j + 1) P / c^2 - 1; the sum over a group's columns is the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm import Communicator, RowLists
+from gnnpar.folds.block import Block
+from gnnpar.partition.shard import Shard
+
+
+class Grid(NamedTuple):
+    """`copies`: c, whose square divides the number of ranks."""
+
+    ranks: int
+    copies: int
+
+    def group(self, rank: int) -> range:
+        """Ranks of the group that a rank is in, which are the parts whose rows it sums up."""
+        first = rank // self.copies * self.copies
+        return range(first, first + self.copies)
+
+    def column(self, rank: int) -> int:
+        return rank % self.copies
+
+    @property
+    def stages(self) -> int:
+        """Parts that a rank reads, one a stage."""
+        return self.ranks // self.copies
+
+    def source(self, column: int, stage: int) -> int:
+        """The part whose rows a column reads in a stage."""
+        return column * self.stages + stage
+
+    def readers(self, part: int) -> range:
+        """Ranks that read the rows of a part: a column."""
+        return range(part // self.stages, self.ranks, self.copies)
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """What one rank folds. Shapes: blocks[q] of all rows of its group, parts in ascending order, from all rows of part
+    q; ids[q] [N_q], of its group and of the parts that it reads."""
+
+    grid: Grid
+    rank: int
+    blocks: dict[int, Block]
+    ids: dict[int, Tensor]
+
+    @cached_property
+    def places(self) -> dict[int, slice]:
+        """Of each part of the group among the group's rows."""
+        places: dict[int, slice] = {}
+        start = 0
+        for part in self.grid.group(self.rank):
+            places[part] = slice(start, start + len(self.ids[part]))
+            start += len(self.ids[part])
+        return places
+
+    @property
+    def num_rows(self) -> int:
+        """Of the group."""
+        return self.places[self.grid.group(self.rank)[-1]].stop
+
+    @property
+    def nbytes(self) -> int:
+        ids = sum(t.numel() * t.element_size() for t in self.ids.values())
+        return ids + sum(block.nbytes for block in self.blocks.values())
+
+    def row_lists(self) -> tuple[RowLists, RowLists]:
+        """Of rows on their way to a column, and of partial sums on their way to the owners of their rows."""
+        mine, me, size = self.ids[self.rank], self.rank, self.grid.ranks
+        every = torch.arange(len(mine), device=mine.device)
+        readers = [p for p in self.grid.readers(me) if p != me]
+        rows = RowLists(me, size, mine, dict.fromkeys(readers, every), {q: self.ids[q] for q in self.blocks if q != me})
+        group = torch.cat([self.ids[p] for p in self.grid.group(me)])
+        place = torch.arange(len(group), device=mine.device)
+        others = {p: place[at] for p, at in self.places.items() if p != me}
+        return rows, RowLists(me, size, group, others, dict.fromkeys(others, mine))
+
+
+def pieces_of(shard: Shard, comm: Communicator, copies: int) -> Pieces:
+    """Collective. Not counted: a set-up, like the cutting before it."""
+    grid, me = Grid(comm.size, copies), comm.rank
+    host = torch.device("cpu")
+    mine = {q: block.to(host) for q, block in {shard.part: shard.inner, **shard.halo}.items()}
+    everyone = comm.broadcast(comm.gather((shard.node_ids.cpu(), mine)))
+    assert everyone is not None
+    ids = [node_ids for node_ids, _ in everyone]
+    read = [grid.source(grid.column(me), stage) for stage in range(grid.stages)]
+    there = {q: _stacked([(ids[p], everyone[p][1].get(q)) for p in grid.group(me)], ids[q]) for q in read}
+    held = {q: ids[q].to(comm.device) for q in {*read, *grid.group(me)}}
+    return Pieces(grid, me, {q: block.to(comm.device) for q, block in there.items()}, held)
+
+
+def without_edges(shard: Shard) -> Shard:
+    """The rows of a shard, whose edges are in the pieces of its group."""
+    inner = shard.inner.restrict(torch.zeros_like(shard.inner.indices, dtype=torch.bool))
+    return replace(shard, inner=inner, halo={}, boundary={}, halo_in_degree=shard.in_degree[:0], halo_in_weight=None)
+
+
+def _stacked(pieces: list[tuple[Tensor, Block | None]], columns: Tensor) -> Block:
+    """In-edges of several parts from one, rows one below the other. Shapes: columns [N_q] global ids, ascending."""
+    dsts: list[Tensor] = [columns[:0]]
+    srcs: list[Tensor] = [columns[:0]]
+    weights: list[Tensor] = []
+    start = 0
+    for ids, block in pieces:
+        if block is not None:
+            assert block.src_ids is not None or block.num_src == len(columns)
+            place = None if block.src_ids is None else torch.searchsorted(columns, block.src_ids)
+            src = block.indices.long()
+            dsts.append(block.edge_dst + start)
+            srcs.append(src if place is None else place[src])
+            if block.weights is not None:
+                weights.append(block.weights)
+        start += len(ids)
+    return Block.from_edges(
+        torch.cat(dsts),
+        torch.cat(srcs),
+        num_dst=start,
+        num_src=len(columns),
+        src_ids=columns,
+        weights=torch.cat(weights) if weights else None,
+        compress=True,
+    )
