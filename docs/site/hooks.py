@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-ASIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "kernels/README.md", "experiments/README.md")
+ASIDE = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "kernels/README.md",
+    "experiments/README.md",
+    "examples/README.md",
+)
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)#\s]+)")
 
@@ -75,6 +82,7 @@ def navigation() -> list[Any]:
         {"Specifications": ["strategies/README.md", *listed("strategies")]},
         {"Architecture": "architecture.md"},
         {"Glossary": "glossary.md"},
+        {"Examples": "examples/README.md"},
         {"Experiments": ["experiments/README.md", *pages(ROOT / "experiments", "*/README.md")]},
         {"Interfaces": ["api/README.md", *listed("api")]},
         {"Kernels": "kernels/README.md"},

@@ -16,7 +16,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
 MODULE = re.compile(r"gnnpar(?:_kernels)?(?:\.\w+)+")
 FILE_TYPES = {".cfg", ".json", ".jsonl", ".lock", ".md", ".py", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
-TOP = {"conf", "docs", "experiments", "kernels", "src", "tests"}
+TOP = {"conf", "docs", "examples", "experiments", "kernels", "src", "tests"}
 OF_A_READER = re.compile(
     r"(outputs|multirun|runs|checkpoint|export|shards|site|part-N|epoch-N|lazy_kit)\b"
 )  # made, not kept

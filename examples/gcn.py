@@ -1,0 +1,38 @@
+"""GCN with weights of edges, as a PyG user writes it.
+
+python examples/gcn.py, or on two ranks: torchrun --nproc-per-node 2 examples/gcn.py
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_geometric import seed_everything
+from torch_geometric.datasets import FakeDataset
+from torch_geometric.nn import GCNConv
+
+import gnnpar
+
+
+class Net(nn.Module):
+    def __init__(self, in_channels, out_channels, hidden=16):
+        super().__init__()
+        self.conv1, self.conv2 = GCNConv(in_channels, hidden), GCNConv(hidden, out_channels)
+
+    def forward(self, x, edge_index, edge_weight):
+        x = F.dropout(self.conv1(x, edge_index, edge_weight).relu(), p=0.5, training=self.training)
+        return self.conv2(x, edge_index, edge_weight)
+
+
+def main() -> None:
+    seed_everything(0)
+    data = FakeDataset(1, avg_num_nodes=200, avg_degree=6, num_channels=16, num_classes=4, edge_dim=1)[0]
+    with gnnpar.distribute(Net, data, strategy="graph_parallel", dataset={"split": "random"}) as session:
+        optimizer = torch.optim.Adam(session.parameters(), lr=0.01)
+        losses = [session.train_epoch(optimizer) for _ in range(10)]
+        metrics = session.evaluate()
+        if session.rank == 0:
+            print(f"{session.world_size} ranks, loss {losses[0]:.3f} -> {losses[-1]:.3f}, test {metrics['test']:.3f}")
+
+
+if __name__ == "__main__":
+    main()
