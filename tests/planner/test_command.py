@@ -12,8 +12,12 @@ from conftest import Run
 from gnnpar.__main__ import main
 from gnnpar.cli.plan import factors_of, qualities
 from gnnpar.config.inputs import with_plan
+from gnnpar.models.gcn import GCN
 from gnnpar.planner.calibrate import Calibration, fitted, nonnegative
+from gnnpar.planner.extract import record
+from gnnpar.planner.registry import shipped
 from gnnpar.planner.samples import Samples
+from gnnpar.pricing.candidate import Scope
 from gnnpar.pricing.rates import NOMINAL, Rates
 from gnnpar.settings import ConfigError
 
@@ -87,7 +91,8 @@ def test_a_search_finds_uneven_parts_and_says_so(
     data = json.loads((tmp_path / "plan.json").read_text())
     found = data["predicted"]["search"]
     assert found["name"] == "descent"
-    assert 5 < found["evaluations"] <= 40 + 30  # and the uniform grids
+    grids = shipped().candidates(Scope(ir=record(GCN().build(16, 4, seed=0), 16), nodes=1500), 4)
+    assert 5 < found["evaluations"] <= 40 + 2 * len(grids)  # the uniform ones, with and without a kept first layer
     assert found["cpu_seconds"] > 0
     sizes = dict(zip(data["devices"], data["statistics"]["nodes"], strict=True))
     assert max(sizes["s/0"], sizes["s/1"]) < 0.5 * min(sizes["f/0"], sizes["f/1"])
