@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gnnpar.models.gnn import ModelConfig
+    from gnnpar.report.comparison import Comparison
     from gnnpar.session import Session
     from gnnpar.training.result.trained import Trained
     from gnnpar.verify.conformance import Case
@@ -178,17 +180,27 @@ class Compared:
         folders = [run.folder for run in self.runs]
         return load(*folders, baseline=self.baseline, allow_unfair=self.allow_unfair)
 
+    @property
+    def answers(self) -> list[str]:
+        """What to use, why, and what is not settled: a line or two a task."""
+        return self._comparison().answers
+
     def page(self, file: str | os.PathLike[str]) -> Path:
         """Write the page of `gnnpar compare --html`, which needs no network."""
-        from gnnpar.report.comparison import compare as compared
         from gnnpar.report.page.page import write_page
+
+        return write_page(self._comparison(), Path(file))
+
+    def _comparison(self) -> Comparison:
+        from gnnpar.report.comparison import compare as compared
         from gnnpar.report.runs import collect
 
         results = collect([run.folder for run in self.runs])
-        return write_page(compared(results, baseline=self.baseline, allow_unfair=self.allow_unfair), Path(file))
+        return compared(results, baseline=self.baseline, allow_unfair=self.allow_unfair)
 
     def _repr_html_(self) -> str:
-        return self.frame[[*_SHOWN]].to_html(index=False)
+        lines = "".join(f"<p>{escape(line)}</p>" for line in self.answers)
+        return lines + self.frame[[*_SHOWN]].to_html(index=False)
 
 
 _SHOWN = (

@@ -72,7 +72,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def export(comparison: Comparison, form: str, asked: bool | None, group: bool) -> str:
     """The comparison in one of the formats; CSV has a line a run unless groups were asked for."""
     if form == "json":
-        stamps = {"baseline": comparison.baseline, "unfair": comparison.allow_unfair, "margin": comparison.margin}
+        stamps = {
+            "baseline": comparison.baseline,
+            "unfair": comparison.allow_unfair,
+            "margin": comparison.margin,
+        }
         return exports.as_json(
             comparison.rows,
             comparison.groups,
@@ -93,6 +97,8 @@ def export(comparison: Comparison, form: str, asked: bool | None, group: bool) -
 
 
 def show(comparison: Comparison, group: bool) -> None:
+    for line in comparison.answers:
+        terminal.say(f"{line}\n")
     asked = {"baseline": comparison.baseline, "allow_unfair": comparison.allow_unfair}
     if group:
         terminal.show_groups(comparison.groups, comparison.rows, **asked)

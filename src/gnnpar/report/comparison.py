@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gnnpar.durable import JsonDict
 from gnnpar.report import groups as grouping
+from gnnpar.report.answer import answers
 from gnnpar.report.fairness import remarks, warnings
 from gnnpar.report.groups import MARGIN, Group
 from gnnpar.report.rows import table_rows
@@ -29,6 +30,11 @@ class Comparison:
     baseline: str
     allow_unfair: bool
     margin: float
+
+    @property
+    def answers(self) -> list[str]:
+        """What to use, why, and what is not settled: a line or two a task."""
+        return answers(self.groups, self.baseline)
 
     @property
     def commands(self) -> list[str]:

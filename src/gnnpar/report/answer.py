@@ -1,0 +1,133 @@
+"""What a comparison says, in one or two sentences a task, with the evidence: they stand on top of every report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gnnpar.printable import counted
+from gnnpar.report import curves
+from gnnpar.report import formatting as words
+from gnnpar.report.groups import Group
+from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS
+from gnnpar.track.console import seconds
+
+_SURE = 0.2  # share by which a prediction may be off before it is what misled the planner
+
+
+def answers(groups: Sequence[Group], baseline: str) -> list[str]:
+    """A line a task, and one more where `tag` ran and chose what is not the fastest."""
+    names = curves.tasks(groups)
+    lines = []
+    for arena, name in names.items():
+        rivals = [group for group in groups if group.arena == arena and not group.control and group.completed]
+        if len(rivals) > 1:
+            lines.append(f"{name}: {_answer(rivals, baseline)}")
+            lines += [f"{name}: {line}" for line in _tag(rivals)]
+    return lines
+
+
+def _answer(rivals: Sequence[Group], baseline: str) -> str:
+    sound = [group for group in rivals if group.epoch_seconds is not None and not group.timeless]
+    if not sound:
+        return (
+            "no strategy is faster or slower by these runs: their ranks are threads, or have more threads than cores. "
+            f"Bytes and accuracy stand: {_least_sent(rivals)}"
+        )
+    timed = [group for group in sound if group.speedup is not None and _is_fair(group)]
+    if len(timed) < 2:
+        return f"not settled, as no ratio is fair: {_reason(sound, baseline)}. {_least_sent(rivals)}"
+    usable = [group for group in timed if group.verdict != "inferior"]
+    best = max(usable or timed, key=_speedup)
+    if best.first["world_size"] == 1 and all(group.first["world_size"] == 1 for group in timed):
+        first = f"{_name(best)} is the fastest on one device ({_evidence(best, baseline)})"
+    elif best.first["world_size"] == 1:
+        second = max((group for group in timed if group.first["world_size"] > 1), key=_speedup)
+        share = _speedup(second) / _speedup(best)
+        alone = f"one device holds this graph: use {best.first['strategy']}. The fastest of several ranks"
+        first = f"{alone}, {_name(second)}, has {share:.2f} times its speed ({_evidence(second, baseline)})"
+    else:
+        first = f"use {_name(best)} ({_evidence(best, baseline)})"
+    return f"{first}. {_open(best, timed, baseline)}"
+
+
+def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
+    """What is not settled, and what to try next."""
+    blocks = min(len(group.ratios) for group in timed)
+    seeds = min((g.difference.n for g in timed if g.difference is not None), default=len(best.accuracies))
+    wanted = []
+    if blocks < FEWEST_BLOCKS:
+        wanted.append(f"speed ({counted(blocks, 'block')} of {FEWEST_BLOCKS}: block=0,1,2)")
+    elif "speedup" not in best.best:
+        wanted.append(f"speed ({counted(blocks, 'block')} do not tell it from the next)")
+    if best.verdict == "baseline":
+        pass  # its own accuracy claims nothing
+    elif best.verdict in ("not enough runs", "inconclusive") or (not best.verdict and seeds < FEWEST_SEEDS):
+        few = f"{counted(seeds, 'seed')} of {FEWEST_SEEDS}: seed=0,1,2,3,4" if seeds < FEWEST_SEEDS else best.verdict
+        wanted.append(f"accuracy ({few})")
+    elif best.control_verdict == "not inferior":
+        wanted.append("accuracy (the negative control, codec=drop, passes too)")
+    elif best.control_verdict != "inferior":
+        wanted.append("accuracy (no verdict on the negative control, codec=drop)")
+    settled = f"Not settled: {' and '.join(wanted)}" if wanted else f"Settled against {baseline}"
+    return f"{settled}. Other machines and links: gnnpar plan topology=NAME"
+
+
+def _tag(rivals: Sequence[Group]) -> list[str]:
+    """What the planner chose and why, where another is faster by its interval or, with few blocks, by its ratio."""
+    timed = [group for group in rivals if group.speedup is not None and not group.timeless and _is_fair(group)]
+    tags = [group for group in timed if group.first["strategy"] == "tag"]
+    if not tags:
+        return []
+    tag, best = tags[0], max(timed, key=_speedup)
+    predicted = next((r["predicted"] for r in tag.completed if r.get("predicted")), None)
+    if best is tag or predicted is None or _speedup(best) < 1.05 * _speedup(tag):
+        return []
+    chose = f"tag chose {predicted['label']}, and {_name(best)} is {_speedup(best) / _speedup(tag):.2f} times as fast"
+    exactness = set(best.first["exactness"].split())
+    allowed = {"exact", *(tag.results[0].get("settings", {}).get("strategy") or {}).get("quality", ())}
+    if not exactness <= allowed:
+        return [f"{chose}: it was not allowed what is {', '.join(sorted(exactness - allowed))} (strategy.quality)"]
+    error, took = predicted.get("epoch_error"), seconds(predicted["epoch_seconds"])
+    if error is not None and abs(error) > _SURE:
+        measure = "topology=measured topology.refresh=true measures the machine again"
+        return [f"{chose}: it expected {took} an epoch and was off by {error:+.0%}; {measure}"]
+    return [f"{chose}: it expected {took} an epoch of its choice, and more of the others"]
+
+
+def _is_fair(group: Group) -> bool:
+    return all(row["why_no_ratio"] != "unfair" for row in group.rows)
+
+
+def _reason(sound: Sequence[Group], baseline: str) -> str:
+    why = next((group.why_no_speedup for group in sound if group.why_no_speedup), f"{baseline} alone has a time")
+    return f"{why}; train strategy={baseline} in the same sweep" if why.startswith("no completed run") else why
+
+
+def _evidence(group: Group, baseline: str) -> str:
+    blocks = counted(len(group.ratios), "block")
+    ratio = f"{words.ratio(group.speedup)} x {baseline} over {blocks}"
+    return ratio if group.verdict in ("", "baseline") else f"{ratio}; accuracy {group.verdict}"
+
+
+def _least_sent(rivals: Sequence[Group]) -> str:
+    sent = {
+        group: row["bytes_per_epoch"]
+        for group in rivals
+        if group.first["world_size"] > 1
+        for row in group.rows
+        if row["status"] == "completed"
+    }
+    if not sent:
+        return "nothing is sent by one rank"
+    least = min(sent, key=lambda group: sent[group])
+    return f"{_name(least)} sends least, {words.size(sent[least])} an epoch"
+
+
+def _speedup(group: Group) -> float:
+    assert group.speedup is not None
+    return group.speedup.value
+
+
+def _name(group: Group) -> str:
+    ranks = f"on {counted(group.first['world_size'], 'rank')}"
+    return " ".join(filter(None, (group.first["strategy"], group.first["variant"], group.changed, ranks)))

@@ -1,0 +1,101 @@
+"""What stands on top of a report: made from the data, with its evidence and what it does not settle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnpar.report.comparison import compare
+from gnnpar.report.page.page import render
+from gnnpar.report.runs import collect
+from planted_runs import DROP, Plant, accurate
+
+OURS: dict[str, Any] = {"strategy": "graph_parallel", "world_size": 2, "transport": "gloo"}
+TAG: dict[str, Any] = OURS | {"strategy": "tag", "settings__strategy": {"quality": ["exact"]}}
+
+
+def answers(folder: Path, **options: Any) -> list[str]:
+    return compare(collect([folder]), **options).answers
+
+
+def study(plant: Plant, seconds: float, runs: int = 5, loss: float = 0.0, **ours: Any) -> None:
+    for seed in range(runs):
+        noise = 1 + 0.01 * seed
+        plant(seed=seed, median=2.0, **accurate(80 + seed))
+        plant(seed=seed, median=seconds * noise, **(ours or OURS), **accurate(80 + seed - loss))
+
+
+def test_what_is_faster_is_used_and_its_evidence_named(plant: Plant, tmp_path: Path) -> None:
+    study(plant, 1.0)
+    for seed in range(5):
+        plant(seed=seed, median=1.0, **OURS | DROP, **accurate(40))
+    (line,) = answers(tmp_path)
+    assert line.startswith("sbm / gcn: use graph_parallel") and "on 2 ranks (1.96 [1.92, 2.00] x single over 5" in line
+    assert "accuracy not inferior). Settled against single. Other machines and links: gnnpar plan" in line
+    page = render(compare(collect([tmp_path])))
+    assert page.index('id="answer"') < page.index('id="answers"') < page.index('id="groups"')
+
+
+def test_one_device_holds_the_graph(plant: Plant, tmp_path: Path) -> None:
+    study(plant, 4.0)
+    (line,) = answers(tmp_path)
+    assert "one device holds this graph: use single. The fastest of several ranks, graph_parallel" in line
+    assert "has 0.49 times its speed" in line
+    assert line.endswith("Settled against single. Other machines and links: gnnpar plan topology=NAME")
+
+
+@pytest.mark.parametrize(("runs", "open_"), [(1, "speed (1 block of 3: block=0,1,2) and accuracy (1 seed of 5: ")])
+def test_few_runs_settle_nothing(plant: Plant, tmp_path: Path, runs: int, open_: str) -> None:
+    study(plant, 1.0, runs)
+    (line,) = answers(tmp_path)
+    assert f"Not settled: {open_}" in line
+
+
+def test_what_loses_accuracy_is_not_recommended(plant: Plant, tmp_path: Path) -> None:
+    study(plant, 1.0, loss=5.0)
+    (line,) = answers(tmp_path)
+    assert "use graph_parallel" not in line and "use single" in line
+
+
+def test_no_sentence_on_speed_without_a_fair_ratio(plant: Plant, tmp_path: Path) -> None:
+    plant(session="a", median=2.0)
+    plant(session="b", median=1.0, **OURS)
+    (line,) = answers(tmp_path)
+    assert "not settled, as no ratio is fair: single was timed in another session" in line
+    (line,) = answers(tmp_path, allow_unfair=True)
+    assert "no ratio is fair" in line
+
+
+def test_threads_are_no_statement_on_speed(plant: Plant, tmp_path: Path) -> None:
+    plant(provenance="emulated", transport="threads", world_size=2)
+    plant(provenance="emulated", transport="threads", world_size=2, strategy="sar")
+    (line,) = answers(tmp_path)
+    assert "no strategy is faster or slower by these runs" in line
+
+
+@pytest.mark.parametrize(
+    ("error", "exactness", "why"),
+    [
+        (0.5, ["exact"], "it expected 1.00 s an epoch and was off by +50%"),
+        (0.01, ["exact"], "it expected 1.00 s an epoch of its choice, and more of the others"),
+        (0.01, ["quantized"], "it was not allowed what is quantized (strategy.quality)"),
+    ],
+)
+def test_tags_choice_is_explained_where_another_is_faster(
+    plant: Plant, tmp_path: Path, error: float, exactness: list[str], why: str
+) -> None:
+    study(plant, 1.0, **OURS | {"exactness": exactness})
+    predicted = {"label": "gnnpipe 2 stages", "epoch_seconds": 1.0, "epoch_error": error}
+    predicted |= {"peak_bytes": 1, "peak_error": None, "replanned": None}
+    for seed in range(5):
+        plant(seed=seed, median=1.5, predicted=predicted, **TAG, **accurate(80 + seed))
+    line = answers(tmp_path)[1]
+    assert "tag chose gnnpipe 2 stages, and graph_parallel" in line and "1.47 times as fast: " in line
+    assert why in line
+
+
+def test_one_configuration_has_nothing_to_be_compared_with(plant: Plant, tmp_path: Path) -> None:
+    plant()
+    assert answers(tmp_path) == []
