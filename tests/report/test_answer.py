@@ -20,11 +20,11 @@ def answers(folder: Path, **options: Any) -> list[str]:
     return compare(collect([folder]), **options).answers
 
 
-def study(plant: Plant, seconds: float, runs: int = 5, loss: float = 0.0, **ours: Any) -> None:
+def study(plant: Plant, seconds: float, runs: int = 5, loss: float = 0.0, ours: dict[str, Any] = OURS) -> None:
     for seed in range(runs):
         noise = 1 + 0.01 * seed
         plant(seed=seed, median=2.0, **accurate(80 + seed))
-        plant(seed=seed, median=seconds * noise, **(ours or OURS), **accurate(80 + seed - loss))
+        plant(seed=seed, median=seconds * noise, **ours, **accurate(80 + seed - loss))
 
 
 def test_what_is_faster_is_used_and_its_evidence_named(plant: Plant, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_threads_are_no_statement_on_speed(plant: Plant, tmp_path: Path) -> None
 def test_tags_choice_is_explained_where_another_is_faster(
     plant: Plant, tmp_path: Path, error: float, exactness: list[str], why: str
 ) -> None:
-    study(plant, 1.0, **OURS | {"exactness": exactness})
+    study(plant, 1.0, ours=OURS | {"exactness": exactness})
     predicted = {"label": "gnnpipe 2 stages", "epoch_seconds": 1.0, "epoch_error": error}
     predicted |= {"peak_bytes": 1, "peak_error": None, "replanned": None}
     for seed in range(5):
