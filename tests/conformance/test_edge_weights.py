@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
+import gnnpar
 from chunked import ByAutograd
 from conftest import Run
 from gnnpar.models.gcn import GCN
@@ -31,6 +34,7 @@ from gnnpar.parallel.sancus.strategy import Sancus
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import refuse_weights
+from gnnpar.training.result.export import export
 from gnnpar.verify.conformance import check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
 from graphs import with_weights
 from worlds import run_world
@@ -138,6 +142,12 @@ def arrays(weight: object) -> dict[str, Any]:
     return {key: value.numpy() for key, value in fields.items()} | {"edge_weight": np.asarray(weight)}
 
 
+def by_ends() -> torch.Tensor:
+    """Weights that are the same for an edge that comes twice."""
+    src, dst = small_graph().edge_index
+    return (7 * src + 3 * dst) % 11 / 4 + 0.5
+
+
 def test_what_does_not_read_them_says_so_in_one_line(run_here: Run, tmp_path: Path) -> None:
     edges = small_graph().num_edges
     np.savez(tmp_path / "g.npz", **arrays(np.full(edges, 2.0)))
@@ -152,6 +162,38 @@ def test_what_does_not_read_them_says_so_in_one_line(run_here: Run, tmp_path: Pa
         assert "Traceback" not in done.stderr
     done = run_here(*common, "model=gcn", "strategy=graph_parallel", "world_size=2")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_run_from_shards_has_the_losses_of_one_without(run_here: Run, tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", **arrays(by_ends()))
+    data = ("dataset=npz", "dataset.path=g.npz", "partition=range", "world_size=2")
+    done = run_here("partition", *data, "out=cut")
+    assert done.returncode == 0, done.stderr
+    common = ("train", "model=gcn", "strategy=graph_parallel", "comm=threads", "epochs=2")
+    for options, name in (((*data,), "whole"), (("shards=cut", "world_size=2"), "cut_run")):
+        done = run_here(*common, *options, f"hydra.run.dir={name}")
+        assert done.returncode == 0, done.stderr
+    losses = [
+        [json.loads(line)["loss/train"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()[:2]]
+        for name in ("whole", "cut_run")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_the_trained_model_reads_weights_and_has_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {key: torch.from_numpy(value) for key, value in arrays(np.ones(small_graph().num_edges)).items()}
+    data = Data(**given | {"edge_weight": by_ends()})
+    further: Any = {"comm": "threads", "epochs": 2}
+    trained = gnnpar.train("gcn", data, strategy="graph_parallel", world_size=2, **further).model
+    with torch.no_grad():
+        logits = trained(data)
+        assert torch.equal(logits, trained(data.x, data.edge_index, data.edge_weight))
+        assert not torch.allclose(logits, trained(data.x, data.edge_index))
+    assert trained.weighted
+    (problem,) = export(trained, tmp_path / "export")
+    assert "trained on weighted edges" in problem
+    assert sorted(file.name for file in (tmp_path / "export").iterdir()) == ["model.json", "weights.pt"]
 
 
 def test_a_root_of_a_negative_degree_is_refused() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from data.samples import raw_graph
 from gnnpar.data import Preprocess, prepare
-from gnnpar.data.preprocess import canonical_edges
+from gnnpar.data.preprocess import canonical_edges, weighted_edges
 
 EDGES = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=40)
 
@@ -104,3 +104,38 @@ def test_numbered_splits_are_columns_or_rows(rows):
     assert by_seed.split_hash == data.split_hash
     with pytest.raises(ValueError, match="has 10 splits, numbered 0 to 9"):
         prepare(raw_graph(masks=masks), Preprocess(split_index=10), seed=0)
+
+
+def weighted(edges: list[tuple[int, int, float]], **options: bool) -> dict[tuple[int, int], list[float]]:
+    """Canonical edges of four nodes with their weights."""
+    src, dst, weight = zip(*edges, strict=True)
+    how = {"num_nodes": 4, "symmetrize": False, "self_loops": True} | options
+    found = weighted_edges(torch.tensor([src, dst]), torch.tensor(weight), name="g", **how)
+    kept: dict[tuple[int, int], list[float]] = {}
+    assert found.weight is not None
+    for (a, b), w in zip(found.edge_index.T.tolist(), found.weight.tolist(), strict=True):
+        kept.setdefault((a, b), []).append(w)
+    return kept
+
+
+def test_a_self_loop_keeps_its_weight_and_one_that_is_added_has_1() -> None:
+    edges = [(0, 1, 2.0), (1, 1, 0.5), (2, 0, 3.0), (0, 1, 2.0)]
+    loops = {(0, 0): [1.0], (1, 1): [0.5], (2, 2): [1.0], (3, 3): [1.0]}
+    assert weighted(edges) == {(0, 1): [2.0], (2, 0): [3.0]} | loops
+    assert weighted(edges, self_loops=False, symmetrize=True) == {
+        (0, 1): [2.0],
+        (1, 0): [2.0],
+        (2, 0): [3.0],
+        (0, 2): [3.0],
+    }
+    assert weighted(edges, drop_duplicates=False)[0, 1] == [2.0, 2.0]
+
+
+def test_two_weights_of_an_edge_are_one_line() -> None:
+    with pytest.raises(ValueError, match="edge 0 -> 1 has two weights, 2 and 5; add them up"):
+        weighted([(0, 1, 5.0), (0, 1, 2.0)])
+    with pytest.raises(ValueError, match="edge 1 -> 0 has two weights"):
+        weighted([(0, 1, 5.0), (1, 0, 2.0)], symmetrize=True)
+    with pytest.raises(ValueError, match="node 3 has two self loops, of weights 2 and 1; add them up"):
+        weighted([(3, 3, 1.0), (3, 3, 2.0)], drop_duplicates=False)
+    assert weighted([(0, 1, 5.0), (0, 1, 2.0)], drop_duplicates=False)[0, 1] == [2.0, 5.0]

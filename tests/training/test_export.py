@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import gnnpar
+import pyg_nets
 from checkpoints import train
 from composing import configured, names
 from gnnpar.cli.main import run
@@ -23,6 +24,7 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import GNN
+from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
@@ -110,6 +112,25 @@ def test_a_run_is_taken_away_and_predicts_without_gnnpar(tmp_path: Path, monkeyp
     assert largest_error(torch.load(tmp_path / "logits.pt", weights_only=True), wanted) < 1e-5
     weights = torch.load(tmp_path / "taken" / "weights.pt", weights_only=True)
     assert all(torch.equal(weights[name], p) for name, p in loaded.model.named_parameters())
+
+
+@pytest.mark.parametrize("target", ["gcn", "gat", "gated", "Jumping"])
+def test_a_pyg_model_is_the_same_in_plain_torch_and_in_its_own_class(target: str) -> None:
+    model = PyG(target=f"pyg_nets.{target}", self_loops=True).build(6, 3, seed=1).double()
+    loops = torch.arange(DATA.num_nodes).expand(2, -1)
+    plain = DATA.edge_index[:, DATA.edge_index[0] != DATA.edge_index[1]].unique(dim=1)
+    edges = torch.cat([plain, loops], dim=1)
+    own = vars(pyg_nets)[target](6, 3).double()
+    own.load_state_dict({name.removeprefix("net."): value for name, value in model.state_dict().items()})
+    with torch.no_grad():
+        found, wanted = Plain(model)(DATA.x.double(), edges), own.eval()(DATA.x.double(), edges)
+    assert largest_error(found, wanted) < 1e-12
+
+
+def test_whole_neighbourhoods_have_no_program() -> None:
+    model = PyG(target="pyg_nets.transformer").build(6, 3, seed=1)
+    with pytest.raises(ValueError, match=r"reads whole neighbourhoods has no form in plain torch; load weights\.pt"):
+        traced(model)
 
 
 class Stubborn(nn.Module):

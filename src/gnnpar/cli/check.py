@@ -94,7 +94,9 @@ def show(cases: Sequence[Case], strategy: str) -> None:
         [case for case in cases if case.reference == "single device"],
         f"strategy={strategy}, in its exact limit, against the single device",
     )
-    if others := [case for case in cases if case.reference != "single device"]:
+    if untouched := [case for case in cases if case.reference == "PyG"]:
+        _show(untouched, "on one device, against itself, untouched, as PyG runs it")
+    if others := [case for case in cases if case.reference not in ("single device", "PyG")]:
         _show(others, f"strategy={strategy}, as it is configured, against its oracle on one device")
 
 

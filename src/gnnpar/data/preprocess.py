@@ -172,6 +172,11 @@ def sorted_weights(
 
 
 def _two_weights(name: str, source: int, destination: int, first: float, second: float) -> ValueError:
+    if source == destination:
+        return ValueError(
+            f"dataset {name}: node {source} has two self loops, of weights {first:.6g} and {second:.6g}; add them up, "
+            "or set dataset.self_loops=false, which leaves all loops out."
+        )
     return ValueError(
         f"dataset {name}: edge {source} -> {destination} has two weights, {first:.6g} and {second:.6g}; add them up "
         "(torch_geometric.utils.coalesce), or set dataset.drop_duplicates=false where both are meant."

@@ -78,6 +78,11 @@ class PlainGraph:
         return self, rows
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        if agg.whole_neighborhood:
+            raise ValueError(
+                "a convolution that reads whole neighbourhoods has no form in plain torch; load weights.pt into the "
+                "class of the model"
+            )
         there, here = tuple(rows[self._src] for rows in src), tuple(rows[self._dst] for rows in dst)
         if isinstance(agg, Sum):
             return self._added(there[0])
