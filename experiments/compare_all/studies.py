@@ -27,6 +27,8 @@ METHODS = {
     "cagnet": ["strategy=cagnet"],
     "sancus": ["strategy=sancus"],
     "cofree": ["strategy=cofree"],
+    "minibatch cluster": ["strategy=minibatch", "strategy.sampler=cluster", "strategy.normalize=subgraph"],
+    "minibatch saint": ["strategy=minibatch", "strategy.sampler=saint"],
     "tag": ["strategy=tag"],
 }
 CACHED = {
@@ -52,6 +54,7 @@ DISTINCT = (
             "gnnpipe",
             "pipegcn",
             "bns",
+            "cofree",
         )
     }
     | HYBRID
