@@ -41,6 +41,7 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
   gnnpar doctor                                                               what this machine can run
 
   --trust: plans, checkpoints, shards and sweeps may name classes of their own, whose code runs
+  --install-completion: commands, options, groups and keys in bash and zsh (--show-completion prints the script)
   --version, --help; GNNPAR_TRACEBACK=1 shows the traceback behind a one-line error
 """
 
@@ -98,8 +99,22 @@ def give_stdout_up() -> None:
 
 def dispatch(command: str, rest: list[str]) -> int:
     """One of the subcommands."""
-    from gnnpar.cli.main import COMMANDS, run
+    from gnnpar.cli.main import COMMANDS, refuse, run
 
+    if command in ("--complete", "--show-completion", "--install-completion"):
+        from pathlib import Path
+
+        from gnnpar.cli import completion
+
+        if command == "--install-completion":
+            try:
+                completion.install(Path.home())
+            except (ValueError, OSError) as error:
+                return refuse(ValueError(str(error)))
+        else:
+            lines = completion.complete(" ".join(rest)) if command == "--complete" else [completion.SCRIPT.rstrip()]
+            sys.stdout.write("".join(f"{line}\n" for line in lines))
+        return 0
     if command not in COMMANDS:
         import difflib
 

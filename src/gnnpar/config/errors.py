@@ -51,6 +51,19 @@ def _is_of_hydra(error: Exception) -> bool:
     return trace is not None and "/hydra/" in trace.tb_frame.f_code.co_filename
 
 
+def _elsewhere(key: str) -> str:
+    """The options of the same group that have the key."""
+    import yaml
+
+    group, _, name = key.rpartition(".")
+    found = []
+    for file in sorted((conf_dir() / group).glob("*.yaml")) if group else ():
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if isinstance(tree, dict) and name in tree:
+            found.append(f"{group}={file.stem}")
+    return f"; it is a key of {', '.join(found)}" if found else ""
+
+
 def no_such_key(key: str, argv: Sequence[str]) -> str:
     """The line for an override of a key that is not there, with the keys that are."""
     value = next((a.partition("=")[2] for a in argv if a.partition("=")[0].lstrip("+~") == key), "")
@@ -66,6 +79,6 @@ def no_such_key(key: str, argv: Sequence[str]) -> str:
                 if parent
                 else hydra.compose(CONFIG, rest)
             )
-        return unknown_key(key, value, map(str, node or ()))
+        return unknown_key(key, value, map(str, node or ())) + _elsewhere(key)
     except Exception:
         return f"unknown key {key}={show(value)}"

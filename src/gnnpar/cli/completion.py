@@ -1,0 +1,107 @@
+"""Shell completion of commands, options, groups and keys: `gnnpar --install-completion`.
+
+The shell's function calls `gnnpar --complete LINE`, which reads YAML and parsers and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+import yaml
+
+from gnnpar.cli.main import COMMANDS
+from gnnpar.config.errors import CONFIG
+from gnnpar.config.help import group_options
+from gnnpar.paths import conf_dir
+from gnnpar.settings import ConfigError
+from gnnpar.track.console import say
+
+SCRIPT = """\
+# completion of gnnpar for bash, and for zsh through bashcompinit
+if [ -n "${ZSH_VERSION:-}" ]; then autoload -U +X compinit bashcompinit && compinit && bashcompinit; fi
+_gnnpar() {
+    local IFS=$'\\n'
+    COMPREPLY=($(gnnpar --complete "${COMP_LINE:0:COMP_POINT}" 2>/dev/null))
+    case "${COMPREPLY[0]}" in *=|*.) compopt -o nospace 2>/dev/null ;; esac
+}
+complete -o default -F _gnnpar gnnpar
+"""
+_COMPOSING = ("train", "partition", "plan", "estimate", "check")  # commands that take overrides
+_ROOT = ("--help", "--version", "--install-completion", "--show-completion")
+
+
+def complete(line: str) -> list[str]:
+    """What the last word of a line may become. bash cuts words at =, so of `model=g` it wants `gat`."""
+    words = line.split()[1:]
+    last = "" if line[-1:].isspace() or not words else words.pop()
+    if not words:
+        return [word for word in (*COMMANDS, *_ROOT) if word.startswith(last)]
+    command = words[0]
+    if last.startswith("-"):
+        return [option for option in options_of(command) if option.startswith(last)]
+    if command not in _COMPOSING:
+        return []
+    groups = group_options()
+    key, equals, value = last.rpartition(",")[2].partition("=") if "=" not in last else last.partition("=")
+    if equals:
+        return [option for option in groups.get(key, ()) if option.startswith(value.rpartition(",")[2])]
+    names = [f"{group}=" for group in groups] + [f"{key}=" for key in keys_of(words)]
+    return [name for name in dict.fromkeys(names) if name.startswith(last)]
+
+
+def options_of(command: str) -> list[str]:
+    """Of a command, as its help has them."""
+    if command not in COMMANDS or command == "train":
+        return ["--resume", "--again", "--help", "--cfg"] if command == "train" else []
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        import_module(f"gnnpar.cli.{command}").run(["--help"])
+    return list(dict.fromkeys(re.findall(r"(?<!\S)\[?(--[a-z][\w-]*)", text.getvalue())))
+
+
+def keys_of(words: Sequence[str]) -> list[str]:
+    """Keys of the configuration, and below every group those of the option that the line or the default chooses."""
+    tree = yaml.safe_load((conf_dir() / f"{CONFIG}.yaml").read_text(encoding="utf-8"))
+    chosen = {
+        str(key): str(value) for each in tree["defaults"] if isinstance(each, dict) for key, value in each.items()
+    }
+    chosen |= dict(word.split("=", 1) for word in words if "=" in word)
+    keys = _flat({key: value for key, value in tree.items() if key not in ("defaults", "hydra")})
+    for group, name in chosen.items():
+        file = conf_dir() / group / f"{name}.yaml"
+        if file.is_file():
+            keys += [f"{group}.{key}" for key in _flat(yaml.safe_load(file.read_text(encoding="utf-8")) or {})]
+    return keys
+
+
+def _flat(tree: dict[str, object], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            keys += _flat(value, f"{prefix}{key}.")
+        elif key not in ("_target_", "defaults"):
+            keys.append(f"{prefix}{key}")
+    return keys
+
+
+def install(home: Path) -> None:
+    """Write the script below the home folder, and the line that reads it into the shell's own file, once."""
+    shell = Path(os.environ.get("SHELL", "")).name
+    if shell not in ("bash", "zsh"):
+        raise ConfigError(
+            f"completion is for bash and zsh, and SHELL is {shell or 'not set'}; gnnpar --show-completion"
+        )
+    script, start = home / ".local" / "share" / "gnnpar" / "completion.sh", home / f".{shell}rc"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(SCRIPT, encoding="utf-8")
+    line = f". {script}"
+    text = start.read_text(encoding="utf-8") if start.exists() else ""
+    if line not in text.splitlines():
+        start.write_text(f"{text.rstrip()}\n{line}\n".lstrip(), encoding="utf-8")
+    say(f"wrote {script}, which {start} reads: open a new shell, or run: {line}")
