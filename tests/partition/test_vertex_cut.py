@@ -13,11 +13,11 @@ from gnnpar.cli.partition import run as gnnpar_partition
 from gnnpar.data.dataset import Dataset
 from gnnpar.partition.partition import Metis, Random, partition, partition_edges
 from gnnpar.partition.shard import cut_nodes
-from gnnpar.partition.vertex_cut import DBH, HDRF, RandomEdges, copies_of, pairs_of, vertex_cut_statistics
+from gnnpar.partition.vertex_cut import DBH, HDRF, NE, RandomEdges, copies_of, pairs_of, vertex_cut_statistics
 from gnnpar.verify.conformance import small_graph
 
 PARTS = 4
-CUTS = [RandomEdges(), DBH(), HDRF()]
+CUTS = [RandomEdges(), DBH(), HDRF(), NE()]
 
 
 def graph_of(pairs: Tensor, num_nodes: int) -> Dataset:
@@ -68,11 +68,24 @@ def test_every_edge_is_in_one_part_with_its_ends_and_its_other_direction(by: Any
         assert torch.equal(found, data.edge_index[:, mine | loops])
 
 
-def test_hdrf_copies_less_than_dbh_and_dbh_less_than_chance() -> None:
+def test_ne_copies_less_than_hdrf_than_dbh_than_chance() -> None:
     data = power_law()
-    by_chance, hashed, high_first = (factor(data, by) for by in CUTS)
-    assert 1 < high_first < hashed < by_chance <= PARTS
+    by_chance, hashed, high_first, grown = (factor(data, by) for by in CUTS)
+    assert 1 < grown < high_first < hashed < by_chance <= PARTS
     assert 1 < factor(data, Metis()) < by_chance
+
+
+def test_ne_grows_by_the_node_with_fewest_edges_left() -> None:
+    """Two cliques of 6 and a path between them: parts are the cliques, cut on the path alone."""
+    clique = torch.combinations(torch.arange(6)).T
+    path = torch.tensor([[5, 12], [12, 6]])
+    graph = graph_of(torch.cat([clique, clique + 6, path], dim=1), 13)
+    for seed in range(5):
+        by = NE(seed=seed)
+        edges = partition_edges(graph, 2, by.part_of(graph, 2), by=by)
+        found = vertex_cut_statistics(graph.edge_index, by.part_of(graph, 2), edges, 2)
+        assert sum(found["copies"]) == 14, "one node has two copies"
+        assert found["copied_edges"] == [32, 32]
 
 
 def test_dbh_cuts_the_hub_alone() -> None:
@@ -85,10 +98,12 @@ def test_dbh_cuts_the_hub_alone() -> None:
     assert sum(found["copied_edges"]) == 80
 
 
-def test_random_edges_and_hdrf_give_equal_parts() -> None:
-    for by, most in ((RandomEdges(), 2), (HDRF(), 60)):
+def test_random_edges_ne_and_hdrf_give_equal_parts() -> None:
+    for by, most in ((RandomEdges(), 2), (NE(), 8), (HDRF(), 60)):
         counts = torch.bincount(by.edge_part_of(power_law(), PARTS))
         assert int(counts.max() - counts.min()) <= most  # a pair is two edges
+    apart = graph_of(torch.arange(40).view(2, 20), 40)  # every edge is a component of its own
+    assert torch.bincount(NE().edge_part_of(apart, PARTS)).tolist() == [10] * 4
 
 
 def test_hdrf_places_by_its_formula() -> None:

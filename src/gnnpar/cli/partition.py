@@ -24,8 +24,9 @@ USAGE = """usage: gnnpar partition dataset=NAME world_size=N out=FOLDER [partiti
 
 Cuts a dataset into N shards in FOLDER, which `gnnpar train shards=FOLDER` trains from: every rank maps its own files
 and never sees the whole graph. dataset=folder passes by in chunks, with partition=ldg, fennel, random or range in
-O(nodes) memory; metis, dbh, hdrf and random_edges hold all edges, and any other dataset is loaded whole. Overrides are
-those of `gnnpar train`; model= matters only for attention dropout, for which shards carry edge ids.
+O(nodes) memory; metis and vertex cuts (ne, hdrf, dbh, random_edges) hold all edges, and any other dataset is loaded
+whole. Overrides are those of `gnnpar train`; model= matters only for attention dropout, for which shards carry edge
+ids.
 """
 
 

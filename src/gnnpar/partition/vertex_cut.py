@@ -4,7 +4,8 @@ Random; DBH: Xie, Yan, Li, Zhang, Distributed Power-law Graph Computing: Theoret
 an edge goes where the hash of its end with fewer neighbours says. HDRF: Petroni, Querzoni, Daudjee, Kamali, Iacoboni,
 HDRF: Stream-Based Partitioning for Power-Law Graphs, CIKM 2015: edge after edge, the part with the largest
 g(u, p) + g(v, p) + balance (largest - |p|) / (1 + largest - smallest), where g(v, p) = 2 - d_v / (d_u + d_v) if v has a
-copy in p, else 0.
+copy in p, else 0. NE: Zhang, Wei, Liu, Tang, Li, Graph Edge Partitioning via Neighborhood Heuristic, KDD 2017: a part
+grows from a node by the neighbours of the node inside that has fewest edges left to the outside, until it is full.
 
 What is placed is a pair of neighbours: all edges between two nodes, in both directions, lie in one part. Self loops are
 in every part that has a copy of their node. Deviations: HDRF knows degrees beforehand (the paper counts those so far),
@@ -13,7 +14,9 @@ and edges come in an order that is drawn; ties go to the part with fewer edges, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -143,6 +146,77 @@ class HDRF(_VertexCut):
             copies[u] |= 1 << best
             copies[v] |= 1 << best
         return torch.from_numpy(placed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NE(_VertexCut):
+    """Neighbourhood expansion: parts grow one after the other, and are equal."""
+
+    def _placed(self, pairs: Pairs, parts: int) -> Tensor:
+        num = len(pairs.low)
+        order = np.random.Generator(np.random.Philox(key=self.seed)).permutation(len(pairs.degree)).tolist()
+        growth = _Growth(pairs, order)
+        for part in range(parts - 1):
+            growth.fill(part, -(-num // parts))
+        placed = np.array(growth.placed, dtype=np.int64)
+        placed[placed < 0] = parts - 1
+        return torch.from_numpy(placed)
+
+
+class _Growth:
+    """Pairs placed so far. `left`: pairs of a node not yet placed; `order`: in which nodes are taken to start from."""
+
+    def __init__(self, pairs: Pairs, order: list[int]) -> None:
+        ends = torch.cat([pairs.low, pairs.high])
+        by_node = torch.argsort(ends, stable=True)
+        num = len(pairs.low)
+        self._first = [0, *pairs.degree.cumsum(0).tolist()]
+        self._other = torch.cat([pairs.high, pairs.low])[by_node].tolist()
+        self._pair = (by_node % max(1, num)).tolist()
+        self.left: list[int] = pairs.degree.tolist()
+        self.placed = [-1] * num
+        self._order, self._started = order, 0
+
+    def fill(self, part: int, size: int) -> None:
+        """Place `size` pairs, or all that are left. Nodes with fewest pairs left to the outside are expanded first."""
+        inside: set[int] = set()  # nodes of the part
+        queue: list[tuple[int, int]] = []
+        while size:
+            node = self._next(queue)
+            if node is None:
+                node = self._start()
+                if node is None:
+                    return
+                inside.add(node)
+            for other, pair in self._around(node):
+                if self.placed[pair] >= 0 or other in inside:
+                    continue
+                inside.add(other)
+                for third, between in self._around(other):
+                    if size and self.placed[between] < 0 and third in inside:
+                        self.placed[between] = part
+                        size -= 1
+                        for end in (other, third):
+                            self.left[end] -= 1
+                            heappush(queue, (self.left[end], end))
+
+    def _start(self) -> int | None:
+        """The first node in the order that has pairs left."""
+        while self._started < len(self._order) and not self.left[self._order[self._started]]:
+            self._started += 1
+        return self._order[self._started] if self._started < len(self._order) else None
+
+    def _next(self, queue: list[tuple[int, int]]) -> int | None:
+        """The node inside with fewest pairs left, if any; a place in the queue counts while its number is true."""
+        while queue:
+            left, node = heappop(queue)
+            if left and left == self.left[node]:
+                return node
+        return None
+
+    def _around(self, node: int) -> Iterator[tuple[int, int]]:
+        span = slice(self._first[node], self._first[node + 1])
+        return zip(self._other[span], self._pair[span], strict=True)
 
 
 def copies_of(edge_index: Tensor, part_of: Tensor, edge_part_of: Tensor, parts: int) -> list[Tensor]:

@@ -39,8 +39,9 @@ class CoFree:
     """`reweight`: the loss of a copy of a node counts its share of the node's degree, 1 / copies, or 1 (none).
 
     `degrees`: of the part's edges, as the paper's models see them, or of the whole graph. `drop_edge`: probability that
-    an edge is missing in one of `masks` masks, of which an epoch draws one. `partition=dbh`, `hdrf` and `random_edges`
-    place edges; from parts of nodes an edge goes with its end that has fewer neighbours. Evaluation is exact.
+    an edge is missing in one of `masks` masks, of which an epoch draws one. `partition=ne`, `hdrf`, `dbh` and
+    `random_edges` place edges; from parts of nodes an edge goes with its end that has fewer neighbours. Evaluation is
+    exact.
     """
 
     reweight: Reweight = "degree"
