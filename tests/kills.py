@@ -138,7 +138,8 @@ def run(case: Case, folder: Path) -> Count:
     file = folder / "strikes.json"
     file.write_text(json.dumps(case.strikes))
     (folder / "tracker" / "strikes.yaml").write_text(f"_target_: saboteurs.Strikes\nfile: {file}\n")
-    job = [*SMALL[1:], *strategy_of(case.strategy), f"world_size={case.ranks}", f"epochs={case.epochs}"]
+    layers = [f"model.num_layers={case.ranks}"] if case.strategy == "gnnpipe" else []  # one a stage at least
+    job = [*SMALL[1:], *strategy_of(case.strategy), *layers, f"world_size={case.ranks}", f"epochs={case.epochs}"]
     how = ["tracker=strikes", "checkpoint.every=2", "comm.timeout_seconds=45", "resume=auto", "hydra.run.dir=run"]
     how.append("launch.max_restarts=99" if case.launcher == "gnnpar" else "comm.lost_seconds=20")
     count = Count(case.name, {})

@@ -188,6 +188,23 @@ def test_a_sweep_replays_what_gnnpar_brings(tmp_path: Path, override: str) -> No
     assert override in argv and replay is not None
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "model._target_=evil.Evil",
+        "model={_target_:evil.Evil}",
+        "+x._target_.y=evil.Evil",
+        "model.target=evil.Evil",
+        "model@hydra.launcher=own",
+    ],
+)
+def test_a_study_names_no_foreign_class(marker: Path, override: str, capsys: pytest.CaptureFixture) -> None:
+    Path("study.yaml").write_text(json.dumps({"base": ["debug=tiny", override], "factors": {"codec": ["codec=bf16"]}}))
+    assert run("ablate", ["study.yaml"]) == 2
+    assert "may run code of its own, and a study is data" in capsys.readouterr().err
+    assert not marker.exists()
+
+
 def test_jobs_of_a_sweep_stay_in_its_folder(tmp_path: Path) -> None:
     Manifest(tmp_path, [], {"k": Job("k", "../elsewhere", ())}).save()
     with pytest.raises(ConfigError, match=r"the job folder \.\./elsewhere is not below it"):

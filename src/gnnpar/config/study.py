@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,6 +17,7 @@ import yaml
 
 from gnnpar.durable import JsonObject
 from gnnpar.settings import ConfigError, Count, closest, construct, show
+from gnnpar.targets import TRUST, refuse_foreign
 
 Mode = Literal["grid", "one_at_a_time", "leave_one_out"]
 Overrides = tuple[str, ...]
@@ -170,5 +173,20 @@ def _check(key: str, override: str) -> None:
         raise ValueError(f"{key}={override} is no override; write key=value or group=option")
     if key_of(override) in _OWN:
         raise ValueError(f"{key}={override}: the study sets it; use its key {_OWN[key_of(override)]}")
+    names_class = "_target_" in override or key_of(override) == "model.target"
+    if "@hydra" in override or (names_class and not _is_known(override)):
+        raise ValueError(
+            f"{key}={show(override)} may run code of its own, and a study is data: put the class into a YAML file of "
+            "its group and choose it by name, or --trust"
+        )
     if key_of(override).startswith("hydra"):
         raise ValueError(f"{key}={override} is for the command line: gnnpar ablate FILE {override}")
+
+
+def _is_known(override: str) -> bool:
+    """Whether an override names one class, of gnnpar or of a plugin, or --trust allows any."""
+    key, _, target = override.partition("=")
+    with suppress(ValueError):
+        refuse_foreign({"_target_": target}, override, remedy="")
+        return os.environ.get(TRUST) == "1" or not ("_target_" in target or "_target_" in key.rpartition(".")[0])
+    return False
