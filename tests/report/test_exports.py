@@ -98,6 +98,25 @@ def test_markdown_and_latex_set_bold_what_a_paired_test_puts_first(study: Path, 
     assert columns and {line.count(" & ") + 1 for line in body} == {len(columns[1])}
 
 
+def test_latex_is_narrow_and_grouped_by_model(study: Path, plant: Plant, capsys: pytest.CaptureFixture) -> None:
+    latex = output(capsys, str(study), "--latex")
+    assert "% everywhere: model gcn\n% everywhere: dataset sbm\n" in latex and "sbm &" not in latex
+    for seed in range(5):
+        plant(seed=seed, model="gat")
+    latex = output(capsys, str(study), "--latex", "--columns", "strategy; model; speed-up; test at best val, %")
+    heads = [line for line in latex.splitlines() if line.startswith(r"\multicolumn{3}{l}{\textit{")]
+    assert [re.findall(r"textit\{(\w+)", line)[0] for line in heads] == ["gcn", "gat"]
+    assert r"strategy & x single & test at best val, \% \\" in latex and latex.count(r"\addlinespace") == 1
+    body = latex[latex.index("\\midrule") : latex.index("\\bottomrule")]
+    assert {line.count(" & ") for line in body.splitlines() if " & " in line} == {2}
+    markdown = output(capsys, str(study), "--markdown", "--columns", "strategy;epoch").splitlines()
+    assert markdown[0] == "| strategy | epoch |"
+    with pytest.raises(ConfigError, match="--columns epochs is no column here, did you mean epoch"):
+        command.run([str(study), "--latex", "--columns", "epochs"])
+    with pytest.raises(ConfigError, match="CSV and JSON have all"):
+        command.run([str(study), "--csv", "--columns", "epoch"])
+
+
 def test_figures_are_vector_files(study: Path, capsys: pytest.CaptureFixture) -> None:
     output(capsys, str(study), "--figures", str(study / "figures"))
     files = {file.name for file in (study / "figures").iterdir()}

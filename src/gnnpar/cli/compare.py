@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gnnpar.report import exports, terminal
@@ -26,7 +27,8 @@ def run(argv: list[str]) -> int:
     )
     group = comparison.repeated if options.group is None else options.group
     if options.format:
-        sys.stdout.write(export(comparison, options.format, options.group, group))
+        columns = [name.strip() for name in options.columns.split(";") if name.strip()]
+        sys.stdout.write(export(comparison, options.format, options.group, group, columns))
     else:
         show(comparison, group)
     if options.html:
@@ -58,10 +60,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
         ("json", "runs and groups as JSON"),
         ("csv", "one line a run as CSV, with --group one a group"),
         ("markdown", "the table in Markdown"),
-        ("latex", "the table in LaTeX (booktabs)"),
+        ("latex", "the table in LaTeX (booktabs), by model, without the columns that say the same everywhere"),
     ):
         output.add_argument(f"--{name}", dest="format", action="store_const", const=name, help=what)
+    parser.add_argument("--columns", default="", help="of --markdown, --latex: headings with ; between them, in order")
     options = parser.parse_intermixed_args(argv)
+    if options.columns and options.format not in ("markdown", "latex"):
+        raise ConfigError("--columns is of the tables that --markdown and --latex write; CSV and JSON have all")
     if options.margin <= 0:
         raise ConfigError(f"--margin {options.margin:g} must be positive: points of accuracy, such as 0.3")
     if options.target is not None and not 0 < options.target < 1:
@@ -69,8 +74,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return options
 
 
-def export(comparison: Comparison, form: str, asked: bool | None, group: bool) -> str:
-    """The comparison in one of the formats; CSV has a line a run unless groups were asked for."""
+def export(comparison: Comparison, form: str, asked: bool | None, group: bool, columns: Sequence[str] = ()) -> str:
+    """The comparison in one of the formats; CSV has a line a run unless groups were asked for. columns: of a table in
+    Markdown or LaTeX."""
     if form == "json":
         stamps = {
             "baseline": comparison.baseline,
@@ -92,8 +98,11 @@ def export(comparison: Comparison, form: str, asked: bool | None, group: bool) -
         if group
         else exports.row_table(comparison.rows, comparison.baseline)
     )
+    table = exports.chosen_columns(table, columns) if columns else table
     notes = exports.notes_of(comparison)
-    return exports.as_markdown(table, notes) if form == "markdown" else exports.as_latex(table, notes)
+    if form == "markdown":
+        return exports.as_markdown(table, notes)
+    return exports.as_latex(table, notes, keep=bool(columns))
 
 
 def show(comparison: Comparison, group: bool) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -100,7 +101,7 @@ def install(home: Path) -> None:
     script, start = home / ".local" / "share" / "gnnpar" / "completion.sh", home / f".{shell}rc"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(SCRIPT, encoding="utf-8")
-    line = f". {script}"
+    line = f". {shlex.quote(str(script))}"
     text = start.read_text(encoding="utf-8") if start.exists() else ""
     if line not in text.splitlines():
         start.write_text(f"{text.rstrip()}\n{line}\n".lstrip(), encoding="utf-8")

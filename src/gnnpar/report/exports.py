@@ -13,6 +13,7 @@ from gnnpar.report.comparison import Comparison
 from gnnpar.report.groups import Group, cells
 from gnnpar.report.rows import COLUMNS
 from gnnpar.report.runs import no_speed
+from gnnpar.settings import ConfigError, closest
 from gnnpar.track.console import seconds
 
 _ESCAPED = str.maketrans(
@@ -61,18 +62,59 @@ def as_markdown(table: Table, notes: Sequence[str] = ()) -> str:
     return body + "\n" + ("\n" + "\n".join(f"- {note}" for note in notes) + "\n" if notes else "")
 
 
-def as_latex(table: Table, notes: Sequence[str] = ()) -> str:
-    """A booktabs tabular; needs \\usepackage{booktabs}. Notes stand above it as comments."""
+def as_latex(table: Table, notes: Sequence[str] = (), *, keep: bool = False) -> str:
+    """A booktabs tabular; needs \\usepackage{booktabs}. Rows are grouped by model, and columns that say the same in
+    every row are left out (`keep`: they stay) and stand above it as comments, as notes do."""
+    table, constant = (table, {}) if keep else without_constant(table)
+    models: list[str] = []
+    if "model" in table[0] and len(table[0]) > 1:
+        at = table[0].index("model")
+        models = [line[at] for line in table[2]]
+        table = with_columns(table, [i for i in range(len(table[0])) if i != at])
     headings, texts, lines, bold = table
-    shown = [
+    marked = [
         [rf"\textbf{{{_tex(cell)}}}" if (i, j) in bold else _tex(cell) for j, cell in enumerate(line)]
         for i, line in enumerate(lines)
     ]
-    above = "".join(f"% {note}\n" for note in notes)
-    rows = [" & ".join(line) + r" \\" for line in shown]
+    shown = [" & ".join(line) + r" \\" for line in marked]
+    body = list(shown)
+    if models:
+        body = []
+        for k, model in enumerate(dict.fromkeys(models)):
+            body += [r"\addlinespace"] * bool(k)
+            body.append(rf"\multicolumn{{{len(headings)}}}{{l}}{{\textit{{{_tex(model)}}}}} \\")
+            body += [row for row, of in zip(shown, models, strict=True) if of == model]
+    above = "".join(f"% everywhere: {name} {value}\n" for name, value in constant.items())
+    above += "".join(f"% {note}\n" for note in notes)
     columns = "".join("l" if text else "r" for text in texts)
     top = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", " & ".join(map(_tex, headings)) + r" \\", r"\midrule"]
-    return above + "\n".join([*top, *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    return above + "\n".join([*top, *body, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def with_columns(table: Table, kept: Sequence[int]) -> Table:
+    """These columns, in this order."""
+    headings, texts, lines, bold = table
+    place = {old: new for new, old in enumerate(kept)}
+    cells = [[line[i] for i in kept] for line in lines]
+    marked = {(i, place[j]) for i, j in bold if j in place}
+    return [headings[i] for i in kept], [texts[i] for i in kept], cells, marked
+
+
+def chosen_columns(table: Table, names: Sequence[str]) -> Table:
+    """Of `--columns`: by their headings, the speed-up by that name too."""
+    known = ["speed-up" if heading.startswith("x ") else heading for heading in table[0]]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--columns {name} is no column here{closest(name, known)}; there are {', '.join(known)}")
+    return with_columns(table, [known.index(name) for name in names])
+
+
+def without_constant(table: Table) -> tuple[Table, dict[str, str]]:
+    """The table without the columns that say the same in every one of several rows, and what they say."""
+    headings, _, lines, _ = table
+    same = {i: lines[0][i] for i in range(1, len(headings)) if len(lines) > 1 and len({line[i] for line in lines}) == 1}
+    kept = [i for i in range(len(headings)) if i not in same]
+    return with_columns(table, kept), {headings[i]: value for i, value in same.items()}
 
 
 def notes_of(comparison: Comparison) -> list[str]:
