@@ -82,7 +82,11 @@ def test_a_cached_first_layer_is_exact(target):
         assert case.passed, case
 
 
-PAIRS = [(s, t) for s in ("sar", "adaqp", "bns", "feature") for t in ("pyg_nets.gcn", "pyg_nets.gat", "pyg_nets.gated")]
+PAIRS = [
+    (s, t)
+    for s in ("sar", "adaqp", "bns", "feature", "cofree")
+    for t in ("pyg_nets.gcn", "pyg_nets.gat", "pyg_nets.gated")
+]
 
 
 @pytest.mark.parametrize(("strategy", "target"), [each for each in PAIRS if each != ("feature", "pyg_nets.gated")])
@@ -95,6 +99,7 @@ def test_strategies_that_run_a_model_in_one_piece_carry_it(strategy, target):
 
 
 WHOLE = [("adaqp", "transformer"), ("bns", "transformer"), ("pipegcn", "inline"), ("digest", "edge")]
+WHOLE += [("cofree", "transformer"), ("cofree", "edge")]
 WHOLE += [("pipegcn", "gcn"), ("pipegcn", "gat")]
 
 
