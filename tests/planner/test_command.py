@@ -13,6 +13,7 @@ from gnnpar.__main__ import main
 from gnnpar.cli.plan import factors_of, qualities
 from gnnpar.config.inputs import with_plan
 from gnnpar.models.gcn import GCN
+from gnnpar.planner import calibrate
 from gnnpar.planner.calibrate import Calibration, fitted, nonnegative
 from gnnpar.planner.extract import record
 from gnnpar.planner.registry import shipped
@@ -165,6 +166,25 @@ def test_fits_recover_what_made_the_samples() -> None:
     found, residual = nonnegative(rows, seconds)
     assert found == pytest.approx(true, rel=1e-4)
     assert residual < 1e-6
+
+
+def test_a_new_engine_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a machine measured before a method was added says nothing of its engine."""
+    measured: list[int] = []
+
+    def fitted_nominal(samples: object, *, ranks: int, threads: int) -> Calibration:
+        measured.append(ranks)
+        return Calibration(ranks, threads, NOMINAL, calibrate.NOMINAL_LINK)
+
+    monkeypatch.setattr(calibrate, "world_samples", lambda *given: [])
+    monkeypatch.setattr(calibrate, "fitted", fitted_nominal)
+    every = calibrate.candidates
+    monkeypatch.setattr(calibrate, "candidates", lambda trial, ranks: every(trial, ranks)[:-1])
+    for _ in range(2):
+        calibrate.calibrate(2, threads=1, cache=tmp_path)
+    monkeypatch.setattr(calibrate, "candidates", every)
+    calibrate.calibrate(2, threads=1, cache=tmp_path)
+    assert measured == [2, 2]
 
 
 def test_calibration_round_trip_and_sharing() -> None:

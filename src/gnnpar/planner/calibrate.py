@@ -28,7 +28,7 @@ from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.durable import JsonDict, read_json, write_json_whole
 from gnnpar.planner.samples import SIZES, Samples, measure
-from gnnpar.planner.visits import trial_epochs, with_visits
+from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
 from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
 from gnnpar.printable import counted
 
@@ -127,13 +127,15 @@ def _numbers(calibration: Calibration) -> Iterator[int | float]:
 
 
 def _key(ranks: int, threads: int) -> str:
+    """What a calibration depends on; an engine that was not measured would look free beside those that were."""
     model = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         model = next((line for line in lines if line.startswith("model name")), model)
     except OSError:
         pass
-    facts = [_VERSION, model, os.cpu_count(), version("torch"), version("gnnpar"), ranks, threads]
+    engines = sorted(candidate.engine for candidate in candidates(trials(ranks)[0], ranks))
+    facts = [_VERSION, model, os.cpu_count(), version("torch"), version("gnnpar"), engines, ranks, threads]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
