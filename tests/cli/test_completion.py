@@ -65,3 +65,16 @@ def test_it_is_installed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_key_of_another_strategy_is_named(capsys: pytest.CaptureFixture) -> None:
     assert run("train", ["strategy=single", "strategy.logical_parts=2"]) == 2
     assert "strategy has no keys; it is a key of strategy=sar" in capsys.readouterr().err
+
+
+def test_no_name_of_the_working_directory_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is completed stands in the command line as it is."""
+    (tmp_path / "model").mkdir()
+    for name in ("gown", "g$(touch ran)", "g;ls", "g\x1b[2J"):
+        (tmp_path / "model" / f"{name}.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert [
+        name
+        for name in completion.complete("gnnpar train model=g")
+        if name not in ("gat", "gatv2", "gcn", "gcnii", "gin")
+    ] == ["gown"]

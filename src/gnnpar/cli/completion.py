@@ -34,6 +34,7 @@ _gnnpar() {
 complete -o default -F _gnnpar gnnpar
 """
 _COMPOSING = ("train", "partition", "plan", "estimate", "check")  # commands that take overrides
+_PLAIN = re.compile(r"[\w.+-]+")  # names of files in the working directory are typed into the shell as they are
 _ROOT = ("--help", "--version", "--install-completion", "--show-completion")
 
 
@@ -51,7 +52,8 @@ def complete(line: str) -> list[str]:
     groups = group_options()
     key, equals, value = last.rpartition(",")[2].partition("=") if "=" not in last else last.partition("=")
     if equals:
-        return [option for option in groups.get(key, ()) if option.startswith(value.rpartition(",")[2])]
+        options = [option for option in groups.get(key, ()) if _PLAIN.fullmatch(option)]
+        return [option for option in options if option.startswith(value.rpartition(",")[2])]
     names = [f"{group}=" for group in groups] + [f"{key}=" for key in keys_of(words)]
     return [name for name in dict.fromkeys(names) if name.startswith(last)]
 
@@ -104,5 +106,6 @@ def install(home: Path) -> None:
     line = f". {shlex.quote(str(script))}"
     text = start.read_text(encoding="utf-8") if start.exists() else ""
     if line not in text.splitlines():
-        start.write_text(f"{text.rstrip()}\n{line}\n".lstrip(), encoding="utf-8")
+        with start.open("a", encoding="utf-8") as out:  # a full disk must not cost what stands there
+            out.write(f"{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n")
     say(f"wrote {script}, which {start} reads: open a new shell, or run: {line}")
