@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator, Site
 from gnnpar.folds.block import Rows
+from gnnpar.parallel.torch_types import floats
 
 Call = tuple[int, int]  # layer, number of the aggregation in it
 
@@ -85,7 +86,7 @@ class Copies:
             return [0.0] * len(ages)
         mine = torch.zeros(len(ages), device=rows[0].device)
         mine[self._comm.rank] = change_of(rows, self.kept[site.layer, site.call].sent)
-        return [float(change) for change in self._comm.all_reduce(mine, site._replace(phase="assign"))]
+        return floats(self._comm.all_reduce(mine, site._replace(phase="assign")))
 
     @property
     def nbytes(self) -> int:
