@@ -113,6 +113,13 @@ def test_halos_give_whole_neighbourhoods(strategy, target):
         assert case.passed, case
 
 
+@pytest.mark.parametrize(("strategy", "kind"), [("sar", "Scaled"), ("bns", "Scaled"), ("feature", "GCNConv")])
+def test_strategies_carry_weights_of_pyg_models(strategy, kind):
+    model = PyG(target="pyg_nets.weighted", kwargs={"kind": kind})
+    for case in check(configured("strategy", strategy), {"pyg": model}, worlds=(2,)):
+        assert case.passed, case
+
+
 @pytest.mark.parametrize("strategy", ["sar", "feature", "cagnet", "sancus"])
 def test_strategies_that_fold_pieces_refuse_whole_neighbourhoods(strategy):
     with pytest.raises(ValueError, match="folds neighbourhoods in pieces, and conv1 of model=pyg reads whole ones"):

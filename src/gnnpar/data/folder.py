@@ -4,6 +4,7 @@
 |---|---|---|
 | `src.npy`, `dst.npy` | [E] integers | edges in any order; dataset.symmetrize=true adds the reverse ones |
 | or `indptr.npy`, `indices.npy` | [N + 1], [E] integers | CSR: row i has sources `indices[indptr[i]:indptr[i + 1]]` |
+| `edge_weight.npy` | [E] numbers | optional: weights, in the order of the edges |
 | `x.npy` | [N, F] numbers | features |
 | `y.npy` | [N] class ids, or [N, C] of 0/1 (multi-label) | labels; -1 or NaN = unlabelled |
 | `{train,val,test}_mask.npy` | [N] or [N, S] booleans | optional, else split=random or per_class |
