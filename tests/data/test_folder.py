@@ -130,7 +130,10 @@ def test_the_bucket_sort_is_canonical(tmp_path: Path, nodes: int, edges: int) ->
         ({"x": np.array([["a"]])}, r"must be numbers"),
         ({"edge_weight": np.ones(7)}, r"edge_weight.npy is float64 \[7\], but it must be one number an edge, \[1500\]"),
         ({"edge_weight": np.where(np.arange(1500) == 900, np.inf, 2)}, "edge_weight of edge 900 is inf"),
-        ({"edge_weight": np.arange(1500)}, "has two weights, .*; add them up .*, or set dataset.drop_duplicates=false"),
+        (
+            {"edge_weight": np.arange(1500)},
+            "has two self loops, of weights .*; add them up",
+        ),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )

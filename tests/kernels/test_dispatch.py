@@ -119,7 +119,7 @@ def test_cpu_body_is_not_forced_on_a_gpu(monkeypatch):
 def test_ops_run_in_inference_mode(kit, dtype):
     graph = kit.degree_graph()
     x, a_src, a_dst = (torch.randn(n, 2, dtype=dtype) for n in (graph.num_src, graph.num_src, graph.num_dst))
-    indptr, indices, _, _ = graph.forward
+    indptr, indices, *_ = graph.forward
     ids = torch.arange(graph.num_src)
 
     def run():

@@ -53,7 +53,7 @@ def test_cut_rows(kit, body, shape, dtype, monkeypatch):
     expected = naive.extremum(graph.forward.indptr, graph.forward.indices, x, ids, num_rows=graph.num_dst)
     state = None
     for piece in kit.cut(graph, 2, dtype=torch.int64, compress=True):
-        indptr, indices, rows, _ = piece.forward
+        indptr, indices, rows, *_ = piece.forward
         state = body.extremum(indptr, indices, x, ids, num_rows=graph.num_dst, rows=rows, state=state)
     assert state is not None
     once = body.extremum(graph.forward.indptr, graph.forward.indices, x, ids, num_rows=graph.num_dst)
@@ -71,7 +71,7 @@ def test_any_order_of_blocks_has_the_same_winners(kit, body, compress):
     for order in itertools.islice(orders, 0, None, 7 if body is functions_of("triton") else 1):
         state = None
         for piece in order:
-            indptr, indices, rows, _ = piece.forward
+            indptr, indices, rows, *_ = piece.forward
             state = body.extremum(indptr, indices, x, ids, num_rows=graph.num_dst, rows=rows, state=state)
         assert state is not None
         assert torch.equal(state[0], expected[0])

@@ -210,9 +210,9 @@ def both_sides(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`attend_grad` by the `attend_grad_src` and `attend_grad_dst` of a body."""
     options = {"slope": slope, "drop": drop, "delta": delta}
-    indptr, indices, rows, edge_ids = reverse
+    indptr, indices, rows, edge_ids = reverse[:4]
     grad_x, grad_a_src = source_side(indptr, indices, *tensors, rows=rows, edge_ids=edge_ids, **options)
-    indptr, indices, rows, edge_ids = forward
+    indptr, indices, rows, edge_ids = forward[:4]
     return grad_x, grad_a_src, destination_side(indptr, indices, *tensors, rows=rows, edge_ids=edge_ids, **options)
 
 
