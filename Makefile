@@ -11,7 +11,7 @@ DEMO_JOB := model=gcn dataset=sbm world_size=2 epochs=50 fidelity_every=25
 
 COMPARE := outputs/compare$(if $(QUICK),-quick)
 
-.PHONY: demo compare test test-documents test-studies test-attack test-all test-gpu-versions kills lint bench sparse docs clean
+.PHONY: demo compare test test-documents test-studies test-attack test-kernels test-all test-gpu-versions kills lint bench sparse docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make compare        every strategy by the protocol, table, figures and page in outputs/compare; 9 hours, goes on where it was stopped"
 	@echo "                    (QUICK=1: a rehearsal of ten minutes in outputs/compare-quick; STUDIES='speed cora': only these)"
 	@echo "make test           the test suite; no network, no GPU, no data"
+	@echo "make test-kernels   the kernels, a package of its own: specification, CPU and Triton bodies, the latter interpreted"
 	@echo "make test-documents README, tutorials and site hold what they say"
 	@echo "make test-studies   tables and figures of experiments are rebuilt from their raw lines"
 	@echo "make test-attack    files, inputs, overrides and sockets under attack, kills, full disks: a small part of each"
@@ -53,9 +54,10 @@ compare: $(STAMP)
 	  exit $${failed:-0}
 
 test: $(STAMP)
-	$(PYTEST) -m "not slow and not gpu" --durations=10 --ignore tests/documents --ignore tests/studies --ignore tests/attack
+	$(PYTEST) -m "not slow and not gpu" --durations=10 --ignore tests/documents --ignore tests/studies --ignore tests/attack \
+	  --ignore tests/kernels
 
-test-documents test-studies test-attack: test-%: $(STAMP)
+test-kernels test-documents test-studies test-attack: test-%: $(STAMP)
 	$(PYTEST) --dist load -m "not slow and not gpu" --durations=5 tests/$*
 
 test-all: $(STAMP)

@@ -58,6 +58,7 @@ def test_the_losses_are_those_of_train() -> None:
     assert logits.shape == (300, run.model.model.out_dim)
 
 
+@pytest.mark.slow  # the examples, a job of their own, run a script under torchrun, too
 def test_ranks_that_meet_give_what_one_gives(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "loop.py"]
