@@ -154,13 +154,17 @@ def distribute(
             logits = session.gather(session.predict())
     """
     from gnnpar.cli.train import plan_source_of
+    from gnnpar.launch.joined import refusal
     from gnnpar.launch.slurm import as_rank
     from gnnpar.session import open_session
 
     os.environ.update(as_rank(os.environ))
     alone = {} if "RANK" in os.environ else {"world_size": 1}
     chosen = {} if strategy is None else {"strategy": strategy}
-    settings = _settings(model, data, {"checkpoint": {"keep": 0}, **alone, **chosen, **overrides})
+    try:
+        settings = _settings(model, data, {"checkpoint": {"keep": 0}, **alone, **chosen, **overrides})
+    except ValueError as error:
+        raise refusal(error) from error
     return open_session(settings, plan_source_of(settings), _run_folder(folder))
 
 
@@ -406,6 +410,8 @@ def _value(value: object) -> str:
     if isinstance(value, int | float):
         return str(value)
     text = str(value)
+    if "${" in text:
+        raise ConfigError(f"{text}: ${{ would be read as the value of another key; give the value itself")
     if re.fullmatch(r"[\w./-]+", text):
         return text
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")

@@ -12,16 +12,20 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from gnnpar.comm.world import Host
+from gnnpar.comm.world import Host, World
+from gnnpar.durable import WriteError
+from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.launch import joined, processes
 from gnnpar.launch.launch import world_of
 from gnnpar.settings import ConfigError, Settings
+from gnnpar.track.console import say
 from gnnpar.track.tracker import Null
 from gnnpar.training.checkpoint.resume import Start
 from gnnpar.training.checks import check
 from gnnpar.training.evaluate import evaluate
 from gnnpar.training.loop import Job, PlanSource, Run, prepare
 from gnnpar.training.result.record import RunRecord
+from gnnpar.training.result.result import read_result
 
 
 class Session:
@@ -134,6 +138,25 @@ def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> S
     `folder`: of rank 0 is used, for plan.json. ConfigError where it cannot begin; a rank that does not come, or is
     lost later, ends the others with joined.PeerLost.
     """
+    rank = int(os.environ.get("RANK", "0"))
+    with ExitStack() as inside:
+        try:
+            world = joined_world(settings)
+            if rank == 0:
+                claim(folder, inside)
+        except ValueError as error:
+            raise joined.refusal(error, settings.comm.connect_seconds) from error
+        record = RunRecord(settings, world, folder)
+        others = joined.assemble(record, settings.comm.connect_seconds) if world.size > 1 else None
+        inside.enter_context(joined.monitored(record, others, settings.comm.lost_seconds))
+        store, key = (others.store, others.key) if others else (None, b"")
+        comm = processes.connected(world, settings.comm, key=key, store=store)
+        run = prepare(Job(settings, world, folder, plan_source), comm, Host(), Null(), Start())
+        return Session(run, inside.pop_all())
+
+
+def joined_world(settings: Settings) -> World:
+    """The ranks that are there. ConfigError where they would have to be started, or cannot run this."""
     world = world_of(settings)
     if world.how not in ("joined", "alone"):
         raise ConfigError(
@@ -143,14 +166,14 @@ def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> S
     if world.links is not None:
         raise ConfigError("launch=paced shapes the links of ranks that gnnpar starts; use it with gnnpar.train")
     check(settings, world)
-    rank = int(os.environ.get("RANK", "0"))
-    if rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-    record = RunRecord(settings, world, folder)
-    with ExitStack() as inside:
-        others = joined.assemble(record, settings.comm.connect_seconds) if world.size > 1 else None
-        inside.enter_context(joined.monitored(record, others, settings.comm.lost_seconds))
-        store, key = (others.store, others.key) if others else (None, b"")
-        comm = processes.connected(world, settings.comm, key=key, store=store)
-        run = prepare(Job(settings, world, folder, plan_source), comm, Host(), Null(), Start())
-        return Session(run, inside.pop_all())
+    return world
+
+
+def claim(folder: Path, inside: ExitStack) -> None:
+    """The folder is this session's until `inside` ends. ConfigError where a run has it, or has completed in it."""
+    try:
+        inside.enter_context(working_in(folder, otherwise="choose another folder=", say=say))
+    except (FolderInUse, WriteError) as error:
+        raise ConfigError(str(error)) from error
+    if (read_result(folder) or {}).get("status") == "completed":
+        raise ConfigError(f"{folder} holds a run that has completed, and its plan.json stays; choose another folder=")

@@ -98,6 +98,21 @@ def test_more_ranks_than_there_are_is_one_line(keys: dict[str, Any], line: str) 
         gnnpar.distribute("gcn", "sbm", strategy="graph_parallel", folder="alone", **SMALL, **keys)
 
 
+def test_a_folder_that_a_run_has_or_has_completed_in_is_refused(tmp_path: Path) -> None:
+    with alone(), pytest.raises(ConfigError, match=r"alone is in use by process \d+"):
+        alone()
+    gnnpar.train("gcn", "sbm", strategy="single", folder="alone", epochs=1, **SMALL)
+    plan = (tmp_path / "alone" / "plan.json").read_bytes()
+    with pytest.raises(ConfigError, match="alone holds a run that has completed"):
+        alone()
+    assert (tmp_path / "alone" / "plan.json").read_bytes() == plan
+
+
+def test_a_value_that_hydra_would_look_up_is_refused() -> None:
+    with pytest.raises(ConfigError, match="would be read as the value of another key"):
+        gnnpar.train("gcn", "/tmp/${oc.env:HOME}.pt", strategy="single", folder="run")
+
+
 def test_rows_of_other_nodes_are_refused() -> None:
     with alone() as session, pytest.raises(ValueError, match="3 rows, but this rank has 300 nodes"):
         session.gather(torch.zeros(3))

@@ -19,6 +19,7 @@ from gnnpar import durable
 from gnnpar.api import Run
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose
+from gnnpar.config.replay import resumed
 from gnnpar.data.columns import Column
 from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
@@ -27,6 +28,7 @@ from gnnpar.folder_lock import FILE, FolderInUse, Owner, working_in
 from gnnpar.partition.chunking import Range, chunk
 from gnnpar.placement import Placement, Plan
 from gnnpar.report.runs import collect
+from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import read_rows
 
 PRECIOUS = "what is outside of the folder"
@@ -193,3 +195,38 @@ def test_features_that_numpy_has_not_are_trained_on(tmp_path: Path, monkeypatch:
         data[f"{name}_mask"] = torch.tensor(split).bool()
     run = gnnpar.train("gcn", data, strategy="single", folder=tmp_path / "run", epochs=1, threads_per_rank=1)
     assert run.result["epochs_done"] == 1
+
+
+def sweep_of(folder: Path, *, job: str = "0", argv: tuple[str, ...] = ("seed=0",)) -> Path:
+    jobs = [{"key": "k", "folder": job, "overrides": ["seed=0"]}]
+    (folder / "sweep.json").write_text(json.dumps({"schema": 1, "argv": list(argv), "jobs": jobs}))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["../mine", "/mine", "${oc.env:NOPE,..}/mine", "a/${hydra:runtime.cwd}"])
+def test_a_job_of_a_sweep_lies_below_it(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="is not below it"):
+        resumed(["--resume", str(sweep_of(tmp_path, job=name))])
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["dataset.name='${oc.env:WANDB_API_KEY}'", "optim.lr=${oc.env:GNNPAR_TOKEN}", "hydra.sweep.subdir=${oc.env:HOME}"],
+)
+def test_a_sweep_reads_no_environment(tmp_path: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match="which may run code of its own: type it again"):
+        resumed(["--resume", str(sweep_of(tmp_path, argv=("seed=0", override)))])
+
+
+def test_a_sweep_may_number_its_jobs(tmp_path: Path) -> None:
+    numbered = "hydra.sweep.subdir=job-${hydra.job.num}"
+    assert numbered in resumed(["--resume", str(sweep_of(tmp_path, argv=("seed=0", numbered)))])[0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key", "value"),
+    [("minibatch", "walk_length", 10**9), ("minibatch", "coverage", 10**9), ("bns", "rate", 1e-300)],
+)
+def test_a_number_that_would_run_for_days_or_draws_nothing_is_refused(strategy: str, key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"strategy.{key}={value:g}|strategy.{key}={value}"):
+        compose([f"strategy={strategy}", f"strategy.{key}={value}"])

@@ -121,6 +121,9 @@ def test_a_sweep_killed_half_way_finishes_exactly_what_is_missing(
     assert ran(folder) == [0, 2]
     sessions = [json.loads((folder / "sweep" / job / "result.json").read_text())["session"] for job in "0123"]
     assert sessions[0] == sessions[2] != sessions[1]
+    assert "resume=null" not in Manifest.read(folder / "sweep").argv  # jobs of later resumes go on where they were
+    assert "--again names jobs of a sweep" in refusal(["--again", "0"])
+    assert "--again stands twice" in refusal(["--resume", "sweep", "--again", "0", "--again", "1"])
     assert status.run(["sweep", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out.rpartition("sweep: 4 of 4 done  ->  sweep\n")[2])
     assert told["counts"] == {"done": 4}

@@ -94,8 +94,8 @@ class Manifest:
 
 
 def is_inside(folder: str) -> bool:
-    """Whether a path stays below the folder it is relative to."""
-    return not Path(folder).is_absolute() and ".." not in Path(folder).parts
+    """Whether a path stays below the folder it is relative to, also where Hydra reads it: it interpolates ${...}."""
+    return "${" not in folder and not Path(folder).is_absolute() and ".." not in Path(folder).parts
 
 
 def begin_job(run_dir: Path, overrides: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ _HYDRA_KEYS = re.compile(r"hydra\.(sweep|launcher|sweeper)(\.\w+)+")
 _OF_HYDRA = {group: ("basic", *names) for group, names in PLUGINS.items()} | {
     "hydra/sweeper/sampler": ("tpe", "random", "cmaes", "grid", "nsgaii", "motpe")
 }
+_JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
 _PLAIN = re.compile(r"[\w.,:+()-]*")
 """A value that is numbers, names or ranges: of launchers and sweepers other values may be commands."""
 _CHOICES = re.compile(r"(?:choice\(|\[)?([\w,\s-]*)[)\]]?")
@@ -61,11 +62,17 @@ class Replay:
 def resumed(argv: Sequence[str]) -> tuple[list[str], Replay | None]:
     """`--resume FOLDER` as the overrides of the sweep in FOLDER, and what is typed beside it, which comes before."""
     if "--resume" not in argv:
+        if "--again" in argv:
+            raise ConfigError("--again names jobs of a sweep: gnnpar train --resume FOLDER --again JOBS")
         return list(argv), None
     at = argv.index("--resume")
     if at + 1 == len(argv):
         raise ConfigError("--resume needs the folder of a sweep: gnnpar train --resume multirun/DATE/TIME")
     folder = Path(argv[at + 1])
+    if "${" in str(folder):
+        raise ConfigError(
+            f"--resume {folder}: Hydra would read ${{ as a value of its own; give the folder another name"
+        )
     manifest = Manifest.read(folder)
     if not manifest.jobs:
         raise ConfigError(f"{folder} has no sweep.json with jobs; give the folder of a sweep (gnnpar train -m ...)")
@@ -89,7 +96,9 @@ def _again(argv: Sequence[str], manifest: Manifest) -> tuple[list[str], frozense
     if not names or names - known:
         wrong = f"{min(names - known)} is no job of {manifest.folder}" if names else "--again needs folders of jobs"
         raise ConfigError(f"{wrong}; name some of {', '.join(sorted(known)[:8])}, with commas between them")
-    return [*argv[:at], *argv[at + 2 :], "resume=null"], names
+    if "--again" in (rest := [*argv[:at], *argv[at + 2 :]]):
+        raise ConfigError("--again stands twice; name all jobs behind one, with commas between them")
+    return rest, names
 
 
 def asked(argv: Sequence[str]) -> list[str]:
@@ -107,6 +116,8 @@ def _is_harmless(override: str) -> bool:
     key, _, value = override.partition("=")
     group = key.lstrip("+~").partition("@")[0]
     if override.startswith("-") or "_target_" in override or "custom_search_space" in key:
+        return False
+    if "${" in _JOB_NUMBER.sub("", override):  # reads the environment: secrets, and folders elsewhere
         return False
     if _is_group(group):
         options = _CHOICES.fullmatch(value)

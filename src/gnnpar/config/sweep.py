@@ -208,7 +208,9 @@ class Resuming:
         if not self.raises and (counts.get("done") or counts.get("running")):
             running = f"{counts['running']} running elsewhere, " if counts.get("running") else ""
             say(f"resuming: {counts.get('done', 0)} of {len(unique)} jobs are done, {running}{len(todo)} to run")
-        return [(job, [*job.overrides, "hydra.sweep.subdir=" + quoted(job.folder)]) for job in todo]
+        afresh = {job.key: ["resume=null"] if job.folder in again else [] for job in todo}
+        places = {job.key: "hydra.sweep.subdir=" + quoted(job.folder) for job in todo}
+        return [(job, [*job.overrides, *afresh[job.key], places[job.key]]) for job in todo]
 
     def start(self, manifest: Manifest, jobs: Sequence[tuple[Job, Overrides]]) -> None:
         """Run some jobs to their ends. A launcher that loses one (killed, out of memory) loses no other."""

@@ -109,6 +109,8 @@ def _tensor(key: str, value: object) -> Tensor:
     if array.dtype.kind not in "biuf":
         raise ValueError(f"dataset given: {key} has dtype {array.dtype}; give numbers.")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        if array.size and int(array.max()) >= 1 << 63:
+            raise ValueError(f"dataset given: {key} holds {int(array.max())}, beyond 2^63; give int64.")
         array = array.astype(np.int64)  # torch has no arithmetic for the wider unsigned types
     return torch.from_numpy(np.ascontiguousarray(array))
 

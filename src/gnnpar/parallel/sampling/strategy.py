@@ -73,8 +73,8 @@ class Minibatch:
     clusters: Annotated[int, Ge(1)] = 64
     clusters_per_batch: Annotated[int, Ge(1)] = 8
     saint: Draw = "walk"
-    walk_length: Annotated[int, Ge(1)] = 2
-    coverage: Annotated[int, Ge(1)] = 20
+    walk_length: Annotated[int, Ge(1), Le(1_000)] = 2
+    coverage: Annotated[int, Ge(1), Le(10_000)] = 20
 
     def __post_init__(self) -> None:
         if not self.fanout or 0 in self.fanout:
