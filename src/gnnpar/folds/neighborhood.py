@@ -46,7 +46,7 @@ class Neighborhood(ByBlock):
         if state:
             raise ValueError(
                 "an aggregation reads whole neighbourhoods, and the strategy folds them in pieces: use single, "
-                "graph_parallel, adaqp, bns or pipegcn"
+                "graph_parallel or another that reads halo rows"
             )
         return (self.function(block, x.src, x.dst, x.shared),)
 

@@ -154,7 +154,7 @@ class _BroadcastFold(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: _Kept, view: BroadcastGraph, agg: Aggregator, call: int, counts: tuple[int, int, int], *flat: Tensor
-    ) -> Tensor:  # type: ignore[override]
+    ) -> Tensor:
         x = split_operands(counts, flat)
         state, received = agg.init(view.shard.num_inner, x), list[Tensor]()
         for part, rows in view.stages(x.src, view.site(call, "forward")):
@@ -172,7 +172,8 @@ class _BroadcastFold(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _Kept, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_out,) = grad_outputs
         view, agg, tensors = ctx.view, ctx.agg, ctx.saved_tensors
         kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
         asked = ctx.needs_input_grad[4:]

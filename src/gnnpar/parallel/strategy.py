@@ -191,7 +191,7 @@ def refuse_one_piece(strategy: Strategy, model: ModelSource, names: Mapping[str,
         name = names.get("strategy") or type(strategy).__name__
         raise ValueError(
             f"strategy={name} runs a model layer by layer, and model={names.get('model') or 'pyg'} runs in one piece; "
-            "choose single, graph_parallel, adaqp, bns or sar"
+            "choose single, graph_parallel or another that gnnpar check accepts"
         )
 
 
@@ -201,7 +201,7 @@ def refuse_neighborhoods(strategy: Strategy, model: ModelSource, names: Mapping[
         name, kind = names.get("strategy") or type(strategy).__name__, names.get("model") or "pyg"
         raise ValueError(
             f"strategy={name} folds neighbourhoods in pieces, and {convolutions[0]} of model={kind} "
-            "reads whole ones; choose single, graph_parallel, adaqp, bns, pipegcn or digest"
+            "reads whole ones; choose single, graph_parallel or another that reads halo rows"
         )
 
 
@@ -222,8 +222,7 @@ def refuse_weights(
         name = names.get("strategy") or type(strategy).__name__
         raise ValueError(
             f"dataset {dataset} has weights on edges, which strategy={name} does not carry; use single, "
-            "graph_parallel, adaqp, sar, gnnpipe, hybrid, bns, feature, pipegcn, digest, cagnet or sancus, or "
-            f"{without}."
+            f"graph_parallel or another strategy that gnnpar check accepts with it, or {without}."
         )
     below = int((in_weight < 0).sum())
     if below and model.edge_weights == "normalized":

@@ -154,7 +154,7 @@ def world_samples(ranks: int, threads: int, say: Callable[[str], None] = lambda 
         key = secrets.token_bytes(32)
         steps = mp.get_context("spawn").SimpleQueue()
         arguments = (ranks, threads, folder, key, steps)
-        started = mp.spawn(_rank, args=arguments, nprocs=ranks, join=False)  # type: ignore[attr-defined]
+        started = mp.spawn(_rank, args=arguments, nprocs=ranks, join=False)  # type: ignore[attr-defined]  # not among what torch exports
         assert started is not None  # as always with join=False
         while not started.join(timeout=0.1):
             while not steps.empty():

@@ -129,7 +129,7 @@ class _Kept(Context):
 
 class _ReplicatedFold(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Kept, view: ReplicatedGraph, agg: Aggregator, call: int, *src: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: _Kept, view: ReplicatedGraph, agg: Aggregator, call: int, *src: Tensor) -> Tensor:
         site, num_stages = view.site(call, "forward"), view.grid.stages
         state, posts = agg.init(view.pieces.num_rows, Operands(src)), list[Posted]()
         for stage in range(num_stages):
@@ -145,7 +145,8 @@ class _ReplicatedFold(torch.autograd.Function):
         return view.summed(partial, site)
 
     @staticmethod
-    def backward(ctx: _Kept, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_out,) = grad_outputs
         view, agg, asked = ctx.view, ctx.agg, ctx.needs_input_grad[3:]
         none = (None,) * 3
         if not any(asked):
