@@ -138,6 +138,7 @@ def _processed(name: str, source: _Source, raw: Path) -> Path:
 
 
 _ARRAYS = {
+    ("__builtin__", "list"),  # as Python 2 wrote the adjacency of Planetoid
     ("builtins", "list"),
     ("collections", "defaultdict"),
     ("numpy", "dtype"),
