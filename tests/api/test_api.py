@@ -134,6 +134,12 @@ def arrays(**changes: object) -> dict[str, object]:
     return {key: value for key, value in (fields | changes).items() if value is not None}
 
 
+def with_ragged_rows() -> networkx.DiGraph:
+    made = as_networkx()
+    made.nodes["n0"]["x"] = [1.0] * 50
+    return made
+
+
 def as_networkx(**of_edges: float) -> networkx.DiGraph:
     data: Any = graph()
     made = networkx.MultiDiGraph()
@@ -174,6 +180,8 @@ def test_an_undirected_networkx_graph_has_both_directions():
         ("gcn", arrays(edge_attr=np.ones(5)), {}, "edge_attr is not read"),
         ("gcn", as_networkx(weight=2.0), {}, "1 of 6 edges have weight; give it to all or none"),
         ("gcn", arrays(y=None), {}, "the Data has no y"),
+        ("gcn", arrays(x=[[1.0], [2.0, 3.0]]), {}, "x has rows of several lengths; give each as many numbers"),
+        ("gcn", with_ragged_rows(), {}, "x has rows of several lengths"),
         ("gnc", "sbm", {}, "model=gnc does not exist"),
         ("gcn", "sbm", {"strategy": "sarr"}, "strategy=sarr does not exist, did you mean sar?"),
         ("gcn", "sbm", {"epoch": 3}, "epoch"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 import gnnpar
 import pyg_nets
 from conftest import environment
+from gnnpar.launch.rendezvous import rendezvous
 from gnnpar.session import Session
 from gnnpar.settings import ConfigError
 
@@ -106,6 +109,49 @@ def test_a_folder_that_a_run_has_or_has_completed_in_is_refused(tmp_path: Path) 
     with pytest.raises(ConfigError, match="alone holds a run that has completed"):
         alone()
     assert (tmp_path / "alone" / "plan.json").read_bytes() == plan
+
+
+@pytest.mark.parametrize("mine", [0, 1])
+@pytest.mark.parametrize("bad", [{"epoch": 3}, {"plan": "/none"}, {}], ids=["settings", "plan", "other"])
+def test_what_one_rank_refuses_ends_the_other_with_its_line(
+    mine: int, bad: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process is one rank, a thread the other; without `bad`, the thread refuses."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GNNPAR_TOKEN": "a secret of tests"}
+    for name, value in {**env, "RANK": str(mine)}.items():
+        monkeypatch.setenv(name, value)
+    other, line = 1 - mine, f"rank {1 - mine} on elsewhere: no such folder"
+    with ThreadPoolExecutor(1) as pool:
+        refusal = "" if bad else line
+        heard = pool.submit(rendezvous, env | {"RANK": str(other)}, about={}, patience=20, refusal=refusal)
+        with pytest.raises(ConfigError) as refused:
+            gnnpar.distribute("gcn", "sbm", strategy="graph_parallel", folder="alone", **SMALL, **bad)
+        told = str(heard.exception())
+    assert "\n" not in told
+    if bad:
+        assert told.startswith(f"rank {mine} on {socket.gethostname()}: {str(refused.value)[:20]}")
+    else:
+        assert str(refused.value) == told == line
+
+
+@pytest.mark.slow  # two interpreters
+def test_scripts_of_which_one_is_refused_both_end_with_its_line(tmp_path: Path) -> None:
+    script = "import os, gnnpar\n"
+    script += "gnnpar.distribute('gcn', 'sbm', strategy='sarr' if os.environ['RANK'] == '1' else 'sar', folder='met')\n"
+    (tmp_path / "loop.py").write_text(script)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    env = {**environment(), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen([sys.executable, "loop.py"], env={**env, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    lines = [rank.communicate(timeout=100)[1].splitlines()[-1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert f"rank 1 on {socket.gethostname()}: strategy=sarr does not exist, did you mean sar?" in lines[0]
+    assert "strategy=sarr does not exist, did you mean sar?" in lines[1]
 
 
 def test_a_value_that_hydra_would_look_up_is_refused() -> None:

@@ -34,6 +34,14 @@ def test_words_become(line: str, expected: list[str]) -> None:
     assert completion.complete(line) == expected
 
 
+@pytest.mark.parametrize("word", ["model={}/secret", "../..{}=secret"])
+def test_only_files_of_a_group_are_read(tmp_path: Path, word: str) -> None:
+    (tmp_path / "secret.yaml").write_text("password: 1\n")
+    away = "../" * 20 + str(tmp_path)
+    assert "epochs=" in (offered := completion.complete(f"gnnpar train {word.format(away)} "))
+    assert not [key for key in offered if "password" in key]
+
+
 def test_every_command_and_group_is_offered() -> None:
     assert set(COMMANDS) < set(completion.complete("gnnpar "))
     assert {"strategy=", "model=", "epochs=", "optim.lr="} < set(completion.complete("gnnpar train "))

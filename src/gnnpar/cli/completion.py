@@ -76,9 +76,9 @@ def keys_of(words: Sequence[str]) -> list[str]:
     }
     chosen |= dict(word.split("=", 1) for word in words if "=" in word)
     keys = _flat({key: value for key, value in tree.items() if key not in ("defaults", "hydra")})
-    for group, name in chosen.items():
-        file = conf_dir() / group / f"{name}.yaml"
-        if file.is_file():
+    for group, options in group_options().items():
+        file = conf_dir() / group / f"{chosen.get(group)}.yaml"
+        if chosen.get(group) in options and file.is_file():  # a name with .. is no option, and another file
             keys += [f"{group}.{key}" for key in _flat(yaml.safe_load(file.read_text(encoding="utf-8")) or {})]
     return keys
 

@@ -105,7 +105,7 @@ def _of_arrays(given: Mapping[str, object]) -> Data:
 def _tensor(key: str, value: object) -> Tensor:
     if isinstance(value, Tensor):
         return value
-    array = np.asarray(value)
+    array = _array(key, value)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"dataset given: {key} has dtype {array.dtype}; give numbers.")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
@@ -113,6 +113,13 @@ def _tensor(key: str, value: object) -> Tensor:
             raise ValueError(f"dataset given: {key} holds {int(array.max())}, beyond 2^63; give int64.")
         array = array.astype(np.int64)  # torch has no arithmetic for the wider unsigned types
     return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _array(key: str, value: object) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # rows of several lengths
+        raise ValueError(f"dataset given: {key} has rows of several lengths; give each as many numbers.") from error
 
 
 def _edges_of(adjacency: object) -> dict[str, object]:
@@ -148,7 +155,7 @@ def _of_networkx(graph: object) -> Data:
         values = [attributes[key] for *_, attributes in graph.edges(data=True) if key in attributes]
         if len(values) != len(ends):
             raise ValueError(f"dataset given: {len(values)} of {len(ends)} edges have {key}; give it to all or none.")
-        columns["edge_weight"] = np.asarray(values if graph.is_directed() else [*values, *values])
+        columns["edge_weight"] = _array(key, values if graph.is_directed() else [*values, *values])
     for key in ("x", "y", *_MASKS):
         values = [attributes[key] for _, attributes in graph.nodes(data=True) if key in attributes]
         if values and len(values) != len(position):
@@ -156,5 +163,5 @@ def _of_networkx(graph: object) -> Data:
                 f"dataset given: {len(values)} of {len(position)} nodes have {key}; give it to all or none."
             )
         if values:
-            columns[key] = np.asarray([np.asarray(value) for value in values])
+            columns[key] = _array(key, [_array(key, value) for value in values])
     return _of_arrays(columns)
