@@ -47,6 +47,8 @@ Count = Annotated[int, at.Ge(0)]
 Rate = Annotated[float, at.Gt(0)]
 PLAN_SETUP = ("model", "dataset", "partition", "first_layer", "seed")
 """What a plan brings beside its strategy: a file sets no folders, trackers or launchers."""
+WRITTEN_FOLDERS = ("cache_dir", "host_dir")
+"""Keys of folders that a run writes to beside its own, wherever they stand: a plan and a sweep of others set none."""
 MAX_RANKS = 4096
 """Tables of a row and a column a rank stay below a GiB."""
 Ranks = Annotated[int, at.Ge(1), at.Le(MAX_RANKS)]

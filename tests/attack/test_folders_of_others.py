@@ -103,6 +103,18 @@ def test_a_plan_brings_no_folder_and_no_tracker(tmp_path: Path, key: str) -> Non
         compose([f"plan={tmp_path}/plan.json"])
 
 
+def test_a_plan_chooses_no_folder_to_write_to(tmp_path: Path) -> None:
+    folders = f"strategy.host_dir={tmp_path}"
+    assert train(tmp_path / "run", "strategy=sar", "strategy.logical_parts=2", "epochs=1", folders).exit_code == 0
+    file = tmp_path / "run" / "plan.json"
+    plan = json.loads(file.read_text())
+    assert plan["strategy"]["host_dir"] is None, "one of one's own can be given again"
+    plan["strategy"]["host_dir"] = "/elsewhere"
+    file.write_text(json.dumps(plan))
+    with pytest.raises(ValueError, match=r"plan=.* sets strategy.host_dir=/elsewhere, and a plan chooses no folder"):
+        compose([f"plan={file}"])
+
+
 class Code:
     """A pickle of it runs code."""
 
@@ -211,10 +223,16 @@ def test_a_job_of_a_sweep_lies_below_it(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "override",
-    ["dataset.name='${oc.env:WANDB_API_KEY}'", "optim.lr=${oc.env:GNNPAR_TOKEN}", "hydra.sweep.subdir=${oc.env:HOME}"],
+    [
+        "dataset.name='${oc.env:WANDB_API_KEY}'",
+        "optim.lr=${oc.env:GNNPAR_TOKEN}",
+        "hydra.sweep.subdir=${oc.env:HOME}",
+        "cache_dir=/elsewhere",
+        "strategy.host_dir=/elsewhere",
+    ],
 )
-def test_a_sweep_reads_no_environment(tmp_path: Path, override: str) -> None:
-    with pytest.raises(ConfigError, match="which may run code of its own: type it again"):
+def test_a_sweep_reads_no_environment_and_chooses_no_folder(tmp_path: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match="run code of its own, read the environment or write elsewhere: type it"):
         resumed(["--resume", str(sweep_of(tmp_path, argv=("seed=0", override)))])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gnnpar.durable import JsonDict, JsonObject, read_json
 from gnnpar.partition.manifest import read_manifest
-from gnnpar.settings import PLAN_SETUP, ConfigError
+from gnnpar.settings import PLAN_SETUP, WRITTEN_FOLDERS, ConfigError, show
 from gnnpar.targets import refuse_foreign
 
 Composed = tuple[JsonDict, dict[str, str]]
@@ -50,6 +50,7 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
         if group in config and not any(re.match(rf"{group}(=|\.|/)", o) for o in given)
     }
     _refuse_foreign({**brought, "strategy": strategy}, f"plan={path}", named=config)
+    _refuse_folders({"strategy": strategy}, f"plan={path}")
     names |= {group: made_for[group] for group in brought if group in made_for}
     return config | brought | {"strategy": strategy}, names
 
@@ -86,6 +87,18 @@ def _refuse_foreign(brought: Mapping[str, object], source: str, *, named: object
             refuse_foreign(tree, f"{group} of {source}", remedy=remedy, named=named)
         except ValueError as error:
             raise ConfigError(str(error)) from error
+
+
+def _refuse_folders(tree: Mapping[str, object], source: str, prefix: str = "") -> None:
+    """A plan decides what runs, not where it writes."""
+    for key, value in tree.items():
+        if key in WRITTEN_FOLDERS and value is not None:
+            raise ConfigError(
+                f"{source} sets {prefix}{key}={show(value)}, and a plan chooses no folder to write to: set it to null "
+                "there; TMPDIR names the folder"
+            )
+        if isinstance(value, Mapping):
+            _refuse_folders(value, source, f"{prefix}{key}.")
 
 
 def spelled(overrides: Iterable[str]) -> list[str]:

@@ -17,7 +17,7 @@ from gnnpar.config.errors import PLUGINS
 from gnnpar.config.jobs import MANIFEST, Manifest
 from gnnpar.config.study import key_of
 from gnnpar.paths import conf_dir, installed_confs
-from gnnpar.settings import ConfigError, Settings, show
+from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, Settings, show
 from gnnpar.targets import TRUST, refuse_foreign
 
 FLAGS = ("-m", "--multirun")
@@ -52,7 +52,10 @@ class Replay:
     def check_override(self, override: str) -> None:
         """Refuse an override of the file that could bring code."""
         if os.environ.get(TRUST) != "1" and not _is_harmless(override):
-            raise ConfigError(f"{self.file} has {show(override)}, which may run code of its own: {self.remedy}")
+            raise ConfigError(
+                f"{self.file} has {show(override)}, which may run code of its own, read the environment or write "
+                f"elsewhere: {self.remedy}"
+            )
 
     @property
     def remedy(self) -> str:
@@ -112,12 +115,15 @@ def quoted(text: str) -> str:
 
 
 def _is_harmless(override: str) -> bool:
-    """Whether an override can choose only YAML of gnnpar and of plugins, and sets plain values."""
+    """Whether an override can choose only YAML of gnnpar and of plugins, sets plain values, and no folder to write
+    to."""
     key, _, value = override.partition("=")
     group = key.lstrip("+~").partition("@")[0]
     if override.startswith("-") or "_target_" in override or "custom_search_space" in key:
         return False
     if "${" in _JOB_NUMBER.sub("", override):  # reads the environment: secrets, and folders elsewhere
+        return False
+    if re.split(r"[./]", group)[-1] in WRITTEN_FOLDERS and value != "null":
         return False
     if _is_group(group):
         options = _CHOICES.fullmatch(value)

@@ -23,7 +23,7 @@ from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.placement import Plan, Topology, clear
 from gnnpar.printable import counted
-from gnnpar.settings import PLAN_SETUP, Settings, instantiate
+from gnnpar.settings import PLAN_SETUP, WRITTEN_FOLDERS, Settings, instantiate
 from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import say
 from gnnpar.training.checkpoint.files import MANIFEST
@@ -99,8 +99,9 @@ def saved_plan(start: Start, dataset: Dataset, model: GNN) -> Plan | None:
 
 
 def with_strategy(plan: Plan, settings: Settings) -> Plan:
-    """The plan with the strategy that it is of."""
-    return replace(plan, strategy={"name": settings.names.get("strategy"), **settings.resolved["strategy"]})
+    """The plan with the strategy that it is of, less the folders that it writes to."""
+    fields = {k: None if k in WRITTEN_FOLDERS else v for k, v in settings.resolved["strategy"].items()}
+    return replace(plan, strategy={"name": settings.names.get("strategy"), **fields})
 
 
 def workload_of(settings: Settings, dataset: Dataset, model: GNN, device: torch.device) -> Workload:
