@@ -119,6 +119,33 @@ def test_tag_plans_and_runs(run_here: Run, tmp_path: Path) -> None:
     assert result["predicted"]["label"] in done.stdout
 
 
+def test_sampled_strategies_are_chosen_where_they_are_allowed(run_here: Run, tmp_path: Path, fast_devices: str) -> None:
+    asked = ("plan", "--json", "dataset.num_nodes=400", "model.hidden=16", fast_devices, "search=enumerate")
+    sampled = {"bns", "cofree", "minibatch"}
+    lossless = json.loads(run_here(*asked).stdout)
+    assert sampled <= lossless["unpriced"].keys()
+    assert not sampled & {each["candidate"]["family"] for each in lossless["candidates"]}
+
+    every = json.loads(run_here(*asked, "--quality=sampled").stdout)
+    assert not sampled & every["unpriced"].keys()
+    priced = {each["candidate"]["family"]: each for each in every["candidates"] if not each["refused"]}
+    assert sampled <= priced.keys()
+    assert all(priced[name]["epoch_seconds"] > 0 for name in sampled)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["quality"] == ["exact", "sampled"]
+    assert plan["predicted"]["label"] == every["candidates"][0]["label"]
+
+
+def test_tag_runs_what_samples(run_here: Run, tmp_path: Path) -> None:
+    """bns sends a tenth of the halo rows of graph_parallel, which is priced beside it."""
+    allowed = ("strategy=tag", "strategy.rates=nominal", "strategy.quality=[sampled]", "world_size=4")
+    done = run_here("train", *allowed, "comm=threads", "epochs=2", "dataset.num_nodes=400", "hydra.run.dir=run")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["exactness"] == ["sampled"]
+    assert result["predicted"]["label"].split(",")[0] in ("bns", "cofree")
+
+
 def test_bad_input_is_one_line(
     tmp_path: Path, fast_devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,7 +75,7 @@ def run(argv: list[str]) -> int:
     if options.trace:
         Path(options.trace).write_text(json.dumps(planner.timeline(planned).chrome_trace()), encoding="utf-8")
     if options.json:
-        unpriced = planned.request.registry.unpriced()
+        unpriced = planned.request.registry.unpriced(planned.request.allowed)
         answer = {
             "plan": str(file),
             "search": planned.result.as_predicted(),

@@ -263,7 +263,8 @@ def why(planned: Planned, simulated_seconds: float) -> list[str]:
     devices = planned.chosen.devices
     moved = [] if devices == tuple(range(len(devices))) else [f"ranks run on {_places(planned)}, in this order"]
     cut = [] if recompute is None else [recompute.describe(chosen=planned.chosen.candidate.held)]
-    unpriced = [f"{name} is unpriced: {reason}" for name, reason in planned.request.registry.unpriced().items()]
+    left_out = planned.request.registry.unpriced(planned.request.allowed)
+    unpriced = [f"{name} is unpriced: {reason}" for name, reason in left_out.items()]
     doubted = f"times are predicted from {rates.source} rates{doubt}"
     events = [event] if simulated_seconds else []
-    return [*reasons(planned.evaluated), *unpriced, *moved, *cut, looked, *events, doubted]
+    return [*reasons(planned.evaluated), *planned.chosen.price.notes, *unpriced, *moved, *cut, looked, *events, doubted]

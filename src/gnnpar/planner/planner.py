@@ -65,7 +65,7 @@ class Request:
     def candidates(self, ranks: int) -> list[Candidate]:
         """On exactly so many ranks, layers cut evenly."""
         scope = Scope(ir=self.ir, nodes=self.graph.nodes, cached=self.kept != "no")
-        return self.registry.candidates(scope, ranks, self.problem)
+        return self.registry.candidates(scope, ranks, self.problem, self.allowed)
 
     @cached_property
     def recompute(self) -> Recompute | None:
@@ -96,7 +96,7 @@ class Evaluated:
 
     @property
     def label(self) -> str:
-        return self.candidate.label + (", uneven parts" if self.shares else "")
+        return (self.price.label or self.candidate.label) + (", uneven parts" if self.shares else "")
 
     def at(self, machine: Machine) -> Machine:
         """Where its ranks run."""

@@ -39,26 +39,29 @@ class Registry:
     broken: Mapping[str, str] = field(default_factory=dict)
     with_codec: frozenset[str] = frozenset()
 
-    def candidates(self, scope: Scope, ranks: int, problem: Problem | None = None) -> list[Candidate]:
-        """All configurations on exactly so many ranks. `problem`: for strategies that price their YAML alone."""
+    def candidates(
+        self, scope: Scope, ranks: int, problem: Problem | None = None, allowed: frozenset[Quality] = frozenset()
+    ) -> list[Candidate]:
+        """All configurations on exactly so many ranks. `problem`: for strategies that price their YAML alone; those
+        that sample are left out unless `sampled` is allowed, because their price is that of samples drawn for it."""
         candidates: dict[Candidate, None] = {}
         for name, strategy in self.strategies.items():
             if isinstance(strategy, Enumerated):
                 candidates |= dict.fromkeys(strategy.candidates(scope, ranks))
                 continue
-            runs = ranks <= (strategy.capabilities.max_ranks or ranks) and not _beyond(strategy)
-            if isinstance(strategy, Priced) and problem is not None and runs:
+            runs = ranks <= (strategy.capabilities.max_ranks or ranks)
+            if isinstance(strategy, Priced) and problem is not None and runs and not _left_out(strategy, allowed):
                 candidates[Configured(family=name, parts=ranks, strategy=strategy, problem=problem)] = None
         return list(candidates)
 
-    def unpriced(self) -> dict[str, str]:
-        """Name -> why it is no candidate."""
+    def unpriced(self, allowed: frozenset[Quality] = frozenset()) -> dict[str, str]:
+        """Name -> why it is no candidate where these classes are allowed."""
         unpriced = dict(self.broken)
         for name, strategy in self.strategies.items():
             if not isinstance(strategy, Priced):
                 unpriced[name] = f"{type(strategy).__name__} has no cost(problem, machine)"
-            elif not isinstance(strategy, Enumerated) and (beyond := _beyond(strategy)):
-                unpriced[name] = f"it is {', '.join(beyond)}, which no plan may be; gnnpar estimate prices it"
+            elif _left_out(strategy, allowed):
+                unpriced[name] = "it is sampled, which is not allowed; --quality sampled or gnnpar estimate prices it"
         return unpriced
 
     def strategy_of(self, candidate: Candidate) -> Strategy:
@@ -84,9 +87,10 @@ class Registry:
         return replace(like, **{name: value for name, value in given.items() if name in vars(like)})
 
 
-def _beyond(strategy: Strategy) -> list[str]:
-    """Its classes of inexactness that no plan may have."""
-    return sorted(strategy.exactness - set(QUALITIES))
+def _left_out(strategy: Strategy, allowed: frozenset[Quality]) -> bool:
+    """Does it sample, as its YAML has it, where that is not allowed?"""
+    sampled = not isinstance(strategy, Enumerated) and "sampled" in strategy.exactness
+    return sampled and "sampled" not in allowed
 
 
 @dataclass(frozen=True, kw_only=True)

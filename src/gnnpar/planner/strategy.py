@@ -32,6 +32,7 @@ from gnnpar.planner.registry import registry
 from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Price
+from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.quantity import seconds_text
 from gnnpar.pricing.rates import NOMINAL
 from gnnpar.pricing.statistics import GraphStats, PartStats
@@ -45,7 +46,7 @@ class TAG:
     nominal ones of a server core. `replan`: compare predicted and measured after the warm-up and, where they differ by
     more than a fifth, plan again with what was measured and go on with a better plan."""
 
-    quality: tuple[Literal["exact", "rounded", "quantized", "stale"], ...] = ("exact",)
+    quality: tuple[Quality, ...] = ("exact",)
     rates: Literal["measured", "nominal"] = "measured"
     replan: bool = False
 

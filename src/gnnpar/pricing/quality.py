@@ -2,5 +2,5 @@
 
 from typing import Literal
 
-Quality = Literal["exact", "rounded", "quantized", "stale"]
-QUALITIES: tuple[Quality, ...] = ("exact", "rounded", "quantized", "stale")
+Quality = Literal["exact", "rounded", "quantized", "stale", "sampled"]
+QUALITIES: tuple[Quality, ...] = ("exact", "rounded", "quantized", "stale", "sampled")
