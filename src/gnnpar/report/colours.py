@@ -1,31 +1,15 @@
-"""One colour a strategy and one a part of the epoch, kept in every picture; told apart by colour-blind readers
-(after Okabe and Ito), light enough for a dark page and dark enough for paper."""
+"""At most six colours of strategies, and one a part of the epoch, kept in every picture; told apart by colour-blind
+readers (after Okabe and Ito), light enough for a dark page and dark enough for paper."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 
-_KNOWN = {
-    "single": "#7a8794",
-    "graph_parallel": "#2b7bba",
-    "adaqp": "#e09f1f",
-    "sar": "#1a9e77",
-    "gnnpipe": "#c76fa1",
-    "hybrid": "#d1602b",
-    "tag": "#58b0dd",
-    "minibatch": "#8c6d5a",
-    "bns": "#9a8f1e",
-    "cofree": "#4aa3a2",
-    "pipegcn": "#8064b8",
-    "feature": "#5f8f4e",
-    "digest": "#b8536b",
-    "cagnet": "#4aa3a2",
-    "sancus": "#9b7653",
-}
-_OTHERS = ("#a08a1c", "#8064b8", "#5f8f4e", "#b8536b", "#4aa3a2", "#9b7653")
-GREY = "#a5adb5"  # of times that are no statement on speed
+SIX = ("#2b7bba", "#d1602b", "#16916c", "#8064b8", "#c65f98", "#a87a10")  # 3:1 or more on white and on the dark page
+GREY = "#8b949d"  # of what has no colour, and of times that are no statement on speed
+_PREFERRED = {"graph_parallel": 0, "hybrid": 1, "sar": 2, "single": 3, "gnnpipe": 4, "adaqp": 5}
 
 TIME: Mapping[str, str] = dict(
     zip(PHASES, ("#5f7fa3", "#8fae5d", "#a98bc4", "#d9663b", "#f0b48c", "#e3c84f", "#6bab8f", "#b9bfc6"), strict=True)
@@ -42,11 +26,15 @@ MEMORY = {
     "optimizer": "#b9bfc6",
     "host": "#e6d9c2",
 }
+SHADES = ("#1f5d91", "#4f92c9", "#2f7f9e", "#7fb6d9", "#3f6fb5", "#a3c7e3")  # of layers, one after the other
+OTHER = "#b9bfc6"  # of what is too small for a colour of its own
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star")
 
 
-def of_strategies(names: Iterable[str]) -> Mapping[str, str]:
-    """Known strategies keep their colour from page to page; others take the rest in alphabetical order."""
-    unknown = sorted(set(names) - set(_KNOWN))
-    return _KNOWN | {name: _OTHERS[i % len(_OTHERS)] for i, name in enumerate(unknown)}
+def of_strategies(chosen: Sequence[str], names: Iterable[str]) -> Mapping[str, str]:
+    """A colour of its own for each of at most six strategies, grey for the others. The best known keep theirs from page
+    to page; the rest take what is free, in order."""
+    tints = {name: SIX[_PREFERRED[name]] for name in chosen if name in _PREFERRED}
+    free = [tint for tint in SIX if tint not in tints.values()]
+    tints |= dict(zip([name for name in chosen if name not in tints], free, strict=False))
+    return {name: tints[name] for name in chosen} | {name: GREY for name in names if name not in tints}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnpar.report import colours, curves
 from gnnpar.report.comparison import Comparison
+from gnnpar.report.emphasis import strategies_in_colour
 from gnnpar.report.groups import Group
 from gnnpar.report.page.plots import scale_of
 from gnnpar.settings import ConfigError
@@ -38,7 +39,8 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--figures {folder} is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    tint = colours.of_strategies(row["strategy"] for row in comparison.rows)
+    chosen = strategies_in_colour(comparison.groups, comparison.baseline)
+    tint = colours.of_strategies(chosen, [row["strategy"] for row in comparison.rows])
     names = curves.tasks(comparison.groups)
     tasks = {name: [group for group in comparison.groups if group.arena == arena] for arena, name in names.items()}
     drawn: dict[str, Callable[[Axes, list[Group]], bool]] = {

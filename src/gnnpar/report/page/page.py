@@ -12,6 +12,7 @@ from pathlib import Path
 from gnnpar.durable import Json, JsonDict, JsonObject
 from gnnpar.report import colours, curves
 from gnnpar.report.comparison import Comparison
+from gnnpar.report.emphasis import OTHER, strategies_in_colour
 from gnnpar.report.groups import Group, timed_groups
 from gnnpar.report.page import plots, tables
 from gnnpar.report.page.answers import answers
@@ -55,7 +56,8 @@ def _file(name: str) -> str:
 
 def context(comparison: Comparison) -> JsonDict:
     """What the template fills in."""
-    tint = colours.of_strategies(row["strategy"] for row in comparison.rows)
+    chosen = strategies_in_colour(comparison.groups, comparison.baseline)
+    tint = colours.of_strategies(chosen, [row["strategy"] for row in comparison.rows])
     names = curves.tasks(comparison.groups)
     by_task = {arena: [group for group in comparison.groups if group.arena == arena] for arena in names}
     specs, sections = pictures(comparison, by_task, names, tint)
@@ -114,7 +116,7 @@ def pictures(
             "speed-up": speeds.get(arena),
             "time": plots.stacked(groups, _breakdown, colours.TIME, "seconds", timed=True),
             "bytes": plots.stacked(groups, _bytes, colours.BYTES, "bytes"),
-            "layers": plots.layers(groups, tint),
+            "layers": plots.layers(groups),
             "memory": plots.stacked(groups, _memory, colours.MEMORY, "bytes"),
             "accuracy against time": plots.accuracy(groups, tint, "seconds"),
             "accuracy against bytes": plots.accuracy(groups, tint, "bytes"),
@@ -146,7 +148,7 @@ def legend(specs: JsonObject, section: str, tints: Mapping[str, str]) -> list[tu
     """Names and colours of the parts that any picture of a section shows."""
     drawn = [spec for name, spec in specs.items() if name.startswith(f"{section}-")]
     shown = {trace.get("name") for spec in drawn for trace in spec["data"]}
-    named = [(plots.LABELS.get(part, part), tint) for part, tint in tints.items()]
+    named = [(plots.LABELS.get(part, part), tint) for part, tint in ({**tints} | {OTHER: colours.OTHER}).items()]
     return [(name, tint) for name, tint in named if name in shown]
 
 

@@ -1,7 +1,8 @@
 """The pictures of the page, as plotly specifications: plain data, drawn in the browser.
 
 One picture a task (dataset and model), groups from top to bottom, a strategy's colour the same in all of them. Colours
-of text, grid and background are the page's: report.js fills them in, for light, dark and paper.
+of text, grid and background are the page's: report.js fills them in, for light, dark and paper; it also places the
+labels of curves beside their ends (`labels`), where they do not overlap.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from html import escape
 from gnnpar.durable import JsonDict
 from gnnpar.report import colours, curves
 from gnnpar.report.curves import Curve
+from gnnpar.report.emphasis import OTHER, groups_in_colour, six_parts
 from gnnpar.report.groups import Group
 
 Spec = JsonDict
@@ -88,8 +90,20 @@ def stacked(
     *,
     timed: bool = False,
 ) -> Spec | None:
-    """Horizontal bars of parts that add up, the total at their ends; None where no group has any."""
+    """Horizontal bars of at most six parts that add up, the total at their ends; None where no group has any."""
     bars = [(group, parts) for group in groups if (parts := parts_of(group)) is not None]
+    few = six_parts([parts for _, parts in bars])
+    shown = list(zip((group for group, _ in bars), few, strict=True))
+    return _bars(shown, {**tints} | {OTHER: colours.OTHER}, quantity, timed=timed)
+
+
+def _bars(
+    bars: Sequence[tuple[Group, Mapping[str, float]]],
+    tints: Mapping[str, str],
+    quantity: str,
+    *,
+    timed: bool = False,
+) -> Spec | None:
     largest = max((sum(parts.values()) for _, parts in bars), default=0.0)
     if not largest:
         return None
@@ -130,78 +144,73 @@ def stacked(
     return {"data": data, "layout": layout}
 
 
-def layers(groups: Sequence[Group], colour: Mapping[str, str]) -> Spec | None:
-    """Bars by layer, a group beside the other; None where nothing is sent or known."""
-    layers = [(group, layer) for group in groups if (layer := curves.layer_bytes(group))]
-    if not layers:
-        return None
-    scale, unit = scale_of(max(max(layer) for _, layer in layers), "bytes")
-    data = []
-    for i, (group, layer) in enumerate(layers):
-        patterns = ("", "/", ".", "x", "-", "+")
-        before = sum(g.first["strategy"] == group.first["strategy"] for g, _ in layers[:i])
-        data.append(
-            {
-                "type": "bar",
-                "name": _one_line(group),
-                "x": [f"layer {k}" for k in range(len(layer))],
-                "y": [value / scale for value in layer],
-                "marker": {"color": colour[group.first["strategy"]], "pattern": {"shape": patterns[before % 6]}},
-                "hovertemplate": f"%{{x}}: %{{y:.4~g}} {unit}<extra>{_one_line(group)}</extra>",
-            }
-        )
-    layout = {"height": 280, "barmode": "group", "xaxis": {}, "yaxis": {"title": {"text": unit}, "rangemode": "tozero"}}
-    return {"data": data, "layout": layout | {"legend": _below(-0.18)}}
+def layers(groups: Sequence[Group]) -> Spec | None:
+    """Horizontal bars, a part a layer; None where nothing is sent or known."""
+    depths = {id(group): curves.layer_bytes(group) for group in groups}
+    deepest = max(map(len, depths.values()), default=0)
+    tints = {f"layer {k}": colours.SHADES[k % len(colours.SHADES)] for k in range(deepest)}
+
+    def parts(group: Group) -> dict[str, float] | None:
+        return dict(zip(tints, depths[id(group)], strict=False)) or None
+
+    return _bars([(group, named) for group in groups if (named := parts(group))], tints, "bytes")
 
 
 def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> Spec | None:
-    """Validation metric against `axis` (epochs, seconds, bytes): a thin line a run, a thick one their mean."""
+    """Validation metric against `axis` (epochs, seconds, bytes). At most six groups are in colour, with a thin line a
+    run and a label; of the others the mean alone, in grey."""
     drawn = [(group, runs) for group in groups if (runs := curves.curves_of(group))]
     if not drawn:
         return None
     counted = [pair for pair in drawn if not pair[0].timeless] or drawn
     largest = max(run.along(axis)[-1] for _, runs in counted for run in runs)
     scale, unit = (1.0, "epochs") if axis == "epochs" else scale_of(largest, axis)
+    end = (largest / scale or 1.0) * 1.04
+    in_colour = groups_in_colour([group for group, _ in drawn], [s for s, c in colour.items() if c != colours.GREY])
     data: list[Spec] = []
-    for i, (group, runs) in enumerate(drawn):
-        grey = axis == "seconds" and group.timeless
-        tint = colours.GREY if grey else colour[group.first["strategy"]]
-        before = sum(g.first["strategy"] == group.first["strategy"] for g, _ in drawn[:i])
-        line = {"color": tint, "dash": colours.DASHES[before % len(colours.DASHES)]}
+    labels: list[Spec] = []
+    for group, runs in sorted(drawn, key=lambda pair: pair[0] in in_colour):  # grey ones below
+        strategy = group.first["strategy"]
+        pale = axis == "seconds" and group.timeless
+        tint = colours.GREY if pale or group not in in_colour else colour[strategy]
+        variants = [g for g, _ in drawn if g.first["strategy"] == strategy]
+        line = {"color": tint, "dash": colours.DASHES[variants.index(group) % len(colours.DASHES)]}
         mean = curves.mean_curve(runs)
-        thin = [run for run in runs if mean is not None and len(runs) > 1]
-        data += [_line(run, axis, scale, group, line | {"width": 1}, opacity=0.25) for run in thin]
-        thick = [mean] if mean is not None else runs
-        for k, run in enumerate(thick):
-            data.append(_line(run, axis, scale, group, line | {"width": 2.4}, legend=k == 0, grey=grey))
-    layout: Spec = {
-        "height": 340,
-        "xaxis": {"title": {"text": {"seconds": f"training time, {unit}", "bytes": f"sent, {unit}"}.get(axis, unit)}},
-        "yaxis": {"title": {"text": f"{groups[0].first['metric'] or 'metric'} on validation, %"}},
-        "legend": _below(-0.26),
-    }
+        if mean is not None and len(runs) > 1 and group in in_colour:
+            data += [_line(run, axis, scale, group, line | {"width": 1}, opacity=0.25) for run in runs]
+        wide = {"width": 2.4 if group in in_colour else 1.3}
+        for k, run in enumerate([mean] if mean is not None else runs):
+            data.append(_line(run, axis, scale, group, line | wide, pale=pale))
+            inside = [(x / scale, y) for x, y in zip(run.along(axis), run.val, strict=True) if x / scale <= end]
+            if k == 0 and inside:  # a grey curve may leave the picture
+                at = {"x": inside[-1][0], "y": inside[-1][1], "strategy": strategy, "shown": group in in_colour}
+                labels.append({"text": _short(group, [g for g, _ in drawn]), "colour": tint, **at})
+    lows, highs = zip(*((min(run.val), max(run.val)) for _, runs in drawn for run in runs), strict=True)
     target = next((group.target for group in groups if group.target is not None), None)
-    timed = [run.along(axis)[-1] for group, runs in drawn for run in runs if not group.timeless]
-    if axis == "seconds" and timed:  # grey curves may leave the picture
-        layout["xaxis"]["range"] = [0, max(timed) / scale * 1.04]
+    shown = [min(lows), max(highs), *([100 * target] if target is not None else [])]
+    room = 0.04 * (max(shown) - min(shown) or 1.0)
+    layout: Spec = {
+        "height": 360,
+        "xaxis": {
+            "title": {"text": {"seconds": f"training time, {unit}", "bytes": f"sent, {unit}"}.get(axis, unit)},
+            "range": [0, end],
+        },
+        "yaxis": {
+            "title": {"text": f"{groups[0].first['metric'] or 'metric'} on validation, %"},
+            "range": [min(shown) - room, max(shown) + room],
+        },
+        "showlegend": False,
+    }
     if target is not None:
         ends = {"xref": "paper", "x0": 0, "x1": 1, "y0": 100 * target, "y1": 100 * target}
         layout["shapes"] = [{"type": "line", **ends, "line": {"width": 1, "dash": "dot"}}]
-    return {"data": data, "layout": layout}
+    return {"data": data, "layout": layout, "labels": labels}
 
 
 def _line(
-    curve: Curve,
-    axis: str,
-    scale: float,
-    group: Group,
-    line: Spec,
-    *,
-    opacity: float = 1.0,
-    legend: bool = False,
-    grey: bool = False,
+    curve: Curve, axis: str, scale: float, group: Group, line: Spec, *, opacity: float = 1.0, pale: bool = False
 ) -> Spec:
-    name = _one_line(group) + (" (no speed)" if grey else "")
+    name = _one_line(group) + (" (no speed)" if pale else "")
     return {
         "type": "scatter",
         "mode": "lines",
@@ -210,11 +219,21 @@ def _line(
         "line": line,
         "opacity": opacity,
         "name": name,
-        "legendgroup": name,
-        "showlegend": legend,
+        "meta": {"strategy": group.first["strategy"]},
         "hoverinfo": "all" if opacity == 1.0 else "skip",
         "hovertemplate": "%{y:.2f} % at %{x:.4~g}<extra>" + name + "</extra>" if opacity == 1.0 else None,
     }
+
+
+def _short(group: Group, others: Sequence[Group]) -> str:
+    """The strategy, with as much behind it as tells the group from others of its name."""
+    same = [other for other in others if other.first["strategy"] == group.first["strategy"]]
+    parts = [group.first["strategy"]]
+    for of in (lambda g: g.first["variant"], lambda g: g.changed, _ranks):
+        if len({of(other) for other in same}) > 1:
+            parts.append(of(group))
+    text = " ".join(filter(None, parts))
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "\u2026"
 
 
 def _one_line(group: Group) -> str:
@@ -251,7 +270,3 @@ def _horizontal(names: Sequence[str], title: str, highest: float) -> Spec:
         "margin": {"l": 8, "r": 8, "t": 4, "b": 40},
         "showlegend": False,  # the page has one for all pictures of a section
     }
-
-
-def _below(y: float) -> Spec:
-    return {"orientation": "h", "x": 0, "xanchor": "left", "y": y, "yanchor": "top", "traceorder": "normal"}
