@@ -15,6 +15,7 @@ import torch
 
 from attack.fuzzing import Counts, Silent, attempt
 from attack.test_files import graph
+from checkpoints import train
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.folder import Folder
 from gnnpar.data.npz import NPZ
@@ -203,3 +204,12 @@ def test_an_archive_that_unpacks_beyond_memory_is_refused(tmp_path: Path, monkey
     monkeypatch.setattr("gnnpar.capacity.memory_bytes", lambda: 10**7)
     line = refusal(lambda: NPZ(path=str(tmp_path / "g.npz")).load(None, seed=0))
     assert "its arrays needs 0 GiB at least" in line or "GiB at least, this machine has" in line
+
+
+def test_more_clusters_than_nodes_are_refused_before_any_rank_starts(tmp_path: Path) -> None:
+    clusters = ("strategy=minibatch", "strategy.sampler=cluster", "strategy.clusters=1000000000000")
+    with pytest.raises(
+        ValueError, match=r"strategy\.clusters=1000000000000, but the graph has 200 nodes: give"
+    ):
+        train(tmp_path / "run", *clusters)
+    assert not (tmp_path / "run" / "result.json").exists()

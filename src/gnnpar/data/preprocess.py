@@ -6,7 +6,7 @@ split, normalise (`standard` is fitted on training nodes only), hash.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,6 +32,14 @@ class DatasetConfig(Protocol):
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """Read or generate the graph; `seed` is the run's seed, used only where a seed field is null."""
         ...
+
+
+@runtime_checkable
+class Generated(Protocol):
+    """A dataset whose number of nodes is known before there is a graph."""
+
+    @property
+    def generated_nodes(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)

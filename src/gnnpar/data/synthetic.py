@@ -65,6 +65,10 @@ class SBM(Preprocess):
     graph_seed: Annotated[int, Ge(0)] | None = 0  # null: the run's seed
     split: Literal["public", "per_class", "random"] = "random"
 
+    @property
+    def generated_nodes(self) -> int:
+        return max(16, round(self.num_nodes * self.scale))
+
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         del data_dir  # nothing is read
         raw = generate(self, seed=seed if self.graph_seed is None else self.graph_seed)
@@ -74,7 +78,7 @@ class SBM(Preprocess):
 def generate(config: SBM, *, seed: int) -> RawGraph:
     """The graph of a configuration; the same seed gives the same graph."""
     rng = np.random.default_rng(seed)
-    num_nodes = max(16, round(config.num_nodes * config.scale))
+    num_nodes = config.generated_nodes
     kinds = {"classes": config.num_classes, "communities": config.num_communities}
     for kind, count in kinds.items():
         if count > num_nodes:

@@ -103,7 +103,7 @@ class Capabilities:
     `whole_neighborhoods`: a fold may have all in-edges of a row at once.
     `replicated_weights`: every rank holds all parameters, so there is one stage. `crosses_epochs`: rows of one epoch
     are read in a later one. `plans_again`: after the warm-up, with what was measured. `less_memory`: number of ranks ->
-    the settings of this strategy that need less memory.
+    the settings of this strategy that need less memory. `clusters`: so many it cuts the graph into, and none is empty.
     """
 
     max_ranks: int | None = None
@@ -119,6 +119,7 @@ class Capabilities:
     crosses_epochs: bool = False
     plans_again: bool = False
     less_memory: Callable[[int], str] | None = None
+    clusters: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +184,14 @@ def check_first_layer(strategy: Strategy, first_layer: FirstLayer) -> None:
     """Refuse first_layer=cached where the strategy cannot run with it."""
     if first_layer == "cached" and not strategy.capabilities.cached_first_layer:
         raise ValueError("first_layer=cached is for strategies without chunks or batches: set first_layer=live.")
+
+
+def refuse_empty_clusters(strategy: Strategy, num_nodes: int) -> None:
+    """ValueError where the graph has too few nodes to be cut as the strategy asks."""
+    if (clusters := strategy.capabilities.clusters) > num_nodes:
+        raise ValueError(
+            f"strategy.clusters={clusters}, but the graph has {num_nodes} nodes: give at most one cluster a node"
+        )
 
 
 def refuse_one_piece(strategy: Strategy, model: ModelSource, names: Mapping[str, str]) -> None:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from gnnpar.comm.world import World
-from gnnpar.parallel.strategy import Strategy, check_first_layer, refuse_neighborhoods, refuse_one_piece
+from gnnpar.data.preprocess import Generated
+from gnnpar.parallel.strategy import (
+    Strategy,
+    check_first_layer,
+    refuse_empty_clusters,
+    refuse_neighborhoods,
+    refuse_one_piece,
+)
 from gnnpar.placement import Plan
 from gnnpar.settings import Settings
 from gnnpar.training import shards
@@ -23,5 +30,7 @@ def check_strategy(settings: Settings, size: int) -> None:
     refuse_one_piece(strategy, settings.model, settings.names)
     refuse_neighborhoods(strategy, settings.model, settings.names)
     check_first_layer(strategy, settings.first_layer)
+    if isinstance(settings.dataset, Generated):  # others are read by rank 0, which refuses the same then
+        refuse_empty_clusters(strategy, settings.dataset.generated_nodes)
     ranks, layers = (size, settings.model.num_layers) if settings.plan is None else Plan.size(settings.plan)
     strategy.check(ranks, layers, settings.epochs)

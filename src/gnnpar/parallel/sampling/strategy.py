@@ -39,7 +39,14 @@ from gnnpar.parallel.sampling.replica import Replica, replica_of
 from gnnpar.parallel.sampling.saint import Counts, Draw, NodeSets, SaintBatches, estimated
 from gnnpar.parallel.sampling.view import Normalize
 from gnnpar.parallel.sketch import sketch
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, check_first_layer
+from gnnpar.parallel.strategy import (
+    Capabilities,
+    FirstLayer,
+    LayerFacts,
+    Workload,
+    check_first_layer,
+    refuse_empty_clusters,
+)
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
@@ -98,6 +105,7 @@ class Minibatch:
             chunks=self.sampler == "cluster",
             cached_first_layer=False,
             by_layers=True,
+            clusters=self.clusters if self.sampler == "cluster" else 1,
             less_memory=lambda _: f"lower strategy.{size}; a rank also holds the whole graph, strategy=sar a part",
         )
 
@@ -150,11 +158,7 @@ class Minibatch:
         """[N]; None: there are no clusters."""
         if self.sampler != "cluster":
             return None
-        if self.clusters > workload.dataset.num_nodes:
-            raise ValueError(
-                f"strategy.clusters={self.clusters}, but the graph has {workload.dataset.num_nodes} nodes: give at "
-                "most one cluster a node"
-            )
+        refuse_empty_clusters(self, workload.dataset.num_nodes)
         return workload.part_of(self.clusters)
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
