@@ -208,8 +208,6 @@ def test_an_archive_that_unpacks_beyond_memory_is_refused(tmp_path: Path, monkey
 
 def test_more_clusters_than_nodes_are_refused_before_any_rank_starts(tmp_path: Path) -> None:
     clusters = ("strategy=minibatch", "strategy.sampler=cluster", "strategy.clusters=1000000000000")
-    with pytest.raises(
-        ValueError, match=r"strategy\.clusters=1000000000000, but the graph has 200 nodes: give"
-    ):
+    with pytest.raises(ValueError, match=r"strategy\.clusters=1000000000000, but the graph has 200 nodes: give"):
         train(tmp_path / "run", *clusters)
     assert not (tmp_path / "run" / "result.json").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -203,6 +204,34 @@ def test_a_study_names_no_foreign_class(marker: Path, override: str, capsys: pyt
     assert run("ablate", ["study.yaml"]) == 2
     assert "may run code of its own, and a study is data" in capsys.readouterr().err
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('base: ["dataset.name=${oc.env:GNNPAR_TOKEN}"]', r"base[0]=dataset.name=${oc.env:GNNPAR_TOKEN} reads the env"),
+        ("base: [cache_dir=/elsewhere]", "base[0]=cache_dir=/elsewhere: a study, which is data, chooses no folder"),
+        ('base: ["model=../../{here}/away"]', "/away: options are names of files in a folder model, and no paths"),
+        ("base: &a [x, *a]", "it repeats a part of itself by *; write it out"),
+        ("base: [" + "x" * (1 << 20) + "]", "bytes, more than 1048576"),
+    ],
+)
+def test_a_study_reads_no_environment_writes_nowhere_else_and_ends(
+    marker: Path, text: str, line: str, capsys: pytest.CaptureFixture
+) -> None:
+    Path("away.yaml").write_text("_target_: os.system\ncommand: touch ran\n")
+    text = text.replace("{here}", "../" * 20 + str(Path.cwd()))
+    Path("study.yaml").write_text(text + '\nfactors: {codec: [codec=bf16, "optim.lr=${seed}"]}\n')
+    assert run("ablate", ["study.yaml"]) == 2
+    err = capsys.readouterr().err
+    assert line in err and err.count("\n") == 1
+    assert not Path("ran").exists()
+
+
+def test_a_study_that_is_a_pipe_is_not_waited_for(marker: Path, capsys: pytest.CaptureFixture) -> None:
+    os.mkfifo("pipe.yaml")
+    assert run("ablate", ["pipe.yaml"]) == 2
+    assert "it is no file" in capsys.readouterr().err
 
 
 def test_jobs_of_a_sweep_stay_in_its_folder(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("search", ["enumerate", "guided"])
 def test_a_plan_prices_it_beside_ours(folder: Path, search: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--json", *ASKED, f"search={search}", "budget=30"]) == 0
+    assert main(["plan", "--trust", "--json", *ASKED, f"search={search}", "budget=30"]) == 0
     told = json.loads(capsys.readouterr().out)
     best = told["candidates"][0]
     assert best["label"] == "mine"
@@ -95,11 +95,11 @@ def test_a_plan_prices_it_beside_ours(folder: Path, search: str, capsys: pytest.
 
 
 def test_the_tables_list_all_of_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *ASKED, "search=enumerate", "world_size=4"]) == 0
+    assert main(["plan", "--trust", *ASKED, "search=enumerate", "world_size=4"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "chosen: mine" in said
     assert "silent is unpriced: Silent has no cost(problem, machine)" in said
-    assert main(["estimate", *ASKED, "world_size=4"]) == 0
+    assert main(["estimate", "--trust", *ASKED, "world_size=4"]) == 0
     rows = {words[0]: words for line in capsys.readouterr().out.splitlines() if (words := line.split())}
     assert rows["mine"][3:5] == ["1", "us"]
     assert rows["silent"][-2:] == ["not", "known"]
@@ -109,8 +109,17 @@ def test_the_tables_list_all_of_them(folder: Path, capsys: pytest.CaptureFixture
 def test_what_it_refuses_is_a_row(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide = FOUR.replace("count: 2", "count: 3")
     (folder / "topology" / "four.yaml").write_text(wide)
-    assert main(["plan", "--json", *ASKED, "search=enumerate"]) == 0
+    assert main(["plan", "--trust", "--json", *ASKED, "search=enumerate"]) == 0
     told = json.loads(capsys.readouterr().out)
     (mine,) = [c for c in told["candidates"] if c["label"] == "mine"]
     assert mine["refused"] == "unpriced: mine knows 4 ranks at most"
     assert mine["objective"] is None
+
+
+def test_code_of_a_folder_that_nobody_named_does_not_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    (folder / "strategy" / "evil.yaml").write_text("_target_: evil.Evil\n")
+    assert main(["plan", "--json", *ASKED, "search=enumerate", "world_size=2"]) == 0
+    unpriced = json.loads(capsys.readouterr().out)["unpriced"]["evil"]
+    assert "evil.yaml names evil.Evil, which is no class of gnnpar or of an installed plugin: --trust" in unpriced
+    assert not (folder / "ran").exists()

@@ -37,10 +37,14 @@ def compose(overrides: Sequence[str]) -> Settings:
 def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Sequence[str]) -> Composed:
     """What Hydra composed of the overrides, resolved, with what plan=FILE and shards=FOLDER bring.
 
-    `choices`: group -> the file chosen in it, as Hydra has them.
+    `choices`: group -> the file chosen in it, as Hydra has them. A path is refused: it may lead to YAML that somebody
+    else has put there, in an override that he has written, too.
     """
     from omegaconf import OmegaConf
 
+    for group, name in choices.items():
+        if name is not None and (".." in Path(group, str(name)).parts or str(name).startswith("/")):
+            raise ConfigError(f"{group}={name}: options are names of files in a folder {group}, and no paths")
     names = {group: str(name) for group, name in choices.items() if not group.startswith("hydra")}
     keys = [str(key) for key in config if key != "hydra"]
     tree = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True, throw_on_missing=True)

@@ -141,7 +141,8 @@ def _is_plain(value: str) -> bool:
 def _is_group(name: str) -> bool:
     if len(name) > 200:  # no file system has such a folder
         return False
-    return name in _OF_HYDRA or any((folder / name).is_dir() for folder in (conf_dir(), *installed_confs()))
+    folders = (conf_dir(), *installed_confs(), Path())  # a folder of the working directory makes any key a group
+    return name in _OF_HYDRA or any((folder / name).is_dir() for folder in folders)
 
 
 def _is_brought(group: str, option: str) -> bool:

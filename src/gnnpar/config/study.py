@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import random
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,14 +16,15 @@ from typing import Annotated, Literal
 import annotated_types as at
 import yaml
 
-from gnnpar.durable import JsonObject
-from gnnpar.settings import ConfigError, Count, closest, construct, show
+from gnnpar.durable import JsonObject, require_file
+from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, Count, closest, construct, show
 from gnnpar.targets import TRUST, refuse_foreign
 
 Mode = Literal["grid", "one_at_a_time", "leave_one_out"]
 Overrides = tuple[str, ...]
 Repeats = Annotated[int, at.Ge(1), at.Le(10_000)]
 _MOST_RUNS = 100_000
+_RESOLVER = re.compile(r"\$\{[^}]*:")
 _OWN = {"seed": "seeds", "block": "blocks"}
 
 
@@ -118,7 +120,7 @@ class Study:
 def read_study(file: Path) -> Study:
     """The study of a YAML file; ConfigError names the file, the key and what is wrong with it."""
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        data = _plain_yaml(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{file} cannot be read: {error.strerror if isinstance(error, OSError) else error}"
@@ -132,6 +134,19 @@ def read_study(file: Path) -> Study:
         return construct(Study, data)
     except ConfigError as error:
         raise ConfigError(f"{file}: {str(error).removeprefix(': ')}") from error
+
+
+_MOST_BYTES = 1 << 20
+
+
+def _plain_yaml(file: Path) -> object:
+    """What a YAML file holds. ValueError where it names a part of itself again, which may make it endless."""
+    if (size := require_file(file)) > _MOST_BYTES:
+        raise ValueError(f"it is {size} bytes, more than {_MOST_BYTES}")
+    text = file.read_text(encoding="utf-8")
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+        raise ValueError("it repeats a part of itself by *; write it out")
+    return yaml.safe_load(text)
 
 
 def listed(level: str | Sequence[str]) -> Overrides:
@@ -173,6 +188,14 @@ def _check(key: str, override: str) -> None:
         raise ValueError(f"{key}={override} is no override; write key=value or group=option")
     if key_of(override) in _OWN:
         raise ValueError(f"{key}={override}: the study sets it; use its key {_OWN[key_of(override)]}")
+    if _RESOLVER.search(override) and os.environ.get(TRUST) != "1":
+        raise ValueError(
+            f"{key}={show(override)} reads the environment or more, and a study is data: give the value, or --trust"
+        )
+    if key_of(override).rpartition(".")[2] in WRITTEN_FOLDERS and os.environ.get(TRUST) != "1":
+        raise ValueError(
+            f"{key}={show(override)}: a study, which is data, chooses no folder to write to: take it out, or --trust"
+        )
     names_class = "_target_" in override or key_of(override) == "model.target"
     if "@hydra" in override or (names_class and not _is_known(override)):
         raise ValueError(

@@ -2,12 +2,13 @@
 working folder.
 
 A file is read without Hydra, because ranks plan, too: its plain keys count; what refers to other groups (codec) has the
-default of the class.
+default of the class. Nobody has chosen these files by name, so a class of the working folder needs --trust.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -27,6 +28,7 @@ from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.pricing.tasks import Task
 from gnnpar.pricing.work import Work
 from gnnpar.settings import instantiate
+from gnnpar.targets import TRUST, refuse_foreign
 
 GROUP = "strategy"
 
@@ -154,11 +156,12 @@ def _read(folders: Iterable[Path]) -> Registry:
     for folder in folders:
         for file in sorted((folder / GROUP).glob("*.yaml")):
             files.setdefault(file.stem, file)
-    return _made(tuple((name, file, file.stat().st_mtime_ns) for name, file in sorted(files.items())))
+    of_files = tuple((name, file, file.stat().st_mtime_ns) for name, file in sorted(files.items()))
+    return _made(of_files, os.environ.get(TRUST) == "1")
 
 
 @cache
-def _made(files: tuple[tuple[str, Path, int], ...]) -> Registry:
+def _made(files: tuple[tuple[str, Path, int], ...], trust: bool) -> Registry:
     paths = {name: file for name, file, _ in files}
     strategies: dict[str, Strategy] = {}
     broken: dict[str, str] = {}
@@ -167,6 +170,7 @@ def _made(files: tuple[tuple[str, Path, int], ...]) -> Registry:
         try:
             keys = _keys(name, paths)
             plain = {key: value for key, value in keys.items() if not _refers(value)}
+            refuse_foreign(plain, str(paths[name]), remedy="--trust, which runs its code", trust=trust)
             strategy = instantiate(plain, f"strategy={name}")
             check_members(strategy)
             strategies[name] = strategy
