@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -73,9 +73,8 @@ class _Slot:
             ends[0],
             num_dst=len(self.rows),
             num_src=data.num_nodes,
-            edge_ids=edges,
             src_ids=torch.arange(data.num_nodes),
-            weights=None if data.edge_weight is None else data.edge_weight[edges].double(),
+            edges=replace(data.edges.at(edges).to(edges.device, torch.float64), ids=edges),
         )
         tables = tuple(self._mixed(call, i, x) for i, x in enumerate(src))
         if self.study.stale and isinstance(agg, Sum) and src[0].requires_grad:

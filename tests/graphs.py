@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
+from gnnpar.folds.edge_data import EdgeData
 
 
 def dataset_of(
@@ -35,7 +36,31 @@ def with_weights(data: Dataset, *, seed: int = 7) -> Dataset:
         x=data.x,
         y=data.y,
         edge_index=data.edge_index,
-        edge_weight=weight,
+        edges=EdgeData(weight=weight),
+        masks=(data.train_mask, data.val_mask, data.test_mask),
+        num_classes=data.num_classes,
+        task=data.task,
+    )
+
+
+def with_edge_data(data: Dataset, *, types: int = 3, width: int = 2, seed: int = 7) -> Dataset:
+    """The same graph, in which every edge has a type and a row of attributes, and every third comes again with another
+    type. 0: without."""
+    gen = torch.Generator().manual_seed(seed)
+    kind = torch.randint(0, max(1, types), (data.num_edges,), generator=gen)
+    ends, kind = data.edge_index.repeat(1, 2), torch.cat([kind, (kind + 1) % max(1, types)])
+    if types:
+        keep = torch.cat([torch.ones(data.num_edges).bool(), torch.arange(data.num_edges) % 3 == 0]).nonzero().flatten()
+    else:
+        keep = torch.arange(data.num_edges)
+    keep = keep[torch.argsort((ends[1, keep] * data.num_nodes + ends[0, keep]) * max(1, types) + kind[keep])]
+    attr = torch.randn(len(keep), width, generator=gen) if width else None
+    return Dataset.of(
+        data.name,
+        x=data.x,
+        y=data.y,
+        edge_index=ends[:, keep],
+        edges=EdgeData(type=kind[keep] if types else None, attr=attr),
         masks=(data.train_mask, data.val_mask, data.test_mask),
         num_classes=data.num_classes,
         task=data.task,

@@ -83,7 +83,7 @@ def _scored(data: Inputs, heads: int, width: int, dtype: torch.dtype) -> tuple[T
 
 def _attend(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.0) -> Case:
     def race(data: Inputs) -> Race:
-        tensors, (indptr, indices, _, ids, _) = _scored(data, heads, width, dtype), data.forward
+        tensors, (indptr, indices, _, ids, *_) = _scored(data, heads, width, dtype), data.forward
         dropping = {"drop": (drop, KEY), "edge_ids": ids} if drop else {}
 
         def op(body: Body, *, branch: bool = False) -> tuple[Tensor, ...]:
@@ -107,7 +107,7 @@ def _attend_grad(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.
     def race(data: Inputs) -> Race:
         tensors, dropping = _scored(data, heads, width, dtype), (drop, KEY) if drop else None
         grad_out = torch.randn(data.size.nodes, heads, width, device=data.device).to(dtype)
-        indptr, indices, _, ids, _ = data.forward
+        indptr, indices, _, ids, *_ = data.forward
         out, lse, mass_pos, pos = kernels.attend_finish(
             kernels.attend(
                 indptr, indices, *tensors, slope=0.2, num_rows=data.size.nodes, drop=dropping, edge_ids=ids, branch=True

@@ -12,7 +12,8 @@ class Csr(NamedTuple):
 
     Shapes: indptr [R + 1] and indices [E], both int32 or both int64; rows [R] int64, unique and ascending, or None
     (row r is output row r); edge_ids [E] int64 global ids aligned with indices, or None (needed by dropout only);
-    weights [E] floating-point numbers aligned with indices, or None (all are 1; needed by spmm only).
+    weights [E] floating-point numbers aligned with indices, or None (all are 1; needed by spmm only); types [E] int64
+    relations aligned with indices, or None.
     """
 
     indptr: Tensor
@@ -20,6 +21,7 @@ class Csr(NamedTuple):
     rows: Tensor | None = None
     edge_ids: Tensor | None = None
     weights: Tensor | None = None
+    types: Tensor | None = None
 
 
 def edge_rows(indptr: Tensor, rows: Tensor | None = None) -> Tensor:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from gnnpar.codecs.codec import CodecConfig
     from gnnpar.data.preprocess import DatasetConfig
+    from gnnpar.folds.edge_data import EdgeSizes
     from gnnpar.models.gnn import GNN, ModelSource
     from gnnpar.parallel.strategy import Strategy
     from gnnpar.partition.partition import Partitioner
@@ -240,9 +241,10 @@ class Settings:
     def caches_first_layer(self) -> bool:
         return self.first_layer == "cached"
 
-    def build_model(self, in_dim: int, out_dim: int) -> GNN:
-        """With fresh weights."""
-        return self.model.build(in_dim, out_dim, seed=self.seed, cached_first_layer=self.caches_first_layer)
+    def build_model(self, in_dim: int, out_dim: int, edges: EdgeSizes | None = None) -> GNN:
+        """With fresh weights. `edges`: of the dataset."""
+        model = self.model if edges is None else self.model.on(edges)
+        return model.build(in_dim, out_dim, seed=self.seed, cached_first_layer=self.caches_first_layer)
 
 
 NOT_KEYS = ("names", "resolved", "study")

@@ -33,7 +33,7 @@ from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.sancus.strategy import Sancus
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.parallel.strategy import refuse_weights
+from gnnpar.parallel.strategy import refuse_edge_data
 from gnnpar.training.result.export import export
 from gnnpar.verify.conformance import check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
 from graphs import with_weights
@@ -199,6 +199,6 @@ def test_the_trained_model_reads_weights_and_has_no_program(tmp_path: Path, monk
 def test_a_root_of_a_negative_degree_is_refused() -> None:
     line = r"sum to less than 0 at 2 nodes \(the least is -3\), and model=gcn takes"
     with pytest.raises(ValueError, match=line) as one:
-        refuse_weights(Single(), GCN(), torch.tensor([1.0, -3.0, -0.5]), "g", {"model": "gcn"})
+        refuse_edge_data(Single(), GCN(), {"weight"}, torch.tensor([1.0, -3.0, -0.5]), "g", {"model": "gcn"})
     assert "\n" not in str(one.value)
-    refuse_weights(Single(), GCN(), None, "g", {})
+    refuse_edge_data(Single(), GCN(), (), None, "g", {})

@@ -127,9 +127,12 @@ def test_strategies_that_fold_pieces_refuse_whole_neighbourhoods(strategy):
 
 
 def test_what_normalises_is_told_from_what_sums():
-    found = {name: PyG(target=f"pyg_nets.{name}").edge_weights for name in ("gcn", "weighted", "Smoothed")}
-    assert found == {"gcn": "none", "weighted": "normalized", "Smoothed": "normalized"}
-    assert PyG(target="pyg_nets.weighted", kwargs={"kind": "GraphConv"}).edge_weights == "summed"
+    assert not PyG(target="pyg_nets.gcn").edge_data
+    for name in ("weighted", "Smoothed"):
+        found = PyG(target=f"pyg_nets.{name}")
+        assert found.edge_data == {"weight"} and found.takes_root
+    summed = PyG(target="pyg_nets.weighted", kwargs={"kind": "GraphConv"})
+    assert summed.edge_data == {"weight"} and not summed.takes_root
 
 
 @pytest.mark.parametrize("strategy", ["gnnpipe", "hybrid", "minibatch"])

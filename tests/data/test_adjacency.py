@@ -54,13 +54,13 @@ KINDS = ["stand-in", "SparseTensor", "coo", "csr", "csc"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_destinations(kind: str) -> None:
-    found, weight = edge_list_of(matrix(kind))
-    assert weight is None
+    found, data = edge_list_of(matrix(kind))
+    assert not data.tensors
     assert (found.dtype, found.shape) == (torch.int64, EDGES.shape)
     assert as_set(found) == as_set(EDGES)
-    found, weight = edge_list_of(matrix(kind, torch.ones(5)))
+    found, data = edge_list_of(matrix(kind, torch.ones(5)))
     assert as_set(found) == as_set(EDGES)
-    assert weight is None, "ones are no weights"
+    assert not data.tensors, "ones are no weights"
     assert edge_list_of(EDGES).edge_index is EDGES
 
 
@@ -96,9 +96,9 @@ def test_a_raw_graph_takes_it() -> None:
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_values_are_weights(kind: str) -> None:
     values = torch.tensor([1.0, 0.5, 0.25, 4.0, 3.0])
-    edges, weight = edge_list_of(matrix(kind, values))
-    assert weight is not None
-    found = {(a, b): w for (a, b), w in zip(edges.T.tolist(), weight.tolist(), strict=True)}
+    edges, data = edge_list_of(matrix(kind, values))
+    assert data.weight is not None
+    found = {(a, b): w for (a, b), w in zip(edges.T.tolist(), data.weight.tolist(), strict=True)}
     assert found == {(a, b): w for (a, b), w in zip(EDGES.T.tolist(), values.tolist(), strict=True)}
 
 

@@ -73,7 +73,7 @@ def test_in_chunks_weights_are_the_same(tmp_path: Path, kind: str, options: dict
         order = np.arange(1500) if kind == "coo" else np.argsort(dst, kind="stable")
         weight = ((src * 151 + dst) % 7 / 4)[order]
     config = Folder(path=str(write(tmp_path / "g", kind=kind, edge_weight=weight)), **options)
-    _same(config, tmp_path, "indices.npy", "weights.npy")
+    _same(config, tmp_path, "indices.npy", "weight.npy")
 
 
 def _same(config: Folder, tmp_path: Path, *files: str) -> None:
@@ -86,8 +86,9 @@ def _same(config: Folder, tmp_path: Path, *files: str) -> None:
     assert (chunked.in_weight is None) == (whole.in_weight is None)
     if chunked.in_weight is not None and whole.in_weight is not None and whole.edge_weight is not None:
         assert torch.equal(chunked.in_weight, whole.in_weight)
-        weights = [p.weight for p in chunked.edges(50) if p.weight is not None]
-        assert np.array_equal(np.concatenate(weights), whole.edge_weight.numpy())
+    for kind in whole.edges.kinds:
+        rows = np.concatenate([p.values[kind] for p in chunked.edges(50)])
+        assert np.array_equal(rows, whole.edges.tensors[kind].numpy())
     pieces = list(chunked.edges(50))
     assert np.array_equal(np.concatenate([p.src for p in pieces]), whole.edge_index[0].numpy())
     assert np.array_equal(np.concatenate([p.dst for p in pieces]), whole.edge_index[1].numpy())
@@ -104,7 +105,7 @@ def test_the_bucket_sort_is_canonical(tmp_path: Path, nodes: int, edges: int) ->
             torch.from_numpy(pairs), num_nodes=nodes, symmetrize=both, self_loops=loops, drop_duplicates=distinct
         )
         indptr, indices, _ = external.canonical_csr(
-            lambda: iter([(pairs[0, :7], pairs[1, :7], None), (pairs[0, 7:], pairs[1, 7:], None)]),
+            lambda: iter([(pairs[0, :7], pairs[1, :7], {}), (pairs[0, 7:], pairs[1, 7:], {})]),
             tmp_path,
             name="g",
             num_nodes=nodes,

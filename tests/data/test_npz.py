@@ -102,9 +102,9 @@ def test_mistakes_are_one_line(tmp_path):
     fails("features hold 1 NaN .*node 3, feature 1", path=saved(tmp_path, x=nan))
 
 
-@pytest.mark.parametrize("key", ["edge_attr", "edge_type", "node_type"])
+@pytest.mark.parametrize("key", ["edge_color", "node_type"])
 def test_what_no_model_reads_is_refused(tmp_path, key):
     changes: dict[str, Any] = {key: np.ones(5)}
-    with pytest.raises(ValueError, match=f"dataset npz: it holds {key}, but models read neither") as caught:
+    with pytest.raises(ValueError, match=f"dataset npz: it holds {key}, which models do not read") as caught:
         NPZ(path=saved(tmp_path, **changes)).load(None, 0)
     assert "\n" not in str(caught.value)

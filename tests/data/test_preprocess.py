@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from data.samples import raw_graph
 from gnnpar.data import Preprocess, prepare
-from gnnpar.data.preprocess import canonical_edges, weighted_edges
+from gnnpar.data.adjacency import EdgeList
+from gnnpar.data.preprocess import canonical_edges, canonical_list
+from gnnpar.folds.edge_data import EdgeData
 
 EDGES = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=40)
 
@@ -110,10 +112,10 @@ def weighted(edges: list[tuple[int, int, float]], **options: bool) -> dict[tuple
     """Canonical edges of four nodes with their weights."""
     src, dst, weight = zip(*edges, strict=True)
     how = {"num_nodes": 4, "symmetrize": False, "self_loops": True} | options
-    found = weighted_edges(torch.tensor([src, dst]), torch.tensor(weight), name="g", **how)
+    found = canonical_list(EdgeList(torch.tensor([src, dst]), EdgeData(weight=torch.tensor(weight))), name="g", **how)
     kept: dict[tuple[int, int], list[float]] = {}
-    assert found.weight is not None
-    for (a, b), w in zip(found.edge_index.T.tolist(), found.weight.tolist(), strict=True):
+    assert found.data.weight is not None
+    for (a, b), w in zip(found.edge_index.T.tolist(), found.data.weight.tolist(), strict=True):
         kept.setdefault((a, b), []).append(w)
     return kept
 

@@ -64,8 +64,8 @@ def hetero() -> HeteroData:
         (data(edge_weight=torch.rand(4)), r"edge_weight must be \[5\], one number an edge, got \[4\]"),
         (data(edge_weight=torch.tensor([1, 2, torch.nan, 1, 1])), r"edge_weight of edge 2 is nan \(1 such\)"),
         (
-            data(edge_attr=torch.ones(5, 2), edge_type=torch.zeros(5), node_type=torch.zeros(6)),
-            "holds edge_attr, edge_type, node_type, but models read neither .*; remove them",
+            data(edge_label=torch.ones(5, 2), node_type=torch.zeros(6)),
+            "holds edge_label, node_type, which models do not read .*; remove them",
         ),
         (
             hetero(),
@@ -105,10 +105,11 @@ def test_a_file_that_is_no_data_is_one_line_and_runs_nothing(tmp_path, content, 
 
 def test_the_command_reads_it_and_refuses_rows_on_edges_in_one_line(run_here: Run, tmp_path):
     saved(tmp_path, data(edge_attr=torch.ones(5, 2)))
-    command = ("train", "dataset=pt", "dataset.path=my.pt", "strategy=single", "comm=threads", "epochs=1")
+    loops = "dataset.self_loops=false"
+    command = ("train", "dataset=pt", "dataset.path=my.pt", loops, "strategy=single", "comm=threads", "epochs=1")
     done = run_here(*command)
     assert done.returncode != 0
-    assert "dataset pt: it holds edge_attr" in done.stderr
+    assert "dataset pt has attributes on edges, which model=gcn does not read; remove edge_attr" in done.stderr
     saved(tmp_path, data())
     done = run_here(*command)
     assert done.returncode == 0, done.stderr

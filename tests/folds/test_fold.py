@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gnnpar.folds.aggregator import EdgeDropout
 from gnnpar.folds.block import Block, Operands
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
@@ -92,8 +93,8 @@ def _blocks(src, dst, row_group, column_group):
                     src[edges],
                     num_dst=N,
                     num_src=M,
-                    edge_ids=edges,
                     src_ids=torch.arange(M) * 3,
+                    edges=EdgeData(edges),
                     compress=r > 0,
                 ),
                 edges,
@@ -170,7 +171,7 @@ def test_generic_survives_more_edges_than_it_takes_at_once(monkeypatch):
     expected = _reference("generic", agg, x, src, dst)
     grad_out = torch.randn(expected.shape, dtype=torch.float64, generator=gen)
     wanted = torch.autograd.grad(expected, [t for group in x for t in group], grad_out)
-    block = Block.from_edges(dst, src, num_dst=N, num_src=M, edge_ids=torch.arange(60), src_ids=torch.arange(M))
+    block = Block.from_edges(dst, src, num_dst=N, num_src=M, src_ids=torch.arange(M), edges=EdgeData(torch.arange(60)))
     out, grads = _run(agg, x, [(block, torch.arange(60))], [0], grad_out)
     torch.testing.assert_close(out, expected.detach(), rtol=1e-10, atol=1e-10)
     for got, want in zip(grads, wanted, strict=True):
@@ -181,7 +182,7 @@ def test_generic_survives_more_edges_than_it_takes_at_once(monkeypatch):
 def test_blocks_without_edges_give_zeros(name):
     none = torch.zeros(0, dtype=torch.long)
     x = _operands(name, 0, torch.Generator().manual_seed(0))
-    block = Block.from_edges(none, none, num_dst=N, num_src=M, edge_ids=none, src_ids=torch.arange(M))
+    block = Block.from_edges(none, none, num_dst=N, num_src=M, src_ids=torch.arange(M), edges=EdgeData(none))
     out, grads = _run(AGGREGATORS[name], x, [(block, none)], [0], torch.ones(N, H, D, dtype=torch.float64))
     assert out.shape == (N, H, D)
     assert not out.any()
@@ -229,7 +230,7 @@ def test_a_block_is_the_sum_of_its_column_ranges_and_transposes_back(seed, num_e
     src = torch.randint(0, M, (num_edges,), generator=gen)
     ids = torch.arange(num_edges)
     block = Block.from_edges(
-        dst, src, num_dst=N, num_src=M, edge_ids=ids, src_ids=torch.arange(M) * 3, compress=compress
+        dst, src, num_dst=N, num_src=M, src_ids=torch.arange(M) * 3, edges=EdgeData(ids), compress=compress
     )
     found = []
     for i in range(pieces):

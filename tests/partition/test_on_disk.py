@@ -17,6 +17,7 @@ from gnnpar import durable
 from gnnpar.data import stored
 from gnnpar.data.stored import Stored, hashes_of
 from gnnpar.folds.block import Block
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.partition import write
 from gnnpar.partition.manifest import Manifest, read_manifest
 from gnnpar.partition.partition import Random, partition
@@ -24,14 +25,14 @@ from gnnpar.partition.read import open_part
 from gnnpar.partition.shard import Shard, cut, partition_statistics
 from gnnpar.partition.write import write_shards
 from gnnpar.verify.conformance import small_graph
-from graphs import ODD, with_weights
+from graphs import ODD, with_edge_data, with_weights
 
 
 def differences(a: Any, b: Any, at: str) -> list[str]:
     """Where two shards differ, types and shapes included."""
     if isinstance(a, Tensor):
         return [] if a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b) else [at]
-    if isinstance(a, (Block, Shard)):
+    if isinstance(a, (Block, EdgeData, Shard)):
         return [d for f in fields(a) for d in differences(getattr(a, f.name), getattr(b, f.name), f"{at}.{f.name}")]
     if isinstance(a, dict):
         if a.keys() != b.keys():
@@ -57,10 +58,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-@pytest.mark.parametrize("name", [*ODD, "small", "weighted"])
+@pytest.mark.parametrize("name", [*ODD, "small", "weighted", "carrying"])
 def test_the_blocks_are_those_of_a_cut_in_memory(tmp_path: Path, name: str) -> None:
     dataset = ODD[name]() if name in ODD else small_graph()
     dataset = with_weights(dataset) if name in ("weighted", "multi_edges") else dataset
+    dataset = with_edge_data(dataset) if name == "carrying" else dataset
     graph = Stored.of(dataset)
     hashes = hashes_of(
         graph.x,
@@ -70,7 +72,7 @@ def test_the_blocks_are_those_of_a_cut_in_memory(tmp_path: Path, name: str) -> N
         graph.masks,
         num_classes=graph.num_classes,
         task=graph.task,
-        weights=graph.weights,
+        carried=graph.carried,
     )
     assert hashes == (dataset.graph_hash, dataset.split_hash)
     for parts in range(1, min(dataset.num_nodes, 3) + 1):

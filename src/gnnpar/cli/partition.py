@@ -108,7 +108,7 @@ def needs_edge_ids(settings: Settings, graph: Stored) -> bool:
     from gnnpar.data.tasks import make_task
 
     task = make_task(graph.task, graph.num_classes)
-    return settings.model.build(graph.num_features, task.out_dim, seed=0).needs_edge_ids
+    return settings.model.on(graph.edge_sizes).build(graph.num_features, task.out_dim, seed=0).needs_edge_ids
 
 
 def setup_of(settings: Settings) -> dict[str, JsonDict]:

@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from gnnpar.folds.edge_data import EdgeData
+
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
 
 
@@ -24,21 +26,23 @@ class _SparseTensor(Protocol):
 
 
 class EdgeList(NamedTuple):
-    """Edges (sources, destinations) [2, E] and their weights [E]; None: all are 1."""
+    """Edges (sources, destinations) [2, E] and what they carry."""
 
     edge_index: Tensor
-    weight: Tensor | None = None
+    data: EdgeData = EdgeData()
 
 
 def edges_of(data: object) -> EdgeList:
-    """Of a PyG `Data`: its edge_index with its edge_weight, else its adj_t."""
-    names = ("edge_index", "adj_t", "edge_weight")
-    edge_index, adj_t, weight = (getattr(data, name, None) for name in names)  # PyG's, or whatever else has them
+    """Of a PyG `Data`: its edge_index, else its adj_t, with edge_weight, edge_type and edge_attr."""
+    names = ("edge_index", "adj_t", "edge_weight", "edge_type", "edge_attr")
+    edge_index, adj_t, *held = (getattr(data, name, None) for name in names)  # PyG's, or whatever else has them
     graph = adj_t if edge_index is None else edge_index
     if graph is None:
         raise ValueError(f"{type(data).__name__} has neither edge_index nor adj_t; give it one of them")
     edges = edge_list_of(graph)
-    return EdgeList(edges.edge_index, _flat(weight)) if isinstance(weight, Tensor) else edges
+    weight, kind, attr = (value if isinstance(value, Tensor) else None for value in held)
+    weight = edges.data.weight if weight is None else _flat(weight)
+    return EdgeList(edges.edge_index, EdgeData(weight=weight, type=kind, attr=attr))
 
 
 def edge_list_of(given: object) -> EdgeList:
@@ -49,7 +53,8 @@ def edge_list_of(given: object) -> EdgeList:
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"adj_t is {list(shape)}; it must be [nodes, nodes]")
     edge_index = torch.stack([columns.long(), rows.long()])
-    return EdgeList(edge_index, None if values is None or bool((values == 1).all()) else _flat(values))
+    weight = None if values is None or bool((values == 1).all()) else _flat(values)
+    return EdgeList(edge_index, EdgeData(weight=weight))
 
 
 def _flat(weight: Tensor) -> Tensor:

@@ -6,12 +6,14 @@ so that no rank ever normalises by a local degree.
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from gnnpar.folds.edge_data import EdgeData, EdgeSizes
 
 TaskName = Literal["single_label", "binary", "multi_label"]
 
@@ -36,9 +38,10 @@ class Dataset:
     test_mask: Tensor  # [N] bool
     num_classes: int
     task: TaskName
-    graph_hash: str  # sha256 of edges, features, labels, weights of edges if any, task
+    graph_hash: str  # sha256 of edges, features, labels, weights, types and attributes of edges if any, task
     split_hash: str  # sha256 of the three masks
-    edge_weight: Tensor | None = None  # [E] float32; None: all are 1
+    edges: EdgeData = field(default_factory=EdgeData)  # weight [E] float32, type [E] int64, attr [E, D] float32
+    edge_sizes: EdgeSizes = EdgeSizes()
     in_weight: Tensor | None = None  # [N] float64, sums of the weights of in-edges
 
     @property
@@ -53,6 +56,11 @@ class Dataset:
     def num_features(self) -> int:
         return self.x.shape[1]
 
+    @property
+    def edge_weight(self) -> Tensor | None:
+        """[E] float32; None: all are 1."""
+        return self.edges.weight
+
     @classmethod
     def of(
         cls,
@@ -64,18 +72,20 @@ class Dataset:
         masks: tuple[Tensor, Tensor, Tensor],
         num_classes: int,
         task: TaskName,
-        edge_weight: Tensor | None = None,
+        edges: EdgeData | None = None,
+        num_edge_types: int | None = None,
     ) -> "Dataset":
         """Count degrees and hash contents of tensors that are already preprocessed (edges sorted, multi-edges allowed).
 
-        Shapes: x [N, F], y [N] or [N, C], edge_index [2, E], masks 3 x [N], edge_weight [E].
+        Shapes: x [N, F], y [N] or [N, C], edge_index [2, E], masks 3 x [N]; `edges`: of E.
+        `num_edge_types`: where some of the types have no edge.
         """
         num_nodes = x.shape[0]
         src, dst = edge_index
         assert edge_index.dtype == torch.int64
         assert x.dtype == torch.float32
-        weights = () if edge_weight is None else (edge_weight,)
-        assert edge_weight is None or (edge_weight.dtype == torch.float32 and edge_weight.shape == dst.shape)
+        edges = edges or EdgeData()
+        assert all(len(t) == edge_index.shape[1] for t in edges.tensors.values())
         if edge_index.shape[1] > 1:
             key = dst * num_nodes + src
             assert bool((key[1:] >= key[:-1]).all()), "edges must be sorted by (destination, source)"
@@ -90,11 +100,20 @@ class Dataset:
             test_mask=masks[2],
             num_classes=num_classes,
             task=task,
-            edge_weight=edge_weight,
-            in_weight=None if edge_weight is None else weighted_degrees(dst, edge_weight, num_nodes),
-            graph_hash=content_hash((edge_index, x, y, *weights), label=f"{task}/{num_classes}"),
+            edges=edges,
+            edge_sizes=sizes_of(edges, num_edge_types),
+            in_weight=None if edges.weight is None else weighted_degrees(dst, edges.weight, num_nodes),
+            graph_hash=content_hash((edge_index, x, y, *edges.tensors.values()), label=f"{task}/{num_classes}"),
             split_hash=content_hash(masks, label="split"),
         )
+
+
+def sizes_of(edges: EdgeData, num_types: int | None = None) -> EdgeSizes:
+    """Of all edges of a graph. Types are numbered from 0, so there are at least as many as the largest says."""
+    types = 0
+    if edges.type is not None:
+        types = max(num_types or 1, int(edges.type.max()) + 1 if len(edges.type) else 1)
+    return EdgeSizes(types, 0 if edges.attr is None else edges.attr.shape[1])
 
 
 def weighted_degrees(dst: Tensor, edge_weight: Tensor, num_nodes: int) -> Tensor:

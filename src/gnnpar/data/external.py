@@ -2,24 +2,25 @@
 
 Three passes over the list: count the in-edges of every row, deal the edges out to buckets of consecutive rows that fit
 in memory, sort bucket after bucket. Memory is O(nodes) + one bucket; the disk holds 8 bytes an edge for a while, and
-4 more where edges have weights.
+what edges carry (4 bytes of a weight, 8 of a type, 4 of a number of a row).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from gnnpar.data.columns import Column, ColumnWriter
-from gnnpar.data.preprocess import LoopWeights, sorted_weights
-from gnnpar.data.raw import check_weights
+from gnnpar.data.preprocess import EdgeValues, LoopWeights, refuse_loops, sorted_edges
+from gnnpar.data.raw import check_attributes, check_types, check_weights
 from gnnpar.data.stored import OnProgress, no_progress
 
 BUCKET_EDGES = 1 << 23
-EdgeChunk = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # sources, destinations, weights if any
+EdgeChunk = tuple[np.ndarray, np.ndarray, EdgeValues]  # sources, destinations, what they carry
 EdgeList = Callable[[], Iterator[EdgeChunk]]  # a chunk at a time
 
 
@@ -33,38 +34,41 @@ def canonical_csr(
     symmetrize: bool,
     self_loops: bool,
     drop_duplicates: bool,
-    weighted: bool = False,
+    kinds: Mapping[str, tuple[int, ...]] | None = None,
     bucket_edges: int = BUCKET_EDGES,
     on_progress: OnProgress = no_progress,
-) -> tuple[np.ndarray, Column, Column | None]:
-    """(indptr int64 [N + 1] in memory, indices [E] in `folder`/indices.npy, `weighted`: float32 [E] in weights.npy),
+) -> tuple[np.ndarray, Column, dict[str, Column]]:
+    """(indptr int64 [N + 1] in memory, indices [E] in `folder`/indices.npy, what edges carry in `folder`/KIND.npy),
     rows by destination, sources ascending.
 
-    num_edges: of the list as it is, for progress alone.
+    num_edges: of the list as it is, for progress, and for the range of types. `kinds`: what edges carry, with the shape
+    of a row: () or (D,).
     """
 
     outside = 0
-    loops = LoopWeights(name, num_nodes) if weighted and self_loops else None
+    kinds = kinds or {}
+    if self_loops:
+        refuse_loops(name, kinds)
+    loops = LoopWeights(name, num_nodes) if kinds and self_loops else None
 
     def listed(stage: str) -> Iterator[EdgeChunk]:
         nonlocal outside
         done = 0
-        for src, dst, weight in edges():
-            if weight is not None:
-                check_weights(name, weight, first=done)
+        for src, dst, values in edges():
+            _check(name, values, done, num_edges)
             on_progress(stage, done / max(1, num_edges))
             done += len(src)
             good = (np.minimum(src, dst) >= 0) & (np.maximum(src, dst) < num_nodes)
             outside += len(src) - int(good.sum())
             kept = good & (src != dst)
-            if loops is not None and weight is not None:
+            if loops is not None:
                 own = good & (src == dst)
-                loops.add(src[own], weight[own])
+                loops.add(src[own], values["weight"][own])
             src, dst = src[kept].astype(np.int64), dst[kept].astype(np.int64)
-            weight = None if weight is None else weight[kept]
-            yield src, dst, weight
+            there: EdgeValues = {kind: value[kept] for kind, value in values.items()}
+            yield src, dst, there
             if symmetrize:
-                yield dst, src, weight
+                yield dst, src, there
 
     counts = np.full(num_nodes, int(self_loops), dtype=np.int64)
     for _, dst, _ in listed("count edges"):
@@ -75,13 +79,23 @@ def canonical_csr(
             "; number nodes from 0, or give more feature rows."
         )
     bounds = _bounds(counts, bucket_edges)
-    kind = _WEIGHTED if weighted else np.dtype(np.int64)
-    _deal(listed("sort edges"), folder, bounds, num_nodes, kind)
+    fields = [(kind, EDGE_TYPES[kind], shape) for kind, shape in sorted(kinds.items())]
+    record = np.dtype([("key", np.int64), *fields]) if fields else np.dtype(np.int64)
+    _deal(listed("sort edges"), folder, bounds, num_nodes, record)
     sort = _Sort(name, folder, bounds, num_nodes, self_loops=self_loops, drop_duplicates=drop_duplicates)
-    return sort.weighted(loops, on_progress) if weighted else sort.plain(on_progress)
+    return sort.carrying(kinds, record, loops, on_progress) if kinds else sort.plain(on_progress)
 
 
-_WEIGHTED = np.dtype([("key", np.int64), ("weight", np.float32)])
+EDGE_TYPES: dict[str, type[np.generic]] = {"weight": np.float32, "type": np.int64, "attr": np.float32}
+
+
+def _check(name: str, values: EdgeValues, first: int, num_edges: int) -> None:
+    if "weight" in values:
+        check_weights(name, values["weight"], first=first)
+    if "type" in values:
+        check_types(name, values["type"], first=first, most=num_edges)
+    if "attr" in values:
+        check_attributes(name, values["attr"], first=first)
 
 
 def _bounds(counts: np.ndarray, most: int) -> np.ndarray:
@@ -91,18 +105,20 @@ def _bounds(counts: np.ndarray, most: int) -> np.ndarray:
     return np.concatenate([first[:1] * 0, first[1:], [len(counts)]])
 
 
-def _deal(edges: Iterator[EdgeChunk], folder: Path, bounds: np.ndarray, num_nodes: int, kind: np.dtype) -> None:
-    """Every edge as one key, (row - first row of its bucket) * N + source, with its weight if any, into the file of its
+def _deal(edges: Iterator[EdgeChunk], folder: Path, bounds: np.ndarray, num_nodes: int, record: np.dtype) -> None:
+    """Every edge as one key, (row - first row of its bucket) * N + source, with what it carries, into the file of its
     bucket."""
     files = [(folder / f"bucket-{b}").open("wb") for b in range(len(bounds) - 1)]
     try:
-        for src, dst, weight in edges:
+        for src, dst, values in edges:
             bucket = (np.searchsorted(bounds, dst, side="right") - 1).astype(np.uint16 if len(files) < 65536 else int)
             order = np.argsort(bucket, kind="stable")
             keys = ((dst - bounds[bucket]) * num_nodes + src)[order]
-            if weight is not None:
-                records = np.empty(len(keys), kind)
-                records["key"], records["weight"] = keys, weight[order]
+            if values:
+                records = np.empty(len(keys), record)
+                records["key"] = keys
+                for kind, value in values.items():
+                    records[kind] = value[order]
                 keys = records
             ends = np.cumsum(np.bincount(bucket, minlength=len(files)))
             for b in np.flatnonzero(np.diff(ends, prepend=0)):
@@ -122,7 +138,7 @@ class _Sort:
         self.self_loops, self.drop_duplicates = self_loops, drop_duplicates
         self.degrees = np.zeros(num_nodes, dtype=np.int64)
 
-    def plain(self, on_progress: OnProgress) -> tuple[np.ndarray, Column, None]:
+    def plain(self, on_progress: OnProgress) -> tuple[np.ndarray, Column, dict[str, Column]]:
         with self._indices() as out:
             for first, last, keys in self._buckets(np.dtype(np.int64), on_progress):
                 if self.self_loops:
@@ -131,21 +147,33 @@ class _Sort:
                 if self.drop_duplicates and len(keys):
                     keys = keys[np.concatenate([[True], keys[1:] != keys[:-1]])]
                 out.write(self._counted(first, last, keys))
-        return self._pointers(), Column(out.file), None
+        return self._pointers(), Column(out.file), {}
 
-    def weighted(self, loops: LoopWeights | None, on_progress: OnProgress) -> tuple[np.ndarray, Column, Column]:
-        with self._indices() as out, ColumnWriter(self.folder / "weights.npy", np.float32) as weights_out:
-            for first, last, records in self._buckets(_WEIGHTED, on_progress):
-                keys, weights = records["key"], records["weight"]
+    def carrying(
+        self,
+        kinds: Mapping[str, tuple[int, ...]],
+        record: np.dtype,
+        loops: LoopWeights | None,
+        on_progress: OnProgress,
+    ) -> tuple[np.ndarray, Column, dict[str, Column]]:
+        with ExitStack() as opened:
+            out = opened.enter_context(self._indices())
+            files = {
+                kind: opened.enter_context(ColumnWriter(self.folder / f"{kind}.npy", EDGE_TYPES[kind], shape))
+                for kind, shape in kinds.items()
+            }
+            for first, last, records in self._buckets(record, on_progress):
+                keys, values = records["key"], {kind: records[kind] for kind in kinds}
                 if loops is not None:
                     keys = np.concatenate([keys, self._loops(first, last)])
-                    weights = np.concatenate([weights, loops.weights[first:last]])
-                keys, weights = sorted_weights(
-                    self.name, keys, weights, self.num_nodes, drop_duplicates=self.drop_duplicates, first_row=first
+                    values = {"weight": np.concatenate([values["weight"], loops.weights[first:last]])}
+                keys, values = sorted_edges(
+                    self.name, keys, values, self.num_nodes, drop_duplicates=self.drop_duplicates, first_row=first
                 )
                 out.write(self._counted(first, last, keys))
-                weights_out.write(weights)
-        return self._pointers(), Column(out.file), Column(weights_out.file)
+                for kind, value in values.items():
+                    files[kind].write(value)
+        return self._pointers(), Column(out.file), {kind: Column(file.file) for kind, file in files.items()}
 
     def _indices(self) -> ColumnWriter:
         return ColumnWriter(self.folder / "indices.npy", np.int32 if self.num_nodes < 2**31 else np.int64)

@@ -5,6 +5,8 @@
 | `src.npy`, `dst.npy` | [E] integers | edges in any order; dataset.symmetrize=true adds the reverse ones |
 | or `indptr.npy`, `indices.npy` | [N + 1], [E] integers | CSR: row i has sources `indices[indptr[i]:indptr[i + 1]]` |
 | `edge_weight.npy` | [E] numbers | optional: weights, in the order of the edges |
+| `edge_type.npy` | [E] integers | optional: types 0, 1, 2, ... |
+| `edge_attr.npy` | [E, D] numbers | optional: a row of attributes an edge |
 | `x.npy` | [N, F] numbers | features |
 | `y.npy` | [N] class ids, or [N, C] of 0/1 (multi-label) | labels; -1 or NaN = unlabelled |
 | `{train,val,test}_mask.npy` | [N] or [N, S] booleans | optional, else split=random or per_class |
@@ -16,6 +18,7 @@ Both give the same graph, bit for bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,10 +33,11 @@ from torch import Tensor
 from gnnpar.capacity import require_memory
 from gnnpar.data.columns import Column, tensor_of
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.external import EdgeChunk, canonical_csr
+from gnnpar.data.external import EDGE_TYPES, EdgeChunk, canonical_csr
 from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, check_split, checked, refuse_unread, task_of
 from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, hashes_of, no_progress
+from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +55,16 @@ class Folder(Preprocess):
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         files = _Files.find(self, data_dir)
         size = f"dataset {self.name} of {len(files.x):,} nodes and {files.num_edges:,} edges"
-        nbytes = 4 * len(files.x) * files.x.shape[1] + 16 * files.num_edges
+        nbytes = 4 * len(files.x) * files.x.shape[1] + (16 + files.bytes_carried) * files.num_edges
         require_memory(nbytes, size, "cut it with gnnpar partition, which passes through it in chunks")
         chunks = list(files.edges())
         src, dst = np.concatenate([chunk[0] for chunk in chunks]), np.concatenate([chunk[1] for chunk in chunks])
         x = _tensor(files.x)
         edge_index = torch.from_numpy(np.stack([src, dst]))
-        weights = [chunk[2] for chunk in chunks if chunk[2] is not None]
-        weight = torch.from_numpy(np.concatenate(weights)) if weights else None
-        return prepare(files.raw(self, x, edge_index, weight), self, seed=seed)
+        carried = EdgeData(
+            **{kind: torch.from_numpy(np.concatenate([chunk[2][kind] for chunk in chunks])) for kind in chunks[0][2]}
+        )
+        return prepare(files.raw(self, x, edge_index, carried), self, seed=seed)
 
     def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = no_progress) -> Stored:
         """The same graph, its edges in canonical order in `scratch`. Disk: 12 bytes an edge, 8 of them for a while."""
@@ -74,7 +79,7 @@ class Folder(Preprocess):
         assert raw.num_classes is not None
         train, val, test = make_split(raw, self, seed=seed)
         check_split(raw, (train, val, test))
-        indptr, indices, weights = canonical_csr(
+        indptr, indices, carried = canonical_csr(
             files.edges,
             scratch,
             name=self.name,
@@ -83,7 +88,7 @@ class Folder(Preprocess):
             symmetrize=self.symmetrize,
             self_loops=self.self_loops,
             drop_duplicates=self.drop_duplicates,
-            weighted=files.weighted,
+            kinds={kind: tuple(column.shape[1:]) for kind, column in files.carried.items()},
             on_progress=on_progress,
         )
         x, y, masks = _Features(self, files.x), raw.y.numpy(), (train.numpy(), val.numpy(), test.numpy())
@@ -95,7 +100,7 @@ class Folder(Preprocess):
             masks,
             num_classes=raw.num_classes,
             task=raw.task,
-            weights=weights,
+            carried=carried,
             on_progress=on_progress,
         )
         return Stored(
@@ -104,7 +109,7 @@ class Folder(Preprocess):
             y=y,
             indptr=indptr,
             indices=indices,
-            weights=weights,
+            carried=carried,
             masks=masks,
             num_classes=raw.num_classes,
             task=raw.task,
@@ -123,19 +128,24 @@ class _Files:
     dst: Column | None
     pointers: Column | None
     masks: dict[str, Column]
-    weights: Column | None
+    of_edges: dict[str, Column]
 
     @property
     def num_edges(self) -> int:
         return len(self.src)
 
     @cached_property
-    def weighted(self) -> bool:
-        """Is a weight of an edge another number than 1?"""
-        if self.weights is None:
-            return False
-        chunks = range(0, len(self.weights), CHUNK_EDGES)
-        return any(bool((self.weights[first : first + CHUNK_EDGES] != 1).any()) for first in chunks)
+    def carried(self) -> dict[str, Column]:
+        """What edges carry. Weights that are all 1 are none."""
+        weight = self.of_edges.get("weight")
+        chunks = range(0, self.num_edges, CHUNK_EDGES)
+        plain = weight is None or not any(bool((weight[at : at + CHUNK_EDGES] != 1).any()) for at in chunks)
+        return {kind: column for kind, column in self.of_edges.items() if not (kind == "weight" and plain)}
+
+    @property
+    def bytes_carried(self) -> int:
+        """Of an edge."""
+        return sum(EDGE_TYPES[kind]().itemsize * math.prod(column.shape[1:]) for kind, column in self.of_edges.items())
 
     @staticmethod
     def find(config: Folder, data_dir: Path | None) -> _Files:
@@ -163,17 +173,20 @@ class _Files:
             )
         coo = edges[0] == "src"
         masks = {part: opened[f"{part}_mask"] for part in ("train", "val", "test") if f"{part}_mask" in opened}
-        weights = opened.get("edge_weight")
-        if weights is not None and (weights.dtype.kind not in "biuf" or weights.shape != (len(src),)):
-            raise ValueError(
-                f"dataset {config.name}: {there['edge_weight']} is {weights.dtype} {list(weights.shape)}, but it must "
-                f"be one number an edge, [{len(src)}]."
-            )
+        of_edges: dict[str, Column] = {kind: opened[f"edge_{kind}"] for kind in EDGE_KINDS if f"edge_{kind}" in opened}
+        for kind, column in of_edges.items():
+            kinds, wanted = ("iu", "integer") if kind == "type" else ("biuf", "row" if kind == "attr" else "number")
+            shape = (len(src), *column.shape[1:2]) if kind == "attr" and len(column.shape) > 1 else (len(src),)
+            if column.dtype.kind not in kinds or column.shape != shape or (kind == "attr" and len(shape) != 2):
+                raise ValueError(
+                    f"dataset {config.name}: {column.file} is {column.dtype} {list(column.shape)}, but it must be one "
+                    f"{wanted} an edge, [{len(src)}{', width' if kind == 'attr' else ''}]."
+                )
         ends = (second, None) if coo else (None, second)
-        return _Files(opened["x"], opened["y"], src, *ends, masks, weights)
+        return _Files(opened["x"], opened["y"], src, *ends, masks, of_edges)
 
     def edges(self) -> Iterator[EdgeChunk]:
-        """(sources, destinations) int64 and weights float32, in the order of the file; at least one chunk, which may be
+        """(sources, destinations) int64 and what they carry, in the order of the file; at least one chunk, which may be
         empty."""
         pointers = None if self.pointers is None else self.pointers[0 : len(self.pointers)].astype(np.int64)
         if pointers is not None and (
@@ -182,17 +195,17 @@ class _Files:
             raise ValueError(f"{self.pointers and self.pointers.file} does not rise from 0 to {len(self.src)}")
         for first in range(0, max(1, len(self.src)), CHUNK_EDGES):
             src = self.src[first : first + CHUNK_EDGES].astype(np.int64)
-            weight = None
-            if self.weighted:
-                assert self.weights is not None
-                weight = self.weights[first : first + CHUNK_EDGES].astype(np.float32)
+            values = {
+                kind: column[first : first + CHUNK_EDGES].astype(EDGE_TYPES[kind])
+                for kind, column in self.carried.items()
+            }
             if pointers is None:
                 assert self.dst is not None
-                yield src, self.dst[first : first + CHUNK_EDGES].astype(np.int64), weight
+                yield src, self.dst[first : first + CHUNK_EDGES].astype(np.int64), values
             else:
-                yield src, np.searchsorted(pointers, np.arange(first, first + len(src)), side="right") - 1, weight
+                yield src, np.searchsorted(pointers, np.arange(first, first + len(src)), side="right") - 1, values
 
-    def raw(self, config: Folder, x: Tensor, edge_index: Tensor, weight: Tensor | None = None) -> RawGraph:
+    def raw(self, config: Folder, x: Tensor, edge_index: Tensor, edges: EdgeData | None = None) -> RawGraph:
         y = _tensor(self.y)
         task = task_of(y, config.task)
         masks = None
@@ -206,14 +219,25 @@ class _Files:
             x=x,
             y=y,
             edge_index=edge_index,
-            edge_weight=weight,
+            edges=edges or EdgeData(),
             task=task,
             masks=masks,
             num_classes=config.num_classes if task == "single_label" else None,
         )
 
 
-_KNOWN = ("edge_weight", "src", "dst", "indptr", "indices", "x", "y", "train_mask", "val_mask", "test_mask")
+_KNOWN = (
+    *(f"edge_{kind}" for kind in EDGE_KINDS),
+    "src",
+    "dst",
+    "indptr",
+    "indices",
+    "x",
+    "y",
+    "train_mask",
+    "val_mask",
+    "test_mask",
+)
 
 
 def _tensor(column: Column) -> Tensor:

@@ -16,11 +16,13 @@ from torch import Tensor
 from gnnpar.data.dataset import content_hash
 from gnnpar.data.files import cached_folder
 from gnnpar.data.saved import raw_graph
+from gnnpar.folds.edge_data import EDGE_KINDS
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 _MASKS = ("train_mask", "val_mask", "test_mask")
+_OF_EDGES = tuple(f"edge_{kind}" for kind in EDGE_KINDS)
 _WANTED = "give a torch_geometric Data, a NetworkX graph, or a mapping with edge_index or adjacency (SciPy), x and y"
 
 
@@ -44,9 +46,9 @@ def write_given(given: object) -> Path:
     data = as_data(given)
     raw = raw_graph("given", data)
     masks = {} if raw.masks is None else dict(zip(_MASKS, raw.masks, strict=True))
-    weights = {} if raw.edge_weight is None else {"edge_weight": raw.edge_weight}
+    carried = {f"edge_{kind}": raw.edges.tensors[kind] for kind in EDGE_KINDS if kind in raw.edges.kinds}
     x = raw.x.float() if raw.x.dtype == torch.bfloat16 else raw.x  # which NumPy has not
-    tensors = {"x": x, "y": raw.y, "edge_index": raw.edge_index, **weights, **masks}
+    tensors = {"x": x, "y": raw.y, "edge_index": raw.edge_index, **carried, **masks}
     label = " ".join(f"{key}:{tensor.dtype}" for key, tensor in tensors.items())
 
     def build(folder: Path) -> None:
@@ -61,8 +63,9 @@ def as_data(given: object) -> object:
     """PyG's Data of whatever holds a graph; what is none of that stays as it is, for `raw_graph` to refuse.
 
     Shapes: a mapping has edge_index [2, E], or adjacency [N, N] whose entry (i, j) is the edge i -> j and its weight;
-    edge_weight [E], if any; x [N, F], y [N] or [N, C], masks [N]. A NetworkX graph has x, y and masks as attributes of
-    its nodes, and weight or edge_weight of its edges; an undirected one has both directions of every edge.
+    edge_weight [E], edge_type [E], edge_attr [E, D], if any; x [N, F], y [N] or [N, C], masks [N]. A NetworkX graph has
+    x, y and masks as attributes of its nodes, and weight (or edge_weight), edge_type and edge_attr of its edges; an
+    undirected one has both directions of every edge.
     """
     from torch_geometric.data import Dataset
 
@@ -93,11 +96,11 @@ def _of_arrays(given: Mapping[str, object]) -> Data:
         if "edge_weight" in fields:
             raise ValueError("dataset given: weights are the values of adjacency; leave edge_weight out.")
         fields |= _edges_of(fields.pop("adjacency"))
-    if unknown := sorted(fields.keys() - {"x", "y", "edge_index", "edge_weight", *_MASKS}):
+    if unknown := sorted(fields.keys() - {"x", "y", "edge_index", *_OF_EDGES, *_MASKS}):
         plural = len(unknown) > 1
         raise ValueError(
             f"dataset given: {', '.join(unknown)} {'are' if plural else 'is'} not read (x, y, edge_index or adjacency, "
-            f"edge_weight, {', '.join(_MASKS)} are); remove {'them' if plural else 'it'}."
+            f"{', '.join((*_OF_EDGES, *_MASKS))} are); remove {'them' if plural else 'it'}."
         )
     return Data(**{key: _tensor(key, value) for key, value in fields.items()})
 
@@ -140,10 +143,10 @@ def _of_networkx(graph: object) -> Data:
 
     assert isinstance(graph, networkx.Graph)
     found = {str(key) for *_, attributes in graph.edges(data=True) for key in attributes}
-    if len(found) > 1 or found - {"weight", "edge_weight"}:
+    if found - {"weight", *_OF_EDGES} or {"weight", "edge_weight"} <= found:
         raise ValueError(
             f"dataset given: edges have {', '.join(sorted(found))}, but models read one weight of an edge, named "
-            "weight; remove the others."
+            "weight, and edge_type and edge_attr; remove the others."
         )
     position = {node: i for i, node in enumerate(graph.nodes)}
     ends = [(position[a], position[b]) for a, b in graph.edges()]
@@ -155,7 +158,8 @@ def _of_networkx(graph: object) -> Data:
         values = [attributes[key] for *_, attributes in graph.edges(data=True) if key in attributes]
         if len(values) != len(ends):
             raise ValueError(f"dataset given: {len(values)} of {len(ends)} edges have {key}; give it to all or none.")
-        columns["edge_weight"] = _array(key, values if graph.is_directed() else [*values, *values])
+        rows = _array(key, values if graph.is_directed() else [*values, *values])
+        columns["edge_weight" if key == "weight" else key] = rows
     for key in ("x", "y", *_MASKS):
         values = [attributes[key] for _, attributes in graph.nodes(data=True) if key in attributes]
         if values and len(values) != len(position):

@@ -6,6 +6,8 @@ Keys (N nodes, E edges, F features, C classes; S numbered splits, chosen with da
 |---|---|---|
 | `edge_index` | [2, E] integers | row 0 sources, row 1 destinations; dataset.symmetrize=true adds the reverse edges |
 | `edge_weight` | [E] numbers | optional: weights of edges |
+| `edge_type` | [E] integers | optional: types of edges, 0, 1, 2, ... |
+| `edge_attr` | [E, D] numbers | optional: a row of attributes an edge |
 | `x` | [N, F] numbers | features; may be left out with dataset.features=identity or degree |
 | `y` | [N] class ids, or [N, C] of 0/1 (multi-label) | labels; -1 or NaN = unlabelled |
 | `train_mask`, `val_mask`, `test_mask` | [N] or [N, S] or [S, N] booleans | optional: else split=random or per_class |
@@ -29,6 +31,7 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_file
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread, task_of
+from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 
 _ALIASES = {"x": "node_features", "y": "node_labels"}
 
@@ -75,6 +78,7 @@ def _raw_graph(config: NPZ, arrays: dict[str, np.ndarray]) -> RawGraph:
     y = _take(config, arrays, "y")
     if not y.ndim or not len(y):
         raise ValueError(f"dataset {config.name}: y has shape {list(y.shape)}; give one label a node.")
+    carried = [kind for kind in EDGE_KINDS if f"edge_{kind}" in arrays]
     x = _features(config, arrays, edge_index, num_nodes=len(y), pairs=pairs)
     return RawGraph(
         name=config.name,
@@ -84,7 +88,7 @@ def _raw_graph(config: NPZ, arrays: dict[str, np.ndarray]) -> RawGraph:
         task=task_of(y, config.task),
         masks=_masks(config, arrays),
         pairs=pairs,
-        edge_weight=_tensor(config, "edge_weight", arrays["edge_weight"]) if "edge_weight" in arrays else None,
+        edges=EdgeData(**{kind: _tensor(config, f"edge_{kind}", arrays[f"edge_{kind}"]) for kind in carried}),
     )
 
 

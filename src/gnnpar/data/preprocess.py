@@ -4,6 +4,7 @@ Order: check, symmetrise, drop repeated edges, remove then add self loops, sort 
 split, normalise (`standard` is fitted on training nodes only), hash.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, runtime_checkable
@@ -16,6 +17,7 @@ from torch import Tensor
 from gnnpar.data.adjacency import EdgeList
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.raw import RawGraph, check_split, checked
+from gnnpar.folds.edge_data import EdgeData
 
 Masks = tuple[Tensor, Tensor, Tensor]
 
@@ -64,7 +66,8 @@ def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
     raw = checked(raw)
     assert raw.num_classes is not None
     num_nodes = raw.x.shape[0]
-    edges = edges_as(config, raw.name, raw.edge_index, raw.edge_weight, num_nodes=num_nodes, pairs=raw.pairs)
+    given = EdgeList(raw.edge_index, raw.edges)
+    edges = edges_as(config, raw.name, given, num_nodes=num_nodes, pairs=raw.pairs)
     masks = make_split(raw, config, seed=seed)
     check_split(raw, masks)
     return Dataset.of(
@@ -75,13 +78,12 @@ def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
         masks=masks,
         num_classes=raw.num_classes,
         task=raw.task,
-        edge_weight=edges.weight,
+        edges=edges.data,
+        num_edge_types=raw.num_edge_types,
     )
 
 
-def edges_as(
-    config: Preprocess, name: str, edge_index: Tensor, weight: Tensor | None, *, num_nodes: int, pairs: bool
-) -> EdgeList:
+def edges_as(config: Preprocess, name: str, edges: EdgeList, *, num_nodes: int, pairs: bool) -> EdgeList:
     """Canonical edges as the configuration wants them. `pairs`: each is listed in one direction and meant in both."""
     how = {
         "num_nodes": num_nodes,
@@ -89,9 +91,9 @@ def edges_as(
         "self_loops": config.self_loops,
         "drop_duplicates": config.drop_duplicates,
     }
-    if weight is None:
-        return EdgeList(canonical_edges(edge_index, **how))
-    return weighted_edges(edge_index, weight, name=name, **how)
+    if not edges.data.kinds:
+        return EdgeList(canonical_edges(edges.edge_index, **how))
+    return canonical_list(edges, name=name, **how)
 
 
 def canonical_edges(
@@ -116,9 +118,11 @@ def canonical_edges(
     return torch.stack([torch.from_numpy(src_out), torch.from_numpy(dst_out)])
 
 
-def weighted_edges(
-    edge_index: Tensor,
-    weight: Tensor,
+EdgeValues = dict[str, np.ndarray]  # what edges carry, by kind: [E] or [E, D]
+
+
+def canonical_list(
+    edges: EdgeList,
     *,
     name: str,
     num_nodes: int,
@@ -126,24 +130,39 @@ def weighted_edges(
     self_loops: bool,
     drop_duplicates: bool = True,
 ) -> EdgeList:
-    """`canonical_edges` with weights; edges that stay repeated come by weight.
+    """`canonical_edges` with what they carry: edges of two types are two edges, in the order of their types; those that
+    stay repeated come by weight, then by attributes.
 
     A self loop keeps the weight that the graph gives it, where loops stay, and has weight 1 elsewhere. ValueError where
-    an edge that is kept once comes with two weights. Shapes: edge_index [2, E], weight [E] -> [2, E'], [E'].
+    an edge that is kept once comes with two weights or two rows. Shapes: E edges -> E' edges.
     """
-    src, dst = edge_index.numpy()
-    values, kept = weight.numpy(), src != dst
-    key, chosen = (dst * num_nodes + src)[kept], values[kept]
+    src, dst = edges.edge_index.numpy()
+    kept = src != dst
+    given: EdgeValues = {kind: edges.data.tensors[kind].numpy() for kind in sorted(edges.data.kinds)}
+    key, values = (dst * num_nodes + src)[kept], {kind: value[kept] for kind, value in given.items()}
     if symmetrize:
-        key, chosen = np.concatenate([key, (src * num_nodes + dst)[kept]]), np.concatenate([chosen, chosen])
+        key = np.concatenate([key, (src * num_nodes + dst)[kept]])
+        values = {kind: np.concatenate([value, value]) for kind, value in values.items()}
     if self_loops:
+        refuse_loops(name, values)
         own = LoopWeights(name, num_nodes)
-        own.add(src[~kept], values[~kept])
+        own.add(src[~kept], given["weight"][~kept])
         key = np.concatenate([key, np.arange(num_nodes) * (num_nodes + 1)])
-        chosen = np.concatenate([chosen, own.weights])
-    key, chosen = sorted_weights(name, key, chosen, num_nodes, drop_duplicates=drop_duplicates)
+        values = {"weight": np.concatenate([values["weight"], own.weights])}
+    key, values = sorted_edges(name, key, values, num_nodes, drop_duplicates=drop_duplicates)
     dst_out, src_out = np.divmod(key, num_nodes)
-    return EdgeList(torch.stack([torch.from_numpy(src_out), torch.from_numpy(dst_out)]), torch.from_numpy(chosen))
+    data = EdgeData(**{kind: torch.from_numpy(value) for kind, value in values.items()})
+    return EdgeList(torch.stack([torch.from_numpy(src_out), torch.from_numpy(dst_out)]), data)
+
+
+def refuse_loops(name: str, kinds: Iterable[str]) -> None:
+    """ValueError where self loops are to be added to edges that carry what a loop has not."""
+    titles = {"type": "types", "attr": "attributes"}
+    if lacking := [titles[kind] for kind in sorted(kinds) if kind in titles]:
+        raise ValueError(
+            f"dataset {name}: its edges have {' and '.join(lacking)}, which self loops that are added have not; set "
+            "dataset.self_loops=false."
+        )
 
 
 class LoopWeights:
@@ -161,22 +180,49 @@ class LoopWeights:
                 raise _two_weights(self.name, int(nodes[at]), int(nodes[at]), float(other[at]), float(weights[at]))
 
 
-def sorted_weights(
-    name: str, key: np.ndarray, weights: np.ndarray, num_nodes: int, *, drop_duplicates: bool, first_row: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Keys (row * nodes + source) and their weights, by key and weight; ValueError where a key that is kept once has
-    two weights. `first_row`: rows are counted from it. Shapes: [E], [E] -> [E'], [E']."""
-    order = np.lexsort((weights, key))
-    key, weights = key[order], weights[order]
-    if drop_duplicates and len(key):
-        again = key[1:] == key[:-1]
-        if len(differ := np.flatnonzero(again & (weights[1:] != weights[:-1]))):
-            at = int(differ[0])
-            row, source = divmod(int(key[at]), num_nodes)
-            raise _two_weights(name, source, first_row + row, float(weights[at]), float(weights[at + 1]))
-        kept = np.concatenate([[True], ~again])
-        key, weights = key[kept], weights[kept]
-    return key, weights
+def sorted_edges(
+    name: str, key: np.ndarray, values: EdgeValues, num_nodes: int, *, drop_duplicates: bool, first_row: int = 0
+) -> tuple[np.ndarray, EdgeValues]:
+    """Keys (row * nodes + source) and what their edges carry, by key, type, weight and attributes; ValueError where an
+    edge that is kept once has two weights or two rows. `first_row`: rows are counted from it. Shapes: [E] -> [E']."""
+    order = np.lexsort([values[kind] for kind in ("weight", "type") if kind in values] + [key])
+    key, values = key[order], {kind: value[order] for kind, value in values.items()}
+    same = key[1:] == key[:-1]
+    if "type" in values:
+        same &= values["type"][1:] == values["type"][:-1]
+    if not same.any():
+        return key, values
+    if not drop_duplicates:
+        return key, _by_attributes(values, same)
+    for kind in ("weight", "attr"):
+        if kind in values:
+            differs = (values[kind][1:] != values[kind][:-1]).reshape(len(same), -1).any(1)
+            if len(found := np.flatnonzero(same & differs)):
+                at = int(found[0])
+                row, source = divmod(int(key[at]), num_nodes)
+                if kind == "weight":
+                    raise _two_weights(name, source, first_row + row, *values[kind][at : at + 2].tolist())
+                raise ValueError(
+                    f"dataset {name}: edge {source} -> {first_row + row} has two rows of attributes; merge them "
+                    "(torch_geometric.utils.coalesce), or set dataset.drop_duplicates=false where both are meant."
+                )
+    kept = np.concatenate([[True], ~same])
+    return key[kept], {kind: value[kept] for kind, value in values.items()}
+
+
+def _by_attributes(values: EdgeValues, same: np.ndarray) -> EdgeValues:
+    """Edges that are alike but for their attributes, by these. Shapes: same [E - 1], whether an edge is its
+    predecessor again."""
+    if "attr" not in values:
+        return values
+    if "weight" in values:
+        same = same & (values["weight"][1:] == values["weight"][:-1])
+    first = np.concatenate([[True], ~same])
+    places = np.flatnonzero(~first | np.concatenate([same, [False]]))
+    rows, group = values["attr"][places], first.cumsum()[places]
+    attr = values["attr"].copy()
+    attr[places] = rows[np.lexsort([*rows.T[::-1], group])]
+    return {**values, "attr": attr}
 
 
 def _two_weights(name: str, source: int, destination: int, first: float, second: float) -> ValueError:

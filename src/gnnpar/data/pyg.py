@@ -197,5 +197,5 @@ def _raw_graph(name: str, source: _Source, data: Read) -> RawGraph:
         masks = (data.train_mask, data.val_mask, data.test_mask)
     x = data.x.to_dense() if data.x.is_sparse else data.x
     assert isinstance(x, torch.Tensor)
-    edge_index, weight = edges_of(data)
-    return RawGraph(name=name, x=x, y=data.y, edge_index=edge_index, edge_weight=weight, task=source.task, masks=masks)
+    edge_index, edges = edges_of(data)
+    return RawGraph(name=name, x=x, y=data.y, edge_index=edge_index, edges=edges, task=source.task, masks=masks)

@@ -5,7 +5,7 @@ are fine.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gnnpar.data.adjacency import EdgeList, edge_list_of
 from gnnpar.data.dataset import TaskName
+from gnnpar.folds.edge_data import EdgeData
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -26,7 +27,8 @@ class RawGraph:
     """A graph as read, before preprocessing.
 
     Shapes: x [N, F]; y [N], [N, 1] or [N, C]; edge_index [2, E], or an adj_t [N, N] (data/adjacency.py);
-    masks None or 3 x [N] or [N, S] (S numbered splits); edge_weight None or [E], by the columns of edge_index.
+    masks None or 3 x [N] or [N, S] (S numbered splits); `edges`: weight [E], type [E], attr [E, D], by the columns of
+    edge_index. `num_edge_types`: where some of the types have no edge.
     """
 
     name: str
@@ -37,7 +39,8 @@ class RawGraph:
     masks: tuple[Tensor, Tensor, Tensor] | None = None
     pairs: bool = False  # edges are listed once per undirected pair: preprocessing adds the other direction
     num_classes: int | None = None
-    edge_weight: Tensor | None = None
+    edges: EdgeData = field(default_factory=EdgeData)
+    num_edge_types: int | None = None
 
 
 def task_of(y: Tensor, choice: TaskChoice) -> TaskName:
@@ -48,12 +51,12 @@ def task_of(y: Tensor, choice: TaskChoice) -> TaskName:
 
 
 def refuse_unread(name: str, keys: Iterable[str]) -> None:
-    """ValueError where a graph comes with rows on edges, or with types, which no model reads."""
-    read = ("edge_index", "edge_weight")
+    """ValueError where a graph comes with types of nodes, or with rows on edges that are not edge_attr."""
+    read = ("edge_index", "edge_weight", "edge_type", "edge_attr")
     if unread := [key for key in keys if (key.startswith("edge_") and key not in read) or key == "node_type"]:
         raise ValueError(
-            f"dataset {name}: it holds {', '.join(unread)}, but models read neither rows on edges nor types (weights "
-            f"are edge_weight); remove {'it' if len(unread) == 1 else 'them'}, if the graph is meant without."
+            f"dataset {name}: it holds {', '.join(unread)}, which models do not read (of edges, they read edge_weight, "
+            f"edge_type and edge_attr); remove {'it' if len(unread) == 1 else 'them'}, if the graph is meant without."
         )
 
 
@@ -61,7 +64,7 @@ def checked(raw: RawGraph) -> RawGraph:
     """The same graph in canonical dtypes, or ValueError."""
     x = _features(raw)
     num_nodes = x.shape[0]
-    edge_index, edge_weight = _edges(raw, num_nodes)
+    edge_index, edges = _edges(raw, num_nodes)
     y, num_classes = _labels(raw, num_nodes)
     masks = None if raw.masks is None else tuple(_mask(raw, part, num_nodes) for part in range(3))
     return RawGraph(
@@ -73,7 +76,8 @@ def checked(raw: RawGraph) -> RawGraph:
         masks=masks,  # type: ignore[arg-type]
         pairs=raw.pairs,
         num_classes=num_classes,
-        edge_weight=edge_weight,
+        edges=edges,
+        num_edge_types=raw.num_edge_types,
     )
 
 
@@ -100,7 +104,7 @@ def _features(raw: RawGraph) -> Tensor:
 
 def _edges(raw: RawGraph, num_nodes: int) -> EdgeList:
     try:
-        edges, weight = edge_list_of(raw.edge_index)
+        edges, data = edge_list_of(raw.edge_index)
     except ValueError as error:
         raise ValueError(f"dataset {raw.name}: {error}.") from None
     if edges.ndim != 2 or edges.shape[0] != 2:
@@ -119,12 +123,77 @@ def _edges(raw: RawGraph, num_nodes: int) -> EdgeList:
                 f"dataset {raw.name}: {count} of {edges.shape[1]} edges point outside nodes 0..{num_nodes - 1} "
                 f"(ids range from {low} to {high}); number nodes from 0 or give {high + 1} feature rows."
             )
-    return EdgeList(
-        edges, checked_weights(raw.name, weight if raw.edge_weight is None else raw.edge_weight, edges.shape[1])
+    given = raw.edges if raw.edges.weight is not None else replace(raw.edges, weight=data.weight)
+    return EdgeList(edges, checked_data(raw.name, given, edges.shape[1], num_types=raw.num_edge_types))
+
+
+def checked_data(name: str, edges: EdgeData, num_edges: int, *, num_types: int | None = None) -> EdgeData:
+    """What edges carry, in canonical dtypes, or ValueError. Weights that are all 1 are none."""
+    return EdgeData(
+        weight=_weights(name, edges.weight, num_edges),
+        type=_types(name, edges.type, num_edges, num_types),
+        attr=_attributes(name, edges.attr, num_edges),
     )
 
 
-def checked_weights(name: str, weight: Tensor | None, num_edges: int) -> Tensor | None:
+def _types(name: str, types: Tensor | None, num_edges: int, num_types: int | None) -> Tensor | None:
+    """[E] int64."""
+    if types is None:
+        return None
+    if types.ndim == 2 and types.shape[1] == 1:
+        types = types[:, 0]
+    if types.ndim != 1 or len(types) != num_edges:
+        raise ValueError(
+            f"dataset {name}: edge_type must be [{num_edges}], one number an edge, got {list(types.shape)}; give it in "
+            "the order of edge_index."
+        )
+    if types.dtype not in _INTEGERS:
+        raise ValueError(f"dataset {name}: edge_type is {types.dtype}; number the types 0, 1, 2, ... as int64.")
+    types = types.to(torch.int64)
+    check_types(name, types.numpy(), first=0, most=num_types or num_edges)
+    return types.contiguous()
+
+
+def check_types(name: str, types: np.ndarray, *, first: int, most: int) -> None:
+    """ValueError where a type is none of 0 .. most - 1: there are no more types than edges. `first`: the number of the
+    first edge."""
+    bad = np.flatnonzero((types < 0) | (types >= most))
+    if len(bad):
+        at = int(bad[0])
+        raise ValueError(
+            f"dataset {name}: edge_type of edge {first + at} is {types[at]}, outside 0..{most - 1} ({len(bad)} such); "
+            "number the types 0, 1, 2, ... without gaps."
+        )
+
+
+def _attributes(name: str, attr: Tensor | None, num_edges: int) -> Tensor | None:
+    """[E, D] float32."""
+    if attr is None:
+        return None
+    if attr.ndim != 2 or len(attr) != num_edges or not attr.shape[1]:
+        raise ValueError(
+            f"dataset {name}: edge_attr must be [{num_edges}, width], one row an edge, got {list(attr.shape)}; give it "
+            "in the order of edge_index (one number an edge is edge_weight, or [:, None])."
+        )
+    if attr.is_complex():
+        raise ValueError(f"dataset {name}: edge_attr is {attr.dtype}; store real numbers.")
+    attr = attr.to(torch.float32)
+    check_attributes(name, attr.numpy(), first=0)
+    return attr.contiguous()
+
+
+def check_attributes(name: str, attr: np.ndarray, *, first: int) -> None:
+    """ValueError where an entry is not a finite number. `first`: the number of the first edge."""
+    bad = np.argwhere(~np.isfinite(attr))
+    if len(bad):
+        row, column = bad[0].tolist()
+        raise ValueError(
+            f"dataset {name}: edge_attr of edge {first + row} is {attr[row, column]} in column {column} ({len(bad)} "
+            "such); replace it in the file."
+        )
+
+
+def _weights(name: str, weight: Tensor | None, num_edges: int) -> Tensor | None:
     """[E] float32; None where all are 1, which is a graph without weights."""
     if weight is None:
         return None

@@ -1,7 +1,7 @@
 """PyG's `Data`, as a file or in memory: `torch.save(data, "my.pt")`, then `dataset=pt dataset.path=my.pt`.
 
-Read are x, edge_index or adj_t, edge_weight, y and the masks. A file is data: it is loaded with weights_only, so that
-none of its code runs.
+Read are x, edge_index or adj_t, edge_weight, edge_type, edge_attr, y and the masks. A file is data: it is loaded with
+weights_only, so that none of its code runs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_file, one_line
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread, task_of
+from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 
-_ROWS = ("x", "y", "edge_weight", "train_mask", "val_mask", "test_mask")
+_ROWS = ("x", "y", *(f"edge_{kind}" for kind in EDGE_KINDS), "train_mask", "val_mask", "test_mask")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +73,15 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     if edges is None:
         raise ValueError(f"dataset {name}: the Data has neither edge_index nor adj_t; give it one of them.")
     try:
-        edge_index, weight = edge_list_of(edges)
+        edge_index, data_of_edges = edge_list_of(edges)
     except ValueError as error:
         raise ValueError(f"dataset {name}: {error}.") from None
-    weight = fields.get("edge_weight", weight)
-    if weight is not None and not isinstance(weight, Tensor):
-        raise ValueError(f"dataset {name}: edge_weight is a {type(weight).__name__}; give a tensor [edges].")
+    carried = data_of_edges.tensors
+    for kind in EDGE_KINDS:
+        value = fields.get(f"edge_{kind}")
+        if value is not None and not isinstance(value, Tensor):
+            raise ValueError(f"dataset {name}: edge_{kind} is a {type(value).__name__}; give a tensor [edges].")
+        carried |= {} if value is None else {kind: value}
     x, y = fields["x"], fields["y"]
     assert isinstance(x, Tensor)
     assert isinstance(y, Tensor)
@@ -86,7 +90,7 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
         x=x,
         y=y,
         edge_index=edge_index,
-        edge_weight=weight,
+        edges=EdgeData(**carried),
         task=task_of(y, task),
         masks=_masks(name, fields),
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gnnpar.data.columns import Slices
 from gnnpar.data.dataset import Dataset, TaskName, content_hash
+from gnnpar.folds.edge_data import EDGE_KINDS, EdgeSizes
 
 CHUNK_EDGES = 1 << 20
 CHUNK_ROWS = 1 << 16
@@ -26,20 +27,20 @@ def no_progress(stage: str, share: float) -> None:
 
 
 class Edges(NamedTuple):
-    """In-edges of some rows, in their order; `first`: the id of the first. Shapes: src, dst, weight (if any) [n]."""
+    """In-edges of some rows, in order; `first`: the id of the first. Shapes: src, dst [n]; values [n] or [n, D]."""
 
     first: int
     src: np.ndarray
     dst: np.ndarray
-    weight: np.ndarray | None = None
+    values: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Stored:
     """A whole graph as `Dataset` describes it, in-edges as CSR by destination, sources ascending.
 
-    Shapes: x [N, F] float32, indices [E] and weights [E] float32 (None: all are 1) by slices; y [N] or [N, C],
-    masks 3 x [N] and indptr [N + 1] int64 in memory.
+    Shapes: x [N, F] float32, indices [E] and what edges carry (weight [E] float32, type [E] int64, attr [E, D] float32)
+    by slices; y [N] or [N, C], masks 3 x [N] and indptr [N + 1] int64 in memory.
     """
 
     name: str
@@ -52,7 +53,8 @@ class Stored:
     task: TaskName
     graph_hash: str
     split_hash: str
-    weights: Slices | None = None
+    num_edge_types: int | None = None  # None: the largest type says it
+    carried: Mapping[str, Slices] = field(default_factory=dict[str, Slices])
 
     @property
     def num_nodes(self) -> int:
@@ -86,19 +88,27 @@ class Stored:
             last = min(first + limit, self.num_edges)
             row, end = np.searchsorted(self.indptr, [first, last - 1], side="right") - 1
             counts = np.diff(np.clip(self.indptr[row : end + 2], first, last))
-            weight = None if self.weights is None else self.weights[first:last]
-            yield Edges(first, self.indices[first:last], np.repeat(np.arange(row, end + 1), counts), weight)
+            values = {kind: column[first:last] for kind, column in self.carried.items()}
+            yield Edges(first, self.indices[first:last], np.repeat(np.arange(row, end + 1), counts), values)
 
     @cached_property
     def in_weight(self) -> Tensor | None:
         """[N] float64: sums of the weights of in-edges, added in their order; None: edges have no weights."""
-        if self.weights is None:
+        if "weight" not in self.carried:
             return None
         total = np.zeros(self.num_nodes)
         for edges in self.edges():
-            assert edges.weight is not None
-            np.add.at(total, edges.dst, edges.weight.astype(np.float64))
+            np.add.at(total, edges.dst, edges.values["weight"].astype(np.float64))
         return torch.from_numpy(total)
+
+    @cached_property
+    def edge_sizes(self) -> EdgeSizes:
+        """As of a Dataset."""
+        if self.num_edge_types is not None or "type" not in self.carried:
+            types = self.num_edge_types or 0
+        else:
+            types = max((int(edges.values["type"].max()) for edges in self.edges()), default=0) + 1
+        return EdgeSizes(types, self.carried["attr"].shape[1] if "attr" in self.carried else 0)
 
     @staticmethod
     def of(dataset: Dataset) -> Stored:
@@ -116,7 +126,8 @@ class Stored:
             task=dataset.task,
             graph_hash=dataset.graph_hash,
             split_hash=dataset.split_hash,
-            weights=None if dataset.edge_weight is None else dataset.edge_weight.numpy(),
+            carried={kind: dataset.edges.tensors[kind].numpy() for kind in dataset.edges.kinds},
+            num_edge_types=dataset.edge_sizes.types or None,
         )
 
 
@@ -129,7 +140,7 @@ def hashes_of(
     *,
     num_classes: int,
     task: str,
-    weights: Slices | None = None,
+    carried: Mapping[str, Slices] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> tuple[str, str]:
     """(graph_hash, split_hash) as `Dataset.of` makes them, read by chunks."""
@@ -148,10 +159,11 @@ def hashes_of(
         digest.update(np.ascontiguousarray(x[first : first + CHUNK_ROWS]).data)
     digest.update(f"|{torch.from_numpy(y).dtype}{tuple(y.shape)}|".encode())
     digest.update(np.ascontiguousarray(y).data)
-    if weights is not None:
-        digest.update(f"|torch.float32({num_edges},)|".encode())
-        for first in range(0, num_edges, CHUNK_EDGES):
-            digest.update(np.ascontiguousarray(weights[first : first + CHUNK_EDGES], dtype=np.float32).data)
+    for column in ((carried or {}).get(kind) for kind in EDGE_KINDS):
+        if column is not None:
+            digest.update(f"|torch.{column.dtype}{tuple(column.shape)}|".encode())
+            for first in range(0, num_edges, CHUNK_EDGES):
+                digest.update(np.ascontiguousarray(column[first : first + CHUNK_EDGES]).data)
     return digest.hexdigest(), content_hash([torch.from_numpy(mask) for mask in masks], label="split")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar_kernels import Csr
 
 Rows = tuple[Tensor, ...]  # row-aligned tensors, each [N, ...]: the unit that travels
@@ -29,8 +30,8 @@ class Block:
     """In-edges of `num_dst` destinations from `num_src` sources, CSR by destination.
 
     Shapes: indptr [R + 1], indices [E] (columns), both int32 while E < 2^31; rows [R] (destinations that the R CSR
-    rows stand for, ascending; None: all of them); edge_ids [E] global edge ids; src_ids [num_src] ascending global ids
-    of the columns; weights [E] of the edges (None: all are 1), constants of the graph.
+    rows stand for, ascending; None: all of them); src_ids [num_src] ascending global ids of the columns; `edges`: ids,
+    weights and types of the E edges, in their order, where they have some.
     """
 
     indptr: Tensor
@@ -38,9 +39,23 @@ class Block:
     num_dst: int
     num_src: int
     rows: Tensor | None = None
-    edge_ids: Tensor | None = None
     src_ids: Tensor | None = None
-    weights: Tensor | None = None
+    edges: EdgeData = field(default_factory=EdgeData)
+
+    @property
+    def edge_ids(self) -> Tensor | None:
+        """[E] int64 global ids."""
+        return self.edges.ids
+
+    @property
+    def weights(self) -> Tensor | None:
+        """[E]; None: all are 1."""
+        return self.edges.weight
+
+    @property
+    def types(self) -> Tensor | None:
+        """[E] int64; None: edges have no types."""
+        return self.edges.type
 
     @property
     def num_edges(self) -> int:
@@ -54,7 +69,7 @@ class Block:
     @property
     def forward(self) -> Csr:
         """CSR by destination."""
-        return Csr(self.indptr, self.indices, self.rows, self.edge_ids, self.weights)
+        return Csr(self.indptr, self.indices, self.rows, self.edge_ids, self.weights, self.types)
 
     @cached_property
     def edge_dst(self) -> Tensor:
@@ -96,7 +111,8 @@ class Block:
                 counts = counts[rows]
             indptr = _indptr(counts, self.indptr.dtype)
         destinations = self.edge_dst[order].to(self.indices.dtype)
-        return Csr(indptr, destinations, rows, chosen(self.edge_ids, order), chosen(self.weights, order))
+        edges = self.edges.at(order)
+        return Csr(indptr, destinations, rows, edges.ids, edges.weight, edges.type)
 
     def spans(self, num_edges: int) -> list[tuple[slice, Tensor]]:
         """Whole CSR rows as runs of at most about `num_edges` edges (more only where one row has more), and the
@@ -133,9 +149,8 @@ class Block:
             self.indices[keep],
             num_dst=self.num_dst,
             num_src=self.num_src,
-            edge_ids=chosen(self.edge_ids, keep),
             src_ids=self.src_ids,
-            weights=chosen(self.weights, keep),
+            edges=self.edges.at(keep),
             compress=True,
         )
 
@@ -150,9 +165,8 @@ class Block:
             self.indices[keep] - first,
             num_dst=self.num_dst,
             num_src=last - first,
-            edge_ids=chosen(self.edge_ids, keep),
             src_ids=None if self.src_ids is None else self.src_ids[first:last],
-            weights=chosen(self.weights, keep),
+            edges=self.edges.at(keep),
             compress=True,
         )
 
@@ -164,27 +178,18 @@ class Block:
             self._listed[order],
             num_dst=self.num_src,
             num_src=self.num_listed,
-            edge_ids=chosen(self.edge_ids, order),
-            weights=chosen(self.weights, order),
+            edges=self.edges.at(order),
             compress=True,
         )
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Block:
         """On a device, weights in `dtype`."""
-        return replace(
-            self, **{name: t.to(device, dtype if t.is_floating_point() else None) for name, t in self._tensors.items()}
-        )
+        structure = {name: t.to(device) for name, t in self._structure.items()}
+        return replace(self, **structure, edges=self.edges.to(device, dtype))
 
     @property
-    def _tensors(self) -> dict[str, Tensor]:
-        named = {
-            "indptr": self.indptr,
-            "indices": self.indices,
-            "rows": self.rows,
-            "edge_ids": self.edge_ids,
-            "src_ids": self.src_ids,
-            "weights": self.weights,
-        }
+    def _structure(self) -> dict[str, Tensor]:
+        named = {"indptr": self.indptr, "indices": self.indices, "rows": self.rows, "src_ids": self.src_ids}
         return {name: t for name, t in named.items() if t is not None}
 
     @property
@@ -192,7 +197,7 @@ class Block:
         """Bytes of structure held, the transposed CSR and cached edge lists included once they are built."""
         cached = (self.__dict__.get("edge_dst"), self.__dict__.get("columns"), *self.__dict__.get("reverse", ()))
         spans = (rows for cut in self.__dict__.get("_spans", {}).values() for _, rows in cut)
-        held = (*self._tensors.values(), *cached, *spans)
+        held = (*self._structure.values(), *self.edges.tensors.values(), *cached, *spans)
         return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
 
     @staticmethod
@@ -202,20 +207,19 @@ class Block:
         *,
         num_dst: int,
         num_src: int,
-        edge_ids: Tensor | None = None,
         src_ids: Tensor | None = None,
-        weights: Tensor | None = None,
+        edges: EdgeData | None = None,
         compress: bool = False,
     ) -> Block:
         """Build from an edge list sorted by destination. `compress` keeps only destinations that have an edge."""
         index_type = index_dtype(dst.numel(), num_dst, num_src)
         indptr, rows = layout(torch.bincount(dst, minlength=num_dst), index_type, compress=compress)
-        return Block(indptr, src.to(index_type), num_dst, num_src, rows, edge_ids, src_ids, weights)
+        return Block(indptr, src.to(index_type), num_dst, num_src, rows, src_ids, edges or EdgeData())
 
 
-def chosen(values: Tensor | None, edges: Tensor) -> Tensor | None:
-    """Ids or weights of some edges, where there are any."""
-    return None if values is None else values[edges]
+def chosen(values: Tensor | None, rows: Tensor) -> Tensor | None:
+    """Some of the rows, where there are any."""
+    return None if values is None else values[rows]
 
 
 def index_dtype(num_edges: int, num_dst: int, num_src: int) -> torch.dtype:

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
+from gnnpar.folds.edge_data import EdgeKind
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
-from gnnpar.models.gnn import EdgeWeights, ModelConfig
+from gnnpar.models.gnn import ModelConfig
 
 
 def symmetric_norm(g: Local) -> Tensor:
@@ -44,8 +45,12 @@ class GCNConv(nn.Module):
 @dataclass(frozen=True, kw_only=True)
 class GCN(ModelConfig):
     @property
-    def edge_weights(self) -> EdgeWeights:
-        return "normalized"
+    def takes_root(self) -> bool:
+        return True
+
+    @property
+    def edge_data(self) -> frozenset[EdgeKind]:
+        return frozenset({"weight"})
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         return GCNConv(in_dim, out_dim, aggregate_first=aggregate_first)

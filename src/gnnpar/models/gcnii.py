@@ -12,10 +12,11 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
+from gnnpar.folds.edge_data import EdgeKind
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gcn import symmetric_norm
-from gnnpar.models.gnn import EdgeWeights, ModelConfig
+from gnnpar.models.gnn import ModelConfig
 
 
 class GCNIIConv(nn.Module):
@@ -50,8 +51,12 @@ class GCNII(ModelConfig):
     carries_first = True
 
     @property
-    def edge_weights(self) -> EdgeWeights:
-        return "normalized"
+    def takes_root(self) -> bool:
+        return True
+
+    @property
+    def edge_data(self) -> frozenset[EdgeKind]:
+        return frozenset({"weight"})
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         self.only_order("aggregate_first", "GCNII adds the initial rows between fold and matrix")

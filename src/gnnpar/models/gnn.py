@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import torch.nn.functional as F
 from annotated_types import Ge, Le, Lt
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gnnpar.capacity import require_memory
 from gnnpar.folds.block import Rows
+from gnnpar.folds.edge_data import EdgeKind, EdgeSizes
 from gnnpar.graph import Graph
 from gnnpar.models.initial import Linear, construct
 from gnnpar.models.row_local import refuse_row_mixing
@@ -23,9 +24,6 @@ class EdgeReader(Protocol):
 
     needs_edge_ids: bool
 
-
-EdgeWeights = Literal["none", "summed", "normalized"]
-"""What a model does with the weights of edges: nothing, a weighted sum, or one that is normalised by their roots."""
 
 Order = Literal["auto", "transform_first", "aggregate_first"]
 Probability = Annotated[float, Ge(0.0), Lt(1.0)]
@@ -39,7 +37,15 @@ class ModelSource(Protocol):
     in_one_piece: ClassVar[bool]
 
     @property
-    def edge_weights(self) -> EdgeWeights: ...
+    def edge_data(self) -> frozenset[EdgeKind]:
+        """What it reads of what edges carry."""
+        ...
+
+    @property
+    def takes_root(self) -> bool:
+        """Does it normalise by roots of sums of the weights of edges?"""
+        ...
+
     @property
     def whole_neighborhoods(self) -> tuple[str, ...]:
         """Convolutions that need all in-edges of a row at once."""
@@ -51,6 +57,11 @@ class ModelSource(Protocol):
     def input_dropout(self) -> float: ...
     def ways(self) -> list[str]:
         """A line a convolution where that is worth one: how it aggregates."""
+        ...
+
+    def on(self, sizes: EdgeSizes) -> ModelSource:
+        """The same, where what it leaves open is that of the dataset: the number of types of edges, the width of their
+        attributes. Called before `build`."""
         ...
 
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> GNN: ...
@@ -77,8 +88,15 @@ class ModelConfig:
     in_one_piece: ClassVar[bool] = False
 
     @property
-    def edge_weights(self) -> EdgeWeights:
-        return "none"
+    def takes_root(self) -> bool:
+        return False
+
+    @property
+    def edge_data(self) -> frozenset[EdgeKind]:
+        return frozenset()
+
+    def on(self, sizes: EdgeSizes) -> Self:
+        return self
 
     @property
     def whole_neighborhoods(self) -> tuple[str, ...]:

@@ -49,9 +49,8 @@ def _widened(shard: Shard, part: int, ids: Tensor) -> Block:
             none,
             num_dst=shard.num_inner,
             num_src=len(ids),
-            edge_ids=chosen(inner.edge_ids, none),
             src_ids=ids,
-            weights=chosen(inner.weights, none),
+            edges=inner.edges.at(none),
             compress=True,
         )
     assert block.src_ids is not None

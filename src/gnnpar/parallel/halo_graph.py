@@ -18,6 +18,7 @@ from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted,
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.graph import Message
 from gnnpar.parallel.engine import Unsaved
 from gnnpar.parallel.local import LocalRows, Source
@@ -92,15 +93,9 @@ class EdgeOrder:
         blocks, start = [shard.inner, *(shard.halo[p] for p in sorted(shard.halo))], 0
         dsts: list[Tensor] = []
         srcs: list[Tensor] = []
-        ids: list[Tensor] = []
-        weights: list[Tensor] = []
         for block in blocks:
             dsts.append(block.edge_dst)
             srcs.append(column[block.indices.long() + start])
-            if block.edge_ids is not None:
-                ids.append(block.edge_ids)
-            if block.weights is not None:
-                weights.append(block.weights)
             start += block.num_src
         dst, src = torch.cat(dsts), torch.cat(srcs)
         by_row = torch.argsort(dst * len(order) + src, stable=True)  # repeated edges keep the order of their ids
@@ -109,9 +104,8 @@ class EdgeOrder:
             src[by_row],
             num_dst=shard.num_inner,
             num_src=len(order),
-            edge_ids=torch.cat(ids)[by_row] if ids else None,
             src_ids=torch.cat([shard.node_ids, shard.halo_ids])[order],
-            weights=torch.cat(weights)[by_row] if weights else None,
+            edges=EdgeData.cat([block.edges for block in blocks]).at(by_row),
         )
         return block, order
 

@@ -70,9 +70,8 @@ class PartByPart(View):
             whole.indices[edges],
             num_dst=whole.num_dst,
             num_src=whole.num_src,
-            edge_ids=ids,
             src_ids=self.shard.node_ids,
-            weights=chosen(whole.weights, edges),
+            edges=whole.edges.at(edges),
         )
         return block, place
 

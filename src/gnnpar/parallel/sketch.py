@@ -51,7 +51,8 @@ class _Sketch(WholeGraph):
 def sketch(model: Callable[..., Tensor], shard: Shard) -> list[Use]:
     """Every aggregation of model(graph, x), in order. Nothing is communicated. Refuses folds without a gradient."""
     none = shard.node_ids[:0]
-    alone = Block.from_edges(none, none, num_dst=1, num_src=1, edge_ids=none, src_ids=shard.node_ids[:1])
+    edges = replace(shard.inner.edges.at(none), ids=none)
+    alone = Block.from_edges(none, none, num_dst=1, num_src=1, src_ids=shard.node_ids[:1], edges=edges)
     one = replace(
         shard,
         node_ids=shard.node_ids[:1],

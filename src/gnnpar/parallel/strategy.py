@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -16,6 +16,7 @@ from gnnpar.comm import Communicator
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import Task
 from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.edge_data import EDGE_KINDS, EdgeKind
 from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.parallel.engine import Engine
 from gnnpar.partition.manifest import Manifest
@@ -99,7 +100,7 @@ class Capabilities:
     plan is `flat_plan` of one part a rank. `vertex_cut`: edges have parts of their own. `chunks`: the nodes of a rank
     may be cut into chunks, one after the other in time. `folds`: aggregators it can carry; None: any.
     `cached_first_layer`: it runs with first_layer=cached. `by_layers`: it runs layers one by one, and so no model in
-    one piece. `edge_weights`: it carries weights of edges.
+    one piece. `edge_data`: what it carries of what edges have.
     `whole_neighborhoods`: a fold may have all in-edges of a row at once.
     `replicated_weights`: every rank holds all parameters, so there is one stage. `crosses_epochs`: rows of one epoch
     are read in a later one. `plans_again`: after the warm-up, with what was measured. `less_memory`: number of ranks ->
@@ -113,7 +114,7 @@ class Capabilities:
     folds: tuple[type[Aggregator], ...] | None = None
     cached_first_layer: bool = True
     by_layers: bool = False
-    edge_weights: bool = False
+    edge_data: frozenset[EdgeKind] = frozenset()
     whole_neighborhoods: bool = True
     replicated_weights: bool = True
     crosses_epochs: bool = False
@@ -214,27 +215,37 @@ def refuse_neighborhoods(strategy: Strategy, model: ModelSource, names: Mapping[
         )
 
 
-def refuse_weights(
-    strategy: Strategy, model: ModelSource, in_weight: Tensor | None, dataset: str, names: Mapping[str, str]
+_TITLES: dict[EdgeKind, str] = {"weight": "weights", "type": "types", "attr": "attributes"}
+
+
+def refuse_edge_data(
+    strategy: Strategy,
+    model: ModelSource,
+    kinds: Collection[EdgeKind],
+    in_weight: Tensor | None,
+    dataset: str,
+    names: Mapping[str, str],
 ) -> None:
-    """ValueError where the strategy or the model cannot do with weighted edges, or not with these.
+    """ValueError where the strategy or the model cannot do with what edges carry, or not with these weights.
 
     Shapes: in_weight [n], weighted degrees of all nodes, or of a part's; None: edges have no weights.
     """
-    if in_weight is None:
-        return
-    without = "remove edge_weight from the dataset, if the graph is meant without"
-    if model.edge_weights == "none":
-        name = names.get("model") or type(model).__name__
-        raise ValueError(f"dataset {dataset} has weights on edges, which model={name} does not read; {without}.")
-    if not strategy.capabilities.edge_weights:
-        name = names.get("strategy") or type(strategy).__name__
-        raise ValueError(
-            f"dataset {dataset} has weights on edges, which strategy={name} does not carry; use single, "
-            f"graph_parallel or another strategy that gnnpar check accepts with it, or {without}."
-        )
-    below = int((in_weight < 0).sum())
-    if below and model.edge_weights == "normalized":
+    for kind in EDGE_KINDS:
+        if kind not in kinds:
+            continue
+        has = f"dataset {dataset} has {_TITLES[kind]} on edges"
+        without = f"remove edge_{kind} from the dataset, if the graph is meant without"
+        if kind not in model.edge_data:
+            raise ValueError(
+                f"{has}, which model={names.get('model') or type(model).__name__} does not read; {without}."
+            )
+        if kind not in strategy.capabilities.edge_data:
+            raise ValueError(
+                f"{has}, which strategy={names.get('strategy') or type(strategy).__name__} does not carry; use single, "
+                f"graph_parallel or another strategy that gnnpar check accepts with it, or {without}."
+            )
+    below = 0 if in_weight is None else int((in_weight < 0).sum())
+    if in_weight is not None and below and model.takes_root:
         raise ValueError(
             f"dataset {dataset}: the weights of in-edges sum to less than 0 at {below} nodes (the least is "
             f"{float(in_weight.min()):.4g}), and model={names.get('model') or type(model).__name__} takes their root; "

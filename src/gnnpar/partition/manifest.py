@@ -42,6 +42,7 @@ class Manifest:
     """Facts of the whole graph, of its partition, and of every file (name relative to the folder).
 
     `setup`: the configuration that made it: names, dataset, partition. `edge_ids`: whether blocks have global edge ids.
+    `edge_types`: number of types of edges, `edge_attr`: width of their attributes; 0: none.
     """
 
     schema: int
@@ -55,6 +56,8 @@ class Manifest:
     num_train: int
     parts: int
     edge_ids: bool
+    edge_types: int = 0
+    edge_attr: int = 0
     hashes: dict[str, str]
     statistics: JsonDict
     setup: dict[str, JsonDict]
@@ -140,6 +143,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     for name, count in counts.items():
         if count < 1:
             yield f"{name}={count}, at least 1 is needed"
+    if min(manifest.edge_types, manifest.edge_attr) < 0:
+        yield f"edge_types={manifest.edge_types} or edge_attr={manifest.edge_attr} is negative"
     if manifest.num_edges < 0:
         yield f"num_edges={manifest.num_edges} is negative"
     for name in ("graph", "split", "partition"):

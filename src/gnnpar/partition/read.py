@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.block import Block
+from gnnpar.folds.edge_data import EdgeData, EdgeSizes
 from gnnpar.npy import load_npy
 from gnnpar.partition.manifest import Check, FileFacts, Manifest, clear, folder_of, verify
 from gnnpar.partition.shard import Shard
@@ -48,6 +49,7 @@ class _Part:
         halo = {q: self.block(f"halo-{q}", count) for q in self.peers("halo", ".indptr")}
         halo_rows = sum(block.num_src for block in halo.values())
         inner = self.block("inner", count, ids)
+        num_edges = inner.num_edges + sum(block.num_edges for block in halo.values())
         in_degree = self.array("in_degree", torch.float32, (count,))
         check_degrees(in_degree, [inner, *halo.values()])
         in_weight = self.finite("in_weight", torch.float64, count) if "in_weight.npy" in self.files else None
@@ -75,6 +77,10 @@ class _Part:
             num_edges=manifest.num_edges,
             in_weight=in_weight,
             halo_in_weight=None if in_weight is None else self.finite("halo_in_weight", torch.float64, halo_rows),
+            edge_attr=self.finite("edge_attr", torch.float32, num_edges, manifest.edge_attr)
+            if manifest.edge_attr
+            else None,
+            edge_sizes=EdgeSizes(manifest.edge_types, manifest.edge_attr),
         )
 
     def peers(self, kind: str, ending: str) -> list[int]:
@@ -101,7 +107,8 @@ class _Part:
                 raise ValueError(f"{name} reads rows {low} to {high} of {len(ids)}")
         weighted = "in_weight.npy" in self.files
         weights = self.finite(f"{name}.weights", torch.float32, num_edges) if weighted else None
-        return Block(indptr, indices, count, len(ids), rows, edge_ids, ids, weights)
+        types = self.types(f"{name}.types", num_edges) if self.manifest.edge_types else None
+        return Block(indptr, indices, count, len(ids), rows, ids, EdgeData(edge_ids, weights, types))
 
     def check_labels(self, y: Tensor, masks: Mapping[str, Tensor]) -> None:
         """Class ids below num_classes, and one for every node that a mask names."""
@@ -123,9 +130,18 @@ class _Part:
             raise ValueError(f"{name} goes from {int(ids[0])} to {int(ids[-1])} of {limit}")
         return ids
 
-    def finite(self, name: str, dtype: torch.dtype, count: int) -> Tensor:
-        """Numbers [count]; where its bytes are read for their checksum, ValueError if one is not finite."""
-        values = self.array(name, dtype, (count,))
+    def types(self, name: str, count: int) -> Tensor:
+        """Types of edges; where its bytes are read for their checksum, ValueError if one is out of range."""
+        types = self.array(name, torch.int64, (count,))
+        if self.check == "full" and count:
+            low, high = (int(v) for v in torch.aminmax(types))
+            if low < 0 or high >= self.manifest.edge_types:
+                raise ValueError(f"{name} goes from {low} to {high} of {self.manifest.edge_types} types")
+        return types
+
+    def finite(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Numbers; where their bytes are read for their checksum, ValueError if one is not finite."""
+        values = self.array(name, dtype, shape)
         if self.check == "full" and not bool(torch.isfinite(values).all()):
             raise ValueError(f"{name} holds numbers that are not finite")
         return values

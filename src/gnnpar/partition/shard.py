@@ -15,6 +15,7 @@ from gnnpar.comm.rows import PartEdges
 from gnnpar.data.dataset import Dataset
 from gnnpar.durable import JsonDict
 from gnnpar.folds.block import Block, chosen
+from gnnpar.folds.edge_data import EdgeData, EdgeKind, EdgeSizes
 from gnnpar.partition.vertex_cut import copies_of
 from gnnpar.placement import Placement
 
@@ -29,7 +30,8 @@ class Shard:
     of a pipeline that is not the first holds features of no width, one that is not the last no labels and masks.
     `halo[p]` are the in-edges from part p, its columns the halo nodes of p by ascending global id; `boundary[p]` [b]
     are the inner rows that p needs, in the order in which p's block numbers them. `copies`: this rank's part of a
-    vertex cut, where there is one.
+    vertex cut, where there is one. edge_attr [E, D]: attributes of all in-edges of its nodes, by ascending edge id;
+    `edge_sizes`: of the whole graph.
     """
 
     part: int
@@ -54,6 +56,8 @@ class Shard:
     num_chunks: int = 1
     in_weight: Tensor | None = None
     halo_in_weight: Tensor | None = None  # of the halo nodes, parts in ascending order
+    edge_attr: Tensor | None = None
+    edge_sizes: EdgeSizes = EdgeSizes()
     copies: Copies | None = None
 
     @property
@@ -64,6 +68,11 @@ class Shard:
     def peers(self) -> tuple[int, ...]:
         """Parts this one exchanges rows with, ascending."""
         return tuple(sorted(self.halo.keys() | self.boundary.keys()))
+
+    @property
+    def edge_kinds(self) -> frozenset[EdgeKind]:
+        """What edges carry."""
+        return replace(self.inner.edges, attr=self.edge_attr).kinds
 
     @property
     def num_halo(self) -> dict[int, int]:
@@ -113,8 +122,8 @@ class Shard:
     @property
     def features_nbytes(self) -> int:
         rows = (self.x, self.y, self.train_mask, self.val_mask, self.test_mask, self.in_degree, self.halo_in_degree)
-        weights = (t for t in (self.in_weight, self.halo_in_weight) if t is not None)
-        return sum(t.numel() * t.element_size() for t in (*rows, self.node_ids, *weights))
+        more = (t for t in (self.in_weight, self.halo_in_weight, self.edge_attr) if t is not None)
+        return sum(t.numel() * t.element_size() for t in (*rows, self.node_ids, *more))
 
     @staticmethod
     def open(
@@ -221,7 +230,8 @@ class Whole(NamedTuple):
     num_nodes: int
     num_edges: int
     num_classes: int
-    edge_weight: Tensor | None = None
+    edges: EdgeData
+    edge_sizes: EdgeSizes
     in_weight: Tensor | None = None
 
 
@@ -250,12 +260,21 @@ def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool
                 columns,
                 num_dst=len(node_ids[p]),
                 num_src=len(ids),
-                edge_ids=edges if edge_ids else None,
                 src_ids=ids,
-                weights=chosen(dataset.edge_weight, edges),
+                edges=_held(dataset, edges, edge_ids=edge_ids),
                 compress=p != q,
             )
-    return [_shard(dataset, p, parts, node_ids[p], local_of, blocks) for p in range(parts)]
+    shards = [_shard(dataset, p, parts, node_ids[p], local_of, blocks) for p in range(parts)]
+    if (attr := dataset.edges.attr) is not None:
+        mine = (order[ends[p * parts] : ends[(p + 1) * parts]].sort().values for p in range(parts))
+        shards = [replace(shard, edge_attr=attr[edges]) for shard, edges in zip(shards, mine, strict=True)]
+    return shards
+
+
+def _held(dataset: Dataset | Whole, edges: Tensor, *, edge_ids: bool) -> EdgeData:
+    """What a block of these edges holds of them: all but attributes, which are rows of a shard."""
+    held = replace(dataset.edges, ids=None, attr=None).at(edges)
+    return replace(held, ids=edges if edge_ids else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,12 +315,12 @@ def cut_nodes(
             place[src[mine]],
             num_dst=len(ids),
             num_src=len(ids),
-            edge_ids=mine if edge_ids else None,
             src_ids=ids,
-            weights=chosen(dataset.edge_weight, mine),
+            edges=_held(dataset, mine, edge_ids=edge_ids),
         )
         share = torch.where(degree[ids] > 0, own.double() / degree[ids].clamp_min(1), 1.0)
-        found.append(Copies(_shard(dataset, 0, 1, ids, place, {(0, 0): block}), share, number[ids]))
+        shard = replace(_shard(dataset, 0, 1, ids, place, {(0, 0): block}), edge_attr=chosen(dataset.edges.attr, mine))
+        found.append(Copies(shard, share, number[ids]))
     return found
 
 
@@ -325,7 +344,8 @@ def whole_of(shard: Shard) -> Whole:
         shard.num_nodes,
         shard.num_edges,
         shard.num_classes,
-        inner.weights,
+        replace(inner.edges, ids=None, attr=shard.edge_attr),
+        shard.edge_sizes,
         shard.in_weight,
     )
 
@@ -356,6 +376,7 @@ def _shard(
         num_edges=dataset.num_edges,
         in_weight=chosen(dataset.in_weight, ids),
         halo_in_weight=chosen(dataset.in_weight, halo_ids),
+        edge_sizes=dataset.edge_sizes,
     )
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.data.columns import Column, ColumnWriter
+from gnnpar.data.external import EDGE_TYPES
 from gnnpar.data.stored import CHUNK_EDGES, CHUNK_ROWS, OnProgress, Stored, no_progress
 from gnnpar.durable import JsonDict, file_hash, sync_folder
 from gnnpar.folds.block import index_dtype, layout
@@ -47,7 +48,7 @@ def write_shards(
     """
     if out.exists():
         raise ValueError(f"out={out} is there already: remove it, or name another folder")
-    allow_files(parts**2 * (1 + edge_ids + (graph.weights is not None)) + 64)
+    allow_files(parts**2 * (1 + edge_ids + len(graph.carried)) + 64)
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -56,6 +57,7 @@ def write_shards(
         writer.nodes()
         writer.features()
         writer.edges()
+        writer.attributes()
         writer.cut_blocks()
         manifest = writer.manifest(setup, array_hash(part_of))
         manifest.save(partial)
@@ -135,7 +137,7 @@ class _Writer:
         """Inner blocks, and the edges of the others as (local row, local source) in scratch files."""
         with ExitStack() as opened:
             columns: dict[tuple[int, int], ColumnWriter] = {}
-            values: dict[tuple[int, int, str], ColumnWriter] = {}  # of edges: ids, weights
+            values: dict[tuple[int, int, str], ColumnWriter] = {}  # of edges: ids, weights, types
             for p in range(self.parts):
                 file = ColumnWriter(self.file(p, "inner.indices"), INDEX_TYPES[self.inner_type])
                 columns[p, p] = opened.enter_context(file)
@@ -157,23 +159,39 @@ class _Writer:
                         columns[p, p].write(src)
                     else:
                         columns[p, q].write(np.stack([row, src], axis=1))
-                    for name, dtype in self._of_edges.items():
+                    for name, (kind, dtype) in self._of_edges.items():
                         if (p, q, name) not in values:
                             file = ColumnWriter(self._edge_file(p, q, name), dtype)
                             values[p, q, name] = opened.enter_context(file)
-                        weight = edges.weight
-                        rows = chosen + edges.first if name == "edge_ids" or weight is None else weight[chosen]
+                        rows = chosen + edges.first if kind == "ids" else edges.values[kind][chosen]
                         values[p, q, name].write(rows)
         for p, degree in enumerate(self.inner_degree):
             self._save_rows(p, "inner", degree, self.inner_type, compress=False)
-            for name, dtype in self._of_edges.items() if not self.num_edges[p, p] else ():
+            for name, (_, dtype) in self._of_edges.items() if not self.num_edges[p, p] else ():
                 np.save(self._edge_file(p, p, name), np.zeros(0, dtype=dtype))
 
     @property
-    def _of_edges(self) -> dict[str, type]:
-        """What is held of every edge, and its type."""
-        ids = {"edge_ids": np.int64} if self.with_ids else {}
-        return ids | ({} if self.graph.weights is None else {"weights": np.float32})
+    def _of_edges(self) -> dict[str, tuple[str, type[np.generic]]]:
+        """What a block holds of every edge: the name of the file, what it is, and its type."""
+        ids: dict[str, tuple[str, type[np.generic]]] = {"edge_ids": ("ids", np.int64)} if self.with_ids else {}
+        kinds = (kind for kind in ("weight", "type") if kind in self.graph.carried)
+        return ids | {f"{kind}s": (kind, EDGE_TYPES[kind]) for kind in kinds}
+
+    def attributes(self) -> None:
+        """Rows of attributes of all in-edges of a part, in the order of the edges."""
+        if "attr" not in self.graph.carried:
+            return
+        with ExitStack() as opened:
+            width = (self.graph.edge_sizes.attr,)
+            files = [
+                opened.enter_context(ColumnWriter(self.file(p, "edge_attr"), EDGE_TYPES["attr"], width))
+                for p in range(self.parts)
+            ]
+            for edges in self.graph.edges():
+                self.on_progress("attributes", edges.first / self.graph.num_edges)
+                part = self.part_of[edges.dst]
+                for p, file in enumerate(files):
+                    file.write(edges.values["attr"][part == p])
 
     def _scratch(self, p: int, q: int) -> Path:
         return self.folder / f"cut-{p}-{q}.npy"
@@ -248,6 +266,8 @@ class _Writer:
             num_train=int(train.sum()),
             parts=self.parts,
             edge_ids=self.with_ids,
+            edge_types=graph.edge_sizes.types,
+            edge_attr=graph.edge_sizes.attr,
             hashes={"graph": graph.graph_hash, "split": graph.split_hash, "partition": partition_hash},
             statistics=statistics_of(
                 torch.tensor([len(ids) for ids in self.node_ids]),

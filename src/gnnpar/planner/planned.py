@@ -76,7 +76,7 @@ class Inputs:
                 f"model={settings.names.get('model')} runs in one piece, and the planner prices layers; choose one of "
                 "gnnpar's models"
             )
-        model = settings.build_model(dataset.num_features, task.out_dim)
+        model = settings.build_model(dataset.num_features, task.out_dim, dataset.edge_sizes)
         ir = record(model, dataset.num_features)
         workload = Workload(
             dataset=dataset,
@@ -163,8 +163,9 @@ def _sharing(workload: Workload, shares: tuple[float, ...]) -> Workload:
 def _keeping(settings: Settings, inputs: Inputs) -> tuple[ModelIR, Held] | None:
     """The model with first_layer=cached, and what it keeps; None where learned rows stand in front of layer 0."""
     try:
-        width, out_dim = inputs.workload.dataset.num_features, inputs.model.out_dim
-        model = settings.model.build(width, out_dim, seed=settings.seed, cached_first_layer=True)
+        dataset, out_dim = inputs.workload.dataset, inputs.model.out_dim
+        width = dataset.num_features
+        model = settings.model.on(dataset.edge_sizes).build(width, out_dim, seed=settings.seed, cached_first_layer=True)
     except ValueError:
         return None
     ir = record(model, width)

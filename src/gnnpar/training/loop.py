@@ -21,7 +21,7 @@ from gnnpar.data.tasks import Task, make_task
 from gnnpar.durable import JsonDict, JsonObject, write_json_whole
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.strategy import Workload, refuse_weights
+from gnnpar.parallel.strategy import Workload, refuse_edge_data
 from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
@@ -32,7 +32,7 @@ from gnnpar.training import memory
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
-from gnnpar.training.checkpoint.resume import Start
+from gnnpar.training.checkpoint.resume import EdgeFacts, Start
 from gnnpar.training.diagnose import finite_weights, first_not_finite, is_out_of_memory, out_of_memory
 from gnnpar.training.evaluate import evaluate, fidelity
 from gnnpar.training.meter import EpochMeter, merge
@@ -194,12 +194,13 @@ def prepare(
     if comm.rank == 0 and dataset is None:
         with stopwatch(setup_seconds, "load"):
             dataset = source.dataset() if source else settings.dataset.load(settings.data_dir, settings.seed)
-    facts = dataset and (dataset.num_features, dataset.task, dataset.num_classes)
-    num_features, task_name, num_classes = comm.broadcast(facts)
+    facts = dataset and (dataset.num_features, dataset.task, dataset.num_classes, dataset.edge_sizes)
+    num_features, task_name, num_classes, edge_sizes = comm.broadcast(facts)
     task = make_task(task_name, num_classes)
     if dataset is not None:
-        refuse_weights(settings.strategy, settings.model, dataset.in_weight, dataset.name, settings.names)
-    model = settings.build_model(num_features, task.out_dim)
+        kinds, name = dataset.edges.kinds, dataset.name
+        refuse_edge_data(settings.strategy, settings.model, kinds, dataset.in_weight, name, settings.names)
+    model = settings.build_model(num_features, task.out_dim, edge_sizes)
     plan = None
     if dataset is not None:
         with stopwatch(setup_seconds, "partition"):
@@ -213,7 +214,7 @@ def prepare(
         if source is not None:
             shard = source.part(model, comm, check=settings.shards.check)
             name = source.manifest.name
-            refuse_weights(settings.strategy, settings.model, shard.in_weight, name, settings.names)
+            refuse_edge_data(settings.strategy, settings.model, shard.edge_kinds, shard.in_weight, name, settings.names)
         else:
             placement = shared.placement if plan is None else plan.placement
             shard = Shard.open(dataset, plan and plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=placement)
@@ -229,10 +230,8 @@ def prepare(
             first_layer=settings.first_layer,
         )
     optimizer = settings.optim.build(engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of)
-    weighted = shard.in_weight is not None
-    mine = resume.identity(
-        settings, shared.hashes, job.world.size, num_features, task, shared.predicted, edge_weights=weighted
-    )
+    edges = EdgeFacts(shard.in_weight is not None, edge_sizes)
+    mine = resume.identity(settings, shared.hashes, job.world.size, num_features, task, shared.predicted, edges)
     restored = resume.restore(start, mine, engine, optimizer, comm, say=say)
     return Run(
         job=job,

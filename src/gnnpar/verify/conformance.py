@@ -137,7 +137,9 @@ def make_job(
 ) -> Job:
     """Build the model once (threads share torch's random state) and plan."""
     task = make_task(dataset.task, dataset.num_classes)
-    model = config.build(dataset.num_features, task.out_dim, seed=seed, cached_first_layer=first_layer == "cached")
+    model = config.on(dataset.edge_sizes).build(
+        dataset.num_features, task.out_dim, seed=seed, cached_first_layer=first_layer == "cached"
+    )
     work = Workload(dataset, partition or Random(), model.num_layers, model=model, first_layer=first_layer)
     plan = strategy.plan(work, Topology(world))
     return Job(strategy, model, dataset, plan, epochs, seed, first_layer, dtype, optim)

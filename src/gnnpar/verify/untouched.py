@@ -13,6 +13,7 @@ from torch import Tensor
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import canonical_edges
 from gnnpar.data.tasks import make_task
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.models.gnn import ModelSource
 from gnnpar.models.pyg.dropout import keyed_dropout
 from gnnpar.models.pyg.model import PyG, PyGNet, weight_argument
@@ -43,7 +44,7 @@ def prepared(dataset: Dataset, model: ModelSource) -> Dataset:
         dataset.edge_index, num_nodes=dataset.num_nodes, symmetrize=False, self_loops=model.self_loops
     )
     weight = None
-    if model.edge_weights != "none":
+    if "weight" in model.edge_data:
         weight = torch.rand(edges.shape[1], generator=torch.Generator().manual_seed(SEED)) + 0.5
     masks = (dataset.train_mask, dataset.val_mask, dataset.test_mask)
     return Dataset.of(
@@ -51,7 +52,7 @@ def prepared(dataset: Dataset, model: ModelSource) -> Dataset:
         x=dataset.x,
         y=dataset.y,
         edge_index=edges,
-        edge_weight=weight,
+        edges=EdgeData(weight=weight),
         masks=masks,
         num_classes=dataset.num_classes,
         task=dataset.task,

@@ -14,8 +14,9 @@ from torch_geometric.nn import MessagePassing
 
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.edge_data import EdgeData, EdgeKind, EdgeSizes
 from gnnpar.graph import Graph, Message
-from gnnpar.models.gnn import GNN, EdgeWeights
+from gnnpar.models.gnn import GNN
 from gnnpar.models.initial import construct
 from gnnpar.models.pyg.dropout import keyed_dropout
 from gnnpar.models.pyg.propagate import Edges, Neighborhood, NormalizedSum, Way, Weights, drops_edges, way_of
@@ -53,12 +54,16 @@ class PyG:
         return len(_convolutions(self._sample()))
 
     @property
-    def edge_weights(self) -> EdgeWeights:
-        net = self._sample()
-        if weight_argument(net) is None:
-            return "none"
-        roots = any(isinstance(_way(name, conv, self), NormalizedSum) for name, conv in _convolutions(net).items())
-        return "normalized" if roots else "summed"
+    def edge_data(self) -> frozenset[EdgeKind]:
+        return frozenset() if weight_argument(self._sample()) is None else frozenset({"weight"})
+
+    @property
+    def takes_root(self) -> bool:
+        found = _convolutions(self._sample()).items()
+        return any(isinstance(_way(name, conv, self), NormalizedSum) for name, conv in found)
+
+    def on(self, sizes: EdgeSizes) -> Self:
+        return self
 
     @property
     def whole_neighborhoods(self) -> tuple[str, ...]:
@@ -240,15 +245,14 @@ class OneNode:
         self.in_degree = torch.ones(1, dtype=like.dtype)
         self.in_weight = in_weight
         self.edge_ids = self.node_ids
-        weights = None if in_weight is None else torch.ones_like(in_weight)
+        weight = None if in_weight is None else torch.ones_like(in_weight)
         self._block = Block.from_edges(
             self.node_ids,
             self.node_ids,
             num_dst=1,
             num_src=1,
-            edge_ids=self.edge_ids,
             src_ids=self.node_ids,
-            weights=weights,
+            edges=EdgeData(ids=self.edge_ids, weight=weight),
         )
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:

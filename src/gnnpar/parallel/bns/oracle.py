@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.folds.block import Block, Rows, chosen
+from gnnpar.folds.block import Block, Rows
 from gnnpar.parallel.bns.sample import kept
 from gnnpar.parallel.view import View
 from gnnpar.parallel.whole import fold_block
@@ -61,7 +61,6 @@ class SampledWhole(View):
             whole.indices[edges],
             num_dst=whole.num_dst,
             num_src=whole.num_src,
-            edge_ids=chosen(whole.edge_ids, edges),
             src_ids=self.shard.node_ids,
-            weights=chosen(whole.weights, edges),
+            edges=whole.edges.at(edges),
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator, ByBlock, Separates
-from gnnpar.folds.block import Block, Operands, Rows, chosen
+from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import fold_key, keep_mask
 
@@ -62,9 +62,8 @@ def _columns(block: Block, keep: Tensor, src_ids: Tensor) -> Block:
         number[block.indices[edges]],
         num_dst=block.num_dst,
         num_src=len(src_ids),
-        edge_ids=chosen(block.edge_ids, edges),
         src_ids=src_ids,
-        weights=chosen(block.weights, edges),
+        edges=block.edges.at(edges),
         compress=True,
     )
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator, RowLists
 from gnnpar.folds.block import Block
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.partition.shard import Shard
 
 
@@ -112,7 +113,7 @@ def _stacked(pieces: list[tuple[Tensor, Block | None]], columns: Tensor) -> Bloc
     """In-edges of several parts from one, rows one below the other. Shapes: columns [N_q] global ids, ascending."""
     dsts: list[Tensor] = [columns[:0]]
     srcs: list[Tensor] = [columns[:0]]
-    weights: list[Tensor] = []
+    held: list[EdgeData] = []
     start = 0
     for ids, block in pieces:
         if block is not None:
@@ -121,8 +122,7 @@ def _stacked(pieces: list[tuple[Tensor, Block | None]], columns: Tensor) -> Bloc
             src = block.indices.long()
             dsts.append(block.edge_dst + start)
             srcs.append(src if place is None else place[src])
-            if block.weights is not None:
-                weights.append(block.weights)
+            held.append(replace(block.edges, ids=None))
         start += len(ids)
     return Block.from_edges(
         torch.cat(dsts),
@@ -130,6 +130,6 @@ def _stacked(pieces: list[tuple[Tensor, Block | None]], columns: Tensor) -> Bloc
         num_dst=start,
         num_src=len(columns),
         src_ids=columns,
-        weights=torch.cat(weights) if weights else None,
+        edges=EdgeData.cat(held),
         compress=True,
     )

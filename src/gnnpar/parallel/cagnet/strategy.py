@@ -16,6 +16,7 @@ from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
+from gnnpar.folds.edge_data import IN_BLOCKS
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.broadcast import BroadcastGraph, row_lists, whole_parts
 from gnnpar.parallel.cagnet.grid import pieces_of, without_edges
@@ -49,7 +50,7 @@ class Cagnet:
     replication: Annotated[int, Ge(1)] = 1
     prefetch: Annotated[int, Ge(0)] = 1
     codec: CodecConfig = Identity()
-    capabilities = Capabilities(from_shards=True, edge_weights=True, whole_neighborhoods=False)
+    capabilities = Capabilities(from_shards=True, edge_data=IN_BLOCKS, whole_neighborhoods=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.codec, Adaptive):

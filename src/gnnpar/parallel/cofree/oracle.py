@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 
 from gnnpar.folds.block import Block
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.partition.shard import Copies
 
 
@@ -17,17 +18,14 @@ def union_of(parts: Sequence[Copies]) -> Copies:
     shards = [part.shard for part in parts]
     firsts = [0, *accumulate(s.num_inner for s in shards)]
     num_nodes = firsts[-1]
-    edge_ids = [s.inner.edge_ids for s in shards if s.inner.edge_ids is not None]
-    weights = [s.inner.weights for s in shards if s.inner.weights is not None]
     in_weight = [s.in_weight for s in shards if s.in_weight is not None]
     block = Block.from_edges(
         torch.cat([s.inner.edge_dst + first for s, first in zip(shards, firsts, strict=False)]),
         torch.cat([s.inner.indices.long() + first for s, first in zip(shards, firsts, strict=False)]),
         num_dst=num_nodes,
         num_src=num_nodes,
-        edge_ids=torch.cat(edge_ids) if edge_ids else None,
         src_ids=torch.arange(num_nodes),
-        weights=torch.cat(weights) if weights else None,
+        edges=EdgeData.cat([s.inner.edges for s in shards]),
     )
     shard = replace(
         shards[0],

@@ -15,6 +15,7 @@ from annotated_types import Ge, Lt
 from gnnpar.codecs.codec import Exactness, Identity
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
+from gnnpar.folds.edge_data import IN_BLOCKS
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.cofree.engine import Reweight, VertexCutEngine
 from gnnpar.parallel.cofree.oracle import union_of
@@ -58,7 +59,7 @@ class CoFree:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(vertex_cut=True, edge_weights=True, cached_first_layer=self.drop_edge == 0)
+        return Capabilities(vertex_cut=True, edge_data=IN_BLOCKS, cached_first_layer=self.drop_edge == 0)
 
     @property
     def exactness(self) -> frozenset[Exactness]:

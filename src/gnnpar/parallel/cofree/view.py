@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnnpar.folds.block import Block, chosen
+from gnnpar.folds.block import Block
 from gnnpar.graph import Graph
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.view import FeatureCache
@@ -72,7 +72,6 @@ def dropped(block: Block, ids: Tensor, p: float, seed: int, number: int) -> Bloc
         src[keep],
         num_dst=block.num_dst,
         num_src=block.num_src,
-        edge_ids=chosen(block.edge_ids, keep),
         src_ids=block.src_ids,
-        weights=chosen(block.weights, keep),
+        edges=block.edges.at(keep),
     )

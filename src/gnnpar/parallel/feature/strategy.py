@@ -15,6 +15,7 @@ from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
+from gnnpar.folds.edge_data import IN_BLOCKS
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine, FlatEngine, Stateful, Structure
 from gnnpar.parallel.feature.slices import slices_of
@@ -40,7 +41,7 @@ class FeatureParallel:
     """`codec`: of rows by columns, of results on their way home, and of the gradients of both, in training."""
 
     codec: CodecConfig = Identity()
-    capabilities = Capabilities(from_shards=True, edge_weights=True, whole_neighborhoods=False)
+    capabilities = Capabilities(from_shards=True, edge_data=IN_BLOCKS, whole_neighborhoods=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.codec, Adaptive):

@@ -17,6 +17,7 @@ from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted,
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.parallel.feature.slices import Slices, slices_of
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.view import View
@@ -43,33 +44,27 @@ def structure_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Structu
     pieces = [(shard.inner, shard.node_ids), *((b, b.src_ids) for b in shard.halo.values())]
     src: list[Tensor] = []
     dst: list[Tensor] = []
-    ids: list[Tensor] = []
-    weights: list[Tensor] = []
+    held: list[EdgeData] = []
     for block, columns in pieces:
         assert columns is not None
         src.append(columns[block.indices.long()])
         dst.append(shard.node_ids[block.edge_dst])
-        ids.append(block.edge_ids if edge_ids and block.edge_ids is not None else dst[-1][:0])
-        weights.append(dst[-1][:0] if block.weights is None else block.weights)
-    mine = [torch.cat(each).cpu() for each in (src, dst, ids, weights)]
-    everyone = comm.broadcast(comm.gather((mine, shard.node_ids.cpu())))
+        held.append(block.edges if edge_ids else replace(block.edges, ids=None))
+    ends = torch.stack([torch.cat(src), torch.cat(dst)]).cpu()
+    everyone = comm.broadcast(comm.gather((ends, EdgeData.cat(held).to(ends.device), shard.node_ids.cpu())))
     assert everyone is not None
-    nodes = [each for _, each in everyone]
-    all_src, all_dst, all_ids, all_weights = (torch.cat([edges[i] for edges, _ in everyone]) for i in range(4))
-    if edge_ids:
-        by_id = all_ids.argsort()
-        all_src, all_dst, all_ids = all_src[by_id], all_dst[by_id], all_ids[by_id]
-        all_weights = all_weights[by_id] if len(all_weights) else all_weights
-    order = torch.argsort(all_dst * shard.num_nodes + all_src, stable=True)
+    all_src, all_dst = torch.cat([theirs for theirs, _, _ in everyone], dim=1)
+    data = EdgeData.cat([theirs for _, theirs, _ in everyone])
+    order = torch.argsort(all_dst * shard.num_nodes + all_src, stable=True) if data.ids is None else data.ids.argsort()
     block = Block.from_edges(
         all_dst[order],
         all_src[order],
         num_dst=shard.num_nodes,
         num_src=shard.num_nodes,
-        edge_ids=all_ids[order] if edge_ids else None,
         src_ids=torch.arange(shard.num_nodes),
-        weights=all_weights[order] if shard.inner.weights is not None else None,
+        edges=data.at(order),
     )
+    nodes = [ids for _, _, ids in everyone]
     return Structure(block.to(comm.device), tuple(t.to(comm.device) for t in nodes))
 
 
@@ -257,6 +252,8 @@ def _result_like(agg: Aggregator, x: Operands) -> RowLike:
     one = one._replace(dst=tuple(t.new_zeros(1, *t.shape[1:]) for t in x.dst))
     none = torch.zeros(0, dtype=torch.long, device=x.src[0].device)
     first = torch.zeros(1, dtype=torch.long, device=none.device)
-    alone = Block(none.new_zeros(2).int(), none.int(), 1, 1, edge_ids=none, src_ids=first)  # counting would wait
+    alone = Block(
+        none.new_zeros(2).int(), none.int(), 1, 1, src_ids=first, edges=EdgeData(ids=none)
+    )  # counting would wait
     out, _ = agg.finish(agg.update(agg.init(1, one), alone, one))
     return RowLike.of((out,))[0]

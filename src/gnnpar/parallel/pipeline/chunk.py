@@ -91,9 +91,9 @@ class ChunkGraph(OwnRows):
     def block_edge_ids(self) -> Tensor:
         """In the order of the chunk's block."""
         chunks = self.part.chunks
-        if chunks.edge_ids is None:
+        if chunks.held.ids is None:
             raise ValueError("edge operands need edge ids on the shard: give the model needs_edge_ids = True.")
-        return chunks.edge_ids[chunks.edges(self.chunk)]
+        return chunks.held.ids[chunks.edges(self.chunk)]
 
     def at(self, layer: int) -> Self:
         """As dataclasses.replace, in fewer calls: a chunk names its layer 2 L times an epoch."""

@@ -7,14 +7,15 @@ tables: rows of chunks that had their turn come from this epoch's (fresh), the o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnpar.folds.block import Block, chosen
+from gnnpar.folds.block import Block
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.parallel.local import to_device
 from gnnpar.parallel.torch_types import integers, unique
 from gnnpar.partition.shard import Shard
@@ -67,8 +68,7 @@ class Chunks:
     halo_rows: dict[int, Tensor]  # part -> table rows of its halo nodes, by ascending id
     dst: Tensor  # table row of an edge's destination, always an own one
     src: Tensor  # table row of its source
-    edge_ids: Tensor | None
-    weights: Tensor | None = None
+    held: EdgeData  # what edges carry
 
     @staticmethod
     def of(shard: Shard) -> Chunks:
@@ -100,7 +100,6 @@ class Chunks:
         all_ids, all_dst, all_src = torch.cat(ids), torch.cat(dst), torch.cat(src)
         by = torch.argsort(all_dst * shard.num_nodes + all_ids[all_src], stable=True)
         blocks = (shard.inner, *(b for _, b in sorted(shard.halo.items())))
-        edge_ids, weights = [b.edge_ids for b in blocks], [b.weights for b in blocks]
         return Chunks(
             num=num,
             part=shard.part,
@@ -112,8 +111,7 @@ class Chunks:
             halo_rows=halo_rows,
             dst=all_dst[by],
             src=all_src[by],
-            edge_ids=None if edge_ids[0] is None else torch.cat([e for e in edge_ids if e is not None])[by],
-            weights=None if weights[0] is None else torch.cat([w for w in weights if w is not None])[by],
+            held=EdgeData.cat([b.edges for b in blocks]).at(by),
         )
 
     @property
@@ -219,20 +217,16 @@ class Chunks:
                 inverse.to(self.index_type),
                 len(self.own(chunk)),
                 len(columns),
-                edge_ids=None if self.edge_ids is None else self.edge_ids[self.edges(chunk)],
                 src_ids=columns,
-                weights=self.weights_of(chunk),
+                edges=self.held.at(self.edges(chunk)),
             )
             self._compact[chunk] = block, rows
         return self._compact[chunk]
 
-    def weights_of(self, chunk: int) -> Tensor | None:
-        """Of the in-edges of a chunk."""
-        return None if self.weights is None else self.weights[self.edges(chunk)]
-
     @cached_property
-    def weights_by_source(self) -> Tensor | None:
-        return chosen(self.weights, self.by_source)
+    def held_by_source(self) -> EdgeData:
+        """Weights and types, in the order of `by_source`."""
+        return replace(self.held, ids=None).at(self.by_source)
 
     @property
     def nbytes(self) -> int:
@@ -243,9 +237,8 @@ class Chunks:
             self.ids,
             self.dst,
             self.src,
-            self.edge_ids,
-            self.weights,
-            self.__dict__.get("weights_by_source"),
+            *self.held.tensors.values(),
+            *self.__dict__.get("held_by_source", EdgeData()).tensors.values(),
             *self.sent.values(),
         ]
         held += [self.__dict__.get("offsets"), self.__dict__.get("by_source"), *self._indptr.values()]
@@ -309,7 +302,7 @@ class EpochOrder:
         self.masks: dict[tuple[int, int, int, float], Tensor] = {}  # of dropout in this epoch, all own rows
         self._blocks: dict[int, Block] = {}
         self._split: dict[int, tuple[Block, Block]] = {}
-        self._sources: dict[Turn, tuple[Tensor, list[int], Tensor, Tensor | None]] = {}
+        self._sources: dict[Turn, tuple[Tensor, list[int], Tensor, EdgeData]] = {}
         self._readers: dict[tuple[Turn, Span], Csr | None] = {}
         self._columns_of_turn: dict[Turn, Tensor] = {}
 
@@ -332,7 +325,7 @@ class EpochOrder:
                 columns,
                 len(chunks.own(chunk)),
                 self._height,
-                weights=chunks.weights_of(chunk),
+                edges=replace(chunks.held, ids=None).at(chunks.edges(chunk)),
             )
         return self._blocks[chunk]
 
@@ -349,7 +342,7 @@ class EpochOrder:
                     block.num_dst,
                     block.num_src,
                     part.rows,
-                    weights=chosen(block.weights, part.edges),
+                    edges=block.edges.at(part.edges),
                 )
                 for part in self.chunks.split(chunk)
             )
@@ -392,9 +385,9 @@ class EpochOrder:
             ahead = self.slot_of[dst] - self.slot_of[src]
             read = torch.where(ahead >= 0 if turn == "now" else ahead < 0, dst, chunks.num_own)
             self._columns_of_turn[turn] = read.to(chunks.index_type)
-        weights = chunks.weights_by_source
-        weights = None if weights is None else weights[first:last]
-        return Csr(chunks.out_indptr(span), self._columns_of_turn[turn][first:last], weights=weights)
+        held = chunks.held_by_source.at(slice(first, last))
+        columns = self._columns_of_turn[turn][first:last]
+        return Csr(chunks.out_indptr(span), columns, weights=held.weight, types=held.type)
 
     def _cut_readers(self, turn: Turn, span: Span) -> Csr | None:
         chunks = self.chunks
@@ -405,11 +398,11 @@ class EpochOrder:
             keep = (ahead >= 0 if turn == "now" else ahead < 0).nonzero().flatten()
             offsets = _offsets(src[keep], chunks.num_rows)
             readers = dst[keep].to(chunks.index_type)
-            self._sources[turn] = offsets, integers(offsets), readers, chosen(chunks.weights_by_source, keep)
-        offsets, bounds, readers, weights = self._sources[turn]
+            self._sources[turn] = offsets, integers(offsets), readers, chunks.held_by_source.at(keep)
+        offsets, bounds, readers, held = self._sources[turn]
         first, last = bounds[span.first], bounds[span.last]
         if first == last:
             return None
         pointers = offsets[span.first : span.last + 1] - first
-        weights = None if weights is None else weights[first:last]
-        return Csr(pointers.to(chunks.index_type), readers[first:last], weights=weights)
+        held = held.at(slice(first, last))
+        return Csr(pointers.to(chunks.index_type), readers[first:last], weights=held.weight, types=held.type)

@@ -28,6 +28,7 @@ from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.comm.mesh import Mesh
 from gnnpar.data.tasks import Task
 from gnnpar.folds.block import chosen
+from gnnpar.folds.edge_data import IN_BLOCKS
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
@@ -112,7 +113,7 @@ class GNNPipe:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             chunks=True,
-            edge_weights=True,
+            edge_data=IN_BLOCKS,
             folds=(Sum,) if self.gradient == "mix" else None,
             cached_first_layer=False,
             by_layers=True,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.graph import Message
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, to_device
 from gnnpar.parallel.sampling.neighbours import Sample
@@ -198,7 +199,7 @@ class SampledGraph(OwnRows):
 
     def _of(self, indptr: Tensor, indices: Tensor, ids: Tensor | None, num_src: int) -> Block:
         places = torch.arange(num_src, device=indices.device)
-        return Block(indptr, indices, self.num_read, num_src, edge_ids=ids, src_ids=places)
+        return Block(indptr, indices, self.num_read, num_src, src_ids=places, edges=EdgeData(ids=ids))
 
 
 def first_rows(rows: Tensor, count: int) -> Tensor:

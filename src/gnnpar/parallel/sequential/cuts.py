@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator, Site
 from gnnpar.folds.block import Block
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.parallel.sequential.rounds import Schedule, Slice
 from gnnpar.partition.shard import Shard
 
@@ -92,7 +93,7 @@ class _Layout:
             indices[self.num_rows + 1 :],
             self.num_rows,
             self.num_columns,
-            edge_ids=buffer[:ends].view(torch.int64) if self.edge_ids else None,
+            edges=EdgeData(ids=buffer[:ends].view(torch.int64) if self.edge_ids else None),
         )
 
 

@@ -12,13 +12,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.durable import JsonDict, JsonObject, read_json
+from gnnpar.folds.edge_data import EdgeSizes
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.strategy import Strategy
 from gnnpar.settings import ConfigError, Settings, Stepper, instantiate, show
@@ -146,6 +147,19 @@ def _with_profile(tree: Any, profile: Path) -> Any:  # Any: resolved YAML
     return {k: str(profile) if (k, v) == ("profile", None) else _with_profile(v, profile) for k, v in tree.items()}
 
 
+class EdgeFacts(NamedTuple):
+    """What edges of a dataset carry: whether they have weights, and the sizes of the rest."""
+
+    weighted: bool = False
+    sizes: EdgeSizes = EdgeSizes()
+
+    @staticmethod
+    def of(run: JsonObject) -> EdgeFacts:
+        """As `identity` wrote them into a checkpoint."""
+        types, attr = run.get("edge_types", 0), run.get("edge_attr", 0)
+        return EdgeFacts(bool(run.get("edge_weights", False)), EdgeSizes(int(types), int(attr)))
+
+
 def identity(
     settings: Settings,
     hashes: Mapping[str, str],
@@ -153,12 +167,11 @@ def identity(
     num_features: int,
     task: Task,
     predicted: JsonObject | None = None,
-    *,
-    edge_weights: bool = False,
+    edges: EdgeFacts = EdgeFacts(),
 ) -> JsonDict:
     """What a checkpoint is of: plain data that JSON gives back as it was.
 
-    `predicted`: by the planner that chose the strategy, of what it chose. `edge_weights`: edges have weights.
+    `predicted`: by the planner that chose the strategy, of what it chose. `edges`: what the dataset's carry.
     """
     chosen = {"chosen": predicted.get("candidate")} if predicted else {}
     told = {
@@ -176,7 +189,8 @@ def identity(
         "names": dict(settings.names),
         "settings": settings.resolved,
     }
-    return _json(told | ({"edge_weights": True} if edge_weights else {}))
+    carried = {"edge_weights": edges.weighted, "edge_types": edges.sizes.types, "edge_attr": edges.sizes.attr}
+    return _json(told | {key: value for key, value in carried.items() if value})
 
 
 def _json(tree: object) -> JsonDict:

@@ -13,7 +13,8 @@ from gnnpar.comm import ThreadWorld
 from gnnpar.data.adjacency import EdgeList, edge_list_of, edges_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import Preprocess, edges_as, normalized
-from gnnpar.data.raw import checked_weights
+from gnnpar.data.raw import checked_data
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
@@ -23,14 +24,15 @@ from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import complain
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint
+from gnnpar.training.checkpoint.resume import EdgeFacts
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 class Trained(nn.Module):
-    """Call it with a PyG `Data`, or with x [N, F], edge_index [2, E] and edge_weight [E], if any: exact logits
-    [N, classes], no dropout. The graph may also be an adj_t (a SparseTensor, or a tensor in one of torch's sparse
-    layouts) in either's place.
+    """Call it with a PyG `Data`, or with x [N, F], edge_index [2, E] and edge_weight [E], edge_type [E], edge_attr
+    [E, D], if any: exact logits [N, classes], no dropout. The graph may also be an adj_t (a SparseTensor, or a tensor
+    in one of torch's sparse layouts) in either's place.
 
     Edges and features are prepared as those of the run were (self loops, reverse edges, repeated edges, row sums);
     `prepared=True` takes them as they are. `settings`: of the run. `epoch`: epochs done. `val`: validation metric.
@@ -40,36 +42,46 @@ class Trained(nn.Module):
     def __init__(self, model: GNN, settings: Settings, found: Checkpoint) -> None:
         super().__init__()
         self.model, self.settings, self.epoch, self.val = model, settings, found.epoch, found.val
-        self.weighted = bool(found.manifest["run"].get("edge_weights", False))
+        self.weighted = EdgeFacts.of(found.manifest["run"]).weighted
         self.eval()
 
     # Any: an object of PyG or a sparse tensor of another library, see above
     def forward(
-        self, x: Any, edge_index: Any = None, edge_weight: Tensor | None = None, *, prepared: bool = False
+        self,
+        x: Any,
+        edge_index: Any = None,
+        edge_weight: Tensor | None = None,
+        *,
+        edge_type: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+        prepared: bool = False,
     ) -> Tensor:
-        x, (edge_index, weight) = (x.x, edges_of(x)) if edge_index is None else (x, edge_list_of(edge_index))
-        weight = _weight(weight if edge_weight is None else edge_weight, edge_index)
-        if weight is not None and self.settings.model.edge_weights == "none":
-            raise ValueError("the edges have weights, which this model does not read; give the edge_index alone")
+        x, edges = (x.x, edges_of(x)) if edge_index is None else (x, edge_list_of(edge_index))
+        given = {**edges.data.tensors, **EdgeData(None, edge_weight, edge_type, edge_attr).tensors}
+        data = EdgeData(**{kind: value.detach().cpu() for kind, value in given.items()})
+        edges = EdgeList(edges.edge_index, checked_data("given", data, edges.edge_index.shape[1]))
+        edge_index = edges.edge_index
+        if unread := [f"edge_{kind}" for kind in sorted(edges.data.kinds - self.settings.model.edge_data)]:
+            raise ValueError(f"the edges have {unread[0]}, which this model does not read; leave it out")
         if x.ndim != 2 or x.shape[1] != self.model.in_dim:
             raise ValueError(f"x is {tuple(x.shape)}, but the model was trained on {self.model.in_dim} features a node")
         if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < len(x):
             raise ValueError(f"edge_index names node {int(edge_index.max())} or lower than 0 of {len(x)} nodes")
-        x, edges = (x, _sorted(edge_index, weight, len(x))) if prepared else self._prepared(x, edge_index, weight)
+        x, edges = (x, _sorted(edges, len(x))) if prepared else self._prepared(x, edges)
         parameter = next(self.model.parameters())
         shard = _shard(x, edges, edge_ids=self.model.needs_edge_ids).to(parameter.device, parameter.dtype)
         return self.model(WholeGraph(shard, Pass(self.settings.seed)), shard.x)
 
-    def _prepared(self, x: Tensor, edge_index: Tensor, weight: Tensor | None) -> tuple[Tensor, EdgeList]:
+    def _prepared(self, x: Tensor, edges: EdgeList) -> tuple[Tensor, EdgeList]:
         how = self.settings.dataset
         if not isinstance(how, Preprocess):
-            return x, _sorted(edge_index, weight, len(x))
+            return x, _sorted(edges, len(x))
         if how.normalize == "standard":
             raise ValueError(
                 "the run's features were standardised by its training nodes, which a checkpoint does not hold: "
                 "standardise x in the same way and call with prepared=True"
             )
-        edges = edges_as(how, "given", edge_index.cpu(), weight, num_nodes=len(x), pairs=False)
+        edges = edges_as(how, "given", edges._replace(edge_index=edges.edge_index.cpu()), num_nodes=len(x), pairs=False)
         return normalized(x, how.normalize, train_mask=torch.ones(len(x), dtype=torch.bool)), edges
 
 
@@ -96,7 +108,7 @@ def load(
     remedy = "with trust=True, or --trust, its code is imported and runs"
     refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, trust=trust)
     settings = build_settings(saved["settings"], saved["names"])
-    model = settings.build_model(saved["num_features"], saved["num_outputs"])
+    model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
     weights, _ = found.merged(torch.device("cpu"))
     check_weights(model, weights, found.folder)
     model.load_state_dict(weights)
@@ -113,11 +125,6 @@ def check_weights(model: GNN, weights: Mapping[str, Tensor], folder: Path) -> No
         raise ValueError(f"{folder} is no good checkpoint: its model has no {unknown[0][:80]}")
 
 
-def _weight(weight: Tensor | None, edge_index: Tensor) -> Tensor | None:
-    """float32 [E]; None where all are 1."""
-    return checked_weights("given", None if weight is None else weight.detach().cpu(), edge_index.shape[1])
-
-
 def _shard(x: Tensor, edges: EdgeList, *, edge_ids: bool) -> Shard:
     """The whole graph as the only part; labels and masks are nobody's business here."""
     everywhere = torch.ones(len(x), dtype=torch.bool)
@@ -127,7 +134,7 @@ def _shard(x: Tensor, edges: EdgeList, *, edge_ids: bool) -> Shard:
         x=x.detach().cpu().float(),
         y=unknown,
         edge_index=edges.edge_index,
-        edge_weight=edges.weight,
+        edges=edges.data,
         masks=(everywhere, everywhere, everywhere),
         num_classes=1,
         task="single_label",
@@ -136,8 +143,8 @@ def _shard(x: Tensor, edges: EdgeList, *, edge_ids: bool) -> Shard:
     return Shard.open(dataset, unknown, comm, edge_ids=edge_ids)
 
 
-def _sorted(edge_index: Tensor, weight: Tensor | None, num_nodes: int) -> EdgeList:
+def _sorted(edges: EdgeList, num_nodes: int) -> EdgeList:
     """By (destination, source), repeated edges kept."""
-    src, dst = edge_index.cpu().long()
+    src, dst = edges.edge_index.cpu().long()
     order = torch.argsort(dst * num_nodes + src, stable=True)
-    return EdgeList(torch.stack([src[order], dst[order]]), None if weight is None else weight[order])
+    return EdgeList(torch.stack([src[order], dst[order]]), edges.data.at(order))
