@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gnnpar.durable import JsonDict
+from gnnpar.report.exports import markdown_cell
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 from gnnpar.track.wandb import AXES, GIGABYTES
 
@@ -94,7 +95,7 @@ def report(
     """The same panels under headings, after the table of `gnnpar compare`; its first row names the columns."""
     import wandb_workspaces.reports.v2 as wr
 
-    head, *rows = ["| " + " | ".join(row) + " |" for row in table]
+    head, *rows = ["| " + " | ".join(map(markdown_cell, row)) + " |" for row in table]
     rule = "|" + " --- |" * len(table[0])
     blocks: list[Built] = [wr.MarkdownBlock("\n".join([head, rule, *rows]))]
     for name, panels in sections.items():

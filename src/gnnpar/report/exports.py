@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 
 from gnnpar.durable import Json, JsonObject
@@ -36,12 +37,13 @@ _RUN_HEADINGS = (
 
 
 def as_csv(rows: Sequence[JsonObject], groups: Sequence[Group] | None = None) -> str:
-    """Exact values, one line a run, or one a group where groups are given."""
+    """Exact values, one line a run, or one a group where groups are given. A name that a spreadsheet would take for a
+    formula begins with an apostrophe."""
     lines = list(rows) if groups is None else [cells(group) for group in groups]
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS if groups is None else list(lines[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows({key: _inert(cell) for key, cell in line.items()} for line in lines)
     return text.getvalue()
 
 
@@ -54,12 +56,12 @@ def as_markdown(table: Table, notes: Sequence[str] = ()) -> str:
     """A pipe table; what a paired test puts first is bold, and notes follow as a list."""
     headings, texts, lines, bold = table
     shown = [
-        [f"**{_pipe(cell)}**" if (i, j) in bold else _pipe(cell) for j, cell in enumerate(line)]
+        [f"**{markdown_cell(cell)}**" if (i, j) in bold else markdown_cell(cell) for j, cell in enumerate(line)]
         for i, line in enumerate(lines)
     ]
     rule = ["---" if text else "---:" for text in texts]
     body = "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *shown))
-    return body + "\n" + ("\n" + "\n".join(f"- {note}" for note in notes) + "\n" if notes else "")
+    return body + "\n" + ("\n" + "\n".join(f"- {markdown_cell(note)}" for note in notes) + "\n" if notes else "")
 
 
 def as_latex(table: Table, notes: Sequence[str] = (), *, keep: bool = False) -> str:
@@ -162,8 +164,13 @@ def row_table(rows: Sequence[JsonObject], baseline: str) -> Table:
     return headings, [name in ("strategy", "model", "dataset", "status") for name in _RUN_HEADINGS], lines, set()
 
 
-def _pipe(text: str) -> str:
-    return text.replace("|", r"\|")
+def _inert(cell: Json) -> Json:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@")) else cell
+
+
+def markdown_cell(text: str) -> str:
+    """Of a pipe table: names of files are no HTML, links or pictures there."""
+    return re.sub(r"<(?=[a-zA-Z/!?])|\||(?<=\])\(", r"\\\g<0>", text)
 
 
 def _tex(text: str) -> str:
