@@ -107,19 +107,20 @@ class _Next(Null):
             time.sleep(0.05)  # a signal to oneself arrives a little later
 
     def send(self) -> None:
-        parent = os.getppid()
-        run = os.environ.get("TORCHELASTIC_RUN_ID")
-        ranks = ranks_of(parent) if run is None else ranks_of_torchrun(run)
+        run, above = os.environ.get("TORCHELASTIC_RUN_ID"), os.getppid()
+        if run is None:  # ranks are forked from a process of their parent
+            ranks, parent = ranks_of(above), psutil.Process(above).ppid()
+        else:
+            ranks, parent = ranks_of_torchrun(run), above
         victim = parent if self.strike.victim == PARENT else ranks[self.strike.victim]
         with self.file.with_name("count").open("a") as count:
             count.write("x")
         os.kill(victim, self.strike.number)
 
 
-def ranks_of(parent: int) -> list[int]:
-    """Process ids of the ranks that a process has started, in order of rank."""
-    children = psutil.Process(parent).children()
-    return sorted(p.pid for p in children if any("spawn_main" in word for word in p.cmdline()))
+def ranks_of(origin: int) -> list[int]:
+    """Process ids of the ranks forked from a process, in order of rank."""
+    return sorted(p.pid for p in psutil.Process(origin).children())
 
 
 def ranks_of_torchrun(run: str) -> list[int]:

@@ -37,9 +37,8 @@ class Started:
             time.sleep(0.1)
         assert self._trained(), self.process.communicate(timeout=30)
         children = psutil.Process(self.process.pid).children(recursive=True)
-        self.ranks = [
-            p for p in sorted(children, key=lambda p: p.pid) if any("spawn_main" in word for word in p.cmdline())
-        ]
+        rows = [p.children() for p in children if num_ranks > 1 and len(p.children()) == num_ranks]
+        self.ranks = sorted(rows[0] if rows else [], key=lambda process: process.pid)
         self.all += children
         if num_ranks > 1:
             assert len(self.ranks) == num_ranks

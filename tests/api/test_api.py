@@ -249,7 +249,7 @@ print(run.result["status"], run.result["transport"], flush=True)
 """
 
 
-@pytest.mark.parametrize("notebook", [False, True], ids=["script", "notebook"])
+@pytest.mark.parametrize("notebook", [pytest.param(False, marks=pytest.mark.slow), True], ids=["script", "notebook"])
 def test_a_script_needs_no_guard_and_its_own_classes_are_refused(tmp_path, notebook):
     """A notebook has no file for its main module, as a program that is read from a pipe."""
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -200,13 +200,14 @@ def test_weights_depend_on_the_seed_alone_and_load_into_the_users_class():
 def test_the_command_trains_it_and_the_trained_model_is_the_users(run_here: Run, tmp_path: Path):
     (tmp_path / "mynet.py").write_text((Path(__file__).parents[1] / "pyg_nets.py").read_text())
     command = ("strategy=graph_parallel", "model=pyg", "model.target=mynet.gcn", "model.kwargs.hidden=16")
-    done = run_here("train", *command, "dataset=sbm", "world_size=2", "debug=tiny", "hydra.run.dir=run")
+    there = ("dataset=sbm", "world_size=2", "debug=tiny", "comm=threads")
+    done = run_here("train", *command, *there, "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["settings"]["model"]["kwargs"] == {"hidden": 16}
     with pytest.raises(ValueError, match=r"names mynet\.gcn, which is no class of gnnpar"):
         gnnpar.load(tmp_path / "run")
-    done = run_here("train", *command[1:], "strategy=gnnpipe", "dataset=sbm", "world_size=2", "debug=tiny")
+    done = run_here("train", *command[1:], "strategy=gnnpipe", *there)
     assert done.returncode == 2
     assert "strategy=gnnpipe runs a model layer by layer, and model=pyg runs in one piece" in done.stderr
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from gnnpar.comm import Site
 from gnnpar.comm.flight_recorder import DONE, RECORD, WORKING, FlightRecorder, read_entry
 from gnnpar.comm.world import Outcome
 from gnnpar.config.compose import compose
+from gnnpar.launch.forked import Ranks
 from gnnpar.launch.monitor import Monitor
 from gnnpar.launch.processes import first_to_fail
 from gnnpar.track.tracker import Null
@@ -102,11 +102,10 @@ def test_after_the_work_of_one_rank_only_a_rank_that_is_stopped_hangs(tmp_path: 
 
 @pytest.mark.parametrize("over", [frozenset({0, 1}), frozenset({0}), frozenset({1}), frozenset()])
 def test_a_rank_that_is_killed_after_its_work_is_no_loss(over: frozenset[int]) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    started = [spawn.Process(target=os._exit, args=(code,)) for code in (0, 1)]
-    for process in started:
-        process.start()
-    assert first_to_fail(started, 0.1, over.__contains__) == (None if 1 in over else 1)
+    ranks = Ranks(2, os._exit, fork=True)  # the exit code is the rank
+    ranks.start()
+    assert first_to_fail(ranks, 0.1, over.__contains__) == (None if 1 in over else 1)
+    ranks.end()
 
 
 @dataclass(frozen=True)

@@ -213,48 +213,51 @@ def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "topology=four"
 
 
-def test_estimated_then_trained(four: str, run_cli: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ("strategy=graph_parallel", "codec=identity"),
+        pytest.param(("strategy=sar", "strategy.prefetch=0"), marks=pytest.mark.slow),
+        pytest.param(("strategy=gnnpipe", "strategy.chunks=8"), marks=pytest.mark.slow),
+        pytest.param(("strategy=hybrid", "strategy.stages=2"), marks=pytest.mark.slow),
+        ("strategy=tag", "strategy.quality=[rounded,stale]"),
+        ("strategy=minibatch", "strategy.batch_size=64"),
+        pytest.param(("strategy=bns", "strategy.rate=0"), marks=pytest.mark.slow),
+        ("strategy=pipegcn", "codec=uniform"),
+        pytest.param(("strategy=feature", "codec=bf16"), marks=pytest.mark.slow),
+        pytest.param(("strategy=digest", "strategy.gradients=true", "codec=bf16"), marks=pytest.mark.slow),
+        pytest.param(("strategy=cagnet", "codec=uniform"), marks=pytest.mark.slow),
+        pytest.param(("strategy=sancus", "codec=identity"), marks=pytest.mark.slow),
+        ("strategy=cofree", "partition=hdrf"),
+        ("strategy=single", "dataset.num_nodes=3000", "model.hidden=64"),
+    ],
+    ids=lambda chosen: chosen[0].removeprefix("strategy="),
+)
+def test_estimated_then_trained(
+    chosen: tuple[str, ...], four: str, run_cli: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The bytes of result.json; its epoch is not looked at, for threads of one process say nothing of time."""
-    for i, chosen in enumerate(
-        (
-            ("strategy=graph_parallel", "codec=identity"),
-            ("strategy=sar", "strategy.prefetch=0"),
-            ("strategy=gnnpipe", "strategy.chunks=8"),
-            ("strategy=hybrid", "strategy.stages=2"),
-            ("strategy=tag", "strategy.quality=[rounded,stale]"),
-            ("strategy=minibatch", "strategy.batch_size=64"),
-            ("strategy=bns", "strategy.rate=0"),
-            ("strategy=pipegcn", "codec=uniform"),
-            ("strategy=feature", "codec=bf16"),
-            ("strategy=digest", "strategy.gradients=true", "codec=bf16"),
-            ("strategy=cagnet", "codec=uniform"),
-            ("strategy=sancus", "codec=identity"),
-            ("strategy=cofree", "partition=hdrf"),
-            ("strategy=single", "dataset.num_nodes=3000", "model.hidden=64"),
-        )
-    ):
-        alone = chosen[0] == "strategy=single"  # its memory is looked at, and a peak counts all that a process holds
-        asked = [*SMALL, f"world_size={1 if alone else 4}", *chosen]
-        assert main(["estimate", "--json", four, *asked]) == 0
-        told = json.loads(capsys.readouterr().out)["estimates"]
-        assert len(told) == 1
-        folder = tmp_path / f"run{i}"
-        epochs = "epochs=6" if alone else "epochs=2"
-        quick = (epochs, "comm=threads", "threads_per_rank=1", "tracker=jsonl", "checkpoint.keep=0")
-        there = [four] if chosen[0] == "strategy=tag" else []  # what it plans for
-        job = ("train", *asked, *there, *quick, f"hydra.run.dir={folder}")
-        assert (run_cli(*job).returncode if alone else main(list(job))) == 0
-        result = json.loads((folder / "result.json").read_text())
-        found = told[0]["bytes_per_epoch"]
-        assert {k: found[k] for k in KEYS} == {k: result["bytes_per_epoch"][k] for k in KEYS}
-        assert told[0]["exactness"] == result["exactness"]
-        assert told[0]["fits"] is True
-        if chosen[0] == "strategy=tag":
-            assert told[0]["notes"][0] == f"chooses {result['predicted']['label']}"
-        assert told[0]["predicted"]["epoch_seconds"] > 0
-        if alone:
-            assert 0.8 < result["memory_bytes"]["peak"][0] / told[0]["predicted"]["peak_bytes"][0] < 1.2
-        capsys.readouterr()
+    alone = chosen[0] == "strategy=single"  # its memory is looked at, and a peak counts all that a process holds
+    asked = [*SMALL, f"world_size={1 if alone else 4}", *chosen]
+    assert main(["estimate", "--json", four, *asked]) == 0
+    told = json.loads(capsys.readouterr().out)["estimates"]
+    assert len(told) == 1
+    folder = tmp_path / "run"
+    epochs = "epochs=6" if alone else "epochs=2"
+    quick = (epochs, "comm=threads", "threads_per_rank=1", "tracker=jsonl", "checkpoint.keep=0")
+    there = [four] if chosen[0] == "strategy=tag" else []  # what it plans for
+    job = ("train", *asked, *there, *quick, f"hydra.run.dir={folder}")
+    assert (run_cli(*job).returncode if alone else main(list(job))) == 0
+    result = json.loads((folder / "result.json").read_text())
+    found = told[0]["bytes_per_epoch"]
+    assert {k: found[k] for k in KEYS} == {k: result["bytes_per_epoch"][k] for k in KEYS}
+    assert told[0]["exactness"] == result["exactness"]
+    assert told[0]["fits"] is True
+    if chosen[0] == "strategy=tag":
+        assert told[0]["notes"][0] == f"chooses {result['predicted']['label']}"
+    assert told[0]["predicted"]["epoch_seconds"] > 0
+    if alone:
+        assert 0.8 < result["memory_bytes"]["peak"][0] / told[0]["predicted"]["peak_bytes"][0] < 1.2
 
 
 def test_bytes_without_a_time(four: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

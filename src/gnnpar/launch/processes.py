@@ -1,7 +1,7 @@
-"""Ranks as processes of this one: started, watched, and all started again after one was lost.
+"""Ranks as processes: started, watched, and all started again after one was lost.
 
 They find each other in a file: nothing of theirs listens but gloo, on the loopback interface. A rank imports neither
-Hydra nor trackers' services nor PyG: an empty one is up in two seconds.
+Hydra nor trackers' services nor PyG.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import math
-import multiprocessing
 import os
 import secrets
 import shutil
@@ -17,13 +16,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gnnpar import allocator
@@ -32,6 +28,7 @@ from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.durable import write_json_whole
 from gnnpar.folder_lock import FILE as LOCK_FILE
 from gnnpar.folder_lock import FolderInUse, working_in
+from gnnpar.launch.forked import Ranks
 from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of
 from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
 from gnnpar.launch.signals import Stop, listen_in_rank, signals_for_parent_only
@@ -91,37 +88,21 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
         if stop.asked():  # before there was a file to say it in
             stop.ask()
         monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds)
-        job = Job(world, work, comm, network, scratch, os.getpid(), secrets.token_bytes(32))
-        spawn = multiprocessing.get_context("spawn")
-        started = [spawn.Process(target=job.run, args=(rank,), name=f"rank{rank}") for rank in range(world.size)]
+        job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))
+        ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
         try:
             with environment(OMP_NUM_THREADS=str(world.threads_per_rank)), signals_for_parent_only(handlers), monitor:
                 try:
-                    with without_main():
-                        for process in started:
-                            process.start()
-                    failed = first_to_fail(started, how.monitor_seconds, monitor.is_over)
+                    ranks.start()
+                    failed = first_to_fail(ranks, how.monitor_seconds, monitor.is_over)
                 finally:
-                    end(started)
+                    ranks.end()
         finally:
             stop.file = None
         if failed is not None:
-            code = started[failed].exitcode or 0
-            raise RankFailed(monitor.failure or blame(failed, code, read_failures(scratch)))
-    if any(process.exitcode == _INTERRUPTED for process in started):
+            raise RankFailed(monitor.failure or blame(failed, ranks.exit_codes[failed], read_failures(scratch)))
+    if _INTERRUPTED in ranks.exit_codes.values():
         raise KeyboardInterrupt
-
-
-@contextmanager
-def without_main() -> Iterator[None]:
-    """Processes started inside do not import the program's main module: a script would run again in every rank, and a
-    notebook has none."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 @contextmanager
@@ -141,32 +122,19 @@ def scratch_folder() -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def first_to_fail(started: Sequence[BaseProcess], seconds: float, is_over: Callable[[int], bool]) -> int | None:
+def first_to_fail(ranks: Ranks, seconds: float, is_over: Callable[[int], bool]) -> int | None:
     """The rank that ended first before its work, of several the one that a signal killed; None: all have
     done it, or rank 0 has and the others do not end. `is_over`: whether the end of a rank is no loss. A signal to this
     process waits for its handler for `seconds` at most."""
-    running = dict(enumerate(started))
     deadline = math.inf
-    while running and time.monotonic() < deadline:
-        wait([process.sentinel for process in running.values()], timeout=seconds)
-        ended = {rank: code for rank, process in running.items() if (code := process.exitcode) is not None}
+    while len(ranks.exit_codes) < ranks.size and time.monotonic() < deadline:
+        ended = ranks.wait(seconds)
         lost = [rank for rank, code in ended.items() if code not in (0, _INTERRUPTED)]
         if failed := [rank for rank in lost if not is_over(rank)]:
             return min(failed, key=lambda rank: (ended[rank] >= 0 or ended[rank] == -signal.SIGABRT, rank))
-        for rank in ended:
-            del running[rank]
         if 0 in ended:
             deadline = time.monotonic() + _SHUTDOWN_SECONDS
     return None
-
-
-def end(started: Sequence[BaseProcess]) -> None:
-    """No rank is left. What they have to leave they have left, or can leave no more."""
-    there = [process for process in started if process.pid is not None]
-    for process in there:
-        process.kill()
-    for process in there:
-        process.join()
 
 
 def blame(rank: int, exit_code: int, failures: list[Failure]) -> Failure:
@@ -199,25 +167,18 @@ def environment(**values: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Job:
-    """What a started rank gets from its parent, through a pipe. `scratch`: the folder of the attempt; `parent`: its
-    process; `key`: what ranks prove to each other."""
+    """What a started rank gets from its parent, through a pipe. `scratch`: the folder of the attempt; `key`: what ranks
+    prove to each other."""
 
     world: World
     work: Work
     comm: Comm
     network: Network | None
     scratch: Path
-    parent: int
     key: bytes = field(repr=False)
 
     def run(self, rank: int) -> None:
         """The rank's process. Leaves `scratch/<rank>.json` when it fails; never prints."""
-        from torch import multiprocessing
-
-        # the terminal's Ctrl-C goes to the parent alone (SIGINT is blocked here); without a parent there is no run
-        multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue]
-        if os.getppid() != self.parent:  # it ended before the line above
-            os._exit(1)
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(self.world.size)}
         os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(self.world.size)}
         stop = Stop(self.scratch / _STOP)

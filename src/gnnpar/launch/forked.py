@@ -1,0 +1,114 @@
+"""Ranks forked from one process that has imported what they need: once, and not once a rank.
+
+That process has one thread, and only waits for them. The ranks end with it, and it with the process that started it.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from types import ModuleType
+
+from gnnpar.launch.monitor import is_stopped
+
+_END_SECONDS = 15.0  # for ranks that were killed to be gone
+
+
+class Ranks:
+    """`body(rank)` in `size` processes. `fork`: False where they compute on GPUs, whose libraries forbid it.
+
+    exit_codes: of the ranks that have ended, by rank; the number of a signal is negative.
+    """
+
+    def __init__(self, size: int, body: Callable[[int], None], *, fork: bool) -> None:
+        self.size = size
+        self.exit_codes: dict[int, int] = {}
+        resource_tracker.ensure_running()  # where it starts it unblocks signals, which are about to be blocked
+        self._ended, self._end_of_ranks = multiprocessing.Pipe(duplex=False)
+        fork = fork and sys.platform == "linux"
+        arguments = (body, size, fork, os.getpid(), self._end_of_ranks)
+        self._origin = multiprocessing.get_context("spawn").Process(target=_start_ranks, args=arguments, name="ranks")
+
+    def start(self) -> None:
+        """Returns at once: before they have been started."""
+        with _without_main():
+            self._origin.start()
+        self._end_of_ranks.close()
+
+    def wait(self, seconds: float) -> dict[int, int]:
+        """Exit codes of the ranks that have ended since it was last called; of none after so many seconds."""
+        ended: dict[int, int] = {}
+        try:
+            while self._ended.poll(0 if ended else seconds):
+                ended |= [self._ended.recv()]
+        except EOFError:  # who was to say it is gone, and every rank with it
+            self._origin.join()
+            code = self._origin.exitcode or 1
+            ended |= {rank: code for rank in range(self.size) if rank not in self.exit_codes | ended}
+        if not ended and is_stopped(self._origin.ident or 0):
+            os.kill(self._origin.ident or 0, signal.SIGCONT)  # the end of a rank would not be heard of
+        self.exit_codes |= ended
+        return ended
+
+    def end(self) -> None:
+        """No rank is left. What they have to leave they have left, or can leave no more."""
+        if self._origin.pid is not None:
+            self._origin.kill()
+            self._origin.join()
+            with suppress(EOFError):  # every rank holds the other end
+                while self._ended.poll(_END_SECONDS):
+                    self._ended.recv()
+        self._ended.close()
+
+
+def _start_ranks(body: Callable[[int], None], size: int, fork: bool, parent: int, ended: Connection) -> None:
+    """The process in between."""
+    _end_with(parent)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+    gc.freeze()  # what was imported is shared, and stays so
+    context = multiprocessing.get_context("fork") if fork else multiprocessing.get_context("spawn")
+    arguments = [(body, rank, os.getpid()) for rank in range(size)]
+    ranks = [context.Process(target=_run, args=each, name=f"rank{rank}") for rank, each in enumerate(arguments)]
+    for process in ranks:
+        process.start()
+    running = {process.sentinel: rank for rank, process in enumerate(ranks)}
+    while running:
+        wait(list(running))
+        for sentinel, rank in list(running.items()):
+            if (code := ranks[rank].exitcode) is not None:
+                ended.send((rank, code))
+                del running[sentinel]
+
+
+def _run(body: Callable[[int], None], rank: int, origin: int) -> None:
+    """The process of a rank."""
+    _end_with(origin)
+    body(rank)
+
+
+def _end_with(parent: int) -> None:
+    """This process does not outlive the other one, which alone hears of the terminal's Ctrl-C."""
+    from torch import multiprocessing as of_torch
+
+    of_torch._prctl_pr_set_pdeathsig(signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue]
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes started inside do not import the program's main module: a script would run again in every rank, and a
+    notebook has none."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,82 @@
+"""Ranks of a process in between: their ends are heard of, and nobody outlives whom it belongs to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gnnpar.launch.forked import Ranks
+
+
+class Sleep:
+    """A rank that says who it is and sleeps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, rank: int) -> None:
+        (self.folder / f"{rank}.pid").write_text(str(os.getpid()))
+        time.sleep(60.0)
+
+    def processes(self, size: int) -> list[psutil.Process]:
+        files = [self.folder / f"{rank}.pid" for rank in range(size)]
+        deadline = time.monotonic() + 60
+        while not all(file.exists() and file.read_text() for file in files):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return [psutil.Process(int(file.read_text())) for file in files]
+
+
+def collected(ranks: Ranks, size: int) -> dict[int, int]:
+    deadline = time.monotonic() + 60
+    while len(ranks.exit_codes) < size and time.monotonic() < deadline:
+        ranks.wait(0.1)
+    return ranks.exit_codes
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=10)[1]
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_a_killed_rank_is_heard_of_and_the_end_ends_the_others(tmp_path: Path, fork: bool) -> None:
+    sleep = Sleep(tmp_path)
+    ranks = Ranks(2, sleep, fork=fork)
+    ranks.start()
+    first, second = sleep.processes(2)
+    first.kill()
+    assert collected(ranks, 1) == {0: -signal.SIGKILL}
+    assert second.is_running()
+    ranks.end()
+    assert gone([first, second])
+
+
+def test_ranks_end_with_the_process_between_and_a_stopped_one_goes_on(tmp_path: Path) -> None:
+    sleep = Sleep(tmp_path)
+    ranks = Ranks(2, sleep, fork=True)
+    ranks.start()
+    processes = sleep.processes(2)
+    origin = psutil.Process(processes[0].ppid())
+    origin.suspend()
+    processes[1].kill()
+    assert collected(ranks, 1) == {1: -signal.SIGKILL}
+    origin.kill()
+    assert collected(ranks, 2) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    ranks.end()
+    assert gone(processes)
+
+
+def test_the_end_comes_at_any_time(tmp_path: Path) -> None:
+    Ranks(2, Sleep(tmp_path), fork=True).end()
+    ranks = Ranks(2, Sleep(tmp_path), fork=True)
+    before = set(psutil.Process().children())
+    ranks.start()
+    started = set(psutil.Process().children()) - before
+    assert len(started) == 1
+    ranks.end()
+    assert gone(list(started))
