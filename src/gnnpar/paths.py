@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+import sys
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,7 +23,7 @@ def installed_confs() -> list[Path]:
     ValueError: there is no such package.
     """
     found = []
-    for point in entry_points(group=GROUP):
+    for point in _points(tuple(sys.path)):
         try:
             spec = find_spec(point.value)
         except ModuleNotFoundError:
@@ -35,9 +37,15 @@ def installed_confs() -> list[Path]:
     return found
 
 
+@cache
+def _points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The entry points of GROUP on a path: all distributions' files are read for them."""
+    return tuple(entry_points(group=GROUP))
+
+
 def plugin_packages() -> set[str]:
     """The packages at the top whose distributions bring YAML by an entry point of GROUP."""
-    return {point.value.partition(".")[0] for point in entry_points(group=GROUP)}
+    return {point.value.partition(".")[0] for point in _points(tuple(sys.path))}
 
 
 def checkout_dir() -> Path | None:
