@@ -30,6 +30,7 @@ from gnnpar.placement import Placement, Plan
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import read_rows
+from gnnpar.training.checkpoint.files import checked
 
 PRECIOUS = "what is outside of the folder"
 
@@ -248,3 +249,13 @@ def test_a_sweep_may_number_its_jobs(tmp_path: Path) -> None:
 def test_a_number_that_would_run_for_days_or_draws_nothing_is_refused(strategy: str, key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"strategy.{key}={value:g}|strategy.{key}={value}"):
         compose([f"strategy={strategy}", f"strategy.{key}={value}"])
+
+
+@pytest.mark.parametrize(("name", "value"), [("edge_types", None), ("edge_attr", 10**15), ("edge_weights", "x")])
+def test_a_checkpoint_of_edges_that_cannot_be_is_one_line(tmp_path: Path, name: str, value: object) -> None:
+    assert train(tmp_path / "run", "strategy=single", "epochs=1").exit_code == 0
+    (file,) = (tmp_path / "run").glob("checkpoint/*/manifest.json")
+    manifest = read_json(file)
+    manifest["run"][name] = value
+    with pytest.raises(ValueError, match=f"run.{name} is .*, no number from 0 to"):
+        checked(manifest)

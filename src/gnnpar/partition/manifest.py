@@ -145,6 +145,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
             yield f"{name}={count}, at least 1 is needed"
     if min(manifest.edge_types, manifest.edge_attr) < 0:
         yield f"edge_types={manifest.edge_types} or edge_attr={manifest.edge_attr} is negative"
+    if manifest.edge_types > max(_FEW_CLASSES, manifest.num_edges):
+        yield f"edge_types={manifest.edge_types} of num_edges={manifest.num_edges}"
     if manifest.num_edges < 0:
         yield f"num_edges={manifest.num_edges} is negative"
     for name in ("graph", "split", "partition"):

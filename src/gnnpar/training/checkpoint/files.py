@@ -173,6 +173,8 @@ _NEEDED_OF_RUN = {
     "names": dict,
     "settings": dict,
 }
+_OF_EDGES = {"edge_weights", "edge_types", "edge_attr"}  # which checkpoints of before lack
+_MOST_OF_EDGES = 1 << 32
 _NEEDED_OF_PROGRESS = {
     "train_seconds": (int, float),
     "num_bytes": int,
@@ -188,6 +190,9 @@ def checked(manifest: JsonDict) -> JsonDict:
     _require(manifest, _NEEDED)
     _require(manifest["run"], _NEEDED_OF_RUN)
     _require(manifest["progress"], _NEEDED_OF_PROGRESS)
+    for name in _OF_EDGES & manifest["run"].keys():
+        if not isinstance(count := manifest["run"][name], int) or not 0 <= count <= _MOST_OF_EDGES:
+            raise ValueError(f"run.{name} is {str(count)[:20]}, no number from 0 to {_MOST_OF_EDGES}")
     if manifest.get("plan") is not None:
         _require(manifest, {"plan": dict})
     size = manifest["run"]["world_size"]
