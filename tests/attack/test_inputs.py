@@ -87,6 +87,10 @@ def check(data: Dataset) -> None:
         raise Silent("an edge of no node")
     if not torch.equal(torch.bincount(data.edge_index[1], minlength=data.num_nodes), data.in_degree):
         raise Silent("degrees are not those of the edges")
+    if data.edges.type is not None and not 0 <= int(data.edges.type.min()) <= int(data.edges.type.max()) < (
+        data.edge_sizes.types
+    ):
+        raise Silent("an edge of no type")
     if not bool(torch.isfinite(data.x).all()):
         raise Silent("a feature that is not finite")
     masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
@@ -100,10 +104,14 @@ def case(number: int) -> tuple[Arrays, dict[str, Any]]:
     arrays: Arrays = dict(graph())
     if rng.random() < 0.2:
         arrays["y"] = (np.arange(120).reshape(40, 3) % 2).astype(rng.choice(["i8", "f4", "b1"]))
+    fields: dict[str, Any] = {}
+    if number % 5 == 4:  # self loops that are added would have neither
+        arrays |= {"edge_type": np.arange(120) % 4, "edge_attr": np.ones((120, 3), dtype=np.float32)}
+        fields["self_loops"] = False
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         with contextlib.suppress(ValueError, TypeError, IndexError, OverflowError):  # of numpy: this one cannot be made
             arrays = changed(arrays, rng)
-    return arrays, options(rng)
+    return arrays, options(rng) | fields
 
 
 def from_npz(arrays: Arrays, fields: dict[str, Any], place: Path, features: str) -> None:
