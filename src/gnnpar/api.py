@@ -300,8 +300,8 @@ def _train(settings: Settings, folder: Path) -> Run:
         outcome = run_training(settings, folder)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
-    if outcome.error:
-        raise TrainingFailed(outcome.error, folder)
+    if outcome.status != "completed":
+        raise TrainingFailed(outcome.error or "the run has failed and gives no reason", folder)
     say(summary(folder))
     return Run(folder, own=True)
 

@@ -188,6 +188,17 @@ def test_a_record_that_a_stranger_has_put_into_the_store_is_not_believed(key: st
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("trouble", ["{}", '{"line": " "}', '{"line": {"a": [1]}}'])
+def test_a_stranger_who_ends_a_meeting_without_a_reason_is_a_line(trouble: str) -> None:
+    port = free_port()
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+    store.add("gnnpar/generation", 1)
+    store.set("gnnpar/1/trouble", trouble)
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), token.VARIABLE: SECRET}
+    with pytest.raises(MeetingError, match=r"the store at MASTER_ADDR=.* has ended the meeting of ranks, and gives no"):
+        rendezvous(env, about={}, patience=2.0)
+
+
 @pytest.mark.parametrize("name", ["vmlinuz", ".meeting-0123abcd"])
 def test_a_stranger_cannot_name_a_file_whose_content_he_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

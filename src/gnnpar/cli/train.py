@@ -121,11 +121,11 @@ def run_one(job: HydraJob) -> int:
         if job.sweep is not None:
             jobs.refuse_job(run_dir, str(error), refused=True)
         return refuse(error)
-    if outcome.error:
+    if outcome.error or outcome.status == "failed":
         if os.environ.get("GNNPAR_TRACEBACK") == "1" and outcome.traceback:
             sys.stderr.write(outcome.traceback)
         if not outcome.quiet:
-            complain(outcome.error)
+            complain(outcome.error or "the run has failed and gives no reason")
     elif first and not quiet():
         say(summary(run_dir))
     if outcome.status == "interrupted":

@@ -365,7 +365,10 @@ class _Table:
                 self._until_known()
             elif self.me.rank == 0:
                 time.sleep(_LAST_LINE_SECONDS)
-            error = MeetingError(str(trouble.get("line", ""))[:1000])
+            line = trouble.get("line")  # anybody may have written it
+            if not isinstance(line, str) or not line.strip():
+                line = f"what stands in the store at {self.where} has ended the meeting of ranks, and gives no reason"
+            error = MeetingError(line[:1000])
             error.shared, error.refused = True, refused
             raise error
 
