@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +16,7 @@ import pytest
 
 from gnnpar import report
 from gnnpar.cli import compare as command
+from gnnpar.report.latex import TEXT_WIDTH, as_latex
 from gnnpar.report.rows import COLUMNS
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import read_rows
@@ -92,23 +95,22 @@ def test_markdown_and_latex_set_bold_what_a_paired_test_puts_first(study: Path, 
     assert [line.count("**") for line in markdown if line.startswith("|")] == [0, 0, 0, 4, 0]
     latex = output(capsys, str(study), "--latex")
     assert all(rule in latex for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"graph\_parallel"))
-    assert re.search(r"\\textbf\{82\.0 \$\\pm\$ [\d.]+\}", latex)
-    body = latex[latex.index("\\midrule") : latex.index("\\bottomrule")].splitlines()[1:]
-    columns = re.search(r"tabular\}\{([lr]+)\}", latex)
-    assert columns and {line.count(" & ") + 1 for line in body} == {len(columns[1])}
+    assert re.search(r"\\bfseries 82\.0 \+- [\d.]+ ", latex)
 
 
 def test_latex_is_narrow_and_grouped_by_model(study: Path, plant: Plant, capsys: pytest.CaptureFixture) -> None:
     latex = output(capsys, str(study), "--latex")
     assert "% everywhere: model gcn\n% everywhere: dataset sbm\n" in latex and "sbm &" not in latex
+    assert "% left out, the page is too narrow: " in latex and "; --columns chooses\n" in latex
     for seed in range(5):
         plant(seed=seed, model="gat")
-    latex = output(capsys, str(study), "--latex", "--columns", "strategy; model; speed-up; test at best val, %")
-    heads = [line for line in latex.splitlines() if line.startswith(r"\multicolumn{3}{l}{\textit{")]
+    latex = output(capsys, str(study), "--latex", "--columns", "strategy; model; epoch; speed-up; test at best val, %")
+    heads = [line for line in latex.splitlines() if line.startswith(r"\multicolumn{5}{@{}l}{\textit{")]
     assert [re.findall(r"textit\{(\w+)", line)[0] for line in heads] == ["gcn", "gat"]
-    assert r"strategy & x single & test at best val, \% \\" in latex and latex.count(r"\addlinespace") == 1
+    first = r"{strategy} & {epoch} & {x single} & {95 \%} & {test at best} \\"
+    assert first + "\n" + r" & {(s)} &  &  & {val, \%} \\" in latex and latex.count(r"\addlinespace") == 1
     body = latex[latex.index("\\midrule") : latex.index("\\bottomrule")]
-    assert {line.count(" & ") for line in body.splitlines() if " & " in line} == {2}
+    assert {line.count(" & ") for line in body.splitlines() if " & " in line} == {4}
     markdown = output(capsys, str(study), "--markdown", "--columns", "strategy;epoch").splitlines()
     assert markdown[0] == "| strategy | epoch |"
     with pytest.raises(ConfigError, match="--columns epochs is no column here, did you mean epoch"):
@@ -117,17 +119,65 @@ def test_latex_is_narrow_and_grouped_by_model(study: Path, plant: Plant, capsys:
         command.run([str(study), "--csv", "--columns", "epoch"])
 
 
-def test_figures_are_vector_files(study: Path, capsys: pytest.CaptureFixture) -> None:
-    output(capsys, str(study), "--figures", str(study / "figures"))
+def test_latex_aligns_numbers_in_one_unit_and_keeps_what_is_none_as_text() -> None:
+    lines = [["a", "998.6 ms", "-", "1 of 5"], ["b_c", "1.25 s", "> 3.1", "5"], ["d", "12.50 s", "-2.42 ± 0.31", "5"]]
+    latex = as_latex((["strategy", "epoch", "difference", "runs"], [True, False, False, False], lines, {(1, 1)}))
+    assert "S[table-format=2.4,text-series-to-math,reset-text-series=false]" in latex
+    assert "S[table-format=+1.2(2),separate-uncertainty]" in latex
+    assert r"a & 0.9986 & {--} & {1 of 5} \\" in latex and r"b\_c & \bfseries 1.25 & {$>$ 3.1} & 5 \\" in latex
+    assert r" & {(s)} &  &  \\" in latex
+
+
+@pytest.mark.slow
+def test_latex_compiles_and_is_no_wider_than_the_text(
+    study: Path, plant: Plant, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    if not shutil.which("pdflatex"):
+        pytest.skip("no pdflatex on this machine; apt-get install texlive-latex-recommended texlive-science")
+    for i, name in enumerate(("adaqp", "sar", "gnnpipe", "a_strategy_of_somebody_with_a_long_name")):
+        for seed in range(5):
+            plant(seed=seed, model="gat", median=0.1 + i, **OURS | {"strategy": name}, **accurate(70 + seed / 7))
+    tables = {
+        "grouped": output(capsys, str(study), "--latex"),
+        "runs": output(capsys, str(study), "--latex", "--no-group"),
+        "chosen": output(capsys, str(study), "--latex", "--columns", "strategy; epoch; speed-up; sent/epoch"),
+    }
+    body = ""
+    for name, text in tables.items():
+        (tmp_path / f"{name}.tex").write_text(text)
+        body += (
+            rf"\savebox{{\one}}{{\input{{{name}}}}}\typeout{{width of {name} \the\wd\one}}\usebox{{\one}}\par" + "\n"
+        )
+    head = r"\documentclass{article}\usepackage{booktabs,siunitx}\newsavebox{\one}\begin{document}"
+    (tmp_path / "paper.tex").write_text(f"{head}\n{body}\\end{{document}}\n")
+    run = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    widths = {name: float(points) for name, points in re.findall(r"width of (\w+) ([\d.]+)pt", done.stdout)}
+    assert set(widths) == set(tables)
+    assert all(200 < width <= TEXT_WIDTH for width in widths.values()), widths
+
+
+def test_figures_are_files_of_three_kinds_with_the_data_behind_them(study: Path, capsys: pytest.CaptureFixture) -> None:
+    groups = json.loads(output(capsys, str(study), "--json", "--figures", str(study / "figures")))["groups"]
+    names = {"speedup", "breakdown", "accuracy_time", "accuracy_bytes"}  # a run of one rank sends nothing: no bytes
     files = {file.name for file in (study / "figures").iterdir()}
-    names = ("speedup", "breakdown", "accuracy_time", "accuracy_bytes")
-    assert {f"{name}.{form}" for name in names for form in ("svg", "pdf")} <= files
-    for file in (study / "figures").iterdir():
-        if file.suffix == ".svg":
-            assert ElementTree.parse(file).getroot().tag.endswith("svg")
-        else:
-            assert file.read_bytes().startswith(b"%PDF")
-    assert "graph_parallel" in (study / "figures" / "speedup.svg").read_text()
+    assert files == {f"{name}.{form}" for name in names for form in ("svg", "pdf", "png", "csv")}
+    for name in names:
+        svg, pdf, png = ((study / "figures" / f"{name}.{form}").read_bytes() for form in ("svg", "pdf", "png"))
+        root = ElementTree.fromstring(svg)
+        assert root.tag.endswith("svg") and float(root.get("width", "").removesuffix("pt")) == 7 * 72  # the whole width
+        assert pdf.startswith(b"%PDF") and png.startswith(b"\x89PNG")
+    rows = {name: list(csv.DictReader((study / "figures" / f"{name}.csv").open())) for name in names}
+    means = [row for row in rows["speedup"] if not row["block"]]
+    assert [float(row["ratio"]) for row in means] == [group["speedup"] for group in groups]
+    assert [float(row["low"]) for row in means] == [group["speedup_low"] for group in groups]
+    assert len([row for row in rows["speedup"] if row["block"]]) == 15
+    curve = [row for row in rows["accuracy_time"] if row["strategy"] == "single" and not row["run"]]
+    assert [float(row["percent"]) for row in curve] == pytest.approx([10, 50, 70])
+    assert [float(row["seconds"]) for row in curve] == [1, 2, 3] and {row["target_percent"] for row in curve} != {""}
+    svg = (study / "figures" / "accuracy_time.svg").read_text()
+    assert ">graph_parallel</text>" in svg and "legend" not in svg  # names stand beside their curves
 
 
 @pytest.mark.parametrize("wrong", [("--margin", "0"), ("--target", "72")])
@@ -158,4 +208,4 @@ def test_names_of_somebody_elses_runs_are_inert(tmp_path: Path, plant: Plant, ca
     (line, *_) = csv.DictReader(io.StringIO(output(capsys, str(tmp_path), "--csv")))
     assert line["dataset"].startswith("'=SUM(1)") and line["model"] == "'-f"
     assert not re.search(r"(?<!\\)(\]\(|<img)", output(capsys, str(tmp_path), "--markdown"))
-    assert not re.search(r"^(?!%).*[^\\]\{x", output(capsys, str(tmp_path), "--latex"), re.MULTILINE)
+    assert not re.search(r"^(?!%).*\\input", output(capsys, str(tmp_path), "--latex"), re.MULTILINE)

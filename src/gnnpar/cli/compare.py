@@ -11,6 +11,7 @@ from pathlib import Path
 from gnnpar.report import exports, terminal
 from gnnpar.report.comparison import Comparison, compare
 from gnnpar.report.groups import MARGIN
+from gnnpar.report.latex import as_latex
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
@@ -54,13 +55,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--margin", type=float, default=MARGIN, help="of non-inferiority, in points of accuracy (0.3)")
     parser.add_argument("--target", type=float, help="validation metric to reach, 0 to 1, instead of the baseline's")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page that needs no network")
-    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="write vector figures, svg and pdf")
+    parser.add_argument(
+        "--figures",
+        type=Path,
+        metavar="FOLDER",
+        help="svg, pdf, png, and the data of each as csv",
+    )
     output = parser.add_mutually_exclusive_group()
     for name, what in (
         ("json", "runs and groups as JSON"),
         ("csv", "one line a run as CSV, with --group one a group"),
         ("markdown", "the table in Markdown"),
-        ("latex", "the table in LaTeX (booktabs), by model, without the columns that say the same everywhere"),
+        ("latex", "the table in LaTeX (booktabs, siunitx), by model, as wide as an article's text"),
     ):
         output.add_argument(f"--{name}", dest="format", action="store_const", const=name, help=what)
     parser.add_argument("--columns", default="", help="of --markdown, --latex: headings with ; between them, in order")
@@ -102,7 +108,7 @@ def export(comparison: Comparison, form: str, asked: bool | None, group: bool, c
     notes = exports.notes_of(comparison)
     if form == "markdown":
         return exports.as_markdown(table, notes)
-    return exports.as_latex(table, notes, keep=bool(columns))
+    return as_latex(table, notes, keep=bool(columns))
 
 
 def show(comparison: Comparison, group: bool) -> None:

@@ -8,6 +8,7 @@ from gnnpar.report.colours import SIX
 from gnnpar.report.groups import Group
 
 OTHER = "other"
+WIDEST = 28  # characters of a label
 
 
 def strategies_in_colour(groups: Sequence[Group], baseline: str) -> list[str]:
@@ -53,6 +54,26 @@ def six_parts(bars: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
         | {OTHER: sum(value for part, value in bar.items() if part not in kept)}
         for bar in bars
     ]
+
+
+def short_name(group: Group, others: Sequence[Group]) -> str:
+    """The strategy, with as much behind it as tells the group from others of its name; at most WIDEST characters."""
+    same = [other for other in others if other.first["strategy"] == group.first["strategy"]]
+    parts = [group.first["strategy"]]
+    for of in (lambda g: g.first["variant"], lambda g: g.changed, _ranks):
+        if len({of(other) for other in same}) > 1:
+            parts.append(of(group))
+    text = " ".join(filter(None, parts))
+    return cut(text)
+
+
+def cut(text: str) -> str:
+    """At most WIDEST characters."""
+    return text if len(text) <= WIDEST else text[: WIDEST - 1] + "\u2026"
+
+
+def _ranks(group: Group) -> str:
+    return f"{group.first['world_size']}x{group.first['threads_per_rank']}"
 
 
 def _speed(group: Group) -> float | None:

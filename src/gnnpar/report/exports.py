@@ -1,4 +1,4 @@
-"""The comparison as text for other programs and for papers: CSV, JSON, Markdown, LaTeX (booktabs)."""
+"""The comparison as text for other programs: CSV, JSON, Markdown; as the cells of a table, also for latex.py."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ from gnnpar.report.runs import no_speed
 from gnnpar.settings import ConfigError, closest
 from gnnpar.track.console import seconds
 
-_ESCAPED = str.maketrans(
-    {c: f"\\{c}" for c in "&%$#_{}"}
-    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"\\": r"\textbackslash{}", "±": r"$\pm$", ">": "$>$", "<": "$<$"}
-)
 _RUN_HEADINGS = (
     "strategy",
     "model",
@@ -43,7 +38,7 @@ def as_csv(rows: Sequence[JsonObject], groups: Sequence[Group] | None = None) ->
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS if groups is None else list(lines[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: _inert(cell) for key, cell in line.items()} for line in lines)
+    writer.writerows({key: inert(cell) for key, cell in line.items()} for line in lines)
     return text.getvalue()
 
 
@@ -64,35 +59,6 @@ def as_markdown(table: Table, notes: Sequence[str] = ()) -> str:
     return body + "\n" + ("\n" + "\n".join(f"- {markdown_cell(note)}" for note in notes) + "\n" if notes else "")
 
 
-def as_latex(table: Table, notes: Sequence[str] = (), *, keep: bool = False) -> str:
-    """A booktabs tabular; needs \\usepackage{booktabs}. Rows are grouped by model, and columns that say the same in
-    every row are left out (`keep`: they stay) and stand above it as comments, as notes do."""
-    table, constant = (table, {}) if keep else without_constant(table)
-    models: list[str] = []
-    if "model" in table[0] and len(table[0]) > 1:
-        at = table[0].index("model")
-        models = [line[at] for line in table[2]]
-        table = with_columns(table, [i for i in range(len(table[0])) if i != at])
-    headings, texts, lines, bold = table
-    marked = [
-        [rf"\textbf{{{_tex(cell)}}}" if (i, j) in bold else _tex(cell) for j, cell in enumerate(line)]
-        for i, line in enumerate(lines)
-    ]
-    shown = [" & ".join(line) + r" \\" for line in marked]
-    body = list(shown)
-    if models:
-        body = []
-        for k, model in enumerate(dict.fromkeys(models)):
-            body += [r"\addlinespace"] * bool(k)
-            body.append(rf"\multicolumn{{{len(headings)}}}{{l}}{{\textit{{{_tex(model)}}}}} \\")
-            body += [row for row, of in zip(shown, models, strict=True) if of == model]
-    above = "".join(f"% everywhere: {name} {value}\n" for name, value in constant.items())
-    above += "".join(f"% {note}\n" for note in notes)
-    columns = "".join("l" if text else "r" for text in texts)
-    top = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", " & ".join(map(_tex, headings)) + r" \\", r"\midrule"]
-    return above + "\n".join([*top, *body, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
 def with_columns(table: Table, kept: Sequence[int]) -> Table:
     """These columns, in this order."""
     headings, texts, lines, bold = table
@@ -109,14 +75,6 @@ def chosen_columns(table: Table, names: Sequence[str]) -> Table:
         if name not in known:
             raise ConfigError(f"--columns {name} is no column here{closest(name, known)}; there are {', '.join(known)}")
     return with_columns(table, [known.index(name) for name in names])
-
-
-def without_constant(table: Table) -> tuple[Table, dict[str, str]]:
-    """The table without the columns that say the same in every one of several rows, and what they say."""
-    headings, _, lines, _ = table
-    same = {i: lines[0][i] for i in range(1, len(headings)) if len(lines) > 1 and len({line[i] for line in lines}) == 1}
-    kept = [i for i in range(len(headings)) if i not in same]
-    return with_columns(table, kept), {headings[i]: value for i, value in same.items()}
 
 
 def notes_of(comparison: Comparison) -> list[str]:
@@ -164,14 +122,11 @@ def row_table(rows: Sequence[JsonObject], baseline: str) -> Table:
     return headings, [name in ("strategy", "model", "dataset", "status") for name in _RUN_HEADINGS], lines, set()
 
 
-def _inert(cell: Json) -> Json:
+def inert(cell: Json) -> Json:
+    """What a spreadsheet would take for a formula begins with an apostrophe."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@")) else cell
 
 
 def markdown_cell(text: str) -> str:
     """Of a pipe table: names of files are no HTML, links or pictures there."""
     return re.sub(r"<(?=[a-zA-Z/!?])|\||(?<=\])\(", r"\\\g<0>", text)
-
-
-def _tex(text: str) -> str:
-    return text.translate(_ESCAPED)

@@ -1,14 +1,19 @@
-"""Vector figures for papers, svg and pdf: breakdown bars, speed-up with intervals, accuracy against time and bytes."""
+"""Figures for papers, as svg, pdf and png: speed-up with intervals, breakdown bars, accuracy against time and bytes.
+Each has the data behind it beside it as csv: what is drawn is what the csv holds."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.report import colours, curves
 from gnnpar.report.comparison import Comparison
-from gnnpar.report.emphasis import strategies_in_colour
+from gnnpar.report.emphasis import OTHER, cut, groups_in_colour, short_name, six_parts, strategies_in_colour
+from gnnpar.report.exports import inert
 from gnnpar.report.groups import Group
 from gnnpar.report.page.plots import scale_of
 from gnnpar.settings import ConfigError
@@ -16,7 +21,11 @@ from gnnpar.settings import ConfigError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMATS = ("svg", "pdf")
+FORMATS = ("svg", "pdf", "png")
+_WIDTH = 7.0  # inches: the text of a page, or both columns
+_CURVES = 2.8  # inches: height of a panel of curves
+_LINE = 8.5  # points from one label of a curve to the next
+_SOFT = "#5a6572"
 _STYLE: dict[Any, Any] = {  # Any: matplotlib's keys are a Literal of all of them
     "font.size": 8,
     "font.family": "sans-serif",
@@ -28,12 +37,23 @@ _STYLE: dict[Any, Any] = {  # Any: matplotlib's keys are a Literal of all of the
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
     "svg.hashsalt": "gnnpar",
+    "savefig.dpi": 200,
     "figure.constrained_layout.use": True,
 }
+Rows = list[JsonDict]
+
+
+class Drawing(NamedTuple):
+    """rows: what a task's groups give, a line of the csv each; draw: that on axes; height: inches a group, and at
+    least."""
+
+    rows: Callable[[Sequence[Group]], Rows]
+    draw: Callable[[Axes, Rows], None]
+    height: tuple[float, float]
 
 
 def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
-    """The files written: NAME.svg and NAME.pdf, a panel a task; what no run has data for is left out."""
+    """The files written: NAME.svg, .pdf, .png and .csv, a panel a task; what no run has data for is left out."""
     import matplotlib as mpl
 
     if folder.exists() and not folder.is_dir():
@@ -41,128 +61,222 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     chosen = strategies_in_colour(comparison.groups, comparison.baseline)
     tint = colours.of_strategies(chosen, [row["strategy"] for row in comparison.rows])
+    bars, lines = (0.34, 2.2), (0.0, _CURVES)
+    figures = {
+        "speedup": Drawing(_speedups, lambda axes, rows: _draw_speedups(axes, rows, comparison.baseline, tint), bars),
+        "breakdown": Drawing(
+            lambda groups: _parts(groups, "breakdown_seconds", list(colours.TIME)),
+            lambda axes, rows: _draw_parts(axes, rows, colours.TIME, "seconds"),
+            bars,
+        ),
+        "bytes": Drawing(
+            lambda groups: _parts(groups, "bytes_per_epoch", list(colours.BYTES)),
+            lambda axes, rows: _draw_parts(axes, rows, colours.BYTES, "bytes"),
+            bars,
+        ),
+    } | {
+        f"accuracy_{name}": Drawing(
+            lambda groups, axis=axis: _curves(groups, chosen, axis),
+            lambda axes, rows, axis=axis: _draw_curves(axes, rows, axis, tint),
+            lines,
+        )
+        for name, axis in (("time", "seconds"), ("bytes", "bytes"))
+    }
     names = curves.tasks(comparison.groups)
     tasks = {name: [group for group in comparison.groups if group.arena == arena] for arena, name in names.items()}
-    drawn: dict[str, Callable[[Axes, list[Group]], bool]] = {
-        "speedup": lambda axes, groups: _speedup(axes, groups, comparison.baseline, tint),
-        "breakdown": lambda axes, groups: _stacked(axes, groups, "breakdown_seconds", colours.TIME, "seconds"),
-        "bytes": lambda axes, groups: _stacked(axes, groups, "bytes_per_epoch", colours.BYTES, "bytes"),
-        "accuracy_time": lambda axes, groups: _accuracy(axes, groups, "seconds", tint),
-        "accuracy_bytes": lambda axes, groups: _accuracy(axes, groups, "bytes", tint),
-    }
     files: list[Path] = []
     with mpl.rc_context(_STYLE):
-        for name, draw in drawn.items():
-            files += _figure(folder / name, tasks, draw)
+        for name, drawing in figures.items():
+            rows = {task: found for task, groups in tasks.items() if (found := drawing.rows(groups))}
+            if rows:
+                files += [*_figure(folder / name, rows, drawing), _data(folder / f"{name}.csv", rows)]
     return files
 
 
-def _figure(path: Path, tasks: Mapping[str, list[Group]], draw: Callable[[Axes, list[Group]], bool]) -> list[Path]:
-    """One figure, two panels a row; no file where no panel has data."""
+def _figure(path: Path, rows: Mapping[str, Rows], drawing: Drawing) -> list[Path]:
+    """One figure as wide as a page: one task fills it, several stand two a row."""
     from matplotlib.figure import Figure
 
-    across = min(2, len(tasks))
-    down = -(-len(tasks) // across)
-    tallest = max(map(len, tasks.values()))
-    figure = Figure(figsize=(3.5 * across, down * max(2.2, 0.34 * tallest + 1.0)))
+    across = min(2, len(rows))
+    down = -(-len(rows) // across)
+    tallest = max(len({row["configuration"] for row in found}) for found in rows.values())
+    each, least = drawing.height
+    figure = Figure(figsize=(_WIDTH, down * max(least, each * tallest + 1.0)))
     panels = figure.subplots(down, across, squeeze=False).flatten()
-    any_data = False
-    for axes, (task, groups) in zip(panels, tasks.items(), strict=False):
-        has_data = draw(axes, groups)
-        any_data |= has_data
+    for axes, (task, found) in zip(panels, rows.items(), strict=False):
         axes.set_title(task, fontsize=8, loc="left", fontweight="bold")
-        axes.set_visible(has_data)
-    for axes in panels[len(tasks) :]:
+        drawing.draw(axes, found)
+    for axes in panels[len(rows) :]:
         axes.set_visible(False)
-    if not any_data:
-        return []
     named = dict(pair for axes in panels for pair in zip(*axes.get_legend_handles_labels()[::-1], strict=True))
-    if named:
-        wide = max(map(len, named)) > 20
-        figure.legend(named.values(), named, loc="outside lower center", ncols=across * (2 if wide else 4))
+    if named:  # of the parts of bars; curves have their labels beside them
+        figure.legend(named.values(), named, loc="outside lower center", ncols=6)
     files = [path.with_suffix(f".{form}") for form in FORMATS]
+    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
     for file in files:
-        figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else {"CreationDate": None})
+        figure.savefig(file, metadata=dates[file.suffix])
     return files
 
 
-def _speedup(axes: Axes, groups: Sequence[Group], baseline: str, tint: Mapping[str, str]) -> bool:
-    shown = [group for group in groups if group.speedup is not None]
-    for i, group in enumerate(shown):
-        estimate, colour = group.speedup, colours.GREY if group.timeless else tint[group.first["strategy"]]
-        assert estimate is not None
-        face = "none" if group.timeless or group.control else colour
-        axes.plot(list(group.ratios.values()), [i] * len(group.ratios), ".", color=colour, alpha=0.45, markersize=3)
-        axes.plot([estimate.value], [i], "D", color=colour, markerfacecolor=face, markersize=5)
-        axes.plot([estimate.low, estimate.high], [i, i], color=colour, linewidth=1)
-    axes.axvline(1, color="#5a6572", linewidth=0.6, linestyle=":")
+def _data(file: Path, rows: Mapping[str, Rows]) -> Path:
+    lines = [{"task": task} | row for task, found in rows.items() for row in found]
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: inert(cell) for key, cell in line.items()} for line in lines)
+    return file
+
+
+def _named(group: Group) -> JsonDict:
+    first = group.first
+    return {"strategy": first["strategy"], "configuration": group.name, "no_statement_on_speed": group.timeless}
+
+
+def _by_configuration(rows: Rows) -> list[Rows]:
+    return [list(some) for _, some in groupby(rows, key=lambda row: row["configuration"])]
+
+
+def _speedups(groups: Sequence[Group]) -> Rows:
+    """A row a configuration (block empty), and one a block of it."""
+    rows: Rows = []
+    for group in groups:
+        if group.speedup is not None:
+            estimate, blocks = group.speedup, group.ratios.items()
+            named = _named(group) | {"control": group.control}
+            known = {"low": estimate.low, "high": estimate.high} if estimate.low == estimate.low else {}
+            rows.append(named | {"block": "", "ratio": estimate.value, "low": "", "high": ""} | known)
+            rows += [named | {"block": str(block), "ratio": ratio, "low": "", "high": ""} for block, ratio in blocks]
+    return rows
+
+
+def _draw_speedups(axes: Axes, rows: Rows, baseline: str, tint: Mapping[str, str]) -> None:
+    configurations = _by_configuration(rows)
+    for i, (mean, *blocks) in enumerate(configurations):
+        grey = mean["no_statement_on_speed"]
+        colour = colours.GREY if grey else tint[mean["strategy"]]
+        face = "none" if grey or mean["control"] else colour
+        axes.plot([row["ratio"] for row in blocks], [i] * len(blocks), ".", color=colour, alpha=0.45, markersize=3)
+        axes.plot([mean["ratio"]], [i], "D", color=colour, markerfacecolor=face, markersize=5)
+        if mean["low"] != "":
+            axes.plot([mean["low"], mean["high"]], [i, i], color=colour, linewidth=1)
+    axes.axvline(1, color=_SOFT, linewidth=0.6, linestyle=":")
     axes.set_xlim(left=0)
-    _label(axes, shown, f"times faster than {baseline}")
-    return bool(shown)
+    _label_bars(axes, configurations, f"times faster than {baseline}")
 
 
-def _stacked(axes: Axes, groups: Sequence[Group], field: str, tints: Mapping[str, str], quantity: str) -> bool:
-    bars_of = [(group, parts) for group in groups if (parts := curves.means_of(group, field, list(tints)))]
-    largest = max((sum(parts.values()) for _, parts in bars_of), default=0.0)
-    if not largest:
-        return False
+def _parts(groups: Sequence[Group], field: str, names: Sequence[str]) -> Rows:
+    """A row a part of a configuration, mean over its runs; at most six parts, the small ones together."""
+    given = [(group, parts) for group in groups if (parts := curves.means_of(group, field, names))]
+    if not any(sum(parts.values()) for _, parts in given):
+        return []
+    few = six_parts([parts for _, parts in given])
+    return [
+        _named(group) | {"part": part, field: value}
+        for (group, _), parts in zip(given, few, strict=True)
+        for part, value in parts.items()
+    ]
+
+
+def _draw_parts(axes: Axes, rows: Rows, tints: Mapping[str, str], quantity: str) -> None:
+    field = list(rows[0])[-1]
+    configurations = _by_configuration(rows)
+    largest = max(sum(row[field] for row in some) for some in configurations)
     scale, unit = scale_of(largest, quantity)
-    left = [0.0] * len(bars_of)
-    for part, tint in tints.items():
-        widths = [parts[part] / scale for _, parts in bars_of]
-        if any(widths):
-            bars = axes.barh(
-                range(len(bars_of)), widths, left=left, height=0.56, color=tint, label=part.replace("_", ", ")
-            )
-            for bar, (group, _) in zip(bars, bars_of, strict=True):
-                bar.set_alpha(0.4 if quantity == "seconds" and group.timeless else 1.0)
-        left = [before + width for before, width in zip(left, widths, strict=True)]
-    for i, ((group, _), total) in enumerate(zip(bars_of, left, strict=True)):
-        grey = quantity == "seconds" and group.timeless
-        axes.text(total, i, f" ({total:.3g})" if grey else f" {total:.3g}", va="center", fontsize=7)
+    for i, some in enumerate(configurations):
+        left = 0.0
+        grey = quantity == "seconds" and some[0]["no_statement_on_speed"]
+        for row in some:
+            width, part = row[field] / scale, row["part"]
+            colour = tints.get(part, colours.OTHER)
+            name = part.replace("_", ", ") if part != OTHER else OTHER
+            axes.barh(i, width, left=left, height=0.56, color=colour, label=name, alpha=0.4 if grey else 1.0)
+            left += width
+        axes.text(left, i, f" ({left:.3g})" if grey else f" {left:.3g}", va="center", fontsize=7)
     axes.set_xlim(0, largest / scale * 1.18)
-    _label(axes, [group for group, _ in bars_of], unit)
-    return True
+    _label_bars(axes, configurations, unit)
 
 
-def _accuracy(axes: Axes, groups: Sequence[Group], axis: str, tint: Mapping[str, str]) -> bool:
-    shown = [
-        group for group in groups if not (axis == "seconds" and group.timeless)
-    ]  # grey times are no curve on paper
+def _curves(groups: Sequence[Group], chosen: Sequence[str], axis: str) -> Rows:
+    """A row an evaluation of a configuration: the mean over its runs (run empty), and each run of those in colour."""
+    shown = [g for g in groups if not (axis == "seconds" and g.timeless)]  # grey times are no curve on paper
     drawn = [(group, runs) for group in shown if (runs := curves.curves_of(group))]
-    if not drawn:
-        return False
-    scale, unit = scale_of(max(run.along(axis)[-1] for _, runs in drawn for run in runs), axis)
-    used: dict[str, int] = {}
-    for group, runs in drawn:
-        strategy = group.first["strategy"]
-        colour, dashes = tint[strategy], ("-", "--", ":", "-.")[used.setdefault(strategy, 0) % 4]
-        used[strategy] += 1
+    in_colour = groups_in_colour([group for group, _ in drawn], chosen)
+    rows: Rows = []
+    for group, runs in sorted(drawn, key=lambda pair: pair[0] in in_colour):  # grey ones below
         mean = curves.mean_curve(runs)
-        if mean is not None:
-            for run in runs if len(runs) > 1 else ():
-                axes.plot(
-                    [x / scale for x in run.along(axis)],
-                    run.val,
-                    color=colour,
-                    linestyle=dashes,
-                    linewidth=0.5,
-                    alpha=0.3,
-                )
-        for k, run in enumerate([mean] if mean is not None else runs):
-            name = " ".join(filter(None, (strategy, group.first["variant"], group.changed))) if k == 0 else None
-            axes.plot(
-                [x / scale for x in run.along(axis)], run.val, color=colour, linestyle=dashes, linewidth=1.4, label=name
-            )
-    target = next((group.target for group in groups if group.target is not None), None)
-    if target is not None:
-        axes.axhline(100 * target, color="#5a6572", linewidth=0.6, linestyle=":")
+        several = runs if mean is None or (len(runs) > 1 and group in in_colour) else []
+        target = "" if group.target is None else 100 * group.target
+        for k, run in enumerate(several if mean is None else [mean, *several]):
+            label = short_name(group, [g for g, _ in drawn])
+            named = _named(group) | {
+                "label": label,
+                "in_colour": group in in_colour,
+                "run": "" if run is mean else str(k),
+            }
+            metric = {"metric": group.first["metric"] or "metric", "target_percent": target}
+            rows += [
+                named | metric | {"epoch": epoch, "seconds": seconds, "bytes": sent, "percent": percent}
+                for epoch, seconds, sent, percent in zip(run.epochs, run.seconds, run.bytes, run.val, strict=True)
+            ]
+    return rows
+
+
+def _draw_curves(axes: Axes, rows: Rows, axis: str, tint: Mapping[str, str]) -> None:
+    scale, unit = scale_of(max(row[axis] for row in rows), axis)
+    used: dict[str, int] = {}
+    labels: list[tuple[str, float, float, str]] = []
+    for some in _by_configuration(rows):
+        first = some[0]
+        strategy, coloured = first["strategy"], first["in_colour"]
+        dashes = ("-", "--", ":", "-.")[used.setdefault(strategy, 0) % 4]
+        used[strategy] += 1
+        colour = tint[strategy] if coloured else colours.GREY
+        for k, (run, points) in enumerate(groupby(some, key=lambda row: row["run"])):
+            drawn = list(points)
+            xs, ys = [row[axis] / scale for row in drawn], [row["percent"] for row in drawn]
+            thin = run != "" and some[0]["run"] == ""
+            wide, alpha = (0.5, 0.3) if thin else (1.4, 1.0) if coloured else (0.7, 0.7)
+            axes.plot(xs, ys, color=colour, linestyle=dashes, linewidth=wide, alpha=alpha)
+            if k == 0 and coloured:
+                labels.append((first["label"], xs[-1], ys[-1], colour))
+    if rows[0]["target_percent"] != "":
+        axes.axhline(rows[0]["target_percent"], color=_SOFT, linewidth=0.6, linestyle=":")
+    axes.set_xlim(left=0)
     axes.set_xlabel({"seconds": f"training time, {unit}", "bytes": f"sent, {unit}"}[axis])
-    axes.set_ylabel(f"{groups[0].first['metric'] or 'metric'} on validation, %")
-    return True
+    axes.set_ylabel(f"{rows[0]['metric']} on validation, %")
+    _label_curves(axes, labels)
 
 
-def _label(axes: Axes, groups: Sequence[Group], title: str) -> None:
-    axes.set_yticks(range(len(groups)), ["\n".join(group.name.split(" ", 1)) for group in groups], fontsize=7)
+def _label_curves(axes: Axes, labels: Sequence[tuple[str, float, float, str]]) -> None:
+    """Names right of the axes, each at the height of its curve's end or as near as others let it, with a line to it."""
+    low, high = axes.get_ylim()
+    gap = _LINE * (high - low) / (0.7 * 72 * _CURVES)  # 0.7: what titles and ticks leave of a panel
+    ordered = sorted(labels, key=lambda label: label[2])
+    heights = [y for _, _, y, _ in ordered]
+    for _ in range(60):
+        for i in range(1, len(heights)):
+            missing = gap - (heights[i] - heights[i - 1])
+            if missing > 0:
+                heights[i] += missing / 2
+                heights[i - 1] -= missing / 2
+        heights = [min(max(height, low), high) for height in heights]
+    for (text, x, y, colour), height in zip(ordered, heights, strict=True):
+        axes.annotate(
+            text,
+            (x, y),
+            (1.02, height),
+            textcoords=axes.get_yaxis_transform(),
+            fontsize=7,
+            va="center",
+            color=colour,
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 1},
+        )
+
+
+def _label_bars(axes: Axes, configurations: Sequence[Sequence[JsonObject]], title: str) -> None:
+    names = [str(some[0]["configuration"]).split(" ", 1) for some in configurations]
+    axes.set_yticks(range(len(names)), ["\n".join(map(cut, name)) for name in names], fontsize=7)
+    axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.set_xlabel(title)

@@ -13,11 +13,10 @@ from html import escape
 from gnnpar.durable import JsonDict
 from gnnpar.report import colours, curves
 from gnnpar.report.curves import Curve
-from gnnpar.report.emphasis import OTHER, groups_in_colour, six_parts
+from gnnpar.report.emphasis import OTHER, cut, groups_in_colour, short_name, six_parts
 from gnnpar.report.groups import Group
 
 Spec = JsonDict
-_WIDEST = 28  # characters of a label
 LABELS = {"exposed_wire": "exposed, wire", "exposed_skew": "exposed, skew", "host": "host, off the device"}
 
 
@@ -25,8 +24,7 @@ def label(group: Group) -> str:
     """Two lines for an axis: the strategy, and below it what sets the group apart."""
     first = group.first
     details = " ".join(filter(None, (first["variant"], group.changed, _ranks(group))))
-    details = details if len(details) <= _WIDEST else details[: _WIDEST - 1] + "\u2026"
-    return f"{escape(first['strategy'])}<br><span style='font-size:10px'>{escape(details)}</span>"
+    return f"{escape(first['strategy'])}<br><span style='font-size:10px'>{escape(cut(details))}</span>"
 
 
 def speedup(groups: Sequence[Group], baseline: str, colour: Mapping[str, str]) -> Spec:
@@ -184,7 +182,7 @@ def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> S
             inside = [(x / scale, y) for x, y in zip(run.along(axis), run.val, strict=True) if x / scale <= end]
             if k == 0 and inside:  # a grey curve may leave the picture
                 at = {"x": inside[-1][0], "y": inside[-1][1], "strategy": strategy, "shown": group in in_colour}
-                labels.append({"text": _short(group, [g for g, _ in drawn]), "colour": tint, **at})
+                labels.append({"text": short_name(group, [g for g, _ in drawn]), "colour": tint, **at})
     lows, highs = zip(*((min(run.val), max(run.val)) for _, runs in drawn for run in runs), strict=True)
     target = next((group.target for group in groups if group.target is not None), None)
     shown = [min(lows), max(highs), *([100 * target] if target is not None else [])]
@@ -223,17 +221,6 @@ def _line(
         "hoverinfo": "all" if opacity == 1.0 else "skip",
         "hovertemplate": "%{y:.2f} % at %{x:.4~g}<extra>" + name + "</extra>" if opacity == 1.0 else None,
     }
-
-
-def _short(group: Group, others: Sequence[Group]) -> str:
-    """The strategy, with as much behind it as tells the group from others of its name."""
-    same = [other for other in others if other.first["strategy"] == group.first["strategy"]]
-    parts = [group.first["strategy"]]
-    for of in (lambda g: g.first["variant"], lambda g: g.changed, _ranks):
-        if len({of(other) for other in same}) > 1:
-            parts.append(of(group))
-    text = " ".join(filter(None, parts))
-    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "\u2026"
 
 
 def _one_line(group: Group) -> str:

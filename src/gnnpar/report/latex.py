@@ -1,0 +1,192 @@
+"""The comparison as a table for a paper: LaTeX with booktabs and siunitx, as wide as a page of the article class."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import NamedTuple
+
+from gnnpar.report.exports import Table, with_columns
+from gnnpar.report.formatting import NOTHING
+
+TEXT_WIDTH = 345.0  # points: \textwidth of the article class at 10 pt
+_CHARACTER, _SEPARATION = 4.25, 6.0  # points: of \footnotesize, and between two columns
+_LONGEST = 27  # characters of a text that stay on one line
+_WRAPPED = rf">{{\raggedright\arraybackslash\hangindent=1em}}p{{{_CHARACTER * _LONGEST:.0f}pt}}"
+_GROUPS = ("dataset", "model")  # what stands above rows instead of in them
+# what a page goes without, the first first; a verdict never stands without its control
+_DISPENSABLE = (
+    ("error",),
+    ("cosine",),
+    ("times",),
+    ("exactness",),
+    ("sent to target",),
+    ("to target",),
+    ("peak/rank",),
+    ("status",),
+    ("runs",),
+    ("verdict", "control"),
+    ("seed",),
+    ("epoch",),
+    ("ranks",),
+    ("sent/epoch",),
+    ("difference",),
+)
+_NUMBER = r"[+-]?\d+(?:\.\d+)?"
+_FACTORS = {
+    unit: (quantity, Decimal(factor))
+    for quantity, units in (
+        ("time", {"ms": "0.001", "s": "1"}),
+        ("size", {"B": "1", "KiB": "1024", "MiB": "1048576", "GiB": "1073741824"}),
+    )
+    for unit, factor in units.items()
+}
+_ESCAPED = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"\\": r"\textbackslash{}", "±": r"$\pm$", ">": "$>$", "<": "$<$"}
+)
+
+
+class Column(NamedTuple):
+    """One column of the tabular: its specification, the lines of its heading, its cells, its width in characters."""
+
+    spec: str
+    heading: tuple[str, str]
+    cells: list[str]
+    width: int
+
+
+def as_latex(table: Table, notes: Sequence[str] = (), *, keep: bool = False) -> str:
+    r"""A tabular in \footnotesize; needs \usepackage{booktabs,siunitx}, siunitx of 2021 or later.
+
+    Rows are grouped by dataset and model; columns that say the same in every row, and those that the page is too narrow
+    for, are left out (`keep`: they stay) and stand above it as comments, as notes do.
+    """
+    table, constant = (table, {}) if keep else without_constant(table)
+    grouping = [i for i, name in enumerate(table[0]) if name in _GROUPS and len(table[0]) > len(_GROUPS)]
+    keys = [", ".join(line[i] for i in grouping) for line in table[2]]
+    table = with_columns(table, [i for i in range(len(table[0])) if i not in grouping])
+    left_out: list[str] = []
+    columns = [_columns(table, i) for i in range(len(table[0]))]
+    for names in () if keep else _DISPENSABLE:
+        if _width(columns) > TEXT_WIDTH:
+            left_out += [name for name in names if name in table[0]]
+            kept = [i for i, name in enumerate(table[0]) if name not in names]
+            table, columns = with_columns(table, kept), [columns[i] for i in kept]
+    flat = [column for several in columns for column in several]
+    rows = [" & ".join(cells) + r" \\" for cells in zip(*(column.cells for column in flat), strict=True)]
+    body = list(rows)
+    if grouping:
+        body = []
+        for k, key in enumerate(dict.fromkeys(keys)):
+            body += [r"\addlinespace"] * bool(k)
+            body.append(rf"\multicolumn{{{len(flat)}}}{{@{{}}l}}{{\textit{{{_tex(key)}}}}} \\")
+            body += [row for row, of in zip(rows, keys, strict=True) if of == key]
+    above = [f"% everywhere: {name} {value}" for name, value in constant.items()]
+    above += [f"% left out, the page is too narrow: {', '.join(left_out)}; --columns chooses"] * bool(left_out)
+    above += [f"% {note}" for note in notes]
+    above = [" ".join(line.split()) for line in above]  # a name with a line break in it ends no comment
+    headings = [" & ".join(column.heading[line] for column in flat) + r" \\" for line in (0, 1)]
+    lines = [
+        *above,
+        r"\begingroup\footnotesize\setlength{\tabcolsep}{3pt}",
+        rf"\begin{{tabular}}{{@{{}}{''.join(column.spec for column in flat)}@{{}}}}",
+        r"\toprule",
+        *(line for line in headings if line.strip(r" &\{}")),
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}\endgroup",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def without_constant(table: Table) -> tuple[Table, dict[str, str]]:
+    """The table without the columns that say the same in every one of several rows, and what they say."""
+    headings, _, lines, _ = table
+    same = {i: lines[0][i] for i in range(1, len(headings)) if len(lines) > 1 and len({line[i] for line in lines}) == 1}
+    kept = [i for i in range(len(headings)) if i not in same]
+    return with_columns(table, kept), {headings[i]: value for i, value in same.items()}
+
+
+def _width(columns: Sequence[Sequence[Column]]) -> float:
+    widths = [column.width for several in columns for column in several]
+    return _CHARACTER * sum(widths) + _SEPARATION * (len(widths) - 1)
+
+
+def _columns(table: Table, i: int) -> list[Column]:
+    """One column of the table as it is set: two, where values have intervals in brackets."""
+    headings, texts, lines, bold = table
+    cells = [line[i] for line in lines]
+    marked = [(k, i) in bold for k in range(len(lines))]
+    if texts[i] or not any(re.match(_NUMBER, cell) for cell in cells) or re.fullmatch(r"\d+x\d+", cells[0]):
+        shown = [rf"\textbf{{{_tex(cell)}}}" if mark else _tex(cell) for cell, mark in zip(cells, marked, strict=True)]
+        column = _column("l" if texts[i] else "r", headings[i], "", cells, shown)
+        wide = column.width > _LONGEST  # names of strategies with their variants go on in a second line
+        if not wide or not texts[i]:
+            return [column]
+        broken = [cell.replace(r"\_", r"\_\allowbreak{}") if len(cell) > _LONGEST else cell for cell in shown]
+        return [column._replace(spec=_WRAPPED, width=_LONGEST, cells=broken)]
+    if any(re.fullmatch(rf"{_NUMBER} \[.*\]", cell) for cell in cells):
+        parts = [cell.partition(" [") for cell in cells]
+        values = _numbers(headings[i], "", [value for value, _, _ in parts], marked)
+        intervals = [mark.strip() + rest for _, mark, rest in parts]
+        shown = [_tex(text) for text in intervals]
+        return [values, _column("l", "95 %", "", intervals, shown)._replace(heading=(r"{95 \%}", ""))]
+    unit = Counter(match[1] for cell in cells if (match := re.search(r"\d ([a-zA-Z]+)$", cell))).most_common(1)
+    if unit and unit[0][0] in _FACTORS:
+        return [_numbers(headings[i], unit[0][0], [_in_unit(cell, unit[0][0]) for cell in cells], marked)]
+    return [_numbers(headings[i], "", cells, marked)]
+
+
+def _column(spec: str, name: str, unit: str, cells: Sequence[str], shown: list[str]) -> Column:
+    """With its heading in two lines: the second is the unit, or the second half of a long name."""
+    words = name.split()
+    half = next((k for k in range(1, len(words)) if len(" ".join(words[:k])) * 2 + 1 >= len(name)), len(words))
+    first, second = (name, f"({unit})") if unit else (" ".join(words[:half]), " ".join(words[half:]))
+    heading = (f"{{{_tex(first)}}}" if first else "", f"{{{_tex(second)}}}" if second else "")
+    return Column(spec, heading, shown, max(len(first), len(second), *map(len, cells)))
+
+
+def _numbers(name: str, unit: str, cells: Sequence[str], marked: Sequence[bool]) -> Column:
+    """An S column of siunitx, aligned at the decimal point; what is no number stands in braces."""
+    found = [re.fullmatch(rf"({_NUMBER})(?: ± ({_NUMBER}))?", cell) for cell in cells]
+    values = [(match[1], match[2]) for match in found if match]
+    if not values:
+        return _column("r", name, unit, cells, [_tex(cell) for cell in cells])
+    whole = max(len(value.lstrip("+-").partition(".")[0]) for value, _ in values)
+    places = max(len(value.partition(".")[2]) for value, _ in values)
+    errors = [len(str(int(Decimal(error) * 10**places))) for _, error in values if error]
+    signed = "+" if any(value[0] in "+-" for value, _ in values) else ""
+    form = f"{signed}{whole}.{places}" + (f"({max(errors)}),separate-uncertainty" if errors else "")
+    bold = ",text-series-to-math,reset-text-series=false" if any(marked) else ""
+    spec = f"S[table-format={form}{bold}]"
+    shown = []
+    for cell, match, mark in zip(cells, found, marked, strict=True):
+        text = cell.replace(" ± ", " +- ") if match else f"{{{_tex(cell)}}}" if cell != NOTHING else "{--}"
+        shown.append(rf"\bfseries {text}" if mark else text)
+    return _column(spec, name, unit, cells, shown)
+
+
+def _in_unit(cell: str, unit: str) -> str:
+    """Every quantity of the text in this unit, with the figures that it has; the unit itself stands in the heading."""
+
+    def converted(match: re.Match[str]) -> str:
+        number, given = match[1], match[2]
+        if given not in _FACTORS or _FACTORS[given][0] != _FACTORS[unit][0]:
+            return match[0]
+        if given == unit:
+            return number
+        value = Decimal(number) * _FACTORS[given][1] / _FACTORS[unit][1]
+        figures = len(number.replace(".", "").lstrip("0")) or 1
+        places = max(0, figures - 1 - value.adjusted()) if value else 0
+        return f"{value:.{min(places, 4)}f}"
+
+    return re.sub(r"(\d+(?:\.\d+)?) ([a-zA-Z]+)", converted, cell)
+
+
+def _tex(text: str) -> str:
+    return text.translate(_ESCAPED)
