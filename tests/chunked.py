@@ -15,7 +15,7 @@ from gnnpar.comm import CodedExchange, ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.block import Block
 from gnnpar.folds.sum import Sum
-from gnnpar.parallel.local import LocalRows, Pass
+from gnnpar.parallel.local import LocalRows, Pass, by_type
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, Part, Weights
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, draw_order
 from gnnpar.parallel.pipeline.history import History
@@ -50,6 +50,13 @@ class _Slot:
         self.in_weight = None if weight is None else weight[self.rows]
         self.dropout, self.edge_dropout = self.local.dropout, self.local.edge_dropout
 
+    def type_degree(self, types: int) -> Tensor:
+        kinds, dst = self.study.dataset.edges.type, self.study.dataset.edge_index[1]
+        if kinds is None:
+            return by_type(None, self.in_degree, types)
+        ones = torch.nn.functional.one_hot(kinds, types).double()
+        return torch.zeros(self.study.dataset.num_nodes, types).double().index_add_(0, dst, ones)[self.rows]
+
     def at(self, layer: int) -> _Slot:
         return _Slot(self.study, self.slot_of, self.slot, self.run, layer)
 
@@ -78,7 +85,7 @@ class _Slot:
         )
         tables = tuple(self._mixed(call, i, x) for i, x in enumerate(src))
         if self.study.stale and isinstance(agg, Sum) and src[0].requires_grad:
-            self._add_last_gradients(call, src[0])
+            self._add_last_gradients(call, src[0], types=bool(agg.types))
         out = fold_block(agg, block, tables, dst, edge, shared)
         if out.requires_grad:
             out.retain_grad()
@@ -98,14 +105,16 @@ class _Slot:
             table = table.index_put(((self.slot_of == slot).nonzero().flatten(),), x)
         return table
 
-    def _add_last_gradients(self, call: Any, x: Tensor) -> None:
+    def _add_last_gradients(self, call: Any, x: Tensor, *, types: bool) -> None:
         """stale x A^T G of last epoch, over edges to destinations in earlier slots."""
         last = self.study.memory.last_out.get(call)
         if last is None:
             return
         src, dst = self.study.dataset.edge_index
         keep = (self.slot_of[src] == self.slot) & (self.slot_of[dst] < self.slot)
-        rows, weight = last[dst[keep]], self.study.dataset.edge_weight
+        rows, weight, kinds = last[dst[keep]], self.study.dataset.edge_weight, self.study.dataset.edges.type
+        if types:
+            rows = rows[:, 0] if kinds is None else rows[torch.arange(len(rows)), kinds[keep]]
         rows = rows if weight is None else rows * weight[keep].double()[:, None]
         total = x.new_zeros(len(self.slot_of), *x.shape[1:]).index_add_(0, src[keep], rows)
         x.register_hook(lambda g: g + self.study.stale * total[self.rows])

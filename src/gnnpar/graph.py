@@ -49,6 +49,13 @@ class Graph(Local, Protocol):
         """[E] global ids of the in-edges of the owned rows, ascending: the order of edge operands."""
         ...
 
+    def type_degree(self, types: int) -> Tensor:
+        """[N, types] global in-degrees by type of edge, 0 <= type < types, in the dtype of the features.
+
+        Edges of a graph without types are all of type 0. ValueError where the graph has more types.
+        """
+        ...
+
     def at(self, layer: int) -> Self:
         """Name the call site: policy, history, bit-widths, dropout keys and accounting go by layer."""
         ...

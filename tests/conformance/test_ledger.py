@@ -19,6 +19,7 @@ WIDTHS = {
     ("gcn", "auto"): [(F, 0), (HIDDEN, HIDDEN), (CLASSES, CLASSES)],
     ("sage", "auto"): [(F, 0), (HIDDEN, HIDDEN), (CLASSES, CLASSES)],
     ("sage_max", "auto"): [(F, 0), (HIDDEN, HIDDEN), (HIDDEN, HIDDEN)],
+    ("rgcn", "auto"): [(F, 0), (HIDDEN, HIDDEN), (HIDDEN, HIDDEN)],
     ("gin", "auto"): [(F, 0), (HIDDEN, HIDDEN), (HIDDEN, HIDDEN)],
     ("gat", "auto"): [(HIDDEN + HEADS, HIDDEN + HEADS)] * 2 + [(CLASSES + 1, CLASSES + 1)],
     ("gatv2", "auto"): [(HIDDEN, HIDDEN)] * 2 + [(CLASSES, CLASSES)],

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from composing import configured
 from gnnpar.planner.extract import export, record
 from gnnpar.pricing.ir import Gemm, ModelIR, Poly
+from gnnpar.pricing.rates import NOMINAL
 
-MODELS = ("gcn", "sage", "sage_max", "gat", "gatv2", "gcnii", "resgcn", "gin")
+MODELS = ("gcn", "sage", "sage_max", "gat", "gatv2", "gcnii", "resgcn", "gin", "rgcn")
 
 
 def built(name: str, *overrides: str, in_dim: int = 24, out_dim: int = 5) -> nn.Module:
@@ -49,6 +50,19 @@ def test_gcn_by_hand() -> None:
     # dW of both, dX of the second: the features have no gradient
     dense = sum(g.backward_flops.rows for g in ir.groups if g.gemms)
     assert dense == pytest.approx(2 * 24 * 16 + 2 * 2 * 16 * 5, rel=0.2)
+
+
+def test_relations_widen_the_result_alone() -> None:
+    """3 relations of 16 features: one row is read for all of them, and one product takes the three sums."""
+    ir = record(built("rgcn", "model.num_relations=3", in_dim=16), 16)
+    (fold,) = ir.folds(1)
+    assert (fold.kind, fold.width, fold.out, fold.linear) == ("Sum", 16, 48, True)
+    assert Gemm(48, 5, True) in gemms(ir, 1)
+    plain = record(built("sage", "model.order=aggregate_first", in_dim=16), 16).folds(1)[0]
+    assert fold.numbers(100, 900) - plain.numbers(100, 900) == 100 * 32
+    rates = NOMINAL.fold_seconds(fold, 900, 100), NOMINAL.fold_seconds(plain, 900, 100)
+    assert rates[0] == pytest.approx(NOMINAL.fold_seconds(plain, 900, 300))
+    assert rates[0] > rates[1]
 
 
 def test_aggregate_first_sends_no_gradient_of_features() -> None:

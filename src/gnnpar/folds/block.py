@@ -114,6 +114,29 @@ class Block:
         edges = self.edges.at(order)
         return Csr(indptr, destinations, rows, edges.ids, edges.weight, edges.type)
 
+    def forward_by_type(self, types: int) -> Csr:
+        """CSR by pair: row = destination * types + type of the edge; kept. Edges without types are all of type 0."""
+        csr = self._by_type.get(types)
+        if csr is None:
+            csr = self._by_type[types] = self._sorted_by_type(types)
+        return csr
+
+    @cached_property
+    def _by_type(self) -> dict[int, Csr]:
+        return {}
+
+    def _sorted_by_type(self, types: int) -> Csr:
+        pair = self.edge_dst * types
+        if self.types is not None:
+            pair += self.types
+        order = torch.argsort(pair, stable=True)
+        pair = pair[order]
+        begins = torch.ones_like(pair, dtype=torch.bool)  # the first edge of its pair
+        begins[1:] = pair[1:] != pair[:-1]
+        first = begins.nonzero().flatten()
+        indptr = torch.cat([first, first.new_full((1,), self.num_edges)]).to(self.indptr.dtype)
+        return Csr(indptr, self.indices[order], pair[first], weights=chosen(self.weights, order))
+
     def spans(self, num_edges: int) -> list[tuple[slice, Tensor]]:
         """Whole CSR rows as runs of at most about `num_edges` edges (more only where one row has more), and the
         destinations of each run. Cut once: the host has to know the pointers."""
@@ -196,6 +219,7 @@ class Block:
     def nbytes(self) -> int:
         """Bytes of structure held, the transposed CSR and cached edge lists included once they are built."""
         cached = (self.__dict__.get("edge_dst"), self.__dict__.get("columns"), *self.__dict__.get("reverse", ()))
+        cached += tuple(t for csr in self.__dict__.get("_by_type", {}).values() for t in csr)
         spans = (rows for cut in self.__dict__.get("_spans", {}).values() for _, rows in cut)
         held = (*self._structure.values(), *self.edges.tensors.values(), *cached, *spans)
         return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
@@ -217,7 +241,7 @@ class Block:
         return Block(indptr, src.to(index_type), num_dst, num_src, rows, src_ids, edges or EdgeData())
 
 
-def chosen(values: Tensor | None, rows: Tensor) -> Tensor | None:
+def chosen(values: Tensor | None, rows: Tensor | slice) -> Tensor | None:
     """Some of the rows, where there are any."""
     return None if values is None else values[rows]
 

@@ -39,6 +39,19 @@ class Pass:
         return fold_key(self.seed, self.epoch, layer, tag, kind)
 
 
+def by_type(type_degree: Tensor | None, in_degree: Tensor, types: int) -> Tensor:
+    """In-degrees by type, [N, types]. Shapes: type_degree [N, types of the graph], None without types; in_degree [N].
+
+    Edges of a graph without types are all of type 0.
+    """
+    degree = in_degree[:, None] if type_degree is None else type_degree
+    if degree.shape[1] > types:
+        raise ValueError(
+            f"the graph has {degree.shape[1]} types of edges, and the model reads {types} relations; give it as many"
+        )
+    return degree if degree.shape[1] == types else torch.nn.functional.pad(degree, (0, types - degree.shape[1]))
+
+
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host, on the device; the host does not wait for the copy."""
     pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor

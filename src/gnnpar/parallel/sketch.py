@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnpar.comm import RowLike
 from gnnpar.folds.aggregator import Aggregator, Pushable
-from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.block import Block, Operands, Rows, chosen
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
@@ -50,15 +50,16 @@ class _Sketch(WholeGraph):
 @torch.no_grad()
 def sketch(model: Callable[..., Tensor], shard: Shard) -> list[Use]:
     """Every aggregation of model(graph, x), in order. Nothing is communicated. Refuses folds without a gradient."""
-    none = shard.node_ids[:0]
+    none, first = shard.node_ids[:0], slice(0, 1)
     edges = replace(shard.inner.edges.at(none), ids=none)
     alone = Block.from_edges(none, none, num_dst=1, num_src=1, src_ids=shard.node_ids[:1], edges=edges)
     one = replace(
         shard,
-        node_ids=shard.node_ids[:1],
-        x=shard.x[:1],
-        in_degree=shard.in_degree[:1],
-        in_weight=None if shard.in_weight is None else shard.in_weight[:1],
+        node_ids=shard.node_ids[first],
+        x=shard.x[first],
+        in_degree=shard.in_degree[first],
+        in_weight=chosen(shard.in_weight, first),
+        type_degree=chosen(shard.type_degree, first),
         inner=alone,
         halo={},
         boundary={},

@@ -12,7 +12,7 @@ from gnnpar.durable import StateDict
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
 from gnnpar.graph import Message
-from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source
+from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, by_type
 from gnnpar.partition.shard import Shard
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ class View(OwnRows):
     @property
     def edge_ids(self) -> Tensor:
         return edge_order(self.shard)
+
+    def type_degree(self, types: int) -> Tensor:
+        return by_type(self.shard.type_degree, self.in_degree, types)
 
     def during(self, run: Pass) -> Self:
         """This view in another pass. A probe keeps nothing: what it fetched would be bytes that training never sent."""

@@ -16,7 +16,7 @@ from gnnpar.folds.block import Block
 from gnnpar.folds.edge_data import EdgeData, EdgeSizes
 from gnnpar.npy import load_npy
 from gnnpar.partition.manifest import Check, FileFacts, Manifest, clear, folder_of, verify
-from gnnpar.partition.shard import Shard
+from gnnpar.partition.shard import Shard, degrees_by_type
 
 _ROWS_AT_ONCE = 1 << 16
 _ROUNDING = 1e-9  # of sums in fp64 that add in another order
@@ -77,6 +77,9 @@ class _Part:
             num_edges=manifest.num_edges,
             in_weight=in_weight,
             halo_in_weight=None if in_weight is None else self.finite("halo_in_weight", torch.float64, halo_rows),
+            type_degree=degrees_by_type([inner, *halo.values()], manifest.edge_types).float()
+            if manifest.edge_types
+            else None,
             edge_attr=self.finite("edge_attr", torch.float32, num_edges, manifest.edge_attr)
             if manifest.edge_attr
             else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -25,7 +26,8 @@ class Shard:
     """One part: N inner nodes, the blocks of their in-edges, and the lists of a halo exchange.
 
     Shapes: node_ids [N] ascending global ids; x [N, F]; y [N] or [N, C]; masks [N]; in_degree [N] global, in the
-    dtype of x; in_weight [N] the same of weighted edges (fp64 until `to`), None where edges have no weights.
+    dtype of x; in_weight [N] the same of weighted edges (fp64 until `to`), None where edges have no weights;
+    type_degree [N, types] in-degrees by type of edge, None where edges have no types.
     `chunk_of` [N], `halo_chunk_of`: the chunk of a row within its part, where parts are cut into `num_chunks`. A stage
     of a pipeline that is not the first holds features of no width, one that is not the last no labels and masks.
     `halo[p]` are the in-edges from part p, its columns the halo nodes of p by ascending global id; `boundary[p]` [b]
@@ -56,6 +58,7 @@ class Shard:
     num_chunks: int = 1
     in_weight: Tensor | None = None
     halo_in_weight: Tensor | None = None  # of the halo nodes, parts in ascending order
+    type_degree: Tensor | None = None
     edge_attr: Tensor | None = None
     edge_sizes: EdgeSizes = EdgeSizes()
     copies: Copies | None = None
@@ -122,8 +125,8 @@ class Shard:
     @property
     def features_nbytes(self) -> int:
         rows = (self.x, self.y, self.train_mask, self.val_mask, self.test_mask, self.in_degree, self.halo_in_degree)
-        more = (t for t in (self.in_weight, self.halo_in_weight, self.edge_attr) if t is not None)
-        return sum(t.numel() * t.element_size() for t in (*rows, self.node_ids, *more))
+        more = self.in_weight, self.halo_in_weight, self.type_degree, self.edge_attr
+        return sum(t.numel() * t.element_size() for t in (*rows, self.node_ids, *more) if t is not None)
 
     @staticmethod
     def open(
@@ -264,11 +267,34 @@ def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool
                 edges=_held(dataset, edges, edge_ids=edge_ids),
                 compress=p != q,
             )
-    shards = [_shard(dataset, p, parts, node_ids[p], local_of, blocks) for p in range(parts)]
+    by_type = _degrees_by_type(dataset)
+    shards = [_shard(dataset, p, parts, node_ids[p], local_of, blocks, by_type) for p in range(parts)]
     if (attr := dataset.edges.attr) is not None:
         mine = (order[ends[p * parts] : ends[(p + 1) * parts]].sort().values for p in range(parts))
         shards = [replace(shard, edge_attr=attr[edges]) for shard, edges in zip(shards, mine, strict=True)]
     return shards
+
+
+def _degrees_by_type(dataset: Dataset | Whole) -> Tensor | None:
+    """[num_nodes, types] in the dtype of x; None where edges have no types."""
+    types, dst = dataset.edges.type, dataset.edge_index[1]
+    if types is None:
+        return None
+    count = _counted(dst, types, dataset.num_nodes, dataset.edge_sizes.types)
+    return count.to(dataset.x.dtype)
+
+
+def degrees_by_type(blocks: Sequence[Block], types: int) -> Tensor:
+    """In-degrees by type of the destinations of blocks, which have `types` types. Shapes: -> [num_dst, types] int64."""
+    total = torch.zeros(blocks[0].num_dst, types, dtype=torch.int64, device=blocks[0].indptr.device)
+    for block in blocks:
+        assert block.types is not None
+        total += _counted(block.edge_dst, block.types, block.num_dst, types)
+    return total
+
+
+def _counted(dst: Tensor, types: Tensor, num_dst: int, num_types: int) -> Tensor:
+    return torch.bincount(dst * num_types + types, minlength=num_dst * num_types).view(num_dst, num_types)
 
 
 def _held(dataset: Dataset | Whole, edges: Tensor, *, edge_ids: bool) -> EdgeData:
@@ -303,6 +329,7 @@ def cut_nodes(
     degree = torch.bincount(torch.cat([src[apart], dst[apart]]), minlength=num_nodes)
     held = copies_of(dataset.edge_index, part_of, edge_part_of, parts)
     number = torch.bincount(torch.cat(held), minlength=num_nodes)
+    by_type = _degrees_by_type(dataset)
     found: list[Copies] = []
     for p, ids in enumerate(held):
         place = torch.full_like(part_of, -1)
@@ -319,7 +346,9 @@ def cut_nodes(
             edges=_held(dataset, mine, edge_ids=edge_ids),
         )
         share = torch.where(degree[ids] > 0, own.double() / degree[ids].clamp_min(1), 1.0)
-        shard = replace(_shard(dataset, 0, 1, ids, place, {(0, 0): block}), edge_attr=chosen(dataset.edges.attr, mine))
+        shard = replace(
+            _shard(dataset, 0, 1, ids, place, {(0, 0): block}, by_type), edge_attr=chosen(dataset.edges.attr, mine)
+        )
         found.append(Copies(shard, share, number[ids]))
     return found
 
@@ -351,7 +380,13 @@ def whole_of(shard: Shard) -> Whole:
 
 
 def _shard(
-    dataset: Dataset | Whole, p: int, parts: int, ids: Tensor, local_of: Tensor, blocks: dict[tuple[int, int], Block]
+    dataset: Dataset | Whole,
+    p: int,
+    parts: int,
+    ids: Tensor,
+    local_of: Tensor,
+    blocks: dict[tuple[int, int], Block],
+    by_type: Tensor | None,
 ) -> Shard:
     halo = {q: blocks[p, q] for q in range(parts) if q != p and (p, q) in blocks}
     needed = {q: blocks[q, p].src_ids for q in range(parts) if q != p and (q, p) in blocks}
@@ -376,6 +411,7 @@ def _shard(
         num_edges=dataset.num_edges,
         in_weight=chosen(dataset.in_weight, ids),
         halo_in_weight=chosen(dataset.in_weight, halo_ids),
+        type_degree=chosen(by_type, ids),
         edge_sizes=dataset.edge_sizes,
     )
 

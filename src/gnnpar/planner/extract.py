@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout, Pushable
 from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import EdgeFunction
+from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message
 from gnnpar.planner.assemble import Event, FoldArguments, Seen, assemble
 from gnnpar.pricing.ir import ModelIR
@@ -72,6 +73,9 @@ class Tracing:
     layer: int = 0
     in_weight: None = None  # weights change no shape
 
+    def type_degree(self, types: int) -> Tensor:
+        return self.in_degree[:, None].expand(-1, types)
+
     def at(self, layer: int) -> Self:
         return type(self)(self.node_ids, self.in_degree, self.edge_ids, layer)
 
@@ -92,6 +96,8 @@ class Tracing:
         pushed = width + 2 * sum(t[0].numel() for t in dst) if isinstance(agg, Pushable) else 0
         flags = [int(agg.linear), int(agg.needs_src), pushed]
         tail = _tail(agg, src, dst, edge, shared) if isinstance(agg, WithValue) else list(src[0].shape[1:])
+        if isinstance(agg, Sum) and agg.types:
+            tail = [agg.types, *tail]
         kind = type(agg).__name__
         return _fold(list(src), list(dst), list(edge), list(shared), kind, flags, tail)
 

@@ -187,7 +187,12 @@ class ModelIR:
         """Numbers of the widest row that is made; the features are there."""
         products = [op.width_out for g in self.groups for op in g.gemms]
         return max(
-            [self.final, *products, *(f.width for g in self.groups for f in g.folds), *(g.dropout for g in self.groups)]
+            [
+                self.final,
+                *products,
+                *(max(f.width, f.out) for g in self.groups for f in g.folds),
+                *(g.dropout for g in self.groups),
+            ]
         )
 
     def flops(self, n: float, e: float) -> float:

@@ -133,6 +133,8 @@ class Rates:
             return 0.0
         costs = self.folds.get(op.kind) or self.folds["Softmax"]
         factor = self.kernel if op.kind in ("Sum", "Max") else self.scale
+        if op.linear:  # a sum by type of edge has a row of its result for each type
+            rows *= max(1.0, op.out / op.width)
         return factor * costs[backward].seconds(edges, rows, op.width, table=table)
 
     def gather_seconds(self, numbers: float) -> float:

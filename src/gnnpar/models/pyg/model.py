@@ -258,6 +258,9 @@ class OneNode:
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         return x
 
+    def type_degree(self, types: int) -> Tensor:
+        return self.in_degree[:, None].expand(-1, types)
+
     def at(self, layer: int) -> Self:
         return self
 

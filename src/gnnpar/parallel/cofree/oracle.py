@@ -19,6 +19,7 @@ def union_of(parts: Sequence[Copies]) -> Copies:
     firsts = [0, *accumulate(s.num_inner for s in shards)]
     num_nodes = firsts[-1]
     in_weight = [s.in_weight for s in shards if s.in_weight is not None]
+    type_degree = [s.type_degree for s in shards if s.type_degree is not None]
     block = Block.from_edges(
         torch.cat([s.inner.edge_dst + first for s, first in zip(shards, firsts, strict=False)]),
         torch.cat([s.inner.indices.long() + first for s, first in zip(shards, firsts, strict=False)]),
@@ -37,6 +38,7 @@ def union_of(parts: Sequence[Copies]) -> Copies:
         test_mask=torch.cat([s.test_mask for s in shards]),
         in_degree=torch.cat([s.in_degree for s in shards]),
         in_weight=torch.cat(in_weight) if in_weight else None,
+        type_degree=torch.cat(type_degree) if type_degree else None,
         inner=block,
     )
     return Copies(shard, torch.cat([p.share for p in parts]), torch.cat([p.number for p in parts]))

@@ -13,7 +13,7 @@ from gnnpar.graph import Graph
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.view import FeatureCache
 from gnnpar.parallel.whole import WholeGraph
-from gnnpar.partition.shard import Shard
+from gnnpar.partition.shard import Shard, degrees_by_type
 from gnnpar_kernels import fold_key, keep_mask
 
 Degrees = Literal["part", "graph"]
@@ -58,7 +58,10 @@ class PartGraph:
             in_weight = None
             if weights is not None:
                 in_weight = torch.zeros_like(in_degree).index_add_(0, inner.edge_dst, weights.to(in_degree.dtype))
-            shard = replace(shard, in_degree=in_degree, in_weight=in_weight)
+            type_degree = None
+            if shard.type_degree is not None:
+                type_degree = degrees_by_type([inner], shard.edge_sizes.types).to(in_degree.dtype)
+            shard = replace(shard, in_degree=in_degree, in_weight=in_weight, type_degree=type_degree)
         return shard
 
 

@@ -29,7 +29,7 @@ from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Operands, Rows
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message
-from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, masked
+from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, by_type, masked
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, Span, Turn
 from gnnpar.parallel.pipeline.history import Call, History
 from gnnpar.parallel.pipeline.slots import Slots
@@ -48,7 +48,7 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What all chunks of a part on a rank share. `in_degree`, `in_weight` [N] in table order."""
+    """What all chunks of a part on a rank share. `in_degree`, `in_weight` [N], `type_degree` [N, T] in table order."""
 
     chunks: Chunks
     in_degree: Tensor
@@ -56,6 +56,7 @@ class Part:
     history: History
     weights: Weights
     in_weight: Tensor | None = None
+    type_degree: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -94,6 +95,10 @@ class ChunkGraph(OwnRows):
         if chunks.held.ids is None:
             raise ValueError("edge operands need edge ids on the shard: give the model needs_edge_ids = True.")
         return chunks.held.ids[chunks.edges(self.chunk)]
+
+    def type_degree(self, types: int) -> Tensor:
+        degree = self.part.type_degree
+        return by_type(None if degree is None else degree[self.span.rows], self.in_degree, types)
 
     def at(self, layer: int) -> Self:
         """As dataclasses.replace, in fewer calls: a chunk names its layer 2 L times an epoch."""
@@ -176,6 +181,7 @@ class _Pulled(Context):
     view: ChunkGraph
     agg: Sum
     call: Call
+    like: RowLike  # of the sources
 
 
 class _PulledFold(torch.autograd.Function):
@@ -192,7 +198,7 @@ class _PulledFold(torch.autograd.Function):
         view.complete(tables, posted)
         if halo is not None:
             state = agg.update(state, halo, x._replace(src=tables))
-        ctx.view, ctx.agg, ctx.call = view, agg, call
+        ctx.view, ctx.agg, ctx.call, ctx.like = view, agg, call, RowLike.of(x.src)[0]
         return agg.finish(state)[0]
 
     @staticmethod
@@ -201,20 +207,28 @@ class _PulledFold(torch.autograd.Function):
         view, agg, call = ctx.view, ctx.agg, ctx.call
         if not any(ctx.needs_input_grad[4:]):
             return (None,) * len(ctx.needs_input_grad)
-        like, part = RowLike.of((grad_out,)), view.part
-        rows = part.history.gradients(call, like[0])[view.span.rows]
+        of_result, part = RowLike.of((grad_out,))[0], view.part
+        rows = part.history.gradients(call, of_result)[view.span.rows]
         rows.copy_(grad_out)
-        theirs = {p: (_pull(view, agg, call, span, like[0]),) for p, span in view.spans_of_peers().items()}
-        posted = view.send_back(call, theirs, like)
-        mine = (_pull(view, agg, call, view.span, like[0]),)  # while those of halo rows travel
+
+        def pull(span: Span) -> Rows:
+            total = _pull(view, agg, call, span, of_result)
+            return (ctx.like.empty(len(span)).zero_() if total is None else total,)
+
+        theirs = {p: pull(span) for p, span in view.spans_of_peers().items()}
+        posted = view.send_back(call, theirs, (ctx.like,))
+        mine = pull(view.span)  # while those of halo rows travel
         if part.weights.fresh != 1 and (view.slot or part.history.remembers):
             rows.mul_(part.weights.fresh)  # for the chunks of earlier slots, whose turn comes now
         grads = view.add_returned(mine, posted)
         return (None, None, None, None, *wanted_gradients(Operands(grads), ctx.needs_input_grad[4:]))
 
 
-def _pull(view: ChunkGraph, agg: Sum, call: Call, span: Span, like: RowLike) -> Tensor:
-    """The gradient of table rows whose turn is now, from this part's destinations."""
+def _pull(view: ChunkGraph, agg: Sum, call: Call, span: Span, like: RowLike) -> Tensor | None:
+    """The gradient of table rows whose turn is now, from this part's destinations; None where nothing reads them.
+
+    `like`: a row of the result.
+    """
     part = view.part
     total = _read(view, agg, "now", span, part.history.gradients(call, like))
     before = part.history.last_gradients(call, like) if part.weights.stale else None
@@ -222,13 +236,13 @@ def _pull(view: ChunkGraph, agg: Sum, call: Call, span: Span, like: RowLike) -> 
     if more is not None:  # rows of the last epoch are kept times `fresh`, too
         more.mul_(part.weights.stale / part.weights.fresh)
         total = more if total is None else total.add_(more)
-    return like.empty(len(span)).zero_() if total is None else total
+    return total
 
 
 def _read(view: ChunkGraph, agg: Sum, turn: Turn, span: Span, table: Tensor) -> Tensor | None:
     """Sums of the table over the out-edges of a span; None where there are none."""
     csr = view.epoch_order.readers(turn, span)
-    return None if csr is None else agg.of(csr, table, len(span))
+    return None if csr is None else agg.grad_src(csr, table, len(span))
 
 
 class _Pushed(Context):

@@ -167,7 +167,7 @@ class PipelineCandidate(Candidate):
         if self.stages == 1 and self.chunks == 1:
             return Tables()
         halves = 2 if self.chunks > 1 else 1
-        numbers = sum((halves * (n + halo) + n * f.learned) * f.width for f in folds)
+        numbers = sum(halves * (n + halo) * f.width + n * f.learned * (f.out if f.linear else f.width) for f in folds)
         learned = any(f.learned and f.linear for f in folds)
         structure = (24.0 if learned else 16.0) * e + 8.0 * (n + halo)
         if not all(f.linear for f in folds):
@@ -260,7 +260,7 @@ def table_numbers(candidate: PipelineCandidate, work: Work, p: int, layer: int, 
             rows += n * (1.0 - math.exp(-edges / n)) * (1.0 if direction == "forward" else 4.0)
         elif direction == "backward" and candidate.chunks > 1:
             rows *= 3.0
-        total += rows * fold.width
+        total += rows * (fold.out if fold.linear and direction == "backward" else fold.width)
     return total
 
 

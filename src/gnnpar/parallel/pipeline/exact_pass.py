@@ -157,6 +157,9 @@ class Snapshot:
     def edge_ids(self) -> Tensor:
         return self.view.edge_ids
 
+    def type_degree(self, types: int) -> Tensor:
+        return self.view.type_degree(types)
+
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         return self.view.dropout(x, p, tag=tag)
 

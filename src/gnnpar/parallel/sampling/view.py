@@ -19,7 +19,7 @@ from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.graph import Message
-from gnnpar.parallel.local import LocalRows, OwnRows, Pass, to_device
+from gnnpar.parallel.local import LocalRows, OwnRows, Pass, by_type, to_device
 from gnnpar.parallel.sampling.neighbours import Sample
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.scaled import Parts, fold_scaled, fold_weighted
@@ -133,6 +133,10 @@ class SampledGraph(OwnRows):
         if ids is None:
             raise ValueError("edge operands need edge ids: give the model needs_edge_ids = True.")
         return ids.sort().values
+
+    def type_degree(self, types: int) -> Tensor:
+        """A graph whose edges have types is not sampled."""
+        return by_type(None, self.in_degree, types)
 
     def at(self, layer: int) -> Self:
         return replace(self, layer=layer)

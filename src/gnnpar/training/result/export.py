@@ -27,6 +27,7 @@ from gnnpar.folds.softmax import Softmax
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.local import by_type
 from gnnpar.training.result.header import versions
 from gnnpar.training.result.trained import DTYPES, Trained
 
@@ -62,6 +63,9 @@ class PlainGraph:
     def in_weight(self) -> None:
         """Edges have no weights here."""
 
+    def type_degree(self, types: int) -> Tensor:
+        return by_type(None, self.in_degree, types)
+
     def at(self, layer: int) -> Self:
         return self
 
@@ -85,7 +89,13 @@ class PlainGraph:
             )
         there, here = tuple(rows[self._src] for rows in src), tuple(rows[self._dst] for rows in dst)
         if isinstance(agg, Sum):
-            return self._added(there[0])
+            total = self._added(there[0])
+            if agg.types > 1:
+                raise ValueError(
+                    "a sum by type of edge has no form in plain torch, where edges have no types; load weights.pt into "
+                    "the class of the model"
+                )
+            return total[:, None] if agg.types else total
         if isinstance(agg, Max):
             best = self._largest(there[0])
             return torch.where(best > -torch.inf, best, torch.zeros_like(best))

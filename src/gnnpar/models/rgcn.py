@@ -1,0 +1,114 @@
+"""R-GCN: Y = X W_root + sum_r D_r^-1 A_r X W_r + b, A_r the edges of type r (Schlichtkrull et al. 2018, equation 2).
+
+W_r is free, a sum of bases, W_r = sum_b a_rb V_b (equation 3), or block-diagonal (equation 4).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor, nn
+
+from gnnpar.folds.block import Rows
+from gnnpar.folds.edge_data import EdgeKind, EdgeSizes
+from gnnpar.folds.sum import Sum
+from gnnpar.graph import Graph, Local
+from gnnpar.models.gnn import ModelConfig
+from gnnpar.models.initial import Linear
+
+
+def relational_mean(g: Graph, source: Rows, relations: int) -> Tensor:
+    """Means of source rows by relation, 0 where a node has no in-edge of it. Shapes: x [N, F] -> [N, relations, F]."""
+    degree = g.type_degree(relations).clamp_min(1)
+    return g.aggregate(Sum(types=relations), source) * degree.reciprocal()[..., None]
+
+
+def relational_product(rows: Tensor, weight: Tensor, mixing: Tensor | None = None) -> Tensor:
+    """sum_r rows_r W_r, one matrix product for all relations.
+
+    Shapes: rows [N, R, F]; weight [R, F, F'] of free matrices, [B, F, F'] of bases with mixing [R, B], or of blocks
+    [R, C, F / C, F' / C] -> [N, F'].
+    """
+    if weight.dim() == 4:
+        parts = rows.split(weight.shape[2], dim=2)
+        return torch.cat(
+            [part.flatten(1) @ each.flatten(0, 1) for part, each in zip(parts, weight.unbind(1), strict=True)], dim=1
+        )
+    matrices = weight.flatten(1) if mixing is None else mixing @ weight.flatten(1)
+    return rows.flatten(1) @ matrices.view(-1, weight.shape[2])
+
+
+class RGCNConv(nn.Module):
+    """The mean by relation runs as a sum by type of edge, divided by the global in-degrees of that type."""
+
+    degree_powers = (-1.0, 0.0)
+
+    def __init__(self, in_dim: int, out_dim: int, *, relations: int, bases: int | None, blocks: int | None) -> None:
+        super().__init__()
+        self.own = Linear(in_dim, out_dim)
+        shape = (relations if bases is None else bases, in_dim, out_dim)
+        if blocks is not None:
+            if in_dim % blocks or out_dim % blocks:
+                raise ValueError(
+                    f"model.num_blocks={blocks} does not divide the widths of a layer, {in_dim} and {out_dim}; choose "
+                    "a divisor of both, or set model.encoder=linear and model.decoder=linear"
+                )
+            shape = (relations, blocks, in_dim // blocks, out_dim // blocks)
+        self.neighbours = nn.Parameter(_glorot(*shape))
+        self.mixing = None if bases is None else nn.Parameter(_glorot(relations, bases))
+        self.relations = relations
+
+    @staticmethod
+    def message(g: Local, h: Tensor) -> Rows:
+        return (h,)
+
+    def forward(self, g: Graph, h: Tensor) -> Tensor:
+        src = g.source(self.message, h)
+        g, (h,) = g.destinations(h)
+        return self.own(h) + relational_product(relational_mean(g, src, self.relations), self.neighbours, self.mixing)
+
+
+def _glorot(*shape: int) -> Tensor:
+    """Matrices [..., in, out], Glorot-uniform each."""
+    limit = math.sqrt(6 / (shape[-2] + shape[-1]))
+    return torch.empty(*shape).uniform_(-limit, limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RGCN(ModelConfig):
+    """`num_relations`: types of edges; None: those of the dataset, 1 where it has none. At most one of `num_bases` and
+    `num_blocks`: bases that the matrices of relations are sums of, blocks on their diagonals."""
+
+    num_relations: Annotated[int, Ge(1), Le(10_000)] | None = None
+    num_bases: Annotated[int, Ge(1)] | None = None
+    num_blocks: Annotated[int, Ge(1)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_bases is not None and self.num_blocks is not None:
+            raise ValueError(
+                f"model.num_bases={self.num_bases} and model.num_blocks={self.num_blocks} exclude each other; leave "
+                "one of them null"
+            )
+
+    @property
+    def edge_data(self) -> frozenset[EdgeKind]:
+        return frozenset({"type"})
+
+    def on(self, sizes: EdgeSizes) -> RGCN:
+        relations = self.num_relations or max(1, sizes.types)
+        if sizes.types > relations:
+            raise ValueError(
+                f"model.num_relations={relations}, but the edges of the dataset have {sizes.types} types; set it to "
+                "null, or to as many"
+            )
+        return replace(self, num_relations=relations)
+
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        self.only_order("aggregate_first", "a row travels once for all relations, each of which has a matrix")
+        return RGCNConv(
+            in_dim, out_dim, relations=self.num_relations or 1, bases=self.num_bases, blocks=self.num_blocks
+        )

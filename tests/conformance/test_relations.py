@@ -1,0 +1,124 @@
+"""Types of edges: `rgcn` under every strategy equals the single device, and that equals PyG's RGCNConv, in fp64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.nn import FastRGCNConv, RGCNConv
+
+from chunked import ByAutograd
+from composing import configured, names
+from gnnpar.models.rgcn import RGCN
+from gnnpar.models.rgcn import RGCNConv as OurConv
+from gnnpar.parallel.cagnet.strategy import Cagnet
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.pipeline.hybrid import Hybrid
+from gnnpar.parallel.sequential.strategy import SAR
+from gnnpar.parallel.strategy import refuse_edge_data
+from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.shard import cut
+from gnnpar.verify.conformance import check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from graphs import with_edge_data
+from worlds import run_world
+
+TYPES = 3
+DATA = with_edge_data(small_graph(), types=TYPES, width=0)
+KINDS: dict[str, dict[str, int]] = {"free": {}, "bases": {"num_bases": 2}, "blocks": {"num_blocks": 2}}
+RGCN_3 = RGCN(num_layers=3, hidden=8, num_bases=2)
+STRATEGIES: dict[str, Any] = {
+    **{name: configured("strategy", name) for name in names("strategy") if name != "tag"},
+    "central": GraphParallel(overlap="central_marginal"),
+    "out_of_core": SAR(logical_parts=3),
+    "replicated": Cagnet(replication=2),
+    "mix": Hybrid(stages=1, parts=2, chunks=4, gradient="mix"),
+}
+CARRIED = [name for name, each in STRATEGIES.items() if "type" in each.capabilities.edge_data]
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_equals_pyg(kind: str, fast: bool) -> None:
+    """Outputs and the gradients of rows and of every parameter."""
+    bases, blocks = KINDS[kind].get("num_bases"), KINDS[kind].get("num_blocks")
+    ours = OurConv(6, 4, relations=TYPES, bases=bases, blocks=blocks).double()
+    theirs = (FastRGCNConv if fast else RGCNConv)(6, 4, TYPES, num_bases=bases, num_blocks=blocks).double()
+    torch.nn.init.xavier_uniform_(ours.own.weight)
+    torch.nn.init.uniform_(ours.own.bias)
+    state = {"weight": ours.neighbours, "root": ours.own.weight.T, "bias": ours.own.bias}
+    theirs.load_state_dict(state if ours.mixing is None else {**state, "comp": ours.mixing})
+    shard = cut(DATA, torch.zeros(DATA.num_nodes, dtype=torch.int64), 1)[0].to(torch.device("cpu"), torch.float64)
+    x = torch.randn(DATA.num_nodes, 6, dtype=torch.float64)
+    ends = torch.randn(DATA.num_nodes, 4, dtype=torch.float64)
+    mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    torch.set_default_dtype(torch.float64)  # RGCNConv adds to zeros of the default
+    try:
+        expected = theirs(other, DATA.edge_index, DATA.edges.type)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    got = ours(WholeGraph(shard, Pass(0)), mine)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+    (got * ends).sum().backward()
+    (expected * ends).sum().backward()
+    pairs = [(mine, other), (ours.neighbours, theirs.weight), (ours.own.bias, theirs.bias), (ours.mixing, theirs.comp)]
+    for a, b in pairs:
+        if a is not None and b is not None:
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-12)
+    assert ours.own.weight.grad is not None
+    torch.testing.assert_close(ours.own.weight.grad.T, theirs.root.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_all_that_carry_weights_carry_types() -> None:
+    assert [n for n, s in STRATEGIES.items() if "weight" in s.capabilities.edge_data] == CARRIED
+    assert {"single", "graph_parallel", "sar", "gnnpipe", "feature", "cagnet", "cofree"} <= set(CARRIED)
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_every_strategy_equals_the_single_device(name: str) -> None:
+    """In its exact limit, and where it has an oracle, that; dropout on."""
+    cases = check(STRATEGIES[name], {"rgcn": RGCN_3}, worlds=(1, 2, 4), dataset=DATA)
+    assert cases
+    for case in cases:
+        assert case.passed, case
+
+
+@pytest.mark.parametrize(("rules", "fresh", "stale"), [({}, 2.0, 0.0), ({"gradient": "mix", "mixing": 0.3}, 1.7, 0.3)])
+def test_stale_chunks_equal_autograd(rules: dict, fresh: float, stale: float) -> None:
+    strategy = Hybrid(stages=2, parts=2, chunks=8, refresh=2, **rules)
+    job = make_job(strategy, replace(RGCN_3, num_layers=4), DATA, world=4, epochs=4)
+    got = merge_ranks(job, run_world("threads", 4, job))
+    losses, gradients = ByAutograd(job, refresh=2, fresh=fresh, stale=stale).train()
+    assert got.losses == pytest.approx(losses, rel=1e-10)
+    for mine, theirs in zip(got.gradients, gradients, strict=True):
+        assert max(relative_error(mine[k], g) for k, g in theirs.items()) < 1e-9
+
+
+def test_bytes_are_those_of_one_sum() -> None:
+    """A halo row travels once for all relations, whose number is in the formula nowhere."""
+    halo = [train_in_threads(GraphParallel(), RGCN_3, data, world=3).traffic[0] for data in (DATA, small_graph())]
+    assert halo[0]["forward"] == halo[1]["forward"]
+    assert halo[0]["backward"] == halo[1]["backward"]
+
+
+@pytest.mark.parametrize("name", ["graph_parallel", "sar", "bns"])
+def test_a_cached_first_layer(name: str) -> None:
+    limit = STRATEGIES[name].exact_limit()
+    (case,) = check(limit, {"rgcn": RGCN_3}, worlds=(3,), dataset=DATA, first_layer="cached")
+    assert case.passed, case
+
+
+def test_a_strategy_that_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="has types on edges, which strategy=minibatch does not carry"):
+        refuse_edge_data(STRATEGIES["minibatch"], RGCN_3, {"type"}, None, "d", {"strategy": "minibatch"})
+
+
+def test_more_types_than_relations_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_relations=2, but the edges of the dataset have 3 types"):
+        RGCN(num_relations=2).on(DATA.edge_sizes)
+    with pytest.raises(ValueError, match="exclude each other"):
+        RGCN(num_bases=2, num_blocks=2)
+    with pytest.raises(ValueError, match="num_blocks=4 does not divide the widths of a layer, 6 and 8"):
+        RGCN(num_blocks=4, hidden=8).on(DATA.edge_sizes).build(6, 3, seed=0)

@@ -1,0 +1,49 @@
+"""sbm_typed: types say which signature a topic stands for, and some pairs of nodes have several."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from gnnpar.data.typed import TypedSBM, generate
+
+CONF = Path(__file__).resolve().parents[2] / "conf" / "dataset"
+
+
+def test_yaml_and_class_agree_on_the_default() -> None:
+    assert instantiate(OmegaConf.load(CONF / "sbm_typed.yaml")) == TypedSBM()
+
+
+def test_edges_of_two_types_between_two_nodes_are_two_edges() -> None:
+    data = TypedSBM(several=0.2).load(None, 0)
+    pairs, counts = torch.unique(data.edge_index, dim=1, return_counts=True)
+    assert pairs.shape[1] == 20_000
+    assert data.num_edges == 20_000 + int((counts == 2).sum())
+    assert int((counts == 2).sum()) == pytest.approx(4000, rel=0.1)
+    assert data.edge_sizes.types == 4
+    same = (data.edge_index[:, 1:] == data.edge_index[:, :-1]).all(0)
+    assert data.edges.type is not None
+    assert bool((data.edges.type[1:] > data.edges.type[:-1])[same].all())
+
+
+def test_a_type_is_the_topic_less_the_signature() -> None:
+    """Features without noise show topic and signature."""
+    config = TypedSBM(feature_noise=0.0, group_signal=0.0, leak_signal=1.0, topic_signal=2.0, several=0.0)
+    raw = generate(config, seed=0)
+    assert raw.edges.type is not None
+    signature = raw.y.numpy() % 4
+    shown = np.unique(raw.x.numpy().round(4), axis=0, return_inverse=True)[1].reshape(-1)
+    assert len(np.unique(shown)) == 16, "four topics of four signatures"
+    src, dst = raw.edge_index.numpy()
+    votes = np.zeros((16, 4))  # of what a source shows, for its topic
+    np.add.at(votes, (shown[src], (raw.edges.type.numpy() + signature[dst]) % 4), 1)
+    share = votes.max(1) / votes.sum(1)
+    assert share.min() > 0.25 + 0.75 * 0.2, "a quarter of the edges, those between the sides, agree on it"
+
+
+def test_too_many_edges_are_refused() -> None:
+    with pytest.raises(ValueError, match="distinct edges fit among 16 nodes; lower"):
+        TypedSBM(num_nodes=16).load(None, 0)
