@@ -76,8 +76,8 @@ def hetero() -> HeteroData:
         (data(y=None), r"the Data has no y \(it holds .*x.*\); add it"),
         (data(x=None), "the Data has no x"),
         (data(edge_index=None), "neither edge_index nor adj_t"),
-        (data(y=torch.tensor([0.5, 1, 2, 0, 1, 0])), "1 labels are not whole numbers, and regression is not supported"),
-        (data(y=torch.rand(6, 2)), "entries are neither 0 nor 1, and regression is not supported"),
+        (data(y=torch.tensor([0.5, 1, 2, 0, 1, 0])), "1 labels are not whole numbers; set dataset.task=regression"),
+        (data(y=torch.rand(6, 2)), "entries are neither 0 nor 1; set dataset.task=regression"),
     ],
 )
 def test_a_mistake_is_one_clear_line(tmp_path, what, line):

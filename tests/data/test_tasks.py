@@ -14,6 +14,8 @@ def case(name):
     gen = torch.Generator().manual_seed(0)
     task = make_task(name, 2 if name == "binary" else 5)
     logits = torch.randn(40, task.out_dim, generator=gen)
+    if name == "regression":
+        return task, logits, 3 + torch.randn(40, 5, generator=gen)
     if name == "multi_label":
         return task, logits, (torch.rand(40, 5, generator=gen) < 0.3).float()
     return task, logits, torch.randint(0, max(task.out_dim, 2), (40,), generator=gen)
@@ -48,7 +50,19 @@ def test_binary_is_bce_and_area_under_the_curve():
     assert math.isnan(roc_auc(score, torch.ones(40)))
 
 
-@pytest.mark.parametrize("name", ["single_label", "binary", "multi_label"])
+def test_regression_is_the_mean_squared_error_and_r2():
+    task, output, y = case("regression")
+    torch.testing.assert_close(task.loss_sum(output, y) / 40, F.mse_loss(output, y))
+    weight = torch.rand(40)
+    expected = (((output - y) ** 2).mean(1) * weight).sum()
+    torch.testing.assert_close(task.loss_sum(output, y, weight), expected)
+    errors, spread = ((output - y) ** 2).sum(0), ((y - y.mean(0)) ** 2).sum(0)
+    assert task.value(task.statistics(output, y)) == pytest.approx((1 - errors / spread).mean().item())
+    assert task.value(task.statistics(y, y)) == 1
+    assert math.isnan(task.value(task.statistics(output, torch.full_like(y, 7.3))))
+
+
+@pytest.mark.parametrize("name", ["single_label", "binary", "multi_label", "regression"])
 def test_statistics_of_ranks_add_up(name):
     task, logits, y = case(name)
     rows = [slice(0, 13), slice(13, 13), slice(13, 40)]

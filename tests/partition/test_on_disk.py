@@ -131,7 +131,7 @@ def test_a_file_of_another_type_is_found_without_its_checksum(folder: Path) -> N
         ({"schema": 2}, "are of schema 2, this gnnpar reads 1: partition again"),
         ({"parts": 0}, "parts=0, at least 1 is needed"),
         ({"parts": 4}, "statistics are of 3 parts, there are 4"),
-        ({"task": "regression"}, "task: Input should be"),
+        ({"task": "ranking"}, "task: Input should be"),
         ({"hashes": {"graph": "", "split": ""}}, "hashes lack partition"),
         ({"files": {"../x.npy": {"shape": [1], "dtype": "<f4", "nbytes": 1, "sha256": ""}}}, "outside the folder"),
         ({"num_nodes": "60"}, "num_nodes: Input should be a valid integer"),

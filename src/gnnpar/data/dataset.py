@@ -15,7 +15,8 @@ from torch import Tensor
 
 from gnnpar.folds.edge_data import EdgeData, EdgeSizes
 
-TaskName = Literal["single_label", "binary", "multi_label"]
+TaskName = Literal["single_label", "binary", "multi_label", "regression"]
+MATRICES: frozenset[TaskName] = frozenset({"multi_label", "regression"})  # whose labels are rows [C]
 
 _HASH_ROWS = 1 << 20
 
@@ -24,13 +25,15 @@ _HASH_ROWS = 1 << 20
 class Dataset:
     """A whole graph with features, labels and a split.
 
-    Shapes: N nodes, E edges, F features, C classes. Edge j -> i is column (j, i) of `edge_index`; columns are sorted by
-    (destination, source) and an edge's id is its position in that order.
+    Shapes: N nodes, E edges, F features, C classes or targets. Edge j -> i is column (j, i) of `edge_index`; columns
+    are sorted by (destination, source) and an edge's id is its position in that order. y: [N] int64 (single_label,
+    binary; -1 = unlabelled) or [N, C] float32 (multi_label, regression; a row of nan = unlabelled). What is unlabelled
+    is in no split.
     """
 
     name: str
     x: Tensor  # [N, F] float32
-    y: Tensor  # [N] int64 (single_label, binary; -1 = unlabelled, in no split) or [N, C] float32 (multi_label)
+    y: Tensor
     edge_index: Tensor  # [2, E] int64; row 0 sources, row 1 destinations
     in_degree: Tensor  # [N] int64, self loops included
     train_mask: Tensor  # [N] bool

@@ -15,8 +15,8 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from gnnpar.data.adjacency import EdgeList
-from gnnpar.data.dataset import Dataset
-from gnnpar.data.raw import RawGraph, check_split, checked
+from gnnpar.data.dataset import MATRICES, Dataset
+from gnnpar.data.raw import RawGraph, check_split, checked, has_label
 from gnnpar.folds.edge_data import EdgeData
 
 Masks = tuple[Tensor, Tensor, Tensor]
@@ -280,9 +280,9 @@ def _public_split(raw: RawGraph, index: int) -> Masks:
 
 
 def _per_class_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
-    if raw.task == "multi_label":
+    if raw.task in MATRICES:
         raise ValueError(
-            f"dataset {raw.name} is multi-label: dataset.split=per_class needs one class a node; use random."
+            f"dataset {raw.name} is {raw.task}: dataset.split=per_class needs one class a node; use random."
         )
     assert raw.num_classes is not None
     y, rng = raw.y.numpy(), np.random.default_rng(seed)
@@ -310,7 +310,7 @@ def _random_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
             f"dataset.train_fraction={config.train_fraction:g} and dataset.val_fraction={config.val_fraction:g} add "
             "up to more than 1; lower one."
         )
-    labelled = np.arange(len(raw.y)) if raw.task == "multi_label" else np.flatnonzero(raw.y.numpy() >= 0)
+    labelled = np.flatnonzero(has_label(raw.y, raw.task).numpy())
     order = np.random.default_rng(seed).permutation(labelled)
     num_train = max(1, round(config.train_fraction * len(order)))
     num_val = min(round(config.val_fraction * len(order)), len(order) - num_train)

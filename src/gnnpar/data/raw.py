@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from gnnpar.data.adjacency import EdgeList, edge_list_of
-from gnnpar.data.dataset import TaskName
+from gnnpar.data.dataset import MATRICES, TaskName
 from gnnpar.folds.edge_data import EdgeData
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-TaskChoice = Literal["auto", "single_label", "binary", "multi_label"]
+TaskChoice = Literal["auto", "single_label", "binary", "multi_label", "regression"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -224,6 +224,8 @@ def check_weights(name: str, weight: np.ndarray, *, first: int) -> None:
 
 def _labels(raw: RawGraph, num_nodes: int) -> tuple[Tensor, int]:
     y = raw.y
+    if raw.task == "regression":
+        return _targets(raw, y[:, None] if y.ndim == 1 else y, num_nodes)
     if y.ndim == 2 and y.shape[1] == 1 and raw.task != "multi_label":
         y = y[:, 0]
     expected = 2 if raw.task == "multi_label" else 1
@@ -238,11 +240,34 @@ def _labels(raw: RawGraph, num_nodes: int) -> tuple[Tensor, int]:
         wrong = int(((y != 0) & (y != 1)).sum())
         if wrong:
             raise ValueError(
-                f"dataset {raw.name}: {wrong} multi-label entries are neither 0 nor 1, and regression is not "
-                "supported; store a 0/1 matrix."
+                f"dataset {raw.name}: {wrong} multi-label entries are neither 0 nor 1; set dataset.task=regression, or "
+                "store a 0/1 matrix."
             )
         return y.contiguous(), y.shape[1]
     return _class_ids(raw, y)
+
+
+def _targets(raw: RawGraph, y: Tensor, num_nodes: int) -> tuple[Tensor, int]:
+    """[N, T] float32; a node that lacks one of its targets has none."""
+    if y.ndim != 2 or len(y) != num_nodes or not y.shape[1] or y.is_complex():
+        raise ValueError(
+            f"dataset {raw.name}: targets of a regression must be real, [{num_nodes}] or [{num_nodes}, targets], got "
+            f"{y.dtype} {list(raw.y.shape)}; fix y or set dataset.task."
+        )
+    y = y.to(torch.float32)
+    if wrong := int(torch.isinf(y).sum()):
+        raise ValueError(f"dataset {raw.name}: {wrong} targets are infinite or beyond float32; scale y.")
+    missing = torch.isnan(y).any(1)
+    if bool(missing.all()):
+        raise ValueError(f"dataset {raw.name}: no node has all its targets (each has a nan); give y numbers.")
+    return y.masked_fill(missing[:, None], torch.nan).contiguous(), y.shape[1]
+
+
+def has_label(y: Tensor, task: TaskName) -> Tensor:
+    """[N] bool: the nodes that may be in a split."""
+    if task in MATRICES:
+        return ~torch.isnan(y[:, 0])
+    return y >= 0
 
 
 def _class_ids(raw: RawGraph, y: Tensor) -> tuple[Tensor, int]:
@@ -252,7 +277,7 @@ def _class_ids(raw: RawGraph, y: Tensor) -> tuple[Tensor, int]:
         wrong += int((known.abs() >= 2.0**62).sum())
         if wrong:
             raise ValueError(
-                f"dataset {raw.name}: {wrong} labels are not whole numbers, and regression is not supported; store "
+                f"dataset {raw.name}: {wrong} labels are not whole numbers; set dataset.task=regression, or store "
                 "class ids 0, 1, 2, ..."
             )
         y = known
@@ -306,12 +331,12 @@ def check_split(raw: RawGraph, masks: tuple[Tensor, Tensor, Tensor]) -> None:
                 f"dataset {raw.name}: {both} nodes are in both the {titles[a]} and the {titles[b]} split; "
                 "make them disjoint."
             )
-    if raw.task == "multi_label":
-        return
+    labelled = has_label(raw.y, raw.task)
     for title, mask in zip(titles, masks, strict=True):
-        missing = int((raw.y[mask] < 0).sum())
+        missing = int((mask & ~labelled).sum())
         if missing:
+            none = "nan" if raw.task == "regression" else "-1"
             raise ValueError(
-                f"dataset {raw.name}: {missing} nodes of the {title} split have no label (-1); "
+                f"dataset {raw.name}: {missing} nodes of the {title} split have no label ({none}); "
                 f"remove them from {title}_mask."
             )

@@ -126,8 +126,45 @@ class MultiLabel:
         return 2 * hits / total if total else 0.0
 
 
+@dataclass(frozen=True)
+class Regression:
+    """T numbers: squared error averaged over targets, and R^2, the share of a target's variance that is explained,
+    averaged over targets.
+
+    Shapes: output [N, T], y [N, T]; statistics [1, 1 + 3 T] = rows, then of every target the sum of y, of y^2 and of
+    squared errors. R^2 is nan where a target is constant.
+    """
+
+    num_targets: int
+    name: TaskName = "regression"
+    metric_name: str = "r2"
+    reduction: Literal["sum", "concat"] = "sum"
+
+    @property
+    def out_dim(self) -> int:
+        return self.num_targets
+
+    def loss_sum(self, logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        squares = (logits - y.to(logits.dtype)).square().mean(1)
+        return squares.sum() if weight is None else (squares * weight).sum()
+
+    def statistics(self, logits: Tensor, y: Tensor) -> Tensor:
+        target = y.double()
+        sums = (target.sum(0), target.square().sum(0), (logits.double() - target).square().sum(0))
+        return torch.cat([target.new_tensor([len(y)]), *sums])[None]
+
+    def value(self, statistics: Tensor) -> float:
+        rows = float(statistics[0, 0])
+        total, squares, errors = statistics[0, 1:].view(3, self.num_targets)
+        spread = squares - total.square() / rows if rows else torch.zeros_like(squares)
+        constant = spread <= 1e-12 * squares
+        return float("nan") if bool(constant.any()) else float((1 - errors / spread).mean())
+
+
 def make_task(name: TaskName, num_classes: int) -> Task:
     """The task of a dataset: `make_task(dataset.task, dataset.num_classes)`."""
+    if name == "regression":
+        return Regression(num_classes)
     if name == "single_label":
         return SingleLabel(num_classes)
     if name == "multi_label":

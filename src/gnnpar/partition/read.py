@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gnnpar.data.dataset import MATRICES
+from gnnpar.data.raw import has_label
 from gnnpar.folds.block import Block
 from gnnpar.folds.edge_data import EdgeData, EdgeSizes
 from gnnpar.npy import load_npy
@@ -44,7 +46,7 @@ class _Part:
         manifest = self.manifest
         ids = self.index("node_ids", manifest.num_nodes)
         count = len(ids)
-        labels = (count, manifest.num_classes) if manifest.task == "multi_label" else (count,)
+        labels = (count, manifest.num_classes) if manifest.task in MATRICES else (count,)
         train, val, test = (self.array(f"{name}_mask", torch.bool, (count,)) for name in ("train", "val", "test"))
         halo = {q: self.block(f"halo-{q}", count) for q in self.peers("halo", ".indptr")}
         halo_rows = sum(block.num_src for block in halo.values())
@@ -55,7 +57,7 @@ class _Part:
         in_weight = self.finite("in_weight", torch.float64, count) if "in_weight.npy" in self.files else None
         if in_weight is not None and self.check == "full":
             check_weights(in_weight, [inner, *halo.values()])
-        y = self.array("y", torch.float32 if manifest.task == "multi_label" else torch.int64, labels)
+        y = self.array("y", torch.float32 if manifest.task in MATRICES else torch.int64, labels)
         self.check_labels(y, {"train_mask": train, "val_mask": val, "test_mask": test})
         return Shard(
             part=self.part,
@@ -114,14 +116,16 @@ class _Part:
         return Block(indptr, indices, count, len(ids), rows, ids, EdgeData(edge_ids, weights, types))
 
     def check_labels(self, y: Tensor, masks: Mapping[str, Tensor]) -> None:
-        """Class ids below num_classes, and one for every node that a mask names."""
-        if self.manifest.task == "multi_label" or not len(y):
+        """Class ids below num_classes, and a label for every node that a mask names."""
+        if not len(y):
             return
-        low, high = (int(v) for v in torch.aminmax(y))
-        if low < -1 or high >= self.manifest.num_classes:
-            raise ValueError(f"y goes from {low} to {high} of {self.manifest.num_classes} classes")
+        if self.manifest.task not in MATRICES:
+            low, high = (int(v) for v in torch.aminmax(y))
+            if low < -1 or high >= self.manifest.num_classes:
+                raise ValueError(f"y goes from {low} to {high} of {self.manifest.num_classes} classes")
+        labelled = has_label(y, self.manifest.task)
         for name, mask in masks.items():
-            if bool((y[mask] < 0).any()):
+            if bool((mask & ~labelled).any()):
                 raise ValueError(f"{name} names nodes without a label")
 
     def index(self, name: str, limit: int) -> Tensor:
