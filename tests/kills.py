@@ -221,8 +221,11 @@ def _line_of(process: subprocess.Popen[str]) -> str | None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         return "hung"
-    lines = err.strip().splitlines()
-    return None if process.returncode == 0 else lines[-1] if lines else ""
+    if process.returncode == 0:
+        return None
+    lines = err.strip().splitlines() or [""]
+    ours = [line for line in lines if line.startswith("gnnpar: ")]  # Python may warn of more after it
+    return (ours or lines)[-1]
 
 
 @dataclass

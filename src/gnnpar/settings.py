@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import json
 import types
 import typing
@@ -247,6 +248,13 @@ class Settings:
         return model.build(in_dim, out_dim, seed=self.seed, cached_first_layer=self.caches_first_layer)
 
 
+_MEMBERS = {  # group -> what is called of its object, whose class a file or the user may name
+    "model": ("build", "on", "num_layers", "in_one_piece"),
+    "dataset": ("load",),
+    "partition": ("part_of",),
+    "optim": ("build",),
+    "tracker": ("build",),
+}
 NOT_KEYS = ("names", "resolved", "study")
 
 
@@ -256,6 +264,12 @@ def build_settings(config: JsonObject, names: Mapping[str, str], study: str = ""
     for name in ("data_dir", "cache_dir"):
         values[name] = values[name].expanduser().absolute()
     _check_strategy(values["strategy"], names)
+    for group, members in _MEMBERS.items():
+        if lacking := [name for name in members if inspect.getattr_static(values[group], name, None) is None]:
+            kind = type(values[group])
+            raise ConfigError(
+                f"{group}: {kind.__module__}.{kind.__qualname__} has no {lacking[0]}, which a {group} needs"
+            )
     return Settings(
         **values, names=dict(names), resolved={key: _plain(value) for key, value in config.items()}, study=study
     )

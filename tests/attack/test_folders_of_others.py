@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,14 +24,15 @@ from gnnpar.config.replay import resumed
 from gnnpar.data.columns import Column
 from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
-from gnnpar.durable import read_checked_json, read_json, write_checked_json
+from gnnpar.durable import JsonDict, read_checked_json, read_json, write_checked_json
 from gnnpar.folder_lock import FILE, FolderInUse, Owner, working_in
 from gnnpar.partition.chunking import Range, chunk
 from gnnpar.placement import Placement, Plan
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError
+from gnnpar.track import jsonl
 from gnnpar.track.jsonl import read_rows
-from gnnpar.training.checkpoint.files import checked
+from gnnpar.training.checkpoint import files as checkpoint
 
 PRECIOUS = "what is outside of the folder"
 
@@ -251,11 +253,63 @@ def test_a_number_that_would_run_for_days_or_draws_nothing_is_refused(strategy: 
         compose([f"strategy={strategy}", f"strategy.{key}={value}"])
 
 
-@pytest.mark.parametrize(("name", "value"), [("edge_types", None), ("edge_attr", 10**15), ("edge_weights", "x")])
-def test_a_checkpoint_of_edges_that_cannot_be_is_one_line(tmp_path: Path, name: str, value: object) -> None:
-    assert train(tmp_path / "run", "strategy=single", "epochs=1").exit_code == 0
-    (file,) = (tmp_path / "run").glob("checkpoint/*/manifest.json")
-    manifest = read_json(file)
-    manifest["run"][name] = value
-    with pytest.raises(ValueError, match=f"run.{name} is .*, no number from 0 to"):
-        checked(manifest)
+def in_run(**changes: object) -> Callable[[JsonDict, JsonDict], None]:
+    return lambda manifest, tree: manifest["run"].update(changes)
+
+
+def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[JsonDict, JsonDict], None]:
+    return lambda manifest, tree: tree["model"].update({name: change(w) for name, w in tree["model"].items()})
+
+
+FORGED: dict[str, tuple[Callable[[JsonDict, JsonDict], None], str]] = {
+    "types": (in_run(edge_types=None), "run.edge_types is None, no number from 0 to"),
+    "width": (in_run(edge_attr=10**15), "run.edge_attr is 10+, no number from 0 to"),
+    "weighted": (in_run(edge_weights="x"), "run.edge_weights is x, no number from 0 to"),
+    "features": (in_run(num_features=-1), "run.num_features is -1, at least 1 is needed"),
+    "epoch": (lambda manifest, tree: manifest.update(epoch=10**18), "says that 10+ epochs are done, its name 000001"),
+    "sparse": (weights(torch.Tensor.to_sparse), "holds a tensor that is sparse"),
+    "meta": (weights(lambda w: w.to("meta")), "sparse, quantized or has no values"),
+    "names": (lambda manifest, tree: tree["model"].update({1: torch.ones(1)}), "holds no model, optimizer"),
+    "random": (lambda manifest, tree: tree.update(random={}), "cannot be opened"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert train(folder, "strategy=single", "epochs=1").exit_code == 0
+    return next((folder / "checkpoint").iterdir())
+
+
+def forged(trained: Path, tmp_path: Path, change: Callable[[JsonDict, JsonDict], None]) -> Path:
+    """A copy of a checkpoint, changed, its checksums made again."""
+    folder = tmp_path / trained.name
+    shutil.copytree(trained, folder)
+    manifest, file = read_checked_json(folder / "manifest.json"), folder / "rank-0.pt"
+    tree = torch.load(file, weights_only=True)
+    change(manifest, tree)
+    torch.save(tree, file)
+    manifest["files"]["rank-0.pt"] = {"nbytes": file.stat().st_size, "sha256": durable.file_hash(file)}
+    write_checked_json(folder / "manifest.json", manifest)
+    return folder
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_forged_checkpoint_is_no_good_one(trained: Path, tmp_path: Path, kind: str) -> None:
+    change, line = FORGED[kind]
+    with pytest.raises(ValueError, match=f"is no good checkpoint: .*{line}"):
+        checkpoint.read(forged(trained, tmp_path, change))
+
+
+def test_a_class_of_gnnpar_that_is_no_model_is_a_line(trained: Path, tmp_path: Path) -> None:
+    def change(manifest: JsonDict, tree: JsonDict) -> None:
+        manifest["run"]["settings"]["model"] = {"_target_": "gnnpar.settings.Host"}
+
+    with pytest.raises(ValueError, match=r"model: gnnpar\.settings\.Host has no build, which a model needs"):
+        gnnpar.load(forged(trained, tmp_path, change))
+
+
+def test_an_epoch_beyond_all_rows_takes_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epoch": 3}\n')
+    assert jsonl.missing_epochs(tmp_path, 10**18) == f"0, 2, 4-{10**18 - 1}"
+    assert jsonl.missing_epochs(tmp_path, 3) == "0, 2"

@@ -148,10 +148,9 @@ class RowCount:
 
 def missing_epochs(run_dir: Path, count: int) -> str:
     """The epochs below `count` of which metrics.jsonl has no row: '3, 5-7'; empty: none."""
-    gone = set(range(count)) - {row["epoch"] for row in read_rows(run_dir)}
-    starts = sorted(epoch for epoch in gone if epoch - 1 not in gone)
-    ends = sorted(epoch for epoch in gone if epoch + 1 not in gone)
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+    there = sorted({row["epoch"] for row in read_rows(run_dir) if 0 <= row["epoch"] < count})
+    gaps = [(a + 1, b - 1) for a, b in zip([-1, *there], [*there, count], strict=True) if b > a + 1]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in gaps)
 
 
 def _results_only(row: JsonObject) -> JsonDict:

@@ -147,7 +147,9 @@ def read(folder: Path) -> Checkpoint:
     """A checkpoint whose every byte is as it was written; ValueError says what is not."""
     try:
         manifest = checked(with_current_targets(read_checked_json(folder / MANIFEST)))
-        files = manifest["files"]
+        files, named = manifest["files"], folder.name.removeprefix("epoch-")
+        if named.isdigit() and int(named) != manifest["epoch"]:
+            raise ValueError(f"it says that {manifest['epoch']} epochs are done, its name {named}")
         for name, told in files.items():
             if file_hash(folder / Path(name).name) != told["sha256"]:
                 raise ValueError(f"{name} has another checksum than manifest.json says")
@@ -193,6 +195,9 @@ def checked(manifest: JsonDict) -> JsonDict:
     for name in _OF_EDGES & manifest["run"].keys():
         if not isinstance(count := manifest["run"][name], int) or not 0 <= count <= _MOST_OF_EDGES:
             raise ValueError(f"run.{name} is {str(count)[:20]}, no number from 0 to {_MOST_OF_EDGES}")
+    for name in ("world_size", "num_features", "num_outputs"):
+        if manifest["run"][name] < 1:
+            raise ValueError(f"run.{name} is {manifest['run'][name]}, at least 1 is needed")
     if manifest.get("plan") is not None:
         _require(manifest, {"plan": dict})
     size = manifest["run"]["world_size"]

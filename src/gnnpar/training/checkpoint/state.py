@@ -84,10 +84,24 @@ def check_tree(file: Path) -> None:
         tree = torch.load(file, map_location="cpu", weights_only=True)
         parts = [tree["model"], tree["optimizer"]["state"], tree["engine"], tree["random"]]
         kinds = all(isinstance(part, dict) for part in parts) and isinstance(tree["optimizer"]["kind"], str)
+        kinds = kinds and isinstance(tree["random"]["cpu"], Tensor) and "cuda" in tree["random"]
+        kinds = kinds and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tree["model"].items())
+        odd = any(t.layout != torch.strided or t.is_meta or t.is_quantized for t in _tensors(tree))
     except Exception as error:  # torch's readers raise errors of all kinds
         raise ValueError(f"{file.name} cannot be opened ({type(error).__name__})") from error
-    if not kinds or not all(isinstance(weight, Tensor) for weight in tree["model"].values()):
+    if not kinds:
         raise ValueError(f"{file.name} holds no model, optimizer, engine and random state")
+    if odd:
+        raise ValueError(f"{file.name} holds a tensor that is sparse, quantized or has no values")
+
+
+def _tensors(tree: object) -> Iterator[Tensor]:
+    """All that are in a plain tree."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (Mapping, list, tuple)):
+        for each in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _tensors(each)
 
 
 def read_tree(file: Path, device: torch.device) -> Any:  # Any: a tree
