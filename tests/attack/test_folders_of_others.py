@@ -313,3 +313,28 @@ def test_an_epoch_beyond_all_rows_takes_no_memory(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epoch": 3}\n')
     assert jsonl.missing_epochs(tmp_path, 10**18) == f"0, 2, 4-{10**18 - 1}"
     assert jsonl.missing_epochs(tmp_path, 3) == "0, 2"
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("epoch_seconds.median", -1.0),
+        ("epoch_seconds.median", 0),
+        ("epoch_seconds.median", float("nan")),
+        ("metric.test", 5.0),
+        ("metric.val", float("inf")),
+        ("metric.best_val", -3),
+        ("strategy", "x" * 100_000),
+    ],
+)
+def test_a_figure_that_cannot_be_is_no_result(trained: Path, tmp_path: Path, place: str, value: object) -> None:
+    result = read_json(trained.parents[1] / "result.json")
+    *parents, last = place.split(".")
+    node = result[parents[0]] if parents else result
+    node[last] = value
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    with pytest.raises(
+        ConfigError, match=rf"result\.json is no result of a run: {place.partition('.')[0]}.*: "
+    ) as refused:
+        collect([tmp_path])
+    assert len(str(refused.value)) < 500
