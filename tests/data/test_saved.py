@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 
 from conftest import Run
 from data.samples import raw_graph
@@ -51,13 +51,6 @@ def test_a_sparse_adjacency_and_missing_masks(tmp_path):
         PT(path=saved(tmp_path, data(train_mask=None))).load(None, 0)
 
 
-def hetero() -> HeteroData:
-    typed = HeteroData()
-    typed["paper"].x, typed["author"].x = torch.ones(3, 2), torch.ones(2, 2)
-    typed["author", "writes", "paper"].edge_index = torch.zeros(2, 1, dtype=torch.int64)
-    return typed
-
-
 @pytest.mark.parametrize(
     ("what", "line"),
     [
@@ -66,10 +59,6 @@ def hetero() -> HeteroData:
         (
             data(edge_label=torch.ones(5, 2), node_type=torch.zeros(6)),
             "holds edge_label, node_type, which models do not read .*; remove them",
-        ),
-        (
-            hetero(),
-            "this is a HeteroData with node types paper, author, and typed graphs are not supported; give a Data",
         ),
         ([data(), data()], "there are 2 graphs; give one Data"),
         ({"x": torch.ones(6, 2)}, "there is a dict, not a torch_geometric.data.Data"),

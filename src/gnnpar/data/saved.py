@@ -1,4 +1,4 @@
-"""PyG's `Data`, as a file or in memory: `torch.save(data, "my.pt")`, then `dataset=pt dataset.path=my.pt`.
+"""PyG's `Data`, or `HeteroData`, as a file or in memory: torch.save(data, "my.pt"), then dataset=pt dataset.path=my.pt.
 
 Read are x, edge_index or adj_t, edge_weight, edge_type, edge_attr, y and the masks. A file is data: it is loaded with
 weights_only, so that none of its code runs.
@@ -16,6 +16,7 @@ from gnnpar.capacity import require_memory
 from gnnpar.data.adjacency import edge_list_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_file, one_line
+from gnnpar.data.hetero import flattened, stores_of
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread, task_of
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
@@ -97,25 +98,23 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
 
 
 def _checked(name: str, data: object) -> dict[str, object]:
-    """The fields of a Data."""
+    """The fields of a Data, or of a HeteroData laid out as one."""
     from torch_geometric.data import Data, HeteroData
 
-    if isinstance(data, HeteroData):
-        kinds = ", ".join(map(str, data.node_types))
-        raise ValueError(
-            f"dataset {name}: this is a HeteroData with node types {kinds}, and typed graphs are not supported; give a "
-            "Data: data.to_homogeneous(add_node_type=False, add_edge_type=False), if all nodes may be treated alike."
-        )
     if isinstance(data, list | tuple) and data and all(isinstance(each, Data) for each in data):
         raise ValueError(f"dataset {name}: there are {len(data)} graphs; give one Data, e.g. the first, [0].")
-    if not isinstance(data, Data):
+    if not isinstance(data, Data | HeteroData):
         raise ValueError(
             f"dataset {name}: there is a {type(data).__name__}, not a torch_geometric.data.Data; give one."
         )
     try:
-        return {str(key): value for key, value in data.to_dict().items() if value is not None}
+        stores = stores_of(data) if isinstance(data, HeteroData) else None
+        fields = data.to_dict() if stores is None else {}
+        found = {str(key): value for key, value in fields.items() if value is not None}
     except Exception as error:  # of a file that holds half of one
-        raise ValueError(f"dataset {name}: its Data cannot be read ({one_line(error)}); save it again.") from error
+        kind = type(data).__name__
+        raise ValueError(f"dataset {name}: its {kind} cannot be read ({one_line(error)}); save it again.") from error
+    return found if stores is None else flattened(name, stores)
 
 
 def _masks(name: str, fields: dict[str, object]) -> tuple[Tensor, Tensor, Tensor] | None:

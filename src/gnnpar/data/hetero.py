@@ -1,0 +1,163 @@
+"""PyG's `HeteroData` as one typed graph: nodes of all types in a row, one type of edge for each of its edge types.
+
+Features of a type of nodes have columns of their own, and so has the type itself: a row is (0, .., x, .., 0 | 0, 1, 0).
+A dense layer on such rows, model.encoder=linear, is one encoder for each type: its own matrix and its own bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnpar.capacity import require_memory
+from gnnpar.data.raw import refuse_unread
+
+if TYPE_CHECKING:
+    from torch_geometric.data import HeteroData
+
+_MASKS = ("train_mask", "val_mask", "test_mask")
+_Fields = dict[str, object]
+_EdgeType = tuple[str, str, str]  # source, relation, destination
+
+
+class Stores(NamedTuple):
+    """What a HeteroData holds, by type of nodes and of edges. `counts`: of nodes, None where nothing says it."""
+
+    nodes: dict[str, _Fields]
+    edges: dict[_EdgeType, _Fields]
+    counts: dict[str, int | None]
+
+
+def stores_of(data: HeteroData) -> Stores:
+    """An error of any kind where the object is damaged."""
+    nodes = {str(key): dict(data[key].items()) for key in data.node_types}
+    edges = {key: dict(data[key].items()) for key in data.edge_types}
+    return Stores(nodes, edges, {str(key): data[key].num_nodes for key in data.node_types})
+
+
+def flattened(name: str, stores: Stores) -> _Fields:
+    """The fields of a `Data` of the same nodes and edges.
+
+    Types of edges are numbered in the order of data.edge_types. One type of nodes has y, and the masks; nodes of the
+    others have no label. ValueError in one line where something cannot be laid out so.
+    """
+    nodes, edges, _ = stores
+    if not nodes or not edges:
+        raise ValueError(f"dataset {name}: the HeteroData has {len(nodes)} types of nodes and {len(edges)} of edges.")
+    for fields in edges.values():
+        refuse_unread(name, (key for key in fields if key != "edge_type"))
+    counts: dict[str, int] = {}
+    for kind, count in stores.counts.items():
+        if count is None:
+            raise ValueError(f"dataset {name}: nothing says how many nodes of type {kind} there are; set x.")
+        counts[kind] = int(count)
+    found: _Fields = {"x": _features(name, nodes, counts), **_labels(name, nodes, counts)}
+    parts = [_edge_index(name, key, fields, counts) for key, fields in edges.items()]
+    found["edge_index"] = torch.cat(parts, dim=1)
+    found["edge_type"] = torch.cat([torch.full((part.shape[1],), kind) for kind, part in enumerate(parts)])
+    for key in ("edge_weight", "edge_attr"):
+        if (values := _of_all(name, key, edges)) is not None:
+            found[key] = values
+    return found
+
+
+def _features(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int]) -> Tensor:
+    """[N, F]: columns of each type of nodes, then one for each type where there are several."""
+    given: dict[str, Tensor] = {}
+    for key, fields in nodes.items():
+        x = fields.get("x")
+        x = torch.zeros(counts[key], 0) if x is None else _tensor(name, key, "x", x)
+        if x.ndim != 2 or len(x) != counts[key]:
+            raise ValueError(
+                f"dataset {name}: x of type {key} must be [{counts[key]}, width], one row a node, got {list(x.shape)}."
+            )
+        given[key] = x
+    kinds = len(given) if len(given) > 1 else 0
+    width, rows = kinds + sum(x.shape[1] for x in given.values()), sum(counts.values())
+    require_memory(4 * rows * width, f"dataset {name}: {width} columns of {len(given)} types of nodes", "give fewer")
+    out = torch.zeros(rows, width)
+    row = column = 0
+    for kind, x in enumerate(given.values()):
+        block = out[row : row + len(x)]
+        block[:, column : column + x.shape[1]] = x
+        if kinds:
+            block[:, width - kinds + kind] = 1
+        row, column = row + len(x), column + x.shape[1]
+    return out
+
+
+def _labels(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int]) -> dict[str, Tensor]:
+    """y and the masks of the one type of nodes that has them, on all nodes."""
+    labelled = [key for key, fields in nodes.items() if fields.get("y") is not None]
+    if len(labelled) != 1:
+        raise ValueError(
+            f"dataset {name}: {len(labelled)} types of nodes have y{': ' if labelled else ''}{', '.join(labelled)}; "
+            "give labels to one type, whose nodes are to be classified."
+        )
+    (key,) = labelled
+    start, total = _start(key, counts), sum(counts.values())
+    own = slice(start, start + counts[key])
+    found: dict[str, Tensor] = {}
+    for field in ("y", *_MASKS):
+        value = nodes[key].get(field)
+        if value is None:
+            continue
+        rows = _tensor(name, key, field, value)
+        if not rows.ndim or len(rows) != counts[key]:
+            raise ValueError(f"dataset {name}: {field} of type {key} has {list(rows.shape)} of {counts[key]} nodes.")
+        missing = torch.nan if rows.is_floating_point() else 0 if rows.dtype == torch.bool else -1
+        found[field] = rows.new_full((total, *rows.shape[1:]), missing)
+        found[field][own] = rows
+    return found
+
+
+def _edge_index(name: str, key: _EdgeType, fields: _Fields, counts: Mapping[str, int]) -> Tensor:
+    """Of one type of edges, by the numbers of all nodes."""
+    title = ", ".join(key)
+    if fields.get("edge_index") is None:
+        raise ValueError(f"dataset {name}: edges ({title}) have no edge_index; give it (an adj_t is not read here).")
+    ends = _tensor(name, title, "edge_index", fields["edge_index"])
+    if ends.ndim != 2 or len(ends) != 2:
+        raise ValueError(f"dataset {name}: edge_index of ({title}) must be [2, edges], got {list(ends.shape)}.")
+    out: list[Tensor] = []
+    for kind, row in zip((key[0], key[2]), ends, strict=True):
+        if kind not in counts:
+            raise ValueError(f"dataset {name}: edges ({title}) join nodes of type {kind}, of which there are none.")
+        if bad := int(((row < 0) | (row >= counts[kind])).sum()):
+            raise ValueError(
+                f"dataset {name}: {bad} of {row.numel()} edges ({title}) name a node of type {kind} outside "
+                f"0..{counts[kind] - 1}; number the nodes of each type from 0."
+            )
+        out.append(row.long() + _start(kind, counts))
+    return torch.stack(out)
+
+
+def _start(kind: str, counts: Mapping[str, int]) -> int:
+    """Number of the first node of a type."""
+    return sum(list(counts.values())[: list(counts).index(kind)])
+
+
+def _of_all(name: str, key: str, edges: Mapping[_EdgeType, _Fields]) -> Tensor | None:
+    """What every type of edges has; None where none has it."""
+    given = {"__".join(kind): fields[key] for kind, fields in edges.items() if fields.get(key) is not None}
+    if not given:
+        return None
+    rows = [_tensor(name, kind, key, value) for kind, value in given.items()]
+    if len(given) < len(edges) or len({tuple(each.shape[1:]) for each in rows}) > 1:
+        widths = ", ".join(f"{kind}: {list(each.shape)}" for kind, each in zip(given, rows, strict=True))
+        raise ValueError(
+            f"dataset {name}: {key} must be of every type of edges and of one width ({widths}; {len(edges)} types); "
+            "give it to all, or remove it."
+        )
+    return torch.cat(rows)
+
+
+def _tensor(name: str, kind: str, key: str, value: object) -> Tensor:
+    if not isinstance(value, Tensor) or value.is_meta:
+        raise ValueError(
+            f"dataset {name}: {key} of type {kind} is a {type(value).__name__}; give a tensor with values."
+        )
+    return value.to_dense() if value.layout != torch.strided else value

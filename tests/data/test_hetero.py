@@ -1,0 +1,112 @@
+"""A HeteroData is one typed graph: rows, edges and labels of each type where they belong, mistakes in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+
+from gnnpar.data.saved import PT, raw_graph
+from gnnpar.models.rgcn import RGCN
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.verify.conformance import check
+
+
+def hetero() -> HeteroData:
+    """12 papers of width 3, which have labels, 5 authors of width 2, 4 venues without features."""
+    gen = torch.Generator().manual_seed(0)
+    data = HeteroData()
+    data["paper"].x, data["author"].x = torch.randn(12, 3, generator=gen), torch.randn(5, 2, generator=gen)
+    data["venue"].num_nodes = 4
+    data["paper"].y = torch.arange(12) % 3
+    part = torch.arange(12) % 4
+    data["paper"].train_mask, data["paper"].val_mask, data["paper"].test_mask = part < 2, part == 2, part == 3
+    for source, relation, destination, rows in (
+        ("author", "writes", "paper", (5, 12)),
+        ("paper", "of", "author", (12, 5)),
+        ("paper", "in", "venue", (12, 4)),
+        ("venue", "has", "paper", (4, 12)),
+        ("paper", "cites", "paper", (12, 12)),
+    ):
+        ends = torch.stack([torch.randint(0, count, (20,), generator=gen) for count in rows])
+        data[source, relation, destination].edge_index = ends
+    return data
+
+
+def test_nodes_and_edges_of_all_types_are_one_graph() -> None:
+    given = hetero()
+    raw = raw_graph("given", given)
+    assert isinstance(raw.edge_index, torch.Tensor)
+    assert raw.x.shape == (21, 3 + 2 + 3)
+    assert torch.equal(raw.x[:12, :3], given["paper"].x)
+    assert torch.equal(raw.x[12:17, 3:5], given["author"].x)
+    assert torch.equal(raw.x[:, 5:].argmax(1), torch.tensor([0] * 12 + [1] * 5 + [2] * 4))
+    assert float(raw.x[17:, :5].abs().sum()) == 0
+    assert raw.y.tolist() == [*given["paper"].y.tolist(), *[-1] * 9]
+    assert raw.masks is not None
+    assert int(raw.masks[0].sum()) == 6
+    assert raw.edges.type is not None
+    assert torch.bincount(raw.edges.type).tolist() == [20] * 5
+    written = raw.edge_index[:, raw.edges.type == 0]
+    assert torch.equal(written - torch.tensor([[12], [0]]), given["author", "writes", "paper"].edge_index)
+    venues = raw.edge_index[1, raw.edges.type == 2]
+    assert 17 <= int(venues.min()) <= int(venues.max()) <= 20
+
+
+def test_it_trains_from_a_file_as_on_one_device(tmp_path) -> None:
+    torch.save(hetero(), tmp_path / "hetero.pt")
+    dataset = PT(path=str(tmp_path / "hetero.pt"), self_loops=False).load(None, 0)
+    assert dataset.edge_sizes.types == 5
+    config = RGCN(hidden=8, encoder="linear", num_bases=2)
+    (case,) = check(GraphParallel(), {"rgcn": config}, worlds=(2,), dataset=dataset)
+    assert case.passed, case
+
+
+def test_an_encoder_is_one_for_each_type() -> None:
+    """x W of a row of a type reads the rows of W that stand for its columns, and a bias of its own."""
+    x = raw_graph("given", hetero()).x
+    touched = [
+        set((x[rows] != 0).any(0).nonzero().flatten().tolist()) for rows in (slice(12), slice(12, 17), slice(17, 21))
+    ]
+    assert touched == [{0, 1, 2, 5}, {3, 4, 6}, {7}]
+
+
+def weighted(data: HeteroData) -> None:
+    data["author", "writes", "paper"].edge_weight = torch.ones(20)
+
+
+def outside(data: HeteroData) -> None:
+    data["author", "writes", "paper"].edge_index[0, 3] = 5
+
+
+def two_labelled(data: HeteroData) -> None:
+    data["author"].y = torch.zeros(5, dtype=torch.int64)
+
+
+def unread(data: HeteroData) -> None:
+    data["paper", "cites", "paper"].edge_label = torch.ones(20)
+
+
+def short(data: HeteroData) -> None:
+    data["paper"].x = torch.ones(11, 3)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (weighted, r"edge_weight must be of every type of edges and of one width \(author__writes__paper: \[20\]; 5"),
+        (outside, r"1 of 20 edges \(author, writes, paper\) name a node of type author outside 0\.\.4"),
+        (two_labelled, "2 types of nodes have y: paper, author; give labels to one type"),
+        (unread, "holds edge_label, which models do not read"),
+        (short, r"of type paper"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(spoil: Callable[[HeteroData], None], line: str) -> None:
+    data = hetero()
+    spoil(data)
+    with pytest.raises(ValueError, match=line) as caught:
+        raw_graph("given", data)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("dataset given")
