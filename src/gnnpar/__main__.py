@@ -38,6 +38,7 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
   gnnpar new strategy|model|codec NAME                                        a small working one of your own
   gnnpar cite strategy=sar                                                    BibTeX of gnnpar and of its papers
   gnnpar export RUN                                                           the trained model, for use without gnnpar
+  gnnpar predict RUN dataset=npz dataset.path=FILE                            its logits of every node of a graph
   gnnpar doctor                                                               what this machine can run
 
   --trust: plans, checkpoints, shards and sweeps may name classes of their own, whose code runs

@@ -19,7 +19,7 @@ def run(argv: list[str]) -> int:
         "--which", choices=("best", "last"), default="best", help="checkpoint: best on validation, last"
     )
     options = parser.parse_args(argv)
-    from gnnpar.training.checkpoint import files as checkpoint
+    from gnnpar.cli.predict import run_folder
     from gnnpar.training.result.export import export
     from gnnpar.training.result.trained import load
 
@@ -27,10 +27,7 @@ def run(argv: list[str]) -> int:
         trained = load(options.run, which=options.which)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    run_dir = options.run.resolve()
-    if (run_dir / checkpoint.MANIFEST).exists():  # a checkpoint is what its checksums say, and nothing beside
-        run_dir = run_dir.parent.parent
-    folder = options.out or run_dir / "export"
+    folder = options.out or run_folder(options.run) / "export"
     problems = export(trained, folder)
     for line in problems:
         complain(line)

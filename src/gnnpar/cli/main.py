@@ -34,6 +34,7 @@ COMMANDS = (
     "new",
     "cite",
     "export",
+    "predict",
 )
 
 

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from gnnpar.data.dataset import MATRICES, TaskName
 from gnnpar.durable import (
     JsonDict,
     JsonObject,
@@ -49,7 +48,7 @@ class Manifest:
     schema: int
     made_by: str
     name: str
-    task: TaskName
+    task: Literal["single_label", "binary", "multi_label", "regression"]
     num_nodes: int
     num_edges: int
     num_features: int
@@ -158,7 +157,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
             yield f"hashes.{name}={value[:80]!r} is no hash"
     if manifest.parts > manifest.num_nodes or manifest.num_train > manifest.num_nodes:
         yield f"parts={manifest.parts} and num_train={manifest.num_train} of num_nodes={manifest.num_nodes}"
-    if manifest.task not in MATRICES and manifest.num_classes > max(_FEW_CLASSES, manifest.num_nodes):
+    if manifest.task in ("single_label", "binary") and manifest.num_classes > max(_FEW_CLASSES, manifest.num_nodes):
         yield f"num_classes={manifest.num_classes} of num_nodes={manifest.num_nodes}"
     if manifest.statistics.get("parts") != manifest.parts:
         yield f"statistics are of {manifest.statistics.get('parts')} parts, there are {manifest.parts}"

@@ -21,7 +21,11 @@ SPLITS = ("train", "val", "test")
 def evaluate(engine: Engine, shard: Shard, task: Task, comm: Communicator) -> dict[str, float | None]:
     """The task's metric on each split over all ranks; None for an empty split. Collective, the same on every rank."""
     engine.drain()
-    logits = engine.predict()
+    return metrics(engine.predict(), shard, task, comm)
+
+
+def metrics(logits: Tensor, shard: Shard, task: Task, comm: Communicator) -> dict[str, float | None]:
+    """The same of logits that are there, [rows of the shard, outputs]."""
     statistics = [
         task.statistics(logits[rows], shard.y[rows]) for rows in (shard.rows_of_split[split] for split in SPLITS)
     ]

@@ -97,7 +97,17 @@ def load(
     Nothing foreign is unpickled or imported: a checkpoint that names classes of neither gnnpar nor an installed plugin
     is refused, unless `trust`. ValueError in one line then, and where there is no good checkpoint.
     """
-    folder = Path(run)
+    found, settings = find(Path(run), which, trust=trust)
+    saved = found.manifest["run"]
+    model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
+    weights, _ = found.merged(torch.device("cpu"))
+    check_weights(model, weights, found.folder)
+    model.load_state_dict(weights)
+    return Trained(model.to(device, DTYPES[settings.precision]), settings, found)
+
+
+def find(folder: Path, which: Literal["best", "last"], *, trust: bool = False) -> tuple[Checkpoint, Settings]:
+    """A checkpoint of a run's folder, or the one that it is, and the settings of its run; errors as in `load`."""
     if (folder / checkpoint.MANIFEST).exists():
         found = checkpoint.read(folder)
     else:
@@ -107,12 +117,7 @@ def load(
     saved = found.manifest["run"]
     remedy = "with trust=True, or --trust, its code is imported and runs"
     refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, trust=trust)
-    settings = build_settings(saved["settings"], saved["names"])
-    model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
-    weights, _ = found.merged(torch.device("cpu"))
-    check_weights(model, weights, found.folder)
-    model.load_state_dict(weights)
-    return Trained(model.to(device, DTYPES[settings.precision]), settings, found)
+    return found, build_settings(saved["settings"], saved["names"])
 
 
 def check_weights(model: GNN, weights: Mapping[str, Tensor], folder: Path) -> None:

@@ -1,0 +1,89 @@
+"""`gnnpar predict RUN ...`: a trained model's logits of every node of a graph, distributed, out of core if need be."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gnnpar.settings import ConfigError, Settings
+from gnnpar.track.console import complain, say
+
+if TYPE_CHECKING:
+    from gnnpar.training.checkpoint.files import Checkpoint
+
+HELP = """The logits of every node, [nodes, outputs], in a .npy file. Overrides are those of `gnnpar train`: the graph
+(dataset=NAME, or shards=FOLDER; else the run's own), world_size=N, strategy=NAME; strategy=sar
+strategy.logical_parts=N holds a part of the graph at a time. The model, its precision and its preparation of features
+are the run's."""
+
+_OF_THE_RUN = re.compile(r"[+~]*(model|precision|seed|first_layer|optim|epochs|resume|plan)(?=[=./])")
+
+
+def run(argv: list[str]) -> int:
+    """0 the file is written, 1 a rank failed, 2 there is no good checkpoint or the overrides are wrong."""
+    parser = argparse.ArgumentParser("gnnpar predict", description=HELP)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to (predictions.npy of the run)")
+    parser.add_argument(
+        "--which", choices=("best", "last"), default="best", help="checkpoint: best on validation, last"
+    )
+    parser.add_argument("overrides", nargs="*", help="dataset=NAME shards=FOLDER strategy=NAME world_size=N ...")
+    options = parser.parse_intermixed_args(argv)
+    from gnnpar.cli.train import plan_source_of
+    from gnnpar.launch.launch import launch, world_of
+    from gnnpar.training.checks import check
+    from gnnpar.training.predict import Hooks, Prediction
+    from gnnpar.training.result.trained import find
+
+    try:
+        found, trained = find(options.run, options.which)
+        settings = with_model_of(trained, found, options.overrides)
+        world = world_of(settings)
+        check(settings, world)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    out = (options.out or run_folder(options.run) / "predictions.npy").absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="gnnpar-predict-") as scratch:
+        work = Prediction(settings, world, plan_source_of(settings), found.folder, Path(scratch), out)
+        outcome = launch(world, work, Hooks(settings, Path(scratch)), how=settings.launch, comm=settings.comm)
+    if outcome.error:
+        complain(outcome.error)
+    elif int(os.environ.get("RANK", "0")) == 0:
+        say(f"epoch {found.epoch}  ->  {os.path.relpath(out)}")
+    return outcome.exit_code
+
+
+def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]) -> Settings:
+    """What the overrides ask for, with the model of a run, and its dataset where they name none."""
+    from gnnpar.config.compose import compose
+
+    if asked := next((o for o in overrides if _OF_THE_RUN.match(o)), None):
+        raise ConfigError(f"{asked}: a prediction takes it from {found.folder}; leave it out")
+    settings = compose(overrides)
+    own = {"model": trained.model, "precision": trained.precision, "seed": trained.seed}
+    names = {"model": trained.names.get("model", "")}
+    if not any(re.match(r"[+~]*(dataset|shards)[=.]", o) for o in overrides):
+        own["dataset"] = trained.dataset
+        names["dataset"] = trained.names.get("dataset", "")
+    return replace(
+        settings,
+        **own,
+        first_layer=trained.first_layer,
+        checkpoint=replace(settings.checkpoint, keep=0),
+        names={**settings.names, **names},
+    )
+
+
+def run_folder(given: Path) -> Path:
+    """The folder of a run, given that or one of its checkpoints, which is what its checksums say and nothing beside."""
+    from gnnpar.training.checkpoint import files as checkpoint
+
+    folder = given.resolve()
+    return folder.parent.parent if (folder / checkpoint.MANIFEST).exists() else folder

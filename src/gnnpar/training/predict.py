@@ -1,0 +1,89 @@
+"""Logits of every node of a graph by a trained model, on as many ranks as are asked for: each writes its own rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gnnpar.comm import Communicator
+from gnnpar.comm.world import Host, Outcome, World
+from gnnpar.settings import Settings
+from gnnpar.track.console import say
+from gnnpar.track.tracker import Null
+from gnnpar.training.checkpoint import files as checkpoint
+from gnnpar.training.checkpoint.resume import Start, load_parameters
+from gnnpar.training.evaluate import metrics
+from gnnpar.training.loop import Job, PlanSource, prepare
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The launcher's `Work`. `trained`: the folder of a checkpoint; `scratch`: where the plan is left."""
+
+    settings: Settings
+    world: World
+    plan_source: PlanSource
+    trained: Path
+    scratch: Path
+    out: Path
+
+    @contextmanager
+    def session(self, *, first: bool) -> Iterator[Callable[[Communicator, Host], None]]:
+        yield self.predict
+
+    def predict(self, comm: Communicator, host: Host) -> None:
+        """Exact logits, [nodes, outputs] in the order of the graph's nodes: no codec, no stale rows, no dropout.
+        Collective; no rank holds more than its own rows."""
+        job = Job(self.settings, self.world, self.scratch, self.plan_source)
+        run = prepare(job, comm, host, Null(), Start())
+        found = checkpoint.read(self.trained)
+        load_parameters(run.engine, found.merged(comm.device)[0], found)
+        logits, ids = run.engine.predict(), run.engine.node_ids.cpu().numpy()
+        values = metrics(logits, run.shard, run.task, comm)
+        counts = comm.gather(len(ids))
+        shape = comm.broadcast(None if counts is None else (sum(counts), logits.shape[1]))
+        partial = self.out.with_name(f".{self.out.name}.partial")
+        if comm.rank == 0:
+            np.lib.format.open_memmap(partial, "w+", logits.cpu().numpy().dtype, shape).flush()
+        comm.barrier()
+        rows = np.lib.format.open_memmap(partial, "r+")
+        rows[ids] = logits.cpu().numpy()
+        rows.flush()
+        comm.barrier()
+        if comm.rank == 0:
+            os.replace(partial, self.out)
+            shown = {name.removeprefix("metric/"): value for name, value in values.items() if value is not None}
+            figures = ", ".join(f"{name} {value:.4f}" for name, value in shown.items()) or "unknown: no split"
+            say(f"{shape[0]} nodes, {shape[1]} outputs each; {run.task.metric_name} {figures}")
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What is done around a prediction: nothing. `run_dir`: of its plan."""
+
+    settings: Settings
+    run_dir: Path
+
+    def agreed(self) -> Mapping[str, str]:
+        return {"strategy": str(self.settings.strategy), "dataset": str(self.settings.dataset)}
+
+    def unseen(self, folder: Path) -> str:
+        return ""
+
+    def before_start(self, restarts: int) -> None: ...
+
+    def on_links(self, reached_gbps: Sequence[float]) -> None: ...
+
+    def on_restart(self, restarts: int) -> str:
+        return "from the beginning"
+
+    def on_lost(self, line: str, folder: Path) -> str:
+        return line
+
+    def on_end(self, outcome: Outcome) -> Outcome:
+        return outcome
