@@ -1,0 +1,68 @@
+"""Table and figure of README.md: `python experiments/beside_the_originals/report.py [--figure FILE]`."""
+
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any  # of JSON
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import pictures
+import records
+import reports
+
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]  # by case
+
+
+def mean_curve(rows: Sequence[Mapping[str, Any]], whose: str) -> list[float]:
+    return [statistics.fmean(losses) for losses in zip(*(row[whose] for row in rows), strict=True)]
+
+
+def table(cases: Rows) -> Iterator[str]:
+    """Curves are means over seeds; the difference is the largest of any epoch, of the loss of the public code there."""
+    yield (
+        "| case | seeds | ours, epoch 30 | theirs | ours, last | theirs | largest difference "
+        "| mean of all epochs, ours / theirs |"
+    )
+    yield "|" + "---|" * 8
+    for case, rows in cases.items():
+        ours, theirs = mean_curve(rows, "ours"), mean_curve(rows, "theirs")
+        largest = max(abs(a - b) / b for a, b in zip(ours, theirs, strict=True))
+        yield (
+            f"| {case} | {len(rows)} | {ours[29]:.4f} | {theirs[29]:.4f} | {ours[-1]:.4f} | {theirs[-1]:.4f} "
+            f"| {largest:.1e} | {statistics.fmean(ours) / statistics.fmean(theirs):.3f} |"
+        )
+
+
+def draw(cases: Rows, file: Path) -> None:
+    plt = pictures.pyplot(8)
+    figure, axes = plt.subplots(1, len(cases), figsize=(1.9 * len(cases), 2.2), sharey=True, layout="constrained")
+    for axis, (case, rows) in zip(axes, cases.items(), strict=True):
+        axis.plot(mean_curve(rows, "theirs"), color="#d95f02", lw=2.5, label="public code")
+        axis.plot(mean_curve(rows, "ours"), color="#000000", lw=1, label="gnnpar")
+        axis.set_title(case.replace(" from", "\nfrom"), fontsize=7)
+        axis.set(xlabel="epoch", yscale="log")
+    axes[0].set_ylabel("training loss")
+    axes[0].legend(frameon=False)
+    pictures.save(figure, file)
+
+
+def main() -> None:
+    figure = reports.asked(HERE).figure
+    cases: dict[str, list[Mapping[str, Any]]] = {}
+    for row in sorted(records.read(HERE / "results.jsonl"), key=lambda row: (order(row["case"]), row["seed"])):
+        cases.setdefault(row["case"], []).append(row)
+    print("\n".join(["", "### losses, 60 epochs, 2 ranks", "", *table(cases)]))
+    draw(cases, figure)
+
+
+def order(case: str) -> tuple[bool, float, str]:
+    """PipeGCN's cases by name from the exact one, then BNS-GCN's from rate 1 down."""
+    method, _, rate = case.partition(" ")
+    return (method == "bns", -float(rate) if method == "bns" else 0.0, "" if case == "vanilla" else case)
+
+
+if __name__ == "__main__":
+    main()

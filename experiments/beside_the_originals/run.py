@@ -1,0 +1,162 @@
+"""PipeGCN's and BNS-GCN's public code beside ours: the same graph, parts, weights and rate, and so the same losses?
+
+    python experiments/beside_the_originals/run.py --python ENV/bin/python --pipegcn FOLDER --bns FOLDER
+    python experiments/beside_the_originals/report.py
+
+ENV has torch and DGL 1.1.3 (`pip install --no-deps dgl==1.1.3` beside torch, numpy, scipy, networkx, requests, tqdm and
+psutil), FOLDER the code of github.com/GATECH-EIC/PipeGCN and .../BNS-GCN. What is not there is skipped with a line.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any  # of JSON
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import records
+
+from gnnpar.config.compose import compose
+from gnnpar.data.tasks import make_task
+from gnnpar.partition.partition import partition
+from gnnpar.placement import array_hash
+
+LAYERS, HIDDEN, EPOCHS = 3, 32, 60
+COMMON = [
+    "dataset=sbm",
+    "dataset.num_nodes=1500",
+    "model=sage",
+    f"model.num_layers={LAYERS}",
+    f"model.hidden={HIDDEN}",
+    "model.norm=layer",
+    "model.dropout=0",
+    "model.order=aggregate_first",  # as in the public code: rows travel before the matrix
+    "world_size=2",
+    "comm=threads",
+    "threads_per_rank=1",
+    f"epochs={EPOCHS}",
+    f"eval_every={EPOCHS}",
+]
+THEIRS = [
+    f"--n-epochs={EPOCHS}",
+    f"--n-layers={LAYERS}",
+    f"--n-hidden={HIDDEN}",
+    "--dropout=0",
+    "--lr=0.01",
+    "--norm=layer",
+    "--no-eval",
+    "--fix-seed",
+]
+BOTH = ["strategy.smooth_features=true", "strategy.smooth_gradients=true"]
+RATES = (0.5, 0.1)
+# name -> method, seeds, ours, theirs
+CASES: dict[str, tuple[str, int, list[str], list[str]]] = {
+    "vanilla": ("pipegcn", 1, ["strategy=graph_parallel"], []),
+    "pipegcn": ("pipegcn", 1, ["strategy=pipegcn"], ["--enable-pipeline"]),
+    "pipegcn both": (
+        "pipegcn",
+        1,
+        ["strategy=pipegcn", *BOTH],
+        ["--enable-pipeline", "--feat-corr", "--grad-corr", "--corr-momentum=0.95"],
+    ),
+    "pipegcn both from first rows": (
+        "pipegcn",
+        1,
+        ["strategy=pipegcn", *BOTH],
+        ["--enable-pipeline", "--feat-corr", "--grad-corr", "--corr-momentum=0.95", "--first-rows"],
+    ),
+    "bns 1": (
+        "bns",
+        1,
+        ["strategy=bns", "strategy.rate=1", "first_layer=cached"],
+        ["--use-pp", "--sampling-rate=1"],
+    ),
+    **{
+        f"bns {rate}": (
+            "bns",
+            3,
+            ["strategy=bns", f"strategy.rate={rate}", "first_layer=cached"],
+            ["--use-pp", f"--sampling-rate={rate}"],
+        )
+        for rate in RATES
+    },
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--python", type=Path, default=Path("none"), help="of the environment with DGL")
+    parser.add_argument("--pipegcn", type=Path, default=Path("none"), help="folder of PipeGCN's code")
+    parser.add_argument("--bns", type=Path, default=Path("none"), help="folder of BNS-GCN's code")
+    options = parser.parse_args()
+    code = {"pipegcn": options.pipegcn, "bns": options.bns}
+    if not options.python.exists():
+        raise SystemExit(f"skipped: no Python with DGL at {options.python}; --python names one")
+    out = HERE / "results.jsonl"
+    done = {(row["case"], row["seed"]) for row in records.read(out)}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for case, (method, seeds, ours, theirs) in CASES.items():
+            if not (code[method] / "train.py").exists():
+                print(f"{case} skipped: no code of {method} in {code[method]}", flush=True)
+                continue
+            for seed in (seed for seed in range(seeds) if (case, seed) not in done):
+                partition_hash = export(folder / "inputs.npz", seed)
+                row: dict[str, Any] = {"case": case, "seed": seed, "partition": partition_hash}
+                row["theirs"] = original(options.python, code[method], method, folder, [*theirs, f"--seed={seed}"])
+                row["ours"] = our_losses(folder / f"{case} {seed}", ours, seed, partition_hash)
+                records.append(out, [row])
+                print(f"{case}, seed {seed}: {row['ours'][-1]:.4f}, theirs {row['theirs'][-1]:.4f}", flush=True)
+
+
+def export(file: Path, seed: int) -> str:
+    """Graph, parts and initial weights for the public code; the partition's hash."""
+    settings = compose([*COMMON, f"seed={seed}"])
+    dataset = settings.dataset.load(settings.data_dir, settings.seed)
+    part_of = partition(dataset, 2, by=settings.partition)
+    model = settings.build_model(dataset.num_features, make_task(dataset.task, dataset.num_classes).out_dim)
+    weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    names = {"own": "own.weight", "bias": "own.bias", "neighbours": "neighbours"}
+    arrays = {
+        f"{short}.{i}": weights[f"layers.{i}.conv.{name}"] for i in range(LAYERS) for short, name in names.items()
+    }
+    for name in ("edge_index", "x", "y", "train_mask", "val_mask", "test_mask"):
+        arrays[name] = getattr(dataset, name).numpy()
+    np.savez(file, part_of=part_of.numpy(), **arrays)
+    return array_hash(part_of)
+
+
+def original(python: Path, code: Path, method: str, folder: Path, arguments: list[str]) -> list[float]:
+    """Losses of the public code."""
+    out = folder / "losses.json"
+    command = [str(python), str(HERE / "original.py"), f"--method={method}", f"--code={code}"]
+    command += [f"--inputs={folder / 'inputs.npz'}", f"--out={out}", *THEIRS, *arguments]
+    environment = {**os.environ, "DGLBACKEND": "pytorch", "PYTHONPATH": ""}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if ended.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{ended.stdout[-1000:]}{ended.stderr[-3000:]}")
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+def our_losses(folder: Path, overrides: list[str], seed: int, partition_hash: str) -> list[float]:
+    """Of the weights that `export` has written for this seed, and of draws of our own."""
+    command = [sys.executable, "-m", "gnnpar", "train", *COMMON, *overrides, f"hydra.run.dir={folder}", "tracker=jsonl"]
+    ended = subprocess.run([*command, f"seed={seed}"], capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{ended.stdout[-1000:]}{ended.stderr[-3000:]}")
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    if result["hashes"]["partition"] != partition_hash:
+        raise SystemExit("our run has other parts than the public code was given")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [row["loss/train"] for row in rows]
+
+
+if __name__ == "__main__":
+    main()
