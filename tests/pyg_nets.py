@@ -7,13 +7,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch_geometric import nn as pyg
 from torch_geometric.nn import (
+    CGConv,
     GATConv,
     GATv2Conv,
     GCNConv,
     GINConv,
+    GINEConv,
     GraphConv,
     JumpingKnowledge,
     MessagePassing,
+    NNConv,
+    PNAConv,
     SAGEConv,
     TransformerConv,
 )
@@ -249,3 +253,72 @@ def transformer(in_channels, out_channels, **options):
     return TwoLayers(
         TransformerConv(in_channels, 4, heads=2, **options), TransformerConv(8, out_channels, beta=True, **options)
     )
+
+
+def _reads_rows(kind, width, edge_dim, **options):
+    """A convolution of rows of nodes and of edges, [N, width] and [E, edge_dim] -> [N, width]."""
+    if kind == "GINEConv":
+        mlp = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+        return GINEConv(mlp, edge_dim=edge_dim, train_eps=True)
+    if kind == "NNConv":
+        return NNConv(width, width, nn.Linear(edge_dim, width * width), aggr="mean")
+    if kind == "CGConv":
+        return CGConv(width, edge_dim, **options)
+    if kind == "PNAConv":
+        histogram = torch.tensor([0, 2, 4, 6, 4, 2])
+        return PNAConv(
+            width, width, ["mean", "max", "std"], ["identity", "amplification"], histogram, edge_dim=edge_dim
+        )
+    more = {"add_self_loops": False} if kind in ("GATConv", "GATv2Conv") else {}
+    return getattr(pyg, kind)(width, width, edge_dim=edge_dim, **more, **options)
+
+
+class Rows(nn.Module):
+    """forward(x, edge_index, edge_attr): an encoder of rows of edges, with dropout, in front of two convolutions."""
+
+    def __init__(self, in_channels, out_channels, edge_dim, kind="GINEConv", hidden=6, **options):
+        super().__init__()
+        self.begin, self.end = nn.Linear(in_channels, hidden), nn.Linear(hidden, out_channels)
+        self.encoder = nn.Sequential(nn.Linear(edge_dim, 4), nn.Tanh(), nn.Dropout(0.3))
+        self.conv1 = _reads_rows(kind, hidden, 4, **options)
+        self.conv2 = _reads_rows(kind, hidden, edge_dim, **options)
+
+    def forward(self, x, edge_index, edge_attr):
+        x = F.dropout(self.conv1(self.begin(x), edge_index, self.encoder(edge_attr)).relu(), 0.3, self.training)
+        return self.end(self.conv2(x, edge_index, edge_attr))
+
+
+class LearnedWeights(nn.Module):
+    """Weights of edges that the model makes of their attributes."""
+
+    def __init__(self, in_channels, out_channels, edge_dim, hidden=6, aggr="add", normalize=False):
+        super().__init__()
+        self.gate = nn.Linear(edge_dim, 1)
+        self.conv1 = GraphConv(in_channels, hidden, aggr=aggr)
+        self.conv2 = GCNConv(hidden, out_channels, normalize=normalize)
+
+    def forward(self, x, edge_index, edge_attr):
+        weight = self.gate(edge_attr).sigmoid().view(-1)
+        return self.conv2(self.conv1(x, edge_index, weight).relu(), edge_index, weight)
+
+
+class Optional(nn.Module):
+    """edge_attr may be left out."""
+
+    def __init__(self, in_channels, out_channels, edge_dim=None, dropout=0.2):
+        super().__init__()
+        options = {"heads": 2, "concat": False, "dropout": dropout}
+        self.conv = TransformerConv(in_channels, out_channels, edge_dim=edge_dim, **options)
+
+    def forward(self, x, edge_index, edge_attr=None):
+        return self.conv(x, edge_index, edge_attr)
+
+
+class AddsEdges(Rows):
+    def forward(self, x, edge_index, edge_attr):
+        return super().forward(x, edge_index, edge_attr) + self.encoder(edge_attr).mean()
+
+
+class EdgesAsNodes(Rows):
+    def forward(self, x, edge_index, edge_attr):
+        return self.end(self.conv2(self.begin(x) + self.encoder(edge_attr).mean(), edge_index, edge_attr))

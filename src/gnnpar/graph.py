@@ -56,6 +56,12 @@ class Graph(Local, Protocol):
         """
         ...
 
+    @property
+    def edge_attr(self) -> Tensor | None:
+        """[E, D] attributes of the in-edges of the owned rows, in the order of edge operands and the dtype of the
+        features; None: edges have none."""
+        ...
+
     def at(self, layer: int) -> Self:
         """Name the call site: policy, history, bit-widths, dropout keys and accounting go by layer."""
         ...

@@ -190,7 +190,7 @@ def test_the_trained_model_reads_weights_and_has_no_program(tmp_path: Path, monk
         logits = trained(data)
         assert torch.equal(logits, trained(data.x, data.edge_index, data.edge_weight))
         assert not torch.allclose(logits, trained(data.x, data.edge_index))
-    assert trained.weighted
+    assert trained.edges.weighted
     (problem,) = export(trained, tmp_path / "export")
     assert "trained on weighted edges" in problem
     assert sorted(file.name for file in (tmp_path / "export").iterdir()) == ["model.json", "weights.pt"]

@@ -160,7 +160,7 @@ def test_strategies_of_layers_refuse_it(strategy):
             "takes the maximum of weighted rows, which no fold computes",
         ),
         ({"target": "pyg_nets.gat", "self_loops": False}, "adds self loops, and the dataset has none"),
-        ({"target": "pyg_nets.gat", "kwargs": {"edge_dim": 2}}, "has edge_dim, and models read no data on edges"),
+        ({"target": "pyg_nets.gat", "kwargs": {"edge_dim": 2}}, "adds self loops, which have no attributes"),
         ({"target": "torch.nn.Identity"}, "gnnpar calls forward(x, edge_index)"),
         (
             {

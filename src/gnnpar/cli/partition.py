@@ -104,10 +104,12 @@ def cut_into(settings: Settings, out: Path) -> None:
 
 
 def needs_edge_ids(settings: Settings, graph: Stored) -> bool:
-    """Whether the model of the settings reads them."""
+    """Whether the model of the settings reads them, or another may: they are the order of attributes."""
     from gnnpar.data.tasks import make_task
 
     task = make_task(graph.task, graph.num_classes)
+    if graph.edge_sizes.attr:
+        return True
     return settings.model.on(graph.edge_sizes).build(graph.num_features, task.out_dim, seed=0).needs_edge_ids
 
 

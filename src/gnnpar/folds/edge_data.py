@@ -14,6 +14,7 @@ EdgeKind = Literal["weight", "type", "attr"]
 
 IN_BLOCKS: frozenset[EdgeKind] = frozenset({"weight", "type"})  # what blocks hold, as they hold columns
 EDGE_KINDS: tuple[EdgeKind, ...] = ("weight", "type", "attr")  # in the order in which they are hashed
+ALL_KINDS: frozenset[EdgeKind] = frozenset(EDGE_KINDS)
 
 
 class EdgeSizes(NamedTuple):

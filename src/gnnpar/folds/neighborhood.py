@@ -11,17 +11,18 @@ from torch import Tensor
 from gnnpar.folds.aggregator import ByBlock
 from gnnpar.folds.block import Block, Operands, Rows
 
-BlockFunction = Callable[[Block, Rows, Rows, Rows], Tensor]
-"""(block, src rows [M, ...], dst rows [N, ...], shared) -> [N, ...]: each row from its own in-edges alone."""
+BlockFunction = Callable[[Block, Rows, Rows, Rows, Rows], Tensor]
+"""(block, src rows [M, ...], dst rows [N, ...], edge rows [E, ...] in the order of the block's edges, shared) ->
+[N, ...]: each row from its own in-edges alone."""
 
 
 @dataclass(frozen=True, eq=False)
 class Neighborhood(ByBlock):
-    """out = function(block, src, dst, shared), computed again for its gradient.
+    """out = function(block, src, dst, edge, shared), computed again for its gradient.
 
     A function must not close over a tensor that requires grad. `by_edge_ids`: it reads Block.edge_ids.
 
-    Shapes: src (any [M, ...]), dst (any [N, ...]) -> out [N, ...].
+    Shapes: src (any [M, ...]), dst (any [N, ...]), edge (any [E, ...]) -> out [N, ...].
     """
 
     function: BlockFunction
@@ -48,18 +49,16 @@ class Neighborhood(ByBlock):
                 "an aggregation reads whole neighbourhoods, and the strategy folds them in pieces: use single, "
                 "graph_parallel or another that reads halo rows"
             )
-        return (self.function(block, x.src, x.dst, x.shared),)
+        return (self.function(block, *x),)
 
     def finish(self, state: Rows) -> tuple[Tensor, Rows]:
         return state[0], ()
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
-        src, dst, shared = (
-            tuple(t.detach().requires_grad_(t.is_floating_point()) for t in rows) for rows in (x.src, x.dst, x.shared)
-        )
-        wanted = [t for t in (*src, *dst, *shared) if t.requires_grad]
+        leaves = Operands(*(tuple(t.detach().requires_grad_(t.is_floating_point()) for t in rows) for rows in x))
+        wanted = [t for rows in leaves for t in rows if t.requires_grad]
         with torch.enable_grad():
-            out = self.function(block, src, dst, shared)
+            out = self.function(block, *leaves)
         found = (None,) * len(wanted)
         if out.requires_grad:
             found = torch.autograd.grad(out, wanted, grad_out, allow_unused=True)
@@ -69,4 +68,4 @@ class Neighborhood(ByBlock):
             given = ((t, by_leaf.get(id(t))) for t in rows)
             return tuple(torch.zeros_like(t) if g is None else g for t, g in given)
 
-        return Operands(gradients(src), gradients(dst), (), gradients(shared))
+        return Operands(*(gradients(rows) for rows in leaves))

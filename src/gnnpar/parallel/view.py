@@ -73,6 +73,10 @@ class View(OwnRows):
     def type_degree(self, types: int) -> Tensor:
         return by_type(self.shard.type_degree, self.in_degree, types)
 
+    @property
+    def edge_attr(self) -> Tensor | None:
+        return self.shard.edge_attr
+
     def during(self, run: Pass) -> Self:
         """This view in another pass. A probe keeps nothing: what it fetched would be bytes that training never sent."""
         return replace(self, run=run, layer=0, cache=None if run.probe else self.cache)

@@ -72,6 +72,7 @@ class Tracing:
     edge_ids: Tensor
     layer: int = 0
     in_weight: None = None  # weights change no shape
+    edge_attr: Tensor | None = None
 
     def type_degree(self, types: int) -> Tensor:
         return self.in_degree[:, None].expand(-1, types)

@@ -79,8 +79,8 @@ class Source:
 
         if model.needs_edge_ids and not self.manifest.edge_ids:
             raise ValueError(
-                f"shards={self.folder} hold no edge ids, which this model's attention dropout reads: partition again "
-                "with the same model=, or set model.attention_dropout=0"
+                f"shards={self.folder} hold no edge ids, which this model reads (for attention dropout, or attributes "
+                "of edges): partition again with the same model=, or set its attention dropout to 0"
             )
         everyone = comm.broadcast(comm.gather(self.manifest.fingerprint))
         assert isinstance(everyone, list)

@@ -27,6 +27,7 @@ from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 from gnnpar.training.optim import SGD, Adam
 from gnnpar.verify.differences import relative_error, rounding
+from gnnpar.verify.edges import with_edge_data
 from gnnpar.verify.soundness import find_fault
 
 EPOCHS = 2
@@ -302,7 +303,7 @@ def _case(
 
 def _prepared(dataset: Dataset, config: ModelSource) -> Dataset:
     if not config.in_one_piece:
-        return dataset
+        return with_edge_data(dataset, config.edge_data - {"weight"})
     from gnnpar.verify.untouched import prepared  # imports PyG
 
     return prepared(dataset, config)

@@ -22,6 +22,7 @@ from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard, cut
+from gnnpar.verify.edges import with_edge_data
 
 STEPS = 3
 TOLERANCE = 1e-9
@@ -91,9 +92,9 @@ class _Trial:
     """A model on a small graph whose node 0 has no edges."""
 
     def __init__(self, config: ModelSource) -> None:
-        data = _graph()
+        data = with_edge_data(_graph(), config.edge_data - {"weight"})
         self.task = make_task(data.task, data.num_classes)
-        model = config.build(data.num_features, self.task.out_dim, seed=3)
+        model = config.on(data.edge_sizes).build(data.num_features, self.task.out_dim, seed=3)
         self.model = model.double()
         self.shard = _shard(data, model)
         rest = _shard(_without_first(data), model)
@@ -281,6 +282,7 @@ def _without_first(data: Dataset) -> Dataset:
         x=data.x[1:],
         y=data.y[1:],
         edge_index=data.edge_index - 1,
+        edges=data.edges,
         masks=masks,
         num_classes=data.num_classes,
         task=data.task,

@@ -13,14 +13,14 @@ from torch import Tensor
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import canonical_edges
 from gnnpar.data.tasks import make_task
-from gnnpar.folds.edge_data import EdgeData
 from gnnpar.models.gnn import ModelSource
 from gnnpar.models.pyg.dropout import keyed_dropout
-from gnnpar.models.pyg.model import PyG, PyGNet, weight_argument
+from gnnpar.models.pyg.model import PyG, PyGNet, edge_arguments
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.verify.differences import relative_error, rounding
+from gnnpar.verify.edges import drawn
 
 SEED = 3
 Outputs = list[tuple[str, Tensor]]
@@ -37,22 +37,19 @@ class Difference:
 
 
 def prepared(dataset: Dataset, model: ModelSource) -> Dataset:
-    """The dataset as the model says that its datasets are: one self loop a node, or none, no edge twice, and weights of
-    edges where the model reads them."""
+    """The dataset as the model says that its datasets are: one self loop a node, or none, no edge twice, and of what
+    edges carry all that the model reads."""
     assert isinstance(model, PyG)
     edges = canonical_edges(
         dataset.edge_index, num_nodes=dataset.num_nodes, symmetrize=False, self_loops=model.self_loops
     )
-    weight = None
-    if "weight" in model.edge_data:
-        weight = torch.rand(edges.shape[1], generator=torch.Generator().manual_seed(SEED)) + 0.5
     masks = (dataset.train_mask, dataset.val_mask, dataset.test_mask)
     return Dataset.of(
         dataset.name,
         x=dataset.x,
         y=dataset.y,
         edge_index=edges,
-        edges=EdgeData(weight=weight),
+        edges=drawn(edges.shape[1], model.edge_data),
         masks=masks,
         num_classes=dataset.num_classes,
         task=dataset.task,
@@ -63,22 +60,23 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float) -> Diffe
     """Of outputs and gradients. Attention dropout is off: PyG draws it in the order of its own list of edges."""
     assert isinstance(config, PyG)
     task = make_task(dataset.task, dataset.num_classes)
-    ours = config.build(dataset.num_features, task.out_dim, seed=SEED).double()
+    ours = config.on(dataset.edge_sizes).build(dataset.num_features, task.out_dim, seed=SEED).double()
     for conv in ours.convs.values():
         if "dropout" in vars(conv):
             vars(conv)["dropout"] = 0.0
     theirs = copy.deepcopy(ours)
-    shard = cut(dataset, torch.zeros(dataset.num_nodes, dtype=torch.int64), 1)[0].to(torch.device("cpu"), torch.float64)
+    nobody, needed = torch.zeros(dataset.num_nodes, dtype=torch.int64), ours.needs_edge_ids
+    shard = cut(dataset, nobody, 1, edge_ids=needed)[0].to(torch.device("cpu"), torch.float64)
     view = WholeGraph(shard, Pass(SEED, training=True))
     train, y = shard.train_mask, shard.y[shard.train_mask]
 
-    name, weight = weight_argument(theirs.net), dataset.edge_weight
-    weights = {} if name is None or weight is None else {name: weight.double()}
+    carried = dataset.edges.to(shard.x.device, torch.float64).tensors
+    given = {name: carried[kind] for kind, name in edge_arguments(theirs.net).items() if kind in carried}
 
     def untouched() -> Tensor:
         theirs.net.train()
-        with keyed_dropout(view, len(shard.x)):
-            return theirs.net(shard.x, dataset.edge_index, **weights)
+        with keyed_dropout(view, len(shard.x), torch.arange(dataset.num_edges)):
+            return theirs.net(shard.x, dataset.edge_index, **given)
 
     def passes(model: PyGNet, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor], Outputs]:
         with _recorded(model) as outputs:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gnnpar.graph import Graph
+from gnnpar.models.pyg.edge_rows import EdgeRows
 from gnnpar_kernels import keep_mask
 
 _TAG = 16  # of the first dropout of a pass; those of gnnpar's own models have smaller ones
@@ -21,9 +22,10 @@ _OTHER_NOISE = frozenset(
 
 
 @contextmanager
-def keyed_dropout(g: Graph, num_rows: int) -> Iterator[None]:
-    """Inside, dropout draws masks keyed by node; other noise that torch's functions draw is refused."""
-    with _KeyedDropout(g.at(0), num_rows):
+def keyed_dropout(g: Graph, num_rows: int, edge_ids: Tensor | None = None) -> Iterator[None]:
+    """Inside, dropout draws masks keyed by node, on rows of edges by edge; other noise that torch's functions draw is
+    refused. Shapes: edge_ids [E]: tensors of E rows that are not `num_rows` are rows of edges, as EdgeRows are."""
+    with _KeyedDropout(g.at(0), num_rows, edge_ids=edge_ids):
         yield
 
 
@@ -66,16 +68,21 @@ class _KeyedDropout(TorchFunctionMode):
         assert isinstance(p, float | int)
         if not training or p == 0:
             return x
-        if self.g is None or x.shape[0] != self.num_rows or (self.by_edge and self.edge_ids is None):
+        edge_ids = self.edge_ids
+        by_edge = self.by_edge or (edge_ids is not None and x.shape[0] == len(edge_ids) != self.num_rows)
+        if self.g is not None and isinstance(x, EdgeRows):
+            by_edge, edge_ids = True, self.g.edge_ids
+        expected = len(edge_ids) if by_edge and edge_ids is not None else self.num_rows
+        if self.g is None or x.shape[0] != expected or (by_edge and edge_ids is None):
             raise ValueError(
                 f"the model drops entries of {list(x.shape)}, which are no rows of nodes; a message has "
                 "no dropout of its own"
             )
         self.calls += 1
-        if self.by_edge:
+        if by_edge:
             drop = self.g.edge_dropout(float(p), tag=_TAG + self.calls)
-            if drop is None or self.edge_ids is None:
+            if drop is None or edge_ids is None:
                 return x
-            keep = keep_mask(self.edge_ids, x[0].numel() if len(x) else 0, p=drop.p, key=drop.key)
+            keep = keep_mask(edge_ids, x[0].numel() if len(x) else 0, p=drop.p, key=drop.key)
             return x * keep.view_as(x) / (1 - drop.p)
         return self.g.dropout(x, float(p), tag=_TAG + self.calls)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Block, Operands, Rows
@@ -19,26 +20,30 @@ from gnnpar.graph import Graph, Message
 from gnnpar.models.gnn import GNN
 from gnnpar.models.initial import construct
 from gnnpar.models.pyg.dropout import keyed_dropout
+from gnnpar.models.pyg.edge_rows import EdgeRows
 from gnnpar.models.pyg.propagate import Edges, Neighborhood, NormalizedSum, Way, Weights, drops_edges, way_of
 from gnnpar.models.row_local import refuse_row_mixing
 from gnnpar.targets import locate
 
 _IN = ("in_channels", "in_dim", "in_features", "input_dim", "num_features", "num_node_features")
+_EDGE = ("edge_dim", "edge_channels", "edge_features", "num_edge_features")
 _OUT = ("out_channels", "out_dim", "out_features", "output_dim", "num_classes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PyG:
-    """Fields = YAML keys. `target`: a class, or a function that returns a torch.nn.Module, of forward(x, edge_index) or
-    of forward(x, edge_index, edge_weight).
+    """Fields = YAML keys. `target`: a class, or a function that returns a torch.nn.Module, of forward(x, edge_index),
+    with edge_weight or edge_attr or both.
 
-    `kwargs` are its arguments; the widths of features and logits are filled in where it has an argument for them
-    (in_channels, out_channels, num_features, num_classes, ...) that `kwargs` leaves out. `self_loops`: of the dataset.
+    `kwargs` are its arguments; the widths of features and logits, and of edge_attr, are filled in where it has an
+    argument for them (in_channels, out_channels, num_features, num_classes, edge_dim, ...) that `kwargs` leaves out.
+    `self_loops`: of the dataset. `edge_dim`: the width of edge_attr; None: that of the dataset.
     """
 
     target: str | None = None
     kwargs: Mapping[str, object] = field(default_factory=dict, hash=False)
     self_loops: bool = True
+    edge_dim: int | None = None
     in_one_piece: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -55,7 +60,7 @@ class PyG:
 
     @property
     def edge_data(self) -> frozenset[EdgeKind]:
-        return frozenset() if weight_argument(self._sample()) is None else frozenset({"weight"})
+        return frozenset(edge_arguments(self._sample()))
 
     @property
     def takes_root(self) -> bool:
@@ -63,7 +68,9 @@ class PyG:
         return any(isinstance(_way(name, conv, self), NormalizedSum) for name, conv in found)
 
     def on(self, sizes: EdgeSizes) -> Self:
-        return self
+        if self.edge_dim not in (None, sizes.attr):
+            raise ValueError(f"model.edge_dim={self.edge_dim}, and the dataset's edge_attr has width {sizes.attr}")
+        return replace(self, edge_dim=sizes.attr)
 
     @property
     def whole_neighborhoods(self) -> tuple[str, ...]:
@@ -78,13 +85,15 @@ class PyG:
     def _sample(self) -> nn.Module:
         """The module for some widths, to look at."""
         with torch.random.fork_rng(devices=[]):
-            return _make(self.target, tuple(self.kwargs.items()), 8, 4)
+            return self._make(8, 4)
+
+    def _make(self, in_dim: int, out_dim: int) -> nn.Module:
+        return _make(self.target, tuple(self.kwargs.items()), in_dim, out_dim, self.edge_dim or 0)
 
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> PyGNet:
         """The model with the initial weights that its modules make, drawn from a generator that depends on `seed`
         alone. ValueError where it is no model of forward(x, edge_index), or holds what cannot run on a part."""
-        arguments = tuple(self.kwargs.items())
-        model = construct(lambda: PyGNet(self, _make(self.target, arguments, in_dim, out_dim), in_dim, out_dim), seed)
+        model = construct(lambda: PyGNet(self, self._make(in_dim, out_dim), in_dim, out_dim), seed)
         ends = [conv.aggr_module for conv in model.convs.values() if isinstance(conv.aggr_module, nn.Module)]
         aside = [module for aggregation in ends for module in aggregation.modules()]
         refuse_row_mixing(model, keyed_dropout=True, aside=aside)
@@ -92,7 +101,7 @@ class PyG:
         return model
 
 
-def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int) -> nn.Module:
+def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int, edge_dim: int) -> nn.Module:
     assert target is not None
     try:
         factory = locate(target)
@@ -101,10 +110,11 @@ def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int) -> nn
     if not callable(factory):
         raise ValueError(f"model.target={target} is a {type(factory).__name__}; name a class or a function")
     given = dict(arguments)
-    names = list(inspect.signature(factory).parameters)
-    for known, width in ((_IN, in_dim), (_OUT, out_dim)):
-        if free := [name for name in names if name in known]:
-            given.setdefault(free[0], width)
+    taken = inspect.signature(factory).parameters
+    for known, width in ((_IN, in_dim), (_OUT, out_dim), (_EDGE, edge_dim)):
+        free = [name for name in taken if name in known]
+        if free and (width or taken[free[0]].default is inspect.Parameter.empty):
+            given.setdefault(free[0], max(1, width))  # without attributes, forward says that it needs them
     try:
         net = factory(**given)
     except (TypeError, ValueError, AssertionError) as error:
@@ -114,19 +124,29 @@ def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int) -> nn
         raise ValueError(f"model.target={target} gives a {type(net).__name__}, not a torch.nn.Module")
     parameters = list(inspect.signature(net.forward).parameters.values())
     needed = [each.name for each in parameters if each.default is each.empty and each.kind not in (2, 3, 4)]
-    unknown = [name for name in needed[2:] if name != weight_argument(net)]
+    unknown = [name for name in needed[2:] if name not in edge_arguments(net).values()]
     if len(parameters) < 2 or unknown or (parameters[1].name not in ("edge_index", "adj_t", "edges")):
         raise ValueError(
             f"model.target={target} has forward({', '.join(each.name for each in parameters)}); gnnpar calls "
-            "forward(x, edge_index), and forward(x, edge_index, edge_weight) where it takes that"
+            "forward(x, edge_index), with edge_weight and edge_attr where it takes them"
         )
     return net
 
 
-def weight_argument(net: nn.Module) -> str | None:
-    """The argument of forward that takes the weights of edges."""
+_ARGUMENTS: dict[str, EdgeKind] = {"edge_weight": "weight", "edge_weights": "weight", "edge_attr": "attr"}
+
+
+def edge_arguments(net: nn.Module) -> dict[EdgeKind, str]:
+    """The arguments of forward that take what edges carry, each by its name. PyG's own models have all of them, and
+    leave out what their convolutions do not read."""
     names = list(inspect.signature(net.forward).parameters)[2:]
-    return next((name for name in names if name in ("edge_weight", "edge_weights")), None)
+    found: dict[EdgeKind, str] = {_ARGUMENTS[name]: name for name in reversed(names) if name in _ARGUMENTS}
+    if isinstance(net, BasicGNN):
+        if not net.supports_edge_weight:
+            found.pop("weight", None)
+        if not (net.supports_edge_attr and any(vars(conv).get("edge_dim") for conv in _convolutions(net).values())):
+            found.pop("attr", None)
+    return found
 
 
 def _convolutions(net: nn.Module) -> dict[str, MessagePassing]:
@@ -154,15 +174,23 @@ class PyGNet(GNN):
         training = g.edge_dropout(0.5) is not None
         self.net.train(training)
         with keyed_dropout(g, x.shape[0]) if training else nullcontext(), self._folding(g):
-            return self.net(x, Edges(), **self._weights(g))
+            out = self.net(x, Edges(), **self._of_edges(g))
+        if isinstance(out, EdgeRows):
+            raise ValueError("the model adds rows of edges to rows of nodes; hand edge_attr to convolutions alone")
+        return out
 
-    def _weights(self, g: Graph) -> dict[str, Weights]:
-        """The argument for weights, where the graph has some or forward needs one."""
-        name = weight_argument(self.net)
-        if name is None:
-            return {}
-        needed = inspect.signature(self.net.forward).parameters[name].default is inspect.Parameter.empty
-        return {name: Weights()} if needed or g.in_weight is not None else {}
+    def _of_edges(self, g: Graph) -> dict[str, Weights | EdgeRows]:
+        """The arguments for what edges carry, where the graph has it or forward needs it."""
+        named, given = edge_arguments(self.net), dict[str, Weights | EdgeRows]()
+        for kind, name in named.items():
+            needed = inspect.signature(self.net.forward).parameters[name].default is inspect.Parameter.empty
+            if kind == "weight" and (needed or g.in_weight is not None):
+                given[name] = Weights()
+            if kind == "attr" and g.edge_attr is not None:
+                given[name] = EdgeRows.of(g.edge_attr)
+            elif kind == "attr" and needed:
+                raise ValueError(f"forward needs {name}, and the edges of the dataset have no attributes")
+        return given
 
     @contextmanager
     def _folding(self, g: Graph) -> Iterator[None]:
@@ -191,11 +219,12 @@ class PyGNet(GNN):
         ]
         parameter = next(self.net.parameters(), torch.zeros(0))
         x = torch.zeros(1, self.in_dim, dtype=parameter.dtype)
+        attr = x.new_zeros(1, self.source.edge_dim) if self.source.edge_dim else None
         try:
             with torch.no_grad():
-                out = self(OneNode(x), x)
-                if weight_argument(self.net) is not None:
-                    out = self(OneNode(x, torch.ones(1, dtype=x.dtype)), x)
+                out = self(OneNode(x, edge_attr=attr), x)
+                if "weight" in edge_arguments(self.net):
+                    out = self(OneNode(x, torch.ones(1, dtype=x.dtype), attr), x)
         except ValueError as error:
             raise ValueError(f"model.target={self.source.target}: {error}.") from error
         except (TypeError, RuntimeError, AttributeError) as error:
@@ -227,7 +256,8 @@ class PyGNet(GNN):
 
     @property
     def needs_edge_ids(self) -> bool:
-        return any(drops_edges(conv) for conv in self.convs.values())
+        reads_rows = bool(self.source.edge_dim) and "attr" in edge_arguments(self.net)
+        return reads_rows or any(drops_edges(conv) for conv in self.convs.values())
 
 
 def _way(name: str, conv: MessagePassing, config: PyG) -> Way:
@@ -240,10 +270,10 @@ def _way(name: str, conv: MessagePassing, config: PyG) -> Way:
 class OneNode:
     """A graph of one node and its self loop, in evaluation."""
 
-    def __init__(self, like: Tensor, in_weight: Tensor | None = None) -> None:
+    def __init__(self, like: Tensor, in_weight: Tensor | None = None, edge_attr: Tensor | None = None) -> None:
         self.node_ids = torch.zeros(1, dtype=torch.int64)
         self.in_degree = torch.ones(1, dtype=like.dtype)
-        self.in_weight = in_weight
+        self.in_weight, self.edge_attr = in_weight, edge_attr
         self.edge_ids = self.node_ids
         weight = None if in_weight is None else torch.ones_like(in_weight)
         self._block = Block.from_edges(

@@ -2,7 +2,8 @@
 
 So the parameters, options and code of a convolution around `propagate` are the user's own. What is inside is one of
 five: a sum, mean or maximum of source rows; GCN's weighted sum; attention whose softmax a fold knows; a message that is
-a function of one edge; or anything else, which runs as PyG runs it, on all in-edges of a rank's rows at once.
+a function of one edge; or anything else, which runs as PyG runs it, on all in-edges of a rank's rows at once. Rows of
+edges (edge_attr, and what the model makes of it) are edge operands: they lie on the rank of the destination.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn import MessagePassing
 
 from gnnpar.folds import neighborhood as folds
-from gnnpar.folds.block import Block, Rows
+from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
@@ -27,6 +28,7 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gatv2 import Score, source_value
 from gnnpar.models.pyg.dropout import edge_dropout, no_dropout
+from gnnpar.models.pyg.edge_rows import EdgeRows
 
 Propagate = Callable[..., Tensor]
 
@@ -95,9 +97,7 @@ def way_of(conv: MessagePassing, *, self_loops: bool) -> Way:
             f"calls {all_edges[0]} in its forward, on the edges of the whole graph; of convolutions that do, GCNConv, "
             "GCN2Conv, SGConv, TAGConv, LGConv, APPNP, GATConv and GATv2Conv are carried"
         )
-    if _of(cls, "edge_update") is not _of(MessagePassing, "edge_update"):
-        raise ValueError("has a method edge_update of its own, which is not carried")
-    plain_ends = all(_of(cls, name) is _of(MessagePassing, name) for name in ("aggregate", "update"))
+    plain_ends = all(_of(cls, name) is _of(MessagePassing, name) for name in ("aggregate", "update", "edge_update"))
     if reduction is None or not plain_ends:
         return Neighborhood()
     if any(_of(cls, "message") is _of(each, "message") for each in _PLAIN):
@@ -137,13 +137,13 @@ def _attention(conv: pyg.GATConv | pyg.GATv2Conv, self_loops: bool) -> Way:
             raise ValueError(f"is a {base.__name__} with a method {name} of its own, which is not carried")
     if type(conv.aggr_module) is not pyg.SumAggregation:
         raise ValueError(f"aggregates by {conv.aggr}; attention is carried with a sum")
-    if conv.edge_dim is not None:
-        raise ValueError("has edge_dim, and models read no data on edges")
+    if conv.edge_dim is not None and conv.add_self_loops:
+        raise ValueError("adds self loops, which have no attributes; set add_self_loops=False")
     if conv.add_self_loops and not self_loops:
         raise ValueError(
             "adds self loops, and the dataset has none; set dataset.self_loops=true, or add_self_loops=False"
         )
-    return Attention(base.__name__)
+    return Attention(base.__name__) if conv.edge_dim is None else Neighborhood()
 
 
 def _source_and_destination(value: object, name: str) -> tuple[Tensor | None, Tensor | None]:
@@ -156,6 +156,8 @@ def _source_and_destination(value: object, name: str) -> tuple[Tensor | None, Te
 
 
 def _rows(value: object, name: str) -> Tensor | None:
+    if isinstance(value, EdgeRows):
+        raise ValueError(f"calls propagate with {name}, rows of nodes, which is made of rows of edges")
     if value is not None and not isinstance(value, Tensor):
         raise ValueError(f"calls propagate with {name}={value!r}; give rows of nodes")
     return value
@@ -163,14 +165,17 @@ def _rows(value: object, name: str) -> Tensor | None:
 
 def _refuse_others(given: Mapping[str, object], read: tuple[str, ...]) -> None:
     if others := [name for name, value in given.items() if value is not None and name not in read]:
-        raise ValueError(f"calls propagate with {', '.join(others)}; of data on edges, models read edge_weight alone")
+        raise ValueError(f"calls propagate with {', '.join(others)}, which its message does not read")
 
 
 def _weighted(given: Mapping[str, object]) -> bool:
     """Is the fold to use the weights of the graph's edges?"""
     weight = given.get("edge_weight")
     if weight is not None and not isinstance(weight, Weights):
-        raise ValueError("calls propagate with an edge_weight of its own; hand on that of forward")
+        raise ValueError(
+            "calls propagate with an edge_weight of its own; hand on that of forward (only GraphConv takes one that is "
+            "made of edge_attr)"
+        )
     return weight is not None
 
 
@@ -191,6 +196,10 @@ class Fold:
     def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
         def propagate(edge_index: object, size: object = None, **given: object) -> Tensor:
             _refuse_others(given, ("x", "edge_weight"))
+            if isinstance(given.get("edge_weight"), EdgeRows):
+                names = tuple(inspect.signature(conv.message).parameters)
+                way = Neighborhood() if self.reduction == "max" else EdgeMessage(self.reduction, names)
+                return way.hooks(conv, g)["propagate"](edge_index, size=size, **given)
             weighted = _weighted(given)
             if weighted and self.reduction == "max":
                 raise ValueError("takes the maximum of weighted rows, which no fold computes")
@@ -295,8 +304,8 @@ class _Message(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _EdgeValue:
-    """The message of e edges. `read`: the argument, and the operand it is of: source or destination, and its place.
-    `weights`: arguments that are the weights of the edges."""
+    """The message of e edges. `read`: the argument, and the operand it is of: source, destination or edge, and its
+    place. `weights`: arguments that are the weights of the edges."""
 
     message: _Message
     read: tuple[tuple[str, str, int], ...]
@@ -305,7 +314,7 @@ class _EdgeValue:
     weights: tuple[str, ...]
 
     def __call__(self, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-        sides = {"j": src, "i": dst}
+        sides = {"j": src, "i": dst, "edge": edge}
         given: dict[str, object] = {name: sides[side][place] for name, side, place in self.read}
         given |= self.fixed
         given |= dict.fromkeys(self.weights, edge[-1] if edge else None)
@@ -316,7 +325,7 @@ class _EdgeValue:
 
 @dataclass(frozen=True)
 class EdgeMessage:
-    """The sum, or mean, of a message that is a function of one edge: of what its two ends give, and of parameters."""
+    """The sum, or mean, of a message that is a function of one edge: of its ends, its attributes and of parameters."""
 
     reduction: str
     names: tuple[str, ...]
@@ -327,7 +336,7 @@ class EdgeMessage:
 
     def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
         def propagate(edge_index: object, size: object = None, **given: object) -> Tensor:
-            operands: dict[str, list[Tensor]] = {"j": [], "i": []}
+            operands: dict[str, list[Tensor]] = {"j": [], "i": [], "edge": []}
             read, fixed = [], {}
             for name, side, value in self._arguments(given):
                 if side and isinstance(value, Tensor):
@@ -344,7 +353,7 @@ class EdgeMessage:
             source = g.source(lambda local, *rows: rows, *operands["j"])
             shared = tuple(parameters.values())
             fold = Generic(value=value, weighted=bool(weights))
-            out = g.aggregate(fold, source, tuple(operands["i"]), shared=shared)
+            out = g.aggregate(fold, source, tuple(operands["i"]), tuple(operands["edge"]), shared)
             if self.reduction == "mean":
                 degree = g.in_degree.clamp_min(1).reciprocal()
                 out = out * degree.reshape(-1, *[1] * (out.ndim - 1))
@@ -353,7 +362,7 @@ class EdgeMessage:
         return {"propagate": propagate}
 
     def _arguments(self, given: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
-        """(name, j, i or nothing, value) of every argument of the message."""
+        """(name, j, i, edge or nothing, value) of every argument of the message."""
         for name in self.names:
             base, _, side = name.rpartition("_")
             if side in ("i", "j") and base in given:
@@ -361,11 +370,22 @@ class EdgeMessage:
                 yield name, side, first if side == "j" else second
                 continue
             value = given.get(name)
+            if isinstance(value, EdgeRows):
+                yield name, "edge", value.plain()
+                continue
             if isinstance(value, Tensor):
                 raise ValueError(
-                    f"has a message that reads {name}, which is no row of a node; models read no data on edges"
+                    f"has a message that reads {name}, which is made neither of rows of nodes nor of edge_attr"
                 )
             yield name, "", value
+
+
+@dataclass(frozen=True)
+class _Updated(Edges):
+    """What `edge_updater` gives, in the place of rows of edges: its arguments, for `propagate`."""
+
+    given: Mapping[str, object]
+    name = "the result of edge_updater"
 
 
 class _Propagate(nn.Module):
@@ -375,85 +395,130 @@ class _Propagate(nn.Module):
         super().__init__()
         self.conv = conv
 
-    def forward(self, edges: Tensor, size: tuple[int, int], given: Mapping[str, object]) -> Tensor:
-        before = dict(vars(self.conv))
+    def forward(
+        self,
+        edges: Tensor,
+        size: tuple[int, int],
+        given: Mapping[str, object],
+        updated: Mapping[str, Mapping[str, object]],
+    ) -> Tensor:
+        """`updated`: the arguments that `edge_updater` makes, each of its own arguments."""
+        conv, before = self.conv, dict(vars(self.conv))
+        made = {name: type(conv).edge_updater(conv, edges, size=size, **each) for name, each in updated.items()}
         try:
-            return type(self.conv).propagate(self.conv, edges, size=size, **given)
+            return type(conv).propagate(conv, edges, size=size, **given, **made)
         finally:  # a message may leave tensors behind (TransformerConv its scores)
-            vars(self.conv).clear()
-            vars(self.conv).update(before)
+            vars(conv).clear()
+            vars(conv).update(before)
 
 
 _Side = tuple[int | None, int | None]  # places of an argument among the operands of sources, of destinations
 
 
 @dataclass(frozen=True, eq=False)
+class _Arguments:
+    """Of a call on a block, by place among the operands. `sides`: arguments that are read by both ends of an edge;
+    `own`: those that `update` reads as rows of destinations; `rows`: rows of edges; `weights`: the weights of edges."""
+
+    sides: Mapping[str, _Side]
+    own: Mapping[str, int]
+    rows: Mapping[str, int]
+    fixed: Mapping[str, object]
+    weights: tuple[str, ...]
+
+    def on(self, block: Block, x: Operands) -> dict[str, object]:
+        given: dict[str, object] = {name: x.dst[place] for name, place in self.own.items()}
+        for name, (j, i) in self.sides.items():
+            given[name] = (None if j is None else x.src[j], None if i is None else x.dst[i])
+        given |= {name: x.edge[place] for name, place in self.rows.items()}
+        return given | dict(self.fixed) | dict.fromkeys(self.weights, block.weights)
+
+
+class _Operands:
+    """The operands of an aggregation, as the arguments of its functions are told apart."""
+
+    def __init__(self) -> None:
+        self.src: list[Tensor] = []
+        self.dst: list[Tensor] = []
+        self.edge: list[Tensor] = []
+
+    def of(self, given: Mapping[str, object], names: set[str], updates: set[str]) -> _Arguments:
+        """`names`: what the functions read, `updates`: of that, what `update` reads."""
+        sides: dict[str, _Side] = {}
+        own: dict[str, int] = {}
+        rows: dict[str, int] = {}
+        fixed: dict[str, object] = {}
+        weights: list[str] = []
+        for name, value in given.items():
+            if isinstance(value, Weights):
+                weights.append(name)
+            elif isinstance(value, EdgeRows):
+                rows[name] = _put(self.edge, value.plain())
+            elif not isinstance(value, Tensor | tuple):
+                fixed[name] = value
+            else:
+                first, second = _source_and_destination(value, name)
+                by_edge = [f"{name}_{side}" in names for side in "ji"]
+                if name in names and (any(by_edge) or name not in updates or second is None):
+                    raise ValueError(f"reads {name} as a whole, and a rank holds a part of its rows")
+                if name in names and second is not None:
+                    own[name] = _put(self.dst, second)
+                else:
+                    of_source = _put(self.src, first) if by_edge[0] and first is not None else None
+                    of_own = _put(self.dst, second) if by_edge[1] and second is not None else None
+                    sides[name] = of_source, of_own
+        return _Arguments(sides, own, rows, fixed, tuple(weights))
+
+
+@dataclass(frozen=True, eq=False)
 class _OnBlock:
-    """PyG's `propagate` on a block with all in-edges of its destinations. `sides`: of arguments by edge; `own`: places
-    of those that `update` reads as rows of destinations; `weights`: arguments that are the weights of the edges."""
+    """PyG's `propagate` on a block with all in-edges of its destinations. `updated`: arguments that the convolution's
+    `edge_updater` makes."""
 
     propagate: _Propagate
     graph: Graph
-    sides: Mapping[str, _Side]
-    own: Mapping[str, int]
-    fixed: Mapping[str, object]
-    weights: tuple[str, ...]
+    arguments: _Arguments
+    updated: Mapping[str, _Arguments]
     parameters: tuple[str, ...]
 
-    def __call__(self, block: Block, src: Rows, dst: Rows, shared: Rows) -> Tensor:
-        edges = torch.stack([block.indices.long(), block.edge_dst])
-        given: dict[str, object] = {name: dst[place] for name, place in self.own.items()}
-        for name, (j, i) in self.sides.items():
-            given[name] = (None if j is None else src[j], None if i is None else dst[i])
-        given |= self.fixed
-        given |= dict.fromkeys(self.weights, block.weights)
+    def __call__(self, block: Block, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+        edges, x = torch.stack([block.indices.long(), block.edge_dst]), Operands(src, dst, edge)
+        updated = {name: each.on(block, x) for name, each in self.updated.items()}
+        given = edges, (block.num_src, block.num_dst), self.arguments.on(block, x), updated
         parameters = dict(zip(self.parameters, shared, strict=True))
         with edge_dropout(self.graph, block.edge_ids, block.num_edges):
-            return functional_call(self.propagate, parameters, (edges, (block.num_src, block.num_dst), given))
+            return functional_call(self.propagate, parameters, given)
 
 
 @dataclass(frozen=True)
 class Neighborhood:
-    """Any other convolution: its own message, aggregation and update, on all in-edges of its rows at once."""
+    """Any other convolution: its own message, aggregation and updates, on all in-edges of its rows at once."""
 
     title = "runs as it is, on whole neighbourhoods"
 
     def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
         names = set(conv.inspector.get_flat_param_names(["message", "aggregate", "update"]))
+        of_update = set(conv.inspector.get_flat_param_names(["edge_update"]))
         updates = set(inspect.signature(conv.update).parameters)
 
+        def edge_updater(edge_index: object, size: object = None, **given: object) -> _Updated:
+            return _Updated(given)
+
         def propagate(edge_index: object, size: object = None, **given: object) -> Tensor:
-            src: list[Tensor] = []
-            dst: list[Tensor] = []
-            sides: dict[str, _Side] = {}
-            own: dict[str, int] = {}
-            fixed, weights = {}, []
-            for name, value in given.items():
-                if isinstance(value, Weights):
-                    weights.append(name)
-                elif not isinstance(value, Tensor | tuple):
-                    fixed[name] = value
-                else:
-                    first, second = _source_and_destination(value, name)
-                    by_edge = [f"{name}_{side}" in names for side in "ji"]
-                    if name in names and (any(by_edge) or name not in updates or second is None):
-                        raise ValueError(f"reads {name} as a whole, and a rank holds a part of its rows")
-                    if name in names and second is not None:
-                        own[name] = _put(dst, second)
-                    else:
-                        of_source = _put(src, first) if by_edge[0] and first is not None else None
-                        of_own = _put(dst, second) if by_edge[1] and second is not None else None
-                        sides[name] = of_source, of_own
-            if not src:
+            x = _Operands()
+            later = {name: value.given for name, value in given.items() if isinstance(value, _Updated)}
+            arguments = x.of({name: value for name, value in given.items() if name not in later}, names, updates)
+            updated = {name: x.of(each, of_update, set()) for name, each in later.items()}
+            if not x.src:
                 raise ValueError("has a message that reads nothing of the source (x_j), which is not carried")
             module = _Propagate(conv)
             parameters = dict(module.named_parameters())
-            run = _OnBlock(module, g, sides, own, fixed, tuple(weights), tuple(parameters))
-            source = g.source(lambda local, *rows: rows, *src)
+            run = _OnBlock(module, g, arguments, updated, tuple(parameters))
+            source = g.source(lambda local, *rows: rows, *x.src)
             fold = folds.Neighborhood(run, by_edge_ids=drops_edges(conv))
-            return g.aggregate(fold, source, tuple(dst), shared=tuple(parameters.values()))
+            return g.aggregate(fold, source, tuple(x.dst), tuple(x.edge), tuple(parameters.values()))
 
-        return {"propagate": propagate}
+        return {"propagate": propagate, "edge_updater": edge_updater}  # pyright: ignore[reportReturnType]
 
 
 def _put(operands: list[Tensor], rows: Tensor) -> int:

@@ -16,7 +16,7 @@ from gnnpar.codecs.adaptive.codec import Adaptive, with_edge_weights
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
-from gnnpar.folds.edge_data import IN_BLOCKS
+from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.digest.oracle import RefreshedWhole
 from gnnpar.parallel.digest.table import TableExchange
@@ -66,7 +66,7 @@ class Digest:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(from_shards=True, edge_data=IN_BLOCKS, crosses_epochs=self.period > 1)
+        return Capabilities(from_shards=True, edge_data=ALL_KINDS, crosses_epochs=self.period > 1)
 
     @property
     def exactness(self) -> frozenset[Exactness]:

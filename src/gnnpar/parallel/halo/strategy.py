@@ -14,7 +14,7 @@ from gnnpar.codecs.adaptive.codec import with_edge_weights
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
-from gnnpar.folds.edge_data import IN_BLOCKS
+from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.halo_engine import halo_engine
@@ -38,7 +38,7 @@ class GraphParallel:
 
     codec: CodecConfig = Identity()
     overlap: Overlap = "edges"
-    capabilities = Capabilities(from_shards=True, edge_data=IN_BLOCKS)
+    capabilities = Capabilities(from_shards=True, edge_data=ALL_KINDS)
 
     @property
     def exactness(self) -> frozenset[Exactness]:

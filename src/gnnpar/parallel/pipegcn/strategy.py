@@ -18,7 +18,7 @@ from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.comm.communicator import Phase
 from gnnpar.data.tasks import Task
-from gnnpar.folds.edge_data import IN_BLOCKS
+from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine, PassGraph, Stateful
 from gnnpar.parallel.halo_engine import halo_engine
@@ -64,7 +64,7 @@ class PipeGCN:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(from_shards=True, edge_data=IN_BLOCKS, crosses_epochs=self.staleness > 0)
+        return Capabilities(from_shards=True, edge_data=ALL_KINDS, crosses_epochs=self.staleness > 0)
 
     @property
     def exactness(self) -> frozenset[Exactness]:

@@ -85,6 +85,10 @@ class ChunkGraph(OwnRows):
         self.local = LocalRows(*self._rows, run=self.run, layer=self.layer)
 
     @property
+    def edge_attr(self) -> None:
+        """Chunks carry none."""
+
+    @property
     def edge_ids(self) -> Tensor:
         return self.block_edge_ids.sort().values
 

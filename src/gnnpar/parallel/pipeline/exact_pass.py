@@ -154,6 +154,10 @@ class Snapshot:
         return self.view.in_weight
 
     @property
+    def edge_attr(self) -> Tensor | None:
+        return self.view.edge_attr
+
+    @property
     def edge_ids(self) -> Tensor:
         return self.view.edge_ids
 

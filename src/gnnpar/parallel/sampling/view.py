@@ -128,6 +128,10 @@ class SampledGraph(OwnRows):
         return self.sub.ends[self.hops - 1]
 
     @property
+    def edge_attr(self) -> None:
+        """Samples carry none."""
+
+    @property
     def edge_ids(self) -> Tensor:
         ids = (self.outer or self).block.edge_ids
         if ids is None:

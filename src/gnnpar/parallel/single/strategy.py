@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gnnpar.codecs.codec import Exactness
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
-from gnnpar.folds.edge_data import IN_BLOCKS
+from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.local import Pass
@@ -33,7 +33,7 @@ class Single:
     """No fields: there is nothing to choose."""
 
     exactness = frozenset[Exactness]({"exact"})
-    capabilities = Capabilities(max_ranks=1, from_shards=True, edge_data=IN_BLOCKS)
+    capabilities = Capabilities(max_ranks=1, from_shards=True, edge_data=ALL_KINDS)
 
     def exact_limit(self) -> Single:
         return self

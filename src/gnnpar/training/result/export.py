@@ -28,6 +28,7 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import by_type
+from gnnpar.training.checkpoint.resume import EdgeFacts
 from gnnpar.training.result.header import versions
 from gnnpar.training.result.trained import DTYPES, Trained
 
@@ -65,6 +66,10 @@ class PlainGraph:
 
     def type_degree(self, types: int) -> Tensor:
         return by_type(None, self.in_degree, types)
+
+    @property
+    def edge_attr(self) -> None:
+        """Nor attributes."""
 
     def at(self, layer: int) -> Self:
         return self
@@ -165,8 +170,9 @@ def export(trained: Trained, folder: Path) -> list[str]:
     for name in (PROGRAM, SCRIPT):
         (folder / name).unlink(missing_ok=True)
     try:
-        if trained.weighted:
-            raise ValueError("the model was trained on weighted edges, which a program does not read: no program")
+        if trained.edges != EdgeFacts():
+            carried = "weighted edges" if trained.edges.weighted else "edges with types or attributes"
+            raise ValueError(f"the model was trained on {carried}, which a program does not read: no program")
         program = traced(model)
         _write(folder / PROGRAM, lambda out: torch.export.save(program, out))
         write_text_whole(folder / SCRIPT, _TEMPLATE.read_text(encoding="utf-8"))

@@ -36,13 +36,13 @@ class Trained(nn.Module):
 
     Edges and features are prepared as those of the run were (self loops, reverse edges, repeated edges, row sums);
     `prepared=True` takes them as they are. `settings`: of the run. `epoch`: epochs done. `val`: validation metric.
-    `weighted`: the edges that it was trained on have weights.
+    `edges`: what the edges that it was trained on carry.
     """
 
     def __init__(self, model: GNN, settings: Settings, found: Checkpoint) -> None:
         super().__init__()
         self.model, self.settings, self.epoch, self.val = model, settings, found.epoch, found.val
-        self.weighted = EdgeFacts.of(found.manifest["run"]).weighted
+        self.edges = EdgeFacts.of(found.manifest["run"])
         self.eval()
 
     # Any: an object of PyG or a sparse tensor of another library, see above
