@@ -11,7 +11,7 @@ DEMO_JOB := model=gcn dataset=sbm world_size=2 epochs=50 fidelity_every=25
 
 COMPARE := outputs/compare$(if $(QUICK),-quick)
 
-.PHONY: demo compare test test-documents test-studies test-attack test-kernels test-all test-gpu-versions kills lint bench sparse docs clean
+.PHONY: dist demo compare test test-documents test-studies test-attack test-kernels test-all test-gpu-versions kills lint bench sparse docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,7 +28,8 @@ help:
 	@echo "make kills          runs of every strategy struck by signals, 15 times each; counts in outputs/kills.json, an hour or more"
 	@echo "make lint           ruff, pyright, import contracts, pip-audit where it is installed and online"
 	@echo "make bench          benchmarks for the hardware at hand"
-	@echo "make docs           the documentation in site/, every table measured anew (1 to 2 minutes); no warnings, links checked"
+	@echo "make dist           wheel and sdist in dist/, tried in a clean environment (TORCH=torch==2.6.0: with that one)"
+	@echo "make docs           the documentation in site/, tables measured anew where the code changed (1 to 2 minutes); no warnings, links checked"
 	@echo "make sparse         build the [sparse] extra against the installed torch (10 to 30 minutes)"
 
 # the environment: made when missing, brought up to date when pyproject.toml changes
@@ -93,6 +94,20 @@ sparse: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -c 'import mkdocs, material, mkdocstrings' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# wheel and sdist, tried in an environment that has nothing else: TORCH names the torch in it (the oldest supported is 2.6)
+dist: $(STAMP)
+	rm -rf dist build/try build/from-sdist
+	$(BIN)/python -m hatchling build
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/from-sdist dist/gnnpar-*.tar.gz
+	cmp <($(BIN)/python -m zipfile -l dist/gnnpar-*.whl) <($(BIN)/python -m zipfile -l build/from-sdist/gnnpar-*.whl)
+	$(PYTHON) -m venv build/try
+	build/try/bin/python -m pip install --quiet "$(TORCH)"
+	build/try/bin/python -m pip install --quiet dist/gnnpar-*.whl
+	cd build/try && bin/gnnpar train debug=tiny world_size=2 hydra.run.dir=runs/two
+	cd build/try && bin/gnnpar train debug=tiny strategy=single hydra.run.dir=runs/one
+	cd build/try && bin/gnnpar compare runs --html report.html && bin/gnnpar cite strategy=adaqp
+	@ls -l dist
 
 clean:
 	rm -rf build dist site outputs multirun .pytest_cache .ruff_cache .hypothesis .import_linter_cache

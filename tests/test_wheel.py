@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
+from gnnpar import __version__
 
 SOURCES = ("src", "kernels/gnnpar_kernels", "conf", "pyproject.toml", "README.md", "LICENSE")
 
@@ -36,7 +37,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy(ROOT / name, source / name)
     pip = (sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--quiet")
     run(*pip, "--wheel-dir", out, source, cwd=out)
-    (built,) = out.glob("gnnpar-*.whl")
+    (built,) = out.glob(f"gnnpar-{__version__}-*.whl")  # pyproject.toml and the package agree
     return built
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import os
 import posixpath
 import re
 import sys
+from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,19 @@ ASIDE = (
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "kernels/README.md",
     "experiments/README.md",
     "examples/README.md",
 )
+MADE = {  # page -> the module beside this one and its function
+    "composability": ("measured", "composability"),
+    "convergence": ("measured", "convergence"),
+    "reference/cli": ("reference", "commands"),
+    "reference/keys": ("reference", "keys"),
+    "reference/result": ("reference", "result"),
+}
+FILES = ("LICENSE", "CITATION.cff", "pyproject.toml")  # that pages link
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)#\s]+)")
 
@@ -26,12 +39,12 @@ def outside() -> list[str]:
     """Pages and figures of the repository that are not in docs/, by their place in it."""
     studies = [p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "experiments").glob("*/README.md"))]
     figures = [p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "experiments").glob("*/*.svg"))]
-    return [*ASIDE, *studies, *figures]
+    return [*ASIDE, *FILES, *studies, *figures]
 
 
 def in_site(place: str) -> str:
-    """A place in the repository -> the place in the site: docs/ is its root."""
-    return place.removeprefix("docs/")
+    """A place in the repository -> the place in the site: docs/ is its root, and has a home page of its own."""
+    return "readme.md" if place == "README.md" else place.removeprefix("docs/")
 
 
 def moved(text: str, place: str) -> str:
@@ -69,7 +82,9 @@ def navigation() -> list[Any]:
         return [f"{folder}/{name}" for name in re.findall(r"\]\(([\w.]+\.md)\)", text)]
 
     return [
-        {"gnnpar": "README.md"},
+        {"gnnpar": "index.md"},
+        {"Quickstart": "quickstart.md"},
+        {"Concepts": "concepts.md"},
         {"Tutorials": ["tutorials/README.md", *listed("tutorials")]},
         {
             "Guides": [
@@ -80,6 +95,13 @@ def navigation() -> list[Any]:
             ]
         },
         {"Specifications": ["strategies/README.md", *listed("strategies")]},
+        {
+            "Reference": [
+                {"Commands": "reference/cli.md"},
+                {"YAML keys": "reference/keys.md"},
+                {"result.json": "reference/result.md"},
+            ]
+        },
         {"Architecture": "architecture.md"},
         {"Glossary": "glossary.md"},
         {"Examples": "examples/README.md"},
@@ -87,7 +109,9 @@ def navigation() -> list[Any]:
         {"Interfaces": ["api/README.md", *listed("api")]},
         {"Kernels": "kernels/README.md"},
         {"Decisions": ["adr/README.md", *pages(docs / "adr", "*.md")]},
+        {"Readme": "readme.md"},
         {"Contributing": "CONTRIBUTING.md"},
+        {"Security": "SECURITY.md"},
         {"Changelog": "CHANGELOG.md"},
     ]
 
@@ -97,21 +121,37 @@ def on_files(files: Any, config: Any) -> Any:
 
     for place in outside():
         source = ROOT / place
-        content = source.read_bytes() if source.suffix == ".svg" else moved(source.read_text(encoding="utf-8"), place)
+        content = source.read_bytes() if source.suffix != ".md" else moved(source.read_text(encoding="utf-8"), place)
         files.append(File.generated(config, in_site(place), content=content))
-    for page in ("composability", "convergence"):
+    for page in MADE:
         files.append(File.generated(config, f"{page}.md", content=made(page)))
     return files
 
 
 def made(page: str) -> str:
-    """A page of tables. GNNPAR_SITE_TABLES=no leaves them out: they take a minute."""
-    if os.environ.get("GNNPAR_SITE_TABLES") == "no":
+    """A page of tables, kept by what it is made of. GNNPAR_SITE_TABLES=no leaves out those that take a minute."""
+    where, name = MADE[page]
+    if where == "measured" and os.environ.get("GNNPAR_SITE_TABLES") == "no":
         return f"# {page}\n"
-    sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "src"), str(ROOT / "kernels")]
-    import measured
+    kept = ROOT / "build" / "site" / f"{name}-{inputs()}.md"
+    if not kept.exists():
+        sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "src"), str(ROOT / "kernels")]
+        text = getattr(importlib.import_module(where), name)()
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(text, encoding="utf-8")
+    return kept.read_text(encoding="utf-8")
 
-    return getattr(measured, page)()
+
+@cache
+def inputs() -> str:
+    """What tables are made of: every source, every YAML, and the versions that the environment has."""
+    parts = [f"{each.name}=={each.version}" for each in distributions() if each.name in ("torch", "numpy")]
+    folders = (ROOT / "src", ROOT / "kernels", ROOT / "conf", Path(__file__).parent)
+    files = sorted(file for folder in folders for kind in ("py", "yaml", "json") for file in folder.rglob(f"*.{kind}"))
+    digest = hashlib.sha256("\n".join(sorted(parts)).encode())
+    for file in files:
+        digest.update(f"\n{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from conftest import ROOT, environment
+from gnnpar import __version__
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gcn import GCNConv
 from gnnpar.parallel.local import Pass
@@ -111,6 +112,23 @@ def test_the_figure_is_drawn_by_its_script(tmp_path: Path) -> None:
     made_by = re.compile(r"Matplotlib v[\d.]+")
     if made_by.findall(kept) == made_by.findall(drawn.read_text(encoding="utf-8")):  # another one draws other paths
         assert drawn.read_text(encoding="utf-8") == kept
+
+
+def test_badges_are_drawn_from_the_files_they_lead_to(tmp_path: Path) -> None:
+    images = ROOT / "docs" / "images"
+    subprocess.run([sys.executable, images / "make_badges.py", tmp_path], check=True, timeout=60)
+    drawn = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
+    assert drawn == {file.name: file.read_text(encoding="utf-8") for file in images.glob("badge_*.svg")}
+    assert f">{__version__}<" in drawn["badge_version.svg"] and all(f"images/{name})" in README for name in drawn)
+
+
+def test_the_figures_of_the_concepts_are_drawn_by_their_script(tmp_path: Path) -> None:
+    images = ROOT / "docs" / "images"
+    subprocess.run([sys.executable, images / "make_concepts.py", tmp_path], check=True, timeout=60)
+    drawn = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
+    assert drawn == {file.name: file.read_text(encoding="utf-8") for file in images.glob("concept_*.svg")}
+    shown = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    assert all(f"(images/{name})" in shown for name in drawn) and len(drawn) == 4
 
 
 def without_figures(line: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import pkgutil
 import re
 import subprocess
@@ -52,10 +53,11 @@ def test_every_page_is_in_the_navigation_and_every_link_leads_somewhere() -> Non
     written = {p.relative_to(DOCS).as_posix(): p for p in DOCS.rglob("*.md")}
     brought = {hooks.in_site(place): ROOT / place for place in hooks.outside()}
     assert {place for place in (*written, *brought) if place.endswith(".md")} <= set(listed)
-    assert set(listed) - {*written, *brought} == {"composability.md", "convergence.md"}
+    generated = {f"{page}.md" for page in hooks.MADE}
+    assert set(listed) - {*written, *brought} == generated
     for page in (*written.values(), *(p for p in brought.values() if p.suffix == ".md")):
         for target in re.findall(r"\]\(([^)#\s]+)", hooks.FENCE.sub("", page.read_text(encoding="utf-8"))):
-            if "://" not in target and target not in ("composability.md", "convergence.md"):
+            if "://" not in target and not any(target.endswith(page) for page in generated):
                 assert (page.parent / target).exists(), f"{page} points at {target}"
 
 
@@ -87,6 +89,28 @@ def test_tables_say_what_runs_and_what_does_not() -> None:
         raise ValueError("rank 0: not with | this")
 
     assert measured.attempt(refused) == "no: not with / this"
+
+
+def test_the_reference_has_every_command_key_and_member() -> None:
+    reference = loaded("reference")
+    keys, result = reference.keys(), reference.result()
+    assert "| `epochs` | `100` | a whole number >= 1 | " in keys
+    assert "| `checkpoint.every` | `0` | a whole number >= 0 | " in keys
+    for group in reference.GROUPS:
+        for file in (ROOT / "conf" / group).glob("*.yaml"):
+            assert f"### {group}={file.stem}\n" in keys
+    schema = json.loads((ROOT / "src/gnnpar/training/result/result.schema.json").read_text(encoding="utf-8"))
+    assert all(f"| `{name}` | " in result for name in schema["properties"])
+    assert "--latex" in reference._help("compare")
+
+
+def test_tables_are_made_once_for_the_same_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "inputs", lambda: "one")
+    monkeypatch.setattr(hooks, "ROOT", tmp_path)
+    monkeypatch.delenv("GNNPAR_SITE_TABLES", raising=False)
+    (tmp_path / "build" / "site").mkdir(parents=True)
+    (tmp_path / "build" / "site" / "convergence-one.md").write_text("kept")
+    assert hooks.made("convergence") == "kept"
 
 
 def test_losses_are_of_a_training_that_learns() -> None:

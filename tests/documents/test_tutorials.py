@@ -1,4 +1,4 @@
-"""Every block of every tutorial runs, in an empty folder, and says what the page says."""
+"""Every block of every tutorial and of the quickstart runs, in an empty folder, and says what the page says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = ROOT / "docs" / "tutorials"
 PAGES = sorted(page for page in FOLDER.glob("*.md") if page.name != "README.md")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "quickstart.md"], ids=lambda page: page.stem)
 def test_every_block_runs(page: Path, tmp_path: Path) -> None:
     assert len(blocks(page)) >= 2
     done = subprocess.run(
