@@ -52,13 +52,13 @@ def strike(plan: Saboteur) -> None:
         time.sleep(0.05)  # a signal to oneself arrives a little later
 
 
-PARENT = -1
+PARENT, ORIGIN = -1, -2
 FROM_THE_START = -1
 
 
 class Strike(NamedTuple):
-    """A signal to a rank, or to the PARENT of all, `delay` seconds after the first row of `epoch` or a later one, or
-    FROM_THE_START of the ranks."""
+    """A signal to a rank, to the PARENT of all or to the ORIGIN that they are forked from, `delay` seconds after the
+    first row of `epoch` or a later one, or FROM_THE_START of the ranks."""
 
     kind: str
     epoch: int
@@ -112,7 +112,8 @@ class _Next(Null):
             ranks, parent = ranks_of(above), psutil.Process(above).ppid()
         else:
             ranks, parent = ranks_of_torchrun(run), above
-        victim = parent if self.strike.victim == PARENT else ranks[self.strike.victim]
+        others = {PARENT: parent, ORIGIN: above}
+        victim = others[self.strike.victim] if self.strike.victim in others else ranks[self.strike.victim]
         with self.file.with_name("count").open("a") as count:
             count.write("x")
         os.kill(victim, self.strike.number)
