@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from conftest import ROOT, environment
 from gnnpar.models.pyg.model import PyG
@@ -46,6 +48,21 @@ def test_a_script_runs_on_two_ranks(tmp_path: Path) -> None:
     ranks, first, last = losses(done.stdout)
     assert ranks == 2
     assert last < first
+
+
+def test_the_notebook_trains_under_four_strategies_and_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    book = nbformat.read(FOLDER / "compare.ipynb", as_version=4)
+    NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output.get("data", {}) for cell in book.cells for output in cell.get("outputs", [])]
+    (table,) = [data["text/html"] for data in shown if "text/html" in data]
+    for strategy in ("single", "graph_parallel", "sar", "adaqp"):
+        assert f"<td>{strategy}</td>" in table
+    assert sum("image/png" in data for data in shown) == 1
+    assert any("torch.Size([647, 4])" in data.get("text/plain", "") for data in shown)
 
 
 @pytest.mark.parametrize("name", NAMES)
