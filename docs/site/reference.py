@@ -68,7 +68,7 @@ def _option(text: str) -> str:
     parents = [each for each in data.get("defaults", ()) if isinstance(each, str) and each != "_self_"]
     target = data.get("_target_")
     named = locate(target) if isinstance(target, str) else None
-    summary = ((named.__doc__ or "").strip().split("\n\n")[0] if named is not None else "").replace("\n", " ")
+    summary = _plain((named.__doc__ or "").strip().split("\n\n")[0] if named is not None else "")
     inherited = f"As `{parents[0].removeprefix('/')}`, with the keys below.\n" if parents else ""
     hints = _types(named) if isinstance(named, type) and dataclasses.is_dataclass(named) else {}
     return "\n".join(
@@ -119,7 +119,12 @@ def _keys(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return _plain(text).replace("|", "\\|")
+
+
+def _plain(text: str) -> str:
+    """Brackets outside code are no links."""
+    return "".join(part if i % 2 else part.replace("[", "\\[") for i, part in enumerate(re.split("(`[^`]*`)", text)))
 
 
 def result() -> str:
