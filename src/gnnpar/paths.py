@@ -52,3 +52,11 @@ def checkout_dir() -> Path | None:
     """The git checkout this package is imported from; None for an installed wheel."""
     root = Path(__file__).parents[2]
     return root if (root / ".git").exists() and (root / "src" / "gnnpar").is_dir() else None
+
+
+def is_group(name: str) -> bool:
+    """Whether Hydra takes an override of this key for the choice of a file: of gnnpar's, a plugin's or one in the
+    working directory, where a folder makes any key a group."""
+    if len(name) > 200:  # no file system has such a folder
+        return False
+    return any((folder / name).is_dir() for folder in (conf_dir(), *installed_confs(), Path()))

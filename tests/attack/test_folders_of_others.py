@@ -74,6 +74,26 @@ def test_a_checkpoint_is_written_into_no_folder_outside(
     assert untouched(precious)
 
 
+def test_checkpoints_are_neither_written_nor_removed_through_a_link(
+    tmp_path: Path, precious: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("epoch-000009", "epoch-000002", "epoch-000008.partial"):
+        (precious / name).mkdir()
+    before = sorted(precious.iterdir())
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint").symlink_to(precious)
+    assert train(tmp_path / "run", "strategy=single", "epochs=2", "resume=auto", "checkpoint.keep=1").exit_code == 0
+    assert sorted(precious.iterdir()) == before
+    assert "checkpoint is a symbolic link" in capsys.readouterr().out
+
+
+def test_a_prediction_is_written_through_no_link(trained: Path, tmp_path: Path, precious: Path) -> None:
+    (tmp_path / ".out.npy.partial").symlink_to(precious / "file")
+    assert run("predict", [str(trained), "strategy=single", "comm=threads", "--out", str(tmp_path / "out.npy")]) == 0
+    assert untouched(precious)
+    assert not (tmp_path / "out.npy").is_symlink()
+
+
 def test_an_export_is_written_through_no_link(tmp_path: Path, precious: Path) -> None:
     assert train(tmp_path / "run", "strategy=single", "epochs=1").exit_code == 0
     (tmp_path / "run" / "export").mkdir()

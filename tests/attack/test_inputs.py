@@ -20,6 +20,8 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.folder import Folder
 from gnnpar.data.npz import NPZ
 from gnnpar.data.synthetic import SBM
+from gnnpar.folds.edge_data import EdgeSizes
+from gnnpar.models.rgcn import RGCN
 
 Arrays = dict[str, Any]  # Any: as numpy types the arrays of an archive
 FEW, MANY = 150, 2000
@@ -219,3 +221,8 @@ def test_more_clusters_than_nodes_are_refused_before_any_rank_starts(tmp_path: P
     with pytest.raises(ValueError, match=r"strategy\.clusters=1000000000000, but the graph has 200 nodes: give"):
         train(tmp_path / "run", *clusters)
     assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_relations_beyond_memory_are_refused_before_there_are_matrices() -> None:
+    with pytest.raises(ValueError, match=r"a model with model\.hidden=64, .* needs .* GiB at least"):
+        RGCN(hidden=64).on(EdgeSizes(types=1 << 32)).build(100, 3, seed=0)

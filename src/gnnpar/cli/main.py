@@ -39,6 +39,7 @@ COMMANDS = (
 
 
 _WRONG_PATH = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
+_WRONG_PATH += (errno.ENAMETOOLONG,)
 
 
 def file_line(error: OSError) -> str:
@@ -47,7 +48,8 @@ def file_line(error: OSError) -> str:
         return str(error) if error.strerror is None or error.filename is not None else error.strerror
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return f"{error.filename} cannot be a folder: it, or a part of its path, is a file"
-    return f"{error.filename} cannot be used: {error.strerror}"
+    name = str(error.filename)
+    return f"{name if len(name) <= 400 else name[:397] + '...'} cannot be used: {error.strerror}"
 
 
 def run(command: str, argv: list[str]) -> int:

@@ -53,8 +53,8 @@ def run(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="gnnpar-predict-") as scratch:
         work = Prediction(settings, world, plan_source_of(settings), found.folder, Path(scratch), out)
         outcome = launch(world, work, Hooks(settings, Path(scratch)), how=settings.launch, comm=settings.comm)
-    if outcome.error:
-        complain(outcome.error)
+    if outcome.exit_code:
+        complain(outcome.error or "the prediction has failed and gives no reason")
     elif int(os.environ.get("RANK", "0")) == 0:
         say(f"epoch {found.epoch}  ->  {os.path.relpath(out)}")
     return outcome.exit_code

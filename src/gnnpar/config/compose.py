@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 from gnnpar.config.errors import CONFIG, hydra_line
 from gnnpar.config.inputs import Composed, spelled, with_inputs
 from gnnpar.durable import JsonDict
-from gnnpar.paths import GROUP, conf_dir, installed_confs
-from gnnpar.settings import ConfigError, Settings, build_settings
+from gnnpar.paths import GROUP, conf_dir, installed_confs, is_group
+from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -37,18 +38,32 @@ def compose(overrides: Sequence[str]) -> Settings:
 def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Sequence[str]) -> Composed:
     """What Hydra composed of the overrides, resolved, with what plan=FILE and shards=FOLDER bring.
 
-    `choices`: group -> the file chosen in it, as Hydra has them. A path is refused: it may lead to YAML that somebody
-    else has put there, in an override that he has written, too.
+    `choices`: group -> the file chosen in it, as Hydra has them.
     """
     from omegaconf import OmegaConf
 
-    for group, name in choices.items():
-        if name is not None and (".." in Path(group, str(name)).parts or str(name).startswith("/")):
-            raise ConfigError(f"{group}={name}: options are names of files in a folder {group}, and no paths")
+    refuse_paths(spelled(overrides))
     names = {group: str(name) for group, name in choices.items() if not group.startswith("hydra")}
     keys = [str(key) for key in config if key != "hydra"]
     tree = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True, throw_on_missing=True)
     return with_inputs(cast("JsonDict", tree), names, overrides)
+
+
+def refuse_paths(overrides: Sequence[str]) -> None:
+    """Refuse an option of a group that is no name: a path may lead to YAML that whoever wrote the override has put
+    there, and a list hides what is chosen."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        group = key.lstrip("+~").partition("@")[0]
+        if not value or not is_group(group):
+            continue
+        if value.startswith("[") and group in iter_groups():
+            raise ConfigError(f"{show(override)}: a list of options is for -m, as {group}=a,b; give one name")
+        if ".." in value or _ABSOLUTE.search(value):
+            raise ConfigError(f"{show(override)}: options are names of files in a folder {group}, and no paths")
+
+
+_ABSOLUTE = re.compile(r"""(^|[\[,'"\s])/""")
 
 
 @dataclass(frozen=True)

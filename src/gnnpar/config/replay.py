@@ -16,7 +16,7 @@ from pathlib import Path
 from gnnpar.config.errors import PLUGINS
 from gnnpar.config.jobs import MANIFEST, Manifest
 from gnnpar.config.study import key_of
-from gnnpar.paths import conf_dir, installed_confs
+from gnnpar.paths import conf_dir, installed_confs, is_group
 from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, Settings, show
 from gnnpar.targets import TRUST, refuse_foreign
 
@@ -139,10 +139,7 @@ def _is_plain(value: str) -> bool:
 
 
 def _is_group(name: str) -> bool:
-    if len(name) > 200:  # no file system has such a folder
-        return False
-    folders = (conf_dir(), *installed_confs(), Path())  # a folder of the working directory makes any key a group
-    return name in _OF_HYDRA or any((folder / name).is_dir() for folder in folders)
+    return name in _OF_HYDRA or is_group(name)
 
 
 def _is_brought(group: str, option: str) -> bool:

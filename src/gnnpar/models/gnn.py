@@ -121,12 +121,17 @@ class ModelConfig:
                 "learned rows there: set model.encoder=none or first_layer=live."
             )
         inner = self.hidden * max(0, self.num_layers - 2)
-        nbytes = 8 * self.hidden * (in_dim + out_dim + inner)  # a weight and its gradient
+        nbytes = 8 * self.hidden * (in_dim + out_dim + inner) * self.matrices  # a weight and its gradient
         size = f"a model with model.hidden={self.hidden}, model.num_layers={self.num_layers}, {in_dim} features"
         require_memory(nbytes, f"{size} and {out_dim} classes", "lower them")
         model = construct(lambda: GNN(self, in_dim, out_dim, cached_first_layer=cached_first_layer), seed)
         refuse_row_mixing(model)
         return model
+
+    @property
+    def matrices(self) -> float:
+        """Of a convolution, about."""
+        return 1.0
 
     def aggregates_first(self, in_dim: int, out_dim: int, *, cached: bool) -> bool:
         """For linear folds. Equal widths aggregate first: layer 0 then needs no gradient exchange."""

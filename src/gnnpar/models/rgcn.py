@@ -98,6 +98,10 @@ class RGCN(ModelConfig):
     def edge_data(self) -> frozenset[EdgeKind]:
         return frozenset({"type"})
 
+    @property
+    def matrices(self) -> float:
+        return 1 + (self.num_bases or (self.num_relations or 1) / (self.num_blocks or 1))
+
     def on(self, sizes: EdgeSizes) -> RGCN:
         relations = self.num_relations or max(1, sizes.types)
         if sizes.types > relations:

@@ -49,6 +49,7 @@ class Prediction:
         shape = comm.broadcast(None if counts is None else (sum(counts), logits.shape[1]))
         partial = self.out.with_name(f".{self.out.name}.partial")
         if comm.rank == 0:
+            partial.unlink(missing_ok=True)  # of a prediction before, or a link of somebody else
             np.lib.format.open_memmap(partial, "w+", logits.cpu().numpy().dtype, shape).flush()
         comm.barrier()
         rows = np.lib.format.open_memmap(partial, "r+")

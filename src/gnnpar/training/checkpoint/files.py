@@ -93,8 +93,8 @@ def save(
     partial = final.with_name(final.name + _PARTIAL)
     mine: JsonDict = {"error": "", "full": False}
     try:
-        if partial.is_symlink():  # in a folder of somebody else it may lead anywhere
-            raise OSError(errno.ELOOP, "it is a symbolic link", str(partial))
+        if link := next((each for each in (partial.parent, partial) if each.is_symlink()), None):
+            raise OSError(errno.ELOOP, f"{link.name} is a symbolic link", str(link))  # in a folder of somebody else
         partial.mkdir(parents=True, exist_ok=True)
         mine |= write_tree(partial / name_of(comm.rank), tree)
         mine["hashes"] = {name: tree_hash(plain(tree[name])) for name in ("model", "optimizer", "engine")}
@@ -244,9 +244,14 @@ def best(run_dir: Path, say: Say) -> Checkpoint | None:
     return latest(run_dir, say)
 
 
+def _removable(run_dir: Path) -> list[Path]:
+    """The folders that are in this run's own: a link may lead to those of another run."""
+    return [] if (run_dir / FOLDER).is_symlink() else folders(run_dir)
+
+
 def prune(run_dir: Path, *, keep: int) -> None:
     """Drop all but the last `keep` and the best on validation."""
-    there = folders(run_dir)
+    there = _removable(run_dir)
     values = {p: value for p in there if (value := _val(p)) is not None}
     kept = set(there[:keep])
     if values:
@@ -258,7 +263,7 @@ def prune(run_dir: Path, *, keep: int) -> None:
 
 def drop_old(run_dir: Path) -> bool:
     """Leave the last good checkpoint alone, for the disk is full; whether there were others."""
-    there = folders(run_dir)
+    there = _removable(run_dir)
     last = latest(run_dir, lambda line: None) if len(there) > 1 else None
     if last is None:
         return False
@@ -270,9 +275,11 @@ def drop_old(run_dir: Path) -> bool:
 
 def forget_after(run_dir: Path, epoch: int) -> None:
     """Drop checkpoints of epochs that a run which goes on from `epoch` does anew, and what was never finished."""
-    for folder in folders(run_dir):
+    for folder in _removable(run_dir):
         if _epoch(folder) > epoch:
             shutil.rmtree(folder, ignore_errors=True)
+    if (run_dir / FOLDER).is_symlink():
+        return
     _drop((run_dir / FOLDER).glob(f"*{_PARTIAL}"))
     _drop((run_dir / FOLDER).glob(f"*{_OLD}"))
 
