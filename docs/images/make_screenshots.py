@@ -1,0 +1,53 @@
+"""Photograph a report.html for the documents: light and dark at 1280 pixels, and a phone's 400.
+
+    gnnpar compare FOLDER --html report.html && python docs/images/make_screenshots.py report.html
+
+Needs Chromium and its driver (apt-get install chromium chromium-driver) and the extra [dev].
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from PIL import Image
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+HERE = Path(__file__).parent
+SHOTS = {
+    "report-light": (1280, 2200, "light"),
+    "report-dark": (1280, 2200, "dark"),
+    "report-phone": (400, 900, "light"),
+}
+PLACES = {"report-phone": "#accuracy-against-time"}  # what stands at the top, where it is not the top of the page
+
+
+def main(page: Path) -> None:
+    options = webdriver.ChromeOptions()
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
+        options.add_argument(flag)
+    browser = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    for name, (width, height, theme) in SHOTS.items():
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        browser.get(page.resolve().as_uri())
+        while browser.execute_script("return document.documentElement.dataset.ready") != "true":
+            time.sleep(0.1)
+        if name in PLACES:
+            browser.execute_script("document.querySelector(arguments[0]).scrollIntoView()", PLACES[name])
+        time.sleep(1)  # pictures are drawn
+        taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
+        picture = Image.open(io.BytesIO(base64.b64decode(taken["data"]))).convert("RGB")
+        picture.quantize(128).save(HERE / f"{name}.png", optimize=True)
+    browser.quit()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
