@@ -322,3 +322,60 @@ class AddsEdges(Rows):
 class EdgesAsNodes(Rows):
     def forward(self, x, edge_index, edge_attr):
         return self.end(self.conv2(self.begin(x) + self.encoder(edge_attr).mean(), edge_index, edge_attr))
+
+
+class Typed(nn.Module):
+    """Two convolutions that read the types of edges."""
+
+    def __init__(self, in_channels, out_channels, num_relations, kind="RGCNConv", hidden=6, **options):
+        super().__init__()
+        conv = {"Shifted": Shifted}.get(kind) or getattr(pyg, kind)
+        self.conv1 = conv(in_channels, hidden, num_relations, **options)
+        self.conv2 = conv(hidden, hidden, num_relations, **options)
+        self.head = nn.Linear(hidden, out_channels)
+        for each in (self.conv1, self.conv2):
+            if isinstance(each, pyg.RGATConv):
+                nn.init.ones_(each.l2)  # PyG leaves it without values
+
+    def forward(self, x, edge_index, edge_type):
+        x = F.dropout(self.conv1(x, edge_index, edge_type).relu(), p=0.3, training=self.training)
+        return self.head(self.conv2(x, edge_index, edge_type))
+
+
+class Shifted(MessagePassing):
+    """A message of its own that reads the type of its edge."""
+
+    def __init__(self, in_channels, out_channels, num_relations):
+        super().__init__(aggr="mean")
+        self.lin, self.shift = nn.Linear(in_channels, out_channels), nn.Embedding(num_relations, out_channels)
+
+    def forward(self, x, edge_index, edge_type):
+        return self.propagate(edge_index, x=self.lin(x), edge_type=edge_type)
+
+    def message(self, x_j, edge_type):  # pyright: ignore[reportIncompatibleMethodOverride] - PyG reads the names
+        return torch.tanh(x_j + self.shift(edge_type))
+
+
+class ByMask(nn.Module):
+    """Convolutions over the edges of one type, picked by the model."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.conv = SAGEConv(in_channels, out_channels)
+
+    def forward(self, x, edge_index, edge_type):
+        return self.conv(x, edge_index[:, edge_type == 0])
+
+
+class ByDictionary(nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.conv = pyg.HeteroConv({("a", "to", "b"): SAGEConv(in_channels, out_channels)})
+
+    def forward(self, x_dict, edge_index_dict):
+        return self.conv(x_dict, edge_index_dict)
+
+
+def to_hetero(in_channels, out_channels):
+    kinds = (["a", "b"], [("a", "to", "b"), ("b", "of", "a")])
+    return pyg.to_hetero(sage(in_channels, out_channels), kinds)

@@ -11,6 +11,7 @@ from torch_geometric.nn import FastRGCNConv, RGCNConv
 
 from chunked import ByAutograd
 from composing import configured, names
+from gnnpar.models.pyg.model import PyG
 from gnnpar.models.rgcn import RGCN
 from gnnpar.models.rgcn import RGCNConv as OurConv
 from gnnpar.parallel.cagnet.strategy import Cagnet
@@ -22,6 +23,7 @@ from gnnpar.parallel.strategy import refuse_edge_data
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.verify.conformance import check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from gnnpar.verify.untouched import difference, prepared
 from graphs import with_edge_data
 from worlds import run_world
 
@@ -122,3 +124,78 @@ def test_more_types_than_relations_are_refused() -> None:
         RGCN(num_bases=2, num_blocks=2)
     with pytest.raises(ValueError, match="num_blocks=4 does not divide the widths of a layer, 6 and 8"):
         RGCN(num_blocks=4, hidden=8).on(DATA.edge_sizes).build(6, 3, seed=0)
+
+
+TYPED = [("RGCNConv", {}), ("RGCNConv", {"num_bases": 2, "aggr": "sum"}), ("RGCNConv", {"num_blocks": 2})]
+TYPED += [("FastRGCNConv", {"root_weight": False, "bias": False}), ("Shifted", {})]
+
+
+@pytest.mark.parametrize(("kind", "options"), TYPED, ids=str)
+def test_a_pyg_model_equals_itself_untouched(kind: str, options: dict[str, Any]) -> None:
+    config = PyG(target="pyg_nets.Typed", kwargs={"kind": kind, **options}, self_loops=False)
+    cases = check(GraphParallel(), {"pyg": config}, worlds=(3,))
+    assert [case.reference for case in cases] == ["PyG", "single device"]
+    for case in cases:
+        assert case.passed, case
+
+
+def test_a_softmax_by_type_equals_itself_untouched() -> None:
+    """RGATConv, on whole neighbourhoods. It has parameters that it never uses, which `gnnpar check` reports."""
+    config = PyG(target="pyg_nets.Typed", kwargs={"kind": "RGATConv"}, self_loops=False)
+    found = difference(config, prepared(small_graph(), config), 1e-9)
+    unused = ("w", "l1", "b1", "l2", "b2")
+    used = [error for name, error in found.gradients.items() if name.rpartition(".")[2] not in unused]
+    assert max(found.loss, found.logits, *used) < 1e-9
+    assert len(used) == 10
+    two, one = (train_in_threads(GraphParallel(), config, DATA, world=world) for world in (2, 1))
+    assert two.losses == pytest.approx(one.losses, rel=1e-12)
+
+
+def test_sar_carries_pyg_relations() -> None:
+    for case in check(SAR(), {"pyg": PyG(target="pyg_nets.Typed")}, worlds=(2,)):
+        assert case.passed, case
+
+
+def test_what_a_pyg_model_does_with_types() -> None:
+    mapped, own = (
+        PyG(target="pyg_nets.Typed", kwargs={"kind": kind}, edge_types=3) for kind in ("RGCNConv", "Shifted")
+    )
+    assert mapped.ways()[0] == "conv1: RGCNConv, mapped to a sum by type of edge"
+    assert mapped.edge_data == {"type"}
+    assert not mapped.whole_neighborhoods
+    assert own.whole_neighborhoods == ("conv1", "conv2")
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        (
+            {"target": "pyg_nets.Typed", "edge_types": 0},
+            "forward needs edge_type, and the edges of the dataset have no",
+        ),
+        (
+            {"target": "pyg_nets.Typed", "kwargs": {"num_relations": 2}},
+            "the graph has 3 types of edges, and the model reads 2 relations",
+        ),
+        (
+            {"target": "pyg_nets.Typed", "kwargs": {"aggr": "max"}},
+            "(RGCNConv) aggregates by max; RGCNConv is carried with a sum or a mean",
+        ),
+        ({"target": "pyg_nets.ByMask"}, "the model reads edge_type outside of a convolution"),
+        ({"target": "pyg_nets.ByDictionary"}, "reads dictionaries by type (HeteroConv, HGTConv, to_hetero)"),
+        ({"target": "pyg_nets.to_hetero"}, "reads dictionaries by type (HeteroConv, HGTConv, to_hetero)"),
+    ],
+)
+def test_what_cannot_run_is_one_line(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the line is compared below
+        run_typed(PyG(**fields))
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def run_typed(config: PyG) -> None:
+    """On the graph with types, or, of edge_types=0, built alone."""
+    if config.edge_types == 0:
+        config.build(6, 3, seed=0)
+    else:
+        train_in_threads(GraphParallel(), config, DATA, world=2)

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import HeteroConv, MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
@@ -21,29 +21,32 @@ from gnnpar.models.gnn import GNN
 from gnnpar.models.initial import construct
 from gnnpar.models.pyg.dropout import keyed_dropout
 from gnnpar.models.pyg.edge_rows import EdgeRows
-from gnnpar.models.pyg.propagate import Edges, Neighborhood, NormalizedSum, Way, Weights, drops_edges, way_of
+from gnnpar.models.pyg.propagate import Edges, Neighborhood, NormalizedSum, Types, Way, Weights, drops_edges, way_of
 from gnnpar.models.row_local import refuse_row_mixing
 from gnnpar.targets import locate
 
 _IN = ("in_channels", "in_dim", "in_features", "input_dim", "num_features", "num_node_features")
 _EDGE = ("edge_dim", "edge_channels", "edge_features", "num_edge_features")
+_TYPES = ("num_relations", "num_edge_types")
 _OUT = ("out_channels", "out_dim", "out_features", "output_dim", "num_classes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PyG:
     """Fields = YAML keys. `target`: a class, or a function that returns a torch.nn.Module, of forward(x, edge_index),
-    with edge_weight or edge_attr or both.
+    with any of edge_weight, edge_attr and edge_type.
 
-    `kwargs` are its arguments; the widths of features and logits, and of edge_attr, are filled in where it has an
-    argument for them (in_channels, out_channels, num_features, num_classes, edge_dim, ...) that `kwargs` leaves out.
-    `self_loops`: of the dataset. `edge_dim`: the width of edge_attr; None: that of the dataset.
+    `kwargs` are its arguments; the widths of features and logits, that of edge_attr, and the number of types of edges
+    are filled in where it has an argument for them (in_channels, out_channels, num_features, num_classes, edge_dim,
+    num_relations, ...) that `kwargs` leaves out. `self_loops`: of the dataset. `edge_dim`: the width of edge_attr,
+    `edge_types`: the number of types; None: those of the dataset.
     """
 
     target: str | None = None
     kwargs: Mapping[str, object] = field(default_factory=dict, hash=False)
     self_loops: bool = True
     edge_dim: int | None = None
+    edge_types: int | None = None
     in_one_piece: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -70,7 +73,10 @@ class PyG:
     def on(self, sizes: EdgeSizes) -> Self:
         if self.edge_dim not in (None, sizes.attr):
             raise ValueError(f"model.edge_dim={self.edge_dim}, and the dataset's edge_attr has width {sizes.attr}")
-        return replace(self, edge_dim=sizes.attr)
+        if self.edge_types is not None and self.edge_types < sizes.types:
+            raise ValueError(f"model.edge_types={self.edge_types}, and the dataset's edges have {sizes.types} types")
+        types = sizes.types if self.edge_types is None else self.edge_types
+        return replace(self, edge_dim=sizes.attr, edge_types=types)
 
     @property
     def whole_neighborhoods(self) -> tuple[str, ...]:
@@ -88,7 +94,7 @@ class PyG:
             return self._make(8, 4)
 
     def _make(self, in_dim: int, out_dim: int) -> nn.Module:
-        return _make(self.target, tuple(self.kwargs.items()), in_dim, out_dim, self.edge_dim or 0)
+        return _make(self.target, tuple(self.kwargs.items()), in_dim, out_dim, self.edge_dim or 0, self.edge_types or 0)
 
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> PyGNet:
         """The model with the initial weights that its modules make, drawn from a generator that depends on `seed`
@@ -101,7 +107,7 @@ class PyG:
         return model
 
 
-def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int, edge_dim: int) -> nn.Module:
+def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int, edge_dim: int, edge_types: int) -> nn.Module:
     assert target is not None
     try:
         factory = locate(target)
@@ -111,7 +117,7 @@ def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int, edge_
         raise ValueError(f"model.target={target} is a {type(factory).__name__}; name a class or a function")
     given = dict(arguments)
     taken = inspect.signature(factory).parameters
-    for known, width in ((_IN, in_dim), (_OUT, out_dim), (_EDGE, edge_dim)):
+    for known, width in ((_IN, in_dim), (_OUT, out_dim), (_EDGE, edge_dim), (_TYPES, edge_types)):
         free = [name for name in taken if name in known]
         if free and (width or taken[free[0]].default is inspect.Parameter.empty):
             given.setdefault(free[0], max(1, width))  # without attributes, forward says that it needs them
@@ -123,17 +129,34 @@ def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int, edge_
     if not isinstance(net, nn.Module):
         raise ValueError(f"model.target={target} gives a {type(net).__name__}, not a torch.nn.Module")
     parameters = list(inspect.signature(net.forward).parameters.values())
+    if parameters and _reads_dictionaries(net, parameters[0].name):
+        raise ValueError(
+            f"model.target={target} reads dictionaries by type (HeteroConv, HGTConv, to_hetero), which is not carried: "
+            "a HeteroData is one graph here; write forward(x, edge_index, edge_type) with RGCNConv, or use model=rgcn"
+        )
     needed = [each.name for each in parameters if each.default is each.empty and each.kind not in (2, 3, 4)]
     unknown = [name for name in needed[2:] if name not in edge_arguments(net).values()]
     if len(parameters) < 2 or unknown or (parameters[1].name not in ("edge_index", "adj_t", "edges")):
         raise ValueError(
             f"model.target={target} has forward({', '.join(each.name for each in parameters)}); gnnpar calls "
-            "forward(x, edge_index), with edge_weight and edge_attr where it takes them"
+            "forward(x, edge_index), with edge_weight, edge_attr and edge_type where it takes them"
         )
     return net
 
 
-_ARGUMENTS: dict[str, EdgeKind] = {"edge_weight": "weight", "edge_weights": "weight", "edge_attr": "attr"}
+def _reads_dictionaries(net: nn.Module, first: str) -> bool:
+    """Of types of nodes and of edges. What to_hetero makes has a module for each type of edges, a__to__b."""
+    if first.endswith("_dict") or any(isinstance(each, HeteroConv) for each in net.modules()):
+        return True
+    return any("__" in key for each in net.modules() if isinstance(each, nn.ModuleDict) for key in each)
+
+
+_ARGUMENTS: dict[str, EdgeKind] = {
+    "edge_weight": "weight",
+    "edge_weights": "weight",
+    "edge_attr": "attr",
+    "edge_type": "type",
+}
 
 
 def edge_arguments(net: nn.Module) -> dict[EdgeKind, str]:
@@ -179,13 +202,17 @@ class PyGNet(GNN):
             raise ValueError("the model adds rows of edges to rows of nodes; hand edge_attr to convolutions alone")
         return out
 
-    def _of_edges(self, g: Graph) -> dict[str, Weights | EdgeRows]:
+    def _of_edges(self, g: Graph) -> dict[str, Weights | Types | EdgeRows]:
         """The arguments for what edges carry, where the graph has it or forward needs it."""
-        named, given = edge_arguments(self.net), dict[str, Weights | EdgeRows]()
+        named, given = edge_arguments(self.net), dict[str, Weights | Types | EdgeRows]()
         for kind, name in named.items():
             needed = inspect.signature(self.net.forward).parameters[name].default is inspect.Parameter.empty
             if kind == "weight" and (needed or g.in_weight is not None):
                 given[name] = Weights()
+            if kind == "type" and needed and self.source.edge_types == 0:
+                raise ValueError(f"forward needs {name}, and the edges of the dataset have no types")
+            if kind == "type" and (needed or self.source.edge_types):
+                given[name] = Types()
             if kind == "attr" and g.edge_attr is not None:
                 given[name] = EdgeRows.of(g.edge_attr)
             elif kind == "attr" and needed:

@@ -1,9 +1,10 @@
 """How a PyG convolution aggregates: its `forward` runs as it is, and where it calls `propagate`, a fold takes over.
 
 So the parameters, options and code of a convolution around `propagate` are the user's own. What is inside is one of
-five: a sum, mean or maximum of source rows; GCN's weighted sum; attention whose softmax a fold knows; a message that is
-a function of one edge; or anything else, which runs as PyG runs it, on all in-edges of a rank's rows at once. Rows of
-edges (edge_attr, and what the model makes of it) are edge operands: they lie on the rank of the destination.
+six: a sum, mean or maximum of source rows; GCN's weighted sum; R-GCN's sums by type of edge; attention whose softmax a
+fold knows; a message that is a function of one edge; or anything else, which runs as PyG runs it, on all in-edges of a
+rank's rows at once. Rows of edges (edge_attr, and what the model makes of it) are edge operands: they lie on the rank
+of the destination.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gnnpar.graph import Graph, Local
 from gnnpar.models.gatv2 import Score, source_value
 from gnnpar.models.pyg.dropout import edge_dropout, no_dropout
 from gnnpar.models.pyg.edge_rows import EdgeRows
+from gnnpar.models.rgcn import relational_product
 
 Propagate = Callable[..., Tensor]
 
@@ -66,6 +68,15 @@ class Weights(Edges):
     __add__ = __radd__ = __sub__ = __mul__ = __rmul__ = __truediv__ = __pow__ = __neg__ = Edges._refuse
 
 
+class Types(Edges):
+    """What a model gets in the place of edge_type."""
+
+    name = "edge_type"
+    __add__ = __radd__ = __sub__ = __mul__ = __rmul__ = __neg__ = Edges._refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = Edges._refuse  # pyright: ignore[reportAssignmentType]
+    __hash__ = object.__hash__
+
+
 class Way(Protocol):
     """How one convolution aggregates. `title`: for people."""
 
@@ -86,6 +97,8 @@ def way_of(conv: MessagePassing, *, self_loops: bool) -> Way:
         raise ValueError("has flow, node_dim or decomposed_layers other than PyG's defaults, which are not carried")
     if isinstance(conv, pyg.GATConv | pyg.GATv2Conv):
         return _attention(conv, self_loops)
+    if isinstance(conv, pyg.RGCNConv):
+        return _relational(conv)
     reduction = _REDUCTIONS.get(type(conv.aggr_module))
     if isinstance(conv, _NORMALIZED) and vars(conv).get("normalize", True):
         return _normalized(conv, reduction, self_loops)
@@ -103,7 +116,7 @@ def way_of(conv: MessagePassing, *, self_loops: bool) -> Way:
     if any(_of(cls, "message") is _of(each, "message") for each in _PLAIN):
         return Fold(reduction)
     names = tuple(inspect.signature(conv.message).parameters)
-    if reduction == "max" or any(name in _WHOLE for name in names):
+    if reduction == "max" or any(name in _WHOLE or name == Types.name for name in names):
         return Neighborhood()
     return EdgeMessage(reduction, names)
 
@@ -144,6 +157,17 @@ def _attention(conv: pyg.GATConv | pyg.GATv2Conv, self_loops: bool) -> Way:
             "adds self loops, and the dataset has none; set dataset.self_loops=true, or add_self_loops=False"
         )
     return Attention(base.__name__) if conv.edge_dim is None else Neighborhood()
+
+
+def _relational(conv: pyg.RGCNConv) -> Way:
+    base = pyg.FastRGCNConv if isinstance(conv, pyg.FastRGCNConv) else pyg.RGCNConv
+    for name in ("forward", "message", "aggregate", "update"):
+        if _of(type(conv), name) is not _of(base, name):
+            raise ValueError(f"is a {base.__name__} with a method {name} of its own, which is not carried")
+    reduction = _REDUCTIONS.get(type(conv.aggr_module))
+    if reduction not in ("sum", "mean"):
+        raise ValueError(f"aggregates by {conv.aggr}; {base.__name__} is carried with a sum or a mean")
+    return Relational(reduction)
 
 
 def _source_and_destination(value: object, name: str) -> tuple[Tensor | None, Tensor | None]:
@@ -243,6 +267,33 @@ class NormalizedSum:
         weight = local.in_weight if weighted else None
         degree = (local.in_degree if weight is None else weight) + self._loop_of(local, weighted)
         return torch.where(degree > 0, degree, torch.inf).rsqrt()[:, None]
+
+
+@dataclass(frozen=True)
+class Relational:
+    """RGCNConv and FastRGCNConv: sums, or means, of source rows by type of edge, and one product for all of them."""
+
+    reduction: str
+    title = "mapped to a sum by type of edge"
+
+    def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
+        assert isinstance(conv, pyg.RGCNConv)
+
+        def forward(x: object, edge_index: object, edge_type: object = None) -> Tensor:
+            source, destination = _source_and_destination(x, "x")
+            if source is None or destination is None or not source.is_floating_point():
+                raise ValueError("looks up embeddings of nodes, which are not carried; give it rows of features")
+            if not isinstance(edge_type, Types):
+                raise ValueError("is called without the edge_type of the model's forward; hand that on")
+            degree = g.type_degree(conv.num_relations)
+            rows = g.aggregate(Sum(types=conv.num_relations), g.source(_same, source))
+            if self.reduction == "mean":
+                rows = rows * degree.clamp_min(1).reciprocal()[..., None]
+            out = relational_product(rows, conv.weight, conv.comp)
+            out = out if conv.root is None else out + destination @ conv.root
+            return out if conv.bias is None else out + conv.bias
+
+        return {"forward": forward}
 
 
 @dataclass(frozen=True)
@@ -373,6 +424,8 @@ class EdgeMessage:
             if isinstance(value, EdgeRows):
                 yield name, "edge", value.plain()
                 continue
+            if isinstance(value, Types):
+                raise ValueError(f"has a message that reads edge_type as {name}; name the argument edge_type")
             if isinstance(value, Tensor):
                 raise ValueError(
                     f"has a message that reads {name}, which is made neither of rows of nodes nor of edge_attr"
@@ -418,20 +471,27 @@ _Side = tuple[int | None, int | None]  # places of an argument among the operand
 @dataclass(frozen=True, eq=False)
 class _Arguments:
     """Of a call on a block, by place among the operands. `sides`: arguments that are read by both ends of an edge;
-    `own`: those that `update` reads as rows of destinations; `rows`: rows of edges; `weights`: the weights of edges."""
+    `own`: those that `update` reads as rows of destinations; `rows`: rows of edges; `weights`, `types`: those of
+    the graph's edges."""
 
     sides: Mapping[str, _Side]
     own: Mapping[str, int]
     rows: Mapping[str, int]
     fixed: Mapping[str, object]
     weights: tuple[str, ...]
+    types: tuple[str, ...]
 
     def on(self, block: Block, x: Operands) -> dict[str, object]:
         given: dict[str, object] = {name: x.dst[place] for name, place in self.own.items()}
         for name, (j, i) in self.sides.items():
             given[name] = (None if j is None else x.src[j], None if i is None else x.dst[i])
         given |= {name: x.edge[place] for name, place in self.rows.items()}
-        return given | dict(self.fixed) | dict.fromkeys(self.weights, block.weights)
+        given |= dict(self.fixed) | dict.fromkeys(self.weights, block.weights)
+        return given | dict.fromkeys(self.types, _types_of(block) if self.types else None)
+
+
+def _types_of(block: Block) -> Tensor:
+    return torch.zeros_like(block.edge_dst) if block.types is None else block.types
 
 
 class _Operands:
@@ -449,8 +509,11 @@ class _Operands:
         rows: dict[str, int] = {}
         fixed: dict[str, object] = {}
         weights: list[str] = []
+        types: list[str] = []
         for name, value in given.items():
-            if isinstance(value, Weights):
+            if isinstance(value, Types):
+                types.append(name)
+            elif isinstance(value, Weights):
                 weights.append(name)
             elif isinstance(value, EdgeRows):
                 rows[name] = _put(self.edge, value.plain())
@@ -467,7 +530,7 @@ class _Operands:
                     of_source = _put(self.src, first) if by_edge[0] and first is not None else None
                     of_own = _put(self.dst, second) if by_edge[1] and second is not None else None
                     sides[name] = of_source, of_own
-        return _Arguments(sides, own, rows, fixed, tuple(weights))
+        return _Arguments(sides, own, rows, fixed, tuple(weights), tuple(types))
 
 
 @dataclass(frozen=True, eq=False)
@@ -516,7 +579,10 @@ class Neighborhood:
             run = _OnBlock(module, g, arguments, updated, tuple(parameters))
             source = g.source(lambda local, *rows: rows, *x.src)
             fold = folds.Neighborhood(run, by_edge_ids=drops_edges(conv))
-            return g.aggregate(fold, source, tuple(x.dst), tuple(x.edge), tuple(parameters.values()))
+            out = g.aggregate(fold, source, tuple(x.dst), tuple(x.edge), tuple(parameters.values()))
+            if isinstance(conv, pyg.RGATConv):
+                conv._alpha = out.new_zeros(0)  # its forward asserts that its message has left scores
+            return out
 
         return {"propagate": propagate, "edge_updater": edge_updater}  # pyright: ignore[reportReturnType]
 
