@@ -93,9 +93,22 @@ def short(data: HeteroData) -> None:
     data["paper"].x = torch.ones(11, 3)
 
 
+def puts(kind: str, key: str, value: object) -> Callable[[HeteroData], None]:
+    return lambda data: setattr(data[kind], key, value)
+
+
+def halves(data: HeteroData) -> None:
+    data["paper", "cites", "paper"].edge_index = torch.full((2, 5), 0.5)
+
+
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
+        (puts("venue", "num_nodes", [4]), "nothing says how many nodes of type venue there are"),
+        (puts("venue", "num_nodes", -4), "nothing says how many nodes of type venue there are"),
+        (puts("author", "x", torch.zeros(5, 2, dtype=torch.complex64)), "x of type author is torch.complex64"),
+        (puts("author", "x", torch.zeros(1, 1).expand(5, 10**13)), "x of type author needs .* GiB at least"),
+        (halves, r"edge_index of \(paper, cites, paper\) is torch.float32; node ids must be integers"),
         (weighted, r"edge_weight must be of every type of edges and of one width \(author__writes__paper: \[20\]; 5"),
         (outside, r"1 of 20 edges \(author, writes, paper\) name a node of type author outside 0\.\.4"),
         (two_labelled, "2 types of nodes have y: paper, author; give labels to one type"),

@@ -51,9 +51,9 @@ def flattened(name: str, stores: Stores) -> _Fields:
         refuse_unread(name, (key for key in fields if key != "edge_type"))
     counts: dict[str, int] = {}
     for kind, count in stores.counts.items():
-        if count is None:
+        if not isinstance(count, int) or count < 0:  # of a file it may be anything
             raise ValueError(f"dataset {name}: nothing says how many nodes of type {kind} there are; set x.")
-        counts[kind] = int(count)
+        counts[kind] = count
     found: _Fields = {"x": _features(name, nodes, counts), **_labels(name, nodes, counts)}
     parts = [_edge_index(name, key, fields, counts) for key, fields in edges.items()]
     found["edge_index"] = torch.cat(parts, dim=1)
@@ -120,6 +120,8 @@ def _edge_index(name: str, key: _EdgeType, fields: _Fields, counts: Mapping[str,
     if fields.get("edge_index") is None:
         raise ValueError(f"dataset {name}: edges ({title}) have no edge_index; give it (an adj_t is not read here).")
     ends = _tensor(name, title, "edge_index", fields["edge_index"])
+    if ends.is_floating_point() or ends.dtype == torch.bool:
+        raise ValueError(f"dataset {name}: edge_index of ({title}) is {ends.dtype}; node ids must be integers.")
     if ends.ndim != 2 or len(ends) != 2:
         raise ValueError(f"dataset {name}: edge_index of ({title}) must be [2, edges], got {list(ends.shape)}.")
     out: list[Tensor] = []
@@ -160,4 +162,8 @@ def _tensor(name: str, kind: str, key: str, value: object) -> Tensor:
         raise ValueError(
             f"dataset {name}: {key} of type {kind} is a {type(value).__name__}; give a tensor with values."
         )
+    if value.is_quantized or value.is_complex():
+        raise ValueError(f"dataset {name}: {key} of type {kind} is {value.dtype}; store real numbers.")
+    nbytes = value.numel() * value.element_size()  # also where a file holds few of them
+    require_memory(nbytes, f"dataset {name}: {key} of type {kind}", "store a smaller tensor")
     return value.to_dense() if value.layout != torch.strided else value
