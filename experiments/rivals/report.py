@@ -182,8 +182,11 @@ def times_table(rows: Sequence[Row]) -> Iterator[str]:
     yield "|" + "---|" * 7
     for link, names in seconds.items():
         for name in (name for name in TIMED if name in names):
-            runs = names[name]
-            vanilla = geometric_mean([epoch(names["vanilla"][b]) / epoch(run) for b, run in runs.items()], fewest=3)
+            base = names["vanilla"].keys() & names["graph_parallel"].keys()
+            runs = {block: run for block, run in names[name].items() if block in base}
+            if not runs:
+                continue
+            vanilla = geometric_mean([epoch(names["vanilla"][b]) / epoch(run) for b, run in runs.items()])
             overlapped = geometric_mean([epoch(names["graph_parallel"][b]) / epoch(run) for b, run in runs.items()])
             spent = [run["breakdown_seconds"] for run in runs.values()]
             waits = statistics.fmean(each["exposed_wire"] + each["exposed_skew"] for each in spent)
