@@ -133,9 +133,13 @@ class Block:
         pair = pair[order]
         begins = torch.ones_like(pair, dtype=torch.bool)  # the first edge of its pair
         begins[1:] = pair[1:] != pair[:-1]
-        first = begins.nonzero().flatten()
-        indptr = torch.cat([first, first.new_full((1,), self.num_edges)]).to(self.indptr.dtype)
-        return Csr(indptr, self.indices[order], pair[first], weights=chosen(self.weights, order))
+        first, rows = begins.nonzero().flatten(), None
+        if 2 * len(first) < self.num_dst * types:
+            indptr = torch.cat([first, first.new_full((1,), self.num_edges)]).to(self.indptr.dtype)
+            rows = pair[first]
+        else:
+            indptr = _indptr(torch.bincount(pair, minlength=self.num_dst * types), self.indptr.dtype)
+        return Csr(indptr, self.indices[order], rows, weights=chosen(self.weights, order))
 
     def spans(self, num_edges: int) -> list[tuple[slice, Tensor]]:
         """Whole CSR rows as runs of at most about `num_edges` edges (more only where one row has more), and the
