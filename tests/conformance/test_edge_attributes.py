@@ -46,6 +46,7 @@ def test_weights_that_a_model_makes_of_attributes(aggr: str) -> None:
 
 
 PAIRS = [("adaqp", "TransformerConv"), ("digest", "GINEConv"), ("pipegcn", "GATv2Conv"), ("sar", "GINEConv")]
+PAIRS += [("bns", "GINEConv"), ("bns", "TransformerConv"), ("sancus", "GINEConv"), ("cagnet", "GINEConv")]
 
 
 @pytest.mark.parametrize(("strategy", "kind"), PAIRS)

@@ -112,6 +112,11 @@ class View(OwnRows):
         return self.layer == 0 and agg.linear and isinstance(src, Source) and src.constant
 
 
+def rows_left(shard: Shard, edge_ids: Tensor) -> Tensor | None:
+    """Attributes of those in-edges of the shard's rows that are left. Shapes: edge_ids [e] ascending -> [e, D]."""
+    return None if shard.edge_attr is None else shard.edge_attr[torch.searchsorted(edge_order(shard), edge_ids)]
+
+
 def edge_order(shard: Shard) -> Tensor:
     """Global ids of the in-edges of the shard's rows, ascending: the order of edge operands."""
     ids = [b.edge_ids for b in (shard.inner, *shard.halo.values()) if b.edge_ids is not None]

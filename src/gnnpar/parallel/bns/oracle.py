@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows
 from gnnpar.parallel.bns.sample import kept
-from gnnpar.parallel.view import View
+from gnnpar.parallel.view import View, rows_left
 from gnnpar.parallel.whole import fold_block
 
 
@@ -38,6 +38,10 @@ class SampledWhole(View):
         ids = self._block(self._edges[0] | self._edges[1]).edge_ids
         assert ids is not None
         return ids.sort().values
+
+    @property
+    def edge_attr(self) -> Tensor | None:
+        return None if self.shard.edge_attr is None else rows_left(self.shard, self.edge_ids)
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         within, drawn = self._edges

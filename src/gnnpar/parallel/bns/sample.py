@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator, ByBlock, Separates
 from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.parallel.view import edge_order, rows_left
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import fold_key, keep_mask
 
@@ -48,9 +49,10 @@ def sampled(shard: Shard, *, rate: float, seed: int, epoch: int) -> Shard:
                 weights.append(shard.halo_in_weight[start : start + block.num_src][keep])
         start += block.num_src
     halo_in_weight = torch.cat(weights) if weights else None
-    return replace(
+    drawn = replace(
         shard, boundary=boundary, halo=halo, halo_in_degree=torch.cat(degrees), halo_in_weight=halo_in_weight
     )
+    return drawn if shard.edge_attr is None else replace(drawn, edge_attr=rows_left(shard, edge_order(drawn)))
 
 
 def _columns(block: Block, keep: Tensor, src_ids: Tensor) -> Block:

@@ -17,7 +17,7 @@ from gnnpar.codecs.adaptive.codec import Adaptive, with_edge_weights
 from gnnpar.codecs.codec import Codec, CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import CodedExchange, Communicator, RowLists
 from gnnpar.data.tasks import Task
-from gnnpar.folds.edge_data import IN_BLOCKS
+from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.bns.oracle import SampledWhole
 from gnnpar.parallel.bns.view import SampledHalo
@@ -45,7 +45,7 @@ class BoundarySampling:
     rate: Annotated[float, Ge(0), Le(1)] = 0.1
     codec: CodecConfig = Identity()
     overlap: Overlap = "edges"
-    capabilities = Capabilities(from_shards=True, edge_data=IN_BLOCKS)
+    capabilities = Capabilities(from_shards=True, edge_data=ALL_KINDS)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:

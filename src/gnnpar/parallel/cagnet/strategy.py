@@ -16,7 +16,7 @@ from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
-from gnnpar.folds.edge_data import IN_BLOCKS
+from gnnpar.folds.edge_data import ALL_KINDS, IN_BLOCKS
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.broadcast import BroadcastGraph, row_lists, whole_parts
 from gnnpar.parallel.cagnet.grid import pieces_of, without_edges
@@ -50,7 +50,12 @@ class Cagnet:
     replication: Annotated[int, Ge(1)] = 1
     prefetch: Annotated[int, Ge(0)] = 1
     codec: CodecConfig = Identity()
-    capabilities = Capabilities(from_shards=True, edge_data=IN_BLOCKS, whole_neighborhoods=False)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Groups that share in-edges hold no rows of theirs."""
+        edge_data = ALL_KINDS if self.replication == 1 else IN_BLOCKS
+        return Capabilities(from_shards=True, edge_data=edge_data, whole_neighborhoods=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.codec, Adaptive):

@@ -17,7 +17,7 @@ from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
-from gnnpar.folds.edge_data import IN_BLOCKS
+from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.broadcast import row_lists, whole_parts
 from gnnpar.parallel.engine import Engine, FlatEngine, PassGraph, Stateful
@@ -68,7 +68,7 @@ class Sancus:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            from_shards=True, edge_data=IN_BLOCKS, whole_neighborhoods=False, crosses_epochs=self.period != 1
+            from_shards=True, edge_data=ALL_KINDS, whole_neighborhoods=False, crosses_epochs=self.period != 1
         )
 
     @property
