@@ -27,7 +27,7 @@ from gnnpar.codecs.codec import CodecConfig, Exactness, FirstAndRest, Identity, 
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.comm.rows import row_nbytes
 from gnnpar.data.tasks import Task
-from gnnpar.folds.edge_data import ALL_KINDS
+from gnnpar.folds.edge_data import ALL_KINDS, IN_BLOCKS
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine, FlatEngine, Stateful
 from gnnpar.parallel.halo_graph import EdgeOrder, HeldRows
@@ -83,7 +83,8 @@ class SAR:
             max_ranks=1 if out_of_core else None,
             from_shards=not out_of_core,
             chunks=out_of_core,
-            edge_data=ALL_KINDS,
+            edge_data=IN_BLOCKS if out_of_core else ALL_KINDS,
+            by_layers=out_of_core,  # parts take turns within a module, and a PyG model runs for one graph at a time
             whole_neighborhoods=False,
             less_memory=self._less_memory,
         )
