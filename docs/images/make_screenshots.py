@@ -1,4 +1,4 @@
-"""Photograph a report.html for the documents: light and dark at 1280 pixels, and a phone's 400.
+"""Photograph a report.html for the documents: light and dark at 1280 pixels.
 
     gnnpar compare FOLDER --html report.html && python docs/images/make_screenshots.py report.html
 
@@ -24,7 +24,6 @@ SHOTS = {
     "report-dark": (1280, 2200, "dark"),
     "report-phone": (400, 900, "light"),
 }
-PLACES = {"report-phone": "#accuracy-against-time"}  # what stands at the top, where it is not the top of the page
 
 
 def main(page: Path) -> None:
@@ -40,12 +39,12 @@ def main(page: Path) -> None:
         browser.get(page.resolve().as_uri())
         while browser.execute_script("return document.documentElement.dataset.ready") != "true":
             time.sleep(0.1)
-        if name in PLACES:
-            browser.execute_script("document.querySelector(arguments[0]).scrollIntoView()", PLACES[name])
         time.sleep(1)  # pictures are drawn
         taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
         picture = Image.open(io.BytesIO(base64.b64decode(taken["data"]))).convert("RGB")
-        picture.quantize(128).save(HERE / f"{name}.png", optimize=True)
+        picture.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(
+            HERE / f"{name}.png", optimize=True
+        )
     browser.quit()
 
 

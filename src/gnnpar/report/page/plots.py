@@ -160,7 +160,7 @@ def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> S
     drawn = [(group, runs) for group in groups if (runs := curves.curves_of(group))]
     if not drawn:
         return None
-    counted = [pair for pair in drawn if not pair[0].timeless] or drawn
+    counted = [pair for pair in drawn if axis != "seconds" or not pair[0].timeless] or drawn
     largest = max(run.along(axis)[-1] for _, runs in counted for run in runs)
     scale, unit = (1.0, "epochs") if axis == "epochs" else scale_of(largest, axis)
     end = (largest / scale or 1.0) * 1.04
