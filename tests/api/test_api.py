@@ -177,7 +177,7 @@ def test_an_undirected_networkx_graph_has_both_directions():
     [
         ("gcn", 5, {}, "dataset given: there is a int; give a torch_geometric Data, a NetworkX graph, or a mapping"),
         ("gcn", adjacency(), {}, "a SciPy matrix has no x and no y; give {'adjacency'"),
-        ("gcn", arrays(edge_attr=np.ones(5)), {}, "edge_attr is not read"),
+        ("gcn", arrays(edge_attr=np.ones(5)), {}, "edge_attr must be [5, width], one row an edge, got [5]"),
         ("gcn", as_networkx(weight=2.0), {}, "1 of 6 edges have weight; give it to all or none"),
         ("gcn", arrays(y=None), {}, "the Data has no y"),
         ("gcn", arrays(x=[[1.0], [2.0, 3.0]]), {}, "x has rows of several lengths; give each as many numbers"),

@@ -25,8 +25,13 @@ from gnnpar.targets import refuse_foreign
 EVIL = """
 from pathlib import Path
 Path({marker!r}).write_text("ran")
-def Evil(**_):
-    Path({marker!r}).write_text("ran")
+class Evil:
+    num_layers, in_one_piece = 1, False
+    def __init__(self, **_):
+        Path({marker!r}).write_text("ran")
+    def build(self, *_, **__):
+        pass
+    on = build
 """
 CALLABLES = ("evil.Evil", "os.system", "pathlib.Path", "gnnpar.durable.Path", "gnnpar.durable.open_whole")
 

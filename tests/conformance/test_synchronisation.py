@@ -89,7 +89,7 @@ def test_an_evaluation_waits_once():
         assert evaluate(engine, shard, task, comm) == first
 
     gpu.world(1).run(run)
-    assert [(event.kind, event.function) for event in gpu.events] == [("copy to the host", "evaluate")]
+    assert [(event.kind, event.function) for event in gpu.events] == [("copy to the host", "metrics")]
 
 
 def test_the_simulated_gpu_notes_waits_and_refuses_two_devices():

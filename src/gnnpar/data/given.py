@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gnnpar.data.dataset import content_hash
 from gnnpar.data.files import cached_folder
+from gnnpar.data.raw import checked_data
 from gnnpar.data.saved import raw_graph
 from gnnpar.folds.edge_data import EDGE_KINDS
 
@@ -45,6 +46,7 @@ def write_given(given: object) -> Path:
     """The file of a graph, for dataset=pt dataset.path=FILE. ValueError in one line where it cannot be read as one."""
     data = as_data(given)
     raw = raw_graph("given", data)
+    checked_data("given", raw.edges, raw.edge_index.shape[1])
     masks = {} if raw.masks is None else dict(zip(_MASKS, raw.masks, strict=True))
     carried = {f"edge_{kind}": raw.edges.tensors[kind] for kind in EDGE_KINDS if kind in raw.edges.kinds}
     x = raw.x.float() if raw.x.dtype == torch.bfloat16 else raw.x  # which NumPy has not

@@ -17,6 +17,7 @@ from torch import Tensor
 from gnnpar.comm import Communicator, Site
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
 from gnnpar.folds.sum import Sum
@@ -213,7 +214,7 @@ def _order(watch: _Watch, samples: Samples) -> None:
         halo_rows={},
         dst=dst.sort().values.to(device),
         src=src.to(device),
-        edge_ids=None,
+        held=EdgeData(),
     )
 
     def order() -> None:

@@ -42,7 +42,8 @@ def fold_weighted(
     ValueError where the fold is neither Sum nor Generic.
     """
     if isinstance(agg, Sum):  # the engine carries no weights of the graph
-        return fold_block(replace(agg, weighted=True), replace(block, weights=weights), src, dst, edge, shared)
+        counted = replace(block, edges=replace(block.edges, weight=weights))
+        return fold_block(replace(agg, weighted=True), counted, src, dst, edge, shared)
     if not isinstance(agg, Generic):
         raise ValueError(
             f"the fold {type(agg).__name__} cannot count an edge more than once, as strategy.sampler=saint asks: "
