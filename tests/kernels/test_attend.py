@@ -63,7 +63,7 @@ def _autograd(graph, x, a_src, a_dst, grad_out, drop, slope=SLOPE) -> tuple[torc
 def _fold(body, pieces, x, a_src, a_dst, drop, *, slope=SLOPE, branch=False):
     state = None
     for piece in pieces:
-        indptr, indices, rows, ids, _ = piece.forward
+        indptr, indices, rows, ids = piece.forward[:4]
         state = body.attend(
             indptr,
             indices,
