@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1] / name) for name in ("src", "kernels", "tests")]
 
-from attack import test_files, test_inputs, test_overrides
+from attack import test_files, test_hetero_inputs, test_inputs, test_overrides
 from attack.fuzzing import Counts
 
 COUNTS, PAGE = HERE / "counts.json", HERE.parents[1] / "docs/guide/reliability.md"
@@ -31,6 +31,7 @@ def count(kind: str, top: Path) -> Counts:
             test_files.fuzz(top, name, range(test_files.MANY), counts)
     elif kind == "inputs":
         test_inputs.fuzz(range(test_inputs.MANY), top, counts)
+        test_hetero_inputs.fuzz(range(test_hetero_inputs.MANY), top, counts)
     else:
         test_overrides.fuzz(range(test_overrides.MANY), top, counts)
     return counts

@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Data
 
 from attack.fuzzing import Counts, Silent, attempt
 from attack.test_files import graph
 from checkpoints import train
-from gnnpar.data.dataset import Dataset
+from gnnpar.data.dataset import MATRICES, Dataset
 from gnnpar.data.folder import Folder
 from gnnpar.data.npz import NPZ
+from gnnpar.data.saved import PT
 from gnnpar.data.synthetic import SBM
 from gnnpar.folds.edge_data import EdgeSizes
 from gnnpar.models.rgcn import RGCN
@@ -65,7 +67,7 @@ def options(rng: random.Random) -> dict[str, Any]:
     every: dict[str, list[Any]] = {
         "split": ["public", "random", "per_class"],
         "normalize": ["none", "row", "standard"],
-        "task": ["auto", "single_label", "binary", "multi_label"],
+        "task": ["auto", "single_label", "binary", "multi_label", "regression"],
         "symmetrize": [True, False],
         "self_loops": [True, False],
         "drop_duplicates": [True, False],
@@ -80,9 +82,18 @@ def options(rng: random.Random) -> dict[str, Any]:
 
 def check(data: Dataset) -> None:
     """Silent where it cannot be trained on."""
-    if data.task != "multi_label":
+    chosen = data.train_mask | data.val_mask | data.test_mask
+    if data.task in MATRICES:
+        rows, bounded = data.y[chosen], data.task == "multi_label"
+        if data.y.shape != (data.num_nodes, data.num_classes) or not bool(torch.isfinite(rows).all()):
+            raise Silent("a target or row of labels that is not there")
+        if bounded and not bool(((rows == 0) | (rows == 1)).all()):
+            raise Silent("a label that is neither 0 nor 1")
+    else:
         if not -1 <= int(data.y.min()) <= int(data.y.max()) < data.num_classes:
             raise Silent("a label of no class")
+        if not bool((data.y[chosen] >= 0).all()):
+            raise Silent("a node of a split that has no label")
         if data.num_classes > max(2, data.num_nodes):
             raise Silent(f"{data.num_classes} classes of {data.num_nodes} nodes")
     if data.num_edges and not 0 <= int(data.edge_index.min()) <= int(data.edge_index.max()) < data.num_nodes:
@@ -100,6 +111,14 @@ def check(data: Dataset) -> None:
         raise Silent("a split that is empty or overlaps")
 
 
+def targets(rng: random.Random, rows: int) -> np.ndarray:
+    """Numbers to be explained, some of them missing. Shapes: -> [rows], [rows, 1] or [rows, 3]."""
+    y = np.random.default_rng(rng.randrange(1 << 30)).standard_normal((rows, 3)).astype(rng.choice(["f4", "f8"]))
+    if rng.random() < 0.5:
+        y[np.arange(rows) % 3 == 1, rng.randrange(3)] = np.nan  # of the nodes that graph() has for validation
+    return rng.choice((y, y[:, :1].copy(), y[:, 0].copy()))
+
+
 def case(number: int) -> tuple[Arrays, dict[str, Any]]:
     """The arrays of case `number`, and what is set beside them."""
     rng = random.Random(f"input/{number}")
@@ -107,6 +126,9 @@ def case(number: int) -> tuple[Arrays, dict[str, Any]]:
     if rng.random() < 0.2:
         arrays["y"] = (np.arange(120).reshape(40, 3) % 2).astype(rng.choice(["i8", "f4", "b1"]))
     fields: dict[str, Any] = {}
+    if number % 7 == 6:
+        arrays["y"] = targets(rng, 40)
+        fields["task"] = "regression"
     if number % 5 == 4:  # self loops that are added would have neither
         arrays |= {"edge_type": np.arange(120) % 4, "edge_attr": np.ones((120, 3), dtype=np.float32)}
         fields["self_loops"] = False
@@ -207,6 +229,13 @@ def test_labels_beyond_63_bits_do_not_wrap(tmp_path: Path, label: int) -> None:
 )
 def test_a_graph_beyond_the_machine_is_refused_before_it_is_drawn(fields: dict[str, Any], line: str) -> None:
     assert line in refusal(lambda: SBM(**fields).load(None, seed=0))
+
+
+def test_edges_that_a_file_only_repeats_are_refused_before_they_are_counted(tmp_path: Path) -> None:
+    """A file of 1 kB names 2^40 edges."""
+    x, y = torch.ones(3, 2), torch.arange(3)
+    torch.save(Data(x=x, y=y, edge_index=torch.zeros(2, 1).long().expand(2, 1 << 40)), tmp_path / "g.pt")
+    assert "GiB at least" in refusal(lambda: PT(path=str(tmp_path / "g.pt")).load(None, seed=0))
 
 
 def test_an_archive_that_unpacks_beyond_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
+from gnnpar.data.dataset import TaskName
+from gnnpar.data.preprocess import prepare
 from gnnpar.data.saved import PT, raw_graph
 from gnnpar.models.rgcn import RGCN
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -73,6 +75,20 @@ def test_an_encoder_is_one_for_each_type() -> None:
     assert touched == [{0, 1, 2, 5}, {3, 4, 6}, {7}]
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32])
+@pytest.mark.parametrize("task", ["single_label", "multi_label", "regression"])
+def test_nodes_of_other_types_have_no_label(task: TaskName, dtype: torch.dtype) -> None:
+    """Of booleans they had the first class, or none of several, and -1 of whole numbers as targets; a random split took
+    them."""
+    data, numbers = hetero(), torch.arange(12)
+    classes = (numbers[:, None] + torch.arange(3)) % 2
+    data["paper"].y = (classes if task == "multi_label" else classes[:, 0]).to(dtype)
+    found = prepare(raw_graph("given", data, task), PT(split="random", self_loops=False), seed=0)
+    chosen = found.train_mask | found.val_mask | found.test_mask
+    assert chosen.tolist() == [True] * 12 + [False] * 9
+    assert torch.equal(found.y[chosen].flatten(), data["paper"].y.flatten().to(found.y.dtype))
+
+
 def weighted(data: HeteroData) -> None:
     data["author", "writes", "paper"].edge_weight = torch.ones(20)
 
@@ -105,6 +121,8 @@ def halves(data: HeteroData) -> None:
     ("spoil", "line"),
     [
         (puts("venue", "num_nodes", [4]), "nothing says how many nodes of type venue there are"),
+        (puts("venue", "num_nodes", 2**70), "nothing says how many nodes of type venue there are"),
+        (puts("venue", "num_nodes", True), "nothing says how many nodes of type venue there are"),
         (puts("venue", "num_nodes", -4), "nothing says how many nodes of type venue there are"),
         (puts("author", "x", torch.zeros(5, 2, dtype=torch.complex64)), "x of type author is torch.complex64"),
         (puts("author", "x", torch.zeros(1, 1).expand(5, 10**13)), "x of type author needs .* GiB at least"),

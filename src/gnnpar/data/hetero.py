@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from gnnpar.capacity import require_memory
-from gnnpar.data.raw import refuse_unread
+from gnnpar.data.dataset import MATRICES
+from gnnpar.data.raw import TaskChoice, refuse_unread, task_of
 
 if TYPE_CHECKING:
     from torch_geometric.data import HeteroData
@@ -38,7 +39,7 @@ def stores_of(data: HeteroData) -> Stores:
     return Stores(nodes, edges, {str(key): data[key].num_nodes for key in data.node_types})
 
 
-def flattened(name: str, stores: Stores) -> _Fields:
+def flattened(name: str, stores: Stores, task: TaskChoice = "auto") -> _Fields:
     """The fields of a `Data` of the same nodes and edges.
 
     Types of edges are numbered in the order of data.edge_types. One type of nodes has y, and the masks; nodes of the
@@ -51,10 +52,10 @@ def flattened(name: str, stores: Stores) -> _Fields:
         refuse_unread(name, (key for key in fields if key != "edge_type"))
     counts: dict[str, int] = {}
     for kind, count in stores.counts.items():
-        if not isinstance(count, int) or count < 0:  # of a file it may be anything
+        if type(count) is not int or not 0 <= count < 1 << 62:  # of a file it may be anything
             raise ValueError(f"dataset {name}: nothing says how many nodes of type {kind} there are; set x.")
         counts[kind] = count
-    found: _Fields = {"x": _features(name, nodes, counts), **_labels(name, nodes, counts)}
+    found: _Fields = {"x": _features(name, nodes, counts), **_labels(name, nodes, counts, task)}
     parts = [_edge_index(name, key, fields, counts) for key, fields in edges.items()]
     found["edge_index"] = torch.cat(parts, dim=1)
     found["edge_type"] = torch.cat([torch.full((part.shape[1],), kind) for kind, part in enumerate(parts)])
@@ -89,7 +90,7 @@ def _features(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int]
     return out
 
 
-def _labels(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int]) -> dict[str, Tensor]:
+def _labels(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int], task: TaskChoice) -> dict[str, Tensor]:
     """y and the masks of the one type of nodes that has them, on all nodes."""
     labelled = [key for key, fields in nodes.items() if fields.get("y") is not None]
     if len(labelled) != 1:
@@ -108,7 +109,15 @@ def _labels(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int]) 
         rows = _tensor(name, key, field, value)
         if not rows.ndim or len(rows) != counts[key]:
             raise ValueError(f"dataset {name}: {field} of type {key} has {list(rows.shape)} of {counts[key]} nodes.")
-        missing = torch.nan if rows.is_floating_point() else 0 if rows.dtype == torch.bool else -1
+        if field in _MASKS:
+            missing = 0
+        elif rows.is_floating_point():
+            missing = torch.nan
+        elif task_of(rows, task) in MATRICES:
+            rows, missing = rows.double(), torch.nan
+        else:
+            rows, missing = rows.long(), -1  # bool and uint8 have no number for an unlabelled node
+        require_memory(rows.element_size() * total * rows[:1].numel(), f"dataset {name}: {field}", "give fewer nodes")
         found[field] = rows.new_full((total, *rows.shape[1:]), missing)
         found[field][own] = rows
     return found

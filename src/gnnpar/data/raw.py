@@ -237,7 +237,8 @@ def _labels(raw: RawGraph, num_nodes: int) -> tuple[Tensor, int]:
         )
     if raw.task == "multi_label":
         y = y.to(torch.float32)
-        wrong = int(((y != 0) & (y != 1)).sum())
+        unlabelled = torch.isnan(y).all(1, keepdim=True)
+        wrong = int(((y != 0) & (y != 1) & ~unlabelled).sum())
         if wrong:
             raise ValueError(
                 f"dataset {raw.name}: {wrong} multi-label entries are neither 0 nor 1; set dataset.task=regression, or "

@@ -56,13 +56,14 @@ def _loaded(name: str, file: Path) -> object:
 
 def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     """What is read of a `Data`. ValueError where it is none, or holds what no model reads."""
-    fields = _checked(name, data)
+    fields = _checked(name, data, task)
     refuse_unread(name, fields)
     tensors = {key: value for key, value in fields.items() if isinstance(value, Tensor)}
     if empty := [key for key, tensor in tensors.items() if tensor.is_meta]:
         raise ValueError(f"dataset {name}: {empty[0]} is on the device meta, without values; store them.")
     rows = {key: tensor for key, tensor in tensors.items() if key in _ROWS}
-    nbytes = sum(t.numel() * t.element_size() for t in rows.values())  # also where a file holds few of them
+    ends = [tensor for key, tensor in tensors.items() if key == "edge_index" and tensor.layout == torch.strided]
+    nbytes = sum(t.numel() * t.element_size() for t in (*rows.values(), *ends))  # also where a file holds few of them
     require_memory(nbytes, f"dataset {name}", "store fewer or smaller tensors")
     fields |= {key: tensor.to_dense() for key, tensor in rows.items()}
     for key in ("x", "y"):
@@ -97,7 +98,7 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     )
 
 
-def _checked(name: str, data: object) -> dict[str, object]:
+def _checked(name: str, data: object, task: TaskChoice) -> dict[str, object]:
     """The fields of a Data, or of a HeteroData laid out as one."""
     from torch_geometric.data import Data, HeteroData
 
@@ -114,7 +115,7 @@ def _checked(name: str, data: object) -> dict[str, object]:
     except Exception as error:  # of a file that holds half of one
         kind = type(data).__name__
         raise ValueError(f"dataset {name}: its {kind} cannot be read ({one_line(error)}); save it again.") from error
-    return found if stores is None else flattened(name, stores)
+    return found if stores is None else flattened(name, stores, task)
 
 
 def _masks(name: str, fields: dict[str, object]) -> tuple[Tensor, Tensor, Tensor] | None:
