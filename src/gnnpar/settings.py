@@ -252,6 +252,7 @@ _MEMBERS = {  # group -> what is called of its object, whose class a file or the
     "model": ("build", "on", "num_layers", "in_one_piece"),
     "dataset": ("load",),
     "partition": ("part_of",),
+    "codec": ("build", "exactness"),
     "optim": ("build",),
     "tracker": ("build",),
 }
@@ -265,7 +266,7 @@ def build_settings(config: JsonObject, names: Mapping[str, str], study: str = ""
         values[name] = values[name].expanduser().absolute()
     _check_strategy(values["strategy"], names)
     for group, members in _MEMBERS.items():
-        if lacking := [name for name in members if inspect.getattr_static(values[group], name, None) is None]:
+        if lacking := _lacking(values[group], members):
             kind = type(values[group])
             raise ConfigError(
                 f"{group}: {kind.__module__}.{kind.__qualname__} has no {lacking[0]}, which a {group} needs"
@@ -336,6 +337,11 @@ def _value(hint: object, value: object, path: str) -> Any:  # Any: of the type t
             wanted = _dataclasses_in(hint)
             if wanted and not isinstance(built, wanted):
                 raise ConfigError(f"{path}={value['_target_']} is no {' or '.join(c.__name__ for c in wanted)}")
+            for protocol in filter(_is_protocol, _options(hint)):
+                if lacking := _lacking(built, _members(protocol)):
+                    raise ConfigError(
+                        f"{path}={value['_target_']} has no {lacking[0]}, which a {protocol.__name__} needs"
+                    )
             return built
         if nested := _dataclasses_in(hint):
             return _construct(nested[0], value, path)
@@ -448,8 +454,27 @@ def _closest_literal(hint: object, value: object) -> str:
 
 
 def _dataclasses_in(hint: object) -> tuple[type[DataclassInstance], ...]:
+    return tuple(o for o in _options(hint) if dataclasses.is_dataclass(o))
+
+
+def _options(hint: object) -> tuple[type, ...]:
+    """The classes that a type names."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return tuple(o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o))
+    return tuple(o for o in options if isinstance(o, type))
+
+
+def _is_protocol(cls: type) -> bool:
+    return Protocol in cls.__bases__
+
+
+def _members(protocol: type) -> tuple[str, ...]:
+    found = [name for cls in protocol.__mro__ if _is_protocol(cls) for name in vars(cls) if not name.startswith("_")]
+    return tuple(dict.fromkeys(found))
+
+
+def _lacking(built: object, members: Iterable[str]) -> list[str]:
+    """Those that an object has not: its class, which a file or the user names, may be of any kind."""
+    return [name for name in members if inspect.getattr_static(built, name, None) is None]
 
 
 def _locate(target: str, path: str) -> object:

@@ -59,6 +59,10 @@ def test_every_debug_preset_has_the_last_word_but_one(file: Path) -> None:
         ("optim.schedule=cosin", "must be one of constant, cosine, step, warmup, did you mean cosine?"),
         ("optim.schedule=warmup", "optim: schedule=warmup with warmup_epochs=0 warms up never"),
         ("strategy.codec=7", "strategy.codec=7 must be a group or an object with _target_"),
+        (
+            "strategy.codec={_target_: gnnpar.models.gcn.GCN}",
+            "strategy.codec=gnnpar.models.gcn.GCN has no exactness, which a CodecConfig needs",
+        ),
         ("comm.backend=null", "comm.backend=null must be one of gloo, nccl, threads"),
         ("+model.depth=3", "unknown key model.depth=3; model has"),
         ("+epoch=3", "unknown key epoch=3, did you mean epochs?; there are"),

@@ -15,6 +15,7 @@ from conftest import Run
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.single.strategy import Single
+from gnnpar.parallel.strategy import refuse_one_piece
 from gnnpar.verify.conformance import check, small_graph
 from gnnpar.verify.soundness import find_fault
 from gnnpar.verify.untouched import prepared
@@ -139,6 +140,13 @@ def test_what_normalises_is_told_from_what_sums():
 def test_strategies_of_layers_refuse_it(strategy):
     with pytest.raises(ValueError, match="runs a model layer by layer, and model=pyg runs in one piece"):
         check(configured("strategy", strategy), {"pyg": PyG(target="pyg_nets.gcn")}, worlds=(2,))
+
+
+def test_sar_names_the_setting_that_keeps_it_from_a_model_in_one_piece():
+    out_of_core = configured("strategy", "sar", "strategy.logical_parts=3")
+    line = r"^strategy=sar with strategy\.logical_parts=3 runs .*; leave strategy\.logical_parts=3 out, or choose"
+    with pytest.raises(ValueError, match=line):
+        refuse_one_piece(out_of_core, PyG(target="pyg_nets.gcn"), {"strategy": "sar"})
 
 
 @pytest.mark.parametrize(

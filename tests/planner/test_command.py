@@ -119,6 +119,20 @@ def test_tag_plans_and_runs(run_here: Run, tmp_path: Path) -> None:
     assert result["predicted"]["label"] in done.stdout
 
 
+def test_what_edges_carry_is_asked_as_training_asks(
+    tmp_path: Path, fast_devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No plan is written that `gnnpar train` would refuse."""
+    monkeypatch.chdir(tmp_path)
+    asked = ["plan", "--json", "dataset=sbm_typed", "dataset.num_nodes=200", fast_devices, "search=enumerate"]
+    assert main([*asked, "model=gcn"]) == 2
+    assert "dataset sbm_typed has types on edges, which model=gcn does not read" in capsys.readouterr().err
+    assert main([*asked, "model=rgcn", "--quality=sampled"]) == 0
+    why = {each["candidate"]["family"]: each["refused"] for each in json.loads(capsys.readouterr().out)["candidates"]}
+    assert why["minibatch"] == "it does not carry types of edges"
+    assert why["graph_parallel"] == ""
+
+
 def test_sampled_strategies_are_chosen_where_they_are_allowed(run_here: Run, tmp_path: Path, fast_devices: str) -> None:
     asked = ("plan", "--json", "dataset.num_nodes=400", "model.hidden=16", fast_devices, "search=enumerate")
     sampled = {"bns", "cofree", "minibatch"}

@@ -341,6 +341,9 @@ def test_fp64_needs_more_and_nothing_that_does_not_run_ends_the_table(four: str)
     assert row_of(found)[-1] == "does not run"
 
 
+TYPED = ("dataset=sbm_typed", "dataset.num_nodes=200", "world_size=4")
+
+
 def test_bad_input_is_one_line(four: str, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, line in (
         ((*SMALL, four, "world_size=9"), "9 ranks do not fit on the topology's 4 devices: set world_size=4"),
@@ -349,6 +352,8 @@ def test_bad_input_is_one_line(four: str, capsys: pytest.CaptureFixture[str]) ->
         (("model=gnc",), "model=gnc does not exist, did you mean gin?"),
         (("strategy=sarr",), "strategy=sarr does not exist, did you mean sar?"),
         ((*SMALL, four, "strategy=gnnpipe", "model.num_layers=2"), "2 layers cannot fill 4 stages"),
+        ((*TYPED, "model=gcn", four), "dataset sbm_typed has types on edges, which model=gcn does not read"),
+        ((*TYPED, "model=rgcn", four, "strategy=minibatch"), "which strategy=minibatch does not carry"),
     ):
         assert main(["estimate", *arguments]) == 2
         told = capsys.readouterr().err

@@ -100,7 +100,7 @@ class Capabilities:
     plan is `flat_plan` of one part a rank. `vertex_cut`: edges have parts of their own. `chunks`: the nodes of a rank
     may be cut into chunks, one after the other in time. `folds`: aggregators it can carry; None: any.
     `cached_first_layer`: it runs with first_layer=cached. `by_layers`: it runs layers one by one, and so no model in
-    one piece. `edge_data`: what it carries of what edges have.
+    one piece; text: the setting that makes it do so. `edge_data`: what it carries of what edges have.
     `whole_neighborhoods`: a fold may have all in-edges of a row at once.
     `replicated_weights`: every rank holds all parameters, so there is one stage. `crosses_epochs`: rows of one epoch
     are read in a later one. `plans_again`: after the warm-up, with what was measured. `less_memory`: number of ranks ->
@@ -113,7 +113,7 @@ class Capabilities:
     chunks: bool = False
     folds: tuple[type[Aggregator], ...] | None = None
     cached_first_layer: bool = True
-    by_layers: bool = False
+    by_layers: bool | str = False
     edge_data: frozenset[EdgeKind] = frozenset()
     whole_neighborhoods: bool = True
     replicated_weights: bool = True
@@ -197,10 +197,13 @@ def refuse_empty_clusters(strategy: Strategy, num_nodes: int) -> None:
 
 def refuse_one_piece(strategy: Strategy, model: ModelSource, names: Mapping[str, str]) -> None:
     """ValueError where the strategy needs the layers of a model apart, and it has none apart."""
-    if strategy.capabilities.by_layers and model.in_one_piece:
-        name = names.get("strategy") or type(strategy).__name__
+    if (by_layers := strategy.capabilities.by_layers) and model.in_one_piece:
+        name, kind = names.get("strategy") or type(strategy).__name__, names.get("model") or "pyg"
+        setting, remedy = "", ""
+        if isinstance(by_layers, str):
+            setting, remedy = f" with {by_layers}", f"leave {by_layers} out, or "
         raise ValueError(
-            f"strategy={name} runs a model layer by layer, and model={names.get('model') or 'pyg'} runs in one piece; "
+            f"strategy={name}{setting} runs a model layer by layer, and model={kind} runs in one piece; {remedy}"
             "choose single, graph_parallel or another that gnnpar check accepts"
         )
 
@@ -215,7 +218,7 @@ def refuse_neighborhoods(strategy: Strategy, model: ModelSource, names: Mapping[
         )
 
 
-_TITLES: dict[EdgeKind, str] = {"weight": "weights", "type": "types", "attr": "attributes"}
+EDGE_TITLES: dict[EdgeKind, str] = {"weight": "weights", "type": "types", "attr": "attributes"}
 
 
 def refuse_edge_data(
@@ -230,19 +233,34 @@ def refuse_edge_data(
 
     Shapes: in_weight [n], weighted degrees of all nodes, or of a part's; None: edges have no weights.
     """
-    for kind in EDGE_KINDS:
-        if kind not in kinds:
-            continue
-        has = f"dataset {dataset} has {_TITLES[kind]} on edges"
-        without = f"remove edge_{kind} from the dataset, if the graph is meant without"
-        if kind not in model.edge_data:
-            raise ValueError(
-                f"{has}, which model={names.get('model') or type(model).__name__} does not read; {without}."
-            )
+    refuse_edges_of_model(model, kinds, in_weight, dataset, names)
+    for kind in (each for each in EDGE_KINDS if each in kinds):
         if kind not in strategy.capabilities.edge_data:
             raise ValueError(
-                f"{has}, which strategy={names.get('strategy') or type(strategy).__name__} does not carry; use single, "
-                f"graph_parallel or another strategy that gnnpar check accepts with it, or {without}."
+                f"dataset {dataset} has {EDGE_TITLES[kind]} on edges, which "
+                f"strategy={names.get('strategy') or type(strategy).__name__} does not carry; use single, "
+                f"graph_parallel or another strategy that gnnpar check accepts with it, or remove edge_{kind} from the "
+                "dataset, if the graph is meant without."
+            )
+
+
+def refuse_edges_of_model(
+    model: ModelSource,
+    kinds: Collection[EdgeKind],
+    in_weight: Tensor | None,
+    dataset: str,
+    names: Mapping[str, str],
+) -> None:
+    """ValueError where the model does not read what edges carry, or cannot do with these weights.
+
+    Shapes: in_weight [n], as for `refuse_edge_data`.
+    """
+    for kind in (each for each in EDGE_KINDS if each in kinds):
+        if kind not in model.edge_data:
+            raise ValueError(
+                f"dataset {dataset} has {EDGE_TITLES[kind]} on edges, which "
+                f"model={names.get('model') or type(model).__name__} does not read; remove edge_{kind} from the "
+                "dataset, if the graph is meant without."
             )
     below = 0 if in_weight is None else int((in_weight < 0).sum())
     if in_weight is not None and below and model.takes_root:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from gnnpar.durable import JsonDict
 from gnnpar.parallel.priced import Priced, Problem
-from gnnpar.parallel.strategy import Strategy
+from gnnpar.parallel.strategy import Strategy, refuse_edge_data
 from gnnpar.planner.machines import setting_of, threads_of
 from gnnpar.planner.planned import Inputs, what_is_held
 from gnnpar.planner.planner import Request, lacking
@@ -91,6 +91,8 @@ class Estimator:
         estimate = Estimate(name=name, exactness=tuple(sorted(strategy.exactness)), ranks=ranks)
         try:
             check_strategy(settings, ranks)
+            data = self.inputs.workload.dataset
+            refuse_edge_data(strategy, settings.model, data.edges.kinds, data.in_weight, data.name, settings.names)
             price = self._price(strategy, settings, ranks)
         except ValueError as error:
             return replace(estimate, refused=" ".join(str(error).split()))

@@ -12,7 +12,7 @@ from gnnpar.data.tasks import make_task
 from gnnpar.durable import JsonObject
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.priced import Problem
-from gnnpar.parallel.strategy import Workload
+from gnnpar.parallel.strategy import Workload, refuse_edges_of_model
 from gnnpar.partition.shares import Shares
 from gnnpar.placement import Plan
 from gnnpar.planner.extract import record
@@ -70,6 +70,8 @@ class Inputs:
     @staticmethod
     def of(settings: Settings, say: Callable[[str], None] = lambda _: None) -> Inputs:
         dataset = settings.dataset.load(settings.data_dir, settings.seed)
+        kinds, name = dataset.edges.kinds, dataset.name
+        refuse_edges_of_model(settings.model, kinds, dataset.in_weight, name, settings.names)
         task = make_task(dataset.task, dataset.num_classes)
         if settings.model.in_one_piece:
             raise ValueError(
@@ -102,7 +104,17 @@ class Inputs:
             kept=kept,
             seed=settings.seed,
         )
-        return Request(ir, graph, partition, machine, ranks, kept=kept, registry=registry(), problem=problem)
+        return Request(
+            ir,
+            graph,
+            partition,
+            machine,
+            ranks,
+            kept=kept,
+            registry=registry(),
+            problem=problem,
+            edge_data=self.workload.dataset.edges.kinds,
+        )
 
 
 def planned(

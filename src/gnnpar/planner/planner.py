@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from gnnpar.durable import JsonDict
+from gnnpar.folds.edge_data import EDGE_KINDS, EdgeKind
 from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.strategy import EDGE_TITLES
 from gnnpar.planner.recompute import Recompute, decide
 from gnnpar.planner.registry import Registry, shipped
 from gnnpar.planner.search.places import Places
@@ -37,7 +39,7 @@ class Request:
     """What there is to plan. `partition`: parts -> statistics. `factors`: quality class -> epochs it costs, >= 1.
 
     `kept`: what layer 0 of `ir` keeps in every candidate. `held`: another model that keeps it, to choose from.
-    `problem`: for strategies that price only what their YAML says; None leaves them out.
+    `problem`: for strategies that price only what their YAML says; None leaves them out. `edge_data`: what edges have.
     For searches: may ranks be put on any device (`places`), may there be `fewer` of them, and what a partition with
     given shares of the nodes comes to (`uneven`; None: parts are equal)."""
 
@@ -56,6 +58,7 @@ class Request:
     uneven: Callable[[tuple[float, ...]], PartStats] | None = None
     registry: Registry = field(default_factory=shipped)
     problem: Problem | None = None
+    edge_data: frozenset[EdgeKind] = frozenset()
 
     def work(self, parts: PartStats, rates: tuple[Rates, ...], *, held: bool = False) -> Work:
         """Of the model on a partition, or of that which is `held`. rates: of rank after rank, one a part or more."""
@@ -155,6 +158,10 @@ def refused(candidate: Candidate, memory: tuple[Memory, ...], request: Request) 
     """Why a candidate cannot be chosen; empty where it can."""
     if beyond := sorted(candidate.quality - request.allowed - {"exact"}):
         return f"{beyond[0]} is not allowed"
+    if request.edge_data:
+        carried = request.registry.strategy_of(candidate).capabilities.edge_data
+        if lost := [EDGE_TITLES[kind] for kind in EDGE_KINDS if kind in request.edge_data - carried]:
+            return f"it does not carry {lost[0]} of edges"
     return lacking(memory, request)
 
 

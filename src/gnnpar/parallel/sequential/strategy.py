@@ -84,7 +84,8 @@ class SAR:
             from_shards=not out_of_core,
             chunks=out_of_core,
             edge_data=IN_BLOCKS if out_of_core else ALL_KINDS,
-            by_layers=out_of_core,  # parts take turns within a module, and a PyG model runs for one graph at a time
+            # parts take turns within a module, and a PyG model runs for one graph at a time
+            by_layers=f"strategy.logical_parts={self.logical_parts}" if out_of_core else False,
             whole_neighborhoods=False,
             less_memory=self._less_memory,
         )
