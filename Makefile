@@ -73,7 +73,6 @@ test-gpu-versions:
 kills: $(STAMP)
 	mkdir -p outputs
 	$(BIN)/python tests/kills.py --out outputs/kills.json
-	$(BIN)/python tests/kills.py --out outputs/kills.json --table
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -3,7 +3,8 @@
 Ranks are started by gnnpar; in three cases by torchrun, in one of these on two hosts, which are network namespaces.
 
     python tests/kills.py --out FILE [--cases N]     what FILE does not hold yet is run; it is written after every case
-    python tests/kills.py --out FILE --table         the table of docs/guide/reliability.md
+    python tests/kills.py --out FILE --only NAME     one case, e.g. "sar 4 gnnpar"; as often as there are names
+    python tests/kills.py --out FILE --page          write its table into docs/guide/reliability.md
 
 A strike sends a signal to a rank, or to the parent of all ranks, at some time of an epoch, of a checkpoint or of the
 start. A run that has ended is started again with resume=auto by the true command line; torchrun starts its ranks again
@@ -55,6 +56,8 @@ JOINED: tuple[tuple[str, int, Launcher], ...] = (
     ("gnnpipe", 4, "torchrun"),
     ("graph_parallel", 4, "two-hosts"),
 )
+PAGE = Path(__file__).parents[1] / "docs/guide/reliability.md"
+BEGIN, END = "<!-- counts of tests/kills.py -->\n", "<!-- end of kills -->\n"
 ON_ONE_RANK = frozenset({"single"})
 OUTCOMES = ("survived", "refused", "lost", "hung")
 _LAST_EPOCH = 45  # that is struck: what a delay moves must find the run at work
@@ -79,13 +82,15 @@ class Case:
 
 @dataclass
 class Count:
-    """What became of a case: strikes by kind, all in `outcome`; `detail` where it is not survived."""
+    """What became of a case: strikes by kind, all in `outcome`; `detail` where it is not survived. `how`: its ranks
+    were started by gnnpar."""
 
     name: str
     tried: dict[str, int]
     outcome: str = "survived"
     detail: str = ""
     restarts: int = 0
+    how: str = ""
 
     @property
     def number(self) -> int:
@@ -142,7 +147,7 @@ def run(case: Case, folder: Path) -> Count:
     job = [*SMALL[1:], *strategy_of(case.strategy), *layers, f"world_size={case.ranks}", f"epochs={case.epochs}"]
     how = ["tracker=strikes", "checkpoint.every=2", "comm.timeout_seconds=45", "resume=auto", "hydra.run.dir=run"]
     how.append("launch.max_restarts=99" if case.launcher == "gnnpar" else "comm.lost_seconds=20")
-    count = Count(case.name, {})
+    count = Count(case.name, {}, how="forked" if case.launcher == "gnnpar" else "")
     with started_by(case, folder) as attempt:
         for _ in range(len(case.strikes) + 2):
             before = made(file)
@@ -256,29 +261,39 @@ class Counts:
         lines = [head, ["---"] * len(head)]
         for each in self.cases:
             kinds = [str(each.tried.get(kind, 0)) for kind in KINDS]
-            lines.append([*each.name.split(), *kinds, *map(str, self.total([each]).values())])
+            strategy, ranks, launcher = each.name.split()
+            by = ", ".join(filter(None, (launcher, each.how)))
+            lines.append([strategy, ranks, by, *kinds, *map(str, self.total([each]).values())])
         kinds = [str(sum(each.tried.get(kind, 0) for each in self.cases)) for kind in KINDS]
         lines.append(["all", "", "", *kinds, *map(str, self.total(self.cases).values())])
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+    def on(self, page: str) -> str:
+        """The page with the table in its place."""
+        before, rest = page.split(BEGIN)
+        return before + BEGIN + self.table() + END + rest.split(END)[1]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="The schedule of kills, with counts.")
     parser.add_argument("--out", type=Path, required=True, help="JSON with the counts; what it holds is not run again")
     parser.add_argument("--cases", type=int, help="how many more cases (all)")
-    parser.add_argument("--table", action="store_true", help="print the table and run nothing")
+    parser.add_argument("--only", action="append", help="the name of a case; several in this order (all cases)")
+    parser.add_argument("--page", action="store_true", help=f"write the table into {PAGE.name} and run nothing")
     options = parser.parse_args()
     counts = Counts.read(options.out)
-    if options.table:
-        sys.stdout.write(counts.table() + "\n")
+    if options.page:
+        PAGE.write_text(counts.on(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
-    done = {each.name for each in counts.cases}
-    for case in [case for case in cases() if case.name not in done][: options.cases]:
+    done, every = {each.name for each in counts.cases}, {case.name: case for case in cases()}
+    chosen = [every[name] for name in options.only] if options.only else list(every.values())
+    for case in [case for case in chosen if case.name not in done][: options.cases]:
         with tempfile.TemporaryDirectory(prefix="gnnpar-kills-") as folder:
             count = run(case, Path(folder))
         sys.stdout.write(f"{count.name}: {count.number} strikes, {count.outcome} {count.detail}\n")
         sys.stdout.flush()
         counts.add(count)
+    sys.stdout.write(counts.table())
     return 0 if all(each.outcome == "survived" for each in counts.cases) else 1
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import kills
 from composing import configured, names
-from conftest import ROOT, environment
+from conftest import environment
 from gnnpar.launch import processes
 from saboteurs import ORIGIN, Strike
 from started import TINY
@@ -168,4 +168,7 @@ def test_the_schedule_has_three_hundred_strikes_over_all_strategies() -> None:
 
 def test_the_table_of_the_guide_is_that_of_the_counts() -> None:
     counts = kills.Counts.read(Path(__file__).with_name("kills.json"))
-    assert counts.table() in (ROOT / "docs" / "guide" / "reliability.md").read_text(encoding="utf-8")
+    page = kills.PAGE.read_text(encoding="utf-8")
+    assert page == counts.on(page)
+    assert {each.name for each in counts.cases} == {case.name for case in kills.cases()}
+    assert {each.outcome for each in counts.cases} == {"survived"}
