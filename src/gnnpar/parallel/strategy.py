@@ -234,8 +234,8 @@ def refuse_edge_data(
     Shapes: in_weight [n], weighted degrees of all nodes, or of a part's; None: edges have no weights.
     """
     refuse_edges_of_model(model, kinds, in_weight, dataset, names)
-    for kind in (each for each in EDGE_KINDS if each in kinds):
-        if kind not in strategy.capabilities.edge_data:
+    for kind in EDGE_KINDS:
+        if kind in kinds and kind not in strategy.capabilities.edge_data:
             raise ValueError(
                 f"dataset {dataset} has {EDGE_TITLES[kind]} on edges, which "
                 f"strategy={names.get('strategy') or type(strategy).__name__} does not carry; use single, "
@@ -255,8 +255,8 @@ def refuse_edges_of_model(
 
     Shapes: in_weight [n], as for `refuse_edge_data`.
     """
-    for kind in (each for each in EDGE_KINDS if each in kinds):
-        if kind not in model.edge_data:
+    for kind in EDGE_KINDS:
+        if kind in kinds and kind not in model.edge_data:
             raise ValueError(
                 f"dataset {dataset} has {EDGE_TITLES[kind]} on edges, which "
                 f"model={names.get('model') or type(model).__name__} does not read; remove edge_{kind} from the "
