@@ -131,6 +131,10 @@ class Lock:
         with suppress(OSError):
             if _is_still(self._file, self._handle) and _read(self._handle) == self._owner:
                 self._file.unlink()
+        self.forget()
+
+    def forget(self) -> None:
+        """The lock itself stays with other processes that have the file open."""
         os.close(self._handle)
 
 
@@ -142,6 +146,16 @@ def working_in(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> I
         yield
     finally:
         lock.release()
+
+
+def _leave_to_parent() -> None:
+    """In a forked process: the folders are its parent's, and are free when that has ended."""
+    for lock in _held:
+        lock.forget()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def release_all() -> None:

@@ -70,6 +70,7 @@ def start(tmp_path: Path) -> Iterator:
 def test_a_killed_rank_ends_the_run(start, victim: int, arguments: tuple[str, ...]) -> None:
     """Also where the other one waits for rows of its stage."""
     run = start(*arguments)
+    assert run.ranks[victim].cmdline() == psutil.Process(run.process.pid).cmdline()  # forked: nothing is imported again
     run.ranks[victim].kill()
     code, err, result = run.end(within=30)
     assert code == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -80,3 +82,13 @@ def test_the_end_comes_at_any_time(tmp_path: Path) -> None:
     assert len(started) == 1
     ranks.end()
     assert gone(list(started))
+
+
+def test_only_a_process_of_one_thread_is_forked() -> None:
+    """Threads of numpy's OpenBLAS end at a fork; those of OpenMP stay, and a fork that waits for them hangs."""
+    code = (
+        "import os, numpy, torch; from gnnpar.launch.forked import has_one_thread as one; print(one());"
+        "torch.set_num_threads(2); torch.ones(1 << 20).add_(1); print(one())"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["True", "False"]

@@ -1,6 +1,8 @@
 """Ranks forked from one process that has imported what they need: once, and not once a rank.
 
-That process has one thread, and only waits for them. The ranks end with it, and it with the process that started it.
+That process has one thread, and only waits for them. The ranks end with it, and it with the process that started it,
+from which it is forked where that has one thread, too: a command does, and then torch is imported once for all. A
+fork has none of the other threads, and hangs where OpenMP had some: then it is a new interpreter.
 """
 
 from __future__ import annotations
@@ -10,15 +12,18 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from types import ModuleType
 
 from gnnpar.launch.monitor import is_stopped
 
 _END_SECONDS = 15.0  # for ranks that were killed to be gone
+_FORK, _SPAWN = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
 
 
 class Ranks:
@@ -30,14 +35,17 @@ class Ranks:
     def __init__(self, size: int, body: Callable[[int], None], *, fork: bool) -> None:
         self.size = size
         self.exit_codes: dict[int, int] = {}
-        resource_tracker.ensure_running()  # where it starts it unblocks signals, which are about to be blocked
         self._ended, self._end_of_ranks = multiprocessing.Pipe(duplex=False)
         fork = fork and sys.platform == "linux"
         arguments = (body, size, fork, os.getpid(), self._end_of_ranks)
-        self._origin = multiprocessing.get_context("spawn").Process(target=_start_ranks, args=arguments, name="ranks")
+        if fork and has_one_thread():
+            self._origin: BaseProcess = _FORK.Process(target=_start_ranks, args=arguments, name="ranks")
+        else:
+            resource_tracker.ensure_running()  # where it starts it unblocks signals, which are about to be blocked
+            self._origin = _SPAWN.Process(target=_start_ranks, args=arguments, name="ranks")
 
     def start(self) -> None:
-        """Returns at once: before they have been started."""
+        """Returns at once: before they have been started. Nothing may have started a thread since this was made."""
         with _without_main():
             self._origin.start()
         self._end_of_ranks.close()
@@ -68,14 +76,24 @@ class Ranks:
         self._ended.close()
 
 
+def has_one_thread() -> bool:
+    """Whether this process is left with one thread where it forks: numpy's OpenBLAS then ends its own."""
+    if threading.active_count() > 1:
+        return False
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return len(os.listdir("/proc/self/task")) == 1
+
+
 def _start_ranks(body: Callable[[int], None], size: int, fork: bool, parent: int, ended: Connection) -> None:
     """The process in between."""
     _end_with(parent)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
     gc.freeze()  # what was imported is shared, and stays so
-    context = multiprocessing.get_context("fork") if fork else multiprocessing.get_context("spawn")
+    start = _FORK.Process if fork else _SPAWN.Process
     arguments = [(body, rank, os.getpid()) for rank in range(size)]
-    ranks = [context.Process(target=_run, args=each, name=f"rank{rank}") for rank, each in enumerate(arguments)]
+    ranks = [start(target=_run, args=each, name=f"rank{rank}") for rank, each in enumerate(arguments)]
     for process in ranks:
         process.start()
     running = {process.sentinel: rank for rank, process in enumerate(ranks)}

@@ -13,13 +13,17 @@ network removes those whose builder is dead, also after kill -9.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import re
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,7 +39,7 @@ CONGESTION_CONTROL = "cubic"  # the kernel's own default, so that machines with 
 FOLDER = Path("/run/netns")
 _NAME = re.compile(r"gnnpar-(\d+)-(\d+)-\w+")
 _SWITCH = "switch"
-_CLONE_NEWNET = 0x40000000
+_CLONE_NEWNET, _SIOCGIFFLAGS, _IFF_RUNNING = 0x40000000, 0x8913, 0x40
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
@@ -72,6 +76,16 @@ class Network(Links):
     def enter(self, host: int) -> None:
         """Put this thread, and the threads it starts from now on, on a host."""
         enter(self.namespace(host))
+
+    def wait_until_up(self, seconds: float) -> None:
+        """The kernel says that a link is up as late as a second after it carries, and gloo believes what it says."""
+        deadline = time.monotonic() + seconds
+        for host in range(self.num_hosts):
+            with entered(self.namespace(host)):
+                while not _is_running(INTERFACE):
+                    if time.monotonic() > deadline:
+                        raise NetworkError(f"the link of host {host} is not up after {seconds:g} s")
+                    time.sleep(0.01)
 
     def remove(self) -> None:
         delete([name for name in names() if name.startswith(f"{self.prefix}-")])
@@ -225,6 +239,14 @@ def entered(name: str) -> Iterator[None]:
             yield
         finally:
             _setns(before.fileno(), "of before")
+
+
+def _is_running(interface: str) -> bool:
+    """Whether an interface of the host this thread is on is up and has a peer that is."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("16sH14x", interface.encode(), 0)
+        flags: int = struct.unpack("16xH14x", fcntl.ioctl(probe, _SIOCGIFFLAGS, request))[0]
+    return bool(flags & _IFF_RUNNING)
 
 
 def interface_sent_bytes() -> int:

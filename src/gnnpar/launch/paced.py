@@ -71,7 +71,9 @@ def paced(network: Network) -> Iterator[list[float]]:
     """The network is there inside; what each host's link reached, in the order of hosts."""
     try:
         with network.built():
-            yield reached_gbps(network)
+            gbps = reached_gbps(network)
+            network.wait_until_up(_PATIENCE_SECONDS)
+            yield gbps
     except NetworkError as error:
         raise ValueError(f"launch=paced: {error}; set launch=local where this cannot be helped") from error
 

@@ -1,7 +1,7 @@
 """Ranks as processes: started, watched, and all started again after one was lost.
 
 They find each other in a file: nothing of theirs listens but gloo, on the loopback interface. A rank imports neither
-Hydra nor trackers' services nor PyG.
+Hydra nor trackers' services nor PyG; what the parent of a command has imported is there, shared, and costs nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.launch.forked import Ranks
 from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of
 from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
-from gnnpar.launch.signals import Stop, listen_in_rank, signals_for_parent_only
+from gnnpar.launch.signals import Stop, blocked, listen_in_rank, received
 from gnnpar.launch.slurm import rank_on_host
 from gnnpar.settings import Comm, Launch
 from gnnpar.track.console import say
@@ -91,10 +91,11 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
         job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))
         ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
         try:
-            with environment(OMP_NUM_THREADS=str(world.threads_per_rank)), signals_for_parent_only(handlers), monitor:
+            with environment(OMP_NUM_THREADS=str(world.threads_per_rank)), blocked(handlers):
                 try:
-                    ranks.start()
-                    failed = first_to_fail(ranks, how.monitor_seconds, monitor.is_over)
+                    ranks.start()  # before this process has other threads: see `Ranks`
+                    with received(handlers), monitor:
+                        failed = first_to_fail(ranks, how.monitor_seconds, monitor.is_over)
                 finally:
                     ranks.end()
         finally:

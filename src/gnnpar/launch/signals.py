@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -93,28 +92,34 @@ def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def signals_for_parent_only(
-    handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]],
-) -> Iterator[None]:
-    """Block signals in this thread, whose children inherit it, and receive them in a thread that does nothing else."""
-    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
+def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """No signal of these interrupts this thread, nor processes and threads that it starts inside."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def received(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    """A thread that does nothing else receives the signals that this one, the main thread, has blocked."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    done, taken = threading.Event(), set(handlers)
+    done = threading.Event()
 
     def receive() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
         while not done.wait(0.2):  # Python runs the handler in the main thread once any thread got the signal
             pass
 
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     receiver = threading.Thread(target=receive, name="signals", daemon=True)
     receiver.start()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         done.set()
         receiver.join()
         for number, handler in before.items():
