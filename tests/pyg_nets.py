@@ -20,6 +20,7 @@ from torch_geometric.nn import (
     PNAConv,
     SAGEConv,
     TransformerConv,
+    models,
 )
 from torch_geometric.utils import softmax
 
@@ -210,12 +211,21 @@ def rescaled(in_channels, out_channels):
 
 
 class Normed(TwoLayers):
-    def __init__(self, in_channels, out_channels):
+    def __init__(self, in_channels, out_channels, track_running_stats=True):
         super().__init__(GCNConv(in_channels, 8), GCNConv(8, out_channels))
-        self.norm = nn.BatchNorm1d(8)
+        self.norm = nn.BatchNorm1d(8, track_running_stats=track_running_stats)
 
     def forward(self, x, edge_index):
         return self.conv2(self.norm(self.conv1(x, edge_index)), edge_index)
+
+
+def normed_gin(in_channels, out_channels):
+    """Norms between layers and inside of the networks of convolutions."""
+    return models.GIN(in_channels, 8, 2, out_channels, norm="batch_norm", dropout=0.5)
+
+
+def normed_messages(in_channels, out_channels):
+    return models.EdgeCNN(in_channels, 8, 2, out_channels, norm="batch_norm")
 
 
 class Centred(TwoLayers):

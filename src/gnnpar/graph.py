@@ -1,9 +1,11 @@
-"""The one Protocol models are written against. Everything a model does is row-local, except through `aggregate`."""
+"""The one Protocol models are written against. Everything a model does is row-local, except through `aggregate` and
+`moments`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from torch import Tensor
 
@@ -41,8 +43,21 @@ Message = Callable[..., Rows]
 """(local, *rows) -> source rows: a row-local function, see Graph.source."""
 
 
+class Moments(NamedTuple):
+    """Of each column over `rows` rows. Shapes: mean, variance [F]; the variance divides by `rows`.
+
+    `probe`: the pass leaves no trace, so running statistics stay as they are.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    rows: int
+    probe: bool = False
+
+
 class Graph(Local, Protocol):
-    """A view of the graph. A tensor that a model holds has one row per node owned; only `aggregate` mixes rows."""
+    """A view of the graph. A tensor that a model holds has one row per node owned; only `aggregate` and `moments` mix
+    rows."""
 
     @property
     def edge_ids(self) -> Tensor:
@@ -87,6 +102,14 @@ class Graph(Local, Protocol):
         """Fold `agg` over the in-edges of the owned rows. Shapes: src, dst [N, ...], edge [E, ...] -> [N, ...].
 
         In a view of `destinations`: src [N, ...], dst [n, ...] -> [n, ...].
+        """
+        ...
+
+    def moments(self, x: Tensor) -> Moments | None:
+        """Mean and variance of x [N, F] over all rows of the graph, with exact gradients; None when evaluating.
+
+        Every rank calls it as often, in the same order. ValueError where a view does not hold all rows of a layer at
+        once; a model that calls it says so beforehand (`ModelSource.moments`).
         """
         ...
 

@@ -94,7 +94,7 @@ class Session:
         """The weights of the whole model by name, on every rank; of a PyG model those that its own class loads."""
         run = self._run
         run.engine.drain()
-        mine = {name: parameter.detach().cpu() for name, parameter in run.engine.named_parameters()}
+        mine = {name: parameter.detach().cpu() for name, parameter in run.engine.named_weights()}
         parts = run.comm.gather(mine)
         merged = None if parts is None else {name: each for part in parts for name, each in part.items()}
         prefix = "net." if run.settings.model.in_one_piece else ""

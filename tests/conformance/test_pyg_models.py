@@ -156,7 +156,6 @@ def test_sar_names_the_setting_that_keeps_it_from_a_model_in_one_piece():
         ({"target": "no_such_module.Net"}, "model.target=no_such_module.Net cannot be imported"),
         ({"target": "pyg_nets.gcn", "kwargs": {"hiden": 8}}, "cannot be made with hiden=8, in_channels=6"),
         ({"target": "pyg_nets.OfData"}, "has forward(data); gnnpar calls forward(x, edge_index)"),
-        ({"target": "pyg_nets.Normed"}, "net.norm of the model is a BatchNorm1d, which mixes the rows of all nodes"),
         ({"target": "pyg_nets.Counting"}, "the model reads edge_index outside of a convolution"),
         (
             {"target": "pyg_nets.cluster"},

@@ -57,6 +57,7 @@ VARIANTS = {
     ),
     "late, adaptive": ("strategy=pipegcn", "codec=adaptive", *(o.replace("strategy.", "") for o in ADAPTIVE)),
     "copies by their change": ("strategy=sancus", "strategy.period=4", "strategy.bound=0.3", "model.dropout=0"),
+    "batch normalisation": ("strategy=graph_parallel", "model.norm=batch"),
     "momentum and warm-up": (
         "strategy=graph_parallel",
         "optim=sgd",

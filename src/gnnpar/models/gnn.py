@@ -15,6 +15,7 @@ from gnnpar.folds.block import Rows
 from gnnpar.folds.edge_data import EdgeKind, EdgeSizes
 from gnnpar.graph import Graph
 from gnnpar.models.initial import Linear, construct
+from gnnpar.models.norm import NormKind, norm_of, normalized
 from gnnpar.models.row_local import refuse_row_mixing
 
 
@@ -52,6 +53,11 @@ class ModelSource(Protocol):
         ...
 
     @property
+    def moments(self) -> tuple[str, ...]:
+        """What in it normalises by the mean and variance of all rows of a layer."""
+        ...
+
+    @property
     def num_layers(self) -> int: ...
     @property
     def input_dropout(self) -> float: ...
@@ -72,6 +78,7 @@ class ModelConfig:
     """Fields = YAML keys. A model adds its own and says how a convolution is made.
 
     `encoder`, `decoder`: a dense layer before and after; with none the widths are F, hidden, ..., classes.
+    `norm`: of the rows that a layer makes, each by itself (layer), or each column over all rows of the graph (batch).
     `dropout` acts on the input of every layer but the first, `input_dropout` on the features.
     `order` of a linear fold and its matrix; auto exchanges the narrower side.
     """
@@ -80,7 +87,7 @@ class ModelConfig:
     hidden: Annotated[int, Ge(1)] = 64
     dropout: Probability = 0.5
     input_dropout: Probability = 0.0
-    norm: Literal["none", "layer"] = "none"
+    norm: NormKind = "none"
     residual: bool = False
     encoder: Literal["none", "linear"] = "none"
     decoder: Literal["none", "linear"] = "none"
@@ -101,6 +108,10 @@ class ModelConfig:
     @property
     def whole_neighborhoods(self) -> tuple[str, ...]:
         return ()
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        return ("model.norm=batch",) if self.norm == "batch" else ()
 
     def ways(self) -> list[str]:
         return []
@@ -125,7 +136,7 @@ class ModelConfig:
         size = f"a model with model.hidden={self.hidden}, model.num_layers={self.num_layers}, {in_dim} features"
         require_memory(nbytes, f"{size} and {out_dim} classes", "lower them")
         model = construct(lambda: GNN(self, in_dim, out_dim, cached_first_layer=cached_first_layer), seed)
-        refuse_row_mixing(model)
+        refuse_row_mixing(model, aside=model.norms)
         return model
 
     @property
@@ -158,21 +169,21 @@ class Layer(nn.Module):
         self.p = config.input_dropout if index == 0 and config.encoder == "none" else config.dropout
         self.residual = (config.residual or config.pre_activation) and in_dim == out_dim
         normed = in_dim if self.pre else out_dim
-        self.norm = nn.LayerNorm(normed) if config.norm == "layer" and not (last and not self.pre) else None
+        self.norm = None if last and not self.pre else norm_of(config.norm, normed)
         self.activate = type(config).activation
 
     def forward(self, g: Graph, carry: Rows) -> Rows:
         h, *rest = carry
-        inside = self._bend(h) if self.pre else h
+        inside = self._bend(g, h) if self.pre else h
         out = self.conv(g, g.dropout(inside, self.p), *rest)
         if not self.pre and not self.plain:
-            out = self._bend(out)
+            out = self._bend(g, out)
         if self.residual:
             out = out + (h if h.shape[0] == out.shape[0] else h[: out.shape[0]])  # see Graph.destinations
         return (out, *rest)
 
-    def _bend(self, h: Tensor) -> Tensor:
-        return self.activate(h if self.norm is None else self.norm(h))
+    def _bend(self, g: Graph, h: Tensor) -> Tensor:
+        return self.activate(normalized(self.norm, g, h))
 
 
 class GNN(nn.Module):
@@ -203,7 +214,7 @@ class GNN(nn.Module):
             )
             for i in range(count)
         )
-        self.final_norm = nn.LayerNorm(hidden) if config.pre_activation and config.norm == "layer" else None
+        self.final_norm = norm_of(config.norm, hidden) if config.pre_activation else None
         self.decoder = Linear(hidden, out_dim) if config.decoder == "linear" else None
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
@@ -224,13 +235,21 @@ class GNN(nn.Module):
         h = carry[0]
         if self.decoder is None:
             return h
+        g = g.at(self.num_layers - 1)
         if self.config.pre_activation:
-            h = type(self.config).activation(h if self.final_norm is None else self.final_norm(h))
-        return self.decoder(g.at(self.num_layers - 1).dropout(h, self.config.dropout, tag=_DECODER_MASK))
+            h = type(self.config).activation(normalized(self.final_norm, g, h))
+        return self.decoder(g.dropout(h, self.config.dropout, tag=_DECODER_MASK))
 
     def carry_widths(self, layer: int) -> tuple[int, ...]:
         """Widths of the carry that enters a layer: what a stage boundary in front of it carries."""
         return (self.widths[layer], self.widths[0]) if self.config.carries_first else (self.widths[layer],)
+
+    @property
+    def norms(self) -> list[nn.Module]:
+        """Of layers and before the decoder."""
+        return [
+            norm for norm in (*(layer.norm for layer in self.layers), self.final_norm) if isinstance(norm, nn.Module)
+        ]
 
     @property
     def num_layers(self) -> int:

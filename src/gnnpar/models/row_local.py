@@ -36,7 +36,8 @@ REMEDY = "nn.LayerNorm and everything else that treats each row alone will do"
 def refuse_row_mixing(model: nn.Module, *, keyed_dropout: bool = False, aside: Sequence[nn.Module] = ()) -> None:
     """ValueError that names the first module whose rows depend on each other, or whose noise is not keyed.
 
-    keyed_dropout: what nn.Dropout draws is keyed by the model. aside: modules that do not run.
+    keyed_dropout: what nn.Dropout draws is keyed by the model. aside: modules that do not run, or whose rows
+    the graph mixes.
     """
     for name, module in model.named_modules():
         if any(module is each for each in aside) or (keyed_dropout and type(module) is nn.Dropout):

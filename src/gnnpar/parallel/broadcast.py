@@ -78,6 +78,10 @@ class BroadcastGraph(View):
     held: HeldRows = field(default_factory=HeldRows, kw_only=True)
 
     @property
+    def comm(self) -> Communicator:
+        return self.exchange.comm
+
+    @property
     def edge_ids(self) -> Tensor:
         return self.edges.edge_ids
 

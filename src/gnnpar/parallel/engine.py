@@ -90,6 +90,9 @@ class EngineDefaults:
     def profile(self) -> SavedProfile | None:
         return None
 
+    def named_weights(self: Engine) -> Iterator[tuple[str, Tensor]]:
+        yield from self.named_parameters()
+
 
 class Engine(Protocol):
     """Fully initialised; no setters, no "call setup first". All methods are collective over the ranks."""
@@ -135,6 +138,10 @@ class Engine(Protocol):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Global names, those this rank holds."""
+        ...
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters, and what else a trained model is made of: running statistics of batch normalisation."""
         ...
 
     def state_dict(self) -> StateDict:
@@ -274,6 +281,9 @@ class FlatEngine(EngineDefaults):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self._model.named_parameters()
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._model.state_dict().items()
 
     def state_dict(self) -> StateDict:
         codecs = [codec.state_dict() for codec in self._codecs]

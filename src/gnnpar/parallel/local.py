@@ -12,6 +12,7 @@ from torch import Tensor
 import gnnpar_kernels as kernels
 from gnnpar.folds.aggregator import EdgeDropout
 from gnnpar.folds.block import Rows
+from gnnpar.graph import Moments
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar_kernels import fold_key
 
@@ -123,6 +124,14 @@ class OwnRows:
 
     def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
         return self, rows
+
+    def moments(self, x: Tensor) -> Moments | None:
+        if not self.local.run.training:
+            return None
+        raise ValueError(
+            f"moments of all rows are asked for in layer {self.local.layer}, of which {type(self).__name__} holds some "
+            "at a time: use single, graph_parallel or another strategy that holds a layer's rows at once"
+        )
 
 
 class Source(tuple[Tensor, ...]):

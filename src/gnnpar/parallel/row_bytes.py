@@ -73,5 +73,5 @@ class RowBytes:
     def halo_traffic(self, work: Work, *, params: int) -> Traffic:
         """Halo rows forward, gradients of those that have one back, and the sum with the loss in it."""
         forward, backward = self.exchanges(work)
-        total = ring_bytes(work.parts.parts, params + 1, self.number)
+        total = ring_bytes(work.parts.parts, params + 1 + work.ir.summed_moments, self.number)
         return Traffic(forward=forward, backward=backward, reduce=total, bound=self.bound)

@@ -101,7 +101,8 @@ class Capabilities:
     may be cut into chunks, one after the other in time. `folds`: aggregators it can carry; None: any.
     `cached_first_layer`: it runs with first_layer=cached. `by_layers`: it runs layers one by one, and so no model in
     one piece; text: the setting that makes it do so. `edge_data`: what it carries of what edges have.
-    `whole_neighborhoods`: a fold may have all in-edges of a row at once.
+    `whole_neighborhoods`: a fold may have all in-edges of a row at once. `moments`: its ranks together hold all rows of
+    a layer at once, so that a model may ask for their mean and variance.
     `replicated_weights`: every rank holds all parameters, so there is one stage. `crosses_epochs`: rows of one epoch
     are read in a later one. `plans_again`: after the warm-up, with what was measured. `less_memory`: number of ranks ->
     the settings of this strategy that need less memory. `clusters`: so many it cuts the graph into, and none is empty.
@@ -116,6 +117,7 @@ class Capabilities:
     by_layers: bool | str = False
     edge_data: frozenset[EdgeKind] = frozenset()
     whole_neighborhoods: bool = True
+    moments: bool = False
     replicated_weights: bool = True
     crosses_epochs: bool = False
     plans_again: bool = False
@@ -215,6 +217,17 @@ def refuse_neighborhoods(strategy: Strategy, model: ModelSource, names: Mapping[
         raise ValueError(
             f"strategy={name} folds neighbourhoods in pieces, and {convolutions[0]} of model={kind} "
             "reads whole ones; choose single, graph_parallel or another that reads halo rows"
+        )
+
+
+def refuse_moments(strategy: Strategy, model: ModelSource, names: Mapping[str, str]) -> None:
+    """ValueError where a model normalises by all rows of a layer, and the strategy holds some of them at a time."""
+    if not strategy.capabilities.moments and (modules := model.moments):
+        name = names.get("strategy") or type(strategy).__name__
+        raise ValueError(
+            f"strategy={name} never holds all rows of a layer at once, and {modules[0]} of "
+            f"model={names.get('model') or type(model).__name__} normalises by their mean and variance; choose single, "
+            "graph_parallel, sar or another that does, or normalise row by row (model.norm=layer, nn.LayerNorm)"
         )
 
 

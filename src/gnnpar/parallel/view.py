@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
+from gnnpar.comm import Communicator, Site
 from gnnpar.durable import StateDict
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
-from gnnpar.graph import Message
+from gnnpar.graph import Message, Moments
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, by_type
+from gnnpar.parallel.moments import moments_of
 from gnnpar.partition.shard import Shard
 
 if TYPE_CHECKING:
@@ -76,6 +78,18 @@ class View(OwnRows):
     @property
     def edge_attr(self) -> Tensor | None:
         return self.shard.edge_attr
+
+    @property
+    def comm(self) -> Communicator | None:
+        """The ranks that hold all rows of the graph, each once; None: this view alone."""
+        return None
+
+    def moments(self, x: Tensor) -> Moments | None:
+        if not self.run.training or (self.comm is None and len(x) != self.shard.num_nodes):
+            return super().moments(x)
+        site = Site(self.run.epoch, self.layer, 0, "reduce") if self.run.counted else None
+        mean, variance = moments_of(x, self.shard.num_nodes, self.comm, site)
+        return Moments(mean, variance, self.shard.num_nodes, self.run.probe)
 
     def during(self, run: Pass) -> Self:
         """This view in another pass. A probe keeps nothing: what it fetched would be bytes that training never sent."""

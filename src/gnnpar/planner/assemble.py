@@ -76,6 +76,7 @@ class _Draft:
     kernels: int = 0
     numbers: int = 0
     dropout: int = 0
+    moments: int = 0
     saved: dict[str, int] = field(default_factory=dict)
     params: set[str] = field(default_factory=set)
 
@@ -142,6 +143,7 @@ def assemble(events: Sequence[Event], model: nn.Module, *, in_dim: int, out: str
                 draft.dropout,
                 sum(draft.saved.values()),
                 params,
+                draft.moments,
             )
         )
     kept = tuple(g for g in groups if g.kernels or g.dropout)
@@ -182,6 +184,8 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
     for seen in event.outputs:
         if learned:
             state.learned.add(seen.key)
+    if event.name == "moments":
+        _account_moments(event, draft, state)
     if not widths:
         return  # of weights alone
     out, out_width = widths[0]
@@ -245,6 +249,17 @@ def _account_fold(event: Event, draft: _Draft, state: _State, out_width: int) ->
             state.save(draft, state.of(seen), width)
         beside = out_width + 2 * sum(dst) if pushed else 0  # sums over one branch of the scores, and their logarithms
         state.save(draft, event.outputs[0].key, out_width + beside)
+
+
+def _account_moments(event: Event, draft: _Draft, state: _State) -> None:
+    """Rows are read for the sums and for the squares, and kept for the gradient."""
+    (seen,) = event.inputs
+    width = state.width(seen) or 0
+    draft.kernels += 2
+    draft.numbers += 2 * width
+    draft.moments += width
+    if state.is_learned(seen):
+        state.save(draft, state.of(seen), width)
 
 
 def _live(made: dict[str, int], used: dict[str, int], state: _State, layer: int) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from gnnpar.folds.aggregator import Aggregator, EdgeDropout, Pushable
 from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import EdgeFunction
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Message
+from gnnpar.graph import Message, Moments
 from gnnpar.planner.assemble import Event, FoldArguments, Seen, assemble
 from gnnpar.pricing.ir import ModelIR
 
@@ -63,6 +63,17 @@ def _(x, p) -> Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op("gnnpar_trace::moments", mutates_args=())
+def _moments(x: Tensor) -> Tensor:
+    """Mean and variance of columns, [2, F]."""
+    return x.new_zeros([2, *x.shape[1:]])
+
+
+@_moments.register_fake
+def _(x) -> Tensor:
+    return x.new_empty([2, *x.shape[1:]])
+
+
 @dataclass(frozen=True)
 class Tracing:
     """The Graph of a model that is traced: no structure, only operators that say what was asked."""
@@ -82,6 +93,10 @@ class Tracing:
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         return x if p == 0 else _dropout(x, p)
+
+    def moments(self, x: Tensor) -> Moments:
+        mean, variance = _moments(x).unbind(0)
+        return Moments(mean, variance, ROWS, probe=True)
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         return None if p == 0 else EdgeDropout(p, 0)

@@ -48,6 +48,8 @@ class Registry:
         that sample are left out unless `sampled` is allowed, because their price is that of samples drawn for it."""
         candidates: dict[Candidate, None] = {}
         for name, strategy in self.strategies.items():
+            if scope.ir.moments and not strategy.capabilities.moments:
+                continue
             if isinstance(strategy, Enumerated):
                 candidates |= dict.fromkeys(strategy.candidates(scope, ranks))
                 continue

@@ -57,7 +57,9 @@ class TAG:
     @property
     def capabilities(self) -> Capabilities:
         """Those of whatever it may choose."""
-        return Capabilities(chunks=True, by_layers=True, replicated_weights=False, plans_again=self.replan)
+        return Capabilities(
+            chunks=True, by_layers=True, moments=True, replicated_weights=False, plans_again=self.replan
+        )
 
     def exact_limit(self) -> TAG:
         return replace(self, quality=("exact",), rates="nominal")

@@ -8,7 +8,7 @@ numbers (not bytes); a number is 4 bytes in fp32.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -93,7 +93,8 @@ class Fold:
 @dataclass(frozen=True)
 class Group:
     """Operations that are always planned together. `elementwise`: (kernels, numbers a row read and written);
-    `dropout`: numbers a row with a mask; `saved`: numbers a row kept for backward; `params`: numbers."""
+    `dropout`: numbers a row with a mask; `saved`: numbers a row kept for backward; `params`: numbers;
+    `moments`: columns whose mean and variance over all rows are taken."""
 
     layer: int
     phase: Phase
@@ -103,6 +104,7 @@ class Group:
     dropout: int = 0
     saved: int = 0
     params: int = 0
+    moments: int = field(default=0, repr=False)  # hashes of models without stay what they were
 
     @property
     def coupling(self) -> Coupling:
@@ -173,6 +175,16 @@ class ModelIR:
     @cached_property
     def params(self) -> int:
         return sum(g.params for g in self.groups)
+
+    @cached_property
+    def moments(self) -> tuple[int, ...]:
+        """Columns of each group that takes moments."""
+        return tuple(g.moments for g in self.groups if g.moments)
+
+    @property
+    def summed_moments(self) -> int:
+        """Numbers that an epoch sums over ranks for moments: sums and squares forwards, two gradients backwards."""
+        return 4 * sum(self.moments)
 
     @cached_property
     def params_of(self) -> tuple[int, ...]:

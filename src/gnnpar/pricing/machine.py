@@ -67,9 +67,15 @@ class Machine:
         return const + max(wire, byte * nbytes) + 2 * (size - 1) * latency
 
     def end(self, work: Work, engine: str, layers: range, s: int = 0) -> Phases:
-        """Of an epoch of stage s: the loss, the sum of gradients over the parts, and the optimizer's step."""
+        """Of an epoch of stage s: the loss, the sum of gradients over the parts, the optimizer's step, and moments."""
         params = sum(work.ir.params_of[i] for i in layers)
         parts = work.parts.parts
         loss = max(work.loss_seconds) if layers.stop == work.ir.num_layers else 0.0
         step = max(work.step_seconds(p, params, engine) for p in range(parts))
-        return Phases(compute=loss + step, reduce=self.reduce(range(s * parts, (s + 1) * parts), 4.0 * params))
+        ranks = range(s * parts, (s + 1) * parts)
+        return Phases(compute=loss + step, reduce=self.reduce(ranks, 4.0 * params) + self.moments(work, ranks))
+
+    def moments(self, work: Work, ranks: Sequence[int]) -> float:
+        """Seconds of the sums over ranks that moments take: two forwards, one of twice the numbers backwards."""
+        sums = (n * numbers for n in work.ir.moments for numbers in (4.0, 4.0, 8.0))
+        return sum(self.reduce(ranks, nbytes) for nbytes in sums)

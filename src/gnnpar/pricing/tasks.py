@@ -85,8 +85,8 @@ class TaskGraph:
         )
         return len(self.made) - 1
 
-    def reduce(self, ranks: Sequence[int], nbytes: float, after: Sequence[int]) -> int:
-        """A ring sum: every ring edge carries 2 (n - 1)/n of the bytes."""
+    def reduce(self, ranks: Sequence[int], nbytes: float, after: Sequence[int], *, more: float = 0.0) -> int:
+        """A ring sum: every ring edge carries 2 (n - 1)/n of the bytes. `more`: seconds of smaller sums before."""
         size, demand = len(ranks), {}
         for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True):
             for link in self.machine.fabric.routes[a][b]:
@@ -99,7 +99,7 @@ class TaskGraph:
                 devices=tuple(ranks),
                 after=tuple(after),
                 nbytes=nbytes,
-                latency=self.machine.reduce(ranks, 0.0),
+                latency=self.machine.reduce(ranks, 0.0) + more,
                 demand=demand,
             )
         )
@@ -108,6 +108,8 @@ class TaskGraph:
     def end(self, work: Work, engine: str, ranks: Sequence[int], layers: range, after: list[int]) -> None:
         """The gradients of these layers summed over ranks, and the optimizer's step of each."""
         params = sum(work.ir.params_of[i] for i in layers)
-        waits = [self.reduce(list(ranks), 4.0 * params, after)] if len(ranks) > 1 else after
+        waits = list(after)
+        if len(ranks) > 1:
+            waits = [self.reduce(list(ranks), 4.0 * params, after, more=self.machine.moments(work, ranks))]
         for p, rank in enumerate(ranks):
             self.compute("step", rank, work.step_seconds(p, params, engine), waits)

@@ -8,6 +8,7 @@ from gnnpar.parallel.strategy import (
     Strategy,
     check_first_layer,
     refuse_empty_clusters,
+    refuse_moments,
     refuse_neighborhoods,
     refuse_one_piece,
 )
@@ -29,6 +30,7 @@ def check_strategy(settings: Settings, size: int) -> None:
     strategy: Strategy = settings.strategy
     refuse_one_piece(strategy, settings.model, settings.names)
     refuse_neighborhoods(strategy, settings.model, settings.names)
+    refuse_moments(strategy, settings.model, settings.names)
     check_first_layer(strategy, settings.first_layer)
     if isinstance(settings.dataset, Generated):  # others are read by rank 0, which refuses the same then
         refuse_empty_clusters(strategy, settings.dataset.generated_nodes)

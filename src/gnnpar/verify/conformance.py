@@ -20,7 +20,14 @@ from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.oracle import WithOracle, WithOracleEngine
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.parallel.strategy import FirstLayer, Strategy, Workload, refuse_neighborhoods, refuse_one_piece
+from gnnpar.parallel.strategy import (
+    FirstLayer,
+    Strategy,
+    Workload,
+    refuse_moments,
+    refuse_neighborhoods,
+    refuse_one_piece,
+)
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.partition import Partitioner, Random
 from gnnpar.partition.shard import Shard
@@ -197,6 +204,7 @@ def check(
     for name, config in models.items():
         refuse_one_piece(strategy, config, {"model": name})
         refuse_neighborhoods(strategy, config, {"model": name})
+        refuse_moments(strategy, config, {"model": name})
         if config.in_one_piece:
             cases.append(_untouched_case(name, config, graphs[name]))
         reference = train_in_threads(Single(), config, graphs[name], world=1)

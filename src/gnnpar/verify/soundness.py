@@ -18,6 +18,7 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
+from gnnpar.graph import Moments
 from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
@@ -52,9 +53,12 @@ class _Count:
 
 @dataclass(eq=False)
 class _CountedGraph(WholeGraph):
-    """The whole graph on one device, counting its aggregations."""
+    """The whole graph on one device, counting its aggregations. Moments are fixed: all else has to be local to rows."""
 
     count: _Count = field(default_factory=_Count)
+
+    def moments(self, x: Tensor) -> Moments:
+        return Moments(x.new_zeros(x.shape[1:]), x.new_ones(x.shape[1:]), self.shard.num_nodes, probe=True)
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         self.count.done += 1

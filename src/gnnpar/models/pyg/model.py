@@ -21,6 +21,7 @@ from gnnpar.models.gnn import GNN
 from gnnpar.models.initial import construct
 from gnnpar.models.pyg.dropout import keyed_dropout
 from gnnpar.models.pyg.edge_rows import EdgeRows
+from gnnpar.models.pyg.norm import batch_norms, forward_of, wrappers
 from gnnpar.models.pyg.propagate import Edges, Neighborhood, NormalizedSum, Types, Way, Weights, drops_edges, way_of
 from gnnpar.models.row_local import refuse_row_mixing
 from gnnpar.targets import locate
@@ -83,6 +84,10 @@ class PyG:
         found = _convolutions(self._sample()).items()
         return tuple(name for name, conv in found if isinstance(_way(name, conv, self), Neighborhood))
 
+    @property
+    def moments(self) -> tuple[str, ...]:
+        return tuple(batch_norms(self._sample()))
+
     def ways(self) -> list[str]:
         """A line a convolution: how it aggregates."""
         found = _convolutions(self._sample()).items()
@@ -102,6 +107,7 @@ class PyG:
         model = construct(lambda: PyGNet(self, self._make(in_dim, out_dim), in_dim, out_dim), seed)
         ends = [conv.aggr_module for conv in model.convs.values() if isinstance(conv.aggr_module, nn.Module)]
         aside = [module for aggregation in ends for module in aggregation.modules()]
+        aside += [*batch_norms(model.net).values(), *wrappers(model.net)]
         refuse_row_mixing(model, keyed_dropout=True, aside=aside)
         model.measure()
         return model
@@ -222,16 +228,19 @@ class PyGNet(GNN):
     @contextmanager
     def _folding(self, g: Graph) -> Iterator[None]:
         """Inside, convolutions aggregate through `g`: instance attributes stand before a class's methods."""
-        replaced: list[tuple[MessagePassing, str]] = []
+        replaced: list[tuple[nn.Module, str]] = []
         try:
+            for norm in batch_norms(self.net).values():
+                vars(norm)["forward"] = forward_of(norm, g)
+                replaced.append((norm, "forward"))
             for layer, (name, conv) in enumerate(self.convs.items()):
                 for method, body in self.ways[name].hooks(conv, g.at(layer)).items():
                     vars(conv)[method] = body
                     replaced.append((conv, method))
             yield
         finally:
-            for conv, method in replaced:
-                del vars(conv)[method]
+            for module, method in replaced:
+                del vars(module)[method]
 
     def measure(self) -> None:
         """Find the widths of layers, and what cannot run, on one node."""
@@ -317,6 +326,9 @@ class OneNode:
 
     def type_degree(self, types: int) -> Tensor:
         return self.in_degree[:, None].expand(-1, types)
+
+    def moments(self, x: Tensor) -> None:
+        """It evaluates."""
 
     def at(self, layer: int) -> Self:
         return self

@@ -30,6 +30,7 @@ from gnnpar.graph import Graph, Local
 from gnnpar.models.gatv2 import Score, source_value
 from gnnpar.models.pyg.dropout import edge_dropout, no_dropout
 from gnnpar.models.pyg.edge_rows import EdgeRows
+from gnnpar.models.pyg.norm import in_a_fold
 from gnnpar.models.rgcn import relational_product
 
 Propagate = Callable[..., Tensor]
@@ -370,7 +371,7 @@ class _EdgeValue:
         given |= self.fixed
         given |= dict.fromkeys(self.weights, edge[-1] if edge else None)
         parameters = dict(zip(self.parameters, shared, strict=True))
-        with no_dropout():
+        with no_dropout(), in_a_fold():
             return functional_call(self.message, parameters, kwargs=given)
 
 
@@ -549,7 +550,7 @@ class _OnBlock:
         updated = {name: each.on(block, x) for name, each in self.updated.items()}
         given = edges, (block.num_src, block.num_dst), self.arguments.on(block, x), updated
         parameters = dict(zip(self.parameters, shared, strict=True))
-        with edge_dropout(self.graph, block.edge_ids, block.num_edges):
+        with edge_dropout(self.graph, block.edge_ids, block.num_edges), in_a_fold():
             return functional_call(self.propagate, parameters, given)
 
 

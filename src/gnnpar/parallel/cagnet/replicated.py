@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from gnnpar.comm import CodedExchange, Incoming, Outgoing, Posted, RowLike, Site
+from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Operands, Rows
@@ -43,6 +43,10 @@ class ReplicatedGraph(View):
     home: CodedExchange = field(kw_only=True)
     prefetch: int = field(default=1, kw_only=True)
     once: tuple[CodedExchange, CodedExchange] | None = field(default=None, kw_only=True)
+
+    @property
+    def comm(self) -> Communicator:
+        return self.rows.comm
 
     @property
     def grid(self) -> Grid:

@@ -88,6 +88,10 @@ class FeatureGraph(View):
     home: CodedExchange = field(kw_only=True)
 
     @property
+    def comm(self) -> Communicator:
+        return self.columns.comm
+
+    @property
     def rank(self) -> int:
         return self.columns.comm.rank
 

@@ -18,7 +18,7 @@ from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
-from gnnpar.graph import EdgeDropout, Graph, Message
+from gnnpar.graph import EdgeDropout, Graph, Message, Moments
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass
@@ -166,6 +166,9 @@ class Snapshot:
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         return self.view.dropout(x, p, tag=tag)
+
+    def moments(self, x: Tensor) -> Moments | None:
+        return self.view.moments(x)
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         return self.view.edge_dropout(p, tag=tag)

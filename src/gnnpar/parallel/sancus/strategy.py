@@ -68,7 +68,11 @@ class Sancus:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            from_shards=True, edge_data=ALL_KINDS, whole_neighborhoods=False, crosses_epochs=self.period != 1
+            from_shards=True,
+            edge_data=ALL_KINDS,
+            whole_neighborhoods=False,
+            moments=True,
+            crosses_epochs=self.period != 1,
         )
 
     @property

@@ -87,6 +87,7 @@ class SAR:
             # parts take turns within a module, and a PyG model runs for one graph at a time
             by_layers=f"strategy.logical_parts={self.logical_parts}" if out_of_core else False,
             whole_neighborhoods=False,
+            moments=not out_of_core,
             less_memory=self._less_memory,
         )
 

@@ -33,7 +33,7 @@ class Single:
     """No fields: there is nothing to choose."""
 
     exactness = frozenset[Exactness]({"exact"})
-    capabilities = Capabilities(max_ranks=1, from_shards=True, edge_data=ALL_KINDS)
+    capabilities = Capabilities(max_ranks=1, from_shards=True, edge_data=ALL_KINDS, moments=True)
 
     def exact_limit(self) -> Single:
         return self

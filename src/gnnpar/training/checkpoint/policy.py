@@ -55,7 +55,7 @@ class CheckpointPolicy:
         """Collective; True on rank 0 where it is written. `plan`: rank 0's, that the run goes on with from here."""
         run.engine.drain()
         tree = {
-            "model": dict(run.engine.named_parameters()),
+            "model": dict(run.engine.named_weights()),
             "optimizer": run.optimizer.state_dict(),
             "engine": run.engine.state_dict(),
             "random": random_state(run.comm.device),

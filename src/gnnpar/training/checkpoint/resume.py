@@ -281,7 +281,7 @@ def restore(
 
 def load_parameters(engine: Engine, model: Mapping[str, torch.Tensor], found: Checkpoint) -> None:
     with torch.no_grad():
-        for name, parameter in engine.named_parameters():
+        for name, parameter in engine.named_weights():
             if name not in model or model[name].shape != parameter.shape:
                 have = tuple(model[name].shape) if name in model else "no such parameter"
                 raise ValueError(f"{found.folder}: {name} is {have}, this run's model has {tuple(parameter.shape)}")

@@ -71,6 +71,9 @@ class PlainGraph:
     def edge_attr(self) -> None:
         """Nor attributes."""
 
+    def moments(self, x: Tensor) -> None:
+        """It evaluates."""
+
     def at(self, layer: int) -> Self:
         return self
 

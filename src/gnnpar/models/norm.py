@@ -1,0 +1,56 @@
+"""Normalisation between layers: of each row by itself, or of each column over all rows of the graph."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gnnpar.graph import Graph
+
+Norm = nn.LayerNorm | nn.BatchNorm1d
+NormKind = Literal["none", "layer", "batch"]
+
+
+def norm_of(kind: NormKind, width: int) -> Norm | None:
+    return {"none": lambda _: None, "layer": nn.LayerNorm, "batch": nn.BatchNorm1d}[kind](width)
+
+
+def normalized(norm: Norm | None, g: Graph, x: Tensor) -> Tensor:
+    """Shapes: [N, F] -> [N, F]."""
+    if norm is None:
+        return x
+    return batch_norm(norm, g, x) if isinstance(norm, nn.BatchNorm1d) else norm(x)
+
+
+def batch_norm(norm: nn.BatchNorm1d, g: Graph, x: Tensor) -> Tensor:
+    """What the module computes of all rows of the graph on one device, its running statistics included.
+
+    In training rows are normalised by their moments, which also move the running statistics, once for every epoch (a
+    probe of the gradient leaves them); in evaluation by the running statistics. Shapes: [N, F] -> [N, F].
+    """
+    if norm.running_mean is None or norm.running_var is None:
+        raise ValueError(
+            "a BatchNorm1d has no running statistics (track_running_stats=False), by which an evaluation would "
+            "normalise; leave them on"
+        )
+    moments = g.moments(x)
+    if moments is None:
+        return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
+    if not moments.probe:
+        _move_running_statistics(norm, moments.mean.detach(), moments.variance.detach(), moments.rows)
+    out = (x - moments.mean) * (moments.variance + norm.eps).rsqrt()
+    return out * norm.weight + norm.bias if norm.affine else out
+
+
+@torch.no_grad()
+def _move_running_statistics(norm: nn.BatchNorm1d, mean: Tensor, variance: Tensor, rows: int) -> None:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked += 1
+    share = 1 / int(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+    norm.running_mean.lerp_(mean, share)
+    norm.running_var.lerp_(variance * (rows / max(1, rows - 1)), share)

@@ -1,0 +1,147 @@
+"""Batch normalisation over all ranks: nn.BatchNorm1d on one device, in fp64, running statistics included."""
+
+import re
+
+import pytest
+import torch
+
+from checkpoints import last, train
+from composing import configured, names, presets_slow
+from gnnpar.comm import ThreadWorld
+from gnnpar.models.pyg.model import PyG
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.planner.extract import export, record
+from gnnpar.training.result.trained import load
+from gnnpar.verify.conformance import check, make_job, small_graph, train_in_threads
+
+DATA = small_graph()
+NORMED = configured("model", "sage", "model.hidden=8", "model.num_layers=3", "model.norm=batch")
+RESIDUAL = configured("model", "resgcn", "model.hidden=8", "model.num_layers=2", "model.norm=batch")
+STRATEGIES = names("strategy")
+EVERY_ROW = [s for s in STRATEGIES if configured("strategy", s).capabilities.moments and s != "tag"]
+OTHERS = [s for s in STRATEGIES if s not in EVERY_ROW and s != "tag"]
+
+
+def torchs_own(norm, g, x):
+    return norm.train(g.run.training)(x)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """What torch's own module gives, on one device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gnnpar.models.norm.batch_norm", torchs_own)
+        return {config: train_in_threads(Single(), config, DATA, world=1, epochs=3) for config in (NORMED, RESIDUAL)}
+
+
+@pytest.mark.parametrize("config", [NORMED, RESIDUAL], ids=["post", "pre"])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_it_is_torchs_module_on_one_device(reference, config, world):
+    wanted, got = reference[config], train_in_threads(GraphParallel(), config, DATA, world=world, epochs=3)
+    assert got.losses == pytest.approx(wanted.losses, rel=1e-9)
+    for mine, theirs in zip(got.gradients, wanted.gradients, strict=True):
+        scale = max(float(g.abs().max()) for g in theirs.values())
+        for name, gradient in theirs.items():
+            assert torch.allclose(mine[name], gradient, rtol=0, atol=1e-9 * scale), name
+    assert torch.allclose(got.logits, wanted.logits, rtol=1e-9, atol=1e-9)  # of running statistics
+
+
+@pytest.mark.parametrize("strategy", presets_slow(EVERY_ROW))
+def test_strategies_that_hold_a_layers_rows_carry_it(strategy):
+    cases = check(configured("strategy", strategy), {"sage": NORMED}, worlds=(2,))
+    if strategy == "single":
+        assert not cases
+    else:
+        assert all(case.passed for case in cases) and cases
+
+
+def test_partial_sums_of_a_group_of_ranks_are_no_matter():
+    strategy = configured("strategy", "cagnet", "strategy.replication=2")
+    (case,) = check(strategy, {"sage": NORMED}, worlds=(4,))
+    assert case.passed
+
+
+@pytest.mark.parametrize("strategy", OTHERS)
+def test_others_refuse_it_in_one_line(strategy):
+    line = "never holds all rows of a layer at once, and model.norm=batch of model=sage normalises by their mean"
+    with pytest.raises(ValueError, match=re.escape(line)) as caught:
+        check(configured("strategy", strategy), {"sage": NORMED}, worlds=(2,))
+    assert "\n" not in str(caught.value)
+
+
+def test_chunks_out_of_core_refuse_it():
+    strategy = configured("strategy", "sar", "strategy.logical_parts=2")
+    with pytest.raises(ValueError, match="never holds all rows of a layer at once"):
+        check(strategy, {"sage": NORMED}, worlds=(1,))
+
+
+def test_bytes_are_two_sums_forwards_and_two_backwards():
+    plain = train_in_threads(GraphParallel(), configured("model", "sage", "model.hidden=8"), DATA, world=3, epochs=1)
+    normed = configured("model", "sage", "model.hidden=8", "model.norm=batch")
+    got = train_in_threads(GraphParallel(), normed, DATA, world=3, epochs=1)
+    ring, affine = 2 * (3 - 1) * 8, 2 * 8  # bytes of a number; weight and bias
+    assert got.traffic[0]["reduce"] - plain.traffic[0]["reduce"] == ring * (4 * 8 + affine)
+    ir = record(normed.build(6, 3, seed=0), 6)
+    assert (ir.moments, ir.summed_moments) == ((8,), 32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [NORMED, RESIDUAL], ids=["post", "pre"])
+def test_extractors_agree_on_moments(config):
+    model = config.build(6, 3, seed=0)
+    assert record(model, 6) == export(model, 6)
+
+
+def test_a_probe_and_an_evaluation_leave_the_running_statistics():
+    job = make_job(GraphParallel(), NORMED, DATA, world=2)
+
+    def body(comm):
+        engine = engine_of(job, comm)
+        engine.train_epoch(0, job.optim.build(engine.named_parameters(), epochs=2, layer_of=job.model.layer_of))
+        before = {name: tensor.clone() for name, tensor in engine.named_weights()}
+        comm.ledger.drain()
+        engine.exact_gradient(1)
+        engine.predict()
+        counted = comm.ledger.drain().bytes
+        return before, dict(engine.named_weights()), counted
+
+    for before, after, counted in ThreadWorld(2).run(body):
+        assert "layers.0.norm.running_mean" in before and "reduce" not in counted
+        assert before["layers.1.norm.running_var"].ne(1).all() and before["layers.1.norm.num_batches_tracked"] == 1
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def engine_of(job, comm):
+    from gnnpar.data.tasks import make_task
+    from gnnpar.partition.shard import Shard
+
+    shard = Shard.open(DATA if comm.rank == 0 else None, job.plan.part_of, comm, edge_ids=False)
+    model, task = NORMED.build(DATA.num_features, 3, seed=0), make_task(DATA.task, 3)
+    return job.strategy.build(job.plan, shard, model, task, comm, seed=0)
+
+
+def test_running_statistics_are_part_of_a_trained_model(tmp_path):
+    assert train(tmp_path, "strategy=graph_parallel", "model.norm=batch", "epochs=2").exit_code == 0
+    found, (saved, _) = load(tmp_path), last(tmp_path).merged(torch.device("cpu"))
+    mean = found.model.state_dict()["layers.0.norm.running_mean"]
+    assert torch.equal(mean, saved["layers.0.norm.running_mean"]) and mean.any()
+
+
+@pytest.mark.parametrize("net", ["Normed", "normed_gin"])
+def test_norms_of_a_pyg_model_are_those_of_all_ranks(net):
+    config = PyG(target=f"pyg_nets.{net}")
+    untouched, one, two = check(GraphParallel(), {"pyg": config}, worlds=(1, 2))
+    assert untouched.passed and untouched.reference == "PyG" and one.passed and two.passed
+    with pytest.raises(ValueError, match=r"strategy=Cofree|strategy=CoFree"):
+        check(configured("strategy", "cofree"), {"pyg": config}, worlds=(2,))
+
+
+def test_norms_of_rows_of_edges_are_refused():
+    with pytest.raises(ValueError, match="a BatchNorm1d normalises rows of edges, whose moments are not carried"):
+        PyG(target="pyg_nets.normed_messages").build(6, 3, seed=0)
+
+
+def test_a_norm_without_running_statistics_is_refused():
+    with pytest.raises(ValueError, match=r"no running statistics \(track_running_stats=False\)"):
+        PyG(target="pyg_nets.Normed", kwargs={"track_running_stats": False}).build(6, 3, seed=0)
