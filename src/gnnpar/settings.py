@@ -22,7 +22,7 @@ import annotated_types as at
 
 from gnnpar.durable import Json, JsonDict, JsonObject
 from gnnpar.pricing.topology import Machines
-from gnnpar.targets import locate
+from gnnpar.targets import is_own, locate
 from gnnpar.track.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def instantiate(node: JsonObject, path: str = "") -> Any:  # Any: an object of w
     rest = {k: v for k, v in node.items() if k != "_target_"}
     if isinstance(named, type) and dataclasses.is_dataclass(named):
         return _construct(named, rest, path)
-    if not callable(named):
+    if not callable(named) or (not isinstance(named, type) and is_own(target)):
         raise ConfigError(f"{_join(path, '_target_')}={target} is no class")
     try:
         return named(**{key: _value(object, value, _join(path, key)) for key, value in rest.items()})

@@ -31,6 +31,11 @@ def locate(target: str) -> object:
     return getattr(_imported(module), name)  # by name: that is what a _target_ is
 
 
+def is_own(target: str) -> bool:
+    """Of gnnpar, where only classes are configurations."""
+    return current(target).partition(".")[0] == "gnnpar"
+
+
 def refuse_foreign(tree: object, source: str, *, remedy: str, named: object = None, trust: bool = False) -> None:
     """Refuse, before it is imported, a class that the tree of a file names and that its reader has not named.
 
@@ -52,14 +57,16 @@ def _is_trusted(target: str) -> bool:
     """A dataclass of a module of gnnpar or of a plugin. Nothing else is imported."""
     packages = {"gnnpar", *plugin_packages()}
     module, _, name = current(target).rpartition(".")
-    if module.partition(".")[0] not in packages:
+    package = module.partition(".")[0]
+    if package not in packages:
         return False
     try:
-        found = vars(importlib.import_module(module)).get(name)
+        members = vars(importlib.import_module(module))
     except ImportError:
-        return True  # there is no code to run; who builds it says what is missing
-    if found is None:
-        return True
+        return package == "gnnpar"  # there is no such code; a plugin's name might be found in the working directory
+    if name not in members:
+        return "__getattr__" not in members  # nothing to run, and who builds it says so; but a module may make it
+    found = members[name]
     return (
         isinstance(found, type) and dataclasses.is_dataclass(found) and found.__module__.partition(".")[0] in packages
     )

@@ -19,7 +19,7 @@ from gnnpar.config.compose import compose
 from gnnpar.config.jobs import Job, Manifest
 from gnnpar.config.replay import resumed
 from gnnpar.durable import read_checked_json, write_checked_json
-from gnnpar.settings import ConfigError
+from gnnpar.settings import ConfigError, instantiate
 from gnnpar.targets import refuse_foreign
 
 EVIL = """
@@ -33,7 +33,10 @@ class Evil:
         pass
     on = build
 """
-CALLABLES = ("evil.Evil", "os.system", "pathlib.Path", "gnnpar.durable.Path", "gnnpar.durable.open_whole")
+CALLABLES = (
+    *("evil.Evil", "os.system", "pathlib.Path", "gnnpar.durable.Path", "gnnpar.durable.open_whole"),
+    *("gnnpar.train", "gnnpar.load"),  # which the package finds when it is asked
+)
 
 
 @pytest.fixture
@@ -64,6 +67,35 @@ def test_a_plan_names_no_foreign_class(marker: Path, group: str, target: str) ->
     line = f"{group} of plan=plan.json names {target}, which is no class of gnnpar or of an installed plugin: "
     assert str(refused.value).startswith(line)
     assert "--trust" in str(refused.value)
+    assert not marker.exists()
+
+
+def test_a_function_of_gnnpar_is_no_class_of_a_configuration(marker: Path) -> None:
+    """A checkpoint named gnnpar.train, with a model whose target was any callable: gnnpar.load ran it."""
+    for target in ("gnnpar.load", "gnnpar.durable.write_text_whole"):
+        with pytest.raises(ConfigError, match=rf"^tracker\._target_={target} is no class$"):
+            instantiate({"_target_": target, "run": "x", "file": "marker", "text": ""}, "tracker")
+    assert not marker.exists()
+
+
+def test_a_checkpoint_names_no_function_of_gnnpar(marker: Path) -> None:
+    assert train(Path("run"), "epochs=1").exit_code == 0
+    (manifest,) = Path("run").glob("checkpoint/*/manifest.json")
+    data = read_checked_json(manifest)
+    model = {"_target_": "gnnpar.train", "model": "pyg", "data": "sbm", "model.target": "evil.Evil"}
+    data["run"]["settings"]["model"] = model
+    write_checked_json(manifest, data)
+    with pytest.raises(ValueError, match=r"names gnnpar\.train, which is no class of gnnpar or of an installed plugin"):
+        gnnpar.load("run")
+    assert not marker.exists()
+
+
+def test_a_plugin_that_cannot_be_imported_is_not_looked_up_in_the_working_directory(
+    marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gnnpar.targets.plugin_packages", lambda: {"evil"})
+    with pytest.raises(ValueError, match=r"names evil\.Evil, which is no class of gnnpar or of an installed plugin"):
+        refuse_foreign({"_target_": "evil.Evil"}, "a file", remedy="no")
     assert not marker.exists()
 
 
