@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from torch_geometric.data import Data, HeteroData
 
 import gnnpar
 from attack.fuzzing import Counts, Silent, attempt, changed, damaged, json_text
+from attack.inputs import graph, hetero
 from checkpoints import train
 from gnnpar import folder_lock
 from gnnpar.cli.compare import export
@@ -30,15 +32,18 @@ from gnnpar.config.inputs import with_inputs
 from gnnpar.config.jobs import Manifest, snapshot
 from gnnpar.config.replay import resumed
 from gnnpar.config.study import read_study
+from gnnpar.data.dataset import MATRICES
 from gnnpar.data.folder import Folder
 from gnnpar.data.npz import NPZ
 from gnnpar.data.saved import PT
 from gnnpar.durable import checksum, file_hash
 from gnnpar.folder_lock import FILE as LOCK
 from gnnpar.folder_lock import FolderInUse, Owner, working_in
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.partition.manifest import read_manifest
 from gnnpar.partition.partition import read_cached, write_cached
 from gnnpar.partition.read import open_part
+from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
 from gnnpar.planner.calibrate import Calibration, read_calibration
 from gnnpar.pricing.rates import NOMINAL
@@ -76,6 +81,12 @@ def make_folder(top: Path) -> Path:
     np.savez(top / "graph.npz", **arrays)
     weighted = ["dataset=npz", f"dataset.path={top / 'graph.npz'}", "world_size=2", f"out={top / 'shards'}"]
     assert partition(weighted) == 0
+    rng = np.random.default_rng(1)
+    of_edges = {"edge_type": np.arange(120) % 4, "edge_attr": rng.random((120, 3), dtype=np.float32)}
+    np.savez(top / "typed.npz", **arrays | of_edges | {"y": rng.standard_normal((40, 2))})
+    typed = [f"dataset.path={top / 'typed.npz'}", "dataset.task=regression", "dataset.self_loops=false"]
+    assert partition(["dataset=npz", *typed, "world_size=2", f"out={top / 'typed'}"]) == 0
+    torch.save(hetero(random.Random(4)), top / "hetero.pt")
     np.savez_compressed(top / "packed.npz", **arrays)
     torch.save(Data(**{key: torch.from_numpy(array) for key, array in arrays.items()}), top / "graph.pt")
     parts = torch.arange(40) % 3
@@ -91,22 +102,6 @@ def make_folder(top: Path) -> Path:
     for name, array in arrays.items():
         np.save(top / "graph" / f"{name}.npy", array)
     return top
-
-
-def graph() -> dict[str, Any]:  # Any: as numpy types the arrays of an archive
-    """A small graph with labels and masks."""
-    rng = np.random.default_rng(0)
-    y = np.arange(40) % 3
-    masks = {f"{name}_mask": np.arange(40) % 3 == i for i, name in enumerate(("train", "val", "test"))}
-    edges = np.stack(np.divmod(rng.permutation(1600)[:120], 40))  # no edge has two weights
-    weight = rng.random(120).astype(np.float32)
-    return {
-        "edge_index": edges,
-        "edge_weight": weight,
-        "x": rng.standard_normal((40, 5)).astype(np.float32),
-        "y": y,
-        **masks,
-    }
 
 
 Reader = Callable[[Path], object]
@@ -152,12 +147,12 @@ def load_checkpoint(top: Path) -> None:
     gnnpar.load(top / "run" / CHECKPOINT)
 
 
-def read_shards(top: Path) -> None:
+def read_shards(top: Path, name: str = "shards") -> None:
     """Whatever is accepted has the degrees of its edges, and names no row that is not there."""
-    shards = top / "shards"
+    shards = top / name
     manifest = read_manifest(shards)
     for part in range(min(manifest.parts, 4)):
-        shard = open_part(shards, manifest, part)
+        shard = open_part(shards, manifest, part, edge_ids=manifest.edge_ids)
         degrees, sums = torch.zeros(shard.num_inner), torch.zeros(shard.num_inner, dtype=torch.float64)
         for block in (shard.inner, *shard.halo.values()):
             if block.num_edges and not 0 <= int(block.indices.min()) <= int(block.indices.max()) < block.num_src:
@@ -169,6 +164,21 @@ def read_shards(top: Path) -> None:
             raise Silent("weighted degrees are not those of the edges")
         if not torch.equal(degrees, shard.in_degree):
             raise Silent("degrees are not those of the edges")
+        check_edges(shard)
+        chosen = shard.train_mask | shard.val_mask | shard.test_mask
+        if manifest.task == "regression" and not bool(torch.isfinite(shard.y[chosen]).all()):
+            raise Silent("a target that is not finite")
+
+
+def check_edges(shard: Shard) -> None:
+    """Each in-edge is one edge of the graph, of a type that is there, with a row of numbers."""
+    data = EdgeData.cat([block.edges for block in (shard.inner, *shard.halo.values())])
+    if data.ids is not None and data.ids.unique().numel() != data.ids.numel():
+        raise Silent("two edges with the attributes of one")
+    if data.type is not None and not bool(((data.type >= 0) & (data.type < shard.edge_sizes.types)).all()):
+        raise Silent("an edge of no type")
+    if shard.edge_attr is not None and not bool(torch.isfinite(shard.edge_attr).all()):
+        raise Silent("an attribute that is not finite")
 
 
 def read_cache(top: Path, name: str) -> None:
@@ -218,10 +228,11 @@ def patched(module: Any, name: str, value: object) -> Iterator[None]:  # Any: a 
 def read_dataset(top: Path, name: str) -> None:
     """Whatever is accepted can be trained on."""
     kind = {".npz": NPZ, ".pt": PT}.get(Path(name).suffix, Folder)
-    config = kind(path=str(top / name))
+    typed = name == "hetero.pt"  # loops that are added would have no type
+    config = kind(path=str(top / name), self_loops=not typed, split="random" if typed else "public")
     data = config.load(None, seed=0)
-    classes = data.y.shape[1] if data.task == "multi_label" else data.num_classes
-    if data.task != "multi_label" and not -1 <= int(data.y.min()) <= int(data.y.max()) < data.num_classes:
+    classes = data.y.shape[1] if data.task in MATRICES else data.num_classes
+    if data.task not in MATRICES and not -1 <= int(data.y.min()) <= int(data.y.max()) < data.num_classes:
         raise Silent("a label of no class")
     if data.num_edges and not 0 <= int(data.edge_index.min()) <= int(data.edge_index.max()) < data.num_nodes:
         raise Silent("an edge of no node")
@@ -250,9 +261,15 @@ READERS: dict[str, Reader] = {
     "shards/part-0/y.npy": read_shards,
     "shards/part-0/in_weight.npy": read_shards,
     "shards/part-1/inner.weights.npy": read_shards,
+    "typed/manifest.json": partial(read_shards, name="typed"),
+    "typed/part-0/inner.types.npy": partial(read_shards, name="typed"),
+    "typed/part-0/edge_attr.npy": partial(read_shards, name="typed"),
+    "typed/part-1/inner.edge_ids.npy": partial(read_shards, name="typed"),
+    "typed/part-1/y.npy": partial(read_shards, name="typed"),
     "graph.npz": partial(read_dataset, name="graph.npz"),
     "packed.npz": partial(read_dataset, name="packed.npz"),
     "graph.pt": partial(read_dataset, name="graph.pt"),
+    "hetero.pt": partial(read_dataset, name="hetero.pt"),
     "cache/partition.part": partial(read_cache, name="cache/partition.part"),
     "cache/chunking.part": partial(read_cache, name="cache/chunking.part"),
     "cache/calibration.json": read_costs,
@@ -263,14 +280,14 @@ READERS: dict[str, Reader] = {
     "graph/x.npy": partial(read_dataset, name="graph"),
 }
 
-HASHED = ("shards/part-", f"run/{CHECKPOINT}/rank-")
+HASHED = ("shards/part-", "typed/part-", f"run/{CHECKPOINT}/rank-")
 """Files whose checksums stand in a manifest."""
 
 
 def mutated(name: str, whole: bytes, number: int) -> bytes:
     """The bytes of case `number`: damaged, or another content that is well formed."""
     rng = random.Random(f"{name}/{number}")
-    if rng.random() < 0.4 or name.endswith(("study.yaml", ".npz")):
+    if rng.random() < 0.4 or name.endswith(("study.yaml", ".npz", "hetero.pt")):
         return damaged(whole, rng)
     if name.endswith(".npy"):
         return npy(array_changed(np.load(io.BytesIO(whole)), rng))
@@ -330,7 +347,7 @@ def array_changed(array: np.ndarray, rng: random.Random) -> np.ndarray:
     array = array.copy()
     flat = array.reshape(-1)
     for _ in range(rng.choice((1, 2, 10))):
-        value = rng.choice([0, 1, -1, -2, 2, 10**9, 2**31 - 1, 2**62, 40])
+        value = rng.choice([0, 1, -1, -2, 2, 10**9, 2**31 - 1, 2**62, 40, math.nan, math.inf])
         with np.errstate(all="ignore"):
             flat[rng.randrange(len(flat))] = np.array(value).astype(array.dtype)
     return array
@@ -382,10 +399,11 @@ def data_changed(rng: random.Random) -> object:
 def hashed_again(top: Path, name: str) -> None:
     """An attacker writes the checksum of what he changed into the manifest beside it."""
     file = top / name
-    if name.startswith("shards/part"):
-        manifest = top / "shards/manifest.json"
+    if name.startswith(("shards/part", "typed/part")):
+        folder, _, within = name.partition("/")
+        manifest = top / folder / "manifest.json"
         tree = json.loads(manifest.read_text())
-        facts = tree["files"][name.removeprefix("shards/")]
+        facts = tree["files"][within]
         facts |= {"sha256": file_hash(file), "nbytes": file.stat().st_size}
         with contextlib.suppress(Exception):  # numpy raises a dozen kinds
             array = np.load(file, allow_pickle=False)
@@ -402,7 +420,8 @@ def hashed_again(top: Path, name: str) -> None:
 def fuzz(top: Path, name: str, numbers: range, counts: Counts) -> None:
     """Cases of one file; it and its manifest are as before afterwards."""
     file = top / name
-    beside = [p for p in (top / "shards/manifest.json", file.parent / "manifest.json") if p.exists() and p != file]
+    manifests = (top / "shards/manifest.json", top / "typed/manifest.json", file.parent / "manifest.json")
+    beside = [path for path in manifests if path.exists() and path != file]
     kept = {path: path.read_bytes() for path in (file, *beside)}
     for number in numbers:
         rng = random.Random(f"hashes/{name}/{number}")

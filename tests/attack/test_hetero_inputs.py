@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,51 +15,14 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from attack.fuzzing import Counts, Silent, attempt
-from attack.test_inputs import check, options, targets
+from attack.inputs import DTYPES, hetero
+from attack.test_inputs import check, options
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import prepare
 from gnnpar.data.saved import PT, raw_graph
 
 FEW, MANY = 70, 1000
-NODES = {"paper": 24, "author": 6, "venue": 4}
-EDGES = (
-    ("author", "writes", "paper"),
-    ("paper", "of", "author"),
-    ("paper", "in", "venue"),
-    ("venue", "has", "paper"),
-    ("paper", "cites", "paper"),
-)
 OTHER_VALUES = (None, "x", 3, -1, 0, True, 2.5, [], {}, [1, 2], 10**12, 2**70, float("nan"), {"a": 1})
-DTYPES = (torch.float16, torch.bfloat16, torch.float64, torch.uint8, torch.int8, torch.int32, torch.bool)
-
-
-def hetero(rng: random.Random) -> HeteroData:
-    """Papers of width 3 with labels or targets, authors of width 2, venues without features."""
-    gen = torch.Generator().manual_seed(0)
-    data = HeteroData()
-    data["paper"].x = torch.randn(NODES["paper"], 3, generator=gen)
-    data["author"].x = torch.randn(NODES["author"], 2, generator=gen)
-    data["venue"].num_nodes = NODES["venue"]
-    numbers = torch.arange(NODES["paper"])
-    of_classes: list[Callable[[], Tensor]] = [
-        lambda: numbers % 3,
-        lambda: (numbers % 3).to(rng.choice((*DTYPES[2:], torch.float32))),
-        lambda: (numbers[:, None] % torch.tensor([2, 3, 4]) == 0).to(rng.choice((*DTYPES, torch.float32))),
-        lambda: torch.from_numpy(targets(rng, NODES["paper"])),
-    ]
-    data["paper"].y = rng.choice(of_classes)()
-    if rng.random() < 0.7:
-        data["paper"].train_mask, data["paper"].val_mask = numbers % 3 == 0, numbers % 3 == 1
-        data["paper"].test_mask = numbers % 3 == 2
-    carried = rng.choice(((), (), ("edge_weight",), ("edge_attr",), ("edge_weight", "edge_attr")))
-    for source, relation, destination in EDGES:
-        count = rng.choice((0, 1, 20, 20, 20))
-        ends = [torch.randint(0, NODES[kind], (count,), generator=gen) for kind in (source, destination)]
-        data[source, relation, destination].edge_index = torch.stack(ends)
-        for key in carried:
-            shape = (count,) if key == "edge_weight" else (count, 2)
-            data[source, relation, destination][key] = torch.ones(shape)
-    return data
 
 
 def changed(data: HeteroData, rng: random.Random) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch_geometric.data import Data
 
 from attack.fuzzing import Counts, Silent, attempt
-from attack.test_files import graph
+from attack.inputs import graph, targets
 from checkpoints import train
 from gnnpar.data.dataset import MATRICES, Dataset
 from gnnpar.data.folder import Folder
@@ -109,14 +109,6 @@ def check(data: Dataset) -> None:
     masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
     if int(masks.sum(0).max()) > 1 or not bool(masks[0].any()):
         raise Silent("a split that is empty or overlaps")
-
-
-def targets(rng: random.Random, rows: int) -> np.ndarray:
-    """Numbers to be explained, some of them missing. Shapes: -> [rows], [rows, 1] or [rows, 3]."""
-    y = np.random.default_rng(rng.randrange(1 << 30)).standard_normal((rows, 3)).astype(rng.choice(["f4", "f8"]))
-    if rng.random() < 0.5:
-        y[np.arange(rows) % 3 == 1, rng.randrange(3)] = np.nan  # of the nodes that graph() has for validation
-    return rng.choice((y, y[:, :1].copy(), y[:, 0].copy()))
 
 
 def case(number: int) -> tuple[Arrays, dict[str, Any]]:

@@ -57,6 +57,8 @@ class _Part:
         in_weight = self.finite("in_weight", torch.float64, count) if "in_weight.npy" in self.files else None
         if in_weight is not None and self.check == "full":
             check_weights(in_weight, [inner, *halo.values()])
+        if self.edge_ids and self.check == "full":
+            check_edge_ids([inner, *halo.values()], manifest.num_edges)
         y = self.array("y", torch.float32 if manifest.task in MATRICES else torch.int64, labels)
         self.check_labels(y, {"train_mask": train, "val_mask": val, "test_mask": test})
         return Shard(
@@ -116,13 +118,19 @@ class _Part:
         return Block(indptr, indices, count, len(ids), rows, ids, EdgeData(edge_ids, weights, types))
 
     def check_labels(self, y: Tensor, masks: Mapping[str, Tensor]) -> None:
-        """Class ids below num_classes, and a label for every node that a mask names."""
+        """Class ids below num_classes, labels of 0 and 1, finite targets, and one for every node that a mask names."""
         if not len(y):
             return
         if self.manifest.task not in MATRICES:
             low, high = (int(v) for v in torch.aminmax(y))
             if low < -1 or high >= self.manifest.num_classes:
                 raise ValueError(f"y goes from {low} to {high} of {self.manifest.num_classes} classes")
+        elif self.manifest.task == "multi_label":
+            labels = y[has_label(y, "multi_label")]
+            if not bool(((labels == 0) | (labels == 1)).all()):
+                raise ValueError("y has labels that are neither 0 nor 1")
+        elif bool((torch.isinf(y) | (torch.isnan(y) & ~torch.isnan(y[:, :1]))).any()):
+            raise ValueError("y has targets that are not finite")
         labelled = has_label(y, self.manifest.task)
         for name, mask in masks.items():
             if bool((mask & ~labelled).any()):
@@ -179,6 +187,15 @@ def check_degrees(in_degree: Tensor, blocks: Sequence[Block]) -> None:
     if bad := (counted.to(in_degree.dtype) != in_degree).nonzero().flatten().tolist():
         node = bad[0]
         raise ValueError(f"in_degree of row {node} is {float(in_degree[node]):g}, its edges are {int(counted[node])}")
+
+
+def check_edge_ids(blocks: Sequence[Block], num_edges: int) -> None:
+    """ValueError where two in-edges of a part are the same edge, or one is none of the graph's."""
+    ids = torch.cat([block.edge_ids for block in blocks if block.edge_ids is not None]).sort().values
+    if not ascends(ids, strictly=True):
+        raise ValueError("edge_ids name an edge twice")
+    if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < num_edges:
+        raise ValueError(f"edge_ids go from {int(ids[0])} to {int(ids[-1])} of {num_edges}")
 
 
 def check_weights(in_weight: Tensor, blocks: Sequence[Block]) -> None:
