@@ -83,7 +83,8 @@ def make_folder(top: Path) -> Path:
     assert partition(weighted) == 0
     rng = np.random.default_rng(1)
     of_edges = {"edge_type": np.arange(120) % 4, "edge_attr": rng.random((120, 3), dtype=np.float32)}
-    np.savez(top / "typed.npz", **arrays | of_edges | {"y": rng.standard_normal((40, 2))})
+    more: dict[str, Any] = arrays | of_edges | {"y": rng.standard_normal((40, 2))}
+    np.savez(top / "typed.npz", **more)
     typed = [f"dataset.path={top / 'typed.npz'}", "dataset.task=regression", "dataset.self_loops=false"]
     assert partition(["dataset=npz", *typed, "world_size=2", f"out={top / 'typed'}"]) == 0
     torch.save(hetero(random.Random(4)), top / "hetero.pt")
