@@ -27,6 +27,7 @@ MOVED = {  # 0.1.0 -> now
     "gnnpar.strategies.tag": "gnnpar.planner.strategy",
 }
 _LATER = {"deterministic": False}
+_LATER_OF_MODELS = {"jump": "none"}
 _PUBLISHED = {now: before for before, now in MOVED.items()}
 
 
@@ -52,7 +53,19 @@ def with_published_targets(tree: object) -> Any:  # Any: plain data of JSON or Y
 
 def with_published_keys(settings: JsonObject) -> JsonDict:
     """A configuration without keys of later versions whose value is what every run had before, for hashes."""
-    return {key: value for key, value in settings.items() if key not in _LATER or value != _LATER[key]}
+    kept = _without(settings, _LATER)
+    return (
+        kept | {"model": with_published_model_keys(kept["model"])} if isinstance(kept.get("model"), Mapping) else kept
+    )
+
+
+def with_published_model_keys(model: JsonObject) -> JsonDict:
+    """The same of a model's configuration, for hashes and for what is compared with configurations of before."""
+    return _without(model, _LATER_OF_MODELS)
+
+
+def _without(keys: JsonObject, later: Mapping[str, object]) -> JsonDict:
+    return {key: value for key, value in keys.items() if key not in later or value != later[key]}
 
 
 def _moved(target: str, table: Mapping[str, str]) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import annotated_types as at
 
+from gnnpar.aliases import with_published_model_keys
 from gnnpar.durable import Json, JsonDict, JsonObject
 from gnnpar.pricing.topology import Machines
 from gnnpar.targets import is_own, locate
@@ -271,9 +272,7 @@ def build_settings(config: JsonObject, names: Mapping[str, str], study: str = ""
             raise ConfigError(
                 f"{group}: {kind.__module__}.{kind.__qualname__} has no {lacking[0]}, which a {group} needs"
             )
-    return Settings(
-        **values, names=dict(names), resolved={key: _plain(value) for key, value in config.items()}, study=study
-    )
+    return Settings(**values, names=dict(names), resolved=_resolved(config), study=study)
 
 
 def _check_strategy(strategy: object, names: Mapping[str, str]) -> None:
@@ -486,6 +485,13 @@ def _locate(target: str, path: str) -> object:
 
 def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else str(key)
+
+
+def _resolved(config: JsonObject) -> JsonDict:
+    """As plain data, which equals that of a version before where a later key says what every run did then."""
+    plain = {key: _plain(value) for key, value in config.items()}
+    model = plain.get("model")
+    return plain | {"model": with_published_model_keys(model)} if isinstance(model, Mapping) else plain
 
 
 def _plain(node: Json) -> Json:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Protocol, Self, runtime_checkable
 
+import torch
 import torch.nn.functional as F
 from annotated_types import Ge, Le, Lt
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ class EdgeReader(Protocol):
 
 
 Order = Literal["auto", "transform_first", "aggregate_first"]
+Jump = Literal["none", "last", "cat", "max"]
 Probability = Annotated[float, Ge(0.0), Lt(1.0)]
 
 _ENCODER_MASK, _DECODER_MASK = 1, 2  # dropout tags; a layer's own mask has tag 0
@@ -79,6 +81,8 @@ class ModelConfig:
 
     `encoder`, `decoder`: a dense layer before and after; with none the widths are F, hidden, ..., classes.
     `norm`: of the rows that a layer makes, each by itself (layer), or each column over all rows of the graph (batch).
+    `jump`: what the decoder reads of the rows that layers make: the last ones (none, last), all of them side by side
+    (cat), or the largest of each column (max).
     `dropout` acts on the input of every layer but the first, `input_dropout` on the features.
     `order` of a linear fold and its matrix; auto exchanges the narrower side.
     """
@@ -92,6 +96,7 @@ class ModelConfig:
     encoder: Literal["none", "linear"] = "none"
     decoder: Literal["none", "linear"] = "none"
     order: Order = "auto"
+    jump: Jump = "none"
     in_one_piece: ClassVar[bool] = False
 
     @property
@@ -162,6 +167,8 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, in_dim: int, out_dim: int, *, index: int, last: bool, cached: bool) -> None:
         super().__init__()
         first = cached and index == 0
+        self.index, self.jump = index, config.jump
+        self.num_first = int(config.carries_first)
         self.conv = config.conv(
             in_dim, out_dim, index=index, aggregate_first=config.aggregates_first(in_dim, out_dim, cached=first)
         )
@@ -175,15 +182,32 @@ class Layer(nn.Module):
     def forward(self, g: Graph, carry: Rows) -> Rows:
         h, *rest = carry
         inside = self._bend(g, h) if self.pre else h
-        out = self.conv(g, g.dropout(inside, self.p), *rest)
+        first, jumped = rest[: self.num_first], rest[self.num_first :]
+        out = self.conv(g, g.dropout(inside, self.p), *first)
         if not self.pre and not self.plain:
             out = self._bend(g, out)
         if self.residual:
-            out = out + (h if h.shape[0] == out.shape[0] else h[: out.shape[0]])  # see Graph.destinations
-        return (out, *rest)
+            out = out + _first(h, len(out))
+        if self.index and self.jump in ("cat", "max"):  # h is what the layer before made
+            jumped = [_first(rows, len(out)) for rows in (*jumped, h)]
+            jumped = jumped if self.jump == "cat" else [_largest(jumped)]
+        return (out, *first, *jumped)
 
     def _bend(self, g: Graph, h: Tensor) -> Tensor:
         return self.activate(normalized(self.norm, g, h))
+
+
+def _first(rows: Tensor, count: int) -> Tensor:
+    """Of a layer that makes fewer rows than it reads, see Graph.destinations."""
+    return rows if rows.shape[0] == count else rows[:count]
+
+
+def _largest(rows: Sequence[Tensor]) -> Tensor:
+    """Of each entry; where two are equal, the gradient is the earlier one's."""
+    best, *others = rows
+    for each in others:
+        best = torch.where(each > best, each, best)
+    return best
 
 
 class GNN(nn.Module):
@@ -214,8 +238,13 @@ class GNN(nn.Module):
             )
             for i in range(count)
         )
-        self.final_norm = norm_of(config.norm, hidden) if config.pre_activation else None
-        self.decoder = Linear(hidden, out_dim) if config.decoder == "linear" else None
+        if config.jump != "none" and config.decoder == "none":
+            raise ValueError(
+                f"model.jump={config.jump} gives rows of model.hidden to a decoder; set model.decoder=linear"
+            )
+        read = hidden * count if config.jump == "cat" else hidden
+        self.final_norm = norm_of(config.norm, read) if config.pre_activation else None
+        self.decoder = Linear(read, out_dim) if config.decoder == "linear" else None
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Logits [N, out_dim] of the rows g owns."""
@@ -232,9 +261,12 @@ class GNN(nn.Module):
         return (h, h) if self.config.carries_first else (h,)
 
     def end(self, g: Graph, carry: Rows) -> Tensor:
-        h = carry[0]
+        h, *rest = carry
         if self.decoder is None:
             return h
+        if self.config.jump in ("cat", "max"):
+            rows = (*rest[int(self.config.carries_first) :], h)
+            h = torch.cat(rows, dim=1) if self.config.jump == "cat" else _largest(rows)
         g = g.at(self.num_layers - 1)
         if self.config.pre_activation:
             h = type(self.config).activation(normalized(self.final_norm, g, h))
@@ -242,7 +274,10 @@ class GNN(nn.Module):
 
     def carry_widths(self, layer: int) -> tuple[int, ...]:
         """Widths of the carry that enters a layer: what a stage boundary in front of it carries."""
-        return (self.widths[layer], self.widths[0]) if self.config.carries_first else (self.widths[layer],)
+        first = (self.widths[0],) if self.config.carries_first else ()
+        made = self.widths[1:layer]  # by layers before the one that made the rows themselves
+        jumped = {"cat": made, "max": made[:1]}.get(self.config.jump, ())
+        return (self.widths[layer], *first, *jumped)
 
     @property
     def norms(self) -> list[nn.Module]:
