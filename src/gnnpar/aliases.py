@@ -26,7 +26,7 @@ MOVED = {  # 0.1.0 -> now
     "gnnpar.strategies.single": "gnnpar.parallel.single.strategy",
     "gnnpar.strategies.tag": "gnnpar.planner.strategy",
 }
-_LATER = {"deterministic": False}
+_LATER = {"deterministic": False, "task": {"_target_": "gnnpar.data.tasks.Labels"}}
 _LATER_OF_MODELS = {"jump": "none"}
 _PUBLISHED = {now: before for before, now in MOVED.items()}
 
@@ -66,6 +66,11 @@ def with_published_model_keys(model: JsonObject) -> JsonDict:
 
 def _without(keys: JsonObject, later: Mapping[str, object]) -> JsonDict:
     return {key: value for key, value in keys.items() if key not in later or value != later[key]}
+
+
+def with_published_names(names: Mapping[str, str]) -> dict[str, str]:
+    """Names of the files chosen in groups, without groups of later versions where they say what every run was."""
+    return {group: name for group, name in names.items() if (group, name) != ("task", "labels")}
 
 
 def _moved(target: str, table: Mapping[str, str]) -> str:

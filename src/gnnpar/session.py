@@ -17,6 +17,7 @@ from gnnpar.durable import WriteError
 from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.launch import joined, processes
 from gnnpar.launch.launch import world_of
+from gnnpar.parallel.objective import SPLITS
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Null
@@ -73,8 +74,8 @@ class Session:
     def evaluate(self) -> dict[str, float | None]:
         """The task's metric on train, val and test; None where a split is empty."""
         run = self._run
-        metrics = evaluate(run.engine, run.shard, run.task, run.comm)
-        return {name.removeprefix("metric/"): value for name, value in metrics.items()}
+        metrics = evaluate(run.engine, run.objective)
+        return {split: metrics[f"metric/{split}"] for split in SPLITS}
 
     def gather(self, rows: Tensor) -> Tensor:
         """One row for each of this rank's nodes, as `predict` gives them -> of all nodes [N, ...] in their order."""

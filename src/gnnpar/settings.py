@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gnnpar.codecs.codec import CodecConfig
+    from gnnpar.data.dataset import Dataset
     from gnnpar.data.preprocess import DatasetConfig
+    from gnnpar.data.tasks import TaskConfig
     from gnnpar.folds.edge_data import EdgeSizes
     from gnnpar.models.gnn import GNN, ModelSource
     from gnnpar.parallel.strategy import Strategy
@@ -42,7 +44,7 @@ else:
     class _Group(Protocol):
         """What a group of the configuration gives: its class checks it, and torch is imported by that class."""
 
-    Strategy = ModelSource = DatasetConfig = Partitioner = CodecConfig = _Group
+    Strategy = ModelSource = DatasetConfig = TaskConfig = Partitioner = CodecConfig = _Group
 
 T = TypeVar("T", bound="DataclassInstance")
 Positive = Annotated[int, at.Ge(1)]
@@ -207,6 +209,7 @@ class Settings:
     strategy: Strategy
     model: ModelSource
     dataset: DatasetConfig
+    task: TaskConfig
     partition: Partitioner
     codec: CodecConfig
     optim: OptimizerConfig
@@ -246,22 +249,36 @@ class Settings:
     def build_model(self, in_dim: int, out_dim: int, edges: EdgeSizes | None = None) -> GNN:
         """With fresh weights. `edges`: of the dataset."""
         model = self.model if edges is None else self.model.on(edges)
-        return model.build(in_dim, out_dim, seed=self.seed, cached_first_layer=self.caches_first_layer)
+        built = model.build(in_dim, out_dim, seed=self.seed, cached_first_layer=self.caches_first_layer)
+        if self.task.decoder is None:
+            return built
+        from gnnpar.models.pairs import with_scorer
+
+        return with_scorer(built, self.task.decoder, self.seed)
+
+    def load_dataset(self) -> Dataset:
+        """With the examples of the task."""
+        return self.task.prepare(self.dataset.load(self.data_dir, self.seed), self.seed)
 
 
 _MEMBERS = {  # group -> what is called of its object, whose class a file or the user may name
     "model": ("build", "on", "num_layers", "in_one_piece"),
     "dataset": ("load",),
+    "task": ("prepare", "of", "decoder"),
     "partition": ("part_of",),
     "codec": ("build", "exactness"),
     "optim": ("build",),
     "tracker": ("build",),
 }
+LABELS = {"_target_": "gnnpar.data.tasks.Labels"}
+"""conf/task/labels.yaml: the task of every run of before 0.2.0."""
 NOT_KEYS = ("names", "resolved", "study")
 
 
 def build_settings(config: JsonObject, names: Mapping[str, str], study: str = "") -> Settings:
     """Settings from a resolved, composed configuration; ConfigError names the first thing that is wrong."""
+    if "task" not in config:  # runs of before know none
+        config = {**config, "task": LABELS}
     values = _construct_values(Settings, config, path="", skip=NOT_KEYS)
     for name in ("data_dir", "cache_dir"):
         values[name] = values[name].expanduser().absolute()
@@ -502,4 +519,5 @@ def _plain(node: Json) -> Json:
 
 def iter_groups() -> Iterator[str]:
     """The configuration groups: fields of Settings that hold an object."""
-    yield from ("strategy", "model", "dataset", "partition", "codec", "comm", "launch", "topology", "optim", "tracker")
+    yield from ("strategy", "model", "dataset", "task", "partition", "codec")
+    yield from ("comm", "launch", "topology", "optim", "tracker")

@@ -20,6 +20,7 @@ from gnnpar.parallel.single.strategy import Single
 from gnnpar.partition.manifest import read_manifest
 from gnnpar.partition.read import open_part
 from gnnpar.partition.write import write_shards
+from gnnpar.training.result.result import fault
 from gnnpar.verify.conformance import small_graph, train_in_threads
 
 NODES, TARGETS = 60, 2
@@ -105,4 +106,5 @@ def test_a_run_explains_the_targets(tmp_path: Path) -> None:
     )
     metric = run.result["metric"]
     assert metric["name"] == "r2"
+    assert not fault(run.result)
     assert metric["train"] > 0.5

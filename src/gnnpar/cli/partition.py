@@ -42,6 +42,11 @@ def run(argv: list[str]) -> int:
     if asked := next((o for o in overrides if o.startswith(("shards", "plan=", "-"))), None):
         raise ConfigError(f"{asked}: gnnpar partition takes out=FOLDER and overrides of dataset, partition, world_size")
     settings, out = compose(overrides), Path(outs[0]).expanduser()
+    if settings.task.decoder is not None:
+        raise ConfigError(
+            f"task={settings.names.get('task')} splits the edges of a whole graph before it is cut: leave it out here; "
+            "shards cannot train it"
+        )
     if out.exists():
         raise ConfigError(f"out={out} is there already; remove it, or name another folder")
     try:

@@ -22,7 +22,7 @@ HELP = """The logits of every node, [nodes, outputs], in a .npy file. Overrides 
 strategy.logical_parts=N holds a part of the graph at a time. The model, its precision and its preparation of features
 are the run's."""
 
-_OF_THE_RUN = re.compile(r"[+~]*(model|precision|seed|first_layer|optim|epochs|resume|plan)(?=[=./])")
+_OF_THE_RUN = re.compile(r"[+~]*(model|task|precision|seed|first_layer|optim|epochs|resume|plan)(?=[=./])")
 
 
 def run(argv: list[str]) -> int:
@@ -67,9 +67,15 @@ def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]
     if asked := next((o for o in overrides if _OF_THE_RUN.match(o)), None):
         raise ConfigError(f"{asked}: a prediction takes it from {found.folder}; leave it out")
     settings = compose(overrides)
-    own = {"model": trained.model, "precision": trained.precision, "seed": trained.seed}
-    names = {"model": trained.names.get("model", "")}
-    if not any(re.match(r"[+~]*(dataset|shards)[=.]", o) for o in overrides):
+    own = {"model": trained.model, "task": trained.task, "precision": trained.precision, "seed": trained.seed}
+    names = {group: trained.names.get(group, "") for group in ("model", "task")}
+    another = next((o for o in overrides if re.match(r"[+~]*(dataset|shards)[=.]", o)), None)
+    if another and trained.task.decoder is not None:
+        raise ConfigError(
+            f"{another}: {found.folder} is of task={names['task']}, whose rows are those of its own training edges; "
+            "leave it out, or call gnnpar.load(RUN) with another graph"
+        )
+    if another is None:
         own["dataset"] = trained.dataset
         names["dataset"] = trained.names.get("dataset", "")
     return replace(

@@ -18,7 +18,18 @@ from gnnpar.comm.communicator import Phase, Site
 from gnnpar.durable import open_whole
 
 RECORD = struct.Struct("<dqqqqqqq")  # seconds (monotonic), pid, state or peer, epoch, layer, call, phase, chunk
-_PHASES: tuple[Phase, ...] = ("forward", "backward", "remat", "push", "stage", "reduce", "assign", "evaluate", "setup")
+_PHASES: tuple[Phase, ...] = (
+    "forward",
+    "backward",
+    "remat",
+    "push",
+    "stage",
+    "reduce",
+    "assign",
+    "evaluate",
+    "setup",
+    "pairs",
+)
 WORKING, WAITING_FOR_ALL, DONE = -1, -2, -3
 _NOWHERE = (-1, -1, -1, -1, -1)
 

@@ -70,9 +70,10 @@ class Ledger:
     _their_posts: dict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
 
     def sent(self, phase: str, nbytes: int, *, peer: int, layer: int) -> None:
-        """A message to `peer` is being posted now."""
+        """A message to `peer` is being posted now; of no aggregation where `layer` is -1."""
         self._bytes[phase] += nbytes
-        self._layer_bytes[layer] += nbytes
+        if layer >= 0:
+            self._layer_bytes[layer] += nbytes
         self._messages += 1
         self._posts[peer][self._num_sent[peer]] = now()
         self._num_sent[peer] += 1

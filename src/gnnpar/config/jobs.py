@@ -21,7 +21,7 @@ from typing import Literal
 
 import psutil
 
-from gnnpar.aliases import with_published_keys, with_published_targets
+from gnnpar.aliases import with_published_keys, with_published_names, with_published_targets
 from gnnpar.durable import JsonDict, JsonObject, read_json, write_json_whole
 from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.settings import ConfigError
@@ -41,7 +41,7 @@ _SILENT_SECONDS = 600.0  # a job of another host that has written nothing for so
 def job_key(resolved: JsonObject, names: Mapping[str, str]) -> str:
     """The hash of a resolved configuration less its folders and its tracker: equal keys are the same job."""
     relevant = {k: v for k, v in with_published_keys(resolved).items() if k not in _NOT_HASHED}
-    kept = {group: name for group, name in names.items() if group not in _NOT_HASHED}
+    kept = {group: name for group, name in with_published_names(names).items() if group not in _NOT_HASHED}
     text = json.dumps({"names": kept, "settings": with_published_targets(relevant)}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -4,10 +4,12 @@
 so that no rank ever normalises by a local degree.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -15,7 +17,10 @@ from torch import Tensor
 
 from gnnpar.folds.edge_data import EdgeData, EdgeSizes
 
-TaskName = Literal["single_label", "binary", "multi_label", "regression"]
+if TYPE_CHECKING:
+    from gnnpar.data.links import Pairs
+
+TaskName = Literal["single_label", "binary", "multi_label", "regression", "link"]
 MATRICES: frozenset[TaskName] = frozenset({"multi_label", "regression"})  # whose labels are rows [C]
 
 _HASH_ROWS = 1 << 20
@@ -28,7 +33,7 @@ class Dataset:
     Shapes: N nodes, E edges, F features, C classes or targets. Edge j -> i is column (j, i) of `edge_index`; columns
     are sorted by (destination, source) and an edge's id is its position in that order. y: [N] int64 (single_label,
     binary; -1 = unlabelled) or [N, C] float32 (multi_label, regression; a row of nan = unlabelled). What is unlabelled
-    is in no split.
+    is in no split. `pairs`: of link prediction, whose y and masks say nothing.
     """
 
     name: str
@@ -46,6 +51,7 @@ class Dataset:
     edges: EdgeData = field(default_factory=EdgeData)  # weight [E] float32, type [E] int64, attr [E, D] float32
     edge_sizes: EdgeSizes = EdgeSizes()
     in_weight: Tensor | None = None  # [N] float64, sums of the weights of in-edges
+    pairs: Pairs | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -77,7 +83,7 @@ class Dataset:
         task: TaskName,
         edges: EdgeData | None = None,
         num_edge_types: int | None = None,
-    ) -> "Dataset":
+    ) -> Dataset:
         """Count degrees and hash contents of tensors that are already preprocessed (edges sorted, multi-edges allowed).
 
         Shapes: x [N, F], y [N] or [N, C], edge_index [2, E], masks 3 x [N]; `edges`: of E.

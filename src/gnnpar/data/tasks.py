@@ -3,8 +3,10 @@
 A rank calls `loss_sum` on the training rows it owns and the engine divides by the *global* number of training nodes.
 For a metric it calls `statistics` on the rows it owns: `reduction="sum"` means add the matrices over ranks,
 `"concat"` means stack their rows on one rank; `value` then turns the result into the number reported.
+Examples of a task are nodes, but for link prediction (links.py), whose examples are pairs of nodes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -12,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnpar.data.dataset import TaskName
+from gnnpar.data.dataset import Dataset, TaskName
 
 
 class Task(Protocol):
@@ -32,10 +34,20 @@ class Task(Protocol):
 
     def statistics(self, logits: Tensor, y: Tensor) -> Tensor: ...
     def value(self, statistics: Tensor) -> float: ...
+    def values(self, statistics: Tensor) -> Mapping[str, float]:
+        """All metrics of a task that has several, by name; none of one that has `value` alone."""
+        ...
+
+
+class OneMetric:
+    """A task that has `value` alone."""
+
+    def values(self, statistics: Tensor) -> Mapping[str, float]:
+        return {}
 
 
 @dataclass(frozen=True)
-class SingleLabel:
+class SingleLabel(OneMetric):
     """One of C classes: cross entropy and accuracy.
 
     Shapes: logits [N, C], y [N] int64; statistics [1, 2] = correct, rows.
@@ -65,7 +77,7 @@ class SingleLabel:
 
 
 @dataclass(frozen=True)
-class Binary:
+class Binary(OneMetric):
     """Two classes, one logit: binary cross entropy and the area under the ROC curve.
 
     Shapes: logits [N, 1], y [N] int64 of 0/1; statistics [N, 2] = score, label.
@@ -91,7 +103,7 @@ class Binary:
 
 
 @dataclass(frozen=True)
-class MultiLabel:
+class MultiLabel(OneMetric):
     """Any subset of C classes: binary cross entropy averaged over classes, micro-F1 at logit > 0 from summed counts.
 
     Shapes: logits [N, C], y [N, C] of 0/1; statistics [1, 4] = true positives, false positives, false negatives, rows.
@@ -127,7 +139,7 @@ class MultiLabel:
 
 
 @dataclass(frozen=True)
-class Regression:
+class Regression(OneMetric):
     """T numbers: squared error averaged over targets, and R^2, the share of a target's variance that is explained,
     averaged over targets.
 
@@ -159,6 +171,38 @@ class Regression:
         spread = squares - total.square() / rows if rows else torch.zeros_like(squares)
         constant = spread <= 1e-12 * squares
         return float("nan") if bool(constant.any()) else float((1 - errors / spread).mean())
+
+
+class TaskConfig(Protocol):
+    """A frozen dataclass whose fields are the keys of conf/task/*.yaml.
+
+    `decoder`: how pairs of nodes are scored, where they are the examples, so that a rank reads output rows of others.
+    """
+
+    @property
+    def decoder(self) -> Literal["dot", "mlp"] | None: ...
+    def prepare(self, dataset: Dataset, seed: int) -> Dataset:
+        """The dataset with the examples of the task; `seed` is the run's seed."""
+        ...
+
+    def of(self, name: TaskName, num_classes: int) -> Task:
+        """The task of a prepared dataset: `of(dataset.task, dataset.num_classes)`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """The task of the dataset's labels, one example a node."""
+
+    @property
+    def decoder(self) -> Literal["dot", "mlp"] | None:
+        return None
+
+    def prepare(self, dataset: Dataset, seed: int) -> Dataset:
+        return dataset
+
+    def of(self, name: TaskName, num_classes: int) -> Task:
+        return make_task(name, num_classes)
 
 
 def make_task(name: TaskName, num_classes: int) -> Task:

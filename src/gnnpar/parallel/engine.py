@@ -16,6 +16,8 @@ from gnnpar.durable import JsonDict, StateDict
 from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
+from gnnpar.parallel.objective import objective_of
+from gnnpar.parallel.torch_types import or_zeros
 from gnnpar.partition.shard import Shard
 
 
@@ -200,13 +202,12 @@ class FlatEngine(EngineDefaults):
         crosses_epochs: bool = False,
     ) -> None:
         self._view, self._exact, self._shard, self._model = view, exact, shard, model
-        self._task, self._comm, self._seed, self._codecs = task, comm, seed, tuple(codecs)
+        self._comm, self._seed, self._codecs = comm, seed, tuple(codecs)
         self._structure, self._parts = structure, dict(parts or {})
         self._crosses = crosses_epochs
         if reserved := self._parts.keys() & {"model", "codecs"}:
             raise ValueError(f"parts of an engine may not be named {sorted(reserved)}: a checkpoint has these already.")
-        self._train = shard.rows_of_split["train"]
-        self._train_y = shard.y[self._train]
+        self._objective = objective_of(task, shard, model, comm, seed)
 
     @property
     def node_ids(self) -> Tensor:
@@ -225,7 +226,7 @@ class FlatEngine(EngineDefaults):
             for codec in self._codecs:
                 codec.begin_epoch(epoch)
         with self._comm.clock("compute"):
-            bucket = self._differentiate(self._view.during(Pass(self._seed, epoch, training=True)))
+            bucket = self._differentiate(self._view, Pass(self._seed, epoch, training=True))
         bucket = self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
         if not self._crosses:
             self._comm.flush(keep=0)  # all was received before the sum: buffers of a pass end with it
@@ -254,7 +255,7 @@ class FlatEngine(EngineDefaults):
 
     def exact_bucket(self, epoch: int) -> Tensor:
         """`reduced_gradient` without codec and account."""
-        bucket = self._differentiate(self._exact.during(Pass(self._seed, epoch, training=True, probe=True)))
+        bucket = self._differentiate(self._exact, Pass(self._seed, epoch, training=True, probe=True))
         bucket = self._comm.all_reduce(bucket)
         self._comm.flush(keep=0)
         return bucket
@@ -297,16 +298,16 @@ class FlatEngine(EngineDefaults):
         for name, part in self._parts.items():
             part.load_state_dict(state.get(name, {}))  # a part with nothing to save may be missing
 
-    def _differentiate(self, graph: Graph) -> Tensor:
+    def _differentiate(self, view: PassGraph, run: Pass) -> Tensor:
         """Gradients of this rank's share of the loss, and the share."""
-        logits = self._model(graph, self._shard.x)
-        return self.bucket_of(self._task.loss_sum(logits[self._train], self._train_y) / self._shard.num_train)
+        rows = self._model(view.during(run), self._shard.x)
+        return self.bucket_of(self._objective.loss(rows, run))
 
     def bucket_of(self, loss: Tensor) -> Tensor:
         """All gradients of a loss, and the loss, in one vector; a parameter without a gradient counts as zero."""
         parameters = [p for _, p in self.named_parameters()]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        parts = [_or_zeros(g, p) for p, g in zip(parameters, gradients, strict=True)]
+        parts = [or_zeros(g, p) for p, g in zip(parameters, gradients, strict=True)]
         return torch.cat([*(g.reshape(-1) for g in parts), loss.detach().reshape(1)])
 
     def gradients_of(self, bucket: Tensor) -> dict[str, Tensor]:
@@ -314,8 +315,3 @@ class FlatEngine(EngineDefaults):
         parameters = dict(self.named_parameters())
         pieces = torch.split(bucket[:-1], [p.numel() for p in parameters.values()])
         return {name: piece.view_as(p) for (name, p), piece in zip(parameters.items(), pieces, strict=True)}
-
-
-def _or_zeros(gradient: Tensor | None, of: Tensor) -> Tensor:
-    """torch declares no None among gradients, but gives it with allow_unused."""
-    return torch.zeros_like(of) if gradient is None else gradient

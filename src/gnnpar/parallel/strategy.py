@@ -14,7 +14,7 @@ from torch import Tensor
 from gnnpar.codecs.codec import CodecConfig, Exactness
 from gnnpar.comm import Communicator
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.tasks import Task
+from gnnpar.data.tasks import Task, TaskConfig
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeKind
 from gnnpar.models.gnn import GNN, ModelSource
@@ -105,7 +105,8 @@ class Capabilities:
     a layer at once, so that a model may ask for their mean and variance.
     `replicated_weights`: every rank holds all parameters, so there is one stage. `crosses_epochs`: rows of one epoch
     are read in a later one. `plans_again`: after the warm-up, with what was measured. `less_memory`: number of ranks ->
-    the settings of this strategy that need less memory. `clusters`: so many it cuts the graph into, and none is empty.
+    the settings of this strategy that need less memory. `pair_loss`: a rank has the output rows of all of its nodes at
+    once, so that losses of pairs of nodes can be taken. `clusters`: so many it cuts the graph into, and none is empty.
     """
 
     max_ranks: int | None = None
@@ -123,6 +124,7 @@ class Capabilities:
     plans_again: bool = False
     less_memory: Callable[[int], str] | None = None
     clusters: int = 1
+    pair_loss: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +230,17 @@ def refuse_moments(strategy: Strategy, model: ModelSource, names: Mapping[str, s
             f"strategy={name} never holds all rows of a layer at once, and {modules[0]} of "
             f"model={names.get('model') or type(model).__name__} normalises by their mean and variance; choose single, "
             "graph_parallel, sar or another that does, or normalise row by row (model.norm=layer, nn.LayerNorm)"
+        )
+
+
+def refuse_pairs(strategy: Strategy, task: TaskConfig, names: Mapping[str, str]) -> None:
+    """ValueError where examples are pairs of nodes, and the strategy has no output rows of all nodes at once."""
+    if task.decoder is not None and not strategy.capabilities.pair_loss:
+        name = names.get("strategy") or type(strategy).__name__
+        raise ValueError(
+            f"strategy={name} never has the output rows of all nodes of a rank at once, and task={names.get('task')} "
+            "scores pairs of any two nodes; choose single, graph_parallel, sar (without logical_parts) or another "
+            "strategy that works on full graphs without stages"
         )
 
 

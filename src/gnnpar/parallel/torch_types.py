@@ -47,3 +47,8 @@ def unique(x: Tensor) -> tuple[Tensor, Tensor]:
     """(the values in ascending order, the position of every entry among them)."""
     values, inverse = torch.unique(x, return_inverse=True)
     return values, inverse
+
+
+def or_zeros(gradient: Tensor | None, of: Tensor) -> Tensor:
+    """torch declares no None among gradients, but gives it with allow_unused."""
+    return torch.zeros_like(of) if gradient is None else gradient

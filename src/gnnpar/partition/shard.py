@@ -14,6 +14,7 @@ from torch import Tensor
 from gnnpar.comm import Communicator, RowLists
 from gnnpar.comm.rows import PartEdges
 from gnnpar.data.dataset import Dataset
+from gnnpar.data.links import OwnPairs, Pairs
 from gnnpar.durable import JsonDict
 from gnnpar.folds.block import Block, chosen
 from gnnpar.folds.edge_data import EdgeData, EdgeKind, EdgeSizes
@@ -33,7 +34,7 @@ class Shard:
     `halo[p]` are the in-edges from part p, its columns the halo nodes of p by ascending global id; `boundary[p]` [b]
     are the inner rows that p needs, in the order in which p's block numbers them. `copies`: this rank's part of a
     vertex cut, where there is one. edge_attr [E, D]: attributes of all in-edges of its nodes, by ascending edge id;
-    `edge_sizes`: of the whole graph.
+    `edge_sizes`: of the whole graph. `pairs`: examples of link prediction whose sources are nodes of this part.
     """
 
     part: int
@@ -62,6 +63,7 @@ class Shard:
     edge_attr: Tensor | None = None
     edge_sizes: EdgeSizes = EdgeSizes()
     copies: Copies | None = None
+    pairs: OwnPairs | None = None
 
     @property
     def num_inner(self) -> int:
@@ -115,12 +117,14 @@ class Shard:
             halo={p: b.to(device, dtype) for p, b in self.halo.items()},
             boundary={p: i.to(device) for p, i in self.boundary.items()},
             copies=None if self.copies is None else self.copies.to(device, dtype),
+            pairs=None if self.pairs is None else self.pairs.to(device),
         )
 
     @property
     def structure_nbytes(self) -> int:
         lists = sum(i.numel() * i.element_size() for i in self.boundary.values())
-        return self.inner.nbytes + sum(b.nbytes for b in self.halo.values()) + lists
+        pairs = 0 if self.pairs is None else self.pairs.nbytes
+        return self.inner.nbytes + sum(b.nbytes for b in self.halo.values()) + lists + pairs
 
     @property
     def features_nbytes(self) -> int:
@@ -236,6 +240,7 @@ class Whole(NamedTuple):
     edges: EdgeData
     edge_sizes: EdgeSizes
     in_weight: Tensor | None = None
+    pairs: Pairs | None = None
 
 
 def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool = False) -> list[Shard]:
@@ -413,6 +418,7 @@ def _shard(
         halo_in_weight=chosen(dataset.in_weight, halo_ids),
         type_degree=chosen(by_type, ids),
         edge_sizes=dataset.edge_sizes,
+        pairs=None if dataset.pairs is None else dataset.pairs.share(ids, local_of),
     )
 
 

@@ -69,7 +69,12 @@ class Inputs:
 
     @staticmethod
     def of(settings: Settings, say: Callable[[str], None] = lambda _: None) -> Inputs:
-        dataset = settings.dataset.load(settings.data_dir, settings.seed)
+        if settings.task.decoder is not None:
+            raise ValueError(
+                f"task={settings.names.get('task')} sends rows of pairs, which the planner does not price; choose a "
+                "strategy yourself"
+            )
+        dataset = settings.load_dataset()
         kinds, name = dataset.edges.kinds, dataset.name
         refuse_edges_of_model(settings.model, kinds, dataset.in_weight, name, settings.names)
         task = make_task(dataset.task, dataset.num_classes)

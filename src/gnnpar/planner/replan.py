@@ -190,7 +190,7 @@ def plan_again(run: Run, epoch: int, comparing: Replanner) -> NewPlan | None:
     why, by = compared(predicted, comparing)
     if not why:
         return None
-    dataset = settings.dataset.load(settings.data_dir, settings.seed)
+    dataset = settings.load_dataset()
     machine = corrected(setting_of(settings, run.world.size, say)[0], by)
     workload = workload_of(settings, dataset, run.model, run.comm.device)
     workload = replace(workload, setting=lambda: machine, say=_silent)

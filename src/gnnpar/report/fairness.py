@@ -16,6 +16,7 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "split": ("hashes", "split"),
     "model": ("model",),
     "model settings": ("settings", "model"),
+    "task": ("settings", "task"),
     "optimizer": ("settings", "optim"),
     "precision": ("settings", "precision"),
     "first_layer": ("settings", "first_layer"),

@@ -23,7 +23,7 @@ from gnnpar.report.targets import Median, Reached, median, reached, target_of
 
 K = TypeVar("K", bound=Hashable)  # a seed, or a seed and a block
 MARGIN = 0.3  # points of accuracy
-_ARENA = ("dataset", "model", "optim", "precision", "first_layer", "epochs", "eval_every")
+_ARENA = ("dataset", "task", "model", "optim", "precision", "first_layer", "epochs", "eval_every")
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ class Key(NamedTuple):
 
 
 PHASES = ("compute", "sample", "encode", "exposed_wire", "exposed_skew", "bubble", "reduce", "other")
-BYTE_PHASES = ("forward", "backward", "remat", "push", "stage", "reduce", "assign")
+BYTE_PHASES = ("forward", "backward", "remat", "push", "stage", "reduce", "assign", "pairs")
 
 KEYS: dict[str, Key] = {
     "epoch": Key("1", "epoch of the row, from 0"),
@@ -36,10 +36,11 @@ KEYS: dict[str, Key] = {
     "comm/wire_bytes": Key("B", "launch=paced: sent in the epoch by the hosts' interfaces, headers included"),
     "comm/messages": Key("1", "point-to-point messages of the epoch, summed over ranks"),
     "comm/total_bytes_so_far": Key("B", "sum of comm/total_bytes so far"),
-    "metric/name": Key("", "accuracy, roc_auc or micro_f1, in rows with an evaluation"),
-    "metric/train": Key("task metric", "accuracy, ROC-AUC or micro-F1 with exact logits, training nodes"),
-    "metric/val": Key("task metric", "the same on validation nodes"),
-    "metric/test": Key("task metric", "the same on test nodes"),
+    "metric/name": Key("", "accuracy, roc_auc, micro_f1, r2, mrr or hits@K, in rows with an evaluation"),
+    "metric/train": Key("task metric", "the task's metric with exact logits, training nodes; null for pairs"),
+    "metric/val": Key("task metric", "the same on validation nodes, or pairs"),
+    "metric/test": Key("task metric", "the same on test nodes, or pairs"),
+    "metric/more": Key("task metric", "of a task with several metrics all of them: {metric: {split: value}}"),
     "time/evaluate_seconds": Key("s", "wall time of the evaluation; not part of the epoch"),
     "fidelity/cosine": Key("1", "cosine of the strategy's gradient and the exact one at the same weights"),
     "fidelity/relative_error": Key("1", "norm of their difference over the norm of the exact gradient"),
@@ -66,7 +67,7 @@ KEYS: dict[str, Key] = {
 
 _LISTS = ("time/cpu_seconds", "memory/peak_bytes", "memory/peak_rss_bytes")
 _TEXTS = ("metric/name", "fidelity/worst_layer", "sample/sampler", "profile/hash")
-_OBJECTS = ("comm/layer_bytes", "fidelity/layers", "memory/live_bytes", "assign/bits")
+_OBJECTS = ("comm/layer_bytes", "metric/more", "fidelity/layers", "memory/live_bytes", "assign/bits")
 _OBJECTS += ("assign/variance", "assign/seconds", "assign/objective")
 
 

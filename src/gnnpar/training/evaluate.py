@@ -6,42 +6,18 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator
-from gnnpar.data.tasks import Task
 from gnnpar.durable import JsonDict
 from gnnpar.parallel.engine import Engine
-from gnnpar.partition.shard import Shard
-
-SPLITS = ("train", "val", "test")
+from gnnpar.parallel.objective import Objective
 
 
-def evaluate(engine: Engine, shard: Shard, task: Task, comm: Communicator) -> dict[str, float | None]:
-    """The task's metric on each split over all ranks; None for an empty split. Collective, the same on every rank."""
+def evaluate(engine: Engine, objective: Objective) -> JsonDict:
+    """`Objective.metrics` of exact logits. Collective, the same on every rank."""
     engine.drain()
-    return metrics(engine.predict(), shard, task, comm)
-
-
-def metrics(logits: Tensor, shard: Shard, task: Task, comm: Communicator) -> dict[str, float | None]:
-    """The same of logits that are there, [rows of the shard, outputs]."""
-    statistics = [
-        task.statistics(logits[rows], shard.y[rows]) for rows in (shard.rows_of_split[split] for split in SPLITS)
-    ]
-    if task.reduction == "sum":
-        totals = comm.all_reduce(torch.stack(statistics)).cpu()  # the host waits once
-        values = [_value(task, total) for total in totals]
-    else:
-        gathered = [comm.gather(each.cpu()) for each in statistics]
-        values = comm.broadcast([None if every is None else _value(task, torch.cat(every)) for every in gathered])
-    return {f"metric/{split}": value for split, value in zip(SPLITS, values, strict=True)}
-
-
-def _value(task: Task, statistics: Tensor) -> float | None:
-    """A metric from the statistics of all ranks; None where there are no rows, or of one class only."""
-    value = float(task.value(statistics)) if statistics.numel() else math.nan
-    return None if math.isnan(value) else value
+    return objective.metrics(engine.predict())
 
 
 class Overlap(NamedTuple):

@@ -17,10 +17,11 @@ from typing import Protocol
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.tasks import Task, make_task
+from gnnpar.data.tasks import Task
 from gnnpar.durable import JsonDict, JsonObject, write_json_whole
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
+from gnnpar.parallel.objective import Objective, objective_of
 from gnnpar.parallel.strategy import Workload, refuse_edge_data
 from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.shard import Shard
@@ -150,6 +151,7 @@ class Run:
     engine: Engine
     optimizer: Stepper
     task: Task
+    objective: Objective
     setup_seconds: Mapping[str, float]
     mesh: tuple[tuple[int, ...], ...]
     first_epoch: int
@@ -193,10 +195,10 @@ def prepare(
     dataset = new and new.dataset
     if comm.rank == 0 and dataset is None:
         with stopwatch(setup_seconds, "load"):
-            dataset = source.dataset() if source else settings.dataset.load(settings.data_dir, settings.seed)
+            dataset = source.dataset() if source else settings.load_dataset()
     facts = dataset and (dataset.num_features, dataset.task, dataset.num_classes, dataset.edge_sizes)
     num_features, task_name, num_classes, edge_sizes = comm.broadcast(facts)
-    task = make_task(task_name, num_classes)
+    task = settings.task.of(task_name, num_classes)
     if dataset is not None:
         kinds, name = dataset.edges.kinds, dataset.name
         refuse_edge_data(settings.strategy, settings.model, kinds, dataset.in_weight, name, settings.names)
@@ -242,6 +244,7 @@ def prepare(
         engine=engine,
         optimizer=optimizer,
         task=task,
+        objective=objective_of(task, shard, model, comm, settings.seed),
         setup_seconds=setup_seconds,
         mesh=shared.placement.mesh,
         first_epoch=start.epoch,
@@ -313,7 +316,7 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
         stop = False
         if last or (epoch + 1) % settings.eval_every == 0:
             began = time.perf_counter()
-            values = evaluate(run.engine, run.shard, run.task, comm)
+            values = evaluate(run.engine, run.objective)
             seconds = time.perf_counter() - began
             row |= values | {"metric/name": run.task.metric_name, "time/evaluate_seconds": seconds}
             stop = progress.stops(values["metric/val"], settings)

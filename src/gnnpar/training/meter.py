@@ -67,6 +67,8 @@ def merge(everyone: Sequence[JsonObject]) -> JsonDict:
     slow = everyone[slowest]
     layers = sorted({layer for rank in everyone for layer in rank["layer_bytes"]})
     sent = {name: sum(rank["bytes"].get(name, 0) for rank in everyone) for name in BYTE_PHASES}
+    if not sent["pairs"]:  # of link prediction alone
+        del sent["pairs"]
     row = {
         "time/epoch_seconds": slow["seconds"],
         "time/slowest_rank": slowest,

@@ -12,12 +12,12 @@ import numpy as np
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, Outcome, World
+from gnnpar.parallel.objective import SPLITS
 from gnnpar.settings import Settings
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Null
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.resume import Start, load_parameters
-from gnnpar.training.evaluate import metrics
 from gnnpar.training.loop import Job, PlanSource, prepare
 
 
@@ -44,7 +44,7 @@ class Prediction:
         found = checkpoint.read(self.trained)
         load_parameters(run.engine, found.merged(comm.device)[0], found)
         logits, ids = run.engine.predict(), run.engine.node_ids.cpu().numpy()
-        values = metrics(logits, run.shard, run.task, comm)
+        values = run.objective.metrics(logits)
         counts = comm.gather(len(ids))
         shape = comm.broadcast(None if counts is None else (sum(counts), logits.shape[1]))
         partial = self.out.with_name(f".{self.out.name}.partial")
@@ -58,7 +58,7 @@ class Prediction:
         comm.barrier()
         if comm.rank == 0:
             os.replace(partial, self.out)
-            shown = {name.removeprefix("metric/"): value for name, value in values.items() if value is not None}
+            shown = {split: value for split in SPLITS if (value := values[f"metric/{split}"]) is not None}
             figures = ", ".join(f"{name} {value:.4f}" for name, value in shown.items()) or "unknown: no split"
             say(f"{shape[0]} nodes, {shape[1]} outputs each; {run.task.metric_name} {figures}")
 

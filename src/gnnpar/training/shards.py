@@ -29,6 +29,11 @@ def check(settings: Settings, world: World) -> None:
             f"strategy={name} cuts the whole graph, which shards={folder} hold for no rank: set "
             "strategy=graph_parallel, adaqp or sar (without logical_parts), or leave shards out"
         )
+    if settings.task.decoder is not None:
+        raise ConfigError(
+            f"task={settings.names.get('task')} splits the edges of a whole graph, and shards={folder} are cut "
+            "already: give dataset= instead of shards="
+        )
     if world.size != manifest.parts:
         raise ConfigError(
             f"shards={folder} are {manifest.parts} parts, but there are {counted(world.size, 'rank')}: set "

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.tasks import Task, make_task
+from gnnpar.data.tasks import Labels, Task, TaskConfig, make_task
 from gnnpar.models.gnn import GNN, ModelSource
+from gnnpar.models.pairs import with_scorer
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.oracle import WithOracle, WithOracleEngine
@@ -103,10 +104,11 @@ class Job:
     first_layer: FirstLayer
     dtype: torch.dtype
     optim: Adam | SGD = SGD(lr=0.1)
+    task: TaskConfig = Labels()
 
     def __call__(self, comm: Communicator) -> tuple[list[float], list[dict[str, Tensor]], Tensor, Tensor, list[dict]]:
         """(losses, gradients, node ids, logits, bytes by phase) of this rank."""
-        task = make_task(self.dataset.task, self.dataset.num_classes)
+        task = self.task.of(self.dataset.task, self.dataset.num_classes)
         model = on_device(copy.deepcopy(self.model).to(self.dtype), comm.device)
         given = self.dataset if comm.rank == 0 else None
         shard = Shard.open(
@@ -142,15 +144,19 @@ def make_job(
     first_layer: FirstLayer = "live",
     dtype: torch.dtype = torch.float64,
     optim: Adam | SGD = SGD(lr=0.1),
+    task: TaskConfig = Labels(),
 ) -> Job:
-    """Build the model once (threads share torch's random state) and plan."""
-    task = make_task(dataset.task, dataset.num_classes)
+    """Build the model once (threads share torch's random state) and plan. `dataset`: with the examples of the task."""
     model = config.on(dataset.edge_sizes).build(
-        dataset.num_features, task.out_dim, seed=seed, cached_first_layer=first_layer == "cached"
+        dataset.num_features,
+        task.of(dataset.task, dataset.num_classes).out_dim,
+        seed=seed,
+        cached_first_layer=first_layer == "cached",
     )
+    model = with_scorer(model, task.decoder, seed)
     work = Workload(dataset, partition or Random(), model.num_layers, model=model, first_layer=first_layer)
     plan = strategy.plan(work, Topology(world))
-    return Job(strategy, model, dataset, plan, epochs, seed, first_layer, dtype, optim)
+    return Job(strategy, model, dataset, plan, epochs, seed, first_layer, dtype, optim, task)
 
 
 def merge_ranks(job: Job, results: Sequence[tuple]) -> Outcome:

@@ -55,7 +55,9 @@ class Cagnet:
     def capabilities(self) -> Capabilities:
         """Groups that share in-edges hold no rows of theirs."""
         edge_data = ALL_KINDS if self.replication == 1 else IN_BLOCKS
-        return Capabilities(from_shards=True, edge_data=edge_data, whole_neighborhoods=False, moments=True)
+        return Capabilities(
+            from_shards=True, edge_data=edge_data, whole_neighborhoods=False, moments=True, pair_loss=True
+        )
 
     def __post_init__(self) -> None:
         if isinstance(self.codec, Adaptive):

@@ -46,7 +46,7 @@ class VertexCutEngine(FlatEngine):
             structure=(copies.shard.inner, view),
             parts=parts,
         )
-        self._copies = copies
+        self._copies, self._task = copies, task
         self._rows = copies.shard.rows_of_split["train"]
         self._labels = copies.shard.y[self._rows]
         self._weights = weights_of(copies, self._rows, reweight)

@@ -66,7 +66,9 @@ class Digest:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(from_shards=True, edge_data=ALL_KINDS, moments=True, crosses_epochs=self.period > 1)
+        return Capabilities(
+            from_shards=True, edge_data=ALL_KINDS, moments=True, pair_loss=True, crosses_epochs=self.period > 1
+        )
 
     @property
     def exactness(self) -> frozenset[Exactness]:

@@ -41,7 +41,9 @@ class FeatureParallel:
     """`codec`: of rows by columns, of results on their way home, and of the gradients of both, in training."""
 
     codec: CodecConfig = Identity()
-    capabilities = Capabilities(from_shards=True, edge_data=IN_BLOCKS, whole_neighborhoods=False, moments=True)
+    capabilities = Capabilities(
+        from_shards=True, edge_data=IN_BLOCKS, whole_neighborhoods=False, moments=True, pair_loss=True
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.codec, Adaptive):

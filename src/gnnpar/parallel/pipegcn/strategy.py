@@ -64,7 +64,9 @@ class PipeGCN:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(from_shards=True, edge_data=ALL_KINDS, moments=True, crosses_epochs=self.staleness > 0)
+        return Capabilities(
+            from_shards=True, edge_data=ALL_KINDS, moments=True, pair_loss=True, crosses_epochs=self.staleness > 0
+        )
 
     @property
     def exactness(self) -> frozenset[Exactness]:

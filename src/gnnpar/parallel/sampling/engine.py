@@ -48,7 +48,8 @@ class MinibatchEngine(FlatEngine):
         seed: int,
     ) -> None:
         super().__init__(view=exact, exact=exact, shard=shard, model=model, task=task, comm=comm, seed=seed)
-        self._graph, self._batches, self._hops, self._drawn_by = graph, batches, tuple(hops), drawn_by
+        self._task, self._graph, self._batches = task, graph, batches
+        self._hops, self._drawn_by = tuple(hops), drawn_by
         self._steps: list[At] = []  # what the workers draw next: the epoch's steps
         self._workers: DataLoader[Subgraph] | None = None
         if num_workers:

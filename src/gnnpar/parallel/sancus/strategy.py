@@ -72,6 +72,7 @@ class Sancus:
             edge_data=ALL_KINDS,
             whole_neighborhoods=False,
             moments=True,
+            pair_loss=True,
             crosses_epochs=self.period != 1,
         )
 

@@ -89,6 +89,7 @@ class SAR:
             whole_neighborhoods=False,
             moments=not out_of_core,
             less_memory=self._less_memory,
+            pair_loss=not out_of_core,
         )
 
     def _less_memory(self, num_ranks: int) -> str:

@@ -189,6 +189,8 @@ def identity(
         "names": dict(settings.names),
         "settings": settings.resolved,
     }
+    if settings.task.decoder is not None:
+        told["task"] = settings.resolved["task"]
     carried = {"edge_weights": edges.weighted, "edge_types": edges.sizes.types, "edge_attr": edges.sizes.attr}
     return _json(told | {key: value for key, value in carried.items() if value})
 
@@ -207,13 +209,15 @@ def refuse_another(found: Checkpoint, mine: JsonObject) -> None:
                 f"{found.folder} is of {name} {theirs[name][:12]}, this run's is {mine[name][:12]}: give the {group} "
                 "it was trained on, or leave resume out"
             )
-    for key in sorted(theirs["model"].keys() | mine["model"].keys()):
-        told, have = theirs["model"].get(key), mine["model"].get(key)
-        if told != have:
-            raise ValueError(
-                f"{found.folder} is of a model with {key}={show(told)}, this run's has {key}={show(have)}: set "
-                f"{'model' if key == '_target_' else f'model.{key}'} as it was, or leave resume out"
-            )
+    for group in ("model", "task"):
+        theirs_in, mine_in = theirs.get(group, {}), mine.get(group, {})
+        for key in sorted(theirs_in.keys() | mine_in.keys()):
+            told, have = theirs_in.get(key), mine_in.get(key)
+            if told != have:
+                raise ValueError(
+                    f"{found.folder} is of a {group} with {key}={show(told)}, this run's has {key}={show(have)}: set "
+                    f"{group if key == '_target_' else f'{group}.{key}'} as it was, or leave resume out"
+                )
     for name in ("num_features", "num_outputs"):
         if theirs[name] != mine[name]:
             raise ValueError(f"{found.folder} is of a model with {name}={theirs[name]}, this run's has {mine[name]}")

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from gnnpar.aliases import with_published_keys, with_published_targets
+from gnnpar.aliases import with_published_keys, with_published_names, with_published_targets
 from gnnpar.durable import JsonDict
 from gnnpar.paths import checkout_dir
-from gnnpar.settings import Settings
+from gnnpar.settings import LABELS, Settings
 
 if TYPE_CHECKING:
     from gnnpar.comm.world import Links, World
@@ -47,7 +47,9 @@ def header(settings: Settings, world: World) -> JsonDict:
         "epochs": settings.epochs,
         "target": settings.target,
         "config_hash": config_hash(settings, world.links),
-        "settings": {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED},
+        "settings": {
+            k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED and (k, v) != ("task", LABELS)
+        },
         "versions": versions(),
         "hardware": hardware(world),
         "commit": commit(),
@@ -69,7 +71,8 @@ def config_hash(settings: Settings, links: Links | None) -> str:
     relevant = {k: v for k, v in with_published_keys(settings.resolved).items() if k not in NOT_COMPARED}
     if links is not None:
         relevant["paced"] = links.facts()
-    text = json.dumps({"names": dict(settings.names), **with_published_targets(relevant)}, sort_keys=True, default=str)
+    names = with_published_names(settings.names)
+    text = json.dumps({"names": names, **with_published_targets(relevant)}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

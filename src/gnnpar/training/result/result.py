@@ -221,6 +221,7 @@ def metric(rows: Sequence[Row]) -> JsonDict:
         "best_val": best.get("metric/val"),
         "test_at_best_val": best.get("metric/test"),
         "best_epoch": best.get("epoch"),
+        **({"more": last["metric/more"]} if "metric/more" in last else {}),
     }
 
 
@@ -232,7 +233,8 @@ def cold_start(first: Row) -> dict[str, float]:
 
 def bytes_per_epoch(timed: Sequence[Row]) -> dict[str, int | float]:
     """Exact means; whole numbers wherever every epoch sends the same."""
-    figures = {name: _mean(timed, f"comm/{name}_bytes") or 0 for name in ("total", *BYTE_PHASES, "metadata")}
+    names = [name for name in BYTE_PHASES if name != "pairs" or any("comm/pairs_bytes" in row for row in timed)]
+    figures = {name: _mean(timed, f"comm/{name}_bytes") or 0 for name in ("total", *names, "metadata")}
     return {name: int(value) if value == int(value) else value for name, value in figures.items()}
 
 

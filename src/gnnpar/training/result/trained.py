@@ -102,8 +102,8 @@ def load(
     model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
     weights, _ = found.merged(torch.device("cpu"))
     check_weights(model, weights, found.folder)
-    model.load_state_dict(weights)
-    return Trained(model.to(device, DTYPES[settings.precision]), settings, found)
+    model.to(device, DTYPES[settings.precision]).load_state_dict(weights)
+    return Trained(model, settings, found)
 
 
 def find(folder: Path, which: Literal["best", "last"], *, trust: bool = False) -> tuple[Checkpoint, Settings]:

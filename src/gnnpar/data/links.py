@@ -1,0 +1,301 @@
+"""Link prediction: the task, the split of edges without leakage, and keyed negatives.
+
+A pair is two different nodes with an edge in either direction. Both directions and all repetitions of its edges are in
+one split, whatever the graph; aggregations read training edges alone, in validation and test too. Self loops belong to
+no pair and stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge, Le, Lt
+from torch import Tensor
+
+from gnnpar.capacity import require_memory
+from gnnpar.data.dataset import Dataset, TaskName, content_hash
+from gnnpar.data.tasks import Task
+from gnnpar_kernels import fold_key
+from gnnpar_kernels.hashing import entry_hash
+
+_TRAIN, _EVALUATION = 1, 2  # what a key of negatives is for
+_MAX_NODES = 1 << 31  # a 32-bit number chooses among them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Scores of pairs: binary cross entropy over positives and negatives; MRR and Hits@K as OGB's evaluators have them.
+
+    `logits` of its members are scores [n, 1 + k] of pairs with the same source: the positive, then its negatives; y is
+    1 and 0 beside them. Statistics [rows, 2], stacked over ranks: (reciprocal rank, score) of each positive, then
+    (nan, score) of the best `hits` negatives.
+    """
+
+    width: Annotated[int, Ge(1)] = 64
+    decoder: Literal["dot", "mlp"] = "dot"
+    metric: Literal["mrr", "hits"] = "mrr"
+    hits: Annotated[int, Ge(1)] = 20
+    val_fraction: Annotated[float, Ge(0), Lt(1)] = 0.05
+    test_fraction: Annotated[float, Ge(0), Lt(1)] = 0.1
+    negatives: Annotated[int, Ge(1), Le(1000)] = 1
+    eval_negatives: Annotated[int, Ge(1), Le(100_000)] = 100
+    split_seed: Annotated[int, Ge(0)] | None = 0
+
+    def __post_init__(self) -> None:
+        if self.val_fraction + self.test_fraction >= 1:
+            raise ValueError(
+                f"task.val_fraction={self.val_fraction:g} and task.test_fraction={self.test_fraction:g} leave no "
+                "training edges; lower one"
+            )
+
+    @property
+    def name(self) -> TaskName:
+        return "link"
+
+    @property
+    def reduction(self) -> Literal["sum", "concat"]:
+        return "concat"
+
+    @property
+    def out_dim(self) -> int:
+        return self.width
+
+    @property
+    def metric_name(self) -> str:
+        return "mrr" if self.metric == "mrr" else self.hits_name
+
+    @property
+    def hits_name(self) -> str:
+        return f"hits@{self.hits}"
+
+    def prepare(self, dataset: Dataset, seed: int) -> Dataset:
+        """The dataset less the edges of validation and test, with its pairs. `seed`: the run's."""
+        return split(dataset, self, seed if self.split_seed is None else self.split_seed)
+
+    def of(self, name: TaskName, num_classes: int) -> Task:
+        return self
+
+    def loss_sum(self, logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits, y, weight=weight, reduction="sum")
+
+    def statistics(self, logits: Tensor, y: Tensor) -> Tensor:
+        scores = logits.double()
+        positive, negatives = scores[:, 0], scores[:, 1:]
+        above = (negatives > positive[:, None]).sum(1).double()
+        ties = (negatives == positive[:, None]).sum(1).double()
+        ranked = torch.stack([1.0 / (1.0 + above + ties / 2), positive], 1)
+        best = negatives.flatten().topk(min(self.hits, negatives.numel())).values
+        return torch.cat([ranked, torch.stack([torch.full_like(best, torch.nan), best], 1)])
+
+    def value(self, statistics: Tensor) -> float:
+        return self.values(statistics)[self.metric_name]
+
+    def values(self, statistics: Tensor) -> Mapping[str, float]:
+        """Both metrics. Fewer negatives than K: hits@K is 1, as with OGB."""
+        of_negatives = statistics[:, 0].isnan()
+        positives, negatives = statistics[~of_negatives], statistics[of_negatives, 1]
+        if not len(positives):
+            return {"mrr": torch.nan, self.hits_name: torch.nan}
+        hits = 1.0
+        if len(negatives) >= self.hits:
+            hits = float((positives[:, 1] > negatives.topk(self.hits).values[-1]).double().mean())
+        return {"mrr": float(positives[:, 0].mean()), self.hits_name: hits}
+
+
+@dataclass(frozen=True, eq=False)
+class NotChosen:
+    """Of some sources, the nodes that no negative of theirs may be, itself among them.
+
+    Shapes: start [S + 1]; gaps [M] ascending: of the i-th such node of source s, s * (num_nodes + 1) + node - i.
+    """
+
+    start: Tensor
+    gaps: Tensor
+    num_nodes: int
+
+    @staticmethod
+    def of(pairs: Tensor, num_nodes: int) -> NotChosen:
+        """Every node with its partners in `pairs` [2, n], which holds a pair once."""
+        low, high = pairs
+        loops = torch.arange(num_nodes) * (num_nodes + 1)
+        keys = torch.cat([low * num_nodes + high, high * num_nodes + low, loops]).numpy()
+        source, node = np.divmod(np.sort(keys), num_nodes)
+        start = np.searchsorted(source, np.arange(num_nodes + 1))
+        gaps = source * (num_nodes + 1) + node - (np.arange(len(keys)) - start[source])
+        return NotChosen(torch.from_numpy(start), torch.from_numpy(gaps), num_nodes)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.start, self.gaps))
+
+    def at(self, sources: Tensor) -> NotChosen:
+        """Of sources [s], which are numbered from 0 in this order."""
+        count = self.taken(sources)
+        start = torch.cat([count.new_zeros(1), count.cumsum(0)])
+        moved = torch.arange(len(sources)) - sources
+        place = torch.arange(int(start[-1])) + (self.start[sources] - start[:-1]).repeat_interleave(count)
+        gaps = self.gaps[place] + (moved * (self.num_nodes + 1)).repeat_interleave(count)
+        return NotChosen(start, gaps, self.num_nodes)
+
+    def to(self, device: torch.device) -> NotChosen:
+        return replace(self, start=self.start.to(device), gaps=self.gaps.to(device))
+
+    def taken(self, sources: Tensor) -> Tensor:
+        """How many nodes no negative of a source may be. [n] -> [n]."""
+        return self.start[sources + 1] - self.start[sources]
+
+    def draw(self, sources: Tensor, numbers: Tensor, count: int, key: int) -> Tensor:
+        """Nodes, uniformly from what is left for their source, that depend on (key, number, column) alone.
+
+        Shapes: sources [n] of this table, numbers [n] of the pairs -> [n, count].
+        """
+        left = self.num_nodes - self.taken(sources)
+        index = (entry_hash(numbers, count, key=key) * left[:, None]) >> 32
+        wanted = sources[:, None] * (self.num_nodes + 1) + index
+        before = torch.searchsorted(self.gaps, wanted.contiguous(), right=True)
+        return index + before - self.start[sources][:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """The pairs of a whole graph. Shapes: train [2, n], sources above; val, test [n, 2 + k]: source, destination, and
+    nodes that the source has no edge with; `taken`: partners of every node in training."""
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+    taken: NotChosen
+
+    def share(self, ids: Tensor, local_of: Tensor) -> OwnPairs:
+        """Pairs whose source is one of the nodes `ids`, ascending. `local_of` [N]: the place of each of them."""
+        mine = torch.zeros_like(local_of, dtype=torch.bool)
+        mine[ids] = True
+        numbers = mine[self.train[0]].nonzero().flatten()
+        sources, place = torch.unique(self.train[0, numbers], return_inverse=True)
+        val, test = (table[mine[table[:, 0]]] for table in (self.val, self.test))
+        return OwnPairs(
+            number=numbers,
+            source=local_of[self.train[0, numbers]],
+            destination=self.train[1, numbers],
+            taken=self.taken.at(sources),
+            taken_of=place,
+            val=torch.cat([local_of[val[:, :1]], val[:, 1:]], 1),
+            test=torch.cat([local_of[test[:, :1]], test[:, 1:]], 1),
+            total=self.train.shape[1],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class OwnPairs:
+    """The pairs of one part: those whose source it owns.
+
+    Shapes: number [n] among all training pairs; source [n] rows of the part, destination [n] global ids; taken_of [n]
+    rows of `taken`; val, test as in Pairs, sources as rows of the part. total: training pairs of the whole graph.
+    """
+
+    number: Tensor
+    source: Tensor
+    destination: Tensor
+    taken: NotChosen
+    taken_of: Tensor
+    val: Tensor
+    test: Tensor
+    total: int
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (self.number, self.source, self.destination, self.taken_of, self.val, self.test)
+        return self.taken.nbytes + sum(t.numel() * t.element_size() for t in tensors)
+
+    def to(self, device: torch.device) -> OwnPairs:
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors, taken=self.taken.to(device))
+
+    def candidates(self, chosen: slice, count: int, *, seed: int, epoch: int) -> Tensor:
+        """Destinations of training pairs and of their negatives in an epoch, global ids [n, 1 + count]."""
+        key = fold_key(seed, epoch, _TRAIN)
+        drawn = self.taken.draw(self.taken_of[chosen], self.number[chosen], count, key)
+        return torch.cat([self.destination[chosen, None], drawn], 1)
+
+
+def split(dataset: Dataset, task: Link, seed: int) -> Dataset:
+    """Training edges as the graph, and the pairs of the three splits, which depend on (graph, seed) alone."""
+    num_nodes = dataset.num_nodes
+    if num_nodes >= _MAX_NODES:
+        raise ValueError(f"dataset {dataset.name} has {num_nodes:,} nodes; task=link draws from fewer than 2^31")
+    src, dst = dataset.edge_index.numpy()
+    apart = src != dst
+    low, high = np.minimum(src, dst)[apart], np.maximum(src, dst)[apart]
+    keys, pair_of = np.unique(low * num_nodes + high, return_inverse=True)
+    rng = np.random.default_rng(seed)
+    order, coin = rng.permutation(len(keys)), rng.random(len(keys)) < 0.5
+    counts = {name: round(share * len(keys)) for name, share in _fractions(task).items()}
+    for name, share in _fractions(task).items():
+        if share and not counts[name]:
+            raise ValueError(
+                f"dataset {dataset.name} has {len(keys)} pairs of nodes with an edge, too few for "
+                f"task.{name}_fraction={share:g}; raise it, or set it to 0"
+            )
+    num_val, num_test = counts["val"], counts["test"]
+    if len(keys) <= num_val + num_test:
+        raise ValueError(
+            f"dataset {dataset.name} has {len(keys)} pairs of nodes with an edge, and {num_val} for validation and "
+            f"{num_test} for test leave none to train on; lower task.val_fraction or task.test_fraction"
+        )
+    forward = np.zeros(len(keys), dtype=bool)
+    forward[pair_of[src[apart] < dst[apart]]] = True
+    backward = np.zeros(len(keys), dtype=bool)
+    backward[pair_of[src[apart] > dst[apart]]] = True
+    first, second = np.divmod(keys, num_nodes)
+    turned = np.where(forward & backward, coin, backward)  # of an edge in one direction the source is the source
+    ends = torch.from_numpy(np.stack([np.where(turned, second, first), np.where(turned, first, second)]))
+    test, val, train = np.split(order, [num_test, num_test + num_val])
+    train = np.sort(train)
+    in_train = np.zeros(len(keys), dtype=bool)
+    in_train[train] = True
+    kept = np.ones(len(src), dtype=bool)
+    kept[apart] = in_train[pair_of]
+    everyone, taken = NotChosen.of(ends, num_nodes), NotChosen.of(ends[:, train], num_nodes)
+    for table, places in ((everyone, np.concatenate([val, test])), (taken, train)):
+        sources = ends[0, places]
+        if len(full := sources[table.taken(sources) == num_nodes]):
+            raise ValueError(
+                f"dataset {dataset.name}: node {int(full[0])} has an edge with all other {num_nodes - 1} nodes, so "
+                "that no pair is left to be its negative; leave the node out"
+            )
+    nbytes = 8 * (num_val + num_test) * (2 + task.eval_negatives)
+    require_memory(nbytes, f"task.eval_negatives={task.eval_negatives} of {num_val + num_test:,} pairs", "lower it")
+    val, test = (_with_negatives(ends, np.sort(each), everyone, task.eval_negatives, seed) for each in (val, test))
+    pairs = Pairs(ends[:, train], val, test, taken)
+    none = torch.zeros(num_nodes, dtype=torch.bool)
+    edges = torch.from_numpy(kept)
+    graph = Dataset.of(
+        dataset.name,
+        x=dataset.x,
+        y=torch.zeros(num_nodes, dtype=torch.int64),
+        edge_index=dataset.edge_index[:, edges],
+        masks=(none, none, none),
+        num_classes=task.width,
+        task="link",
+        edges=dataset.edges.at(edges),
+        num_edge_types=dataset.edge_sizes.types or None,
+    )
+    split_hash = content_hash((pairs.train, pairs.val, pairs.test), label="pairs")
+    return replace(graph, pairs=pairs, split_hash=split_hash)
+
+
+def _with_negatives(ends: Tensor, chosen: np.ndarray, everyone: NotChosen, count: int, seed: int) -> Tensor:
+    """Shapes: ends [2, pairs], chosen [n] -> [n, 2 + count]: source, destination, negatives."""
+    numbers = torch.from_numpy(chosen)
+    source, destination = ends[:, numbers]
+    drawn = everyone.draw(source, numbers, count, fold_key(seed, _EVALUATION))
+    return torch.cat([source[:, None], destination[:, None], drawn], 1)
+
+
+def _fractions(task: Link) -> dict[str, float]:
+    return {"val": task.val_fraction, "test": task.test_fraction}

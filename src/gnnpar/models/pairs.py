@@ -1,0 +1,37 @@
+"""Scores of pairs of nodes from their output rows: link prediction's decoders."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gnnpar.models.gnn import GNN
+from gnnpar.models.initial import Linear, construct
+
+_NAME = "scorer"
+
+
+class Scorer(nn.Module):
+    """Two dense layers on the product of two rows by entries. Shapes: products [..., width] -> [...]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.hidden, self.out = Linear(width, width), Linear(width, 1)
+
+    def forward(self, products: Tensor) -> Tensor:
+        return self.out(F.relu(self.hidden(products)))[..., 0]
+
+
+def with_scorer(model: GNN, decoder: Literal["dot", "mlp"] | None, seed: int) -> GNN:
+    """The model with the parameters of its decoder among its own, so that they are trained and saved with it."""
+    if decoder == "mlp":
+        model.add_module(_NAME, construct(lambda: Scorer(model.out_dim), seed))
+    return model
+
+
+def pair_scores(model: nn.Module, source: Tensor, destination: Tensor) -> Tensor:
+    """Logits of an edge, the same in both directions. Shapes: output rows [..., width] of either -> [...]."""
+    products, scorer = source * destination, dict(model.named_children()).get(_NAME)
+    return products.sum(-1) if scorer is None else scorer(products)

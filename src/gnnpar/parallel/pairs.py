@@ -1,0 +1,215 @@
+"""Losses and scores of pairs of nodes that live on different ranks, without a table of all nodes on any.
+
+A pair is its source's owner's. Rows of destinations are fetched round by round, about as many as a part has nodes, and
+their gradients go back at once: a rank never holds the rows of all pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gnnpar.codecs.codec import Identity
+from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike, Site
+from gnnpar.comm.communicator import Phase
+from gnnpar.comm.rows import RowLists
+from gnnpar.data.links import Link, OwnPairs
+from gnnpar.models.pairs import pair_scores
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.torch_types import Context, apply, integers, or_zeros, unique
+from gnnpar.partition.shard import Shard
+
+LEAST_ROWS = 4096
+"""Destinations of a round, where a part has fewer nodes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """Where some nodes' rows are. Shapes: `own` [a] rows of this rank, `own_at` [a] their places among the nodes;
+    `asked` peer -> places of its nodes; `given` peer -> rows of this rank that it asks for."""
+
+    num_nodes: int
+    own: Tensor
+    own_at: Tensor
+    asked: Mapping[int, Tensor]
+    given: Mapping[int, Tensor]
+
+
+class RowFetch:
+    """Rows of any nodes, from the ranks that own them, and gradients back. All methods are collective.
+
+    Who owns a node is known to one rank of a directory, cut by node id: no rank knows it of all.
+    Shapes: node_ids [N] of this rank, ascending.
+    """
+
+    def __init__(self, comm: Communicator, node_ids: Tensor, num_nodes: int) -> None:
+        self.comm, self.node_ids = comm, node_ids
+        lists = RowLists(comm.rank, comm.size, node_ids, {}, {})
+        self.exchange = CodedExchange(comm, Identity().build(lists, comm, 0))
+        self.block = -(-num_nodes // comm.size)
+        self.owner = torch.zeros(0, dtype=torch.int64, device=node_ids.device)
+        if comm.size > 1:
+            first = comm.rank * self.block
+            self.owner = node_ids.new_zeros(max(0, min(self.block, num_nodes - first)))
+            for peer, ids in self._sent(self._by_block(node_ids), Site(0, -1, 0, "setup")).items():
+                self.owner[ids - first] = peer
+
+    def route(self, nodes: Tensor, site: Site) -> Route:
+        """Of distinct nodes, ascending global ids [n]."""
+        place = torch.searchsorted(self.node_ids, nodes).clamp_max(max(0, len(self.node_ids) - 1))
+        here = self.node_ids[place] == nodes if len(self.node_ids) else torch.zeros_like(nodes, dtype=torch.bool)
+        own_at, away = here.nonzero().flatten(), (~here).nonzero().flatten()
+        asked: dict[int, Tensor] = {}
+        given: Mapping[int, Tensor] = {}
+        if self.comm.size > 1:
+            owner = self._owners(nodes[away], site)
+            asked = {p: away[owner == p] for p in range(self.comm.size) if p != self.comm.rank}
+            asked = {p: places for p, places in asked.items() if len(places)}
+            wanted = self._sent({p: nodes[places] for p, places in asked.items()}, site)
+            given = {p: torch.searchsorted(self.node_ids, ids) for p, ids in wanted.items() if p != self.comm.rank}
+        return Route(len(nodes), place[own_at], own_at, asked, given)
+
+    def rows(self, route: Route, table: Tensor, site: Site) -> Tensor:
+        """The rows of a route's nodes. Shapes: table [N, D] of this rank -> [n, D]."""
+        out = table.new_empty(route.num_nodes, table.shape[1])
+        out[route.own_at] = table[route.own]
+        outgoing = {p: Outgoing((table,), rows) for p, rows in route.given.items()}
+        incoming = {p: Incoming(len(places)) for p, places in route.asked.items()}
+        for peer, (rows,) in self._exchanged(outgoing, incoming, RowLike.of((table,)), site):
+            out[route.asked[peer]] = rows
+        return out
+
+    def add_back(self, route: Route, gradient: Tensor, into: Tensor, site: Site) -> None:
+        """Add gradients of fetched rows [n, D] to those of their owners' rows, `into` [N, D]."""
+        into.index_add_(0, route.own, gradient[route.own_at])
+        outgoing = {p: Outgoing((gradient,), places) for p, places in route.asked.items()}
+        incoming = {p: Incoming(len(rows)) for p, rows in route.given.items()}
+        for peer, (rows,) in self._exchanged(outgoing, incoming, RowLike.of((gradient,)), site):
+            into.index_add_(0, route.given[peer], rows)
+
+    def _owners(self, nodes: Tensor, site: Site) -> Tensor:
+        """Who owns distinct nodes, ascending [n] -> [n]."""
+        asked = self._by_block(nodes)
+        questions = self._sent(asked, site)
+        first, rank = self.comm.rank * self.block, self.comm.rank
+        answers = {p: self.owner[ids - first] for p, ids in questions.items()}
+        found = {rank: answers[rank]} if rank in answers else {}
+        outgoing = {p: Outgoing((rows,)) for p, rows in answers.items() if p != rank}
+        incoming = {p: Incoming(len(ids)) for p, ids in asked.items() if p != rank}
+        for peer, (rows,) in self._exchanged(outgoing, incoming, _like(nodes), site):
+            found[peer] = rows
+        return torch.cat([found[p] for p in sorted(found)]) if found else nodes  # blocks ascend as the nodes do
+
+    def _by_block(self, nodes: Tensor) -> dict[int, Tensor]:
+        """Ascending ids by the rank whose block of the directory they are in."""
+        counts = integers(torch.bincount(nodes // self.block, minlength=self.comm.size))
+        return {p: ids for p, ids in enumerate(torch.split(nodes, counts)) if len(ids)}
+
+    def _sent(self, ids: Mapping[int, Tensor], site: Site) -> dict[int, Tensor]:
+        """Ids that every rank, this one too, sends here. Ranks do not know beforehand how many: they add up a table."""
+        rank, size = self.comm.rank, self.comm.size
+        mine = [[len(ids.get(p, ())) if r == rank else 0 for p in range(size)] for r in range(size)]
+        table = self.comm.all_reduce(torch.tensor(mine, device=self.node_ids.device), site)
+        received = {p: Incoming(count) for p, count in enumerate(integers(table[:, rank])) if count and p != rank}
+        outgoing = {p: Outgoing((each,)) for p, each in ids.items() if p != rank}
+        found = {rank: ids[rank]} if rank in ids else {}
+        for peer, (rows,) in self._exchanged(outgoing, received, _like(self.node_ids), site):
+            found[peer] = rows
+        return dict(sorted(found.items()))
+
+    def _exchanged(
+        self, outgoing: Mapping[int, Outgoing], incoming: Mapping[int, Incoming], like: tuple[RowLike, ...], site: Site
+    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        posted = self.exchange.post(outgoing, incoming, like, site)
+        return self.exchange.take_all(posted)
+
+
+def _like(ids: Tensor) -> tuple[RowLike, ...]:
+    return RowLike.of((ids,))
+
+
+class PairExamples:
+    """The pairs of one rank with their negatives. All methods are collective."""
+
+    def __init__(self, task: Link, shard: Shard, model: nn.Module, comm: Communicator, seed: int) -> None:
+        assert shard.pairs is not None, "a shard of a dataset that was split for link prediction has pairs"
+        self._task, self._pairs, self._model, self._comm, self._seed = task, shard.pairs, model, comm, seed
+        self._fetch = RowFetch(comm, shard.node_ids, shard.num_nodes)
+        limit = max(LEAST_ROWS, -(-shard.num_nodes // comm.size))
+        pairs: OwnPairs = shard.pairs
+        counts = (len(pairs.number) * (1 + task.negatives), pairs.val[:, 1:].numel(), pairs.test[:, 1:].numel())
+        everyone = comm.broadcast(comm.gather(counts))
+        self._rounds = [max(1, -(-max(each) // limit)) for each in zip(*everyone, strict=True)]
+
+    def loss(self, rows: Tensor, run: Pass) -> Tensor:
+        """This rank's share of the mean loss over positives and negatives of the epoch. Shapes: rows [N, D]."""
+        pairs, task, model = self._pairs, self._task, self._model
+        fixed, parameters = rows.detach(), list(model.parameters())
+        of_rows, total = torch.zeros_like(fixed), fixed.new_zeros(())
+        gradients = [torch.zeros_like(p) for p in parameters]
+        share = 1.0 / (pairs.total * (1 + task.negatives))
+        phase: Phase = "pairs" if run.counted else "evaluate"
+        for number, chosen in enumerate(_slices(len(pairs.number), self._rounds[0])):
+            site = Site(run.epoch, -1, number, phase)
+            candidates = pairs.candidates(chosen, task.negatives, seed=self._seed, epoch=run.epoch)
+            nodes, place = unique(candidates)
+            route = self._fetch.route(nodes, site)
+            fetched = self._fetch.rows(route, fixed, site).requires_grad_()
+            sources = fixed[pairs.source[chosen]].requires_grad_()
+            scores = pair_scores(model, sources[:, None], fetched[place])
+            labels = torch.zeros_like(scores)
+            labels[:, 0] = 1.0
+            loss = task.loss_sum(scores, labels) * share
+            wanted = [sources, fetched, *parameters]
+            found = torch.autograd.grad(loss, wanted, allow_unused=True)
+            of_sources, of_fetched, *of_parameters = (
+                or_zeros(gradient, of) for gradient, of in zip(found, wanted, strict=True)
+            )
+            of_rows.index_add_(0, pairs.source[chosen], of_sources)
+            self._fetch.add_back(route, of_fetched, of_rows, site)
+            for sum_, each in zip(gradients, of_parameters, strict=True):
+                sum_ += each
+            total += loss.detach()
+            self._comm.flush(keep=0)  # buffers of a round end with it
+        return apply(_Differentiated, total, (of_rows, *gradients), rows, *parameters)
+
+    @torch.no_grad()
+    def statistics(self, rows: Tensor, split: str) -> Tensor:
+        """Of the pairs of a split, as the task has them; on the host. Shapes: rows [N, D] -> [rows, 2]."""
+        table = self._pairs.val if split == "val" else self._pairs.test
+        found: list[Tensor] = []
+        for number, chosen in enumerate(_slices(len(table), self._rounds[1 if split == "val" else 2])):
+            site = Site(0, -1, number, "evaluate")
+            nodes, place = unique(table[chosen, 1:])
+            fetched = self._fetch.rows(self._fetch.route(nodes, site), rows, site)
+            scores = pair_scores(self._model, rows[table[chosen, 0]][:, None], fetched[place])
+            found.append(self._task.statistics(scores, torch.zeros_like(scores)).cpu())
+            self._comm.flush(keep=0)
+        return torch.cat(found)
+
+
+def _slices(count: int, rounds: int) -> Iterator[slice]:
+    """Slices of a list, one a round, of equal lengths up to one."""
+    for i in range(rounds):
+        yield slice(count * i // rounds, count * (i + 1) // rounds)
+
+
+class _Kept(Context):
+    gradients: tuple[Tensor, ...]
+
+
+class _Differentiated(torch.autograd.Function):
+    """A loss whose gradients are known already: with respect to `inputs`, in their order."""
+
+    @staticmethod
+    def forward(ctx: _Kept, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = grad_outputs
+        return (None, None, *(scale * each for each in ctx.gradients))
