@@ -7,8 +7,9 @@ import hashlib
 import json
 import os
 import stat
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -66,16 +67,18 @@ def open_whole(file: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
 
     `sync`: its bytes reach the disk before it takes its name. Raises WriteError for every OSError of the writing.
     """
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    partial = file.with_name(f"{file.name}.{threading.get_native_id()}.partial")
     try:
-        with partial.open("wb+") as out:
+        partial.unlink(missing_ok=True)  # of a process that was killed, or a link of somebody else
+        with partial.open("xb+") as out:
             yield out
             out.flush()
             if sync:
                 os.fsync(out.fileno())
         partial.replace(file)
     except BaseException as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise WriteError(error.errno, error.strerror or str(error), str(file)) from error
         raise

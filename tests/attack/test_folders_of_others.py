@@ -103,6 +103,15 @@ def test_an_export_is_written_through_no_link(tmp_path: Path, precious: Path) ->
     assert untouched(precious)
 
 
+def test_a_file_that_is_being_written_is_no_link(tmp_path: Path, precious: Path) -> None:
+    """`result.json.PID.partial` led to any file of the user."""
+    file = tmp_path / "result.json"
+    file.with_name(f"result.json.{os.getpid()}.partial").symlink_to(precious / "file")
+    durable.write_text_whole(file, "{}")
+    assert untouched(precious)
+    assert not file.is_symlink() and file.read_text() == "{}"
+
+
 @pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "plan.json", "a.npy", "data.pt"])
 def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)

@@ -17,7 +17,7 @@ from conftest import Run, environment
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose
 from gnnpar.config.jobs import Job, Manifest
-from gnnpar.config.replay import resumed
+from gnnpar.config.replay import Replay, resumed
 from gnnpar.durable import read_checked_json, write_checked_json
 from gnnpar.settings import ConfigError, instantiate
 from gnnpar.targets import refuse_foreign
@@ -200,6 +200,34 @@ def test_a_sweep_replays_nothing_that_may_run_code(
     assert run("train", ["--resume", "sweep"]) == 2
     assert f"sweep.json has {override}, which may run code of its own" in capsys.readouterr().err
     assert not marker.exists()
+
+
+@pytest.mark.parametrize("typed", ["model.self_loops=true", "model=pyg", "model.kwargs={}"])
+def test_typing_a_key_of_a_group_trusts_no_class_that_the_sweep_names(
+    marker: Path, typed: str, capsys: pytest.CaptureFixture
+) -> None:
+    Path("sweep").mkdir()
+    stored = ["debug=tiny", "strategy=single", "model=pyg", "model.target=evil.Evil"]
+    Manifest(Path("sweep"), stored, {"k": Job("k", "0", ("seed=0",))}).save()
+    assert run("train", ["--resume", "sweep", typed]) == 2
+    assert "sweep.json names evil.Evil, which is no class of gnnpar" in capsys.readouterr().err
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("typed", ["model.target=evil.Evil", "model=own", "model=own,gcn"])
+def test_a_class_that_is_typed_or_of_a_group_that_is_typed_is_named(typed: str) -> None:
+    own = {"model": {"_target_": "gnnpar.models.pyg.model.PyG", "target": "evil.Evil"}}
+    Replay(Path("sweep.json"), (typed,), stored=("model.kwargs.hidden=8", "seed=0,1")).check_settings(own)
+    with pytest.raises(ConfigError, match=r"names evil\.Evil"):
+        Replay(Path("sweep.json"), ("model.hidden=8",)).check_settings(own)
+
+
+def test_a_key_below_one_that_has_none_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "sweep").mkdir()
+    stored = ["debug=tiny", "hydra.sweeper.params.model.target=os.system"]
+    Manifest(tmp_path / "sweep", stored, {"k": Job("k", "0", ("seed=0",))}).save()
+    assert run("train", ["--resume", str(tmp_path / "sweep")]) == 2
+    assert "an override sets a key below something that has none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
 
     if isinstance(error, TypeError) and _is_of_hydra(error):
         return "an override chooses no name in a group, but a list of numbers or nulls; write group=name"
+    if isinstance(error, AssertionError) and _is_of_hydra(error):
+        return f"an override sets a key below something that has none ({' '.join(str(error).split())}); leave it out"
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
         return None
     text = " ".join(str(error).split()) or f"the configuration cannot be read: {' '.join(str(error.__cause__).split())}"
@@ -44,11 +46,13 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
 
 
 def _is_of_hydra(error: Exception) -> bool:
-    """Whether Hydra itself has raised it."""
+    """Whether Hydra or OmegaConf has raised it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and "/hydra/" in trace.tb_frame.f_code.co_filename
+    if trace is None:
+        return False
+    return any(f"/{package}/" in trace.tb_frame.f_code.co_filename for package in ("hydra", "omegaconf"))
 
 
 def _elsewhere(key: str) -> str:

@@ -28,24 +28,30 @@ _OF_HYDRA = {group: ("basic", *names) for group, names in PLUGINS.items()} | {
 _JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
 _PLAIN = re.compile(r"[\w.,:+()-]*")
 """A value that is numbers, names or ranges: of launchers and sweepers other values may be commands."""
+_CLASS = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 _CHOICES = re.compile(r"(?:choice\(|\[)?([\w,\s-]*)[)\]]?")
 
 
 @dataclass(frozen=True)
 class Replay:
     """A sweep that is resumed. `typed`: what stands on the command line beside --resume FOLDER. `again`: folders of
-    its jobs that run once more, though they are done."""
+    its jobs that run once more, though they are done. `stored`: what the file adds to `typed`."""
 
     file: Path
     typed: tuple[str, ...]
     again: frozenset[str] = frozenset()
+    stored: tuple[str, ...] = ()
 
     def check_settings(self, config: Mapping[str, object]) -> None:
-        """Refuse a job with classes that neither gnnpar, nor a plugin, nor what was typed names."""
-        own = {key_of(override).partition(".")[0] for override in self.typed}
-        rest = {group: tree for group, tree in config.items() if group not in own}
+        """Refuse a job with classes that neither gnnpar, nor a plugin, nor what was typed names: a class itself, or a
+        group by the name of its YAML, unless the file says its target."""
+        chosen = {key_of(override) for override in self.typed}
+        with_target = {key.partition(".")[0] for key in map(key_of, self.stored) if key.endswith(".target")}
+        rest = {group: tree for group, tree in config.items() if group not in chosen - with_target}
+        values = [override.partition("=")[2] for override in self.typed]
+        named = [{"_target_": name} for value in values for name in _CLASS.findall(value)]
         try:
-            refuse_foreign(rest, str(self.file), remedy=self.remedy)
+            refuse_foreign(rest, str(self.file), remedy=self.remedy, named=named)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
@@ -81,9 +87,9 @@ def resumed(argv: Sequence[str]) -> tuple[list[str], Replay | None]:
         raise ConfigError(f"{folder} has no sweep.json with jobs; give the folder of a sweep (gnnpar train -m ...)")
     beside, again = _again([*argv[:at], *argv[at + 2 :]], manifest)
     typed = [a for a in beside if a not in FLAGS]
-    replay = Replay(folder / MANIFEST, tuple(typed), again)
     own = {key_of(override) for override in typed}
     stored = [override for override in manifest.argv if key_of(override) not in own]
+    replay = Replay(folder / MANIFEST, tuple(typed), again, tuple(stored))
     for override in stored:
         replay.check_override(override)
     return ["-m", *stored, *typed, f"hydra.sweep.dir={quoted(str(folder))}"], replay
