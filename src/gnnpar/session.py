@@ -16,6 +16,7 @@ from gnnpar.comm.world import Host, World
 from gnnpar.durable import WriteError
 from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.launch import joined, processes
+from gnnpar.launch.environment import check_rank
 from gnnpar.launch.launch import world_of
 from gnnpar.parallel.objective import SPLITS
 from gnnpar.settings import ConfigError, Settings
@@ -139,6 +140,7 @@ def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> S
     `folder`: of rank 0 is used, for plan.json. ConfigError where it cannot begin; a rank that does not come, or is
     lost later, ends the others with joined.PeerLost.
     """
+    check_rank(os.environ)
     rank = int(os.environ.get("RANK", "0"))
     with ExitStack() as inside:
         try:

@@ -94,6 +94,44 @@ def test_what_is_missing_is_named(lack: str) -> None:
     assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
 
 
+@pytest.mark.parametrize(
+    ("env", "line"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "abc"}, "SLURM_STEP_NUM_TASKS=abc must be a whole number from 1 to 4096"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x99999999999)"}, "a readable SLURM_TASKS_PER_NODE"),
+        ({"SLURM_NODEID": "-1"}, "SLURM_NODEID=-1 is beyond the nodes"),
+    ],
+)
+def test_what_slurm_cannot_have_said_is_a_line(env: dict[str, str], line: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        as_rank(STEP | env)
+    assert line in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "line"),
+    [
+        ({"RANK": "abc", "WORLD_SIZE": "2"}, "RANK=abc must be a whole number from 0 to 4095"),
+        ({"RANK": "", "WORLD_SIZE": ""}, "RANK= must be a whole number"),
+        ({"RANK": "0"}, "RANK=0 is set, but WORLD_SIZE is not: set both, or neither"),
+        ({"RANK": "0", "WORLD_SIZE": "zwei"}, "WORLD_SIZE=zwei must be a whole number from 1 to 4096"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "x"}, "LOCAL_RANK=x must be a whole number"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0 must be a whole number from 1"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT=99999 must be a whole number from 1"),
+    ],
+)
+def test_a_rank_that_is_none_is_a_line(
+    env: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """These were tracebacks, or lines that named no variable."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert run("train", ["debug=tiny", "strategy=graph_parallel"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"gnnpar: {line}")
+    assert err.count("\n") == 1
+
+
 def test_train_joins_under_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`gnnpar train` in a task: no folder of its own, and the world is the step's."""
     for name, value in STEP.items():

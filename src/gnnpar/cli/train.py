@@ -20,6 +20,7 @@ from gnnpar.config.help import asks_for_help, train_help
 from gnnpar.config.replay import resumed
 from gnnpar.durable import JsonObject, WriteError, write_text_whole
 from gnnpar.folder_lock import FolderInUse, working_in
+from gnnpar.launch.environment import check_rank
 from gnnpar.launch.slurm import as_rank
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track import progress
@@ -37,6 +38,7 @@ def run(argv: list[str]) -> int:
         sys.stdout.write(train_help(argv))
         return 0
     os.environ.update(as_rank(os.environ))
+    check_rank(os.environ)
     joined = os.environ.get("RANK")
     argv, replay = resumed(argv) if joined is None else (without_folders(argv, rank=int(joined)), None)
     code, _ = run_jobs(argv, job, show=show, replay=replay)

@@ -18,6 +18,7 @@ from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores
 from gnnpar.launch import joined, paced, processes
+from gnnpar.launch.environment import check_rank
 from gnnpar.launch.monitor import RankFailed, failure_of
 from gnnpar.launch.namespaces import Network
 from gnnpar.launch.rendezvous import JoinedWorld
@@ -80,6 +81,7 @@ class RunHooks(Protocol):
 
 def world_of(settings: Settings) -> World:
     """Decide how many ranks run, how, and with how many threads each. ValueError where they cannot."""
+    check_rank(os.environ)
     is_joined = os.environ.get("RANK") is not None
     size = int(os.environ["WORLD_SIZE"]) if is_joined else settings.world_size
     limit = settings.strategy.capabilities.max_ranks

@@ -11,27 +11,35 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-from gnnpar.settings import ConfigError
+from gnnpar.launch.environment import is_number
+from gnnpar.printable import printable
+from gnnpar.settings import MAX_RANKS, ConfigError
 
 _FIRST_PORT, _NUM_PORTS = 20000, 12000  # below the range that Linux gives to outgoing connections
 
 
 def as_rank(env: Mapping[str, str]) -> dict[str, str]:
     """RANK, WORLD_SIZE and so on for a task of a step with several; nothing elsewhere, or where they are set."""
-    size = int(env.get("SLURM_STEP_NUM_TASKS", "1"))
-    if "RANK" in env or size < 2:
+    given = env.get("SLURM_STEP_NUM_TASKS", "1")
+    if "RANK" in env:
+        return {}
+    if not is_number(given, 1, MAX_RANKS):
+        raise ConfigError(f"SLURM_STEP_NUM_TASKS={printable(given)} must be a whole number from 1 to {MAX_RANKS}")
+    if (size := int(given)) < 2:
         return {}
     try:
         rank, local = int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"])
         node = int(env.get("SLURM_NODEID", "0"))
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env["SLURM_NODELIST"]
         per_node = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", str(size)))
+        if node < 0:
+            raise IndexError(node)
         here = per_node[node]
         job, step = int(env.get("SLURM_JOB_ID", "0")), int(env.get("SLURM_STEP_ID", "0"))
     except IndexError as error:
         raise ConfigError(
-            f"SLURM_NODEID={env.get('SLURM_NODEID')} is beyond the nodes that Slurm's environment counts: start with "
-            "srun, or with torchrun"
+            f"SLURM_NODEID={printable(env.get('SLURM_NODEID', ''))} is beyond the nodes that Slurm's environment "
+            "counts: start with srun, or with torchrun"
         ) from error
     except (KeyError, ValueError) as error:
         lacks = "lacks" if isinstance(error, KeyError) else "cannot be read, it needs"
@@ -51,7 +59,8 @@ def as_rank(env: Mapping[str, str]) -> dict[str, str]:
 
 def rank_on_host() -> int:
     """Of a joined rank; 0 of any other process."""
-    return int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
+    text = os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))
+    return int(text) if is_number(text, 0, MAX_RANKS) else 0  # what is none is refused by this very line
 
 
 def tasks_per_node(text: str) -> list[int]:
@@ -59,8 +68,8 @@ def tasks_per_node(text: str) -> list[int]:
     counts: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if found is None:
-            raise ValueError(f"a readable SLURM_TASKS_PER_NODE (it is {text})")
+        if found is None or not all(is_number(each or "1", 1, MAX_RANKS) for each in found.groups()):
+            raise ValueError(f"a readable SLURM_TASKS_PER_NODE (it is {printable(text)})")
         counts += [int(found[1])] * int(found[2] or 1)
     return counts
 

@@ -1,0 +1,32 @@
+"""What torchrun, Slurm or a user has set for a rank, checked before anything reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gnnpar.printable import printable
+from gnnpar.settings import MAX_RANKS, ConfigError
+
+_BOUNDS = {  # the least and the most
+    "RANK": (0, MAX_RANKS - 1),
+    "WORLD_SIZE": (1, MAX_RANKS),
+    "LOCAL_RANK": (0, MAX_RANKS - 1),
+    "LOCAL_WORLD_SIZE": (1, MAX_RANKS),
+    "MASTER_PORT": (1, 65535),
+}
+
+
+def check_rank(env: Mapping[str, str]) -> None:
+    """ConfigError in one line where RANK is set, and it or what belongs to it is no number that it can be."""
+    if "RANK" not in env:
+        return
+    if "WORLD_SIZE" not in env:
+        raise ConfigError(f"RANK={printable(env['RANK'])} is set, but WORLD_SIZE is not: set both, or neither")
+    for name, (least, most) in _BOUNDS.items():
+        if name in env and not is_number(env[name], least, most):
+            raise ConfigError(f"{name}={printable(env[name])} must be a whole number from {least} to {most}")
+
+
+def is_number(text: str, least: int, most: int) -> bool:
+    """Digits alone, within bounds."""
+    return text.isascii() and text.isdecimal() and len(text) < 19 and least <= int(text) <= most
