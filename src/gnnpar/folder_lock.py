@@ -127,10 +127,10 @@ class Lock:
         """The folder is free; a file that says otherwise is somebody else's."""
         if self not in _held:
             return
-        _held.discard(self)
         with suppress(OSError):
             if _is_still(self._file, self._handle) and _read(self._handle) == self._owner:
                 self._file.unlink()
+        _held.discard(self)  # last: where Ctrl-C comes before, `release_all` does it again
         self.forget()
 
     def forget(self) -> None:

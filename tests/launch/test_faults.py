@@ -81,7 +81,10 @@ def test_a_killed_rank_ends_the_run(start, victim: int, arguments: tuple[str, ..
     assert result["loss"]["last"] is not None
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGUSR1, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGTERM))],
+)
 def test_a_signal_interrupts_all_ranks(start, number: signal.Signals) -> None:
     run = start()
     os.killpg(run.process.pid, number)  # what Ctrl-C and a scheduler do: the whole group gets it
@@ -90,7 +93,7 @@ def test_a_signal_interrupts_all_ranks(start, number: signal.Signals) -> None:
     assert err == "gnnpar: interrupted by a signal\n"
     assert (result["status"], result["error"]) == ("interrupted", "interrupted by a signal")
     kept = [folder.name for folder in (run.folder / "run" / "checkpoint").glob("*")]
-    assert kept == ([f"epoch-{result['epochs_done']:06d}"] if number == signal.SIGTERM else [])
+    assert kept == ([f"epoch-{result['epochs_done']:06d}"] if number != signal.SIGINT else [])
 
 
 def test_ranks_inside_the_parent_are_interrupted_too(start) -> None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from gnnpar.launch.forked import Ranks
+from gnnpar.launch.signals import postponed
 
 
 class Sleep:
@@ -82,6 +83,35 @@ def test_the_end_comes_at_any_time(tmp_path: Path) -> None:
     assert len(started) == 1
     ranks.end()
     assert gone(list(started))
+
+
+def test_what_a_scheduler_sends_to_all_ends_no_process_between(tmp_path: Path) -> None:
+    """SIGUSR1 was its death, and that of the ranks."""
+    sleep = Sleep(tmp_path)
+    ranks = Ranks(1, sleep, fork=True)
+    ranks.start()
+    (only,) = sleep.processes(1)
+    for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM):
+        os.kill(only.ppid(), number)
+    only.kill()
+    assert collected(ranks, 1) == {0: -signal.SIGKILL}
+    ranks.end()
+
+
+def test_a_signal_waits_until_the_ranks_are_started() -> None:
+    """One thread had it blocked, another received it, and the pipe to the new process was left empty."""
+    reached = []
+
+    def start() -> None:
+        with postponed([signal.SIGINT]):
+            os.kill(os.getpid(), signal.SIGINT)
+            reached.append(1)
+        time.sleep(1.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert reached == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_only_a_process_of_one_thread_is_forked() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -64,10 +65,14 @@ def run(command: str, argv: list[str]) -> int:
     except ConfigError as error:
         return refuse(error)
     except KeyboardInterrupt:
+        in_main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None  # a second Ctrl-C changes nothing
+        release_all()
         if any(thread.name.startswith("rank") for thread in threading.enumerate()):  # still in an epoch of minutes
             sys.stdout.flush()
-            release_all()
             os._exit(1)
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
         return 1
     except BrokenPipeError:
         raise

@@ -22,6 +22,8 @@ from types import ModuleType
 
 from gnnpar.launch.monitor import is_stopped
 
+_OF_THE_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1}
+"""Signals that schedulers and terminals send to all processes, and the parent alone answers."""
 _END_SECONDS = 15.0  # for ranks that were killed to be gone
 _FORK, _SPAWN = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
 
@@ -89,7 +91,7 @@ def has_one_thread() -> bool:
 def _start_ranks(body: Callable[[int], None], size: int, fork: bool, parent: int, ended: Connection) -> None:
     """The process in between."""
     _end_with(parent)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+    signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_PARENT)
     gc.freeze()  # what was imported is shared, and stays so
     start = _FORK.Process if fork else _SPAWN.Process
     arguments = [(body, rank, os.getpid()) for rank in range(size)]

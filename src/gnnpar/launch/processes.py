@@ -31,7 +31,7 @@ from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.launch.forked import Ranks
 from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of
 from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
-from gnnpar.launch.signals import Stop, blocked, listen_in_rank, received
+from gnnpar.launch.signals import Stop, blocked, listen_in_rank, postponed, received
 from gnnpar.launch.slurm import rank_on_host
 from gnnpar.settings import Comm, Launch
 from gnnpar.track.console import say
@@ -80,7 +80,7 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
     def ask(signum: int, frame: object) -> None:
         stop.ask_within(how.grace_seconds)
 
-    handlers = {signal.SIGINT: interrupt, signal.SIGTERM: ask, signal.SIGQUIT: interrupt}
+    handlers = {signal.SIGINT: interrupt, signal.SIGTERM: ask, signal.SIGUSR1: ask, signal.SIGQUIT: interrupt}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup gnnpar train` outlives its terminal
         handlers[signal.SIGHUP] = interrupt
     with scratch_folder() as scratch:
@@ -93,7 +93,8 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
         try:
             with environment(OMP_NUM_THREADS=str(world.threads_per_rank)), blocked(handlers):
                 try:
-                    ranks.start()  # before this process has other threads: see `Ranks`
+                    with postponed(handlers):
+                        ranks.start()  # before this process has other threads: see `Ranks`
                     with received(handlers), monitor:
                         failed = first_to_fail(ranks, how.monitor_seconds, monitor.is_over)
                 finally:
@@ -186,6 +187,7 @@ class Job:
         listen_in_rank(stop)
         stack = (self.scratch / f"{rank}.stack").open("w")
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)  # the monitor asks a rank that hangs
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # a scheduler's may come before
         try:
             enter_network(self.network, rank)
             counts = self.network is not None and self.network.is_first_of_host(rank)

@@ -102,6 +102,24 @@ def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
 
 
 @contextmanager
+def postponed(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """Signals of these that arrive inside come when it ends: one that this thread has blocked may reach another, and
+    Python then runs its handler here."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(arrived):
+            os.kill(os.getpid(), number)
+
+
+@contextmanager
 def received(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
     """A thread that does nothing else receives the signals that this one, the main thread, has blocked."""
     if threading.current_thread() is not threading.main_thread():
