@@ -1,5 +1,7 @@
 # make demo, make test: all that a machine with Python >= 3.11 and make needs.
 SHELL := /bin/bash
+# containers set it: every process would compile every module again
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv

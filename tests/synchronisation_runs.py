@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from composing import names
-from gnnpar.config.compose import compose
+from composing import configured, names
 from gnnpar.data.tasks import make_task
 from gnnpar.partition.shard import Shard
 from gnnpar.training.evaluate import evaluate
@@ -30,8 +29,9 @@ EPOCHS = 4  # bits are chosen in the third
 def job_of(strategy: str, model: str) -> tuple[Job, int]:
     """(job, ranks)."""
     overrides, world = STRATEGIES[strategy]
-    settings = compose([f"strategy={strategy}", f"model={model}", *overrides.split()])
-    job = make_job(settings.strategy, settings.model, small_graph(), world=world, epochs=EPOCHS, dtype=torch.float32)
+    chosen = configured("strategy", strategy, *overrides.split())
+    data = small_graph()
+    job = make_job(chosen, configured("model", model), data, world=world, epochs=EPOCHS, dtype=torch.float32)
     return job, world
 
 

@@ -172,7 +172,10 @@ def spread(config, codec, draws: int = 20) -> Spread:
     return study(config).spread(codec, draws=draws)
 
 
-@pytest.mark.parametrize("config", [GCN, SAGE])
+BOTH = [GCN, pytest.param(SAGE, marks=pytest.mark.slow)]  # hundreds of gradients each
+
+
+@pytest.mark.parametrize("config", BOTH)
 def test_gradient_variance_falls_with_bits(config):
     two, four, eight = (
         spread(config, Uniform(bits=2)),
@@ -184,7 +187,7 @@ def test_gradient_variance_falls_with_bits(config):
     assert 2.5 < (adaptive.mean_bits or 0) < 3.2
 
 
-@pytest.mark.parametrize("config", [GCN, SAGE])
+@pytest.mark.parametrize("config", BOTH)
 def test_adaptive_bits_are_worth_their_bytes(config):
     """At the bytes of 4 bits throughout, and at those of bits drawn at random from 2, 4, 8. Weighing rows by gradients
     over all exchanges is worth more than weighing them by degrees in each."""

@@ -31,14 +31,17 @@ TYPES = 3
 DATA = with_edge_data(small_graph(), types=TYPES, width=0)
 KINDS: dict[str, dict[str, int]] = {"free": {}, "bases": {"num_bases": 2}, "blocks": {"num_blocks": 2}}
 RGCN_3 = RGCN(num_layers=3, hidden=8, num_bases=2)
-STRATEGIES: dict[str, Any] = {
-    **{name: configured("strategy", name) for name in names("strategy") if name != "tag"},
+VARIANTS: dict[str, Any] = {
     "central": GraphParallel(overlap="central_marginal"),
     "out_of_core": SAR(logical_parts=3),
     "replicated": Cagnet(replication=2),
     "mix": Hybrid(stages=1, parts=2, chunks=4, gradient="mix"),
 }
-CARRIED = [name for name, each in STRATEGIES.items() if "type" in each.capabilities.edge_data]
+NAMES = [*(name for name in names("strategy") if name != "tag"), *VARIANTS]
+
+
+def strategy_of(name: str) -> Any:
+    return VARIANTS[name] if name in VARIANTS else configured("strategy", name)
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -74,14 +77,15 @@ def test_a_layer_equals_pyg(kind: str, fast: bool) -> None:
 
 
 def test_all_that_carry_weights_carry_types() -> None:
-    assert [n for n, s in STRATEGIES.items() if "weight" in s.capabilities.edge_data] == CARRIED
-    assert {"single", "graph_parallel", "sar", "gnnpipe", "feature", "cagnet", "cofree"} <= set(CARRIED)
+    carried = {name: strategy_of(name).capabilities.edge_data for name in NAMES}
+    assert {n for n, kinds in carried.items() if "weight" in kinds} == {n for n in NAMES if "type" in carried[n]}
+    assert [n for n, kinds in carried.items() if "type" not in kinds] == ["minibatch"]
 
 
-@pytest.mark.parametrize("name", CARRIED)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "minibatch"])
 def test_every_strategy_equals_the_single_device(name: str) -> None:
     """In its exact limit, and where it has an oracle, that; dropout on."""
-    cases = check(STRATEGIES[name], {"rgcn": RGCN_3}, worlds=(1, 2, 4), dataset=DATA)
+    cases = check(strategy_of(name), {"rgcn": RGCN_3}, worlds=(1, 2, 4), dataset=DATA)
     assert cases
     for case in cases:
         assert case.passed, case
@@ -107,14 +111,14 @@ def test_bytes_are_those_of_one_sum() -> None:
 
 @pytest.mark.parametrize("name", ["graph_parallel", "sar", "bns"])
 def test_a_cached_first_layer(name: str) -> None:
-    limit = STRATEGIES[name].exact_limit()
+    limit = strategy_of(name).exact_limit()
     (case,) = check(limit, {"rgcn": RGCN_3}, worlds=(3,), dataset=DATA, first_layer="cached")
     assert case.passed, case
 
 
 def test_a_strategy_that_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="has types on edges, which strategy=minibatch does not carry"):
-        refuse_edge_data(STRATEGIES["minibatch"], RGCN_3, {"type"}, None, "d", {"strategy": "minibatch"})
+        refuse_edge_data(strategy_of("minibatch"), RGCN_3, {"type"}, None, "d", {"strategy": "minibatch"})
 
 
 def test_more_types_than_relations_are_refused() -> None:

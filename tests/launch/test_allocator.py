@@ -83,7 +83,7 @@ def run_a_rank(file: str, how: str) -> None:
         _threads(world, Reused(Path(file)), Stop())
 
 
-@pytest.mark.parametrize("how", ["alone", "processes"])
+@pytest.mark.parametrize("how", [pytest.param("alone", marks=pytest.mark.slow), "processes"])
 def test_every_rank_keeps_what_it_frees(how, tmp_path: Path) -> None:
     """The heap grows by some rows first: up to glibc 2.37, aligned rows do not fit a hole of exactly their size."""
     faults = in_own_process(tmp_path, "run_a_rank", how)

@@ -174,7 +174,7 @@ def test_sigterm_ends_ranks_inside_the_parent_after_their_epoch(tmp_path: Path, 
 
 
 def test_ctrl_c_ends_a_rank_in_the_parent_at_once(tmp_path: Path) -> None:
-    """Ranks in threads of a process of their own: tests/launch/test_faults.py."""
+    """Ranks in threads of a process of their own: test_faults.py."""
     settings = replace(settings_of(*SMALL, "strategy=single", "epochs=6"), tracker=Terminating(3, signal.SIGINT))
     outcome = run_training(settings, tmp_path)
     assert (outcome.status, outcome.error, outcome.exit_code) == ("interrupted", "interrupted by a signal", 1)
