@@ -10,6 +10,7 @@ import torch
 
 from composing import configured, names
 from gnnpar.data.tasks import make_task
+from gnnpar.parallel.objective import objective_of
 from gnnpar.partition.shard import Shard
 from gnnpar.training.evaluate import evaluate
 from gnnpar.verify.conformance import Job, make_job, on_device, small_graph
@@ -50,7 +51,7 @@ def train(job: Job, comm: Any, *, before_last: Callable[[], object]) -> list[flo
     engine = job.strategy.build(job.plan, shard, model, task, comm, seed=job.seed)
     optimizer = job.optim.build(engine.named_parameters(), epochs=EPOCHS, layer_of=job.model.layer_of)
     losses = [engine.train_epoch(epoch, optimizer).loss for epoch in range(EPOCHS - 1)]
-    evaluate(engine, shard, task, comm)
+    evaluate(engine, objective_of(task, shard, model, comm, job.seed))
     before_last()
     losses.append(engine.train_epoch(EPOCHS - 1, optimizer).loss)
     return losses

@@ -15,6 +15,7 @@ from composing import PRESETS, names
 from gnnpar.comm import ThreadWorld
 from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
+from gnnpar.parallel.objective import objective_of
 from gnnpar.partition.shard import Shard, split
 from gnnpar.training.evaluate import evaluate
 from gnnpar.verify.conformance import check, small_graph
@@ -84,9 +85,10 @@ def test_an_evaluation_waits_once():
         shard = Shard.open(job.dataset, job.plan.part_of, comm).to(comm.device, job.dtype)
         task = make_task(job.dataset.task, job.dataset.num_classes)
         engine = job.strategy.build(job.plan, shard, move(copy.deepcopy(job.model)), task, comm, seed=0)
-        first = evaluate(engine, shard, task, comm)
+        objective = objective_of(task, shard, job.model, comm, job.seed)
+        first = evaluate(engine, objective)
         gpu.record()
-        assert evaluate(engine, shard, task, comm) == first
+        assert evaluate(engine, objective) == first
 
     gpu.world(1).run(run)
     assert [(event.kind, event.function) for event in gpu.events] == [("copy to the host", "metrics")]
