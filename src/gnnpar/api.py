@@ -317,7 +317,7 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
     own = {key.removeprefix("model."): value for key, value in overrides.items() if key.startswith("model.")}
     rest = {key: value for key, value in overrides.items() if not key.startswith("model.")}
     named = [f"model={model}", *_spelled({"model": own})] if isinstance(model, str) else []
-    settings = compose([*_dataset(data), *named, *_spelled(rest)])
+    settings = compose([*_dataset(data, labelled=overrides.get("task") != "link"), *named, *_spelled(rest)])
     if isinstance(model, str):
         return dataclasses.replace(settings, study=study)
     nested: JsonDict = {"kwargs": {}} if any(key.startswith("kwargs") for key in own) else {}
@@ -331,8 +331,9 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
     return build_settings({**settings.resolved, "model": node}, names, study)
 
 
-def _dataset(data: object) -> list[str]:
-    """Overrides that name the dataset; a graph in memory is written to a file of the cache."""
+def _dataset(data: object, *, labelled: bool) -> list[str]:
+    """Overrides that name the dataset; a graph in memory is written to a file of the cache, whether or not it has
+    labels where none are needed."""
     if data is None:
         return []
     if isinstance(data, str | Path):
@@ -343,7 +344,7 @@ def _dataset(data: object) -> list[str]:
     from gnnpar.data.given import write_given
 
     try:
-        return list(_spelled({"dataset": "pt", "dataset.path": write_given(data)}))
+        return list(_spelled({"dataset": "pt", "dataset.path": write_given(data, labelled=labelled)}))
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -258,7 +258,12 @@ class Settings:
 
     def load_dataset(self) -> Dataset:
         """With the examples of the task."""
-        return self.task.prepare(self.dataset.load(self.data_dir, self.seed), self.seed)
+        from gnnpar.data.preprocess import Preprocess
+
+        dataset = self.dataset
+        if self.task.decoder is not None and isinstance(dataset, Preprocess):
+            dataset = dataset.without_labels()
+        return self.task.prepare(dataset.load(self.data_dir, self.seed), self.seed)
 
 
 _MEMBERS = {  # group -> what is called of its object, whose class a file or the user may name

@@ -47,6 +47,25 @@ def graph() -> Data:
     return Data(x=raw.x, y=raw.y, edge_index=raw.edge_index, train_mask=train, val_mask=val, test_mask=test)
 
 
+def test_links_need_neither_labels_nor_masks(tmp_path: Path):
+    data = graph()
+    data = Data(x=data.x, edge_index=data.edge_index)
+    few: Any = {"task.val_fraction": 0.3, "task.test_fraction": 0.3, "task.eval_negatives": 3}
+    common: Any = {**QUICK, **few, "task": "link", "strategy": "graph_parallel", "world_size": 2}
+    run = gnnpar.train("gcn", data, folder="run", **common)
+    assert run.result["metric"]["name"] == "mrr"
+    assert run.model(data).shape == (data.num_nodes, 64)
+    assert data.x is not None
+    assert data.edge_index is not None
+    np.savez("links.npz", x=data.x.numpy(), edge_index=data.edge_index)
+    again = gnnpar.train("gcn", "links.npz", folder="again", **common)
+    assert again.result["hashes"]["split"] == run.result["hashes"]["split"]
+    with pytest.raises(ConfigError, match="has no y"):
+        gnnpar.train("gcn", data, folder="labels", **QUICK)
+    with pytest.raises(TrainingFailed, match=r"dataset.task=link leaves labels out, and they are the task: set task"):
+        gnnpar.train("gcn", "links.npz", folder="labels", **{"dataset.task": "link"}, **QUICK)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Own(GCN):
     """A model of one's own, in a module."""

@@ -42,10 +42,13 @@ class _Entries(Protocol):
     data: np.ndarray
 
 
-def write_given(given: object) -> Path:
-    """The file of a graph, for dataset=pt dataset.path=FILE. ValueError in one line where it cannot be read as one."""
+def write_given(given: object, *, labelled: bool = True) -> Path:
+    """The file of a graph, for dataset=pt dataset.path=FILE. ValueError in one line where it cannot be read as one.
+
+    `labelled`: its nodes have labels, y.
+    """
     data = as_data(given)
-    raw = raw_graph("given", data)
+    raw = raw_graph("given", data, "auto" if labelled else "link")
     checked_data("given", raw.edges, raw.edge_index.shape[1])
     masks = {} if raw.masks is None else dict(zip(_MASKS, raw.masks, strict=True))
     carried = {f"edge_{kind}": raw.edges.tensors[kind] for kind in EDGE_KINDS if kind in raw.edges.kinds}

@@ -17,9 +17,9 @@ pairs, so they are symmetrised) and `train_masks`, `val_masks`, `test_masks`.
 """
 
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -46,6 +46,9 @@ class NPZ(Preprocess):
     features: Literal["file", "identity", "degree"] = (
         "file"  # identity: one-hot node ids; degree: one-hot of log2(in-degree + 1)
     )
+
+    def without_labels(self) -> Self:
+        return replace(self, task="link") if self.features == "file" else self
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         arrays = _open(self, data_dir)
@@ -75,7 +78,8 @@ def _raw_graph(config: NPZ, arrays: dict[str, np.ndarray]) -> RawGraph:
     edge_index = (
         _tensor(config, "edges", arrays["edges"].T) if pairs else _tensor(config, "edge_index", arrays["edge_index"])
     )
-    y = _take(config, arrays, "y")
+    unlabelled = config.task == "link"
+    y = torch.zeros(_take(config, arrays, "x").shape[:1]) if unlabelled else _take(config, arrays, "y")
     if not y.ndim or not len(y):
         raise ValueError(f"dataset {config.name}: y has shape {list(y.shape)}; give one label a node.")
     carried = [kind for kind in EDGE_KINDS if f"edge_{kind}" in arrays]

@@ -7,7 +7,7 @@ split, normalise (`standard` is fitted on training nodes only), hash.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -60,6 +60,10 @@ class Preprocess:
     train_fraction: Annotated[float, Gt(0), Lt(1)] = 0.6  # random: fractions of the labelled nodes, the rest is test
     val_fraction: Annotated[float, Ge(0), Lt(1)] = 0.2
 
+    def without_labels(self) -> Self:
+        """The same graph, whose labels and masks are not needed where its reader can do without."""
+        return self
+
 
 def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
     """Check and preprocess a graph; ValueError in one line where it cannot enter."""
@@ -68,8 +72,12 @@ def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
     num_nodes = raw.x.shape[0]
     given = EdgeList(raw.edge_index, raw.edges)
     edges = edges_as(config, raw.name, given, num_nodes=num_nodes, pairs=raw.pairs)
-    masks = make_split(raw, config, seed=seed)
-    check_split(raw, masks)
+    if raw.task == "link":  # pairs are split later; features are normalised by all nodes
+        none = torch.zeros(num_nodes, dtype=torch.bool)
+        masks = (~none, none, none)
+    else:
+        masks = make_split(raw, config, seed=seed)
+        check_split(raw, masks)
     return Dataset.of(
         raw.name,
         x=normalized(raw.x, config.normalize, train_mask=masks[0]),

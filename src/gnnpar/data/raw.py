@@ -19,7 +19,7 @@ from gnnpar.folds.edge_data import EdgeData
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-TaskChoice = Literal["auto", "single_label", "binary", "multi_label", "regression"]
+TaskChoice = Literal["auto", "single_label", "binary", "multi_label", "regression", "link"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -224,6 +224,8 @@ def check_weights(name: str, weight: np.ndarray, *, first: int) -> None:
 
 def _labels(raw: RawGraph, num_nodes: int) -> tuple[Tensor, int]:
     y = raw.y
+    if raw.task == "link":  # labels are not read
+        return torch.zeros(num_nodes, dtype=torch.int64), 1
     if raw.task == "regression":
         return _targets(raw, y[:, None] if y.ndim == 1 else y, num_nodes)
     if y.ndim == 2 and y.shape[1] == 1 and raw.task != "multi_label":

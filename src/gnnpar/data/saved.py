@@ -6,8 +6,9 @@ weights_only, so that none of its code runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -31,6 +32,9 @@ class PT(Preprocess):
     name: str = "pt"
     path: str | None = None
     task: TaskChoice = "auto"  # auto: multi_label where y is [N, C > 1]
+
+    def without_labels(self) -> Self:
+        return replace(self, task="link")
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         file = find_file(self.name, self.path, data_dir, example="dataset=pt dataset.path=my.pt")
@@ -66,7 +70,7 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     nbytes = sum(t.numel() * t.element_size() for t in (*rows.values(), *ends))  # also where a file holds few of them
     require_memory(nbytes, f"dataset {name}", "store fewer or smaller tensors")
     fields |= {key: tensor.to_dense() for key, tensor in rows.items()}
-    for key in ("x", "y"):
+    for key in ("x",) if task == "link" else ("x", "y"):
         if not isinstance(fields.get(key), Tensor):
             raise ValueError(
                 f"dataset {name}: the Data has no {key} (it holds {', '.join(fields) or 'nothing'}); add it."
@@ -84,8 +88,9 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
         if value is not None and not isinstance(value, Tensor):
             raise ValueError(f"dataset {name}: edge_{kind} is a {type(value).__name__}; give a tensor [edges].")
         carried |= {} if value is None else {kind: value}
-    x, y = fields["x"], fields["y"]
+    x, y = fields["x"], fields.get("y")
     assert isinstance(x, Tensor)
+    y = torch.zeros(len(x), dtype=torch.int64) if task == "link" else y
     assert isinstance(y, Tensor)
     return RawGraph(
         name=name,

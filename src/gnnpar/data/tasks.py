@@ -199,6 +199,8 @@ class Labels:
         return None
 
     def prepare(self, dataset: Dataset, seed: int) -> Dataset:
+        if dataset.task == "link":
+            raise ValueError("dataset.task=link leaves labels out, and they are the task: set task=link")
         return dataset
 
     def of(self, name: TaskName, num_classes: int) -> Task:
