@@ -22,9 +22,9 @@ help:
 	@echo "                    (QUICK=1: a rehearsal of ten minutes in outputs/compare-quick; STUDIES='speed cora': only these)"
 	@echo "make test           the test suite; no network, no GPU, no data"
 	@echo "make test-kernels   the kernels, a package of its own: specification, CPU and Triton bodies, the latter interpreted"
-	@echo "make test-documents README, tutorials and site hold what they say"
+	@echo "make test-documents README, tutorials, examples and site hold what they say; the wheel trains"
 	@echo "make test-studies   tables and figures of experiments are rebuilt from their raw lines"
-	@echo "make test-attack    files, inputs, overrides and sockets under attack, kills, full disks: a small part of each"
+	@echo "make test-attack    files, inputs, overrides and sockets under attack, kills, full disks, silent servers: a small part of each"
 	@echo "make test-all       all of these plus what is long"
 	@echo "make test-gpu-versions  kernels, communication and whole epochs under torch 2.11 for CUDA and Triton 3.6, without a GPU; 5 GB"
 	@echo "make kills          runs of every strategy struck by signals, 15 times each; counts in outputs/kills.json, an hour or more"
@@ -57,11 +57,14 @@ compare: $(STAMP)
 	  exit $${failed:-0}
 
 test: $(STAMP)
-	$(PYTEST) -m "not slow and not gpu" --durations=10 --ignore tests/documents --ignore tests/studies --ignore tests/attack \
+	$(PYTEST) -m "not slow and not gpu and not fault" --durations=10 --ignore tests/documents --ignore tests/studies --ignore tests/attack \
 	  --ignore tests/kernels
 
-test-kernels test-documents test-studies test-attack: test-%: $(STAMP)
+test-kernels test-documents test-studies: test-%: $(STAMP)
 	$(PYTEST) --dist load -m "not slow and not gpu" --durations=5 tests/$*
+
+test-attack: $(STAMP)
+	$(PYTEST) --dist load -m "fault and not slow and not gpu" --durations=5 tests/attack tests/api tests/cli tests/data tests/track
 
 test-all: $(STAMP)
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=20

@@ -289,6 +289,7 @@ def runs(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.fault
 def test_ctrl_c_ends_the_ranks(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     started = subprocess.Popen(

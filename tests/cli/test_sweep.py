@@ -83,6 +83,7 @@ def states(folder: Path) -> list[str]:
     return [state for state, _ in Manifest.read(folder / "sweep").states().values()]
 
 
+@pytest.mark.fault
 def test_a_sweep_killed_half_way_finishes_exactly_what_is_missing(
     run_cli: Run, folder: Path, capsys: pytest.CaptureFixture
 ) -> None:

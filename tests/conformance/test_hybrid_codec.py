@@ -45,7 +45,10 @@ def test_one_stage_and_one_chunk_is_graph_parallelism(codec, config):
         assert mine.get("backward", 0) == others.get("backward", 0)
 
 
-@pytest.mark.parametrize("codec", [Uniform(bits=4), Random(period=2)], ids=["uniform", "random"])
+@pytest.mark.parametrize(
+    "codec",
+    [pytest.param(Uniform(bits=4), marks=pytest.mark.slow, id="uniform"), pytest.param(Random(period=2), id="random")],
+)
 def test_stages_and_remat_do_not_change_a_bit(codec):
     data, config = small_graph(), ResGCN(**DEEP, norm="layer", dropout=0.4)
     exact = train_in_threads(Hybrid(stages=1, parts=2, chunks=8, refresh=2), config, data, world=2, epochs=3)

@@ -57,7 +57,7 @@ def assert_same_bits(got, expected):
 
 @pytest.mark.parametrize(("backward", "model"), WAYS)
 @pytest.mark.parametrize("rounds", ["peer", "one", "part", TINY])
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 3])
+@pytest.mark.parametrize("prefetch", [0, 1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_schedule_equals_the_single_device(rounds, prefetch, backward, model, references):
     strategy = SAR(rounds=rounds, prefetch=prefetch, backward=backward)
     assert_equal(train_in_threads(strategy, model_of(model), small_graph(), world=4, epochs=1), references[model])

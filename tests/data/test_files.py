@@ -127,6 +127,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
         files.cached_folder("pyg/x", lambda root: None)
 
 
+@pytest.mark.fault
 def test_two_runs_at_once_process_once(tmp_path):
     """Two processes ask for the same cache folder: one builds it, the other waits; both see it whole."""
     script = (

@@ -16,7 +16,7 @@ SIZES = [
     ("cora", "Cora", 2708, 10556, 1433, 7, "single_label", (140, 500, 1000)),
     ("citeseer", "CiteSeer", 3327, 9104, 3703, 6, "single_label", (120, 500, 1000)),
     ("computers", "Computers", 13752, 491722, 767, 10, "single_label", (200, 300, 13252)),
-    ("cs", "CS", 18333, 163788, 6805, 15, "single_label", (300, 450, 17583)),
+    pytest.param("cs", "CS", 18333, 163788, 6805, 15, "single_label", (300, 450, 17583), marks=pytest.mark.slow),
     ("tolokers", "tolokers", 11758, 1038000, 10, 2, "binary", (5879, 2939, 2940)),
     ("squirrel", "Squirrel", 5201, 396706, 2089, 5, "single_label", (2496, 1664, 1041)),
     ("blogcatalog", "BlogCatalog", 10312, 667966, 10312, 39, "multi_label", (6187, 2062, 2063)),

@@ -152,6 +152,7 @@ def test_an_online_run_arrives(gnnpar: Run, tmp_path: Path) -> None:
     assert server.exit_codes == [0]
 
 
+@pytest.mark.fault
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_server_that_stops_answering_is_waited_for_at_the_end_and_briefly(gnnpar: Run, tmp_path: Path) -> None:
@@ -186,6 +187,7 @@ def hang_after_first_epochs(server: Server, metrics: Path) -> None:
     server.hang.set()
 
 
+@pytest.mark.fault
 def test_a_server_that_never_answers_is_one_line_and_an_offline_run(gnnpar: Run, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -240,6 +242,7 @@ JOB = dict.fromkeys(mirror.FACTS) | {
 }
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("env", "why"),
     [
