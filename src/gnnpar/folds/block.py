@@ -126,6 +126,8 @@ class Block:
         return {}
 
     def _sorted_by_type(self, types: int) -> Csr:
+        if not self.num_edges:  # nothing to count, which waits for a device
+            return Csr(self.indptr.new_zeros(self.num_dst * types + 1), self.indices, weights=self.weights)
         pair = self.edge_dst * types
         if self.types is not None:
             pair += self.types
