@@ -114,6 +114,31 @@ def test_a_run_is_taken_away_and_predicts_without_gnnpar(tmp_path: Path, monkeyp
     assert all(torch.equal(weights[name], p) for name, p in loaded.model.named_parameters())
 
 
+def test_an_onnx_file_gives_the_logits_of_the_run_for_any_graph(tmp_path: Path, monkeypatch, capsys) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    pytest.importorskip("onnxscript", reason="the extra [onnx] is not installed")
+    monkeypatch.chdir(tmp_path)
+    assert train(tmp_path / "run", "strategy=single", "model=gat", "epochs=2", "precision=fp64").exit_code == 0
+    assert run("export", ["run", "--out", "taken", "--onnx"]) == 0
+    assert "model.onnx" in json.loads((tmp_path / "taken" / "model.json").read_text())["files"]
+    content = (tmp_path / "taken" / "model.onnx").read_bytes()
+    assert b"/" + str(Path(gnnpar.__file__).parent).encode()[1:] not in content, "no folder of this machine"
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    loaded = gnnpar.load(tmp_path / "run")
+    for num_nodes, num_edges in ((60, 300), (9, 4)):
+        drawn = torch.Generator().manual_seed(num_nodes)
+        x = torch.randn(num_nodes, loaded.model.in_dim, generator=drawn)
+        edges = torch.randint(0, num_nodes, (2, num_edges), generator=drawn)
+        (found,) = session.run(["logits"], {"x": x.numpy(), "edge_index": edges.numpy()})
+        assert largest_error(torch.from_numpy(found), loaded(x, edges, prepared=True).detach()) < 1e-5
+
+
+def test_onnx_without_its_extra_is_one_line(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run("export", ["nowhere", "--onnx"]) == 2
+    assert "--onnx needs onnx, which is not installed: pip install 'gnnpar[onnx]'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("target", ["gcn", "gat", "gated", "Jumping"])
 def test_a_pyg_model_is_the_same_in_plain_torch_and_in_its_own_class(target: str) -> None:
     model = PyG(target=f"pyg_nets.{target}", self_loops=True).build(6, 3, seed=1).double()

@@ -14,7 +14,14 @@ from gnnpar.durable import JsonDict
 from gnnpar.track.console import stdout
 from gnnpar.training.result.header import installed, processor, versions
 
-EXTRAS = {"torch_sparse": "[sparse]", "torch_scatter": "[sparse]", "ogb": "[ogb]", "wandb_workspaces": "[dashboard]"}
+EXTRAS = {
+    "torch_sparse": "[sparse]",
+    "torch_scatter": "[sparse]",
+    "ogb": "[ogb]",
+    "onnx": "[onnx]",
+    "onnxscript": "[onnx]",
+    "wandb_workspaces": "[dashboard]",
+}
 
 
 def run(argv: list[str]) -> int:

@@ -18,17 +18,23 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--which", choices=("best", "last"), default="best", help="checkpoint: best on validation, last"
     )
+    parser.add_argument("--onnx", action="store_true", help="an ONNX file, too (needs the extra [onnx])")
     options = parser.parse_args(argv)
     from gnnpar.cli.predict import run_folder
     from gnnpar.training.result.export import export
+    from gnnpar.training.result.onnx_file import missing
     from gnnpar.training.result.trained import load
 
+    if options.onnx and (package := missing()):
+        raise ConfigError(
+            f"--onnx needs {package}, which is not installed: pip install 'gnnpar[onnx]', or leave it out"
+        )
     try:
         trained = load(options.run, which=options.which)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     folder = options.out or run_folder(options.run) / "export"
-    problems = export(trained, folder)
+    problems = export(trained, folder, onnx=options.onnx)
     for line in problems:
         complain(line)
     files = ", ".join(sorted(p.name for p in folder.iterdir()))

@@ -1,11 +1,13 @@
 """A trained model to take away: files that torch alone reads.
 
 weights.pt (a state dict, read with weights_only=True), model.json (what it is, how features and edges are prepared,
-checksums), program.pt2 (torch.export of the forward pass in plain torch operations), predict.py (which uses them).
+checksums), program.pt2 (torch.export of the forward pass in plain torch operations), predict.py (which uses them), and
+where it is asked for model.onnx.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import io
 import json
@@ -30,9 +32,11 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import by_type
 from gnnpar.training.checkpoint.resume import EdgeFacts
 from gnnpar.training.result.header import versions
+from gnnpar.training.result.onnx_file import onnx_bytes
 from gnnpar.training.result.trained import DTYPES, Trained
 
 WEIGHTS, MODEL, PROGRAM, SCRIPT = "weights.pt", "model.json", "program.pt2", "predict.py"
+ONNX = "model.onnx"
 _TEMPLATE = Path(__file__).parents[2] / "templates" / "export" / "predict.txt"
 
 
@@ -144,16 +148,35 @@ class Plain(nn.Module):
         return self.model(PlainGraph(edge_index, x.shape[0], x), x)
 
 
+_ANY_SIZE = {"x": {0: torch.export.Dim("num_nodes")}, "edge_index": {1: torch.export.Dim("num_edges")}}
+
+
+def sample_of(model: GNN, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Inputs of Plain to trace it with."""
+    edges = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0, 2], [1, 2, 3, 4, 5, 6, 0, 2, 0]])
+    return torch.zeros(7, model.in_dim, dtype=dtype), edges
+
+
+def onnx_of(model: GNN) -> bytes:
+    """The same as an ONNX file, in fp32: runtimes lack kernels for fp64. ValueError in one line where it has none."""
+    try:
+        return onnx_bytes(
+            Plain(copy.deepcopy(model).float()).eval(), sample_of(model, torch.float32), _ANY_SIZE, "logits"
+        )
+    except Exception as error:  # whatever an operation of the model's does that ONNX has not
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(
+            f"{type(model.config).__name__} has no ONNX file: {type(error).__name__}: {lines[0][:200]}"
+        ) from error
+
+
 def traced(model: GNN) -> torch.export.ExportedProgram:
     """The program of torch.export, for any number of nodes and edges. ValueError in one line where it has none."""
-    parameter = next(model.parameters())
-    x = torch.zeros(7, model.in_dim, dtype=parameter.dtype)
-    edges = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0, 2], [1, 2, 3, 4, 5, 6, 0, 2, 0]])
-    dims = {"x": {0: torch.export.Dim("num_nodes")}, "edge_index": {1: torch.export.Dim("num_edges")}}
+    inputs = sample_of(model, next(model.parameters()).dtype)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.export.export(Plain(model).eval(), (x, edges), dynamic_shapes=dims)
+            return torch.export.export(Plain(model).eval(), inputs, dynamic_shapes=_ANY_SIZE)
     except Exception as error:  # whatever a model of the user's own does that cannot be traced
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(
@@ -162,15 +185,15 @@ def traced(model: GNN) -> torch.export.ExportedProgram:
         ) from error
 
 
-def export(trained: Trained, folder: Path) -> list[str]:
+def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
     """Write the files, never through links that lie there; lines on what could not be made. WriteError where one cannot
-    be written."""
+    be written. `onnx`: an ONNX file, too, which needs the extra [onnx]."""
     model = trained.model.cpu().eval()
     folder.mkdir(parents=True, exist_ok=True)
     problems = []
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     _write(folder / WEIGHTS, lambda out: torch.save(weights, out))
-    for name in (PROGRAM, SCRIPT):
+    for name in (PROGRAM, SCRIPT, ONNX):
         (folder / name).unlink(missing_ok=True)
     try:
         if trained.edges != EdgeFacts():
@@ -179,10 +202,14 @@ def export(trained: Trained, folder: Path) -> list[str]:
         program = traced(model)
         _write(folder / PROGRAM, lambda out: torch.export.save(program, out))
         write_text_whole(folder / SCRIPT, _TEMPLATE.read_text(encoding="utf-8"))
+        if onnx:
+            content = onnx_of(model)
+            _write(folder / ONNX, lambda out: out.write(content))
     except ValueError as error:
         problems.append(str(error))
     description = described(trained)
-    description["files"] = {name: file_hash(folder / name) for name in (WEIGHTS, PROGRAM) if (folder / name).exists()}
+    made = [name for name in (WEIGHTS, PROGRAM, ONNX) if (folder / name).exists()]
+    description["files"] = {name: file_hash(folder / name) for name in made}
     write_text_whole(folder / MODEL, json.dumps(description, indent=1, default=str) + "\n")
     return problems
 
