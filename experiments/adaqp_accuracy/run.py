@@ -32,6 +32,7 @@ from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
 from gnnpar.parallel.halo.adaqp import AdaQP
+from gnnpar.parallel.objective import NodeObjective
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
@@ -96,7 +97,7 @@ class Training:
             if exact is not None and report.gradient is not None:
                 probes.append({"epoch": epoch} | fidelity(report.gradient, exact, comm))
             if (epoch + 1) % self.eval_every == 0 or epoch + 1 == settings.epochs:
-                values = evaluate(engine, shard, task, comm)
+                values = evaluate(engine, NodeObjective(task, shard, comm))
                 curve.append([epoch + 1, values["metric/val"], values["metric/test"], halo])
         return {"curve": curve, "probes": probes, "facts": facts, "halo_bytes": halo}
 

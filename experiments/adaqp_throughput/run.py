@@ -38,6 +38,7 @@ from gnnpar.models.gcn import GCN
 from gnnpar.models.sage import SAGE
 from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.objective import NodeObjective
 from gnnpar.parallel.strategy import Strategy, Workload
 from gnnpar.partition.partition import Metis
 from gnnpar.partition.shard import Shard
@@ -96,7 +97,7 @@ class Turns:
                     if block >= 0 and row is not None:
                         rows.append({"mode": mode, "block": block, "epoch": epoch, **row})
         for mode, (engine, _) in engines.items():
-            values = evaluate(engine, shard, task, comm)
+            values = evaluate(engine, NodeObjective(task, shard, comm))
             for row in rows:
                 if row["mode"] == mode:
                     row["test"] = values["metric/test"]

@@ -12,6 +12,7 @@ import torch
 from gnnpar.comm import ThreadWorld
 from gnnpar.comm.threads import ThreadCommunicator
 from gnnpar.data.tasks import make_task
+from gnnpar.parallel.objective import NodeObjective
 from gnnpar.training import memory
 from gnnpar.training.evaluate import evaluate, fidelity
 from gnnpar.training.meter import EpochMeter
@@ -62,7 +63,7 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(task_name, out_dim: int, w
         engine: Any = SimpleNamespace(drain=lambda: None, predict=lambda: logits[mine])
         rows = {name.removesuffix("_mask"): mask[mine].nonzero().flatten() for name, mask in masks.items()}
         shard: Any = SimpleNamespace(y=y[mine], rows_of_split=rows)
-        return evaluate(engine, shard, task, comm)
+        return evaluate(engine, NodeObjective(task, shard, comm))
 
     everyone = ThreadWorld(world).run(body)
     assert all(values == everyone[0] for values in everyone)
