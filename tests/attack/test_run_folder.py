@@ -18,6 +18,7 @@ import pytest
 from checkpoints import result, rows, train
 from conftest import Run, environment
 from gnnpar import durable
+from gnnpar.cli import main
 from gnnpar.data.files import cached_folder
 from gnnpar.folder_lock import FILE, FolderInUse, Lock, Owner, started, working_in
 from gnnpar.track.jsonl import Jsonl
@@ -53,6 +54,26 @@ def test_a_second_run_in_the_folder_is_refused_and_changes_nothing(first: Starte
     assert [row["epoch"] for row in rows] == list(range(result["epochs_done"]))
     assert (result["status"], result["seed"]) == ("interrupted", 0)
     assert not list(folder.glob(".gnnpar*")), "what says that the folder is in use is gone"
+
+
+def test_interrupts_while_a_lock_is_given_back_leave_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three SIGINTs within 0.1 s left the file."""
+    unlink = Path.unlink
+
+    def interrupted(file: Path, missing_ok: bool = False) -> None:
+        monkeypatch.setattr(Path, "unlink", unlink)
+        raise KeyboardInterrupt
+
+    def command(argv: list[str]) -> int:
+        with working_in(tmp_path, otherwise="", say=print):
+            monkeypatch.setattr(Path, "unlink", interrupted)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("gnnpar.cli.cite.run", command)
+    handler = signal.getsignal(signal.SIGINT)
+    assert main.run("cite", []) == 1
+    assert not (tmp_path / FILE).exists()
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_the_lock_of_a_killed_run_does_not_stop_the_resume(first: Started, run_here: Run) -> None:
