@@ -1,7 +1,17 @@
 """gnnpar: compare parallelism strategies for distributed full-graph GNN training."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+import os
+import sys
+
+_RUN = not sys.flags.safe_path and sys.argv[:1] == ["-m"] and "-m gnnpar" in " ".join(sys.orig_argv[:8])
+if _RUN and sys.path[:1] == [os.getcwd()]:
+    # python -m puts the working directory first, where a file json.py would be imported instead of Python's own
+    del sys.path[0]
+    if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) == os.getcwd():
+        sys.path.append(os.getcwd())  # gnnpar itself lies here
+
+from importlib import import_module  # noqa: E402 - after the lines above
+from typing import TYPE_CHECKING  # noqa: E402
 
 __version__ = "0.2.0"
 

@@ -8,12 +8,6 @@ import signal
 import sys
 import threading
 
-if __name__ == "__main__" and not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
-    # python -m puts the working directory first, where a file json.py would be imported instead of Python's own
-    del sys.path[0]
-    if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) == os.getcwd():
-        sys.path.append(os.getcwd())  # gnnpar itself lies here
-
 # torch reads these when it is imported, in every rank: its profiler (memory figures) reports on stderr otherwise
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")

@@ -11,6 +11,14 @@ from pathlib import Path
 GROUP = "gnnpar.conf"
 
 
+def expanded(path: str | Path) -> Path:
+    """With the home folder in the place of ~. ValueError where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{path}: there is no such user; write the folder out") from error
+
+
 def conf_dir() -> Path:
     """conf/ inside the wheel, or beside src/ in a checkout."""
     packaged = Path(__file__).with_name("conf")

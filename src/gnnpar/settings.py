@@ -22,6 +22,7 @@ import annotated_types as at
 
 from gnnpar.aliases import with_published_model_keys
 from gnnpar.durable import Json, JsonDict, JsonObject
+from gnnpar.paths import expanded
 from gnnpar.pricing.topology import Machines
 from gnnpar.targets import is_own, locate
 from gnnpar.track.tracker import Tracker
@@ -286,7 +287,10 @@ def build_settings(config: JsonObject, names: Mapping[str, str], study: str = ""
         config = {**config, "task": LABELS}
     values = _construct_values(Settings, config, path="", skip=NOT_KEYS)
     for name in ("data_dir", "cache_dir"):
-        values[name] = values[name].expanduser().absolute()
+        try:
+            values[name] = expanded(values[name]).absolute()
+        except ValueError as error:
+            raise ConfigError(f"{name}={error}") from error
     _check_strategy(values["strategy"], names)
     for group, members in _MEMBERS.items():
         if lacking := _lacking(values[group], members):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,12 +19,14 @@ from torch_geometric.data import Data
 
 import gnnpar
 from checkpoints import train
+from conftest import environment
 from gnnpar import durable
 from gnnpar.api import Run
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import resumed
 from gnnpar.data.columns import Column
+from gnnpar.data.files import fingerprint, own_folder
 from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
 from gnnpar.durable import JsonDict, read_checked_json, read_json, write_checked_json
@@ -167,6 +172,50 @@ def test_raw_files_of_a_dataset_run_no_code(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ValueError, match=r"cannot be read \(UnpicklingError: it names .*, which is no array\)"):
         PyGDataset(name="cora").load(tmp_path, 0)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["data.pt", "pre_transform.pt", "pre_filter.pt"])
+def test_a_cache_that_pyg_reads_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """PyG unpickles its notes of transforms, and what torch refuses for a class that one could allow."""
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    files = [f"ind.cora.{part}" for part in ("x", "tx", "allx", "y", "ty", "ally", "graph")] + ["ind.cora.test.index"]
+    raw = tmp_path / "Cora" / "raw"
+    raw.mkdir(parents=True)
+    for file in files:
+        (raw / file).write_bytes(b"")
+    root = tmp_path / "cache" / "pyg" / f"cora-{fingerprint(raw, files)}" / "Cora"
+    shutil.copytree(raw, root / "raw")
+    (root / "away").mkdir()
+    (root / "processed").symlink_to(root / "away")
+    content = {"data.pt": (Data(x=torch.ones(2, 2)).to_dict(), None, Data)}
+    for file, what in (content | {name: Code(tmp_path / "ran")}).items():
+        torch.save(what, root / "processed" / file)
+    with contextlib.suppress(ValueError):  # a graph without edges, or the file
+        PyGDataset(name="cora").load(tmp_path, 0)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_cache_of_another_user_is_not_read_by_ogb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_folder(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(ValueError, match="of the cache belongs to another user"):
+        own_folder(tmp_path)
+
+
+def test_python_m_imports_nothing_of_the_working_directory(tmp_path: Path) -> None:
+    """But what Python itself imports before gnnpar is found."""
+    for module in ("signal", "threading", "typing", "json", "difflib"):
+        (tmp_path / f"{module}.py").write_text(f"open('ran', 'a').write('{module} ')\n")
+    command = [sys.executable, "-m", "gnnpar", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_home_of_nobody_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (("train", "debug=tiny", "cache_dir='~nobodyx/c'"), ("new", "model", "m", "--into", "~nobodyx/c")):
+        assert run(words[0], list(words[1:])) == 2
+        assert "~nobodyx/c: there is no such user; write the folder out" in capsys.readouterr().err
 
 
 def test_a_run_of_somebody_else_is_not_trusted_for_being_compared(

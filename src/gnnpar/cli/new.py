@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from gnnpar.paths import checkout_dir, conf_dir
+from gnnpar.paths import checkout_dir, conf_dir, expanded
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
 
@@ -38,7 +38,10 @@ def run(argv: list[str]) -> int:
     parser.add_argument("name", help="its name: strategy=NAME chooses it")
     parser.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="where; this folder")
     options = parser.parse_args(argv)
-    folder = options.into.expanduser().absolute()
+    try:
+        folder = expanded(options.into).absolute()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     for file in write(options.kind, options.name, folder):
         say(f"wrote {file.relative_to(folder)}")
     say("")

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from gnnpar.config.compose import compose
 from gnnpar.durable import JsonDict
+from gnnpar.paths import expanded
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import num_bytes, say, stdout
 
@@ -41,7 +42,11 @@ def run(argv: list[str]) -> int:
     overrides = [a for a in argv if not a.startswith("out=")]
     if asked := next((o for o in overrides if o.startswith(("shards", "plan=", "-"))), None):
         raise ConfigError(f"{asked}: gnnpar partition takes out=FOLDER and overrides of dataset, partition, world_size")
-    settings, out = compose(overrides), Path(outs[0]).expanduser()
+    settings = compose(overrides)
+    try:
+        out = expanded(outs[0])
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if settings.task.decoder is not None:
         raise ConfigError(
             f"task={settings.names.get('task')} splits the edges of a whole graph before it is cut: leave it out here; "

@@ -20,6 +20,8 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from gnnpar.paths import expanded
+
 _LOG = logging.getLogger(__name__)
 _PROBE_SECONDS = 4.0
 _DOWNLOAD_SECONDS = 30.0  # without a byte, before a download counts as failed
@@ -29,7 +31,7 @@ def cache_root() -> Path:
     """The writable folder for derived files: GNNPAR_CACHE, else gnnpar in XDG_CACHE_HOME or ~/.cache."""
     named = os.environ.get("GNNPAR_CACHE")
     if named:
-        return Path(named).expanduser()
+        return expanded(named)
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "gnnpar"
 
@@ -38,8 +40,8 @@ def find_file(name: str, path: str | None, data_dir: Path | None, *, example: st
     """The file of a dataset, in the working folder or in data_dir. `example`: of giving its path, for the message."""
     if not path:
         raise ValueError(f"dataset.path is not set; name the file, e.g. {example}.")
-    given = Path(path).expanduser()
-    places = [given] if data_dir is None else [given, Path(data_dir).expanduser() / given]
+    given = expanded(path)
+    places = [given] if data_dir is None else [given, expanded(data_dir) / given]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         tried = " nor ".join(dict.fromkeys(str(place.absolute()) for place in places))
@@ -116,6 +118,15 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
                 if not final.is_dir():  # else another host, whose locks are its own, was first
                     raise
     return final
+
+
+def own_folder(folder: Path) -> None:
+    """ValueError where a folder, what lies in which is unpickled, is another user's."""
+    if (owner := folder.stat().st_uid) != os.geteuid():
+        raise ValueError(
+            f"{folder} of the cache belongs to another user ({owner}), and OGB runs what its files name; set "
+            "GNNPAR_CACHE to a folder of your own."
+        )
 
 
 @contextlib.contextmanager

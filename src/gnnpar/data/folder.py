@@ -38,6 +38,7 @@ from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, check_split, checked, refuse_unread, task_of
 from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, hashes_of, no_progress
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
+from gnnpar.paths import expanded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,8 +277,8 @@ class _Features:
 def _folder(config: Folder, data_dir: Path | None) -> Path:
     if not config.path:
         raise ValueError("dataset.path is not set; name the folder, e.g. dataset=folder dataset.path=my_graph.")
-    path = Path(config.path).expanduser()
-    places = [path] if data_dir is None else [path, Path(data_dir).expanduser() / path]
+    path = expanded(config.path)
+    places = [path] if data_dir is None else [path, expanded(data_dir) / path]
     found = next((place for place in places if place.is_dir()), None)
     if found is None:
         tried = " nor ".join(dict.fromkeys(str(place.absolute()) for place in places))

@@ -28,12 +28,14 @@ from gnnpar.data.files import (
     missing_files,
     not_found,
     one_line,
+    own_folder,
     quiet,
     reachable,
 )
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
 from gnnpar.durable import JsonDict
+from gnnpar.paths import expanded
 
 _SERVER = "http://snap.stanford.edu/ogb/data/nodeproppred/"
 _CSV = ("edge", "num-node-list", "num-edge-list", "node-feat", "node-label")
@@ -48,7 +50,7 @@ class OGBDataset(Preprocess):
     name: Literal["ogbn_arxiv", "ogbn_products", "ogbn_papers100m"]
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        data_dir = None if data_dir is None else Path(data_dir).expanduser()
+        data_dir = None if data_dir is None else expanded(data_dir)
         return prepare(_raw_graph(self.name, data_dir), self, seed=seed)
 
 
@@ -96,6 +98,7 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
         root = cached_folder(f"ogb/{name}-downloaded", from_server)
     else:
         root = cached_folder(f"ogb/{name}-{fingerprint(folder, files)}", from_files)
+    own_folder(root)
     with _ogb_speaks():
         dataset = reader(own, root=str(root))
         (graph, labels), parts = dataset[0], dataset.get_idx_split()

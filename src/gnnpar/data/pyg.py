@@ -33,6 +33,8 @@ from gnnpar.data.files import (
 )
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
+from gnnpar.data.saved import refuse_saved_code
+from gnnpar.paths import expanded
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -103,7 +105,7 @@ class PyGDataset(Preprocess):
         source = _SOURCES.get(self.name)
         if source is None:
             raise ValueError(f"dataset.name={self.name} is not one of {', '.join(_SOURCES)}.")
-        data_dir = None if data_dir is None else Path(data_dir).expanduser()
+        data_dir = None if data_dir is None else expanded(data_dir)
         return prepare(_raw_graph(self.name, source, _read(self.name, source, data_dir)), self, seed=seed)
 
 
@@ -179,6 +181,7 @@ def _downloaded(name: str, source: _Source, data_dir: Path | None, missing: list
 
 
 def _open(source: _Source, root: Path) -> Data:
+    refuse_saved_code(source.folder, root)
     cls = getattr(importlib.import_module("torch_geometric.datasets"), source.cls)
     dataset = cls(str(root)) if source.named is None else cls(str(root), source.named)
     return dataset[0]

@@ -6,6 +6,8 @@ weights_only, so that none of its code runs.
 
 from __future__ import annotations
 
+import glob
+import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -42,20 +44,47 @@ class PT(Preprocess):
 
 
 def _loaded(name: str, file: Path) -> object:
+    try:
+        return _without_code(file)
+    except Exception as error:  # torch's readers raise errors of all kinds
+        raise ValueError(
+            f"dataset {name}: {file} cannot be read as a saved Data ({_cause(error)}); save it with "
+            "torch.save(data, path)."
+        ) from error
+
+
+def refuse_saved_code(name: str, folder: Path) -> None:
+    """Before PyG reads what it has processed: where torch refuses a file for the code that it names, PyG runs it.
+
+    Raises ValueError in one line. Its notes of transforms, which it unpickles, too, are removed: there are none.
+    """
+    for path in sorted(glob.glob(f"{glob.escape(str(folder))}/**/*.pt", recursive=True, include_hidden=True)):
+        file = Path(path)
+        if file.name in ("pre_transform.pt", "pre_filter.pt"):
+            file.unlink(missing_ok=True)
+            continue
+        try:
+            _without_code(file, mmap=zipfile.is_zipfile(file))
+        except Exception as error:
+            raise ValueError(
+                f"dataset {name}: {file} of the cache cannot be read ({_cause(error)}); remove that folder, or set "
+                "GNNPAR_CACHE to one of your own."
+            ) from error
+
+
+def _without_code(file: Path, *, mmap: bool = False) -> object:
+    """What torch.save wrote, tensors and PyG's own classes alone."""
     from torch_geometric.data import Data, HeteroData
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
     known = [Data, HeteroData, DataEdgeAttr, DataTensorAttr, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
-    try:
-        with torch.serialization.safe_globals(known):
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's readers raise errors of all kinds
-        cause = one_line(error).split("WeightsUnpickler error: ")[-1]
-        raise ValueError(
-            f"dataset {name}: {file} cannot be read as a saved Data ({cause[:160]}); save it with "
-            "torch.save(data, path)."
-        ) from error
+    with torch.serialization.safe_globals(known):
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+
+
+def _cause(error: Exception) -> str:
+    return one_line(error).split("WeightsUnpickler error: ")[-1][:160]
 
 
 def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
