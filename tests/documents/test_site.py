@@ -83,6 +83,7 @@ def test_tables_say_what_runs_and_what_does_not() -> None:
     assert cells["`graph_parallel`"][1] == "exact"
     assert 1e-4 < float(cells["`graph_parallel`"][0]) < 1
     assert "| `sar` | " in measured.models_table(["sar"], ["gcn"])
+    assert {measured.model_of(model).num_layers for model in measured.names("model")} == {3}
     assert "`central_marginal`: exact" in measured.overlaps_table(["graph_parallel"])
 
     def refused() -> float:

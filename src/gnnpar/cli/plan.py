@@ -90,7 +90,8 @@ def run(argv: list[str]) -> int:
     show(planner.COLUMNS, planner.table_rows(planned.evaluated, options.top, measured))
     for line in planner.why(planned, planner.timeline(planned).seconds):
         say(f"- {line}")
-    say(f"chosen: {planned.chosen.label}  ->  {file}  (gnnpar train plan={file} world_size={plan.num_ranks})")
+    go = f"gnnpar train plan={file} world_size={plan.num_ranks}"
+    say(f"chosen: {planned.chosen.label}  ->  {file}, its arrays beside it  ({go})")
     return 0
 
 

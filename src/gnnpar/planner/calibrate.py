@@ -26,11 +26,13 @@ import torch
 
 from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
+from gnnpar.comm.world import num_cores
 from gnnpar.durable import JsonDict, read_json, write_json_whole
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
 from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
 from gnnpar.printable import counted
+from gnnpar.training.result.record import contention
 
 if TYPE_CHECKING:
     from multiprocessing.queues import SimpleQueue
@@ -90,6 +92,9 @@ def calibrate(
         return Calibration(ranks, threads, NOMINAL, NOMINAL_LINK)
     here = f"{counted(ranks, 'rank')} with {counted(threads, 'thread')}"
     say(f"measuring what {here} can do here: about {MEASURING_SECONDS:.0f} s, once, kept in the cache; --no-measure")
+    if others := contention(ranks * threads, num_cores()):
+        again = "topology=measured topology.refresh=true measures again"
+        say(f"busy machine: {others}, which makes it look slower than it is; {again}")
     calibration = fitted(world_samples(ranks, threads, say), ranks=ranks, threads=threads)
     if file is not None:
         try:

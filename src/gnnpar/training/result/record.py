@@ -157,11 +157,16 @@ def remarks(settings: Settings, world: World) -> Iterator[str]:
         jobs = f" of {world.jobs_at_once} jobs" if world.jobs_at_once > 1 else ""
         threads = f"{world.num_threads} threads{jobs}"
         yield f"oversubscribed: {threads} on {world.cores} cores; bytes and accuracy stand, times do not"
-    elif world.jobs_at_once == 1 and (busy := busy_cores()) + world.num_threads > world.cores + _SPARE_CORES:
-        taken = f"other programs keep {busy:.1f} of {world.cores} cores busy"
-        yield f"busy machine: {taken}, and this run needs {world.num_threads}: its times say little"
+    elif world.jobs_at_once == 1 and (others := contention(world.num_threads, world.cores)):
+        yield f"busy machine: {others}, and this run needs {world.num_threads}: its times say little"
     if isinstance(settings.topology, Cluster) and world.links is None and world.size > 1:
         yield f"topology={settings.names.get('topology')} names rates of links, which only launch=paced sets"
+
+
+def contention(num_threads: int, cores: int) -> str:
+    """'other programs keep 1.6 of 2 cores busy' where so many threads would not have a core each, else nothing."""
+    busy = busy_cores()
+    return f"other programs keep {busy:.1f} of {cores} cores busy" if busy + num_threads > cores + _SPARE_CORES else ""
 
 
 def busy_cores() -> float:
