@@ -53,6 +53,15 @@ def test_few_runs_settle_nothing(plant: Plant, tmp_path: Path, runs: int, open_:
     assert f"Not settled: {open_}" in line
 
 
+def test_runs_of_a_busy_machine_settle_no_speed(plant: Plant, tmp_path: Path) -> None:
+    for seed in range(5):
+        plant(seed=seed, median=2.0, cores=2, **accurate(80 + seed))
+        load = {"before": 3.5 if seed else 2.5, "after": 9.0}
+        plant(seed=seed, median=1.0, cores=2, load=load, **OURS, **accurate(80 + seed))
+    (line,) = answers(tmp_path)
+    assert "Not settled: speed (the machine was busy when 4 of 10 runs began) and accuracy (no verdict" in line
+
+
 def test_what_loses_accuracy_is_not_recommended(plant: Plant, tmp_path: Path) -> None:
     study(plant, 1.0, loss=5.0)
     (line,) = answers(tmp_path)

@@ -12,6 +12,7 @@ from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS
 from gnnpar.track.console import seconds
 
 _SURE = 0.2  # share by which a prediction may be off before it is what misled the planner
+_BUSY = 1.5  # load of a machine, a core: what runs of one sweep leave for each other stays below
 
 
 def answers(groups: Sequence[Group], baseline: str) -> list[str]:
@@ -54,11 +55,13 @@ def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
     """What is not settled, and what to try next."""
     blocks = min(len(group.ratios) for group in timed)
     seeds = min((g.difference.n for g in timed if g.difference is not None), default=len(best.accuracies))
-    wanted = []
+    wanted, doubts = [], _busy(timed)
     if blocks < FEWEST_BLOCKS:
-        wanted.append(f"speed ({counted(blocks, 'block')} of {FEWEST_BLOCKS}: block=0,1,2)")
+        doubts.append(f"{counted(blocks, 'block')} of {FEWEST_BLOCKS}: block=0,1,2")
     elif "speedup" not in best.best:
-        wanted.append(f"speed ({counted(blocks, 'block')} do not tell it from the next)")
+        doubts.append(f"{counted(blocks, 'block')} do not tell it from the next")
+    if doubts:
+        wanted.append(f"speed ({'; '.join(doubts)})")
     if best.verdict == "baseline":
         pass  # its own accuracy claims nothing
     elif best.verdict in ("not enough runs", "inconclusive") or (not best.verdict and seeds < FEWEST_SEEDS):
@@ -70,6 +73,13 @@ def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
         wanted.append("accuracy (no verdict on the negative control, codec=drop)")
     settled = f"Not settled: {' and '.join(wanted)}" if wanted else f"Settled against {baseline}"
     return f"{settled}. Other machines and links: gnnpar plan topology=NAME"
+
+
+def _busy(timed: Sequence[Group]) -> list[str]:
+    """How many of the runs shared their cores with other programs when they began."""
+    loads = [(run["load"]["before"], run["cores"]) for group in timed for run in group.completed if run.get("load")]
+    num_busy = sum(before > _BUSY * cores for before, cores in loads)
+    return [f"the machine was busy when {num_busy} of {counted(len(loads), 'run')} began"] if num_busy else []
 
 
 def _tag(rivals: Sequence[Group]) -> list[str]:
