@@ -26,7 +26,8 @@ def plant(
     template: dict[str, Any], folder: Path, *, median: float | None = 1.0, curve: Sequence[float] = (), **changes: Any
 ) -> dict[str, Any]:
     """A changed copy. median: epoch seconds; curve: validation by epoch, each of a second and 100 bytes."""
-    result = copy.deepcopy(template) | {"load": {"before": 0.5, "after": 0.5}}
+    result = copy.deepcopy(template)
+    result["load"] = {"before": 0.5, "after": 0.5}
     result["epoch_seconds"]["median"] = median
     for path, value in changes.items():
         node: Any = result

@@ -18,7 +18,7 @@ from gnnpar.verify.conformance import TOLERANCE, check, relative_error, small_gr
 
 WORLD = 3
 PROBE = "gcn"  # the model of the tables that have another axis
-EPOCHS = 21
+EPOCHS, RATE = 21, 0.03
 
 torch.set_num_threads(1)  # ranks are threads here, and OpenMP's beside them spin for cores that are not there
 
@@ -156,7 +156,7 @@ def losses_of(strategy: Any, model: str, data: Dataset) -> list[float]:
     """Of every epoch, by a training that learns: the loss of random guesses is 2.08."""
     config = chosen("model", model, "model.hidden=16", "model.num_layers=3", "model.dropout=0.1")
     world = world_of(strategy)
-    return train_in_threads(strategy, config, data, world=world, epochs=EPOCHS, optim=Adam(lr=0.01)).losses
+    return train_in_threads(strategy, config, data, world=world, epochs=EPOCHS, optim=Adam(lr=RATE)).losses
 
 
 def convergence() -> str:
@@ -165,7 +165,7 @@ def convergence() -> str:
     parts = [
         f"""# Losses against the single device
 
-Made when this site was built: `sbm` with 400 nodes, 3 layers of 16, Adam in fp64 ({EPOCHS} epochs, rate 0.01), equal
+Made when this site was built: `sbm` with 400 nodes, 3 layers of 16, Adam in fp64 ({EPOCHS} epochs, rate {RATE}), equal
 weights and masks, each strategy as it comes (not in its exact limit) on {WORLD} ranks, as threads. The last column is
 the largest relative difference to the single device in any epoch: rounding for exact strategies, and their own way for
 the others. This shows whether training follows the same path, and nothing of accuracy: see
