@@ -25,13 +25,23 @@ class Operands(NamedTuple):
     shared: Rows = ()  # replicated tensors (learned matrices)
 
 
+class ByType(NamedTuple):
+    """Edges by pair, which is destination * types + type: their order [E], CSR pointers, and the pairs of the CSR's
+    rows (None: all). Blocks with the same rows and types and other columns may share it."""
+
+    order: Tensor
+    indptr: Tensor
+    pairs: Tensor | None
+
+
 @dataclass(frozen=True, eq=False)
 class Block:
     """In-edges of `num_dst` destinations from `num_src` sources, CSR by destination.
 
     Shapes: indptr [R + 1], indices [E] (columns), both int32 while E < 2^31; rows [R] (destinations that the R CSR
     rows stand for, ascending; None: all of them); src_ids [num_src] ascending global ids of the columns; `edges`: ids,
-    weights and types of the E edges, in their order, where they have some.
+    weights and types of the E edges, in their order, where they have some. `by_type`: number of types -> how the edges
+    are sorted by them, kept.
     """
 
     indptr: Tensor
@@ -41,6 +51,7 @@ class Block:
     rows: Tensor | None = None
     src_ids: Tensor | None = None
     edges: EdgeData = field(default_factory=EdgeData)
+    by_type: dict[int, ByType] = field(default_factory=dict[int, ByType])
 
     @property
     def edge_ids(self) -> Tensor | None:
@@ -116,18 +127,23 @@ class Block:
 
     def forward_by_type(self, types: int) -> Csr:
         """CSR by pair: row = destination * types + type of the edge; kept. Edges without types are all of type 0."""
-        csr = self._by_type.get(types)
+        csr = self._csr_by_type.get(types)
         if csr is None:
-            csr = self._by_type[types] = self._sorted_by_type(types)
+            found = self.by_type.get(types)
+            if found is None:
+                found = self.by_type[types] = self._sorted_by_type(types)
+            order = found.order
+            csr = Csr(found.indptr, self.indices[order], found.pairs, weights=chosen(self.weights, order))
+            self._csr_by_type[types] = csr
         return csr
 
     @cached_property
-    def _by_type(self) -> dict[int, Csr]:
+    def _csr_by_type(self) -> dict[int, Csr]:
         return {}
 
-    def _sorted_by_type(self, types: int) -> Csr:
+    def _sorted_by_type(self, types: int) -> ByType:
         if not self.num_edges:  # nothing to count, which waits for a device
-            return Csr(self.indptr.new_zeros(self.num_dst * types + 1), self.indices, weights=self.weights)
+            return ByType(self.indices.long(), self.indptr.new_zeros(self.num_dst * types + 1), None)
         pair = self.edge_dst * types
         if self.types is not None:
             pair += self.types
@@ -135,13 +151,11 @@ class Block:
         pair = pair[order]
         begins = torch.ones_like(pair, dtype=torch.bool)  # the first edge of its pair
         begins[1:] = pair[1:] != pair[:-1]
-        first, rows = begins.nonzero().flatten(), None
+        first = begins.nonzero().flatten()
         if 2 * len(first) < self.num_dst * types:
             indptr = torch.cat([first, first.new_full((1,), self.num_edges)]).to(self.indptr.dtype)
-            rows = pair[first]
-        else:
-            indptr = _indptr(torch.bincount(pair, minlength=self.num_dst * types), self.indptr.dtype)
-        return Csr(indptr, self.indices[order], rows, weights=chosen(self.weights, order))
+            return ByType(order, indptr, pair[first])
+        return ByType(order, _indptr(torch.bincount(pair, minlength=self.num_dst * types), self.indptr.dtype), None)
 
     def spans(self, num_edges: int) -> list[tuple[slice, Tensor]]:
         """Whole CSR rows as runs of at most about `num_edges` edges (more only where one row has more), and the
@@ -214,7 +228,7 @@ class Block:
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Block:
         """On a device, weights in `dtype`."""
         structure = {name: t.to(device) for name, t in self._structure.items()}
-        return replace(self, **structure, edges=self.edges.to(device, dtype))
+        return replace(self, **structure, edges=self.edges.to(device, dtype), by_type={})
 
     @property
     def _structure(self) -> dict[str, Tensor]:
@@ -225,7 +239,8 @@ class Block:
     def nbytes(self) -> int:
         """Bytes of structure held, the transposed CSR and cached edge lists included once they are built."""
         cached = (self.__dict__.get("edge_dst"), self.__dict__.get("columns"), *self.__dict__.get("reverse", ()))
-        cached += tuple(t for csr in self.__dict__.get("_by_type", {}).values() for t in csr)
+        cached += tuple(each.order for each in self.by_type.values())
+        cached += tuple(t for csr in self.__dict__.get("_csr_by_type", {}).values() for t in csr)
         spans = (rows for cut in self.__dict__.get("_spans", {}).values() for _, rows in cut)
         held = (*self._structure.values(), *self.edges.tensors.values(), *cached, *spans)
         return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))

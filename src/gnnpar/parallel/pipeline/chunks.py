@@ -6,6 +6,7 @@ tables: rows of chunks that had their turn come from this epoch's (fresh), the o
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnpar.folds.block import Block
+from gnnpar.folds.block import Block, ByType
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.parallel.local import to_device
 from gnnpar.parallel.torch_types import integers, unique
@@ -224,6 +225,11 @@ class Chunks:
         return self._compact[chunk]
 
     @cached_property
+    def by_type(self) -> dict[tuple[int, Literal["all", "own", "halo"]], dict[int, ByType]]:
+        """How edges of a chunk, or of a half of `split`, are sorted by their types: the same in every epoch."""
+        return defaultdict(dict)
+
+    @cached_property
     def held_by_source(self) -> EdgeData:
         """Weights and types, in the order of `by_source`."""
         return replace(self.held, ids=None).at(self.by_source)
@@ -244,6 +250,7 @@ class Chunks:
         held += [self.__dict__.get("offsets"), self.__dict__.get("by_source"), *self._indptr.values()]
         held += [*self.__dict__.get("out_edges", ())[:1], *self._out_indptr.values()]
         held += [t for parts in self._split.values() for part in parts for t in part]
+        held += [t for kept in self.by_type.values() for each in kept.values() for t in each]
         compact = sum(b.nbytes + rows.nbytes for b, rows in self._compact.values())
         return compact + sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
 
@@ -326,6 +333,7 @@ class EpochOrder:
                 len(chunks.own(chunk)),
                 self._height,
                 edges=replace(chunks.held, ids=None).at(chunks.edges(chunk)),
+                by_type=chunks.by_type[chunk, "all"],
             )
         return self._blocks[chunk]
 
@@ -343,8 +351,9 @@ class EpochOrder:
                     block.num_src,
                     part.rows,
                     edges=block.edges.at(part.edges),
+                    by_type=self.chunks.by_type[chunk, half],
                 )
-                for part in self.chunks.split(chunk)
+                for half, part in zip(("own", "halo"), self.chunks.split(chunk), strict=True)
             )
             self._split[chunk] = own, halo
         return self._split[chunk]
