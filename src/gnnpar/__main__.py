@@ -46,6 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if argv is None:  # processes that this one starts do not import from the working directory either
         os.environ.setdefault("PYTHONSAFEPATH", "1")
+        if sys.stdout is None or sys.stderr is None:  # closed by who started this: what is written goes nowhere
+            nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
+            sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in ("-h", "--help", "help"):
         sys.stdout.write(USAGE)

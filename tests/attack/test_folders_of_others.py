@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pickle
@@ -33,9 +34,12 @@ from gnnpar.durable import JsonDict, read_checked_json, read_json, write_checked
 from gnnpar.folder_lock import FILE, FolderInUse, Owner, working_in
 from gnnpar.partition.chunking import Range, chunk
 from gnnpar.placement import Placement, Plan
+from gnnpar.report.comparison import compare
+from gnnpar.report.page.page import schedules
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError
 from gnnpar.track import jsonl
+from gnnpar.track.console import say
 from gnnpar.track.jsonl import read_rows
 from gnnpar.training.checkpoint import files as checkpoint
 
@@ -97,6 +101,15 @@ def test_a_prediction_is_written_through_no_link(trained: Path, tmp_path: Path, 
     assert run("predict", [str(trained), "strategy=single", "comm=threads", "--out", str(tmp_path / "out.npy")]) == 0
     assert untouched(precious)
     assert not (tmp_path / "out.npy").is_symlink()
+
+
+def test_two_predictions_of_a_run_share_no_file(trained: Path, tmp_path: Path) -> None:
+    """Both wrote one partial file, and the first to end named a mixture."""
+    other = tmp_path / ".out.npy.partial"
+    other.write_text("of another prediction")
+    assert run("predict", [str(trained), "strategy=single", "comm=threads", "--out", str(tmp_path / "out.npy")]) == 0
+    assert other.read_text() == "of another prediction"
+    assert {path.name for path in tmp_path.iterdir()} == {other.name, "out.npy"}
 
 
 def test_an_export_is_written_through_no_link(tmp_path: Path, precious: Path) -> None:
@@ -210,6 +223,64 @@ def test_python_m_imports_nothing_of_the_working_directory(tmp_path: Path) -> No
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "sweeper/basic.yaml", "launcher/joblib.yaml", "sweeper/sampler/tpe.yaml"]
+)
+def test_yaml_of_the_working_directory_takes_no_place_of_hydra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """hydra/sweeper/basic.yaml brought overrides of every job, and so a class."""
+    file = tmp_path / "hydra" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("params: {seed: 7}\n")
+    monkeypatch.chdir(tmp_path)
+    assert run("train", ["-m", "debug=tiny", "strategy=single", "seed=0,1"]) == 2
+    err = capsys.readouterr().err
+    assert f"{file} would be read in the place of Hydra's own hydra/{name}" in err
+    assert err.count("\n") == 1
+
+
+def test_a_page_holds_no_file_that_a_run_links_to(tmp_path: Path, precious: Path, trained: Path) -> None:
+    """schedule.svg -> ~/.ssh/id_rsa went out with the page; a pipe was waited for."""
+    shutil.copytree(trained.parents[1], tmp_path / "run")
+    picture = tmp_path / "run" / "schedule.svg"
+    picture.symlink_to(precious / "file")
+    compared = compare(collect([tmp_path / "run"]), baseline="single")
+    assert schedules(compared) == []
+    picture.unlink()
+    os.mkfifo(picture)
+    assert schedules(compared) == []
+    picture.unlink()
+    picture.write_text("<svg/>")
+    assert len(schedules(compared)) == 1
+
+
+def test_a_resume_beyond_the_epochs_that_are_asked_for_is_refused(tmp_path: Path) -> None:
+    """result.json said 1 epoch, and had the figures of 2."""
+    assert train(tmp_path / "run", "strategy=single", "epochs=2").exit_code == 0
+    outcome = train(tmp_path / "other", "strategy=single", "epochs=1", f"resume={tmp_path / 'run'}")
+    assert outcome.exit_code == 1
+    assert "has 2 epochs behind it, and epochs=1: set epochs=2 or more" in str(outcome.error)
+
+
+def test_a_closed_stdout_is_no_traceback(tmp_path: Path) -> None:
+    line = f"{sys.executable} -m gnnpar cite strategy=sar >&-"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment(), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_log_that_nobody_reads_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    given_up: list[int] = []
+    monkeypatch.setattr(sys, "stdout", Gone())
+    monkeypatch.setattr(os, "dup2", lambda source, target: given_up.append(target))
+    say("epoch 1")
+    assert len(given_up) == 1
 
 
 def test_a_home_of_nobody_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:

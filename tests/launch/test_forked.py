@@ -14,6 +14,7 @@ import pytest
 
 from gnnpar.launch.forked import Ranks
 from gnnpar.launch.signals import postponed
+from gnnpar.planner import calibrate
 
 
 class Sleep:
@@ -122,3 +123,17 @@ def test_only_a_process_of_one_thread_is_forked() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.split() == ["True", "False"]
+
+
+def test_ranks_that_measure_run_no_script_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gnnpar.plan` of a script ran the script in each of them."""
+    mains = []
+
+    def spawn(*arguments: object, **more: object) -> None:
+        mains.append(vars(sys.modules["__main__"]).get("__file__"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torch.multiprocessing.spawn", spawn)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate.world_samples(2, 1)
+    assert mains == [None]

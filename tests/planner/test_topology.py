@@ -148,3 +148,18 @@ def test_this_machine_and_the_paced_cluster() -> None:
     assert [paced.rate(a, b) for a, b in ((0, 1), (0, 2), (2, 0), (1, 3))] == [1e9, 5e7, 1e8, 5e7]
     with pytest.raises(ValueError, match="5 ranks do not fit on the topology's 4 devices: set world_size=4"):
         paced.first(5)
+
+
+@pytest.mark.parametrize(
+    ("host", "line"),
+    [
+        ({"devices": {"c": 10**9}}, r"hosts\[0\]\.devices\.c=1000000000 must be a whole number from 1 to 1024"),
+        ({"devices": {"c": 1}, "count": 10**9}, r"hosts\[0\]\.count=1000000000 must be a whole number from 1 to 1024"),
+        ({"devices": {"c": 1000}, "count": 1000}, "hosts has more than 1024 devices; give it fewer"),
+        ({"devices": {"c": 2}, "inside": {"x": 1}}, r"hosts\[0\]\.inside={'x': 1} is not among links"),
+    ],
+)
+def test_a_cluster_beyond_the_routes_of_a_planner_is_a_line(host: dict, line: str) -> None:
+    """Counts of 10^9 ran for minutes, and took memory."""
+    with pytest.raises(ValueError, match=line):
+        Machines(devices={"c": {"type": "cpu", "memory": "1 GiB"}}, hosts=({"name": "h", **host},))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from gnnpar.config.errors import CONFIG, hydra_line
+from gnnpar.config.errors import CONFIG, OF_HYDRA, hydra_line
 from gnnpar.config.inputs import Composed, spelled, with_inputs
 from gnnpar.durable import JsonDict
 from gnnpar.paths import GROUP, conf_dir, installed_confs, is_group
@@ -113,6 +113,34 @@ def search_installed() -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     _register_search_path()
+    _refuse_shadows(Path.cwd())
+
+
+def _refuse_shadows(folder: Path) -> None:
+    """ConfigError where YAML of a folder would be read in the place of Hydra's own, or of a plugin's, which nobody has
+    named there: Hydra looks into the working directory first, and a sweeper's classes and parameters are code."""
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
+
+    if not (folder / "hydra").is_dir():
+        return
+    Plugins.instance()  # which fill the store
+    there = {str(path) for path in _paths(ConfigStore.instance().repo.get("hydra", {}), Path("hydra"))}
+    there |= {f"{group}/{option}.yaml" for group, options in OF_HYDRA.items() for option in options}
+    for name in sorted(there):
+        if (folder / name).exists():
+            raise ConfigError(
+                f"{folder / name} would be read in the place of Hydra's own {name}: rename it, or call gnnpar elsewhere"
+            )
+
+
+def _paths(tree: Mapping[str, object], folder: Path) -> Iterator[Path]:
+    """Of files in Hydra's store."""
+    for name, node in tree.items():
+        if isinstance(node, Mapping):
+            yield from _paths(node, folder / name)
+        else:
+            yield folder / name
 
 
 @functools.cache

@@ -11,6 +11,10 @@ from gnnpar.settings import closest, show, unknown_key
 CONFIG = "config"
 """The file of conf/ that lists the groups."""
 PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
+OF_HYDRA = {group: ("basic", *names) for group, names in PLUGINS.items()} | {
+    "hydra/sweeper/sampler": ("tpe", "random", "cmaes", "grid", "nsgaii", "motpe")
+}
+"""Options of Hydra's own groups that it, or a plugin that gnnpar names, brings."""
 
 
 def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnpar.config.errors import PLUGINS
+from gnnpar.config.errors import OF_HYDRA
 from gnnpar.config.jobs import MANIFEST, Manifest
 from gnnpar.config.study import key_of
 from gnnpar.paths import conf_dir, installed_confs, is_group
@@ -22,9 +22,6 @@ from gnnpar.targets import TRUST, refuse_foreign
 
 FLAGS = ("-m", "--multirun")
 _HYDRA_KEYS = re.compile(r"hydra\.(sweep|launcher|sweeper)(\.\w+)+")
-_OF_HYDRA = {group: ("basic", *names) for group, names in PLUGINS.items()} | {
-    "hydra/sweeper/sampler": ("tpe", "random", "cmaes", "grid", "nsgaii", "motpe")
-}
 _JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
 _PLAIN = re.compile(r"[\w.,:+()-]*")
 """A value that is numbers, names or ranges: of launchers and sweepers other values may be commands."""
@@ -145,7 +142,7 @@ def _is_plain(value: str) -> bool:
 
 
 def _is_group(name: str) -> bool:
-    return name in _OF_HYDRA or is_group(name)
+    return name in OF_HYDRA or is_group(name)
 
 
 def _is_brought(group: str, option: str) -> bool:
@@ -153,5 +150,5 @@ def _is_brought(group: str, option: str) -> bool:
     file = Path(group, f"{option}.yaml")
     if not option or (conf_dir() / file).exists():  # no option: the group is taken out
         return True
-    brought = option in _OF_HYDRA.get(group, ()) or any((folder / file).exists() for folder in installed_confs())
+    brought = option in OF_HYDRA.get(group, ()) or any((folder / file).exists() for folder in installed_confs())
     return brought and not file.exists()  # Hydra looks into the working directory before plugins

@@ -48,7 +48,7 @@ class Ranks:
 
     def start(self) -> None:
         """Returns at once: before they have been started. Nothing may have started a thread since this was made."""
-        with _without_main():
+        with without_main():
             self._origin.start()
         self._end_of_ranks.close()
 
@@ -123,7 +123,7 @@ def _end_with(parent: int) -> None:
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
+def without_main() -> Iterator[None]:
     """Processes started inside do not import the program's main module: a script would run again in every rank, and a
     notebook has none."""
     main = sys.modules["__main__"]

@@ -28,6 +28,7 @@ from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.world import num_cores
 from gnnpar.durable import JsonDict, read_json, write_json_whole
+from gnnpar.launch.forked import without_main
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
 from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
@@ -159,7 +160,8 @@ def world_samples(ranks: int, threads: int, say: Callable[[str], None] = lambda 
         key = secrets.token_bytes(32)
         steps = mp.get_context("spawn").SimpleQueue()
         arguments = (ranks, threads, folder, key, steps)
-        started = mp.spawn(_rank, args=arguments, nprocs=ranks, join=False)  # type: ignore[attr-defined]  # not among what torch exports
+        with without_main():
+            started = mp.spawn(_rank, args=arguments, nprocs=ranks, join=False)  # type: ignore[attr-defined]  # not among what torch exports
         assert started is not None  # as always with join=False
         while not started.join(timeout=0.1):
             while not steps.empty():

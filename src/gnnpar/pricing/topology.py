@@ -8,7 +8,7 @@ CPU), or with `shared: true` one medium for all devices of the host (a PCIe root
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
@@ -20,6 +20,7 @@ from gnnpar.pricing.fabric import Device, Fabric, Link, Wire, build
 from gnnpar.pricing.quantity import parse
 
 T = TypeVar("T")
+_MOST = 1024  # devices of a cluster
 
 _DEVICE_KEYS = ("type", "memory", "speed", "memory_rate", "cores")
 _HOST_KEYS = ("name", "devices", "inside", "nic", "rack", "count")
@@ -72,6 +73,7 @@ class Machines:
                 points.add(name)
                 new = _devices(spec, name, kinds, where)
                 devices += new
+                _refuse_more(devices)
                 wires += _host_wires(spec, name, new, media, self.racks, where)
         for name, given in self.racks.items():
             spec = _mapping(given, f"racks.{name}", _RACK_KEYS)
@@ -155,16 +157,22 @@ def _mapping(given: object, where: str, keys: tuple[str, ...], *, required: tupl
     return given
 
 
-def _named(table: Mapping[str, T], name: str, where: str, group: str) -> T:
-    if name not in table:
+def _named(table: Mapping[str, T], name: object, where: str, group: str) -> T:
+    if not isinstance(name, str) or name not in table:
         raise ValueError(f"{where}={name} is not among {group} ({', '.join(map(str, table)) or 'none'}); add it there")
     return table[name]
 
 
 def _count(value: object, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{where}={value} must be a whole number >= 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+        raise ValueError(f"{where}={value} must be a whole number from 1 to {_MOST}")
     return value
+
+
+def _refuse_more(devices: Sequence[Device]) -> None:
+    """There is a route for every pair."""
+    if len(devices) > _MOST:
+        raise ValueError(f"hosts has more than {_MOST} devices; give it fewer")
 
 
 def _medium(given: object, where: str) -> _Medium:
@@ -209,6 +217,7 @@ def _devices(spec: JsonObject, host: str, kinds: Mapping[str, Device], where: st
         device = _named(kinds, kind, f"{where}.devices.{kind}", "devices")
         for _ in range(_count(count, f"{where}.devices.{kind}")):
             devices.append(replace(device, name=f"{host}/{len(devices)}", host=host))
+        _refuse_more(devices)
     return devices
 
 
@@ -244,6 +253,6 @@ def _free_wire(given: object, media: Mapping[str, _Medium], points: set[str], wh
     if not isinstance(ends, (list, tuple)) or len(ends) != 2:
         raise ValueError(f"{where}.between={ends} must be two points, such as [h0, h1]")
     for end in ends:
-        if end not in points:
+        if not isinstance(end, str) or end not in points:
             raise ValueError(f"{where}.between names {end}, but there are {', '.join(sorted(points))}")
     return _wire(ends[0], ends[1], _named(media, spec["link"], f"{where}.link", "links"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, TextIO, cast
@@ -57,6 +58,9 @@ class _Patient(io.TextIOBase):
 def _patience() -> Iterator[None]:
     try:
         yield
+    except BrokenPipeError:  # `gnnpar train ... | head`: who reads the log has gone, and the run goes on
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise

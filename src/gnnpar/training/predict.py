@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,17 +48,22 @@ class Prediction:
         values = run.objective.metrics(logits)
         counts = comm.gather(len(ids))
         shape = comm.broadcast(None if counts is None else (sum(counts), logits.shape[1]))
-        partial = self.out.with_name(f".{self.out.name}.partial")
+        token = comm.broadcast(secrets.token_hex(8))  # of rank 0: two predictions of one run share no file
+        partial = self.out.with_name(f".{self.out.name}.{token}.partial")
+        try:
+            if comm.rank == 0:
+                np.lib.format.open_memmap(partial, "w+", logits.cpu().numpy().dtype, shape).flush()
+            comm.barrier()
+            rows = np.lib.format.open_memmap(partial, "r+")
+            rows[ids] = logits.cpu().numpy()
+            rows.flush()
+            comm.barrier()
+            if comm.rank == 0:
+                os.replace(partial, self.out)
+        finally:
+            if comm.rank == 0:
+                partial.unlink(missing_ok=True)
         if comm.rank == 0:
-            partial.unlink(missing_ok=True)  # of a prediction before, or a link of somebody else
-            np.lib.format.open_memmap(partial, "w+", logits.cpu().numpy().dtype, shape).flush()
-        comm.barrier()
-        rows = np.lib.format.open_memmap(partial, "r+")
-        rows[ids] = logits.cpu().numpy()
-        rows.flush()
-        comm.barrier()
-        if comm.rank == 0:
-            os.replace(partial, self.out)
             shown = {split: value for split in SPLITS if (value := values[f"metric/{split}"]) is not None}
             figures = ", ".join(f"{name} {value:.4f}" for name, value in shown.items()) or "unknown: no split"
             say(f"{shape[0]} nodes, {shape[1]} outputs each; {run.task.metric_name} {figures}")

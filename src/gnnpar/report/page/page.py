@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import json
+import stat
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -164,17 +165,29 @@ def _memory(group: Group) -> dict[str, float] | None:
     return curves.live_bytes(group, list(colours.MEMORY))
 
 
+_MOST_BYTES = 1 << 23  # of a picture
+
+
 def schedules(comparison: Comparison) -> list[tuple[str, str]]:
     """Pictures that runs have left of their schedules: caption and data address; one a group."""
     pictured = []
     for group in comparison.groups:
         for row in group.rows:
             file = Path(row["folder"]) / SCHEDULE
-            if file.exists():
+            if _is_own(file):
                 data = base64.b64encode(file.read_bytes()).decode("ascii")
                 pictured.append((f"{group.name}, {row['model']}", f"data:image/svg+xml;base64,{data}"))
                 break
     return pictured
+
+
+def _is_own(file: Path) -> bool:
+    """A file in its place: no link, whose target would go out with the page, and no pipe, which would be waited for."""
+    try:
+        found = file.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES
 
 
 def _json(data: Json) -> str:

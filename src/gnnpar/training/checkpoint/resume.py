@@ -75,6 +75,11 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
             raise ValueError(f"resume={path} has no good checkpoint left; give another run's folder, or leave it out")
     if found is None:
         return Start(None, profile_in(run_dir) if restarted else None)
+    if found.epoch > settings.epochs:
+        raise ValueError(
+            f"{found.folder} has {found.epoch} epochs behind it, and epochs={settings.epochs}: set epochs="
+            f"{found.epoch} or more, or leave resume out"
+        )
     check_rows(found)
     if found.run_dir.resolve() == run_dir.resolve():
         checkpoint.forget_after(run_dir, found.epoch)
