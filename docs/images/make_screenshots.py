@@ -22,7 +22,6 @@ HERE = Path(__file__).parent
 SHOTS = {
     "report-light": (1280, 2200, "light"),
     "report-dark": (1280, 2200, "dark"),
-    "report-phone": (400, 900, "light"),
 }
 
 

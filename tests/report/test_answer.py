@@ -39,7 +39,10 @@ def test_what_is_faster_is_used_and_its_evidence_named(plant: Plant, tmp_path: P
 
 
 def test_one_device_holds_the_graph(plant: Plant, tmp_path: Path) -> None:
+    """Beside it stands the fastest of several ranks that does not lose accuracy."""
     study(plant, 4.0)
+    for seed in range(5):
+        plant(seed=seed, median=3.0, **OURS | {"strategy": "pipegcn"}, **accurate(70 + seed))
     (line,) = answers(tmp_path)
     assert "one device holds this graph: use single. The fastest of several ranks, graph_parallel" in line
     assert "has 0.49 times its speed" in line

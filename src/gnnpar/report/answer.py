@@ -42,7 +42,8 @@ def _answer(rivals: Sequence[Group], baseline: str) -> str:
     if best.first["world_size"] == 1 and all(group.first["world_size"] == 1 for group in timed):
         first = f"{_name(best)} is the fastest on one device ({_evidence(best, baseline)})"
     elif best.first["world_size"] == 1:
-        second = max((group for group in timed if group.first["world_size"] > 1), key=_speedup)
+        several = [group for group in timed if group.first["world_size"] > 1]
+        second = max([group for group in several if group in usable] or several, key=_speedup)
         share = _speedup(second) / _speedup(best)
         alone = f"one device holds this graph: use {best.first['strategy']}. The fastest of several ranks"
         first = f"{alone}, {_name(second)}, has {share:.2f} times its speed ({_evidence(second, baseline)})"
