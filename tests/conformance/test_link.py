@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -167,6 +168,17 @@ def test_a_trained_model_gives_rows_and_goes_on_with_its_task_alone(results, run
     result = read_result(folder)
     assert result is not None
     assert f"mrr val {result['metric']['val']:.4f}, test {result['metric']['test']:.4f}" in done.stdout
+    pairs = torch.randint(0, len(rows), (37, 2), generator=torch.Generator().manual_seed(0))
+    np.save(tmp_path / "pairs.npy", pairs.numpy())
+    asked = ("predict", str(folder), "--which=last", "world_size=3", "comm=threads", "--pairs", "pairs.npy")
+    done = run_here(*asked, "--out", "scores.npy")
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = (rows[pairs[:, 0]] * rows[pairs[:, 1]]).sum(1)
+    assert relative_error(torch.from_numpy(np.load(tmp_path / "scores.npy")), expected) < 1e-9
+    np.save(tmp_path / "pairs.npy", pairs.numpy() * 1000)
+    assert re.search(r"pairs.npy names node \d+ of 200: give ids from 0", run_here(*asked).stderr)
+    np.save(tmp_path / "pairs.npy", pairs.numpy()[:, :1])
+    assert "is int64 [37, 1]; give node ids [pairs, 2], integers" in run_here(*asked).stderr
     refused = run_here("predict", str(folder), "dataset=sbm")
     assert "whose rows are those of its own training edges; leave it out" in refused.stderr
     outcome = train(tmp_path / "on", f"resume={folder}", "task=link", "task.negatives=2", "task.eval_negatives=9")

@@ -29,9 +29,12 @@ def run(argv: list[str]) -> int:
     """0 the file is written, 1 a rank failed, 2 there is no good checkpoint or the overrides are wrong."""
     parser = argparse.ArgumentParser("gnnpar predict", description=HELP)
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to (predictions.npy of the run)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to (predictions.npy or scores.npy of the run)")
     parser.add_argument(
         "--which", choices=("best", "last"), default="best", help="checkpoint: best on validation, last"
+    )
+    parser.add_argument(
+        "--pairs", type=Path, metavar="FILE", help="of task=link: scores of these, .npy [n, 2] of nodes"
     )
     parser.add_argument("overrides", nargs="*", help="dataset=NAME shards=FOLDER strategy=NAME world_size=N ...")
     options = parser.parse_intermixed_args(argv)
@@ -46,18 +49,39 @@ def run(argv: list[str]) -> int:
         settings = with_model_of(trained, found, options.overrides)
         world = world_of(settings)
         check(settings, world)
+        pairs = options.pairs and checked_pairs(options.pairs.absolute(), trained)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    out = (options.out or run_folder(options.run) / "predictions.npy").absolute()
+    name = "predictions.npy" if pairs is None else "scores.npy"
+    out = (options.out or run_folder(options.run) / name).absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gnnpar-predict-") as scratch:
-        work = Prediction(settings, world, plan_source_of(settings), found.folder, Path(scratch), out)
+        work = Prediction(settings, world, plan_source_of(settings), found.folder, Path(scratch), out, pairs)
         outcome = launch(world, work, Hooks(settings, Path(scratch)), how=settings.launch, comm=settings.comm)
     if outcome.exit_code:
         complain(outcome.error or "the prediction has failed and gives no reason")
     elif int(os.environ.get("RANK", "0")) == 0:
         say(f"epoch {found.epoch}  ->  {os.path.relpath(out)}")
     return outcome.exit_code
+
+
+def checked_pairs(file: Path, trained: Settings) -> Path:
+    """ValueError where a file holds no pairs of nodes, or the run does not score them."""
+    from gnnpar.npy import load_npy
+
+    if trained.task.decoder is None:
+        raise ValueError(
+            f"--pairs {file.name}: the run was not trained with task=link, and scores no pairs; leave it out"
+        )
+    try:
+        table = load_npy(file, mapped=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--pairs {file} cannot be read ({' '.join(str(error).split())[:160]}); give a .npy"
+        ) from error
+    if table.ndim != 2 or table.shape[1] != 2 or not len(table) or table.dtype.kind not in "iu":
+        raise ValueError(f"--pairs {file} is {table.dtype} {list(table.shape)}; give node ids [pairs, 2], integers")
+    return file
 
 
 def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]) -> Settings:

@@ -31,6 +31,12 @@ def with_scorer(model: GNN, decoder: Literal["dot", "mlp"] | None, seed: int) ->
     return model
 
 
+def scorer_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Those of the decoder alone."""
+    scorer = dict(model.named_children()).get(_NAME)
+    return [] if scorer is None else list(scorer.parameters())
+
+
 def pair_scores(model: nn.Module, source: Tensor, destination: Tensor) -> Tensor:
     """Logits of an edge, the same in both directions. Shapes: output rows [..., width] of either -> [...]."""
     products, scorer = source * destination, dict(model.named_children()).get(_NAME)

@@ -17,7 +17,7 @@ from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike
 from gnnpar.comm.communicator import Phase
 from gnnpar.comm.rows import RowLists
 from gnnpar.data.links import Link, OwnPairs
-from gnnpar.models.pairs import pair_scores
+from gnnpar.models.pairs import pair_scores, scorer_parameters
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.torch_types import Context, apply, integers, or_zeros, unique
 from gnnpar.partition.shard import Shard
@@ -138,16 +138,16 @@ class PairExamples:
         assert shard.pairs is not None, "a shard of a dataset that was split for link prediction has pairs"
         self._task, self._pairs, self._model, self._comm, self._seed = task, shard.pairs, model, comm, seed
         self._fetch = RowFetch(comm, shard.node_ids, shard.num_nodes)
-        limit = max(LEAST_ROWS, -(-shard.num_nodes // comm.size))
+        self._limit = max(LEAST_ROWS, -(-shard.num_nodes // comm.size))
         pairs: OwnPairs = shard.pairs
         counts = (len(pairs.number) * (1 + task.negatives), pairs.val[:, 1:].numel(), pairs.test[:, 1:].numel())
         everyone = comm.broadcast(comm.gather(counts))
-        self._rounds = [max(1, -(-max(each) // limit)) for each in zip(*everyone, strict=True)]
+        self._rounds = [max(1, -(-max(each) // self._limit)) for each in zip(*everyone, strict=True)]
 
     def loss(self, rows: Tensor, run: Pass) -> Tensor:
         """This rank's share of the mean loss over positives and negatives of the epoch. Shapes: rows [N, D]."""
         pairs, task, model = self._pairs, self._task, self._model
-        fixed, parameters = rows.detach(), list(model.parameters())
+        fixed, parameters = rows.detach(), scorer_parameters(model)
         of_rows, total = torch.zeros_like(fixed), fixed.new_zeros(())
         gradients = [torch.zeros_like(p) for p in parameters]
         share = 1.0 / (pairs.total * (1 + task.negatives))
@@ -187,6 +187,19 @@ class PairExamples:
             fetched = self._fetch.rows(self._fetch.route(nodes, site), rows, site)
             scores = pair_scores(self._model, rows[table[chosen, 0]][:, None], fetched[place])
             found.append(self._task.statistics(scores, torch.zeros_like(scores)).cpu())
+            self._comm.flush(keep=0)
+        return torch.cat(found)
+
+    @torch.no_grad()
+    def scores(self, rows: Tensor, pairs: Tensor, most: int) -> Tensor:
+        """Logits of any pairs of nodes, global ids. `most`: pairs that a rank asks for. Shapes: rows [N, D] of this
+        rank, pairs [n, 2] -> [n]."""
+        found: list[Tensor] = []
+        for number, chosen in enumerate(_slices(len(pairs), max(1, -(-2 * most // self._limit)))):
+            site = Site(0, -1, number, "evaluate")
+            nodes, place = unique(pairs[chosen])
+            fetched = self._fetch.rows(self._fetch.route(nodes, site), rows, site)
+            found.append(pair_scores(self._model, fetched[place[:, 0]], fetched[place[:, 1]]))
             self._comm.flush(keep=0)
         return torch.cat(found)
 

@@ -10,21 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, Outcome, World
-from gnnpar.parallel.objective import SPLITS
+from gnnpar.npy import load_npy
+from gnnpar.parallel.objective import SPLITS, PairObjective
 from gnnpar.settings import Settings
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Null
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.resume import Start, load_parameters
-from gnnpar.training.loop import Job, PlanSource, prepare
+from gnnpar.training.loop import Job, PlanSource, Run, prepare
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The launcher's `Work`. `trained`: the folder of a checkpoint; `scratch`: where the plan is left."""
+    """The launcher's `Work`. `trained`: the folder of a checkpoint; `scratch`: where the plan is left.
+
+    `pairs`: a file [n, 2] of pairs of nodes, whose scores are asked for instead.
+    """
 
     settings: Settings
     world: World
@@ -32,6 +38,7 @@ class Prediction:
     trained: Path
     scratch: Path
     out: Path
+    pairs: Path | None = None
 
     @contextmanager
     def session(self, *, first: bool) -> Iterator[Callable[[Communicator, Host], None]]:
@@ -47,7 +54,12 @@ class Prediction:
         logits, ids = run.engine.predict(), run.engine.node_ids.cpu().numpy()
         values = run.objective.metrics(logits)
         counts = comm.gather(len(ids))
-        shape = comm.broadcast(None if counts is None else (sum(counts), logits.shape[1]))
+        shape: tuple[int, ...] = comm.broadcast(None if counts is None else (sum(counts), logits.shape[1]))
+        what = f"{shape[0]} nodes, {shape[1]} outputs each"
+        if self.pairs is not None:
+            logits, ids = scored(self.pairs, logits, run, shape[0])
+            shape = comm.broadcast((int(ids[-1]) + 1,), comm.size - 1)
+            what = f"{shape[0]} pairs"
         token = comm.broadcast(secrets.token_hex(8))  # of rank 0: two predictions of one run share no file
         partial = self.out.with_name(f".{self.out.name}.{token}.partial")
         try:
@@ -66,7 +78,21 @@ class Prediction:
         if comm.rank == 0:
             shown = {split: value for split in SPLITS if (value := values[f"metric/{split}"]) is not None}
             figures = ", ".join(f"{name} {value:.4f}" for name, value in shown.items()) or "unknown: no split"
-            say(f"{shape[0]} nodes, {shape[1]} outputs each; {run.task.metric_name} {figures}")
+            say(f"{what}; {run.task.metric_name} {figures}")
+
+
+def scored(file: Path, rows: Tensor, run: Run, num_nodes: int) -> tuple[Tensor, np.ndarray]:
+    """This rank's share of the scores of the pairs in a file, and their places. Collective; ValueError where a pair
+    names no node. Shapes: rows [nodes of the rank, width] -> [n], [n]."""
+    assert isinstance(run.objective, PairObjective)
+    table, rank, size = load_npy(file, mapped=True), run.comm.rank, run.comm.size
+    low, high = int(table.min()), int(table.max())
+    if low < 0 or high >= num_nodes:
+        raise ValueError(f"{file} names node {low if low < 0 else high} of {num_nodes}: give ids from 0")
+    ends = [len(table) * r // size for r in range(size + 1)]
+    places = np.arange(ends[rank], ends[rank + 1])
+    mine = torch.from_numpy(np.array(table[ends[rank] : ends[rank + 1]], dtype=np.int64)).to(rows.device)
+    return run.objective.examples.scores(rows, mine, -(-len(table) // size)), places
 
 
 @dataclass(frozen=True)
