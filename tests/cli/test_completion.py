@@ -84,5 +84,5 @@ def test_no_name_of_the_working_directory_is_a_command(tmp_path: Path, monkeypat
     assert [
         name
         for name in completion.complete("gnnpar train model=g")
-        if name not in ("gat", "gatv2", "gcn", "gcnii", "gin")
+        if name not in ("gat", "gatv2", "gcn", "gcnii", "gin", "gine")
     ] == ["gown"]

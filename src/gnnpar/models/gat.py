@@ -58,21 +58,12 @@ class GATConv(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GAT(ModelConfig):
+class Heads(ModelConfig):
     """`hidden` is the width of all heads together; a last layer without a decoder averages `out_heads` heads."""
 
     heads: Annotated[int, Ge(1), Le(1024)] = 4
     out_heads: Annotated[int, Ge(1), Le(1024)] = 1
     attention_dropout: Probability = 0.0
-    slope: Annotated[float, Ge(0.0)] = 0.2
-    activation = F.elu
-
-    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
-        self.only_order("transform_first", "attention scores read the transformed rows")
-        heads, average = self.heads_of(out_dim, index)
-        return GATConv(
-            in_dim, out_dim, heads=heads, average=average, slope=self.slope, attention_dropout=self.attention_dropout
-        )
 
     def heads_of(self, out_dim: int, index: int) -> tuple[int, bool]:
         """(heads, averaged?) of a layer."""
@@ -84,3 +75,18 @@ class GAT(ModelConfig):
                 f"use hidden={-(-out_dim // self.heads) * self.heads}."
             )
         return self.heads, False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GAT(Heads):
+    """`slope`: of the leaky relu of scores."""
+
+    slope: Annotated[float, Ge(0.0)] = 0.2
+    activation = F.elu
+
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        self.only_order("transform_first", "attention scores read the transformed rows")
+        heads, average = self.heads_of(out_dim, index)
+        return GATConv(
+            in_dim, out_dim, heads=heads, average=average, slope=self.slope, attention_dropout=self.attention_dropout
+        )

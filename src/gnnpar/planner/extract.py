@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
@@ -27,6 +27,8 @@ from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import EdgeFunction
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message, Moments
+from gnnpar.models.edge_attr import ReadsAttributes
+from gnnpar.models.gnn import GNN
 from gnnpar.planner.assemble import Event, FoldArguments, Seen, assemble
 from gnnpar.pricing.ir import ModelIR
 
@@ -89,7 +91,7 @@ class Tracing:
         return self.in_degree[:, None].expand(-1, types)
 
     def at(self, layer: int) -> Self:
-        return type(self)(self.node_ids, self.in_degree, self.edge_ids, layer)
+        return replace(self, layer=layer)
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         return x if p == 0 else _dropout(x, p)
@@ -127,9 +129,13 @@ class WithValue(Protocol):
 
 
 def _tail(agg: WithValue, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> list[int]:
-    """Shape of a row of the result of a user's value function, asked on no edge."""
-    none = [tuple(t[:0] for t in rows) for rows in (src, dst, edge)]
-    return list(agg.value(none[0], none[1], none[2], tuple(shared)).shape[1:])
+    """Shape of a row of the result of a user's value function, of tensors that a trace does not know."""
+    none = [tuple(_unknown(t, 0, *t.shape[1:]) for t in rows) for rows in (src, dst, edge)]
+    return list(agg.value(none[0], none[1], none[2], tuple(_unknown(t, *t.shape) for t in shared)).shape[1:])
+
+
+def _unknown(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
 @dataclass
@@ -167,10 +173,12 @@ def record(model: nn.Module, in_dim: int) -> ModelIR:
     for name, parameter in twin.named_parameters():
         recorder.parameters[id(parameter)] = name
     x = torch.empty(ROWS, in_dim, device="meta")
-    graph = _graph(x)
+    graph = _graph(x, model)
     recorder.named(x, "x")
     recorder.named(graph.in_degree, "static")
     recorder.named(graph.node_ids, "static")
+    if graph.edge_attr is not None:
+        recorder.named(graph.edge_attr, "static")
     try:
         with torch.no_grad(), where.watching(twin), recorder:
             out = twin(graph, x)
@@ -188,10 +196,15 @@ def _untraceable(path: str, kinds: dict[str, str], model: nn.Module, error: Exce
     )
 
 
-def _graph(x: Tensor) -> Tracing:
+def _graph(x: Tensor, model: nn.Module) -> Tracing:
     device = x.device
+    config = model.config if isinstance(model, GNN) else None
+    width = (config.edge_dim or 0) if isinstance(config, ReadsAttributes) else 0
+    attr = torch.empty(EDGES, width, device=device) if width else None
     ids = torch.empty(ROWS, dtype=torch.int64, device=device)
-    return Tracing(ids, torch.empty(ROWS, device=device), torch.empty(EDGES, dtype=torch.int64, device=device))
+    return Tracing(
+        ids, torch.empty(ROWS, device=device), torch.empty(EDGES, dtype=torch.int64, device=device), edge_attr=attr
+    )
 
 
 class _Recorder(TorchDispatchMode):
@@ -254,18 +267,21 @@ class _Exportable(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, x: Tensor, node_ids: Tensor, in_degree: Tensor, edge_ids: Tensor) -> Tensor:
-        return self.model(Tracing(node_ids, in_degree, edge_ids), x)
+    def forward(
+        self, x: Tensor, node_ids: Tensor, in_degree: Tensor, edge_ids: Tensor, edge_attr: Tensor | None
+    ) -> Tensor:
+        return self.model(Tracing(node_ids, in_degree, edge_ids, edge_attr=edge_attr), x)
 
 
 def export(model: nn.Module, in_dim: int) -> ModelIR:
     """By torch.export, decomposed to the operations that run."""
     twin = copy.deepcopy(model).to("meta")
     x = torch.empty(ROWS, in_dim, device="meta")
-    graph = _graph(x)
+    graph = _graph(x, model)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of itself
-        program = torch.export.export(_Exportable(twin), (x, graph.node_ids, graph.in_degree, graph.edge_ids))
+        given = (x, graph.node_ids, graph.in_degree, graph.edge_ids, graph.edge_attr)
+        program = torch.export.export(_Exportable(twin), given)
         program = program.run_decompositions({})
     program.graph.eliminate_dead_code()
     names = _input_names(program)
@@ -296,7 +312,7 @@ def _shape(node: torch.fx.Node) -> tuple[int, ...]:
 def _input_names(program: torch.export.ExportedProgram) -> dict[str, str]:
     """Placeholder -> the name that `record` gives the same tensor."""
     names = {}
-    given = iter(("x", "static", "static", "static"))
+    given = iter(("x", "static", "static", "static", "static"))
     for spec in program.graph_signature.input_specs:
         kind = spec.kind.name
         if kind == "PARAMETER":

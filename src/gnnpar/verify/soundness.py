@@ -167,7 +167,7 @@ class _Trial:
                 x = self.shard.x.clone()
                 x[node] += size
                 for before, after in zip(calls, _record(self.model, replace(self.shard, x=x)), strict=False):
-                    changed = _changed_rows(before.inputs, after.inputs, num_nodes)
+                    changed = _changed_rows(before.inputs, after.inputs, num_nodes, exact=True)
                     for _ in range(before.aggregations):
                         changed = self._reached(changed)
                     beyond = _changed_rows(before.outputs, after.outputs, num_nodes) & ~changed
@@ -341,12 +341,12 @@ def _tensors(values: object) -> list[Tensor]:
     return [t for value in values for t in _tensors(value)] if isinstance(values, tuple | list) else []
 
 
-def _changed_rows(before: Sequence[Tensor], after: Sequence[Tensor], num_nodes: int) -> Tensor:
-    """[N] of those tensors that have a row a node."""
+def _changed_rows(before: Sequence[Tensor], after: Sequence[Tensor], num_nodes: int, *, exact: bool = False) -> Tensor:
+    """[N] of those tensors that have a row a node. exact: in any bit, which a module may make more of."""
     changed = torch.zeros(num_nodes, dtype=torch.bool)
     for a, b in zip(before, after, strict=True):
         if a.shape == b.shape and a.shape[:1] == changed.shape:
-            differs = (a - b).abs() > _allowed(a) if a.is_floating_point() else a != b
+            differs = a != b if exact or not a.is_floating_point() else (a - b).abs() > _allowed(a)
             changed |= differs.reshape(num_nodes, -1).any(1)
     return changed
 
