@@ -91,7 +91,7 @@ def test_an_evaluation_waits_once():
         assert evaluate(engine, objective) == first
 
     gpu.world(1).run(run)
-    assert [(event.kind, event.function) for event in gpu.events] == [("copy to the host", "metrics")]
+    assert [(event.kind, event.function) for event in gpu.events] == [("copy to the host", "NodeObjective.metrics")]
 
 
 def test_the_simulated_gpu_notes_waits_and_refuses_two_devices():
