@@ -24,9 +24,10 @@ def names(group: str) -> list[str]:
 PRESETS = frozenset({"adaqp_p", "adaqp_q"})  # of adaqp: fewer of its parts
 
 
-def presets_slow(strategies: Iterable[str]) -> list[Any]:
-    """Parameters of a test; a strategy that is another one with parts left out is tried in test-all alone."""
-    return [pytest.param(s, marks=pytest.mark.slow) if s in PRESETS else s for s in strategies]
+def presets_slow(strategies: Iterable[str], *others: str) -> list[Any]:
+    """Parameters of a test; a strategy that is another one with parts left out is tried in test-all alone, and so are
+    `others`, whose parts are tried one by one."""
+    return [pytest.param(s, marks=pytest.mark.slow) if s in {*PRESETS, *others} else s for s in strategies]
 
 
 @cache

@@ -23,6 +23,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING
 
 from gnnpar.config.compose import compose
+from gnnpar.config.replay import quoted
 from gnnpar.durable import JsonDict, JsonObject, write_text_whole
 from gnnpar.folder_lock import working_in
 from gnnpar.settings import ConfigError, Settings, build_settings
@@ -415,8 +416,7 @@ def _value(value: object) -> str:
         raise ConfigError(f"{text}: ${{ would be read as the value of another key; give the value itself")
     if re.fullmatch(r"[\w./-]+", text):
         return text
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    return quoted(text)
 
 
 def _run_folder(folder: str | os.PathLike[str] | None) -> Path:

@@ -53,8 +53,8 @@ Count = Annotated[int, at.Ge(0)]
 Rate = Annotated[float, at.Gt(0)]
 PLAN_SETUP = ("model", "dataset", "partition", "first_layer", "seed")
 """What a plan brings beside its strategy: a file sets no folders, trackers or launchers."""
-WRITTEN_FOLDERS = ("cache_dir", "host_dir")
-"""Keys of folders that a run writes to beside its own, wherever they stand: a plan and a sweep of others set none."""
+WRITTEN_FOLDERS = ("cache_dir", "host_dir", "submitit_folder")
+"""Keys of folders that a run or a launcher writes to, wherever they stand: a plan and a sweep of others set none."""
 MAX_RANKS = 4096
 """Tables of a row and a column a rank stay below a GiB."""
 Ranks = Annotated[int, at.Ge(1), at.Le(MAX_RANKS)]
@@ -358,10 +358,11 @@ def _construct_values(
 def _value(hint: object, value: object, path: str) -> Any:  # Any: of the type that the hint says
     if isinstance(value, Mapping):
         if "_target_" in value:
-            built = instantiate(value, path)
             wanted = _dataclasses_in(hint)
-            if wanted and not isinstance(built, wanted):
-                raise ConfigError(f"{path}={value['_target_']} is no {' or '.join(c.__name__ for c in wanted)}")
+            named = _locate(value["_target_"], path) if wanted else None
+            if wanted and not (isinstance(named, type) and set(wanted) & set(named.__mro__)):  # and is not called
+                raise ConfigError(f"{path}={show(value['_target_'])} is no {' or '.join(c.__name__ for c in wanted)}")
+            built = instantiate(value, path)
             for protocol in filter(_is_protocol, _options(hint)):
                 if lacking := _lacking(built, _members(protocol)):
                     raise ConfigError(

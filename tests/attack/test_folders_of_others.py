@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,9 +24,11 @@ from checkpoints import train
 from conftest import environment
 from gnnpar import durable
 from gnnpar.api import Run
+from gnnpar.cli import completion
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import resumed
+from gnnpar.config.sweep import Resuming, _write_results_apart
 from gnnpar.data.columns import Column
 from gnnpar.data.files import fingerprint, own_folder
 from gnnpar.data.pyg import PyGDataset
@@ -487,3 +490,60 @@ def test_a_figure_that_cannot_be_is_no_result(trained: Path, tmp_path: Path, pla
     ) as refused:
         collect([tmp_path])
     assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("name", ["study.yaml", "multirun.yaml"])
+def test_a_sweep_writes_through_no_link_of_its_folder(
+    tmp_path: Path, precious: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("st.yaml").write_text("base: [debug=tiny, strategy=single]\nfactors: {codec: [codec=bf16]}\n")
+    Path("sweep").mkdir()
+    (tmp_path / "sweep" / name).symlink_to(precious / "file")
+
+    def nothing(*_: object, **__: object) -> None:
+        raise ConfigError("no job is run here")
+
+    monkeypatch.setattr(Resuming, "launch", nothing)
+    if name == "study.yaml":
+        assert run("ablate", ["st.yaml", "--folder", "sweep"]) == 2
+    else:
+        assert run("train", ["-m", "debug=tiny", "strategy=single", "hydra.sweep.dir=sweep"]) == 2
+    assert untouched(precious)
+    assert not (tmp_path / "sweep" / name).is_symlink()
+
+
+def test_results_of_submitit_are_read_from_a_new_folder(tmp_path: Path) -> None:
+    """It unpickles them; somebody else may have laid some where it would look."""
+    kind = type("Launcher", (SimpleNamespace,), {"__module__": "hydra_plugins.hydra_submitit_launcher.launcher"})
+    launcher = kind(params={"submitit_folder": f"{tmp_path}/.submitit/%j"})
+    _write_results_apart(launcher, tmp_path)
+    (own,) = tmp_path.glob(".submitit-*")
+    assert launcher.params["submitit_folder"] == f"{own}/%j"
+    assert own.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_name_that_would_be_read_as_a_value_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("${oc.env:HOME}.yaml").write_text("base: [debug=tiny, strategy=single]\nfactors: {codec: [codec=bf16]}\n")
+    assert run("ablate", ["${oc.env:HOME}.yaml"]) == 2
+    assert "Hydra would read ${ as a value of its own" in capsys.readouterr().err
+
+
+def test_what_is_scaffolded_is_written_through_no_link(
+    tmp_path: Path, precious: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine_of_a_link.py").symlink_to(precious / "new.py")
+    assert run("new", ["model", "mine_of_a_link", "--into", "."]) == 2
+    assert "mine_of_a_link.py is there already" in capsys.readouterr().err
+    assert untouched(precious)
+
+
+def test_a_shell_file_that_is_a_pipe_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / ".bashrc")
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    with pytest.raises(ConfigError, match=r"\.bashrc cannot be read"):
+        completion.install(tmp_path)

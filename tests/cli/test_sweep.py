@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conftest import Run, environment
 from gnnpar.cli import status
@@ -233,7 +234,9 @@ def test_what_a_resumed_sweep_is_told(tmp_path: Path) -> None:
     Manifest(tmp_path, asked(argv), {"k": jobs.Job("k", "0", ("seed=0",))}).save()
     expected = ["-m", "seed=0,1", "hydra/launcher=parallel", "device=cpu", f"hydra.sweep.dir='{tmp_path}'"]
     assert resumed(["--resume", str(tmp_path), "device=cpu"])[0] == expected
-    assert quoted("it's") == "'it\\'s'"
+    for text in ("it's", "a\\b", "a\\\\b", "ends\\", "\\'", "''", "a b, {c}: [$]"):
+        (override,) = OverridesParser.create().parse_overrides([f"hydra.sweep.dir={quoted(text)}"])
+        assert override.value() == text
     seen = Snapshot(12, 3, 1, ("a", "b"), 240.0)
     assert seen.line == "3 of 12 jobs done, 1 failed, 2 running, about 4 min left"
     assert (duration(40), duration(12_600)) == ("40 s", "3.5 h")

@@ -275,6 +275,7 @@ def test_a_study_names_no_foreign_class(marker: Path, override: str, capsys: pyt
     ("text", "line"),
     [
         ('base: ["dataset.name=${oc.env:GNNPAR_TOKEN}"]', r"base[0]=dataset.name=${oc.env:GNNPAR_TOKEN} reads the env"),
+        ("base: ['tag=${${tracker.project}:x}']", r"base[0]=tag=${${tracker.project}:x} reads the env"),
         ("base: [cache_dir=/elsewhere]", "base[0]=cache_dir=/elsewhere: a study, which is data, chooses no folder"),
         ('base: ["model=../../{here}/away"]', ": options are names of files in a folder model, and no paths"),
         ('base: ["model=[{here}/away]"]', "a list of options is for -m, as model=a,b; give one name"),

@@ -68,7 +68,7 @@ def test_every_debug_preset_has_the_last_word_but_one(file: Path) -> None:
         ("+epoch=3", "unknown key epoch=3, did you mean epochs?; there are"),
         ("+experiments/scaling=study", "experiments/scaling=study: there is no folder experiments/scaling"),
         ("optim._target_=gnnpar.training.optim.Adan", "optim._target_=gnnpar.training.optim.Adan cannot be imported"),
-        ("comm._target_=gnnpar.settings.Host", "unknown key comm.backend=gloo"),
+        ("comm._target_=gnnpar.settings.Host", "comm=gnnpar.settings.Host is no Comm"),
     ],
 )
 def test_a_wrong_value_is_one_line(override: str, line: str) -> None:
@@ -187,6 +187,7 @@ def test_nested_dataclasses_are_built_and_checked() -> None:
         ({}, "g.inner is missing; it must be Inner"),
         ({"inner": {"depth": 9}}, "g.inner.depth=9 must be a whole number >= 1 and <= 4"),
         ({"inner": {"_target_": "gnnpar.settings.Comm"}}, "g.inner=gnnpar.settings.Comm is no Inner"),
+        ({"inner": {"_target_": "sys.exit"}}, "g.inner=sys.exit is no Inner"),  # and is not called
         (
             {"inner": {}, "many": [{"_target_": f"{__name__}.Inner", "kind": "c"}]},
             "g.many[0].kind=c must be one of a, b",

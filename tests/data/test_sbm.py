@@ -81,6 +81,7 @@ def test_a_minimum_cut_runs_along_the_bridges(balance_seed):
     assert cut.crossing.float().mean().item() == pytest.approx(bridges, abs=0.005)
 
 
+@pytest.mark.slow
 def test_alpha_of_the_presets():
     """Replication factor under METIS; Reddit's own is 0.627, 1.462, 2.607 for 2, 4 and 8 parts."""
     reddit = replace(preset("sbm_reddit"), num_features=1).load(None, 0)

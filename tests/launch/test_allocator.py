@@ -91,6 +91,7 @@ def test_every_rank_keeps_what_it_frees(how, tmp_path: Path) -> None:
     assert median(faults[TIMES // 2 :]) < 0.01 * faults[0]
 
 
+@pytest.mark.slow
 def test_settings_of_the_user_come_first(tmp_path: Path) -> None:
     faults = in_own_process(tmp_path, "run_a_rank", "alone", MALLOC_TRIM_THRESHOLD_="131072")
     assert min(faults) > 0.9 * ROWS * WIDTH * 4 / PAGE

@@ -87,7 +87,9 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     return train_until
 
 
-@pytest.mark.parametrize("case", presets_slow([*names("strategy"), *VARIANTS]))
+@pytest.mark.parametrize(
+    "case", presets_slow([*names("strategy"), *VARIANTS], "out of core, adaptive", "steps of clusters")
+)
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, interrupt, case: str) -> None:
     common = (*(VARIANTS.get(case) or strategy_of(case)), "epochs=6", "fidelity_every=4")
     whole, parted = tmp_path / "whole", tmp_path / "parted"

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import json
 import math
-import shutil
 import statistics as plain
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +23,9 @@ from gnnpar.cli.train import job
 from gnnpar.config.application import run_jobs
 from gnnpar.config.compose import compose
 from gnnpar.config.jobs import Manifest, job_key
+from gnnpar.config.replay import quoted
 from gnnpar.config.study import Variant, job_overrides, read_study
-from gnnpar.durable import Json, JsonDict, JsonObject
+from gnnpar.durable import Json, JsonDict, JsonObject, write_text_whole
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import num_bytes, say, seconds, stdout
@@ -60,12 +60,13 @@ def run(argv: list[str]) -> int:
     jobs = study.jobs(variants)
     check(options.study, variants)
     folder = options.folder or Path("multirun") / options.study.stem
+    if "${" in str(folder):
+        raise ConfigError(f"{folder}: Hydra would read ${{ as a value of its own; give --folder another name")
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(shutil.SameFileError):
-        shutil.copyfile(options.study, folder / "study.yaml")
+    write_text_whole(folder / "study.yaml", options.study.read_text(encoding="utf-8"))
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         say(f"{options.study}: {len(variants)} variants x {len(study.seed_list)} seeds x {study.blocks} blocks")
-        argv = ["-m", *options.overrides, f"hydra.sweep.dir='{folder}'"]
+        argv = ["-m", *options.overrides, f"hydra.sweep.dir={quoted(str(folder))}"]
         code, keys = run_jobs(argv, job, listed=[job_overrides(*each) for each in jobs])
     named = [(variant.name, seed, block) for variant, seed, block in jobs]
     results = completed(folder, dict(zip(named, keys, strict=True)))

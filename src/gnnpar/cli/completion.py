@@ -19,6 +19,7 @@ import yaml
 from gnnpar.cli.main import COMMANDS
 from gnnpar.config.errors import CONFIG
 from gnnpar.config.help import group_options
+from gnnpar.durable import require_file
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
@@ -104,7 +105,13 @@ def install(home: Path) -> None:
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(SCRIPT, encoding="utf-8")
     line = f". {shlex.quote(str(script))}"
-    text = start.read_text(encoding="utf-8") if start.exists() else ""
+    text = ""
+    if start.exists():
+        try:
+            require_file(start)
+            text = start.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{start} cannot be read ({error}); add this line to it yourself: {line}") from error
     if line not in text.splitlines():
         with start.open("a", encoding="utf-8") as out:  # a full disk must not cost what stands there
             out.write(f"{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n")

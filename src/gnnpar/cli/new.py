@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import keyword
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from gnnpar.durable import write_text_whole
 from gnnpar.paths import checkout_dir, conf_dir, expanded
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
@@ -55,7 +57,7 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
     check_name(kind, name)
     places = places_of(kind, name, folder)
     files = [places.module, places.config, places.test]
-    if there := [file for file in files if file.exists()]:
+    if there := [file for file in files if os.path.lexists(file)]:
         raise ConfigError(f"{there[0]} is there already; choose another name, or remove it")
     if (conf_dir() / kind / f"{name}.yaml").exists():
         raise ConfigError(f"{kind}={name} is in gnnpar already; choose another name")
@@ -69,7 +71,7 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
         places.package.write_text(f'"""{words["Class"]}, a method of its own."""\n', encoding="utf-8")
     for part, file in zip(("module", "config", "test"), files, strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(rendered(kind, part, words), encoding="utf-8")
+        write_text_whole(file, rendered(kind, part, words))
     return files
 
 

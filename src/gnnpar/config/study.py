@@ -24,7 +24,8 @@ Mode = Literal["grid", "one_at_a_time", "leave_one_out"]
 Overrides = tuple[str, ...]
 Repeats = Annotated[int, at.Ge(1), at.Le(10_000)]
 _MOST_RUNS = 100_000
-_RESOLVER = re.compile(r"\$\{[^}]*:")
+_REFERENCE = re.compile(r"\$\{[A-Za-z_][\w.]*\}")
+"""The value of another key. Whatever else ${ begins may be a resolver, whose name may be a reference again."""
 _OWN = {"seed": "seeds", "block": "blocks"}
 
 
@@ -188,7 +189,7 @@ def _check(key: str, override: str) -> None:
         raise ValueError(f"{key}={override} is no override; write key=value or group=option")
     if key_of(override) in _OWN:
         raise ValueError(f"{key}={override}: the study sets it; use its key {_OWN[key_of(override)]}")
-    if _RESOLVER.search(override) and os.environ.get(TRUST) != "1":
+    if "${" in _REFERENCE.sub("", override) and os.environ.get(TRUST) != "1":
         raise ValueError(
             f"{key}={show(override)} reads the environment or more, and a study is data: give the value, or --trust"
         )

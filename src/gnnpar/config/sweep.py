@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,6 +66,7 @@ class Sweep:
         make_sweeper, make_launcher = Plugins.instantiate_sweeper, Plugins.instantiate_launcher
 
         def sweeper(plugins: Hydras, **given: Hydras) -> Hydras:
+            _take_link_away(Path(str(given["config"].hydra.sweep.dir)) / "multirun.yaml")  # Hydra writes it
             if self.listed is not None:
                 return Listed(launcher(plugins, **given), self.listed)
             made: Hydras = make_sweeper(plugins, **given)
@@ -216,6 +218,7 @@ class Resuming:
         """Run some jobs to their ends. A launcher that loses one (killed, out of memory) loses no other."""
         try:
             with inherited("GNNPAR_JOBS_AT_ONCE", str(self.beside_each_other(len(jobs)))):
+                _write_results_apart(self.inner, manifest.folder)
                 self.inner.launch([overrides for _, overrides in jobs], initial_job_idx=0)
         except Exception as error:
             complain(f"a job was lost: {type(error).__name__} {error}")
@@ -244,6 +247,18 @@ class Resuming:
         elif self.raises:
             end.status, end.return_value = JobStatus.FAILED, RuntimeError(f"{state}: {why}")
         return end
+
+
+def _take_link_away(file: Path) -> None:
+    if file.is_symlink():
+        file.unlink()
+
+
+def _write_results_apart(launcher: Hydras, folder: Path) -> None:
+    """submitit unpickles what it finds where jobs leave their results: in a folder that is new, this start's alone."""
+    if "submitit" in type(launcher).__module__:
+        own = tempfile.mkdtemp(prefix=".submitit-", dir=folder.absolute())
+        launcher.params["submitit_folder"] = f"{own}/%j"
 
 
 def per_job(argv: Sequence[str]) -> list[str]:
