@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -66,7 +67,7 @@ def _scheduled(env: Mapping[str, str]) -> tuple[str, tuple[int, int]]:
     slurm, elastic = env.get("SLURM_JOB_ID", ""), env.get("TORCHELASTIC_RUN_ID", "none")
     job = [f"Slurm {slurm}"] * bool(slurm) + [f"torchrun {elastic}"] * (elastic != "none")
     counts = (env.get("SLURM_RESTART_COUNT", ""), env.get("TORCHELASTIC_RESTART_COUNT", ""))
-    first, second = (int(count) if count.isdigit() else 0 for count in counts)
+    first, second = (int(count) if re.fullmatch("[0-9]{1,9}", count) else 0 for count in counts)
     return ", ".join(job), (first, second)
 
 

@@ -373,11 +373,11 @@ def _value(hint: object, value: object, path: str) -> Any:  # Any: of the type t
             return _construct(nested[0], value, path)
     elif isinstance(value, list) and any(isinstance(v, Mapping) and "_target_" in v for v in value):
         return tuple(_value(object, v, f"{path}[{i}]") for i, v in enumerate(value))
-    return _checked(hint, value, path)
+    return checked(hint, value, path)
 
 
-def _checked(hint: Any, value: object, path: str) -> Any:  # Any: a type in any form, and a value of it
-    """The value in the type of the hint; JSON strictness: no text for numbers, lists for tuples."""
+def checked(hint: Any, value: object, path: str) -> Any:  # Any: a type in any form, and a value of it
+    """The value in the type of the hint; JSON strictness: no text for numbers, lists for tuples. Raises ConfigError."""
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticSchemaGenerationError
 

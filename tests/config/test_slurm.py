@@ -99,7 +99,10 @@ def test_what_is_missing_is_named(lack: str) -> None:
     [
         ({"SLURM_STEP_NUM_TASKS": "abc"}, "SLURM_STEP_NUM_TASKS=abc must be a whole number from 1 to 4096"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2(x99999999999)"}, "a readable SLURM_TASKS_PER_NODE"),
-        ({"SLURM_NODEID": "-1"}, "SLURM_NODEID=-1 is beyond the nodes"),
+        ({"SLURM_NODEID": "-1"}, "SLURM_NODEID=-1 must be a whole number from 0 to 4096"),
+        ({"SLURM_NODEID": "9"}, "SLURM_NODEID=9 is beyond the nodes"),
+        ({"SLURM_PROCID": "0_1"}, "SLURM_PROCID=0_1 must be a whole number"),
+        ({"SLURM_JOB_ID": "9" * 5000}, "SLURM_JOB_ID=999"),
     ],
 )
 def test_what_slurm_cannot_have_said_is_a_line(env: dict[str, str], line: str) -> None:
@@ -111,6 +114,7 @@ def test_what_slurm_cannot_have_said_is_a_line(env: dict[str, str], line: str) -
 @pytest.mark.parametrize(
     ("env", "line"),
     [
+        ({"GNNPAR_JOBS_AT_ONCE": "abc"}, "GNNPAR_JOBS_AT_ONCE=abc must be a whole number from 1 to 4096"),
         ({"RANK": "abc", "WORLD_SIZE": "2"}, "RANK=abc must be a whole number from 0 to 4095"),
         ({"RANK": "", "WORLD_SIZE": ""}, "RANK= must be a whole number"),
         ({"RANK": "0"}, "RANK=0 is set, but WORLD_SIZE is not: set both, or neither"),

@@ -27,6 +27,13 @@ def check_rank(env: Mapping[str, str]) -> None:
             raise ConfigError(f"{name}={printable(env[name])} must be a whole number from {least} to {most}")
 
 
+def number(env: Mapping[str, str], name: str, least: int, most: int, default: str = "") -> int:
+    """ConfigError where a variable is no whole number within bounds."""
+    if not is_number(text := env.get(name, default), least, most):
+        raise ConfigError(f"{name}={printable(text)} must be a whole number from {least} to {most}")
+    return int(text)
+
+
 def is_number(text: str, least: int, most: int) -> bool:
     """Digits alone, within bounds."""
     return text.isascii() and text.isdecimal() and len(text) < 19 and least <= int(text) <= most

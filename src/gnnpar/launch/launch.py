@@ -18,14 +18,14 @@ from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores
 from gnnpar.launch import joined, paced, processes
-from gnnpar.launch.environment import check_rank
+from gnnpar.launch.environment import check_rank, number
 from gnnpar.launch.monitor import RankFailed, failure_of
 from gnnpar.launch.namespaces import Network
 from gnnpar.launch.rendezvous import JoinedWorld
 from gnnpar.launch.signals import Stop, interruptible
 from gnnpar.launch.slurm import rank_on_host
 from gnnpar.printable import counted
-from gnnpar.settings import Comm, Launch, Settings
+from gnnpar.settings import MAX_RANKS, Comm, Launch, Settings
 from gnnpar.track.console import say
 
 _RANK_BYTES = 100 << 20  # of an empty rank, beyond what ranks share
@@ -109,7 +109,7 @@ def world_of(settings: Settings) -> World:
         device=_device(settings, how, size, local_size),
         backend="none" if size == 1 else settings.comm.backend,
         links=paced.links_of(settings, size=size, joined=is_joined),
-        jobs_at_once=int(os.environ.get("GNNPAR_JOBS_AT_ONCE", "1")),
+        jobs_at_once=number(os.environ, "GNNPAR_JOBS_AT_ONCE", 1, MAX_RANKS, "1"),
         deterministic=settings.deterministic,
     )
 

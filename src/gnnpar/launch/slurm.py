@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-from gnnpar.launch.environment import is_number
+from gnnpar.launch.environment import is_number, number
 from gnnpar.printable import printable
 from gnnpar.settings import MAX_RANKS, ConfigError
 
@@ -28,14 +28,14 @@ def as_rank(env: Mapping[str, str]) -> dict[str, str]:
     if (size := int(given)) < 2:
         return {}
     try:
-        rank, local = int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"])
-        node = int(env.get("SLURM_NODEID", "0"))
+        rank, local = (_number(env, name, env[name]) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
+        node = _number(env, "SLURM_NODEID", "0")
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env["SLURM_NODELIST"]
         per_node = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", str(size)))
-        if node < 0:
-            raise IndexError(node)
         here = per_node[node]
-        job, step = int(env.get("SLURM_JOB_ID", "0")), int(env.get("SLURM_STEP_ID", "0"))
+        job, step = (_number(env, name, "0", 10**18 - 1) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    except ConfigError:
+        raise
     except IndexError as error:
         raise ConfigError(
             f"SLURM_NODEID={printable(env.get('SLURM_NODEID', ''))} is beyond the nodes that Slurm's environment "
@@ -55,6 +55,10 @@ def as_rank(env: Mapping[str, str]) -> dict[str, str]:
         "MASTER_ADDR": env.get("MASTER_ADDR") or first_host(nodes),
         "MASTER_PORT": env.get("MASTER_PORT") or str(port),
     }
+
+
+def _number(env: Mapping[str, str], name: str, default: str, most: int = MAX_RANKS) -> int:
+    return number(env, name, 0, most, default)
 
 
 def rank_on_host() -> int:

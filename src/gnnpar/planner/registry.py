@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -27,7 +28,7 @@ from gnnpar.pricing.price import Memory, Phases, Price
 from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.pricing.tasks import Task
 from gnnpar.pricing.work import Work
-from gnnpar.settings import instantiate
+from gnnpar.settings import Ranks, checked, instantiate, show
 from gnnpar.targets import TRUST, refuse_foreign
 
 GROUP = "strategy"
@@ -81,14 +82,24 @@ class Registry:
         return replace(strategy, **fields)
 
     def candidate_of(self, data: JsonObject, num_layers: int) -> Candidate:
-        """From what plan.json says (`Candidate.as_json`), that of earlier versions included."""
+        """From what plan.json says (`Candidate.as_json`), that of earlier versions included.
+
+        Somebody else may have written it: ValueError where it is none.
+        """
         any_model = ModelIR(num_layers, 0, 0, (), ())
-        strategy = self.strategies[data["family"]]
-        given: JsonDict = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        if (strategy := self.strategies.get(family := str(data.get("family")))) is None:
+            raise ValueError(f"predicted.candidate.family={show(family)} is no strategy that has a price")
+        parts, stages = (checked(Ranks, data.get(key), f"predicted.candidate.{key}") for key in ("parts", "stages"))
         if not isinstance(strategy, Enumerated):
-            return Configured(family=given["family"], parts=given["parts"], strategy=strategy)
-        like = next(iter(strategy.candidates(Scope(ir=any_model, nodes=1 << 62), given["parts"] * given["stages"])))
-        return replace(like, **{name: value for name, value in given.items() if name in vars(like)})
+            return Configured(family=family, parts=parts, strategy=strategy)
+        like = next(iter(strategy.candidates(Scope(ir=any_model, nodes=1 << 62), parts * stages)))
+        hints = typing.get_type_hints(type(like))
+        plain = {
+            name: data[name] for name in vars(like).keys() & data.keys() if not dataclasses.is_dataclass(hints[name])
+        }
+        return replace(
+            like, **{name: checked(hints[name], value, f"predicted.candidate.{name}") for name, value in plain.items()}
+        )
 
 
 def _left_out(strategy: Strategy, allowed: frozenset[Quality]) -> bool:
