@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from gnnpar.__main__ import main
+from gnnpar.planner.registry import _read
 
 MODULE = '''
 from dataclasses import dataclass
@@ -123,3 +125,28 @@ def test_code_of_a_folder_that_nobody_named_does_not_run(folder: Path, capsys: p
     unpriced = json.loads(capsys.readouterr().out)["unpriced"]["evil"]
     assert "evil.yaml names evil.Evil, which is no class of gnnpar or of an installed plugin: --trust" in unpriced
     assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[1, 2]", "it must hold keys"),
+        ("text", "it must hold keys"),
+        ("defaults: 5", "it must hold keys, and its defaults be a list"),
+        ("defaults: [odd]", "it extends itself: odd -> odd"),
+        ("a: " + 3000 * "[" + 3000 * "]", "it is nested too deeply"),
+        ("a: &a [*a]", "it repeats a part of itself"),
+        (None, "it is no file"),
+    ],
+)
+def test_yaml_that_nobody_named_ends_no_table(tmp_path: Path, text: str | None, line: str) -> None:
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy" / "gone.yaml").symlink_to(tmp_path / "nowhere")
+    file = tmp_path / "strategy" / "odd.yaml"
+    if text is None:
+        os.mkfifo(file)
+    else:
+        file.write_text(text)
+    found = _read((tmp_path,))
+    assert line in found.broken["odd"]
+    assert found.strategies == {}

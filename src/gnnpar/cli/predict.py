@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +39,7 @@ def run(argv: list[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     from gnnpar.cli.train import plan_source_of
     from gnnpar.launch.launch import launch, world_of
+    from gnnpar.launch.processes import scratch_folder
     from gnnpar.training.checks import check
     from gnnpar.training.predict import Hooks, Prediction
     from gnnpar.training.result.trained import find
@@ -55,9 +55,9 @@ def run(argv: list[str]) -> int:
     name = "predictions.npy" if pairs is None else "scores.npy"
     out = (options.out or run_folder(options.run) / name).absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="gnnpar-predict-") as scratch:
-        work = Prediction(settings, world, plan_source_of(settings), found.folder, Path(scratch), out, pairs)
-        outcome = launch(world, work, Hooks(settings, Path(scratch)), how=settings.launch, comm=settings.comm)
+    with scratch_folder() as scratch:
+        work = Prediction(settings, world, plan_source_of(settings), found.folder, scratch, out, pairs)
+        outcome = launch(world, work, Hooks(settings, scratch), how=settings.launch, comm=settings.comm)
     if outcome.exit_code:
         complain(outcome.error or "the prediction has failed and gives no reason")
     elif int(os.environ.get("RANK", "0")) == 0:

@@ -121,7 +121,7 @@ class Study:
 def read_study(file: Path) -> Study:
     """The study of a YAML file; ConfigError names the file, the key and what is wrong with it."""
     try:
-        data = _plain_yaml(file)
+        data = plain_yaml(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{file} cannot be read: {error.strerror if isinstance(error, OSError) else error}"
@@ -140,7 +140,7 @@ def read_study(file: Path) -> Study:
 _MOST_BYTES = 1 << 20
 
 
-def _plain_yaml(file: Path) -> object:
+def plain_yaml(file: Path) -> object:
     """What a YAML file holds. ValueError where it names a part of itself again, which may make it endless."""
     if (size := require_file(file)) > _MOST_BYTES:
         raise ValueError(f"it is {size} bytes, more than {_MOST_BYTES}")

@@ -13,7 +13,6 @@ import os
 import platform
 import secrets
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.world import num_cores
 from gnnpar.durable import JsonDict, read_json, write_json_whole
 from gnnpar.launch.forked import without_main
+from gnnpar.launch.processes import scratch_folder
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
 from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
@@ -156,17 +156,17 @@ def world_samples(ranks: int, threads: int, say: Callable[[str], None] = lambda 
             torch.set_num_threads(before)
     import torch.multiprocessing as mp
 
-    with tempfile.TemporaryDirectory(prefix="gnnpar-") as folder:
+    with scratch_folder() as folder:
         key = secrets.token_bytes(32)
         steps = mp.get_context("spawn").SimpleQueue()
-        arguments = (ranks, threads, folder, key, steps)
+        arguments = (ranks, threads, str(folder), key, steps)
         with without_main():
             started = mp.spawn(_rank, args=arguments, nprocs=ranks, join=False)  # type: ignore[attr-defined]  # not among what torch exports
         assert started is not None  # as always with join=False
         while not started.join(timeout=0.1):
             while not steps.empty():
                 say(steps.get())
-        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
+        return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
 def _everything(comm: Communicator, say: Callable[[str], None]) -> Samples:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from gnnpar.comm.world import num_cores
 from gnnpar.durable import JsonDict
+from gnnpar.launch.processes import scratch_folder
 from gnnpar.placement import Plan
 from gnnpar.planner.planned import Planned
 from gnnpar.planner.planner import Evaluated
@@ -73,8 +72,8 @@ def launcher(overrides: Sequence[str], ranks: int) -> Run:
 
     def run(plan: Plan, epochs: int) -> float:
         total = WARMUP_EPOCHS + 1 + epochs  # one records memory and is not timed
-        with tempfile.TemporaryDirectory(prefix="gnnpar-") as folder:
-            file = plan.save(Path(folder) / "plan")
+        with scratch_folder() as folder:
+            file = plan.save(folder / "plan")
             rest = [o for o in overrides if not o.startswith(("world_size=", "epochs=", "eval_every=", "topology"))]
             command = [
                 sys.executable,
@@ -94,7 +93,7 @@ def launcher(overrides: Sequence[str], ranks: int) -> Run:
             if done.returncode:
                 reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
                 raise ValueError(f"a plan could not be measured: {reason}")
-            result: JsonDict = json.loads((Path(folder) / "run" / "result.json").read_text(encoding="utf-8"))
+            result: JsonDict = json.loads((folder / "run" / "result.json").read_text(encoding="utf-8"))
         return result["epoch_seconds"]["median"]
 
     return run

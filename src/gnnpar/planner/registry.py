@@ -17,6 +17,7 @@ from pathlib import Path
 
 import yaml
 
+from gnnpar.config.study import plain_yaml
 from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.parallel.priced import Enumerated, Priced, Problem
 from gnnpar.parallel.strategy import Strategy, check_members
@@ -169,7 +170,8 @@ def _read(folders: Iterable[Path]) -> Registry:
     for folder in folders:
         for file in sorted((folder / GROUP).glob("*.yaml")):
             files.setdefault(file.stem, file)
-    of_files = tuple((name, file, file.stat().st_mtime_ns) for name, file in sorted(files.items()))
+    there = {name: file for name, file in sorted(files.items()) if file.exists()}
+    of_files = tuple((name, file, file.stat().st_mtime_ns) for name, file in there.items())
     return _made(of_files, os.environ.get(TRUST) == "1")
 
 
@@ -187,6 +189,8 @@ def _made(files: tuple[tuple[str, Path, int], ...], trust: bool) -> Registry:
             strategy = instantiate(plain, f"strategy={name}")
             check_members(strategy)
             strategies[name] = strategy
+        except RecursionError:
+            broken[name] = "it is nested too deeply"
         except (ValueError, yaml.YAMLError, OSError, KeyError) as error:
             broken[name] = " ".join(str(error).split()) or type(error).__name__
         else:
@@ -198,11 +202,15 @@ def _refers(value: object) -> bool:
     return isinstance(value, str) and "${" in value
 
 
-def _keys(name: str, paths: Mapping[str, Path]) -> JsonDict:
-    """Of a file and of the strategies that it extends."""
-    data = yaml.safe_load(paths[name].read_text(encoding="utf-8")) or {}
+def _keys(name: str, paths: Mapping[str, Path], extending: tuple[str, ...] = ()) -> JsonDict:
+    """Of a file and of the strategies that it extends. Nobody need have named it: ValueError where it is none."""
+    data = plain_yaml(paths[name]) or {}
+    if name in extending:
+        raise ValueError(f"it extends itself: {' -> '.join((*extending, name))}")
+    if not isinstance(data, dict) or not isinstance(defaults := data.pop("defaults", []), list):
+        raise ValueError("it must hold keys, and its defaults be a list")
     keys: JsonDict = {}
-    for other in data.pop("defaults", ()):
+    for other in defaults:
         if isinstance(other, str) and other in paths:
-            keys |= _keys(other, paths)
+            keys |= _keys(other, paths, (*extending, name))
     return keys | data
