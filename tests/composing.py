@@ -21,10 +21,11 @@ def names(group: str) -> list[str]:
     return sorted(found - {"pyg"} if group == "model" else found)
 
 
+ALIKE = frozenset({"sage", "gin", "resgcn", "gine"})  # models that read their graph by the sums of others
 PRESETS = frozenset({"adaqp_p", "adaqp_q"})  # of adaqp: fewer of its parts
 
 
-def presets_slow(strategies: Iterable[str], *others: str) -> list[Any]:
+def rest_slow(strategies: Iterable[str], *others: str) -> list[Any]:
     """Parameters of a test; a strategy that is another one with parts left out is tried in test-all alone, and so are
     `others`, whose parts are tried one by one."""
     return [pytest.param(s, marks=pytest.mark.slow) if s in {*PRESETS, *others} else s for s in strategies]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from checkpoints import SMALL, hashes, last, result, rows, strategy_of, train
-from composing import names, presets_slow, settings_of
+from composing import names, rest_slow, settings_of
 from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
 from gnnpar.parallel.engine import FlatEngine
@@ -26,7 +26,7 @@ from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import state
 
 
-@pytest.mark.parametrize("strategy", presets_slow([*names("strategy"), "sar strategy.logical_parts=3"]))
+@pytest.mark.parametrize("strategy", rest_slow([*names("strategy"), "sar strategy.logical_parts=3"]))
 def test_a_loss_that_is_not_finite_names_the_first_tensor_and_keeps_the_last_checkpoint(
     tmp_path: Path, strategy: str
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_checkpoint_that_does_not_fit_is_a_line_and_no_loss(tmp_path: Path, ca
     assert list((tmp_path / "checkpoint").iterdir()) == []
 
 
-@pytest.mark.parametrize("strategy", presets_slow(names("strategy")))
+@pytest.mark.parametrize("strategy", rest_slow(names("strategy")))
 def test_a_disk_that_fills_up_keeps_the_checkpoints_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, strategy: str
 ) -> None:

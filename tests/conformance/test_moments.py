@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from checkpoints import last, train
-from composing import configured, names, presets_slow
+from composing import configured, names, rest_slow
 from gnnpar.comm import ThreadWorld
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -47,7 +47,7 @@ def test_it_is_torchs_module_on_one_device(reference, config, world):
     assert torch.allclose(got.logits, wanted.logits, rtol=1e-9, atol=1e-9)  # of running statistics
 
 
-@pytest.mark.parametrize("strategy", presets_slow(EVERY_ROW))
+@pytest.mark.parametrize("strategy", rest_slow(EVERY_ROW))
 def test_strategies_that_hold_a_layers_rows_carry_it(strategy):
     cases = check(configured("strategy", strategy), {"sage": NORMED}, worlds=(2,))
     if strategy == "single":

@@ -11,7 +11,7 @@ import dataclasses
 import pytest
 import torch
 
-from composing import PRESETS, configured, names
+from composing import ALIKE, PRESETS, configured, names
 from gnnpar.codecs.codec import BFloat16, Drop
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -37,8 +37,17 @@ def strategies_and_worlds():
             yield pytest.param(strategy, (2, 4), marks=pytest.mark.slow, id=f"{strategy} 2 4")
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("strategy", "worlds"), strategies_and_worlds())
+def strategies_worlds_and_models():
+    """By default: every model under the engines and views that differ most, and under the others one of each fold."""
+    for case in strategies_and_worlds():
+        strategy, worlds = case.values
+        for model in MODELS:
+            usual = model not in ALIKE or strategy in ("single", "graph_parallel", "sar", "gnnpipe", "minibatch")
+            marks = case.marks if usual else pytest.mark.slow
+            yield pytest.param(strategy, worlds, model, marks=marks, id=f"{case.id}-{model}")
+
+
+@pytest.mark.parametrize(("strategy", "worlds", "model"), strategies_worlds_and_models())
 def test_exact_limit_equals_the_single_device_and_the_configured_strategy_its_oracle(strategy, worlds, model):
     config = configured("strategy", strategy)
     cases = check(config, {model: model_of(model)}, worlds=worlds)

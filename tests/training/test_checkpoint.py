@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from checkpoints import ADAPTIVE, damage, hashes, last, result, rows, strategy_of, train
-from composing import names, presets_slow
+from composing import names, rest_slow
 from conftest import Run
 from gnnpar import durable
 from gnnpar.comm.world import Outcome
@@ -88,7 +88,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
 
 
 @pytest.mark.parametrize(
-    "case", presets_slow([*names("strategy"), *VARIANTS], "out of core, adaptive", "steps of clusters")
+    "case", rest_slow([*names("strategy"), *VARIANTS], "out of core, adaptive", "steps of clusters")
 )
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, interrupt, case: str) -> None:
     common = (*(VARIANTS.get(case) or strategy_of(case)), "epochs=6", "fidelity_every=4")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from composing import presets_slow, settings_of
+from composing import rest_slow, settings_of
 from gnnpar.cli.train import run_training
 from gnnpar.codecs.codec import BFloat16, CodecConfig, ConfigDefaults, Drop, Identity, _Cast
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -81,7 +81,7 @@ def test_losses_with_and_without_probes_are_the_same_bits(tmp_path: Path, codec:
         assert found["cosine"]["min"] < 1 - 1e-9
 
 
-@pytest.mark.parametrize("strategy", presets_slow(["adaqp", "adaqp_q", "sar"]))
+@pytest.mark.parametrize("strategy", rest_slow(["adaqp", "adaqp_q", "sar"]))
 def test_strategies_with_a_memory_do_not_notice_a_probe(tmp_path: Path, strategy: str) -> None:
     """AdaQP traces what it sends and reassigns bits by it; link costs, which decide too, are those of the first run."""
 
