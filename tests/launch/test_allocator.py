@@ -35,7 +35,7 @@ from gnnpar.settings import Comm, Launch
 from gnnpar.training.memory import measure_epoch
 from gnnpar.verify.conformance import make_job, small_graph
 
-EPOCHS, TIMES = 7, 60
+EPOCHS, TIMES = 16, 60
 ROWS, WIDTH, PAGE = 70_000, 128, 4096  # 34 MiB: above all that glibc keeps by itself
 
 
@@ -132,8 +132,9 @@ class Still:
     def step(self, norm: float | None = None) -> None: ...
 
 
+@pytest.mark.slow
 def test_from_the_third_epoch_on_a_tenth_of_the_faults_of_the_first_and_a_constant_live_peak(tmp_path: Path) -> None:
-    """The heap may still grow by some rows in one of these epochs, as holes in it come to be cut: so their median."""
+    """The heap still grows in some of these epochs, by the load of the machine in other ones: so their median."""
     found = in_own_process(tmp_path, "train_epochs")
     faults, peaks = found[:EPOCHS], found[EPOCHS:]
     assert faults[0] > 3 * ROWS * WIDTH * 4 / PAGE

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gnnpar.__main__ import main
+from gnnpar.cli import check
 from gnnpar.planner.registry import _read
 
 MODULE = '''
@@ -118,12 +119,33 @@ def test_what_it_refuses_is_a_row(folder: Path, capsys: pytest.CaptureFixture[st
     assert mine["objective"] is None
 
 
-def test_code_of_a_folder_that_nobody_named_does_not_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+EVIL = {
+    "strategy/evil.yaml": "_target_: evil.Evil\n",
+    "strategy/turned.yaml": """
+defaults: [_self_, parts@codec: evil]
+_target_: gnnpar.parallel.halo.strategy.GraphParallel
+overlap: edges
+codec: {_target_: gnnpar.codecs.codec.Identity}
+""",
+    "strategy/parts/evil.yaml": "_target_: evil.Evil\n",
+    "model/evil.yaml": "_target_: evil.Evil\n",
+}
+
+
+@pytest.mark.parametrize("command", ["plan", "estimate"])
+def test_code_of_a_folder_that_nobody_named_does_not_run(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
-    (folder / "strategy" / "evil.yaml").write_text("_target_: evil.Evil\n")
-    assert main(["plan", "--json", *ASKED, "search=enumerate", "world_size=2"]) == 0
-    unpriced = json.loads(capsys.readouterr().out)["unpriced"]["evil"]
-    assert "evil.yaml names evil.Evil, which is no class of gnnpar or of an installed plugin: --trust" in unpriced
+    for name, text in EVIL.items():
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text(text)
+    assert main([command, "--json", "--no-measure", *ASKED, "world_size=2"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    closed = out["unpriced"] if command == "plan" else {e["name"]: e["refused"] for e in out["estimates"]}
+    for name in ("evil", "turned", "mine"):
+        assert closed[name] == "it lies in this folder's strategy/, which is read with --trust, as code"
+    assert {"evil"}.isdisjoint(check.model_names())
     assert not (folder / "ran").exists()
 
 
@@ -134,7 +156,7 @@ def test_code_of_a_folder_that_nobody_named_does_not_run(folder: Path, capsys: p
         ("text", "it must hold keys"),
         ("defaults: 5", "it must hold keys, and its defaults be a list"),
         ("defaults: [odd]", "it extends itself: odd -> odd"),
-        ("a: " + 3000 * "[" + 3000 * "]", "it is nested too deeply"),
+        ("a: " + 1200 * "[" + 1200 * "]", "it is nested too deeply"),
         ("a: &a [*a]", "it repeats a part of itself"),
         (None, "it is no file"),
     ],

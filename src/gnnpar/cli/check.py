@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.table import Table
 from gnnpar.config.compose import compose
 from gnnpar.paths import conf_dir, installed_confs
 from gnnpar.settings import ConfigError
+from gnnpar.targets import TRUST
 from gnnpar.track.console import say, stdout
 
 if TYPE_CHECKING:
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 HELP = """Every strategy must equal the single device in fp64, in its exact limit, for every model and world: the loss
 and each gradient, on the GPU if there is one (device=cpu: not there). One with an oracle must equal that, as it is
-configured. `gnnpar check strategy=mine` looks for strategy/mine.yaml and model/*.yaml in this folder too.
+configured. `gnnpar check strategy=mine model=my_model` looks into strategy/ and model/ of this folder, too; without
+model=, for every model there is, into model/ with --trust alone, because nobody has named what lies there.
 `gnnpar check codec=mine`, without a strategy: the laws that every codec keeps."""
 
 
@@ -83,8 +86,8 @@ def parse_worlds(text: str) -> tuple[int, ...]:
 
 
 def model_names() -> list[str]:
-    """Every model YAML: the project's, those of installed packages and of the folder we are in."""
-    folders = (conf_dir(), *installed_confs(), Path.cwd())
+    """Every model YAML: the project's, those of installed packages and, with --trust, of the folder we are in."""
+    folders = [conf_dir(), *installed_confs(), *([Path.cwd()] if os.environ.get(TRUST) == "1" else [])]
     names = {file.stem for folder in folders for file in folder.glob("model/*.yaml")}
     return sorted(names - {"pyg"})  # which is none before it has a target
 

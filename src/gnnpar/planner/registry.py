@@ -2,7 +2,8 @@
 working folder.
 
 A file is read without Hydra, because ranks plan, too: its plain keys count; what refers to other groups (codec) has the
-default of the class. Nobody has chosen these files by name, so a class of the working folder needs --trust.
+default of the class. Nobody has chosen these files by name, so those of the working folder are opened with --trust
+alone: a row is composed by Hydra later, and its defaults may lead to any class.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from gnnpar.pricing.price import Memory, Phases, Price
 from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.pricing.tasks import Task
 from gnnpar.pricing.work import Work
+from gnnpar.printable import printable
 from gnnpar.settings import Ranks, checked, instantiate, show
-from gnnpar.targets import TRUST, refuse_foreign
+from gnnpar.targets import TRUST
 
 GROUP = "strategy"
 
@@ -156,8 +158,14 @@ class Configured(Candidate):
 
 
 def registry() -> Registry:
-    """gnnpar's strategies, those of installed packages and those of the folder that gnnpar is called from."""
-    return _read((conf_dir(), *installed_confs(), Path.cwd()))
+    """gnnpar's strategies, those of installed packages and, with --trust, of the folder that gnnpar is called from."""
+    installed, here = (conf_dir(), *installed_confs()), Path.cwd()
+    if os.environ.get(TRUST) == "1":
+        return _read((*installed, here))
+    read = _read(installed)
+    there = {printable(file.stem) for file in (here / GROUP).glob("*.yaml")} - {*read.strategies, *read.broken}
+    closed = dict.fromkeys(sorted(there), f"it lies in this folder's {GROUP}/, which is read with --trust, as code")
+    return replace(read, broken={**read.broken, **closed})
 
 
 def shipped() -> Registry:
@@ -172,11 +180,11 @@ def _read(folders: Iterable[Path]) -> Registry:
             files.setdefault(file.stem, file)
     there = {name: file for name, file in sorted(files.items()) if file.exists()}
     of_files = tuple((name, file, file.stat().st_mtime_ns) for name, file in there.items())
-    return _made(of_files, os.environ.get(TRUST) == "1")
+    return _made(of_files)
 
 
 @cache
-def _made(files: tuple[tuple[str, Path, int], ...], trust: bool) -> Registry:
+def _made(files: tuple[tuple[str, Path, int], ...]) -> Registry:
     paths = {name: file for name, file, _ in files}
     strategies: dict[str, Strategy] = {}
     broken: dict[str, str] = {}
@@ -185,7 +193,6 @@ def _made(files: tuple[tuple[str, Path, int], ...], trust: bool) -> Registry:
         try:
             keys = _keys(name, paths)
             plain = {key: value for key, value in keys.items() if not _refers(value)}
-            refuse_foreign(plain, str(paths[name]), remedy="--trust, which runs its code", trust=trust)
             strategy = instantiate(plain, f"strategy={name}")
             check_members(strategy)
             strategies[name] = strategy
