@@ -61,6 +61,31 @@ class WriteError(OSError):
         return f"{self.filename} cannot be written: {self.strerror}"
 
 
+def refuse_links(folder: Path) -> None:
+    """WriteError where an entry of a folder that is written into is a link to anything but a file: what is written
+    below it would lie elsewhere. Links to files are no harm: `open_whole` replaces them."""
+    with os.scandir(folder) as entries:
+        links = [Path(entry.path) for entry in entries if entry.is_symlink() and not entry.is_file()]
+    if links:
+        refuse_link(min(links))
+
+
+def refuse_link(path: Path) -> None:
+    """WriteError where a path is a symbolic link."""
+    if path.is_symlink():
+        leads = f"it is a symbolic link to {os.readlink(path)}, which nothing is written through; remove the link"
+        raise WriteError(errno.ELOOP, leads, str(path))
+
+
+def require_writable(file: Path) -> None:
+    """WriteError where a path that a new file shall take is there already and no file: `open_whole` would put a file in
+    the place of a device or a pipe."""
+    if file.is_dir():
+        raise WriteError(errno.EISDIR, "it is a folder; name a file", str(file))
+    if file.exists() and not file.is_file():
+        raise WriteError(errno.EEXIST, "it is no file, but a device, pipe or socket; name a file", str(file))
+
+
 @contextmanager
 def open_whole(file: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
     """A new file to write: it takes its name when the block ends, and is removed where the block raises.

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gnnpar.durable import WriteError
+from gnnpar.durable import WriteError, refuse_links
 
 FILE = ".gnnpar.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # flock's where the file system has none
@@ -95,11 +95,12 @@ class Lock:
         """The folder is made where there is none. An owner that has left is replaced, and `say` gets the line.
 
         `otherwise`: what else one can choose, at the end of the line of FolderInUse. WriteError where the folder
-        cannot be written.
+        cannot be written, or holds links by which what is written below it would lie elsewhere.
         """
         file, me = folder / FILE, Owner.this(os.environ)
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            refuse_links(folder)
             while True:
                 handle, made = _open(file)
                 alone = _flock(handle)
@@ -116,6 +117,8 @@ class Lock:
                 if alone or _read(handle, after=_SETTLE_SECONDS) == me:
                     break
                 os.close(handle)
+        except WriteError:
+            raise
         except OSError as error:
             raise WriteError(error.errno, error.strerror or str(error), str(folder)) from error
         if owner is not None:

@@ -201,7 +201,8 @@ class Plan:
         folder.mkdir(parents=True, exist_ok=True)
         named = {} if part_of is None else {"part_of": f"{self.hashes['partition'][:16]}.npy"}
         if part_of is not None:
-            shutil.copyfile(part_of, folder / named["part_of"])
+            with open_whole(folder / named["part_of"]) as out, part_of.open("rb") as array:
+                shutil.copyfileobj(array, out)
         names = {k: named.get(k) or _save_array(folder, v) for k, v in self.arrays.items()}
         file = folder / "plan.json"
         write_json_whole(file, self.as_data(names), indent=2)

@@ -26,16 +26,19 @@ from gnnpar import durable
 from gnnpar.api import Run
 from gnnpar.cli import completion
 from gnnpar.cli.main import run
+from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
+from gnnpar.config.jobs import refuse_links_above
 from gnnpar.config.replay import resumed
 from gnnpar.config.sweep import Resuming, _write_results_apart
 from gnnpar.data.columns import Column
 from gnnpar.data.files import fingerprint, own_folder
 from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
-from gnnpar.durable import JsonDict, read_checked_json, read_json, write_checked_json
+from gnnpar.durable import JsonDict, WriteError, read_checked_json, read_json, write_checked_json
 from gnnpar.folder_lock import FILE, FolderInUse, Owner, working_in
 from gnnpar.partition.chunking import Range, chunk
+from gnnpar.partition.manifest import read_manifest
 from gnnpar.placement import Placement, Plan
 from gnnpar.report.comparison import compare
 from gnnpar.report.page.page import schedules
@@ -45,6 +48,7 @@ from gnnpar.track import jsonl
 from gnnpar.track.console import say
 from gnnpar.track.jsonl import read_rows
 from gnnpar.training.checkpoint import files as checkpoint
+from gnnpar.training.shards import check_partition
 
 PRECIOUS = "what is outside of the folder"
 
@@ -364,6 +368,109 @@ def test_features_that_numpy_has_not_are_trained_on(tmp_path: Path, monkeypatch:
     assert run.result["epochs_done"] == 1
 
 
+def test_an_export_goes_into_no_folder_that_is_a_link_of_the_run(
+    trained: Path, precious: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export = trained.parents[1] / "export"
+    export.symlink_to(precious)
+    try:
+        assert run("export", [str(trained)]) == 2
+    finally:
+        export.unlink()
+    assert "export cannot be written: it is a symbolic link" in capsys.readouterr().err
+    assert untouched(precious)
+
+
+def test_what_is_no_file_is_not_replaced_by_one(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused before there is anything to wait for: a prediction, a plan, a page."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    Path("device").symlink_to(os.devnull)
+    Path("folder").mkdir()
+    with monkeypatch.context() as alone:
+        alone.setattr("gnnpar.launch.launch.launch", None)
+        for name in ("pipe", "device", "folder"):
+            assert run("predict", [str(trained), "strategy=single", "--out", name]) == 2
+    assert run("compare", [str(trained.parents[1]), "--html", "pipe"]) == 2
+    assert run("plan", ["model=gcn", "dataset=sbm", "world_size=2", "--trace", "pipe"]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "cannot be written" in line]
+    assert [line.endswith(("it is a folder; name a file", "or socket; name a file")) for line in lines] == [True] * 5
+    assert Path("pipe").is_fifo() and Path("device").is_symlink() and Path("folder").is_dir()
+
+
+def test_a_page_replaces_a_link(trained: Path, tmp_path: Path, precious: Path) -> None:
+    page = tmp_path / "page.html"
+    page.symlink_to(precious / "file")
+    assert run("compare", [str(trained.parents[1]), "--html", str(page)]) == 0
+    assert untouched(precious)
+    assert not page.is_symlink()
+
+
+PARTITIONS = {
+    "another file": lambda file, precious: (file.unlink(), file.symlink_to(precious / "file")),
+    "a device": lambda file, precious: (file.unlink(), file.symlink_to("/dev/zero")),
+    "a pipe": lambda file, precious: (file.unlink(), os.mkfifo(file)),
+    "missing": lambda file, precious: file.unlink(),
+    "changed": lambda file, precious: file.write_bytes(file.read_bytes()[:-1] + b"\1"),
+}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("shards") / "s"
+    assert (
+        run("partition", ["dataset=sbm", "dataset.num_nodes=200", "partition=range", "world_size=2", f"out={out}"]) == 0
+    )
+    return out
+
+
+@pytest.mark.parametrize("kind", PARTITIONS)
+def test_the_partition_of_shards_is_looked_at_before_it_is_copied(
+    shards: Path, tmp_path: Path, precious: Path, kind: str
+) -> None:
+    """It is copied into the folder of the run: what it leads to would be, too."""
+    folder = tmp_path / "shards"
+    shutil.copytree(shards, folder)
+    PARTITIONS[kind](folder / "part_of.npy", precious)
+    settings = compose(["strategy=graph_parallel", f"shards={folder}", "shards.check=header", "comm=threads"])
+    with pytest.raises(ValueError, match=r"shards=.*part_of\.npy is (missing|corrupt|\d+ bytes)"):
+        run_training(settings, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("array", "line"),
+    [
+        (np.zeros((200, 2), dtype=np.int32), "not a part of each of 200 nodes"),
+        (np.full(200, 2, dtype=np.int32), "goes from 2 to 2, but there are 2 parts"),
+        (np.arange(200, dtype=np.int32) % 2, "is not the partition whose hash the manifest has"),
+    ],
+)
+def test_a_forged_partition_is_not_that_of_its_hash(shards: Path, tmp_path: Path, array: np.ndarray, line: str) -> None:
+    folder = tmp_path / "shards"
+    shutil.copytree(shards, folder)
+    file = folder / "part_of.npy"
+    np.save(file, array)
+    manifest = read_checked_json(folder / "manifest.json")
+    manifest["files"]["part_of.npy"] |= {"nbytes": file.stat().st_size, "sha256": durable.file_hash(file)}
+    write_checked_json(folder / "manifest.json", manifest)
+    with pytest.raises(ValueError, match=line):
+        check_partition(folder, read_manifest(folder))
+
+
+def test_a_partition_is_copied_through_no_link(shards: Path, tmp_path: Path, precious: Path) -> None:
+    manifest = read_manifest(shards)
+    name = f"{manifest.hashes['partition'][:16]}.npy"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(precious / "file")
+    settings = compose(["strategy=graph_parallel", f"shards={shards}", "comm=threads", "epochs=1", "tracker=jsonl"])
+    assert run_training(settings, tmp_path / "run").exit_code == 0
+    assert untouched(precious)
+    assert (tmp_path / "run" / name).read_bytes() == (shards / "part_of.npy").read_bytes()
+
+
 def sweep_of(folder: Path, *, job: str = "0", argv: tuple[str, ...] = ("seed=0",)) -> Path:
     jobs = [{"key": "k", "folder": job, "overrides": ["seed=0"]}]
     (folder / "sweep.json").write_text(json.dumps({"schema": 1, "argv": list(argv), "jobs": jobs}))
@@ -490,6 +597,45 @@ def test_a_figure_that_cannot_be_is_no_result(trained: Path, tmp_path: Path, pla
     ) as refused:
         collect([tmp_path])
     assert len(str(refused.value)) < 500
+
+
+def test_a_folder_that_is_a_link_is_not_worked_in(tmp_path: Path, precious: Path) -> None:
+    """wandb, checkpoints, exports and jobs of a sweep would be written into it, and files in it replaced."""
+    for name in ("wandb", "checkpoint", "export", "0"):
+        folder = tmp_path / f"of {name}"
+        folder.mkdir()
+        (folder / name).symlink_to(precious)
+        with pytest.raises(WriteError, match=f"{name} cannot be written: it is a symbolic link to .*; remove the link"):
+            take(folder)
+        assert [path.name for path in folder.iterdir()] == [name]
+    assert untouched(precious)
+
+
+def take(folder: Path) -> None:
+    with working_in(folder, otherwise="", say=say):
+        raise AssertionError("a folder with a link was taken")
+
+
+@pytest.mark.parametrize("sweep", [False, True])
+def test_a_run_or_sweep_with_a_linked_folder_is_one_line(
+    tmp_path: Path, precious: Path, sweep: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it" / ("a" if sweep else "wandb")).symlink_to(precious)
+    where = ["-m", "hydra.sweep.dir=it", "hydra.sweep.subdir=a/b"] if sweep else ["hydra.run.dir=it"]
+    assert run("train", ["debug=tiny", "strategy=single", *where]) == 2
+    assert "cannot be written: it is a symbolic link to" in capsys.readouterr().err
+    assert untouched(precious)
+
+
+def test_no_folder_between_a_sweep_and_its_job_is_a_link(tmp_path: Path, precious: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").symlink_to(precious)
+    refuse_links_above(tmp_path, "a/c")
+    for folder in ("a/b", "a/b/c"):
+        with pytest.raises(WriteError, match="a/b cannot be written: it is a symbolic link to"):
+            refuse_links_above(tmp_path, folder)
 
 
 @pytest.mark.parametrize("name", ["study.yaml", "multirun.yaml"])

@@ -159,7 +159,13 @@ def test_latex_compiles_and_is_no_wider_than_the_text(
 
 
 def test_figures_are_files_of_three_kinds_with_the_data_behind_them(study: Path, capsys: pytest.CaptureFixture) -> None:
+    (study / "figures").mkdir()
+    outside = study / "outside"
+    outside.touch()
+    for form in ("svg", "csv"):
+        (study / "figures" / f"breakdown.{form}").symlink_to(outside)
     groups = json.loads(output(capsys, str(study), "--json", "--figures", str(study / "figures")))["groups"]
+    assert outside.read_bytes() == b""  # links are replaced
     names = {"speedup", "breakdown", "accuracy_time", "accuracy_bytes"}  # a run of one rank sends nothing: no bytes
     files = {file.name for file in (study / "figures").iterdir()}
     assert files == {f"{name}.{form}" for name in names for form in ("svg", "pdf", "png", "csv")}

@@ -19,7 +19,7 @@ import yaml
 from gnnpar.cli.main import COMMANDS
 from gnnpar.config.errors import CONFIG
 from gnnpar.config.help import group_options
-from gnnpar.durable import require_file
+from gnnpar.durable import require_file, write_text_whole
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
@@ -103,7 +103,7 @@ def install(home: Path) -> None:
         )
     script, start = home / ".local" / "share" / "gnnpar" / "completion.sh", home / f".{shell}rc"
     script.parent.mkdir(parents=True, exist_ok=True)
-    script.write_text(SCRIPT, encoding="utf-8")
+    write_text_whole(script, SCRIPT)
     line = f". {shlex.quote(str(script))}"
     text = ""
     if start.exists():

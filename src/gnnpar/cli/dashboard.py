@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnnpar.durable import JsonObject, read_json
+from gnnpar.durable import JsonObject, read_json, require_writable, write_text_whole
 from gnnpar.report import dashboard
 from gnnpar.report.rows import table_rows
 from gnnpar.report.runs import collect
@@ -26,6 +26,8 @@ def run(argv: list[str]) -> int:
     options = parse(argv)
     if importlib.util.find_spec("wandb_workspaces") is None:
         raise ConfigError("gnnpar dashboard needs wandb-workspaces; call pip install 'gnnpar[dashboard]'")
+    if options.out is not None:
+        require_writable(options.out)
     results = collect(options.folders)
     entity, project, study = place_of([folder for folder, _ in results], options.entity)
     if options.save and not entity:
@@ -46,7 +48,7 @@ def run(argv: list[str]) -> int:
     if options.out is None:
         sys.stdout.write(text)
     else:
-        options.out.write_text(text, encoding="utf-8")
+        write_text_whole(options.out, text)
         count = sum(map(len, sections.values()))
         say(
             f"{count} panels for {study} in {project} -> {os.path.relpath(options.out)}; --save puts them on the server"

@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from gnnpar.durable import refuse_link
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 
@@ -34,6 +35,8 @@ def run(argv: list[str]) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     folder = options.out or run_folder(options.run) / "export"
+    if options.out is None:
+        refuse_link(folder)
     problems = export(trained, folder, onnx=options.onnx)
     for line in problems:
         complain(line)

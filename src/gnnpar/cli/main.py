@@ -40,7 +40,7 @@ COMMANDS = (
 
 
 _WRONG_PATH = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
-_WRONG_PATH += (errno.ENAMETOOLONG,)
+_WRONG_PATH += (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def file_line(error: OSError) -> str:

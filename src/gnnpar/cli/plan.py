@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gnnpar.config.compose import compose
-from gnnpar.durable import JsonObject
+from gnnpar.durable import JsonObject, require_writable, write_text_whole
 from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest
 from gnnpar.track.console import say, stdout
@@ -60,6 +60,8 @@ def run(argv: list[str]) -> int:
         raise ConfigError(
             f"shards={settings.shards.folder}: gnnpar plan reads the whole graph; name its dataset instead"
         )
+    if options.trace:
+        require_writable(Path(options.trace))
     from gnnpar.planner import planned as planner
 
     talk = (lambda _: None) if options.json else say
@@ -73,7 +75,7 @@ def run(argv: list[str]) -> int:
         plan = replace(plan, predicted={**(plan.predicted or {}), "measured_seconds": measured})
     file = plan.save(Path(options.out))
     if options.trace:
-        Path(options.trace).write_text(json.dumps(planner.timeline(planned).chrome_trace()), encoding="utf-8")
+        write_text_whole(Path(options.trace), json.dumps(planner.timeline(planned).chrome_trace()))
     if options.json:
         unpriced = planned.request.registry.unpriced(planned.request.allowed)
         answer = {

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gnnpar.durable import require_writable
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import complain, say
 
@@ -54,6 +55,7 @@ def run(argv: list[str]) -> int:
         raise ConfigError(str(error)) from error
     name = "predictions.npy" if pairs is None else "scores.npy"
     out = (options.out or run_folder(options.run) / name).absolute()
+    require_writable(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder() as scratch:
         work = Prediction(settings, world, plan_source_of(settings), found.folder, scratch, out, pairs)

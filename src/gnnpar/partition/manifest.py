@@ -24,6 +24,7 @@ from gnnpar.durable import (
 )
 
 NAME, SCHEMA = "manifest.json", 1
+PARTITION = "part_of.npy"
 Check = Literal["full", "header"]
 
 

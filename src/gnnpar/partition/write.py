@@ -25,7 +25,7 @@ from gnnpar.data.external import EDGE_TYPES
 from gnnpar.data.stored import CHUNK_EDGES, CHUNK_ROWS, OnProgress, Stored, no_progress
 from gnnpar.durable import JsonDict, file_hash, sync_folder
 from gnnpar.folds.block import index_dtype, layout
-from gnnpar.partition.manifest import SCHEMA, FileFacts, Manifest, folder_of
+from gnnpar.partition.manifest import PARTITION, SCHEMA, FileFacts, Manifest, folder_of
 from gnnpar.partition.shard import statistics_of
 from gnnpar.placement import array_hash
 
@@ -110,7 +110,7 @@ class _Writer:
     def nodes(self) -> None:
         """What is a few bytes a node."""
         graph, degree = self.graph, self.graph.in_degree.to(torch.float32).numpy()
-        np.save(self.folder / "part_of.npy", self.part_of)
+        np.save(self.folder / PARTITION, self.part_of)
         for p, ids in enumerate(self.node_ids):
             (self.folder / folder_of(p)).mkdir()
             rows = {"node_ids": ids, "y": graph.y[ids], "in_degree": degree[ids]}

@@ -4,12 +4,13 @@ Each has the data behind it beside it as csv: what is drawn is what the csv hold
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.durable import JsonDict, JsonObject, open_whole, write_text_whole
 from gnnpar.report import colours, curves
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.emphasis import OTHER, cut, groups_in_colour, short_name, six_parts, strategies_in_colour
@@ -114,16 +115,18 @@ def _figure(path: Path, rows: Mapping[str, Rows], drawing: Drawing) -> list[Path
     files = [path.with_suffix(f".{form}") for form in FORMATS]
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
     for file in files:
-        figure.savefig(file, metadata=dates[file.suffix])
+        with open_whole(file) as out:
+            figure.savefig(out, format=file.suffix[1:], metadata=dates[file.suffix])
     return files
 
 
 def _data(file: Path, rows: Mapping[str, Rows]) -> Path:
     lines = [{"task": task} | row for task, found in rows.items() for row in found]
-    with file.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: inert(cell) for key, cell in line.items()} for line in lines)
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: inert(cell) for key, cell in line.items()} for line in lines)
+    write_text_whole(file, stream.getvalue())
     return file
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnpar.partition.manifest import Check, Manifest, folder_of, read_manifest, verify
+from gnnpar.partition.manifest import PARTITION, Check, Manifest, clear, folder_of, read_manifest, verify
 from gnnpar.printable import counted
 from gnnpar.settings import ConfigError, Settings
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from gnnpar.data.dataset import Dataset
     from gnnpar.models.gnn import GNN
     from gnnpar.partition.shard import Shard
+
+_ROWS_AT_ONCE = 1 << 20
 
 
 def check(settings: Settings, world: World) -> None:
@@ -40,9 +43,35 @@ def check(settings: Settings, world: World) -> None:
             f"world_size={manifest.parts}, or partition again with world_size={world.size}"
         )
     here = [int(os.environ["RANK"])] if world.how == "joined" else range(manifest.parts)
+    if 0 in here:  # rank 0 leaves it beside plan.json
+        check_partition(folder, manifest)
     for part in here:
         for file, facts in manifest.of_part(part).items():
             verify(folder, f"{folder_of(part)}/{file}", facts, "header")
+
+
+def check_partition(folder: Path, manifest: Manifest) -> None:
+    """ValueError where part_of.npy is not the partition of the manifest, its type, size, values and hash: it is copied
+    into the folder of the run."""
+    from gnnpar.npy import load_npy
+
+    if (facts := manifest.files.get(PARTITION)) is None:
+        raise ValueError(f"shards={folder} list no {PARTITION}: partition again")
+    verify(folder, PARTITION, facts, "full")
+    with clear(folder):
+        array = load_npy(folder / PARTITION, mapped=True)
+        if array.shape != (manifest.num_nodes,) or array.dtype.kind != "i":
+            raise ValueError(
+                f"{PARTITION} is {array.dtype} {list(array.shape)}, not a part of each of {manifest.num_nodes} nodes"
+            )
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= manifest.parts:
+            raise ValueError(f"{PARTITION} goes from {low} to {high}, but there are {manifest.parts} parts")
+        digest = hashlib.sha256()
+        for first in range(0, len(array), _ROWS_AT_ONCE):
+            digest.update(array[first : first + _ROWS_AT_ONCE].astype("int64").tobytes())
+        if digest.hexdigest() != manifest.hashes["partition"]:
+            raise ValueError(f"{PARTITION} is not the partition whose hash the manifest has")
 
 
 @dataclass(frozen=True)
@@ -75,7 +104,7 @@ class Source:
     @property
     def part_of(self) -> Path:
         """The file of the partition, int32 [N]."""
-        return self.folder / "part_of.npy"
+        return self.folder / PARTITION
 
     def part(self, model: GNN, comm: Communicator, *, check: Check) -> Shard:
         """This rank's own, mapped. Collective: all ranks must have the same shards."""
