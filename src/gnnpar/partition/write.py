@@ -254,6 +254,7 @@ class _Writer:
             facts[file.relative_to(self.folder).as_posix()] = _facts(file)
         train = torch.from_numpy(graph.masks[0])
         part_of = torch.from_numpy(self.part_of)
+        assert graph.task != "link"  # a task of a run, which `gnnpar partition` refuses, and of no dataset
         return Manifest(
             schema=SCHEMA,
             made_by=f"gnnpar {importlib.metadata.version('gnnpar')}",
