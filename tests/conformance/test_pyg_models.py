@@ -56,6 +56,15 @@ NETS: list[tuple[str, dict[str, Any]]] = [
     ("torch_geometric.nn.models.GraphSAGE", {"hidden_channels": 8, "num_layers": 2, "jk": "max"}),
     ("torch_geometric.nn.models.GAT", {"hidden_channels": 8, "num_layers": 2, "heads": 2}),
     ("torch_geometric.nn.models.GIN", {"hidden_channels": 8, "num_layers": 2}),
+    (
+        "torch_geometric.nn.models.PNA",
+        {
+            "hidden_channels": 8,
+            "num_layers": 2,
+            "aggregators": ["mean", "max", "std"],
+            "scalers": ["identity", "amplification", "linear"],
+        },
+    ),
 ]
 IDS = [f"{target.rpartition('.')[2]}-{'-'.join(map(str, kwargs.values()))}" for target, kwargs in NETS]
 LOOPLESS = [each for each in NETS if "gat" not in each[0].lower() and "Jumping" not in each[0]]

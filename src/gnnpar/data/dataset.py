@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.folds.edge_data import EdgeData, EdgeSizes
+from gnnpar.folds.edge_data import EdgeData, EdgeSizes, degree_histogram
 
 if TYPE_CHECKING:
     from gnnpar.data.links import Pairs
@@ -98,31 +98,33 @@ class Dataset:
         if edge_index.shape[1] > 1:
             key = dst * num_nodes + src
             assert bool((key[1:] >= key[:-1]).all()), "edges must be sorted by (destination, source)"
+        in_degree = torch.bincount(dst, minlength=num_nodes)
         return cls(
             name=name,
             x=x,
             y=y,
             edge_index=edge_index,
-            in_degree=torch.bincount(dst, minlength=num_nodes),
+            in_degree=in_degree,
             train_mask=masks[0],
             val_mask=masks[1],
             test_mask=masks[2],
             num_classes=num_classes,
             task=task,
             edges=edges,
-            edge_sizes=sizes_of(edges, num_edge_types),
+            edge_sizes=sizes_of(edges, in_degree, num_edge_types),
             in_weight=None if edges.weight is None else weighted_degrees(dst, edges.weight, num_nodes),
             graph_hash=content_hash((edge_index, x, y, *edges.tensors.values()), label=f"{task}/{num_classes}"),
             split_hash=content_hash(masks, label="split"),
         )
 
 
-def sizes_of(edges: EdgeData, num_types: int | None = None) -> EdgeSizes:
-    """Of all edges of a graph. Types are numbered from 0, so there are at least as many as the largest says."""
+def sizes_of(edges: EdgeData, in_degree: Tensor, num_types: int | None = None) -> EdgeSizes:
+    """Of all edges of a graph. Types are numbered from 0, so there are at least as many as the largest says. Shapes:
+    in_degree [N]."""
     types = 0
     if edges.type is not None:
         types = max(num_types or 1, int(edges.type.max()) + 1 if len(edges.type) else 1)
-    return EdgeSizes(types, 0 if edges.attr is None else edges.attr.shape[1])
+    return EdgeSizes(types, 0 if edges.attr is None else edges.attr.shape[1], degree_histogram(in_degree))
 
 
 def weighted_degrees(dst: Tensor, edge_weight: Tensor, num_nodes: int) -> Tensor:

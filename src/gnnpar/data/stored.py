@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnnpar.data.columns import Slices
 from gnnpar.data.dataset import Dataset, TaskName, content_hash
-from gnnpar.folds.edge_data import EDGE_KINDS, EdgeSizes
+from gnnpar.folds.edge_data import EDGE_KINDS, EdgeSizes, degree_histogram
 
 CHUNK_EDGES = 1 << 20
 CHUNK_ROWS = 1 << 16
@@ -108,7 +108,8 @@ class Stored:
             types = self.num_edge_types or 0
         else:
             types = max((int(edges.values["type"].max()) for edges in self.edges()), default=0) + 1
-        return EdgeSizes(types, self.carried["attr"].shape[1] if "attr" in self.carried else 0)
+        width = self.carried["attr"].shape[1] if "attr" in self.carried else 0
+        return EdgeSizes(types, width, degree_histogram(self.in_degree))
 
     @staticmethod
     def of(dataset: Dataset) -> Stored:

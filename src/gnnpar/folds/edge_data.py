@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,11 +18,32 @@ EDGE_KINDS: tuple[EdgeKind, ...] = ("weight", "type", "attr")  # in the order in
 ALL_KINDS: frozenset[EdgeKind] = frozenset(EDGE_KINDS)
 
 
+Degrees = tuple[tuple[int, int], ...]
+"""A histogram of in-degrees: (degree, nodes that have it), ascending, degrees that no node has left out."""
+
+
 class EdgeSizes(NamedTuple):
-    """Of a whole graph: the number of types of its edges, and the width of their attributes; 0: they have none."""
+    """Of a whole graph: the number of types of its edges, and the width of their attributes, 0: they have none; and the
+    histogram of in-degrees, (): not counted."""
 
     types: int = 0
     attr: int = 0
+    degrees: Degrees = ()
+
+
+def degree_histogram(in_degree: Tensor) -> Degrees:
+    """Of the in-degrees of all nodes. Shapes: in_degree [N], whole numbers."""
+    counts = torch.bincount(in_degree.long())
+    present = counts.nonzero().flatten()
+    return tuple((int(degree), int(counts[degree])) for degree in present)
+
+
+def merged_histogram(parts: Iterable[Degrees]) -> Degrees:
+    """Of the nodes of all parts."""
+    total = Counter[int]()
+    for part in parts:
+        total.update(dict(part))
+    return tuple(sorted(total.items()))
 
 
 @dataclass(frozen=True, eq=False)

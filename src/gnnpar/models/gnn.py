@@ -60,6 +60,11 @@ class ModelSource(Protocol):
         ...
 
     @property
+    def reads_degrees(self) -> bool:
+        """Is it made with the histogram of in-degrees?"""
+        ...
+
+    @property
     def num_layers(self) -> int: ...
     @property
     def input_dropout(self) -> float: ...
@@ -69,7 +74,7 @@ class ModelSource(Protocol):
 
     def on(self, sizes: EdgeSizes) -> ModelSource:
         """The same, where what it leaves open is that of the dataset: the number of types of edges, the width of their
-        attributes. Called before `build`."""
+        attributes, the histogram of in-degrees. Called before `build`."""
         ...
 
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> GNN: ...
@@ -117,6 +122,10 @@ class ModelConfig:
     @property
     def moments(self) -> tuple[str, ...]:
         return ("model.norm=batch",) if self.norm == "batch" else ()
+
+    @property
+    def reads_degrees(self) -> bool:
+        return False
 
     def ways(self) -> list[str]:
         return []

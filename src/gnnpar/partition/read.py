@@ -33,6 +33,16 @@ def open_part(folder: Path, manifest: Manifest, part: int, *, edge_ids: bool = F
         return _Part(folder / folder_of(part), files, manifest, part, edge_ids, check).shard()
 
 
+def in_degrees(folder: Path, manifest: Manifest, part: int) -> Tensor:
+    """Of a part's nodes, mapped, as they are before `open_part` compares them with the edges. Shapes: -> [n]."""
+    with clear(folder / folder_of(part)):
+        files = _Part(folder / folder_of(part), manifest.of_part(part), manifest, part, edge_ids=False, check="header")
+        found = files.array("in_degree", torch.float32)
+        if len(found) and not 0 <= float(found.min()) <= float(found.max()) <= manifest.num_edges:
+            raise ValueError(f"in_degree goes from {float(found.min()):g} to {float(found.max()):g}")
+        return found
+
+
 class _Part:
     """The files of one part."""
 

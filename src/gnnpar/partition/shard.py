@@ -34,7 +34,8 @@ class Shard:
     `halo[p]` are the in-edges from part p, its columns the halo nodes of p by ascending global id; `boundary[p]` [b]
     are the inner rows that p needs, in the order in which p's block numbers them. `copies`: this rank's part of a
     vertex cut, where there is one. edge_attr [E, D]: attributes of all in-edges of its nodes, by ascending edge id;
-    `edge_sizes`: of the whole graph. `pairs`: examples of link prediction whose sources are nodes of this part.
+    `edge_sizes`: of the whole graph, degrees not counted. `pairs`: examples of link prediction whose sources are nodes
+    of this part.
     """
 
     part: int
@@ -417,7 +418,7 @@ def _shard(
         in_weight=chosen(dataset.in_weight, ids),
         halo_in_weight=chosen(dataset.in_weight, halo_ids),
         type_degree=chosen(by_type, ids),
-        edge_sizes=dataset.edge_sizes,
+        edge_sizes=dataset.edge_sizes._replace(degrees=()),
         pairs=None if dataset.pairs is None else dataset.pairs.share(ids, local_of),
     )
 

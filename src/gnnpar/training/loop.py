@@ -202,6 +202,8 @@ def prepare(
     if dataset is not None:
         kinds, name = dataset.edges.kinds, dataset.name
         refuse_edge_data(settings.strategy, settings.model, kinds, dataset.in_weight, name, settings.names)
+    if source is not None and settings.model.reads_degrees:
+        edge_sizes = edge_sizes._replace(degrees=source.degrees(comm))
     model = settings.build_model(num_features, task.out_dim, edge_sizes)
     plan = None
     if dataset is not None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gnnpar.comm import Communicator
     from gnnpar.comm.world import World
     from gnnpar.data.dataset import Dataset
+    from gnnpar.folds.edge_data import Degrees
     from gnnpar.models.gnn import GNN
     from gnnpar.partition.shard import Shard
 
@@ -105,6 +106,14 @@ class Source:
     def part_of(self) -> Path:
         """The file of the partition, int32 [N]."""
         return self.folder / PARTITION
+
+    def degrees(self, comm: Communicator) -> Degrees:
+        """The histogram of in-degrees of the whole graph, from the parts of all ranks. Collective."""
+        from gnnpar.folds.edge_data import degree_histogram, merged_histogram
+        from gnnpar.partition.read import in_degrees
+
+        parts = comm.gather(degree_histogram(in_degrees(self.folder, self.manifest, comm.rank)))
+        return comm.broadcast(merged_histogram(parts or ()))
 
     def part(self, model: GNN, comm: Communicator, *, check: Check) -> Shard:
         """This rank's own, mapped. Collective: all ranks must have the same shards."""

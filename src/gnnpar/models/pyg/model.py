@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
@@ -11,11 +11,12 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import HeteroConv, MessagePassing
-from torch_geometric.nn.models.basic_gnn import BasicGNN
+from torch_geometric.nn.models.basic_gnn import PNA, BasicGNN
 
+from gnnpar.capacity import require_memory
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Block, Operands, Rows
-from gnnpar.folds.edge_data import EdgeData, EdgeKind, EdgeSizes
+from gnnpar.folds.edge_data import Degrees, EdgeData, EdgeKind, EdgeSizes
 from gnnpar.graph import Graph, Message
 from gnnpar.models.gnn import GNN
 from gnnpar.models.initial import construct
@@ -30,6 +31,7 @@ _IN = ("in_channels", "in_dim", "in_features", "input_dim", "num_features", "num
 _EDGE = ("edge_dim", "edge_channels", "edge_features", "num_edge_features")
 _TYPES = ("num_relations", "num_edge_types")
 _OUT = ("out_channels", "out_dim", "out_features", "output_dim", "num_classes")
+_DEGREES = "deg"  # a histogram of in-degrees, as PNAConv and DegreeScalerAggregation take it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +41,9 @@ class PyG:
 
     `kwargs` are its arguments; the widths of features and logits, that of edge_attr, and the number of types of edges
     are filled in where it has an argument for them (in_channels, out_channels, num_features, num_classes, edge_dim,
-    num_relations, ...) that `kwargs` leaves out. `self_loops`: of the dataset. `edge_dim`: the width of edge_attr,
-    `edge_types`: the number of types; None: those of the dataset.
+    num_relations, ...) that `kwargs` leaves out, and so is a required `deg`, the histogram of in-degrees [largest + 1].
+    `self_loops`: of the dataset. `edge_dim`: the width of edge_attr, `edge_types`: the number of types; None: those of
+    the dataset.
     """
 
     target: str | None = None
@@ -57,6 +60,10 @@ class PyG:
     @property
     def input_dropout(self) -> float:
         return 0.0
+
+    @property
+    def reads_degrees(self) -> bool:
+        return _DEGREES not in self.kwargs and _needs_degrees(_located(self.target))
 
     @property
     def num_layers(self) -> int:
@@ -77,7 +84,12 @@ class PyG:
         if self.edge_types is not None and self.edge_types < sizes.types:
             raise ValueError(f"model.edge_types={self.edge_types}, and the dataset's edges have {sizes.types} types")
         types = sizes.types if self.edge_types is None else self.edge_types
-        return replace(self, edge_dim=sizes.attr, edge_types=types)
+        kwargs = dict(self.kwargs)
+        if self.reads_degrees:
+            if not sizes.degrees:
+                raise ValueError(f"model.target={self.target} needs {_DEGREES}, and in-degrees were not counted")
+            kwargs[_DEGREES] = _dense(sizes.degrees)
+        return replace(self, kwargs=kwargs, edge_dim=sizes.attr, edge_types=types)
 
     @property
     def whole_neighborhoods(self) -> tuple[str, ...]:
@@ -113,7 +125,8 @@ class PyG:
         return model
 
 
-def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int, edge_dim: int, edge_types: int) -> nn.Module:
+def _located(target: str | None) -> Callable[..., object]:
+    """The class or function that `model.target` names; ValueError where it is neither, or is not there."""
     assert target is not None
     try:
         factory = locate(target)
@@ -121,16 +134,41 @@ def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int, edge_
         raise ValueError(f"model.target={target} cannot be imported: {error}") from error
     if not callable(factory):
         raise ValueError(f"model.target={target} is a {type(factory).__name__}; name a class or a function")
-    given = dict(arguments)
+    return factory
+
+
+def _needs_degrees(factory: Callable[..., object]) -> bool:
+    """Has it a required argument `deg`? That of PyG's PNA is among its **kwargs."""
+    taken = inspect.signature(factory).parameters
+    argument = taken.get(_DEGREES)
+    if argument is None:
+        open_ended = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+        return open_ended and isinstance(factory, type) and issubclass(factory, PNA)
+    return argument.default is inspect.Parameter.empty
+
+
+def _dense(degrees: Degrees) -> list[int]:
+    """Nodes of each in-degree from 0 to the largest."""
+    counts = dict(degrees)
+    largest = max(counts)
+    require_memory(16 * largest, f"the histogram of in-degrees up to {largest}", "give a smaller graph")
+    return [counts.get(degree, 0) for degree in range(largest + 1)]
+
+
+def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int, edge_dim: int, edge_types: int) -> nn.Module:
+    factory, given = _located(target), dict(arguments)
+    if _needs_degrees(factory):
+        given.setdefault(_DEGREES, [0, 1])  # to look at: `on` has put in the graph's before a model is trained
     taken = inspect.signature(factory).parameters
     for known, width in ((_IN, in_dim), (_OUT, out_dim), (_EDGE, edge_dim), (_TYPES, edge_types)):
         free = [name for name in taken if name in known]
         if free and (width or taken[free[0]].default is inspect.Parameter.empty):
             given.setdefault(free[0], max(1, width))  # without attributes, forward says that it needs them
     try:
-        net = factory(**given)
+        listed = given.get(_DEGREES)
+        net = factory(**given | ({_DEGREES: torch.tensor(listed)} if isinstance(listed, list) else {}))
     except (TypeError, ValueError, AssertionError) as error:
-        shown = ", ".join(f"{name}={value}" for name, value in given.items())
+        shown = ", ".join(f"{name}={str(value)[:80]}" for name, value in given.items())
         raise ValueError(f"model.target={target} cannot be made with {shown}: {error}; set model.kwargs") from error
     if not isinstance(net, nn.Module):
         raise ValueError(f"model.target={target} gives a {type(net).__name__}, not a torch.nn.Module")

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -195,6 +196,9 @@ def checked(manifest: JsonDict) -> JsonDict:
     for name in _OF_EDGES & manifest["run"].keys():
         if not isinstance(count := manifest["run"][name], int) or not 0 <= count <= _MOST_OF_EDGES:
             raise ValueError(f"run.{name} is {str(count)[:20]}, no number from 0 to {_MOST_OF_EDGES}")
+    degrees = manifest["run"].get("degrees", [])
+    if not _is_histogram(degrees):
+        raise ValueError(f"run.degrees is {str(degrees)[:20]}, no list of [degree, nodes] that ascends")
     for name in ("world_size", "num_features", "num_outputs"):
         if manifest["run"][name] < 1:
             raise ValueError(f"run.{name} is {manifest['run'][name]}, at least 1 is needed")
@@ -209,6 +213,15 @@ def checked(manifest: JsonDict) -> JsonDict:
     for told in manifest["files"].values():
         _require(told, {"sha256": str, "nbytes": int})
     return manifest
+
+
+def _is_histogram(data: object) -> bool:
+    """Of in-degrees, as `folds.edge_data.Degrees`."""
+    if not isinstance(data, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in data):
+        return False
+    if not all(type(value) is int and 0 <= value <= _MOST_OF_EDGES for pair in data for value in pair):
+        return False
+    return all(before[0] < after[0] for before, after in pairwise(data))
 
 
 def _require(data: object, kinds: JsonObject) -> None:

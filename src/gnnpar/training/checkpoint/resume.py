@@ -153,7 +153,8 @@ def _with_profile(tree: Any, profile: Path) -> Any:  # Any: resolved YAML
 
 
 class EdgeFacts(NamedTuple):
-    """What edges of a dataset carry: whether they have weights, and the sizes of the rest."""
+    """What edges of a dataset carry: whether they have weights, and the sizes of the rest; the histogram of in-degrees
+    where the model is made with it."""
 
     weighted: bool = False
     sizes: EdgeSizes = EdgeSizes()
@@ -162,7 +163,8 @@ class EdgeFacts(NamedTuple):
     def of(run: JsonObject) -> EdgeFacts:
         """As `identity` wrote them into a checkpoint."""
         types, attr = run.get("edge_types", 0), run.get("edge_attr", 0)
-        return EdgeFacts(bool(run.get("edge_weights", False)), EdgeSizes(int(types), int(attr)))
+        degrees = tuple((degree, nodes) for degree, nodes in run.get("degrees", ()))
+        return EdgeFacts(bool(run.get("edge_weights", False)), EdgeSizes(int(types), int(attr), degrees))
 
 
 def identity(
@@ -196,7 +198,9 @@ def identity(
     }
     if settings.task.decoder is not None:
         told["task"] = settings.resolved["task"]
-    carried = {"edge_weights": edges.weighted, "edge_types": edges.sizes.types, "edge_attr": edges.sizes.attr}
+    carried: JsonDict = {"edge_weights": edges.weighted, "edge_types": edges.sizes.types, "edge_attr": edges.sizes.attr}
+    if settings.model.reads_degrees:
+        carried["degrees"] = edges.sizes.degrees
     return _json(told | {key: value for key, value in carried.items() if value})
 
 
