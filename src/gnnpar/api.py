@@ -26,6 +26,7 @@ from gnnpar.config.compose import compose
 from gnnpar.config.replay import quoted
 from gnnpar.durable import JsonDict, JsonObject, write_text_whole
 from gnnpar.folder_lock import working_in
+from gnnpar.paths import path_of
 from gnnpar.settings import ConfigError, Settings, build_settings
 from gnnpar.track.console import say
 
@@ -119,7 +120,7 @@ def sweep(
     listed = {key: list(value) for key, value in axes.items() if isinstance(value, list | tuple)}
     fixed = {key: value for key, value in axes.items() if key not in listed}
     combinations = [dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values())]
-    parent = _dated("multirun") if folder is None else Path(folder)
+    parent = _dated("multirun") if folder is None else path_of(folder, "folder")
     jobs = list(itertools.product(models, combinations))
     runs: list[Run] = []
     with working_in(parent, otherwise="choose another folder=", say=say):
@@ -194,7 +195,7 @@ class Compared:
         """Write the page of `gnnpar compare --html`, which needs no network."""
         from gnnpar.report.page.page import write_page
 
-        return write_page(self._comparison(), Path(file))
+        return write_page(self._comparison(), path_of(file, "file"))
 
     def _comparison(self) -> Comparison:
         from gnnpar.report.comparison import compare as compared
@@ -228,7 +229,7 @@ def compare(
     """Runs, or folders of runs and sweeps, side by side; a ratio only where it is fair."""
     from gnnpar.report.runs import collect
 
-    folders = [each.folder if isinstance(each, Run) else Path(each) for each in runs]
+    folders = [each.folder if isinstance(each, Run) else path_of(each, "runs") for each in runs]
     own = {each.folder.resolve() for each in runs if isinstance(each, Run) and each.own}
     results = tuple(Run(folder, own=folder.resolve() in own) for folder, _ in collect(folders))
     return Compared(results, baseline, allow_unfair)
@@ -256,12 +257,13 @@ def plan(
     """Which strategy to use, with which parameters: the search of `gnnpar plan`. quality: exact, or exact,stale,..."""
     from gnnpar.cli import plan as command
 
+    place = path_of(out, "out")
     given = {**overrides, "topology": topology} | ({} if world_size is None else {"world_size": world_size})
     lines = list(_spelled(given))
     command.refuse_strategy(lines)
     settings = _settings(model, data, given)
     planned = command.searched(settings, lines, allowed=command.qualities(quality), say=say)
-    file = command.plan_of(planned, lines, settings).save(Path(out))
+    file = command.plan_of(planned, lines, settings).save(place)
     say(f"chosen: {planned.chosen.label}  ->  {file}")
     return Planned(file, planned.chosen.label, command.candidates(planned))
 
@@ -420,7 +422,7 @@ def _value(value: object) -> str:
 
 
 def _run_folder(folder: str | os.PathLike[str] | None) -> Path:
-    return _dated("outputs") if folder is None else Path(folder)
+    return _dated("outputs") if folder is None else path_of(folder, "folder")
 
 
 def _dated(parent: str) -> Path:

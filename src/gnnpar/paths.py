@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -17,6 +18,13 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise ValueError(f"{path}: there is no such user; write the folder out") from error
+
+
+def path_of(given: object, name: str) -> Path:
+    """What a caller gives for a path. ValueError in one line where it is none: bytes, a number, an open file."""
+    if isinstance(given, str | os.PathLike) and isinstance(path := os.fspath(given), str):
+        return Path(path)
+    raise ValueError(f"{name}={repr(given)[:80]} is no path: give a str or a pathlib.Path")
 
 
 def conf_dir() -> Path:

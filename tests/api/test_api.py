@@ -223,6 +223,21 @@ def test_bad_input_is_one_line_before_ranks_start(model, data, further, line):
     assert not list(Path().rglob("result.json"))
 
 
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda wrong: gnnpar.load(wrong), "run"),
+        (lambda wrong: gnnpar.train("gcn", "sbm", folder=wrong), "folder"),
+        (lambda wrong: gnnpar.sweep("gcn", "sbm", folder=wrong), "folder"),
+        (lambda wrong: gnnpar.compare([wrong]), "runs"),
+        (lambda wrong: gnnpar.plan("gcn", "sbm", out=wrong), "out"),
+    ],
+)
+def test_what_is_no_path_is_one_line(call, name):
+    with pytest.raises(ValueError, match=rf"^{name}=b'x' is no path: give a str or a pathlib\.Path$"):
+        call(b"x")
+
+
 def test_a_class_inside_a_function_is_refused():
     @dataclass(frozen=True, kw_only=True)
     class Local(GCN):

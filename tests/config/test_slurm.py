@@ -121,6 +121,9 @@ def test_what_slurm_cannot_have_said_is_a_line(env: dict[str, str], line: str) -
         ({"RANK": "0", "WORLD_SIZE": "zwei"}, "WORLD_SIZE=zwei must be a whole number from 1 to 4096"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "x"}, "LOCAL_RANK=x must be a whole number"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0 must be a whole number from 1"),
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK=5 is none of WORLD_SIZE=2 ranks, numbered from 0"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::"}, "MASTER_ADDR=:: stands for all interfaces"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a" * 99}, f"MASTER_ADDR={'a' * 99} is no name of a host ("),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT=99999 must be a whole number from 1"),
     ],
 )

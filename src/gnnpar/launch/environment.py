@@ -14,6 +14,7 @@ _BOUNDS = {  # the least and the most
     "LOCAL_WORLD_SIZE": (1, MAX_RANKS),
     "MASTER_PORT": (1, 65535),
 }
+_ALL_INTERFACES = ("0.0.0.0", "0", "::", "::0")  # noqa: S104 - refused
 
 
 def check_rank(env: Mapping[str, str]) -> None:
@@ -25,6 +26,22 @@ def check_rank(env: Mapping[str, str]) -> None:
     for name, (least, most) in _BOUNDS.items():
         if name in env and not is_number(env[name], least, most):
             raise ConfigError(f"{name}={printable(env[name])} must be a whole number from {least} to {most}")
+    rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
+    if rank >= size:
+        raise ConfigError(f"RANK={rank} is none of WORLD_SIZE={size} ranks, numbered from 0: correct one of them")
+    check_master(env)
+
+
+def check_master(env: Mapping[str, str]) -> None:
+    """ConfigError in one line where MASTER_ADDR can be no host, or is every address of one: rank 0 would listen on all
+    interfaces. torchrun's own store listens there in any case."""
+    master = env.get("MASTER_ADDR", "")
+    try:
+        master.encode("idna")
+    except UnicodeError as error:
+        raise ConfigError(f"MASTER_ADDR={printable(master)[:100]} is no name of a host ({error})") from error
+    if master in _ALL_INTERFACES and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        raise ConfigError(f"MASTER_ADDR={master} stands for all interfaces: give the address of rank 0's host")
 
 
 def number(env: Mapping[str, str], name: str, least: int, most: int, default: str = "") -> int:

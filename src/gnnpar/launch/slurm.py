@@ -64,7 +64,9 @@ def _number(env: Mapping[str, str], name: str, default: str, most: int = MAX_RAN
 def rank_on_host() -> int:
     """Of a joined rank; 0 of any other process."""
     text = os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))
-    return int(text) if is_number(text, 0, MAX_RANKS) else 0  # what is none is refused by this very line
+    size = os.environ.get("WORLD_SIZE", "")
+    most = int(size) - 1 if is_number(size, 1, MAX_RANKS) else MAX_RANKS
+    return int(text) if is_number(text, 0, most) else 0  # what is none is refused by this very line
 
 
 def tasks_per_node(text: str) -> list[int]:

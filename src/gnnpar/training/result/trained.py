@@ -19,6 +19,7 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
+from gnnpar.paths import path_of
 from gnnpar.settings import Settings, build_settings
 from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import complain
@@ -97,7 +98,7 @@ def load(
     Nothing foreign is unpickled or imported: a checkpoint that names classes of neither gnnpar nor an installed plugin
     is refused, unless `trust`. ValueError in one line then, and where there is no good checkpoint.
     """
-    found, settings = find(Path(run), which, trust=trust)
+    found, settings = find(path_of(run, "run"), which, trust=trust)
     saved = found.manifest["run"]
     model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
     weights, _ = found.merged(torch.device("cpu"))
