@@ -31,8 +31,9 @@ from gnnpar.config.compose import compose
 from gnnpar.config.jobs import refuse_links_above
 from gnnpar.config.replay import resumed
 from gnnpar.config.sweep import Resuming, _write_results_apart
+from gnnpar.data import ogb
 from gnnpar.data.columns import Column
-from gnnpar.data.files import fingerprint, own_folder
+from gnnpar.data.files import fingerprint
 from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
 from gnnpar.durable import JsonDict, WriteError, read_checked_json, read_json, write_checked_json
@@ -215,11 +216,42 @@ def test_a_cache_that_pyg_reads_runs_no_code(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_cache_of_another_user_is_not_read_by_ogb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_folder(tmp_path)
-    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
-    with pytest.raises(ValueError, match="of the cache belongs to another user"):
-        own_folder(tmp_path)
+class OwnReader:
+    """Reads as OGB's reader does, which is a package of its own."""
+
+    num_classes = 2
+
+    def __init__(self, name: str, root: str) -> None:
+        self.folder = Path(root)
+        saved = torch.load(self.folder / "data_processed")
+        self.graph, self.labels = saved["graph"], saved["labels"]
+
+    def __getitem__(self, _: int) -> tuple[JsonDict, np.ndarray]:
+        return self.graph, self.labels
+
+    def get_idx_split(self) -> JsonDict:
+        return {name: np.array([row]) for row, name in enumerate(("train", "valid", "test"))}
+
+
+@pytest.mark.parametrize("evil", [False, True])
+def test_ogb_reads_arrays_and_runs_no_code_of_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evil: bool
+) -> None:
+    """OGB itself unpickles what it has saved."""
+    monkeypatch.setattr(ogb, "_reader", lambda name: OwnReader)
+    monkeypatch.setattr(ogb, "cached_folder", lambda key, build: tmp_path)
+    edges = np.array([[0, 1, 2], [1, 2, 0]])
+    graph = {"num_nodes": 3, "node_feat": np.eye(3, dtype=np.float32), "edge_index": edges, "edge_feat": None}
+    labels = Code(tmp_path / "ran") if evil else np.array([[0], [1], [1]])
+    torch.save({"graph": graph, "labels": labels}, tmp_path / "data_processed", pickle_protocol=4)
+    load = torch.load
+    if evil:
+        with pytest.raises(ValueError, match=r"of the cache cannot be read \(UnpicklingError: it names .*no array\)"):
+            ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0)
+    else:
+        assert ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0).y.tolist() == [0, 1, 1]
+    assert not (tmp_path / "ran").exists()
+    assert torch.load is load
 
 
 def test_python_m_imports_nothing_of_the_working_directory(tmp_path: Path) -> None:

@@ -6,20 +6,22 @@ before it fetches more than 1 GB, and nobody can answer a training run: those ar
 """
 
 import contextlib
+import functools
 import importlib
 import io
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import (
+    ArrayUnpickler,
     cached_folder,
     downloading,
     find_folder,
@@ -28,7 +30,6 @@ from gnnpar.data.files import (
     missing_files,
     not_found,
     one_line,
-    own_folder,
     quiet,
     reachable,
 )
@@ -98,10 +99,15 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
         root = cached_folder(f"ogb/{name}-downloaded", from_server)
     else:
         root = cached_folder(f"ogb/{name}-{fingerprint(folder, files)}", from_files)
-    own_folder(root)
-    with _ogb_speaks():
-        dataset = reader(own, root=str(root))
-        (graph, labels), parts = dataset[0], dataset.get_idx_split()
+    try:
+        with _ogb_speaks():
+            dataset = reader(own, root=str(root))
+            (graph, labels), parts = dataset[0], dataset.get_idx_split()
+    except Exception as error:  # of a cache that somebody else has filled, or that is damaged
+        raise ValueError(
+            f"dataset {name}: {root} of the cache cannot be read ({one_line(error)}); remove that folder, or set "
+            "GNNPAR_CACHE to one of your own."
+        ) from error
     return _to_raw(name, graph, labels, parts, num_classes=int(dataset.num_classes))
 
 
@@ -130,18 +136,22 @@ def _reader(name: str) -> Any:  # Any: OGB has no types
         raise ValueError(f'dataset {name} needs the OGB package ({error}); run: pip install "gnnpar[ogb]".') from None
 
 
+def _load_arrays(data: BinaryIO, *, encoding: str = "utf-8") -> object:
+    return ArrayUnpickler(data, encoding=encoding).load()
+
+
+_PICKLE = SimpleNamespace(__name__="pickle of arrays", Unpickler=ArrayUnpickler, load=_load_arrays)
+
+
 @contextlib.contextmanager
 def _ogb_speaks() -> Iterator[None]:
-    """No prints, no questions on the terminal, and torch.load as OGB expects it (its files hold numpy arrays)."""
-    key = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-    before, stdin = os.environ.get(key), sys.stdin
-    os.environ[key], sys.stdin = "1", io.StringIO("")
+    """No prints, no questions on the terminal, and a torch.load that reads OGB's files, which hold numpy arrays, and
+    runs no code of them: OGB itself has no word in how they are read."""
+    load, stdin = torch.load, sys.stdin
+    torch.load = functools.partial(load, weights_only=False, pickle_module=_PICKLE)
+    sys.stdin = io.StringIO("")
     try:
         with quiet():
             yield
     finally:
-        sys.stdin = stdin
-        if before is None:
-            del os.environ[key]
-        else:
-            os.environ[key] = before
+        torch.load, sys.stdin = load, stdin

@@ -9,7 +9,6 @@ PyG is imported when a graph is processed, never before.
 from __future__ import annotations
 
 import importlib
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +19,7 @@ from torch import Tensor
 from gnnpar.data.adjacency import edges_of
 from gnnpar.data.dataset import Dataset, TaskName
 from gnnpar.data.files import (
+    ArrayUnpickler,
     cached_folder,
     downloading,
     find_folder,
@@ -139,30 +139,10 @@ def _processed(name: str, source: _Source, raw: Path) -> Path:
     return cached_folder(f"pyg/{name}-{fingerprint(raw, source.files)}", build)
 
 
-_ARRAYS = {
-    ("__builtin__", "list"),  # as Python 2 wrote the adjacency of Planetoid
-    ("builtins", "list"),
-    ("collections", "defaultdict"),
-    ("numpy", "dtype"),
-    ("numpy", "ndarray"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("scipy.sparse.csr", "csr_matrix"),
-    ("scipy.sparse._csr", "csr_matrix"),
-}
-
-
-class _OfArrays(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> object:
-        if (module, name) not in _ARRAYS:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no array")
-        return super().find_class(module, name)
-
-
 def refuse_code(file: Path) -> None:
     """UnpicklingError where a pickle holds anything but arrays, lists and dicts: PyG would run its code."""
     with file.open("rb") as opened:
-        _OfArrays(opened, encoding="latin1").load()
+        ArrayUnpickler(opened, encoding="latin1").load()
 
 
 def _downloaded(name: str, source: _Source, data_dir: Path | None, missing: list[str]) -> Path:
