@@ -21,7 +21,7 @@ def names(group: str) -> list[str]:
     return sorted(found - {"pyg"} if group == "model" else found)
 
 
-ALIKE = frozenset({"sage", "gin", "resgcn", "gine"})  # models that read their graph by the sums of others
+ALIKE = frozenset({"sage", "gin", "resgcn", "gine", "gcnii", "transformer"})  # models whose folds are those of others
 PRESETS = frozenset({"adaqp_p", "adaqp_q"})  # of adaqp: fewer of its parts
 
 

@@ -83,7 +83,14 @@ def test_bytes_are_bits_and_metadata_summed(model, bits):
         assert (traffic["forward"], traffic["backward"]) == (forward, backward)
 
 
-@pytest.mark.parametrize("codec", [Uniform(bits=2), Random(period=2), QUICK], ids=["uniform", "random", "adaptive"])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        pytest.param(Uniform(bits=2), id="uniform", marks=pytest.mark.slow),
+        pytest.param(Random(period=2), id="random"),
+        pytest.param(QUICK, id="adaptive"),
+    ],
+)
 def test_training_twice_gives_the_same_bits_and_evaluation_is_exact(codec):
     runs = [
         train_in_threads(AdaQP(codec=codec, overlap=overlap), model_of("gat"), small_graph(), world=3, epochs=5)
@@ -97,8 +104,17 @@ def test_training_twice_gives_the_same_bits_and_evaluation_is_exact(codec):
     assert exact.losses != runs[0].losses
 
 
-@pytest.mark.parametrize("codec", [Uniform(bits=4), Random(), QUICK], ids=["uniform", "random", "adaptive"])
-@pytest.mark.parametrize("model", ["gcn", "gatv2"])
+@pytest.mark.parametrize(
+    ("model", "codec"),
+    [
+        pytest.param("gcn", Uniform(bits=4), id="gcn-uniform"),
+        pytest.param("gcn", Random(), id="gcn-random"),
+        pytest.param("gatv2", QUICK, id="gatv2-adaptive"),
+        pytest.param("gatv2", Uniform(bits=4), id="gatv2-uniform", marks=pytest.mark.slow),
+        pytest.param("gatv2", Random(), id="gatv2-random", marks=pytest.mark.slow),
+        pytest.param("gcn", QUICK, id="gcn-adaptive", marks=pytest.mark.slow),
+    ],
+)
 def test_sar_reads_the_same_rows(model, codec):
     """Pulled peer by peer, rematerialised: the numbers of graph_parallel, for no key knows a phase."""
     told = replace(codec, powers=((-1.0, 0.0),)) if isinstance(codec, Adaptive) else codec

@@ -118,8 +118,18 @@ def test_the_exact_limit_is_graph_parallelism_bit_for_bit() -> None:
     assert torch.equal(limit.logits, other.logits)
 
 
-@pytest.mark.parametrize("codec", [Identity(), BFloat16(), Uniform(bits=4), Random(period=1)], ids=str)
-@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    ("codec", "gradients"),
+    [
+        (Identity(), False),
+        (BFloat16(), True),
+        (Uniform(bits=4), False),
+        (Random(period=1), True),
+        *(pytest.param(codec, False, marks=pytest.mark.slow) for codec in (BFloat16(), Random(period=1))),
+        *(pytest.param(codec, True, marks=pytest.mark.slow) for codec in (Identity(), Uniform(bits=4))),
+    ],
+    ids=str,
+)
 def test_bytes_are_those_of_graph_parallelism_in_epochs_that_refresh(codec: Any, gradients: bool) -> None:
     strategies = Digest(period=2, gradients=gradients, codec=codec), GraphParallel(codec=codec)
     config, data = model_of("gat"), small_graph()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from composing import ALIKE, configured, names
+from composing import ALIKE, configured, names, rest_slow
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.partition.partition import Partitioner, Random, Range
@@ -23,9 +23,7 @@ def worlds_of(num_nodes: int) -> list[int]:
 
 
 @pytest.mark.parametrize("graph", ODD)
-@pytest.mark.parametrize(
-    "model", [pytest.param(m, marks=pytest.mark.slow) if m in ALIKE else m for m in names("model")]
-)
+@pytest.mark.parametrize("model", rest_slow(names("model"), *ALIKE))
 def test_cut_equals_whole(graph, model):
     data = ODD[graph]()
     config = configured("model", model, "model.hidden=4", "model.num_layers=2")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from composing import configured
+from composing import configured, rest_slow
 from gnnpar.codecs.codec import BFloat16, Drop
 from gnnpar.comm import CodedExchange, ThreadWorld
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -77,7 +77,7 @@ def test_the_tiny_budget_cuts_peers(monkeypatch):
     assert {("forward", True), ("push", True)} <= seen
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", rest_slow(MODELS, "gatv2"))
 @pytest.mark.parametrize("rounds", ["peer", "one", "part"])
 def test_pulling_has_the_bits_of_graph_parallel(rounds, model):
     config, data = model_of(model), small_graph()

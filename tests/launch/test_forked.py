@@ -47,6 +47,7 @@ def gone(processes: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(processes, timeout=10)[1]
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("fork", [True, False])
 def test_a_killed_rank_is_heard_of_and_the_end_ends_the_others(tmp_path: Path, fork: bool) -> None:
     sleep = Sleep(tmp_path)

@@ -228,7 +228,7 @@ def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         pytest.param(("strategy=digest", "strategy.gradients=true", "codec=bf16"), marks=pytest.mark.slow),
         pytest.param(("strategy=cagnet", "codec=uniform"), marks=pytest.mark.slow),
         pytest.param(("strategy=sancus", "codec=identity"), marks=pytest.mark.slow),
-        ("strategy=cofree", "partition=hdrf"),
+        pytest.param(("strategy=cofree", "partition=hdrf"), marks=pytest.mark.slow),
         ("strategy=single", "dataset.num_nodes=3000", "model.hidden=64"),
     ],
     ids=lambda chosen: chosen[0].removeprefix("strategy="),

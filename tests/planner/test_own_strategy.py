@@ -132,7 +132,7 @@ codec: {_target_: gnnpar.codecs.codec.Identity}
 }
 
 
-@pytest.mark.parametrize("command", ["plan", "estimate"])
+@pytest.mark.parametrize("command", [pytest.param("plan", marks=pytest.mark.slow), "estimate"])
 def test_code_of_a_folder_that_nobody_named_does_not_run(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

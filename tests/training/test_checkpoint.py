@@ -88,7 +88,14 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
 
 
 @pytest.mark.parametrize(
-    "case", rest_slow([*names("strategy"), *VARIANTS], "out of core, adaptive", "steps of clusters")
+    "case",
+    rest_slow(
+        [*names("strategy"), *VARIANTS],
+        "out of core, adaptive",
+        "steps of clusters",
+        "rounds of peers",
+        "kept features",
+    ),
 )
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, interrupt, case: str) -> None:
     common = (*(VARIANTS.get(case) or strategy_of(case)), "epochs=6", "fidelity_every=4")

@@ -18,6 +18,7 @@ EdgeFunction = Callable[[Rows, Rows, Rows, Rows], Tensor]
 _EdgeRows = tuple[Rows, Rows, Rows, Rows]  # the arguments of an edge function
 
 _EDGES_AT_ONCE = 1 << 16  # bounds the per-edge tensors that are alive; rows are never split
+_BYTES_ON_A_CORE = 1 << 21  # of one per-edge tensor on a CPU: what the next operation reads is still in the cache
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,8 @@ class _Slice:
 
 
 def _gather(x: Operands, src: Tensor, dst: Tensor, span: slice) -> _EdgeRows:
-    return tuple(t[src] for t in x.src), tuple(t[dst] for t in x.dst), tuple(t[span] for t in x.edge), x.shared
+    by_src, by_dst = (tuple(t.index_select(0, at) for t in ts) for ts, at in ((x.src, src), (x.dst, dst)))
+    return by_src, by_dst, tuple(t[span] for t in x.edge), x.shared
 
 
 def _leaves(rows: Rows) -> Rows:
@@ -188,11 +190,19 @@ def _weights(block: Block, x: Operands, span: slice) -> Tensor:
 
 
 def _slices(block: Block, x: Operands, *, weighted: bool) -> Iterator[_Slice]:
-    """Whole CSR rows, at most about _EDGES_AT_ONCE edges at a time (more only where one row has more)."""
-    for span, rows in block.spans(_EDGES_AT_ONCE):
+    """Whole CSR rows, at most about `_edges_at_once` at a time (more only where one row has more)."""
+    for span, rows in block.spans(_edges_at_once(x)):
         src, dst = block.indices[span].long(), block.edge_dst[span]
         edge_ids = None if block.edge_ids is None else block.edge_ids[span]
         gathered = _gather(x, src, dst, span)
         if weighted:
             gathered = (gathered[0], gathered[1], (*gathered[2], _weights(block, x, span)), gathered[3])
         yield _Slice(span, rows, src, dst, edge_ids, gathered)
+
+
+def _edges_at_once(x: Operands) -> int:
+    tensors = (*x.src, *x.dst, *x.edge)
+    if any(t.is_cuda for t in tensors):
+        return _EDGES_AT_ONCE
+    widest = max((t.shape[1:].numel() * t.element_size() for t in tensors), default=1)
+    return min(_EDGES_AT_ONCE, max(_BYTES_ON_A_CORE // max(widest, 1), 1024))
