@@ -30,12 +30,13 @@ LOOPBACK = "loopback"
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """`link`: loopback, or Gbit/s of each of two shaped hosts."""
+    """`link`: loopback, or Gbit/s of each of two shaped hosts, which one rank has no use for. `threads`: of a rank."""
 
     graph: str
     model: str
     link: str
     ranks: int = 2
+    threads: int = 1
     candidates: tuple[str, ...]
 
     @property
@@ -44,8 +45,12 @@ class Cell:
 
     @property
     def overrides(self) -> list[str]:
-        paced = [] if self.link == LOOPBACK else ["launch=paced", f"launch.rate_gbps={self.link.split()[0]}"]
-        here = [f"world_size={self.ranks}", "threads_per_rank=1", "seed=0", "topology=measured", *paced]
+        paced = (
+            []
+            if self.link == LOOPBACK or self.ranks == 1
+            else ["launch=paced", f"launch.rate_gbps={self.link.split()[0]}"]
+        )
+        here = [f"world_size={self.ranks}", f"threads_per_rank={self.threads}", "seed=0", "topology=measured", *paced]
         return [*GRAPHS[self.graph], *MODELS[self.model], *here]
 
 

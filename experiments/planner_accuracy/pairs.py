@@ -53,11 +53,11 @@ class Pair:
         return max(self.launches) / min(self.launches) - 1 if len(self.launches) > 1 else None
 
 
-def read(predictions: Path, results: Path) -> list[Pair]:
-    """Of configurations that were launched, in the order of the list."""
+def read(predictions: Path, results: Path, epoch: str = "median") -> list[Pair]:
+    """Of configurations that were launched, in the order of the list. `epoch`: of a launch, its median or its mean."""
     launches, peaks = defaultdict(list), defaultdict(list)
     for row in records.read(results):
-        launches[row["job"]].append(row["result"]["epoch_seconds"]["median"])
+        launches[row["job"]].append(row["result"]["epoch_seconds"][epoch])
         if all(row["result"]["peak_bytes"] or [None]):
             peaks[row["job"]].append(max(row["result"]["peak_bytes"]))
     said = [row for row in records.read(predictions) if row["job"] in launches]

@@ -1,91 +1,47 @@
-"""The planner's choice against the measured best, cell by cell, from what planner_accuracy predicted and measured.
+"""The planner's choice against the measured best, cell by cell.
 
-python experiments/planner_accuracy/run.py      # the measurements
-python experiments/planner_choice/run.py        # seconds: lines of results.jsonl, one a cell and a set of classes
-python experiments/planner_choice/run.py --smoke    # from planner_accuracy's smoke run
-python experiments/planner_choice/report.py     # the tables
+    python experiments/planner_choice/run.py            # seconds: results.jsonl, from what planner_accuracy measured
+    python experiments/planner_choice/run.py --pool     # pool*.jsonl: every strategy, and one rank with all threads
+    python experiments/planner_choice/run.py --smoke    # a minute: does it run? writes smoke*.jsonl
+    python experiments/planner_choice/report.py         # the tables
+
+--pool takes 15 minutes of a quiet machine, root and iproute2 for shaped links, and ../shared/data, GNNPAR_DATA or
+--data-dir for debian. One that was stopped goes on with the first cell that is not there.
 """
 
 import argparse
-import statistics
+import os
 import sys
-from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).parent
 ACCURACY = HERE.parent / "planner_accuracy"
+SHARED = HERE.parents[2] / "shared" / "data"
 sys.path[:0] = [str(ACCURACY), str(HERE.parent)]
 
+import pool
 import records
-from pairs import Pair, by, read
-
-ALLOWED = {"exact": {"exact"}, "all classes": {"exact", "rounded", "quantized", "stale"}}
-ALWAYS = "graph_parallel"  # full precision, overlapped
-
-
-def depth_rule(pairs: Sequence[Pair]) -> Pair:
-    """L alpha > W: the pipeline with the most chunks there is, else graph parallelism (specification 8.1)."""
-    said = pairs[0].said
-    pipelines = [p for p in pairs if p.family == "gnnpipe"]
-    if pipelines and said["layers"] * said["alpha"] > said["ranks"]:
-        return max(pipelines, key=lambda p: p.label)
-    return always(pairs)
-
-
-def always(pairs: Sequence[Pair]) -> Pair:
-    return next(p for p in pairs if p.label == ALWAYS)
-
-
-def random_mean(pairs: Sequence[Pair]) -> float:
-    """Mean regret of a choice at random."""
-    best = min(p.measured for p in pairs)
-    return statistics.fmean(p.measured / best - 1 for p in pairs)
-
-
-def choices(pairs: Sequence[Pair]) -> Iterable[dict[str, Any]]:
-    for key, cell in by(pairs, "graph", "model", "ranks", "link").items():
-        for name, allowed in ALLOWED.items():
-            mine = within(cell, allowed)
-            if len(mine) > 1:
-                yield {
-                    **dict(zip(("graph", "model", "ranks", "link"), key, strict=True)),
-                    "allowed": name,
-                    **choose(mine),
-                }
-
-
-def within(pairs: Sequence[Pair], allowed: Collection[str]) -> list[Pair]:
-    return [p for p in pairs if set(p.said["quality"]) <= set(allowed)]
-
-
-def choose(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """What each rule chooses, in seconds measured. `regret`: over the best one, less one."""
-    best = min(pairs, key=lambda p: p.measured)
-    chosen = min(pairs, key=lambda p: (p.predicted, p.label))  # as the planner does where predictions are equal
-    rules = {"planner": chosen, "always graph_parallel": always(pairs), "depth rule": depth_rule(pairs)}
-    return {
-        "candidates": len(pairs),
-        "best": best.label,
-        "best_seconds": best.measured,
-        "chosen": {rule: p.label for rule, p in rules.items()},
-        "regret": {rule: p.measured / best.measured - 1 for rule, p in rules.items()} | {"random": random_mean(pairs)},
-        "speedup": always(pairs).measured / chosen.measured,
-        "possible": always(pairs).measured / best.measured,
-    }
+from choices import choices
+from pairs import read
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--smoke", action="store_true")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="one small cell, and planner_accuracy's smoke run")
+    parser.add_argument("--pool", action="store_true", help="measure the pool of every strategy")
+    parser.add_argument("--blocks", type=int, default=2, help="of --pool: launches of every configuration")
+    parser.add_argument("--minutes", type=float, default=15, help="of --pool: begin no cell after so long")
+    parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("GNNPAR_DATA", SHARED)))
     options = parser.parse_args()
-    prefix = "smoke_" if options.smoke else ""
-    pairs = read(
-        ACCURACY / f"{prefix}predictions.jsonl", ACCURACY / ("smoke.jsonl" if options.smoke else "results.jsonl")
-    )
-    rows = list(choices(pairs))
-    records.replace(HERE / ("smoke.jsonl" if options.smoke else "results.jsonl"), rows)
-    print(f"{len(rows)} lines")
+    if options.pool or options.smoke:
+        places = pool.SMOKE if options.smoke else pool.available(options.data_dir.resolve())
+        pool.measure(places, count=options.blocks, minutes=options.minutes, smoke=options.smoke)
+    if not options.pool:
+        prefix = "smoke_" if options.smoke else ""
+        file = "smoke.jsonl" if options.smoke else "results.jsonl"
+        rows = list(choices(read(ACCURACY / f"{prefix}predictions.jsonl", ACCURACY / file)))
+        records.replace(HERE / file, rows)
+        print(f"{len(rows)} lines")
 
 
 if __name__ == "__main__":
