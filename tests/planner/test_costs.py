@@ -10,6 +10,8 @@ import torch
 
 from composing import configured
 from gnnpar.data.synthetic import SBM
+from gnnpar.parallel.cagnet.cost import CagnetCandidate
+from gnnpar.parallel.cagnet.cost import candidates as cagnets
 from gnnpar.parallel.halo.cost import HaloCandidate
 from gnnpar.parallel.pipeline.cost import PipelineCandidate, chain
 from gnnpar.parallel.sequential.cost import SequentialCandidate, in_rounds
@@ -19,7 +21,7 @@ from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Request, search
 from gnnpar.planner.registry import shipped
 from gnnpar.planner.simulate import simulated
-from gnnpar.pricing.candidate import Candidate, even_cuts
+from gnnpar.pricing.candidate import Candidate, Scope, even_cuts
 from gnnpar.pricing.fabric import Device, Fabric, Wire, build
 from gnnpar.pricing.flat import FlatCandidate
 from gnnpar.pricing.ir import ModelIR
@@ -91,6 +93,33 @@ def test_bytes_are_conserved(candidate: FlatCandidate) -> None:
     # by hand: all sources forward, those with a gradient backward (all: an encoder stands before the first layer)
     rows = sum(wire_bytes(f.src, candidate.wire_bits) * (1 + f.learned) for i in range(3) for f in ir.folds(i))
     assert here.halo_bytes((candidate.wire_bits,) * 2) == pytest.approx(1.0 * GRAPH.nodes * rows)
+
+
+@pytest.mark.parametrize(("ranks", "copies"), [(4, 2), (9, 3)])
+def test_cagnet_on_a_grid(ranks: int, copies: int) -> None:
+    """Bytes by its formula cross the simulated links, and the closed form is near what the simulator says."""
+    ir = model("gcn", layers=3)
+    here, machine = work(ir, ranks), Machine(star(ranks, 1e8), (QUIET,) * ranks)
+    candidate = CagnetCandidate(parts=ranks, replication=copies)
+    line = simulated(candidate, here, machine)
+    sums = 2 * 2 * (ranks - 1) * 4 * ir.params
+    read = GRAPH.nodes / ranks * (ranks * ranks / copies - ranks / copies)  # d(q) = 1 for P / c of the parts
+    added = (copies - 1) * GRAPH.nodes
+    folds = [(f, 1 + f.learned) for i in range(3) for f in ir.folds(i)]
+    expected = sum(4 * times * (read * f.width + added * f.out) for f, times in folds)
+    assert sum(line.link_bytes.values()) == pytest.approx(2 * expected + sums)
+    assert closed(candidate, here, machine).seconds == pytest.approx(line.seconds, rel=0.35)
+    rows = {c: CagnetCandidate(parts=ranks, replication=c).memory(here)[0].structure for c in (1, copies)}
+    assert rows[copies] < 2 * rows[1]
+
+
+def test_cagnet_is_proposed_on_grids_for_sums_alone() -> None:
+    def grids(name: str, ranks: int) -> list[int]:
+        return [c.replication for c in cagnets(Scope(ir=model(name, layers=2), nodes=99), ranks) if c.bits == 32]
+
+    assert grids("gcn", 16) == [1, 2, 4]
+    assert grids("gcn", 6) == grids("gat", 16) == [1]
+    assert grids("gcn", 1) == []
 
 
 @pytest.mark.parametrize("seed", range(25))

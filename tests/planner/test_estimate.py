@@ -260,7 +260,8 @@ def test_estimated_then_trained(
         assert 0.8 < result["memory_bytes"]["peak"][0] / told[0]["predicted"]["peak_bytes"][0] < 1.2
 
 
-def test_bytes_without_a_time(four: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cagnet_in_one_and_a_half_dimensions(four: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bytes of result.json; a model that it refuses is refused by `estimate`, in the same line."""
     asked = [*SMALL, "world_size=4", "strategy=cagnet", "strategy.replication=2"]
     assert main(["estimate", "--json", four, *asked]) == 0
     (estimate,) = json.loads(capsys.readouterr().out)["estimates"]
@@ -268,7 +269,10 @@ def test_bytes_without_a_time(four: str, tmp_path: Path, capsys: pytest.CaptureF
     assert main(["train", *asked, *quick, f"hydra.run.dir={tmp_path}/run"]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert {k: estimate["bytes_per_epoch"][k] for k in KEYS} == {k: result["bytes_per_epoch"][k] for k in KEYS}
-    assert "predicted" not in estimate or estimate["predicted"] is None
+    assert estimate["predicted"]["label"] == "cagnet, replication 2"
+    assert estimate["predicted"]["epoch_seconds"] > 0
+    assert main(["estimate", four, *asked, "model=gat"]) == 2
+    assert "strategy.replication=2 adds up partial sums of ranks, but Softmax of layer 0" in capsys.readouterr().err
 
 
 def test_the_table(four: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,11 +22,11 @@ from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.view import View
 
 
-def refuse_fold(agg: Aggregator, layer: int, copies: int) -> None:
+def refuse_fold(name: str, layer: int, copies: int, *, linear: bool) -> None:
     """ValueError for a fold whose partial results of some edges do not add up to its result."""
-    if not agg.linear:
+    if not linear:
         raise ValueError(
-            f"strategy.replication={copies} adds up partial sums of ranks, but {type(agg).__name__} of layer {layer} "
+            f"strategy.replication={copies} adds up partial sums of ranks, but {name} of layer {layer} "
             "is no sum of its source rows: set strategy.replication=1, or choose a model of sums: gcn, sage, gin, gcnii"
         )
 
@@ -73,7 +73,7 @@ class ReplicatedGraph(View):
         call = self.next_call()
         if (kept := self.kept_result(call, agg, src)) is not None:
             return kept
-        refuse_fold(agg, self.layer, self.grid.copies)
+        refuse_fold(type(agg).__name__, self.layer, self.grid.copies, linear=agg.linear)
         view = self.exactly() if self.cache is not None and self._constant(agg, src) else self
         return self.keep_result(call, agg, src, apply(_ReplicatedFold, view, agg, call, *src))
 

@@ -148,7 +148,7 @@ class Cagnet:
         self, shard: Shard, model: GNN, task: Task, comm: Communicator, *, seed: int, first_layer: FirstLayer
     ) -> FlatEngine:
         for use in sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim))):
-            refuse_fold(use.agg, use.layer, self.replication)
+            refuse_fold(type(use.agg).__name__, use.layer, self.replication, linear=use.agg.linear)
         pieces = pieces_of(shard, comm, self.replication)
         alone = without_edges(shard)
         cache, lists = FeatureCache.of(first_layer), pieces.row_lists()
