@@ -1,0 +1,117 @@
+"""Tables of README.md: `python experiments/pyg_models/report.py [FILE]`.
+
+A loss is equal where it differs from that of PyG's loop by at most EQUAL of itself in every epoch. Accuracies are those
+of the test nodes at the best validation, and their differences paired by seed.
+"""
+
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any  # of JSON
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import records
+import reports
+from cells import OWN, SPECS, STRATEGIES
+
+from gnnpar.report.statistics import FEWEST_SEEDS, mean
+
+EQUAL = 1e-12
+MARGIN = 1.0  # points
+Row = Mapping[str, Any]
+Cells = dict[tuple[str, str], dict[int, Row]]  # model, variant -> seed -> row
+
+
+def main() -> None:
+    rows = records.read(reports.asked(HERE, file="results.jsonl").file)
+    show("losses: strategy x model", losses_table(of_stage(rows, "losses")))
+    show("accuracy: five seeds", accuracy_table(of_stage(rows, "accuracy")))
+    show("accuracy: fifteen more seeds", accuracy_table(of_stage(rows, "more")))
+    show("accuracy: all twenty", accuracy_table(with_more(rows)))
+    show("refused", refusals(rows))
+
+
+def show(title: str, lines: Iterable[str]) -> None:
+    print("\n".join(["", f"### {title}", "", *lines]))
+
+
+def of_stage(rows: Iterable[Row], stage: str) -> Cells:
+    found: Cells = defaultdict(dict)
+    for row in rows:
+        if row["stage"] == stage:
+            found[row["model"], row["variant"]][row["seed"]] = row
+    return found
+
+
+def with_more(rows: Sequence[Row]) -> Cells:
+    """PyG's loop and `single` of the models of the stage `more`, all seeds."""
+    five, more = of_stage(rows, "accuracy"), of_stage(rows, "more")
+    return {key: {**five[key], **runs} for key, runs in more.items()}
+
+
+def losses_table(cells: Cells) -> Iterator[str]:
+    """The largest difference of a loss from that of PyG's loop, relative to it."""
+    yield "| strategy | " + " | ".join(SPECS) + " |"
+    yield "|" + "---|" * (1 + len(SPECS))
+    for strategy in STRATEGIES:
+        shown = [loss_cell(cells, name, strategy) for name in SPECS]
+        if any(shown):
+            yield f"| {strategy} | " + " | ".join(shown) + " |"
+
+
+def loss_cell(cells: Cells, name: str, strategy: str) -> str:
+    row = cells.get((name, strategy), {}).get(0)
+    if row is None:
+        return ""
+    if "refused" in row:
+        return "refused"
+    theirs = cells[name, OWN][0]["losses"]
+    error = max(abs(a - b) / b for a, b in zip(row["losses"], theirs, strict=True))
+    return f"{'equal' if error <= EQUAL else 'approximate'} ({error:.0e})"
+
+
+def accuracy_table(cells: Cells) -> Iterator[str]:
+    yield "| model | run | test, % | over PyG's loop, points (95 %) | within a point | seeds |"
+    yield "|" + "---|" * 6
+    for name in SPECS:
+        for variant in (OWN, *STRATEGIES):
+            runs = {seed: row for seed, row in cells.get((name, variant), {}).items() if "refused" not in row}
+            if runs:
+                yield f"| {name} | {variant} | {accuracy(runs, cells.get((name, OWN), {}), variant)} | {len(runs)} |"
+
+
+def accuracy(runs: Mapping[int, Row], own: Mapping[int, Row], variant: str) -> str:
+    tests = f"{points(runs.values()):.1f}"
+    if variant == OWN:
+        return f"{tests} |  | "
+    gap = mean(differences(runs, own), fewest=FEWEST_SEEDS)
+    inside = "yes" if abs(gap.value) <= MARGIN else "no"
+    return f"{tests} | {gap.value:+.1f} ({gap.low:+.1f} to {gap.high:+.1f}) | {inside}"
+
+
+def points(rows: Iterable[Row]) -> float:
+    return statistics.fmean(100 * row["test"] for row in rows)
+
+
+def differences(runs: Mapping[int, Row], own: Mapping[int, Row]) -> Sequence[float]:
+    return [100 * (runs[seed]["test"] - own[seed]["test"]) for seed in sorted(runs.keys() & own.keys())]
+
+
+def refusals(rows: Iterable[Row]) -> Iterator[str]:
+    """Every line with which a strategy refuses, and the models it is of."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for row in rows:
+        if "refused" in row and row["model"] not in found[row["variant"], row["refused"]]:
+            found[row["variant"], row["refused"]].append(row["model"])
+    yield "| strategy | models | line |"
+    yield "|" + "---|" * 3
+    for (strategy, line), names in found.items():
+        yield f"| {strategy} | {', '.join(names)} | {line} |"
+
+
+if __name__ == "__main__":
+    main()

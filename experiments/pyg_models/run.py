@@ -1,0 +1,203 @@
+"""PyG's own model classes, unchanged, under strategies of gnnpar, beside a plain training loop of PyG.
+
+    python experiments/pyg_models/run.py                       # results.jsonl
+    python experiments/pyg_models/run.py --models GCN --stage losses
+    python experiments/pyg_models/run.py --smoke               # two minutes: does it run? writes smoke.jsonl
+    python experiments/pyg_models/report.py                    # tables
+
+One process; ranks are threads. A run that was stopped goes on with the first cell that is not there.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any  # of JSON
+
+import torch
+import torch.nn.functional as F
+from torch_geometric.data import Data
+from torch_geometric.datasets import Planetoid
+from torch_geometric.nn import models
+from torch_geometric.transforms import NormalizeFeatures
+from torch_geometric.utils import degree
+
+HERE = Path(__file__).parent
+SHARED = HERE.parents[2] / "shared" / "data"
+sys.path.insert(0, str(HERE.parent))
+
+import records
+from cells import (
+    CONTROL,
+    DEGREES,
+    EVALUATED,
+    MODULE,
+    MORE,
+    MORE_SEEDS,
+    OWN,
+    RANKS,
+    SHORT,
+    SPECS,
+    STRATEGIES,
+    WEIGHT_DECAY,
+    Spec,
+)
+
+import gnnpar
+from gnnpar.models.initial import construct
+
+Key = tuple[str, str, str, int]
+FEW = 40  # epochs below which AdaQP chooses bits more often
+STAGES = ("losses", "accuracy", "more")
+KEPT = ("strategy", "world_size", "seed", "epochs", "metric", "bytes_per_epoch", "hardware", "versions", "commit")
+
+
+def cora(data_dir: Path) -> Data:
+    """As PyG reads it, from a copy of the raw files, rows normalised."""
+    with tempfile.TemporaryDirectory() as root:
+        raw = Path(root) / "Cora" / "raw"
+        raw.mkdir(parents=True)
+        for file in (data_dir / "Cora" / "raw").iterdir():
+            (raw / file.name).write_bytes(file.read_bytes())
+        return Planetoid(root, "Cora", transform=NormalizeFeatures())[0]
+
+
+def narrowed(data: Data, width: int) -> Data:
+    """The same with the principal components of the features, scaled to a deviation of 1."""
+    x = data.x - data.x.mean(0)
+    _, _, directions = torch.linalg.svd(x, full_matrices=False)
+    rows = x @ directions[:width].T
+    out = data.clone()
+    out.x = rows / rows.std(0)
+    return out
+
+
+def plain(name: str, data: Data, seed: int, *, epochs: int, dtype: torch.dtype, dropout: float) -> dict[str, Any]:
+    """PyG's own loop, from the initial weights that gnnpar draws for the same seed; masks are torch's own."""
+    spec = SPECS[name]
+    x, edge_index, y = data.x.to(dtype), data.edge_index, data.y
+    kwargs = dict(spec.kwargs)
+    if name in DEGREES:
+        kwargs["deg"] = torch.bincount(degree(edge_index[1], data.num_nodes).long())
+    classes = int(y.max()) + 1
+    net = construct(
+        lambda: getattr(models, name)(in_channels=x.shape[1], out_channels=classes, dropout=dropout, **kwargs), seed
+    ).to(dtype)
+    torch.manual_seed(seed)
+    optimizer = torch.optim.Adam(net.parameters(), lr=spec.lr, weight_decay=WEIGHT_DECAY)
+    losses, best = [], (-1.0, 0.0)
+    for epoch in range(epochs):
+        net.train()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x, edge_index)[data.train_mask], y[data.train_mask])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+        if (epoch + 1) % EVALUATED == 0 or epoch + 1 == epochs:
+            net.eval()
+            with torch.no_grad():
+                right = (net(x, edge_index).argmax(1) == y).double()
+            val, test = float(right[data.val_mask].mean()), float(right[data.test_mask].mean())
+            best = max(best, (val, test), key=lambda pair: pair[0])
+    return {"losses": losses, "test": best[1], "result": {"seed": seed, "epochs": epochs}}
+
+
+def ours(name: str, strategy: str, data: Data | None, seed: int, **overrides: object) -> dict[str, Any]:
+    """`gnnpar train model=pyg`; `refused` is the line where the strategy does not carry the model."""
+    spec = SPECS[name]
+    given: dict[str, Any] = {
+        "strategy": strategy,
+        "model.target": f"{MODULE}.{name}",
+        "dataset.self_loops": spec.loops,
+        "optim.lr": spec.lr,
+        "optim.weight_decay": WEIGHT_DECAY,
+        "comm": "threads",
+        "threads_per_rank": 1,
+        "world_size": RANKS,
+        "eval_every": EVALUATED,
+        "checkpoint.keep": 0,
+        "tracker": "jsonl",
+        "seed": seed,
+        **overrides,
+        **STRATEGIES[strategy],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            run = gnnpar.train("pyg", "cora" if data is None else data, folder=folder, **given)
+        except ValueError as error:
+            return {"refused": str(error)}
+        losses = run.history["loss/train"].tolist()
+        result = {key: run.result[key] for key in KEPT}
+    return {"losses": losses, "test": result["metric"]["test_at_best_val"], "result": result}
+
+
+def cell(stage: str, name: str, variant: str, seed: int, data: Data, data_dir: Path, epochs: int) -> dict[str, Any]:
+    """losses: all features, fp64, no dropout. accuracy, more: fp32, dropout, some models on fewer features."""
+    spec: Spec = SPECS[name]
+    exact = stage == "losses"
+    dropout = 0.0 if exact else spec.dropout
+    shown = narrowed(data, spec.width) if spec.width and not exact else data
+    if variant == OWN:
+        return plain(name, shown, seed, epochs=epochs, dtype=torch.float64 if exact else torch.float32, dropout=dropout)
+    given: dict[str, Any] = {
+        "model.kwargs": {**spec.kwargs, "dropout": dropout},
+        "epochs": epochs,
+        "precision": "fp64" if exact else "fp32",
+        "data_dir": data_dir,
+    }
+    if variant == "adaqp" and epochs < FEW:
+        given |= SHORT
+    return ours(name, variant, None if shown is data else shown, seed, **given)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="one seed, ten epochs")
+    parser.add_argument("--stage", nargs="+", default=list(STAGES), choices=STAGES)
+    parser.add_argument("--models", nargs="+", default=list(SPECS), choices=list(SPECS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("GNNPAR_DATA", SHARED)))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    data_dir = options.data_dir.resolve()
+    data, out = cora(data_dir), HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
+    done = {key_of(row) for row in records.read(out)}
+    refused = {key[1:3] for key, row in ((key_of(row), row) for row in records.read(out)) if "refused" in row}
+    seeds = 1 if options.smoke else options.seeds
+    options.stage = [stage for stage in options.stage if not (options.smoke and stage == "more")]
+    cells = [cell for stage in options.stage for cell in cells_of(stage, options.models, seeds)]
+    for key in [key for key in cells if key not in done]:
+        stage, name, variant, seed = key
+        if (name, variant) in refused:
+            continue
+        spec = SPECS[name]
+        epochs = spec.steps if stage == "losses" else 10 if options.smoke else spec.epochs
+        row = cell(stage, name, variant, seed, data, data_dir, epochs)
+        if stage != "losses" and "losses" in row:
+            row["losses"] = [round(loss, 6) for loss in row["losses"]]
+        if "refused" in row:
+            refused.add((name, variant))
+        records.append(out, [{"stage": stage, "model": name, "variant": variant, "seed": seed, **row}])
+        print(f"{' '.join(map(str, key))}: {row.get('refused') or row['test']}", flush=True)
+
+
+def cells_of(stage: str, names: Sequence[str], seeds: int) -> list[Key]:
+    """(stage, model, variant, seed), in the order in which they run."""
+    if stage == "more":
+        asked, variants = range(seeds, MORE_SEEDS), (OWN, "single")
+        names = [name for name in MORE if name in names]
+    elif stage == "losses":
+        asked, variants = range(1), (OWN, *(name for name in STRATEGIES if name != CONTROL))
+    else:
+        asked, variants = range(seeds), (OWN, *STRATEGIES)
+    return [(stage, name, variant, seed) for name in names for seed in asked for variant in variants]
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    return row["stage"], row["model"], row["variant"], row["seed"]
+
+
+if __name__ == "__main__":
+    main()
