@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections.abc import Callable
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
@@ -11,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from gnnpar.torch_seed import torch_seeded
 from gnnpar_kernels import fold_key
 
 T = TypeVar("T", bound=nn.Module)
 
 _EMPTY = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
-_ONE_AT_A_TIME = threading.Lock()  # ranks may be threads, which share torch's generator
 
 
 @runtime_checkable
@@ -42,8 +41,7 @@ def construct(make: Callable[[], T], seed: int) -> T:
     A module's own random numbers come from torch's generator, seeded here and restored afterwards. Matrices that a
     module leaves to `draw_glorot` are drawn by name. ValueError where a parameter was never given values.
     """
-    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]), _EmptyIsNaN():
-        torch.manual_seed(fold_key(seed, zlib.crc32(b"construct")) & 0xFFFFFFFF)
+    with torch_seeded(fold_key(seed, zlib.crc32(b"construct")) & 0xFFFFFFFF), _EmptyIsNaN():
         model = make()
     draw_glorot(model, seed)
     for name, parameter in model.named_parameters():

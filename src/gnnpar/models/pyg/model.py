@@ -26,6 +26,7 @@ from gnnpar.models.pyg.norm import batch_norms, forward_of, wrappers
 from gnnpar.models.pyg.propagate import Edges, Neighborhood, NormalizedSum, Types, Way, Weights, drops_edges, way_of
 from gnnpar.models.row_local import refuse_row_mixing
 from gnnpar.targets import locate
+from gnnpar.torch_seed import torch_seeded
 
 _IN = ("in_channels", "in_dim", "in_features", "input_dim", "num_features", "num_node_features")
 _EDGE = ("edge_dim", "edge_channels", "edge_features", "num_edge_features")
@@ -107,7 +108,7 @@ class PyG:
 
     def _sample(self) -> nn.Module:
         """The module for some widths, to look at."""
-        with torch.random.fork_rng(devices=[]):
+        with torch_seeded(0):
             return self._make(8, 4)
 
     def _make(self, in_dim: int, out_dim: int) -> nn.Module:

@@ -11,7 +11,6 @@ without replacement is not uniform (ADR 0029). Equal keys are equal samples, of 
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -21,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnpar.torch_seed import torch_seeded
+
 Body = Literal["auto", "pyg", "own"]
-_ONE_AT_A_TIME = threading.Lock()  # native bodies draw from torch's generator, which ranks that are threads share
 
 
 class InEdges(NamedTuple):
@@ -152,8 +152,7 @@ class Loader:
         self._hops = len(fanout)
 
     def draw(self, seeds: Tensor, key: int) -> Sample:
-        with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key >> 1)
+        with torch_seeded(key >> 1):
             out = self._loader(seeds)
         sources, targets = out.edge_index
         order = torch.argsort(targets, stable=True)
