@@ -122,11 +122,17 @@ def test_it_is_plain_autograd_of_the_weighted_losses_of_all_parts(fields: dict[s
         assert relative_error(got.gradients[0][name], expected) < 1e-12
 
 
-def test_only_gradients_travel_and_evaluation_is_exact() -> None:
+@pytest.mark.parametrize(("world", "by"), [(3, Random()), (5, DBH())], ids=str)
+def test_bytes_are_those_of_the_sum_of_gradients_whatever_the_cut(world: int, by: Any) -> None:
+    config, data = configured("model", "gat", "model.hidden=8"), small_graph()
+    got = train_in_threads(CoFree(), config, data, world=world, dtype=torch.float32, partition=by)
+    numbers = sum(p.numel() for p in config.build(data.num_features, data.num_classes, seed=0).parameters()) + 1
+    assert got.traffic == [{"reduce": 2 * (world - 1) * numbers * 4}] * 2
+
+
+def test_evaluation_is_exact() -> None:
     config, data = configured("model", "gcn", "model.hidden=8"), small_graph()
     got = train_in_threads(CoFree(), config, data, world=WORLD, dtype=torch.float32)
-    numbers = sum(p.numel() for p in config.build(data.num_features, data.num_classes, seed=0).parameters()) + 1
-    assert got.traffic == [{"reduce": 2 * (WORLD - 1) * numbers * 4}] * 2
     still = train_in_threads(CoFree(), config, data, world=WORLD, epochs=0)
     exact = train_in_threads(Single(), config, data, world=1, epochs=0)
     assert relative_error(still.logits, exact.logits) < 1e-12

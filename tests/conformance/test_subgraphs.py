@@ -206,6 +206,16 @@ def test_every_training_node_is_in_one_batch_of_clusters_and_only_gradients_trav
         assert sum(ranks[0].size((epoch, step)) for step in range(steps)) == ranks[0].total
 
 
+@pytest.mark.parametrize("saint", ["node", "walk"])
+def test_steps_of_drawn_subgraphs_send_gradients_alone(saint: Any) -> None:
+    data, world = small_graph(), 2
+    strategy = Minibatch(sampler="saint", saint=saint, walk_length=1, batch_size=25)
+    got = train_in_threads(strategy, GCN(hidden=8), data, world=world, dtype=torch.float32)
+    numbers = sum(p.numel() for p in GCN(hidden=8).build(data.num_features, data.num_classes, seed=0).parameters()) + 1
+    steps = 3  # as many as 60 nodes need in batches of 25
+    assert got.traffic == [{"reduce": steps * 2 * (world - 1) * numbers * 4}] * 2
+
+
 def test_draws_are_keyed() -> None:
     graph, _ = replica()
     for saint in ("node", "edge", "walk"):

@@ -1,4 +1,4 @@
-"""Every file, module and command that a document names exists; the glossary is sorted and has every term once."""
+"""Every file, test, module and command that a document names exists; the glossary is sorted and has every term once."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ TOP = {"conf", "docs", "examples", "experiments", "kernels", "src", "tests"}
 OF_A_READER = re.compile(
     r"(outputs|multirun|runs|checkpoint|export|shards|site|part-N|epoch-N|lazy_kit)\b"
 )  # made, not kept
+TEST = re.compile(r"(?:tests/)?(?P<file>(?:\w+/)*test_\w+\.py)::(?P<name>\w+)")  # its folder may be left out
 COMMAND = re.compile(r"(\$ )?(torchrun .* -m |python -m |srun )?gnnpar \w")
 PLACEHOLDER = re.compile(r"\b(NAME|FOLDER|OP|STUDY|ARCH|mine)\b")
 DOCUMENTS = sorted(
@@ -54,6 +55,11 @@ def module_is_there(name: str) -> bool:
     return False
 
 
+def has_test(file: str, name: str) -> bool:
+    found = [each.read_text(encoding="utf-8") for each in (ROOT / "tests").rglob(file)]
+    return any(f"\ndef {name}(" in text for text in found)
+
+
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_what_a_document_names_exists(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
@@ -63,6 +69,7 @@ def test_what_a_document_names_exists(page: Path) -> None:
     modules -= {"gnnpar.conf"}  # the group of entry points
     missing = [span for span in paths if not is_there(span, page)]
     missing += [name for name in modules if not module_is_there(name)]
+    missing += [span for span in spans if (at := TEST.fullmatch(span)) and not has_test(at["file"], at["name"])]
     assert sorted(missing) == []
 
 
@@ -108,6 +115,8 @@ def test_what_is_not_there_is_noticed() -> None:
     assert not looks_like_a_path("and/or")
     assert not is_there("comm/nowhere.py", ROOT / "README.md")
     assert not module_is_there("gnnpar.nowhere.thing")
+    assert not has_test("test_cofree.py", "test_bytes")
+    assert has_test("conformance/test_cofree.py", "test_evaluation_is_exact")
     assert module_is_there("gnnpar.graph")
 
 
