@@ -38,6 +38,7 @@ from gnnpar.training.diagnose import finite_weights, first_not_finite, is_out_of
 from gnnpar.training.evaluate import evaluate, fidelity
 from gnnpar.training.meter import EpochMeter, merge
 from gnnpar.training.plans import make_plan
+from gnnpar.training.replicas import refuse_unequal_weights
 from gnnpar.training.result.header import WARMUP_EPOCHS
 from gnnpar.training.result.record import RunRecord
 from gnnpar.training.result.trained import DTYPES
@@ -205,6 +206,7 @@ def prepare(
     if source is not None and settings.model.reads_degrees:
         edge_sizes = edge_sizes._replace(degrees=source.degrees(comm))
     model = settings.build_model(num_features, task.out_dim, edge_sizes)
+    refuse_unequal_weights(model, comm)
     plan = None
     if dataset is not None:
         with stopwatch(setup_seconds, "partition"):
