@@ -65,6 +65,7 @@ MAIN = (
     "minibatch cluster",
     "minibatch saint",
 )
+UNSETTLED = ("exact", "control", "pipegcn", "bns 0.1", "digest k=10", "cofree", "cofree none")  # GCN, after 150 epochs
 
 RANKS = ["world_size=4", "comm=threads", "threads_per_rank=1", "fidelity_every=25", "eval_every=5"]
 CLASSIC = ["model.hidden=64", "optim.weight_decay=5e-4"]
@@ -76,6 +77,7 @@ STUDIES: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
     "sbm sage": ("", tuple(VARIANTS), ["model=sage", *SBM]),
     "sbm sage long": ("", ("exact", "control", "pipegcn", "pipegcn both", "bns 0.1"), ["model=sage", *LONG]),
     "sbm gcn": ("", MAIN, ["model=gcn", *SBM]),
+    "sbm gcn long": ("", UNSETTLED, ["model=gcn", *LONG]),
     "computers sage": (
         "Computers",
         MAIN,
