@@ -77,6 +77,13 @@ def refuse_link(path: Path) -> None:
         raise WriteError(errno.ELOOP, leads, str(path))
 
 
+def refuse_links_below(folder: Path, path: str | Path) -> None:
+    """WriteError where a path below a folder, or one between both, is a symbolic link."""
+    for place in (Path(path), *Path(path).parents):
+        if place != Path():
+            refuse_link(folder / place)
+
+
 def require_writable(file: Path) -> None:
     """WriteError where a path that a new file shall take is there already and no file: `open_whole` would put a file in
     the place of a device or a pipe."""

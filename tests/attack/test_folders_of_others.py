@@ -28,7 +28,6 @@ from gnnpar.cli import completion
 from gnnpar.cli.main import run
 from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
-from gnnpar.config.jobs import refuse_links_above
 from gnnpar.config.replay import resumed
 from gnnpar.config.sweep import Resuming, _write_results_apart
 from gnnpar.data import ogb
@@ -36,7 +35,7 @@ from gnnpar.data.columns import Column
 from gnnpar.data.files import fingerprint
 from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
-from gnnpar.durable import JsonDict, WriteError, read_checked_json, read_json, write_checked_json
+from gnnpar.durable import JsonDict, WriteError, read_checked_json, read_json, refuse_links_below, write_checked_json
 from gnnpar.folder_lock import FILE, FolderInUse, Owner, working_in
 from gnnpar.partition.chunking import Range, chunk
 from gnnpar.partition.manifest import read_manifest
@@ -183,9 +182,12 @@ class Code:
         return Path.touch, (self.marker,)
 
 
-def test_raw_files_of_a_dataset_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["data_dir", "cache"])
+def test_raw_files_of_a_dataset_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Those of a cache are read where nothing is processed yet."""
     monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
-    raw = tmp_path / "Cora" / "raw"
+    root = tmp_path if place == "data_dir" else tmp_path / "cache" / "pyg" / "cora-downloaded"
+    raw = root / "Cora" / "raw"
     raw.mkdir(parents=True)
     for part in ("x", "tx", "allx", "y", "ty", "ally", "graph"):
         (raw / f"ind.cora.{part}").write_bytes(pickle.dumps(Code(tmp_path / "ran")))
@@ -643,6 +645,19 @@ def test_a_folder_that_is_a_link_is_not_worked_in(tmp_path: Path, precious: Path
     assert untouched(precious)
 
 
+@pytest.mark.parametrize("kind", ["strategy", "model", "codec"])
+def test_new_files_are_written_through_no_linked_folder(
+    tmp_path: Path, precious: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path(kind).symlink_to(precious)
+    assert run("new", [kind, "mine"]) == 2
+    err = capsys.readouterr().err
+    assert f"{kind} cannot be written: it is a symbolic link to {precious}" in err and err.count("\n") == 1
+    assert [path.name for path in Path().iterdir()] == [kind] and untouched(precious)
+
+
 def take(folder: Path) -> None:
     with working_in(folder, otherwise="", say=say):
         raise AssertionError("a folder with a link was taken")
@@ -664,10 +679,10 @@ def test_a_run_or_sweep_with_a_linked_folder_is_one_line(
 def test_no_folder_between_a_sweep_and_its_job_is_a_link(tmp_path: Path, precious: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").symlink_to(precious)
-    refuse_links_above(tmp_path, "a/c")
+    refuse_links_below(tmp_path, "a/c")
     for folder in ("a/b", "a/b/c"):
         with pytest.raises(WriteError, match="a/b cannot be written: it is a symbolic link to"):
-            refuse_links_above(tmp_path, folder)
+            refuse_links_below(tmp_path, folder)
 
 
 @pytest.mark.parametrize("name", ["study.yaml", "multirun.yaml"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from gnnpar.durable import write_text_whole
+from gnnpar.durable import refuse_links_below, write_text_whole
 from gnnpar.paths import checkout_dir, conf_dir, expanded
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
@@ -53,11 +53,15 @@ def run(argv: list[str]) -> int:
 
 
 def write(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write the module, its YAML and its test; nothing where one of them is there already or the name is bad."""
+    """Write the module, its YAML and its test; nothing where one of them is there already, where a folder between
+    `folder` and them is a link, or where the name is bad."""
     check_name(kind, name)
     places = places_of(kind, name, folder)
     files = [places.module, places.config, places.test]
-    if there := [file for file in files if os.path.lexists(file)]:
+    package = [] if places.package is None else [places.package]
+    for file in files + package:
+        refuse_links_below(folder, file.parent.relative_to(folder))
+    if there := [file for file in files + package if os.path.lexists(file)]:
         raise ConfigError(f"{there[0]} is there already; choose another name, or remove it")
     if (conf_dir() / kind / f"{name}.yaml").exists():
         raise ConfigError(f"{kind}={name} is in gnnpar already; choose another name")
@@ -66,12 +70,11 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
         raise ConfigError(f"the Python module {name} would be imported instead of {name}.py; choose another name")
     words = {"name": name, "Class": class_name(name), "module": places.imported}
     words["target"] = f"{places.imported}.{words['Class']}"
-    if places.package is not None:
-        places.package.parent.mkdir(parents=True, exist_ok=True)
-        places.package.write_text(f'"""{words["Class"]}, a method of its own."""\n', encoding="utf-8")
-    for part, file in zip(("module", "config", "test"), files, strict=True):
+    texts = [rendered(kind, part, words) for part in ("module", "config", "test")]
+    notes = [f'"""{words["Class"]}, a method of its own."""\n' for _ in package]
+    for file, text in zip(files + package, texts + notes, strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text_whole(file, rendered(kind, part, words))
+        write_text_whole(file, text)
     return files
 
 

@@ -22,7 +22,7 @@ from typing import Literal
 import psutil
 
 from gnnpar.aliases import with_published_keys, with_published_names, with_published_targets
-from gnnpar.durable import JsonDict, JsonObject, read_json, refuse_link, write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, read_json, write_json_whole
 from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
@@ -96,13 +96,6 @@ class Manifest:
 def is_inside(folder: str) -> bool:
     """Whether a path stays below the folder it is relative to, also where Hydra reads it: it interpolates ${...}."""
     return "${" not in folder and not Path(folder).is_absolute() and ".." not in Path(folder).parts
-
-
-def refuse_links_above(sweep: Path, folder: str) -> None:
-    """WriteError where the folder of a job, or one between it and that of its sweep, is a link."""
-    for place in (Path(folder), *Path(folder).parents):
-        if place != Path():
-            refuse_link(sweep / place)
 
 
 def begin_job(run_dir: Path, overrides: Sequence[str]) -> None:

@@ -29,10 +29,10 @@ from gnnpar.config.jobs import (
     is_inside,
     job_key,
     read_record,
-    refuse_links_above,
     snapshot,
 )
 from gnnpar.config.replay import Replay, asked, quoted
+from gnnpar.durable import refuse_links_below
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
@@ -187,7 +187,7 @@ class Resuming:
             self.sweep.replay.check_settings(settings)
         key = job_key(settings, names)
         if key in manifest.jobs:
-            refuse_links_above(manifest.folder, manifest.jobs[key].folder)
+            refuse_links_below(manifest.folder, manifest.jobs[key].folder)
             return replace(manifest.jobs[key], overrides=shown)  # not those of the file: they were not looked at
         taken = {job.folder for job in manifest.jobs.values()}
         for number in range(len(manifest.jobs), len(manifest.jobs) + 1_000):
@@ -196,7 +196,7 @@ class Resuming:
             name = str(config.hydra.sweep.subdir)
             if not is_inside(name):
                 raise ConfigError(f"hydra.sweep.subdir={name} must be a folder below that of the sweep")
-            refuse_links_above(manifest.folder, name)
+            refuse_links_below(manifest.folder, name)
             if name not in taken and not (manifest.folder / name / "result.json").exists():
                 return manifest.jobs.setdefault(key, Job(key, name, shown))
         subdir = config.hydra.sweep.subdir

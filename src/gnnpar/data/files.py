@@ -20,6 +20,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import BinaryIO
 
 from gnnpar.paths import expanded
 
@@ -143,6 +145,15 @@ class ArrayUnpickler(pickle.Unpickler):
         if (module, name) not in _ARRAYS:
             raise pickle.UnpicklingError(f"it names {module[:80]}.{name[:80]}, which is no array")
         return super().find_class(module, name)
+
+
+def load_arrays(file: BinaryIO, *, encoding: str = "ASCII") -> object:
+    """`pickle.load`, of what ArrayUnpickler reads."""
+    return ArrayUnpickler(file, encoding=encoding).load()
+
+
+ARRAY_PICKLE = SimpleNamespace(__name__="pickle of arrays", Unpickler=ArrayUnpickler, load=load_arrays)
+"""The module `pickle` for a library that reads arrays with it, and runs code where a file brings some."""
 
 
 @contextlib.contextmanager

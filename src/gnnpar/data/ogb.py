@@ -13,15 +13,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import (
-    ArrayUnpickler,
+    ARRAY_PICKLE,
     cached_folder,
     downloading,
     find_folder,
@@ -136,19 +135,12 @@ def _reader(name: str) -> Any:  # Any: OGB has no types
         raise ValueError(f'dataset {name} needs the OGB package ({error}); run: pip install "gnnpar[ogb]".') from None
 
 
-def _load_arrays(data: BinaryIO, *, encoding: str = "utf-8") -> object:
-    return ArrayUnpickler(data, encoding=encoding).load()
-
-
-_PICKLE = SimpleNamespace(__name__="pickle of arrays", Unpickler=ArrayUnpickler, load=_load_arrays)
-
-
 @contextlib.contextmanager
 def _ogb_speaks() -> Iterator[None]:
     """No prints, no questions on the terminal, and a torch.load that reads OGB's files, which hold numpy arrays, and
     runs no code of them: OGB itself has no word in how they are read."""
     load, stdin = torch.load, sys.stdin
-    torch.load = functools.partial(load, weights_only=False, pickle_module=_PICKLE)
+    torch.load = functools.partial(load, weights_only=False, pickle_module=ARRAY_PICKLE)
     sys.stdin = io.StringIO("")
     try:
         with quiet():

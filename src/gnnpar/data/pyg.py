@@ -8,7 +8,9 @@ PyG is imported when a graph is processed, never before.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +21,7 @@ from torch import Tensor
 from gnnpar.data.adjacency import edges_of
 from gnnpar.data.dataset import Dataset, TaskName
 from gnnpar.data.files import (
-    ArrayUnpickler,
+    ARRAY_PICKLE,
     cached_folder,
     downloading,
     find_folder,
@@ -53,13 +55,11 @@ class _Source:
     url: str
     named: str | None = None  # the name argument; None where the class takes only a root
     task: TaskName = "single_label"
-    pickled: tuple[str, ...] = ()  # of the raw files, those that PyG unpickles
 
 
 def _planetoid(name: str) -> _Source:
-    pickled = tuple(f"ind.{name.lower()}.{part}" for part in ("x", "tx", "allx", "y", "ty", "ally", "graph"))
-    files = (*pickled, f"ind.{name.lower()}.test.index")
-    return _Source("Planetoid", name, files, _GITHUB, named=name, pickled=pickled)
+    parts = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
+    return _Source("Planetoid", name, tuple(f"ind.{name.lower()}.{part}" for part in parts), _GITHUB, named=name)
 
 
 _SOURCES: dict[str, _Source] = {
@@ -118,16 +118,20 @@ def _read(name: str, source: _Source, data_dir: Path | None) -> Data:
         root = _processed(name, source, raw)
     else:
         root = _downloaded(name, source, data_dir, missing)
-    with quiet():
-        return _open(source, root)
+    try:
+        with quiet():
+            return _open(source, root)
+    except Exception as error:  # of a cache that somebody else has filled, or that is damaged
+        raise ValueError(
+            f"dataset {name}: {root} of the cache cannot be read ({one_line(error)}); remove that folder, or set "
+            "GNNPAR_CACHE to one of your own."
+        ) from error
 
 
 def _processed(name: str, source: _Source, raw: Path) -> Path:
     def build(root: Path) -> None:
         link_files(raw, _raw_of(source, root), source.files)
         try:
-            for file in source.pickled:
-                refuse_code(raw / file)
             with quiet():
                 _open(source, root)
         except Exception as error:
@@ -137,12 +141,6 @@ def _processed(name: str, source: _Source, raw: Path) -> Path:
             ) from error
 
     return cached_folder(f"pyg/{name}-{fingerprint(raw, source.files)}", build)
-
-
-def refuse_code(file: Path) -> None:
-    """UnpicklingError where a pickle holds anything but arrays, lists and dicts: PyG would run its code."""
-    with file.open("rb") as opened:
-        ArrayUnpickler(opened, encoding="latin1").load()
 
 
 def _downloaded(name: str, source: _Source, data_dir: Path | None, missing: list[str]) -> Path:
@@ -161,10 +159,23 @@ def _downloaded(name: str, source: _Source, data_dir: Path | None, missing: list
 
 
 def _open(source: _Source, root: Path) -> Data:
-    refuse_saved_code(source.folder, root)
+    refuse_saved_code(root)
     cls = getattr(importlib.import_module("torch_geometric.datasets"), source.cls)
-    dataset = cls(str(root)) if source.named is None else cls(str(root), source.named)
+    with _arrays_alone():
+        dataset = cls(str(root)) if source.named is None else cls(str(root), source.named)
     return dataset[0]
+
+
+@contextlib.contextmanager
+def _arrays_alone() -> Iterator[None]:
+    """PyG reads the pickles of Planetoid, whoever made or sent them, as arrays; UnpicklingError where one is more."""
+    planetoid = vars(importlib.import_module("torch_geometric.io.planetoid"))
+    pickle = planetoid["pickle"]
+    planetoid["pickle"] = ARRAY_PICKLE
+    try:
+        yield
+    finally:
+        planetoid["pickle"] = pickle
 
 
 def _raw_of(source: _Source, root: Path) -> Path:

@@ -53,10 +53,10 @@ def _loaded(name: str, file: Path) -> object:
         ) from error
 
 
-def refuse_saved_code(name: str, folder: Path) -> None:
+def refuse_saved_code(folder: Path) -> None:
     """Before PyG reads what it has processed: where torch refuses a file for the code that it names, PyG runs it.
 
-    Raises ValueError in one line. Its notes of transforms, which it unpickles, too, are removed: there are none.
+    Raises ValueError. Its notes of transforms, which it unpickles, too, are removed: there are none.
     """
     for path in sorted(glob.glob(f"{glob.escape(str(folder))}/**/*.pt", recursive=True, include_hidden=True)):
         file = Path(path)
@@ -66,10 +66,7 @@ def refuse_saved_code(name: str, folder: Path) -> None:
         try:
             _without_code(file, mmap=zipfile.is_zipfile(file))
         except Exception as error:
-            raise ValueError(
-                f"dataset {name}: {file} of the cache cannot be read ({_cause(error)}); remove that folder, or set "
-                "GNNPAR_CACHE to one of your own."
-            ) from error
+            raise ValueError(f"{file.name}: {_cause(error)}") from error
 
 
 def _without_code(file: Path, *, mmap: bool = False) -> object:
