@@ -41,10 +41,25 @@ def configured(group: str, name: str, *overrides: str) -> Any:
 
 @cache
 def _chosen(group: str, name: str, *overrides: str) -> DictConfig:
-    """The group before it is instantiated: composing takes longer than most tests that ask for it."""
+    """The group before it is instantiated. Composing takes longer than most tests that ask for it, and the whole
+    configuration twice as long as a group."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-        return compose("config", [f"{group}={name}", *overrides])[group]
+        if overrides:
+            return compose("config", [f"{group}={name}", *overrides])[group]
+        return OmegaConf.create(_referred_to() | _tree(f"{group}/{name}"))[group]
+
+
+def _tree(config: str) -> dict[str, Any]:
+    tree = OmegaConf.to_container(compose(config), resolve=False)
+    assert isinstance(tree, dict)
+    return tree  # type: ignore[return-value]
+
+
+@cache
+def _referred_to() -> dict[str, Any]:
+    """What groups refer to, as it is by default."""
+    return {key: value for key, value in _tree("config").items() if key in {"codec", "dataset", "profile"}}
 
 
 @cache
