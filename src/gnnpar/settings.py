@@ -108,9 +108,12 @@ class Paced(Launch):
     """Ranks on several hosts made of one machine, their links shaped. `hosts`: auto is one a rank.
 
     `burst_kib`: what an idle link passes at once, unpaced; auto is what it carries in 2 ms, 256 at 1 Gbit/s.
+    `dilation`: D gives each rank 1 / D of its cores and each link 1 / D of its rate, and a second of every clock of a
+    rank lasts D seconds; auto is the least that gives all ranks their cores.
     """
 
     rate_gbps: Rate = 1.0
+    dilation: Annotated[float, at.Ge(1), at.Le(1000)] | Literal["auto"] = 1.0
     burst_kib: Annotated[int, at.Ge(4)] | Literal["auto"] = "auto"
     hosts: Annotated[int, at.Ge(2)] | Literal["auto"] = "auto"
 

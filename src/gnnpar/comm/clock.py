@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal
 
 import torch
+
+from gnnpar.dilation import monotonic, perf_counter
 
 ClockPhase = Literal["compute", "sample", "encode", "exposed", "bubble", "reduce", "other"]
 CLOCK_PHASES: tuple[ClockPhase, ...] = ("compute", "sample", "encode", "exposed", "bubble", "reduce", "other")
@@ -28,7 +29,7 @@ class PhaseClock:
 
     def start(self) -> None:
         """Begin a timed window (an epoch)."""
-        self.began = time.monotonic()
+        self.began = monotonic()
         self._marks = [("other", self._mark())]
         self._running = True
 
@@ -72,7 +73,7 @@ class PhaseClock:
 
     def _mark(self) -> object:
         if not self._cuda:
-            return time.perf_counter()
+            return perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

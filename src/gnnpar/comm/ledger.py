@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gnnpar.comm.clock import union_seconds
+from gnnpar.dilation import monotonic
 
 
 class Receipt(NamedTuple):
@@ -139,4 +139,4 @@ class Ledger:
 
 def now() -> float:
     """Seconds on the host's monotonic clock, the same for every process of the host."""
-    return time.monotonic()
+    return monotonic()

@@ -31,12 +31,15 @@ class Links:
 
     host_gbps: 10^9 bit/s of each host's link, each direction. link_gbps: [i][j] what host i may send to host j at most,
     None: as much as both links carry. burst_kib: what a link that was idle passes at once, unpaced.
+
+    dilation D: ranks get 1 / D of their cores, links carry 1 / D of these rates, and a second lasts D seconds.
     """
 
     host_gbps: tuple[float, ...]
     link_gbps: tuple[tuple[float | None, ...], ...] | None = None
     host_of: tuple[int, ...] = ()
     burst_kib: int = 256
+    dilation: float = 1.0
 
     @property
     def num_hosts(self) -> int:
@@ -55,7 +58,8 @@ class Links:
         """'2 hosts x 1 Gbit/s'."""
         rates = sorted(set(self.host_gbps))
         rate = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
-        return f"{self.num_hosts} hosts x {rate} Gbit/s" + (", links by topology" if self.link_gbps else "")
+        dilated = f", dilated {self.dilation:g} times" if self.dilation != 1 else ""
+        return f"{self.num_hosts} hosts x {rate} Gbit/s" + (", links by topology" if self.link_gbps else "") + dilated
 
     def facts(self) -> JsonDict:
         """What result.json says about the links, as far as it is known before they are made."""
@@ -69,7 +73,8 @@ class Links:
                 "burst_kib": self.burst_kib,
                 "latency_seconds": LATENCY_SECONDS,
                 "switch_latency_seconds": SWITCH_LATENCY_SECONDS,
-            },
+            }
+            | ({"dilation": self.dilation} if self.dilation != 1 else {}),
             "reached_gbps": None,
         }
 
@@ -104,6 +109,11 @@ class World:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
     @property
+    def dilation(self) -> float:
+        """How many seconds a second of the ranks' clocks lasts."""
+        return 1.0 if self.links is None else self.links.dilation
+
+    @property
     def num_threads(self) -> int:
         """Of all that runs on this machine."""
         return self.jobs_at_once * self.local_size * self.threads_per_rank
@@ -111,7 +121,7 @@ class World:
     @property
     def oversubscribed(self) -> bool:
         """More threads than physical cores: bytes, memory and accuracy stand, times do not."""
-        return self.num_threads > self.cores
+        return self.num_threads > self.cores * self.dilation
 
 
 def _no() -> bool:

@@ -99,7 +99,9 @@ def world_of(settings: Settings) -> World:
         require_memory(size * _RANK_BYTES, f"world_size={size}, a process a rank,", "lower it, or set comm=threads")
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if is_joined else size
     cores = num_cores() if settings.topology.cores == "auto" else settings.topology.cores
-    threads = max(1, cores // local_size) if settings.threads_per_rank == "auto" else settings.threads_per_rank
+    threads = settings.threads_per_rank
+    if threads == "auto":
+        threads = 1 if paced.is_dilated(settings.launch) else max(1, cores // local_size)
     return World(
         how=how,
         size=size,
@@ -108,7 +110,7 @@ def world_of(settings: Settings) -> World:
         cores=cores,
         device=_device(settings, how, size, local_size),
         backend="none" if size == 1 else settings.comm.backend,
-        links=paced.links_of(settings, size=size, joined=is_joined),
+        links=paced.links_of(settings, size=size, joined=is_joined, threads=threads, cores=cores),
         jobs_at_once=number(os.environ, "GNNPAR_JOBS_AT_ONCE", 1, MAX_RANKS, "1"),
         deterministic=settings.deterministic,
     )
@@ -174,7 +176,7 @@ def links(world: World, hooks: RunHooks) -> Iterator[Network | None]:
         yield None
         return
     network = Network.of(world.links)
-    with paced.paced(network) as reached:
+    with paced.paced(network) as reached, paced.slowed(world):
         say(f"paced: {world.links.describe()}; payload reached: {', '.join(f'{r:.2f}' for r in reached)} Gbit/s")
         for line in paced.shortfalls(network, reached):
             say(f"{line}; the results carry both rates")

@@ -157,11 +157,12 @@ class Network(Links):
 
     def bucket(self, gbps: float, latency: float = LATENCY_SECONDS) -> str:
         """The token bucket of one direction of a link, with a queue of so many seconds."""
-        return f"tbf rate {gbps * 1e9:.0f}bit burst {self.burst_kib}kb latency {latency * 1e3:.0f}ms"
+        rate, queue = gbps * 1e9 / self.dilation, latency * 1e3 * self.dilation
+        return f"tbf rate {rate:.0f}bit burst {self.burst_kib}kb latency {queue:.0f}ms"
 
     def limit(self, gbps: float) -> str:
         """The same for one class of traffic."""
-        rate, burst = f"{gbps * 1e9:.0f}bit", f"{self.burst_kib}kb"
+        rate, burst = f"{gbps * 1e9 / self.dilation:.0f}bit", f"{self.burst_kib}kb"
         return f"htb rate {rate} ceil {rate} burst {burst} cburst {burst} quantum 65536"
 
 

@@ -11,16 +11,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from gnnpar.comm.world import Links
+from gnnpar.comm.world import Links, World
+from gnnpar.launch import cpu_shares
 from gnnpar.launch.namespaces import Network, NetworkError, address, entered, missing, own_prefix
 from gnnpar.printable import counted
-from gnnpar.settings import Cluster, Paced, Settings
+from gnnpar.settings import Cluster, Launch, Paced, Settings
 
 _PROBE_SECONDS = 0.25
 _PATIENCE_SECONDS = 30.0
 
 
-def links_of(settings: Settings, *, size: int, joined: bool) -> Links | None:
+def links_of(settings: Settings, *, size: int, joined: bool, threads: int, cores: int) -> Links | None:
     """The shaped links between the ranks of this run; None: the machine's own. ValueError where it cannot be."""
     launch = settings.launch
     if not isinstance(launch, Paced) or size == 1:
@@ -39,7 +40,39 @@ def links_of(settings: Settings, *, size: int, joined: bool) -> Links | None:
         link_gbps=cluster and cluster.link_gbps,
         host_of=tuple(rank * hosts // size for rank in range(size)),
         burst_kib=burst_kib(launch.rate_gbps) if launch.burst_kib == "auto" else launch.burst_kib,
+        dilation=dilation(launch, size * threads, cores),
     )
+
+
+def is_dilated(launch: Launch) -> bool:
+    return isinstance(launch, Paced) and launch.dilation != 1
+
+
+def dilation(launch: Paced, threads: int, cores: int) -> float:
+    """How many times slower so many threads run than on cores of their own. ValueError where they do not fit."""
+    least = max(1.0, threads / cores)
+    if launch.dilation == "auto":
+        factor = least
+    elif launch.dilation == 1 or launch.dilation >= least:
+        factor = launch.dilation
+    else:
+        needed = f"{counted(threads, 'thread')} of ranks need {threads / launch.dilation:g} cores"
+        raise ValueError(
+            f"launch.dilation={launch.dilation:g}: {needed}, and there are {cores}; set it to {least:g} or more"
+        )
+    if factor != 1 and (lack := cpu_shares.missing()) is not None:
+        raise ValueError(f"launch.dilation={factor:g} {lack}, or set launch.dilation=1")
+    return factor
+
+
+@contextmanager
+def slowed(world: World) -> Iterator[None]:
+    """The groups that give each rank its share of the cores are there inside."""
+    if world.dilation == 1:
+        yield
+        return
+    with cpu_shares.shared(world.threads_per_rank / world.dilation, world.size):
+        yield
 
 
 def burst_kib(gbps: float) -> int:
@@ -79,8 +112,10 @@ def paced(network: Network) -> Iterator[list[float]]:
 
 
 def reached_gbps(network: Network) -> list[float]:
-    """10^9 bit/s of payload from each host to the next, one after the other: a quarter of a second each."""
-    return [reached(network, i, (i + 1) % network.num_hosts) for i in range(network.num_hosts)]
+    """10^9 bit/s of payload from each host to the next, one after the other: a quarter of a second each. Dilated: what
+    this machine's links carry, times the dilation."""
+    hosts = network.num_hosts
+    return [network.dilation * reached(network, i, (i + 1) % hosts) for i in range(hosts)]
 
 
 def shortfalls(network: Network, reached: list[float]) -> list[str]:

@@ -25,9 +25,11 @@ from typing import TYPE_CHECKING
 from gnnpar import allocator
 from gnnpar.comm import interfaces
 from gnnpar.comm.world import Host, Interrupted, World
+from gnnpar.dilation import dilate
 from gnnpar.durable import write_json_whole
 from gnnpar.folder_lock import FILE as LOCK_FILE
 from gnnpar.folder_lock import FolderInUse, working_in
+from gnnpar.launch import cpu_shares
 from gnnpar.launch.forked import Ranks
 from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of
 from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
@@ -87,7 +89,7 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
         stop.file = scratch / _STOP
         if stop.asked():  # before there was a file to say it in
             stop.ask()
-        monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds)
+        monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds * world.dilation)
         job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))
         ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
         try:
@@ -190,6 +192,7 @@ class Job:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # a scheduler's may come before
         try:
             enter_network(self.network, rank)
+            slow_down(self.network, rank)
             counts = self.network is not None and self.network.is_first_of_host(rank)
             host = Host(stop_asked=stop.asked, sent_bytes=interface_sent_bytes if counts else None)
             run_rank(rank, self.world, self.work, self.comm, host, key=self.key, scratch=self.scratch)
@@ -212,6 +215,13 @@ def enter_network(network: Network | None, rank: int) -> None:
         os.environ[interfaces.VARIABLE] = INTERFACE
     elif (loopback := interfaces.loopback()) is not None:
         os.environ.setdefault(interfaces.VARIABLE, loopback)
+
+
+def slow_down(network: Network | None, rank: int) -> None:
+    """Take the share of the cores that launch.dilation gives a rank, and its clocks."""
+    if network is not None and network.dilation != 1:
+        cpu_shares.enter(network.prefix, rank)
+        dilate(network.dilation)
 
 
 def run_rank(
@@ -271,7 +281,7 @@ def connected(
         "nccl" if world.backend == "nccl" else "gloo",
         device=device,
         key=key,
-        timeout_seconds=comm.timeout_seconds + (_PARENT_FIRST_SECONDS if scratch else 0.0),
+        timeout_seconds=comm.timeout_seconds * world.dilation + (_PARENT_FIRST_SECONDS if scratch else 0.0),
         init_method=f"file://{scratch}/rendezvous" if scratch else None,
         store=store,
         recorder=recorder,

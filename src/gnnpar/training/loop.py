@@ -6,7 +6,6 @@ Only rank 0 reads the dataset, plans, and talks to trackers; every figure it log
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import Task
+from gnnpar.dilation import perf_counter
 from gnnpar.durable import JsonDict, JsonObject, write_json_whole
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
@@ -319,9 +319,9 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
         last = epoch + 1 == settings.epochs
         stop = False
         if last or (epoch + 1) % settings.eval_every == 0:
-            began = time.perf_counter()
+            began = perf_counter()
             values = evaluate(run.engine, run.objective)
-            seconds = time.perf_counter() - began
+            seconds = perf_counter() - began
             row |= values | {"metric/name": run.task.metric_name, "time/evaluate_seconds": seconds}
             stop = progress.stops(values["metric/val"], settings)
         if comm.rank == 0:
@@ -412,9 +412,9 @@ def live_bytes(run: Run, activations: int) -> dict[str, int]:
 
 @contextmanager
 def stopwatch(seconds: dict[str, float], name: str) -> Iterator[None]:
-    began = time.perf_counter()
+    began = perf_counter()
     yield
-    seconds[name] = time.perf_counter() - began
+    seconds[name] = perf_counter() - began
 
 
 def start_facts(

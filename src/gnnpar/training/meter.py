@@ -9,6 +9,7 @@ from typing import Self
 import torch
 
 from gnnpar.comm import Communicator
+from gnnpar.dilation import perf_counter
 from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 
@@ -28,7 +29,7 @@ class EpochMeter:
         self.comm.ledger.drain()  # what evaluation and probes sent is not training
         self.wire = self.interface() if self.interface else 0
         self._cpu = self._cpu_clock()
-        self._began = time.perf_counter()
+        self._began = perf_counter()
         self.comm.clock.start()
         return self
 
@@ -36,7 +37,7 @@ class EpochMeter:
         if self.comm.device.type == "cuda":
             torch.cuda.synchronize(self.comm.device)
         self.comm.clock.stop()
-        self.seconds = time.perf_counter() - self._began
+        self.seconds = perf_counter() - self._began
         self.cpu_seconds = self._cpu_clock() - self._cpu
         if self.interface:
             self.wire = self.interface() - self.wire

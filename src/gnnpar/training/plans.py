@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from gnnpar.comm.world import World
 from gnnpar.data.dataset import Dataset
+from gnnpar.dilation import perf_counter
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
@@ -158,12 +158,12 @@ def _run(model: GNN, graph: WholeGraph, i: int, x: Tensor, entering: Rows) -> tu
     """(carry, seconds) of one layer."""
     leaves = tuple(t.clone().requires_grad_() for t in entering)
     _synchronize(x)
-    began = time.perf_counter()
+    began = perf_counter()
     carry = model.layers[i](graph.at(i), model.begin(graph, x) if i == 0 else leaves)
     ends = (model.end(graph, carry),) if i == model.num_layers - 1 else carry
     torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
     _synchronize(x)
-    return carry, time.perf_counter() - began
+    return carry, perf_counter() - began
 
 
 def _synchronize(x: Tensor) -> None:

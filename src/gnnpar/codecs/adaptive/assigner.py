@@ -6,7 +6,6 @@ byte a row from each sender to its receiver, so both ends know every size before
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +20,7 @@ from gnnpar.codecs.adaptive.links import Profile
 from gnnpar.codecs.adaptive.problem import Array, Pair, Problem, merged, split
 from gnnpar.codecs.quantized import Key
 from gnnpar.comm import Communicator, RowLists, Site
+from gnnpar.dilation import perf_counter
 from gnnpar.durable import JsonDict
 from gnnpar_kernels.wire import row_nbytes
 
@@ -80,7 +80,7 @@ class Assigner:
         epoch: int,
     ) -> Assignment:
         """From variances [n, m] of the rows sent before, by exchange and peer, and their readers' energies [n]."""
-        began = time.perf_counter()
+        began = perf_counter()
         known = self.comm.broadcast(self.comm.gather(dict(widths)))
         all_widths: dict[Key, int] = {key: width for each in known for key, width in each.items()}
         keys = sorted(all_widths)
@@ -100,7 +100,7 @@ class Assigner:
             sending[at] = row_codes
         receiving = self._tell_receivers(keys, sending, site)
         if facts and keys:
-            facts["time/assign_seconds"] = time.perf_counter() - began
+            facts["time/assign_seconds"] = perf_counter() - began
         return Assignment(sending, receiving, facts if keys else {})
 
     def _peers(self, key: Key, sender: int) -> list[int]:

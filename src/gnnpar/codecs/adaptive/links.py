@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 
 from gnnpar.codecs.adaptive.importance import edges_of
 from gnnpar.comm import Communicator, RowLists, Site
+from gnnpar.dilation import perf_counter
 from gnnpar.durable import JsonDict, read_json
 from gnnpar.printable import counted
 from gnnpar_kernels import spmm
@@ -126,12 +126,12 @@ def _once(comm: Communicator, hop: int, nbytes: int) -> float:
     target, source = (comm.rank + hop) % comm.size, (comm.rank - hop) % comm.size
     buffer = torch.zeros(nbytes, dtype=torch.uint8, device=comm.device)
     comm.barrier()
-    began = time.perf_counter()
+    began = perf_counter()
     pending = comm.exchange({target: buffer}, {source: nbytes}, Site(0, -1, 0, "setup"))
     pending[source].wait()
     if comm.device.type == "cuda":
         torch.cuda.synchronize(comm.device)
-    seconds = time.perf_counter() - began
+    seconds = perf_counter() - began
     comm.flush(keep=0)
     return seconds
 
@@ -142,9 +142,9 @@ def _fold_seconds(lists: RowLists, comm: Communicator) -> float:
     x = torch.zeros(lists.num_rows, _COLUMNS, device=comm.device)
     best = float("inf")
     for _ in range(_REPEATS):
-        began = time.perf_counter()
+        began = perf_counter()
         spmm(inner.indptr, inner.indices, x, num_rows=lists.num_rows)
         if comm.device.type == "cuda":
             torch.cuda.synchronize(comm.device)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, perf_counter() - began)
     return best / _COLUMNS

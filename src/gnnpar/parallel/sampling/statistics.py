@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from gnnpar.dilation import perf_counter
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sampling.batches import Batches
@@ -103,9 +103,9 @@ def _step(batches: Batches, step: int, hops: list[int], ir: ModelIR) -> Step:
 
 
 def _once(batches: Batches, step: int, hops: list[int], ir: ModelIR) -> Step:
-    began = time.perf_counter()
+    began = perf_counter()
     sub = batches[0, step]
-    drawn = time.perf_counter()
+    drawn = perf_counter()
     rings = _rings(sub, hops, ir)
     return Step(
         rings=rings,
@@ -114,7 +114,7 @@ def _once(batches: Batches, step: int, hops: list[int], ir: ModelIR) -> Step:
         scaled=sub.scale is not None,
         weighted=sub.weights is not None,
         draw_seconds=drawn - began,
-        sort_seconds=time.perf_counter() - drawn,
+        sort_seconds=perf_counter() - drawn,
     )
 
 

@@ -1,0 +1,134 @@
+"""launch.dilation: ranks that get a part of a core, over links of a part of their rate, with clocks as slow as they."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, Run
+from gnnpar import dilation
+from gnnpar.comm.world import Links
+from gnnpar.config.compose import compose
+from gnnpar.launch import cpu_shares, paced
+from gnnpar.launch.launch import world_of
+from gnnpar.launch.namespaces import Network
+
+can_share = pytest.mark.skipif(cpu_shares.missing() is not None, reason=f"launch.dilation {cpu_shares.missing()}")
+
+
+def test_a_second_lasts_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dilation, "_seconds_here", 1.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: 10.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 6.0)
+    assert (dilation.perf_counter(), dilation.monotonic()) == (10.0, 6.0)
+    dilation.dilate(4.0)
+    assert (dilation.perf_counter(), dilation.monotonic()) == (2.5, 1.5)
+
+
+def test_whatever_runs_on_ranks_reads_these_clocks() -> None:
+    """Deadlines of this machine alone, in which nothing is measured, are read from its own."""
+    source = ROOT / "src" / "gnnpar"
+    of_ranks = ("codecs", "comm", "folds", "models", "parallel", "partition/shard.py", "training")
+    own = {"comm/flight_recorder.py", "training/checkpoint/policy.py"}
+    found = set()
+    for name in of_ranks:
+        files = [source / name] if name.endswith(".py") else (source / name).rglob("*.py")
+        found |= {
+            str(file.relative_to(source))
+            for file in files
+            if re.search(r"\btime\.(perf_counter|monotonic)\b", file.read_text(encoding="utf-8"))
+        }
+    assert found == own
+
+
+def test_links_are_as_slow_as_ranks() -> None:
+    network = Network(prefix="gnnpar", host_gbps=(1.0, 1.0), burst_kib=256, dilation=4.0)
+    assert network.bucket(1.0) == "tbf rate 250000000bit burst 256kb latency 80ms"
+    assert network.limit(1.0).startswith("htb rate 250000000bit ceil 250000000bit burst 256kb")
+    assert network.describe() == "2 hosts x 1 Gbit/s, dilated 4 times"
+    assert network.facts()["rates"]["dilation"] == 4.0
+    assert "dilation" not in Links(host_gbps=(1.0, 1.0)).facts()["rates"]
+
+
+def test_ranks_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paced, "missing", lambda: None)
+    monkeypatch.setattr(cpu_shares, "missing", lambda: None)
+    common = ["launch=paced", "topology.cores=2", "world_size=8"]
+    world = world_of(compose([*common, "launch.dilation=auto"]))
+    assert (world.dilation, world.threads_per_rank, world.oversubscribed) == (4.0, 1, False)
+    assert world_of(compose([*common, "launch.dilation=auto", "threads_per_rank=2"])).dilation == 8.0
+    assert world_of(compose([*common, "launch.dilation=5"])).dilation == 5.0
+    assert world_of(compose(["launch=paced", "topology.cores=2", "launch.dilation=auto"])).dilation == 1.0
+    assert world_of(compose([*common, "threads_per_rank=1"])).oversubscribed
+    line = r"^launch\.dilation=2: 8 threads of ranks need 4 cores, and there are 2; set it to 4 or more$"
+    with pytest.raises(ValueError, match=line):
+        world_of(compose([*common, "launch.dilation=2"]))
+    monkeypatch.setattr(cpu_shares, "missing", lambda: "needs the kernel's cpu controller")
+    with pytest.raises(ValueError, match=r"^launch\.dilation=4 needs the kernel's cpu controller, or set launch\.dil"):
+        world_of(compose([*common, "launch.dilation=4"]))
+
+
+def test_the_controller_is_found_where_it_is_mounted() -> None:
+    second = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
+    first = "cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\n"
+    account = "cgroup /sys/fs/cgroup/cpuacct cgroup rw,cpuacct 0 0\n"
+    assert cpu_shares.controller(account) is None
+    assert cpu_shares.controller(account + second) == cpu_shares.Controller(Path("/sys/fs/cgroup"), 2)
+    both = cpu_shares.controller(second + first + account)
+    assert both == cpu_shares.Controller(Path("/sys/fs/cgroup/cpu,cpuacct"), 1), "v1 has it, v2 is there without it"
+
+
+@pytest.mark.parametrize(("version", "files"), [(1, {"cpu.cfs_period_us": "4000", "cpu.cfs_quota_us": "1000"})])
+def test_the_first_version_has_a_file_each(version: int, files: dict[str, str], tmp_path: Path) -> None:
+    cpu_shares.Controller(tmp_path, version).limit(tmp_path, 1000, 4000)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == files
+
+
+def test_the_second_version_has_one_file(tmp_path: Path) -> None:
+    cpu_shares.Controller(tmp_path, 2).limit(tmp_path, 1000, 4000)
+    assert (tmp_path / "cpu.max").read_text() == "1000 4000"
+
+
+def burn(prefix: str, rank: int, seconds: float) -> None:
+    cpu_shares.enter(prefix, rank)
+    began, used = time.monotonic(), time.process_time()
+    while time.monotonic() - began < seconds:
+        pass
+    assert time.process_time() - used < 0.4 * seconds
+
+
+@can_share
+def test_a_rank_gets_no_more_than_its_share() -> None:
+    with cpu_shares.shared(0.2, 2) as prefix:
+        root = cpu_shares._controller().root
+        assert len(list(root.glob(f"{prefix}-rank*"))) == 2
+        rank = get_context("fork").Process(target=burn, args=(prefix, 1, 0.5))
+        rank.start()
+        rank.join()
+        assert rank.exitcode == 0
+    assert list(root.glob(f"{prefix}-*")) == []
+
+
+@can_share
+def test_a_dilated_run_gives_the_times_of_the_machine_it_emulates(
+    run_here: Run, tmp_path: Path, shaped_links: None
+) -> None:
+    began = time.monotonic()
+    options = ("world_size=4", "topology.cores=2", "launch.rate_gbps=1", "launch.dilation=auto", "epochs=7")
+    done = run_here("train", "model=gcn", "dataset=sbm", "launch=paced", *options, "hydra.run.dir=run")
+    elapsed = time.monotonic() - began
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "4 hosts x 1 Gbit/s, dilated 2 times" in done.stdout
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["provenance"], result["oversubscribed"], result["threads_per_rank"]) == ("paced", False, 1)
+    assert result["paced"]["rates"]["dilation"] == 2.0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    seconds = [row["time/epoch_seconds"] for row in rows if "time/epoch_seconds" in row]
+    assert 2.0 * sum(seconds) < elapsed
+    breakdown = {k: v for k, v in result["breakdown_seconds"].items() if k != "comm_total"}
+    assert sum(breakdown.values()) == pytest.approx(result["epoch_seconds"]["mean"], rel=0.02), "one clock for all"
