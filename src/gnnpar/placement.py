@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from gnnpar.durable import JsonDict, JsonObject, open_whole, read_json, require_file, write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, open_whole, read_json, write_json_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -362,7 +362,6 @@ def _load_array(file: Path) -> Tensor:
     from gnnpar.npy import load_npy
 
     try:
-        require_file(file)
         array = torch.from_numpy(load_npy(file)).long()
     except Exception as error:  # as above
         raise ValueError(

@@ -21,11 +21,13 @@ from torch_geometric.data import Data
 
 import gnnpar
 from checkpoints import train
+from composing import settings_of
 from conftest import environment
 from gnnpar import durable
 from gnnpar.api import Run
 from gnnpar.cli import completion
 from gnnpar.cli.main import run
+from gnnpar.cli.predict import checked_pairs
 from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import resumed
@@ -254,6 +256,41 @@ def test_ogb_reads_arrays_and_runs_no_code_of_a_cache(
         assert ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0).y.tolist() == [0, 1, 1]
     assert not (tmp_path / "ran").exists()
     assert torch.load is load
+
+
+def header(shape: str) -> bytes:
+    """Of a .npy file."""
+    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    {
+        "nothing": b"",
+        "a zip": b"PK\x03\x04",
+        "too large": header("(99999999999999999999, 2)"),
+        "negative": header("(-4, 2)"),
+        "a truth": header("(True, 2)") + bytes(64),
+        "no end": header("(4, 2"),
+        "beyond memory": header("(10000000000000, 2)"),
+        "a pipe": None,
+        "an archive": None,
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_what_is_no_array_is_one_line(tmp_path: Path, content: tuple[str, bytes | None]) -> None:
+    """numpy raised EOFError, OverflowError, MemoryError, TokenError, ..., gave an archive, or waited for a writer."""
+    file, trained = tmp_path / "pairs.npy", settings_of("task=link")
+    if content[0] == "a pipe":
+        os.mkfifo(file)
+    elif content[0] == "an archive":
+        np.savez(tmp_path / "pairs.npz", np.zeros((2, 2)))
+        (tmp_path / "pairs.npz").rename(file)
+    else:
+        file.write_bytes(content[1] or b"")
+    with pytest.raises(ValueError, match=r"pairs\.npy cannot be read \(.+\); give a \.npy$"):
+        checked_pairs(file, trained)
 
 
 def test_python_m_imports_nothing_of_the_working_directory(tmp_path: Path) -> None:

@@ -185,6 +185,19 @@ def test_sar_names_the_setting_that_keeps_it_from_a_model_in_one_piece():
             },
             "gives [5] for each node, and the task needs 3 logits",
         ),
+        *(
+            ({"target": "torch_geometric.nn.GAT", "kwargs": {"hidden_channels": 4, "num_layers": 2} | wrong}, line)
+            for wrong, line in (
+                ({"heads": 0}, "heads=0, in_channels=6, out_channels=3: ZeroDivisionError: "),
+                ({"jk": True}, "jk=True, in_channels=6, out_channels=3: AttributeError: "),
+                ({"in_channels": []}, "in_channels=[], out_channels=3: IndexError: "),
+                (
+                    {"hidden_channels": -1},
+                    "hidden_channels=-1, num_layers=2, in_channels=6, out_channels=3: RuntimeError: ",
+                ),
+                ({"num_layers": 10**8}, "model.kwargs.num_layers=100000000 is more than 10000; lower it"),
+            )
+        ),
     ],
 )
 def test_what_cannot_run_is_one_line(fields, line):

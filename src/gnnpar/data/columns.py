@@ -68,7 +68,7 @@ class Column:
         self.dtype: np.dtype = dtype
         expected = self._start + int(np.prod(shape, dtype=object)) * dtype.itemsize
         actual = file.stat().st_size
-        if 0 in shape[1:]:
+        if 0 in shape[1:] or min(shape, default=0) < 0:
             raise ValueError(f"{file} has shape {list(shape)}, rows of no width; write it again")
         if not shape or actual != expected:
             size = f"is {actual} bytes, its header says {expected}" if shape else "holds a single number"

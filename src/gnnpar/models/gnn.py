@@ -30,6 +30,7 @@ class EdgeReader(Protocol):
 Order = Literal["auto", "transform_first", "aggregate_first"]
 Jump = Literal["none", "last", "cat", "max"]
 Probability = Annotated[float, Ge(0.0), Lt(1.0)]
+MOST_LAYERS = 10_000
 
 _ENCODER_MASK, _DECODER_MASK = 1, 2  # dropout tags; a layer's own mask has tag 0
 
@@ -92,7 +93,7 @@ class ModelConfig:
     `order` of a linear fold and its matrix; auto exchanges the narrower side.
     """
 
-    num_layers: Annotated[int, Ge(1), Le(10_000)] = 2
+    num_layers: Annotated[int, Ge(1), Le(MOST_LAYERS)] = 2
     hidden: Annotated[int, Ge(1)] = 64
     dropout: Probability = 0.5
     input_dropout: Probability = 0.0

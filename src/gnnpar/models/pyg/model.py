@@ -18,7 +18,7 @@ from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import Degrees, EdgeData, EdgeKind, EdgeSizes
 from gnnpar.graph import Graph, Message
-from gnnpar.models.gnn import GNN
+from gnnpar.models.gnn import GNN, MOST_LAYERS
 from gnnpar.models.initial import construct
 from gnnpar.models.pyg.dropout import keyed_dropout
 from gnnpar.models.pyg.edge_rows import EdgeRows
@@ -57,6 +57,8 @@ class PyG:
     def __post_init__(self) -> None:
         if not self.target:
             raise ValueError("model.target is not set; name the class of the model, e.g. model.target=my_package.Net")
+        if isinstance(layers := self.kwargs.get("num_layers"), int) and layers > MOST_LAYERS:
+            raise ValueError(f"model.kwargs.num_layers={layers} is more than {MOST_LAYERS}; lower it")
 
     @property
     def input_dropout(self) -> float:
@@ -168,9 +170,11 @@ def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int, edge_
     try:
         listed = given.get(_DEGREES)
         net = factory(**given | ({_DEGREES: torch.tensor(listed)} if isinstance(listed, list) else {}))
-    except (TypeError, ValueError, AssertionError) as error:
+    except Exception as error:  # whatever a class does with what it is given
         shown = ", ".join(f"{name}={str(value)[:80]}" for name, value in given.items())
-        raise ValueError(f"model.target={target} cannot be made with {shown}: {error}; set model.kwargs") from error
+        raise ValueError(
+            f"model.target={target} cannot be made with {shown}: {_why(error)}; set model.kwargs"
+        ) from error
     if not isinstance(net, nn.Module):
         raise ValueError(f"model.target={target} gives a {type(net).__name__}, not a torch.nn.Module")
     parameters = list(inspect.signature(net.forward).parameters.values())
@@ -187,6 +191,13 @@ def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int, edge_
             "forward(x, edge_index), with edge_weight, edge_attr and edge_type where it takes them"
         )
     return net
+
+
+def _why(error: Exception) -> str:
+    """The first line of an error, in a line of ours."""
+    lines = str(error).strip().splitlines() or ["it gives no reason"]
+    plain = isinstance(error, (ValueError, AssertionError))
+    return lines[0][:200] if plain else f"{type(error).__name__}: {lines[0][:200]}"
 
 
 def _reads_dictionaries(net: nn.Module, first: str) -> bool:
@@ -302,11 +313,10 @@ class PyGNet(GNN):
                     out = self(OneNode(x, torch.ones(1, dtype=x.dtype), attr), x)
         except ValueError as error:
             raise ValueError(f"model.target={self.source.target}: {error}.") from error
-        except (TypeError, RuntimeError, AttributeError) as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
+        except Exception as error:  # whatever a forward does with one node
             raise ValueError(
-                f"model.target={self.source.target} cannot run on {self.in_dim} features: {type(error).__name__}: "
-                f"{lines[0][:200]}; see model.kwargs"
+                f"model.target={self.source.target} cannot run on {self.in_dim} features: {_why(error)}; see "
+                "model.kwargs"
             ) from error
         finally:
             for hook in hooks:
