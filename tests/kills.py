@@ -82,15 +82,13 @@ class Case:
 
 @dataclass
 class Count:
-    """What became of a case: strikes by kind, all in `outcome`; `detail` where it is not survived. `how`: its ranks
-    were started by gnnpar."""
+    """What became of a case: strikes by kind, all in `outcome`; `detail` where it is not survived."""
 
     name: str
     tried: dict[str, int]
     outcome: str = "survived"
     detail: str = ""
     restarts: int = 0
-    how: str = ""
 
     @property
     def number(self) -> int:
@@ -147,7 +145,7 @@ def run(case: Case, folder: Path) -> Count:
     job = [*SMALL[1:], *strategy_of(case.strategy), *layers, f"world_size={case.ranks}", f"epochs={case.epochs}"]
     how = ["tracker=strikes", "checkpoint.every=2", "comm.timeout_seconds=45", "resume=auto", "hydra.run.dir=run"]
     how.append("launch.max_restarts=99" if case.launcher == "gnnpar" else "comm.lost_seconds=20")
-    count = Count(case.name, {}, how="forked" if case.launcher == "gnnpar" else "")
+    count = Count(case.name, {})
     with started_by(case, folder) as attempt:
         for _ in range(len(case.strikes) + 2):
             before = made(file)
@@ -262,8 +260,7 @@ class Counts:
         for each in self.cases:
             kinds = [str(each.tried.get(kind, 0)) for kind in KINDS]
             strategy, ranks, launcher = each.name.split()
-            by = ", ".join(filter(None, (launcher, each.how)))
-            lines.append([strategy, ranks, by, *kinds, *map(str, self.total([each]).values())])
+            lines.append([strategy, ranks, launcher, *kinds, *map(str, self.total([each]).values())])
         kinds = [str(sum(each.tried.get(kind, 0) for each in self.cases)) for kind in KINDS]
         lines.append(["all", "", "", *kinds, *map(str, self.total(self.cases).values())])
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
