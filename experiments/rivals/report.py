@@ -23,6 +23,7 @@ from gnnpar.report.statistics import geometric_mean, mean, non_inferiority
 
 MARGIN = 1.0  # points
 MIB = 2**20
+DRAWN_POINTS = 20  # of a curve
 LAST = 0.8  # of a run: what validation gains after it
 COLOURS = ("#000000", "#999999", "#d95f02", "#e6ab02", "#1b9e77", "#66a61e", "#7570b3", "#e7298a", "#a6761d")
 DRAWN = (
@@ -238,12 +239,13 @@ def draw(studies: dict[str, dict[str, Runs]], counted: Sequence[Row], file: Path
 
 
 def curve(runs: Runs, key: str) -> tuple[list[int], list[float]]:
-    """Epochs, and the mean over seeds at each."""
+    """Epochs, at most DRAWN_POINTS of them and the last, and the mean over seeds at each."""
     at: dict[int, list[float]] = defaultdict(list)
     for run in runs.values():
-        for row in run["curve"]:
+        every = -(-len(run["curve"]) // DRAWN_POINTS)
+        for row in run["curve"][::-every]:
             at[row["epoch"] + 1].append(row[key])
-    return list(at), [statistics.fmean(values) for values in at.values()]
+    return sorted(at), [statistics.fmean(at[epoch]) for epoch in sorted(at)]
 
 
 if __name__ == "__main__":
