@@ -468,8 +468,9 @@ def closest(word: str, choices: Iterable[str]) -> str:
 
 
 def show(value: object) -> str:
-    """A value as one would type it on the command line, at most 60 characters."""
+    """A value as one would type it on the command line, on one line, at most 60 characters."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    text = "\\n".join(text.splitlines())
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -510,7 +511,8 @@ def _locate(target: str, path: str) -> object:
     try:
         return locate(str(target))
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError(f"{_join(path, '_target_')}={target} cannot be imported: {error}") from error
+        why = str(error) if len(str(error)) <= 200 else f"{str(error)[:197]}..."
+        raise ConfigError(f"{_join(path, '_target_')}={str(target)[:200]} cannot be imported: {why}") from error
 
 
 def _join(path: str, key: str) -> str:

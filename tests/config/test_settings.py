@@ -51,6 +51,7 @@ def test_every_debug_preset_has_the_last_word_but_one(file: Path) -> None:
         ("epochs=ten", "epochs=ten must be a whole number >= 1"),
         ("epochs=2.5", "epochs=2.5 must be a whole number >= 1"),
         ("seed=true", "seed=true must be a whole number >= 0"),
+        ("precision='fp\n32'", "precision=fp\\n32 must be one of fp32, fp64"),
         ("precision=fp23", "precision=fp23 must be one of fp32, fp64, did you mean fp32?"),
         ("threads_per_rank=none", "threads_per_rank=none must be a whole number >= 1 and <= 4096 or auto"),
         ("early_stopping.patience=0", "early_stopping.patience=0 must be a whole number >= 1 or null"),

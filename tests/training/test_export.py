@@ -20,6 +20,7 @@ from composing import configured, names
 from gnnpar.cli.main import run
 from gnnpar.comm import ThreadWorld
 from gnnpar.config.compose import compose
+from gnnpar.folds.edge_data import EdgeSizes
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph
 from gnnpar.models.gcn import GCN
@@ -28,7 +29,8 @@ from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
-from gnnpar.training.result.export import Plain, traced
+from gnnpar.training.checkpoint.resume import EdgeFacts
+from gnnpar.training.result.export import Plain, export, traced
 from gnnpar.verify.conformance import small_graph
 
 DATA = small_graph()  # isolated nodes, loops on most, repeated edges
@@ -79,6 +81,19 @@ def test_every_model_has_a_program_for_any_graph(name: str) -> None:
         assert largest_error(program(DATA.x.double(), DATA.edge_index), expected(model)) < 1e-12
         few = torch.randn(4, 6, dtype=torch.float64), torch.tensor([[0, 1, 2], [1, 2, 0]])
         assert largest_error(program(*few), Plain(model)(*few)) < 1e-12
+
+
+def test_layers_that_read_those_before_have_a_program_for_any_graph(tmp_path: Path) -> None:
+    """A number of rows that is taken as a number fixed the size of the graph; counted in-degrees refused a program."""
+    fields = ("model.num_layers=3", "model.residual=true", "model.jump=cat", "model.decoder=linear")
+    assert train(tmp_path / "run", "strategy=single", "model=gcn", "epochs=1", *fields).exit_code == 0
+    loaded = gnnpar.load(tmp_path / "run")
+    loaded.edges = EdgeFacts(sizes=EdgeSizes(degrees=((1, 4),)))
+    assert export(loaded, tmp_path / "taken") == []
+    few = torch.randn(4, loaded.model.in_dim), torch.tensor([[0, 1, 2], [1, 2, 0]])
+    program = torch.export.load(tmp_path / "taken" / "program.pt2").module()
+    with torch.no_grad():
+        assert largest_error(program(*few), Plain(loaded.model)(*few)) < 1e-5
 
 
 @pytest.mark.slow  # processes that start: 15 s

@@ -197,9 +197,9 @@ class Layer(nn.Module):
         if not self.pre and not self.plain:
             out = self._bend(g, out)
         if self.residual:
-            out = out + _first(h, len(out))
+            out = out + _first(h, out.shape[0])
         if self.index and self.jump in ("cat", "max"):  # h is what the layer before made
-            jumped = [_first(rows, len(out)) for rows in (*jumped, h)]
+            jumped = [_first(rows, out.shape[0]) for rows in (*jumped, h)]
             jumped = jumped if self.jump == "cat" else [_largest(jumped)]
         return (out, *first, *jumped)
 

@@ -30,7 +30,6 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import by_type
-from gnnpar.training.checkpoint.resume import EdgeFacts
 from gnnpar.training.result.header import versions
 from gnnpar.training.result.onnx_file import onnx_bytes
 from gnnpar.training.result.trained import DTYPES, Trained
@@ -196,7 +195,7 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
     for name in (PROGRAM, SCRIPT, ONNX):
         (folder / name).unlink(missing_ok=True)
     try:
-        if trained.edges != EdgeFacts():
+        if trained.edges.weighted or trained.edges.sizes.types or trained.edges.sizes.attr:
             carried = "weighted edges" if trained.edges.weighted else "edges with types or attributes"
             raise ValueError(f"the model was trained on {carried}, which a program does not read: no program")
         program = traced(model)
