@@ -9,6 +9,7 @@ from gnnpar_kernels.attend import (
     attend_grad_src,
     row_dots,
 )
+from gnnpar_kernels.attend_v2 import attend_v2, attend_v2_grad
 from gnnpar_kernels.csr import Csr
 from gnnpar_kernels.dispatch import Choice, implementations
 from gnnpar_kernels.dropout import apply_mask, dropout, keep_mask
@@ -28,6 +29,8 @@ __all__ = [
     "attend_grad_dst",
     "attend_grad_dst_of",
     "attend_grad_src",
+    "attend_v2",
+    "attend_v2_grad",
     "dequantize_rows",
     "dropout",
     "extremum",

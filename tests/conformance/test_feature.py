@@ -146,7 +146,7 @@ def test_what_cannot_run_is_refused_in_one_line() -> None:
         FeatureParallel(codec=Adaptive())
     assert FeatureParallel(codec=Identity()).exactness == {"exact"}
     config = model_of("gatv2", "model.attention_dropout=0.3")
-    with pytest.raises(ValueError, match="Generic of layer 0 separates by neither") as caught:
+    with pytest.raises(ValueError, match="SoftmaxV2 of layer 0 separates by neither") as caught:
         train_in_threads(FeatureParallel(), config, small_graph(), world=2)
     assert "\n" not in str(caught.value)
 

@@ -12,6 +12,7 @@ from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
+from gnnpar.folds.softmax_v2 import SoftmaxV2
 from gnnpar.folds.sum import Sum
 from gnnpar_kernels import keep_mask
 
@@ -56,6 +57,9 @@ def _reference(name, agg, x, src, dst):
     if name.startswith("softmax"):
         score = F.leaky_relu(x.src[1][src] + x.dst[0][dst], agg.slope)
         return _attention(score, x.src[0][src], dst, agg.dropout, len(src))
+    if name.startswith("v2"):
+        score = (F.leaky_relu(x.src[0][src] + x.dst[0][dst], agg.slope) * x.shared[0]).sum(-1)
+        return _attention(score, x.src[0][src], dst, agg.dropout, len(src))
     rows = ((x.src[0][src],), (x.dst[0][dst],), x.edge, x.shared)
     return _attention(_score(*rows), _value(*rows), dst, agg.dropout, len(src))
 
@@ -65,6 +69,8 @@ AGGREGATORS = {
     "max": Max(),
     "softmax": Softmax(),
     "softmax_dropout": Softmax(0.1, DROP),
+    "v2": SoftmaxV2(),
+    "v2_dropout": SoftmaxV2(0.1, DROP),
     "generic": Generic(value=_value, score=_score),
     "generic_dropout": Generic(value=_value, score=_score, dropout=DROP),
     "generic_sum": Generic(value=_plain),
@@ -79,6 +85,8 @@ def _operands(name, num_edges, gen):
         return Operands((rand(M, H, D),))
     if name.startswith("softmax"):
         return Operands((rand(M, H, D), rand(M, H)), (rand(N, H),))
+    if name.startswith("v2"):
+        return Operands((rand(M, H, D),), (rand(N, H, D),), (), (rand(H, D),))
     return Operands((rand(M, H, D),), (rand(N, H, D),), (rand(num_edges, H, D),), (rand(H, D), rand(H, D)))
 
 
@@ -259,18 +267,40 @@ def _sliced(x, cut):
     return Operands(*(tuple(cut(t) for t in group) for group in x))
 
 
+@pytest.mark.parametrize("drop", [None, DROP])
+def test_v2_is_what_two_edge_functions_say(drop):
+    """The same attention as Generic, over the blocks of several cuts."""
+    x, gen = _operands("v2", 60, torch.Generator().manual_seed(3)), torch.Generator().manual_seed(4)
+    src, dst = (torch.randint(0, n, (60,), generator=gen) for n in (M, N))
+    dst, grad_out = dst.sort().values, torch.randn(N, H, D, dtype=torch.float64, generator=gen)
+    functions = Generic(
+        value=lambda src, dst, edge, shared: src[0],
+        score=lambda src, dst, edge, shared: (F.leaky_relu(src[0] + dst[0], 0.2) * shared[0]).sum(-1),
+        dropout=drop,
+    )
+    for rows, columns in ((1, 1), (2, 3)):
+        blocks = list(_blocks(src, dst, torch.arange(N) % rows, torch.arange(M) % columns))
+        order = list(range(len(blocks)))
+        torch.testing.assert_close(
+            _run(SoftmaxV2(0.2, drop), x, blocks, order, grad_out), _run(functions, x, blocks, order, grad_out)
+        )
+
+
 @pytest.mark.parametrize("name", [n for n, agg in AGGREGATORS.items() if agg.separates != "no"])
 def test_a_fold_separates_as_it_says(name):
-    """The fold of slices is the slice of the fold, and so are its gradients."""
+    """The fold of slices is the slice of the fold, and so are its gradients; shared tensors have heads first."""
     agg, (blocks, x, grad_out) = AGGREGATORS[name], _one_block(name)
     out, grads = _run(agg, x, blocks, [0], grad_out)
+    of_rows = len(x.src) + len(x.dst)
     cuts = [lambda t, h=h: t[:, h : h + 1] for h in range(H)]
     if agg.separates == "columns":
         cuts += [lambda t: t[..., 1:], lambda t: t[..., :1]]
     for cut in cuts:
-        part, part_grads = _run(agg, _sliced(x, cut), blocks, [0], cut(grad_out))
+        heads = tuple(cut(t[None])[0] for t in x.shared)
+        part, part_grads = _run(agg, _sliced(x, cut)._replace(shared=heads), blocks, [0], cut(grad_out))
         torch.testing.assert_close(part, cut(out))
-        torch.testing.assert_close(part_grads, [cut(g) for g in grads])
+        cut_grads = [cut(g) for g in grads[:of_rows]] + [cut(g[None])[0] for g in grads[of_rows:]]
+        torch.testing.assert_close(part_grads, cut_grads)
 
 
 def test_what_does_not_separate_says_so():
@@ -280,6 +310,8 @@ def test_what_does_not_separate_says_so():
         "max": "columns",
         "softmax": "heads",
         "softmax_dropout": "no",
+        "v2": "heads",
+        "v2_dropout": "no",
         "generic": "no",
         "generic_dropout": "no",
         "generic_sum": "no",

@@ -17,6 +17,9 @@ def _inputs(kit) -> tuple[Csr, Csr, dict[str, torch.Tensor]]:
         "x": torch.randn(m, 2, 4),
         "a_src": torch.randn(m, 2),
         "a_dst": torch.randn(n, 2),
+        "y": torch.randn(n, 2, 4),
+        "a": torch.randn(2, 4),
+        "order": torch.argsort(graph.forward.indices, stable=True),
         "grad_out": torch.randn(n, 2, 4),
         "ids": torch.arange(m),
         "index": torch.tensor([3, 1, 7]),
@@ -42,6 +45,11 @@ def _everything(forward: Csr, reverse: Csr, t: dict[str, torch.Tensor]) -> list[
     found.append(kernels.attend_grad_dst(indptr, indices, *heads, **sides, edge_ids=edge_ids))
     found.append(kernels.attend_grad_dst_of(t["grad_out"], out, found[5], found[4], slope=0.2))
     found.append(kernels.row_dots(out, t["grad_out"], dtype=torch.float64))
+    block = {"slope": 0.2, "num_rows": n, "drop": (0.3, KEY), "edge_ids": edge_ids}
+    state = kernels.attend_v2(*csr, t["x"], t["y"], t["a"], **block)
+    out, lse = kernels.attend_finish(kernels.attend_v2(*csr, t["x"] * 2, t["y"], t["a"], **block, state=state))
+    ends = (lse, t["grad_out"], kernels.row_dots(out, t["grad_out"], dtype=lse.dtype))
+    found += [out, *kernels.attend_v2_grad(forward, reverse, t["order"], t["x"], t["y"], t["a"], *ends, **sides)]
     total = kernels.spmm(*csr, t["x"], num_rows=n)
     found.append(kernels.spmm(*csr, t["x"], num_rows=n, out=total))
     found.append(kernels.spmm(*csr, t["x"], num_rows=n, weights=t["x"].new_ones(indices.shape[0])))

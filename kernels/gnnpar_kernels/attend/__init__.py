@@ -20,7 +20,7 @@ _SCORED = "Tensor x, Tensor a_src, Tensor a_dst"
 _BLOCK = f"{CSR}, {_SCORED}, float slope, SymInt num_rows, Tensor? rows, {DROP}, Tensor? edge_ids, bool branch"
 
 
-def _flat_drop(drop: Drop | None) -> tuple[float, int]:
+def flat_drop(drop: Drop | None) -> tuple[float, int]:
     """Probability and key as a schema takes them."""
     return (0.0, 0) if drop is None else (drop[0], signed_key(drop[1]))
 
@@ -111,7 +111,7 @@ def attend(
     edge_ids: Tensor | None = None,
     branch: bool = False,
 ) -> State:
-    flat = (indptr, indices, x, a_src, a_dst, slope, num_rows, rows, *_flat_drop(drop), edge_ids, branch)
+    flat = (indptr, indices, x, a_src, a_dst, slope, num_rows, rows, *flat_drop(drop), edge_ids, branch)
     if state is None:
         return tuple(_attend(*flat))
     _attend_(*flat, list(state))
@@ -184,7 +184,7 @@ def attend_grad_src(
     delta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     tensors = (x, a_src, a_dst, out, lse, grad_out)
-    return _attend_grad_src(indptr, indices, *tensors, slope, rows, *_flat_drop(drop), edge_ids, delta)
+    return _attend_grad_src(indptr, indices, *tensors, slope, rows, *flat_drop(drop), edge_ids, delta)
 
 
 @define(
@@ -229,7 +229,7 @@ def attend_grad_dst(
     delta: Tensor | None = None,
 ) -> Tensor:
     tensors = (x, a_src, a_dst, out, lse, grad_out)
-    return _attend_grad_dst(indptr, indices, *tensors, slope, rows, *_flat_drop(drop), edge_ids, delta)
+    return _attend_grad_dst(indptr, indices, *tensors, slope, rows, *flat_drop(drop), edge_ids, delta)
 
 
 @define(
@@ -279,7 +279,7 @@ def attend_grad(
     delta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     tensors = (x, a_src, a_dst, out, lse, grad_out)
-    return _attend_grad(*forward[:4], *reverse[:4], *tensors, slope, *_flat_drop(drop), delta)
+    return _attend_grad(*forward[:4], *reverse[:4], *tensors, slope, *flat_drop(drop), delta)
 
 
 @define(

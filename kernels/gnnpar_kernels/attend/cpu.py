@@ -48,10 +48,15 @@ def attend(
     a_row = (a_dst if rows is None else a_dst.index_select(0, rows)).t().contiguous()
     edges = EdgeWeights(indptr, indices, slope=slope, dtype=dtype, dropping=Dropping.of(drop, edge_ids, x.shape[1]))
     part = _fold(indptr, x, a_row, a_src.t().contiguous(), edges, plain=plain, branch=branch)
+    return chain(part, x, state=state, rows=rows, num_rows=num_rows)
+
+
+def chain(part: State, x: Tensor, *, state: State | None, rows: Tensor | None, num_rows: int) -> State:
+    """The state of all rows after a part, the state of the rows of one CSR. A given state is updated in place."""
     if state is None and rows is None:
         return part
     if state is None:
-        state = empty_state(num_rows, x, dtype, branch)
+        state = empty_state(num_rows, x, part[0].dtype, len(part) == 5)
         assert rows is not None
         for whole, piece in zip(state, part, strict=True):
             whole.index_copy_(0, rows, piece)

@@ -127,10 +127,10 @@ class EdgeWeights:
         bits, spare = self._bits[: block.num_edges], self._bits_spare[: block.num_edges]
         keep_bits(self._hashes[block.first], dropping.heads[head], p=dropping.p, out=bits, scratch=spare)
         for weight in weights:
-            _keep_(weight.mul_(1.0 / (1.0 - dropping.p)), bits)
+            keep_(weight.mul_(1.0 / (1.0 - dropping.p)), bits)
 
 
-def _keep_(weight: Tensor, bits: Tensor) -> None:
+def keep_(weight: Tensor, bits: Tensor) -> None:
     if weight.dtype == torch.float32:
         weight.view(torch.int32).bitwise_and_(bits)
     else:

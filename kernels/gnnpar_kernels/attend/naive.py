@@ -17,7 +17,7 @@ State = tuple[Tensor, ...]  # (m, l, acc) or, with `branch`, (m, l, acc, l_pos, 
 Drop = tuple[float, int]
 
 
-def _dropped(weight: Tensor, drop: Drop | None, edge_ids: Tensor | None) -> Tensor:
+def dropped(weight: Tensor, drop: Drop | None, edge_ids: Tensor | None) -> Tensor:
     """weight * K. Shapes: weight [E, H], edge_ids [E] -> [E, H]."""
     if drop is None or drop[0] == 0.0:
         return weight
@@ -60,7 +60,7 @@ def attend(
     base = torch.where(m.isneginf(), torch.zeros_like(m), m)
     shrink = torch.exp(m_before - base)
     weight = torch.exp(score - base.index_select(0, i))
-    parts = [weight, _dropped(weight, drop, edge_ids)[..., None] * x.index_select(0, indices).to(dtype)]
+    parts = [weight, dropped(weight, drop, edge_ids)[..., None] * x.index_select(0, indices).to(dtype)]
     if branch:
         parts += [weight * (raw > 0), parts[1] * (raw > 0)[..., None]]
     rescaled = [total * (shrink if total.dim() == 2 else shrink[..., None]) for total in sums]
@@ -114,7 +114,7 @@ def _edge_grads(
     dtype = lse.dtype
     raw = a_src.index_select(0, j).to(dtype) + a_dst.index_select(0, i).to(dtype)
     alpha = torch.exp(leaky_relu(raw, slope) - lse.index_select(0, i))
-    kept = _dropped(alpha, drop, edge_ids)
+    kept = dropped(alpha, drop, edge_ids)
     product = (grad_out.index_select(0, i).to(dtype) * x.index_select(0, j).to(dtype)).sum(-1)
     branch = torch.full_like(raw, slope).masked_fill_(raw > 0, 1.0)
     return kept, branch * (kept * product - alpha * delta.index_select(0, i))

@@ -35,7 +35,7 @@ from gnnpar_kernels.attend.triton_tiles import (
 )
 from gnnpar_kernels.csr import accumulate_dtype
 from gnnpar_kernels.triton_tasks import LOW, tasks_of
-from gnnpar_kernels.triton_tuning import Variant, tuned
+from gnnpar_kernels.triton_tuning import Tuned, Variant, tuned
 
 __all__ = [
     "attend",
@@ -52,7 +52,7 @@ STATE = ["m_ptr", "mass_ptr", "acc_ptr", "mass_pos_ptr", "acc_pos_ptr"]
 
 
 @triton.jit
-def _shift(m):
+def shift_of(m):
     """What exponents are taken relative to: the maximum, or 0 where there is no edge yet."""
     return tl.where(m == float("-inf"), 0.0, m)
 
@@ -132,8 +132,8 @@ def _fold(
         raw, activated = score(tl.load(a_src_ptr + source, mask=mask, other=0.0).to(m.dtype), near, SLOPE)
         activated = tl.where(mask, activated, float("-inf"))
         top = tl.maximum(m, tl.max(activated, 1, keep_dims=True))
-        shrink = tl.exp(m - _shift(top))
-        weight = tl.exp(activated - _shift(top))
+        shrink = tl.exp(m - shift_of(top))
+        weight = tl.exp(activated - shift_of(top))
         mass = mass * shrink + tl.sum(weight, 1, keep_dims=True)
         kept = dropped(weight, ids_ptr, edge, valid, head, k0, k1, k2, limit, SCALE)
         acc = acc * shrink + tl.sum(kept * tile, 1, keep_dims=True)
@@ -199,7 +199,7 @@ def _combine(
         at = at_head * D + column
         part_m = tl.load(part_m_ptr + at_head, mask=here, other=float("-inf"))
         top = tl.maximum(m, part_m)
-        old, new = tl.exp(m - _shift(top)), tl.exp(part_m - _shift(top))
+        old, new = tl.exp(m - shift_of(top)), tl.exp(part_m - shift_of(top))
         mass = mass * old + tl.load(part_mass_ptr + at_head, mask=here, other=0.0) * new
         acc = acc * old + tl.load(part_acc_ptr + at, mask=wide, other=0.0) * new
         if BRANCH:
@@ -231,9 +231,7 @@ def attend(
     branch: bool = False,
 ) -> State:
     """See `naive.attend`. A given state is updated in place."""
-    dims, indptr = Dims.of(x), indptr.contiguous()
     arguments = {
-        "rows_ptr": rows,
         "indices_ptr": indices.contiguous(),
         "x_ptr": x.contiguous(),
         "SLOPE": slope,
@@ -244,6 +242,22 @@ def attend(
     }
     if indices.shape[0] == 0:
         return empty_state(num_rows, x, accumulate_dtype(x.dtype), branch) if state is None else state
+    return run_fold(_fold, indptr, x, rows=rows, num_rows=num_rows, state=state, branch=branch, **arguments)
+
+
+def run_fold(
+    kernel: Tuned,
+    indptr: Tensor,
+    x: Tensor,
+    *,
+    rows: Tensor | None,
+    num_rows: int,
+    state: State | None,
+    branch: bool,
+    **arguments: object,
+) -> State:
+    """Launch a fold over the rows of a CSR with edges, pieces of split rows apart, which are then combined."""
+    dims, indptr = Dims.of(x), indptr.contiguous()
     fresh, tasks = state is None, tasks_of(indptr)
     if state is not None:
         result = state
@@ -253,8 +267,18 @@ def attend(
         result = empty_state(num_rows, x, accumulate_dtype(x.dtype), branch)
     work = tuple(t.contiguous() for t in result)
     parts = uninitialised_state(tasks.num_slots, x, branch)
+
+    def own(state: State) -> dict[str, Tensor | None]:
+        return {name: t for name, t in _named(state).items() if name in kernel.fn.arg_names}
+
     run_tasks(
-        _fold, indptr, dims, **arguments, whole={**_named(work), "FRESH": fresh}, parts={**_named(parts), "FRESH": True}
+        kernel,
+        indptr,
+        dims,
+        rows_ptr=rows,
+        **arguments,
+        whole={**own(work), "FRESH": fresh},
+        parts={**own(parts), "FRESH": True},
     )
     if tasks.num_slots and dims.groups:
         _combine[tasks.split_row.shape[0], dims.groups](

@@ -35,7 +35,7 @@ from gnnpar_kernels.attend.triton_tiles import (
 from gnnpar_kernels.csr import Csr
 from gnnpar_kernels.spmm.triton import spmm
 from gnnpar_kernels.triton_tasks import LOW, tasks_of
-from gnnpar_kernels.triton_tuning import Variant, tuned
+from gnnpar_kernels.triton_tuning import Tuned, Variant, tuned
 
 
 @triton.jit
@@ -157,13 +157,20 @@ def _destinations(a_dst: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor, del
     return torch.stack([a_dst.to(lse.dtype), lse, delta.to(lse.dtype)], 1)
 
 
-def _run(
-    indptr: Tensor, rows: Tensor | None, dims: Dims, whole: dict[str, Tensor], ends: Tensor, **common: object
+def run_pull(
+    kernel: Tuned,
+    indptr: Tensor,
+    rows: Tensor | None,
+    dims: Dims,
+    whole: dict[str, Tensor],
+    *,
+    dtype: torch.dtype,
+    **common: object,
 ) -> None:
-    """Launch `_pull`; parts of split rows are written apart and added. Shapes: whole: gradients [K, ...] by name."""
+    """Launch a gradient; parts of split rows are written apart and added. Shapes: whole: gradients [K, ...] by name."""
     tasks = tasks_of(indptr)
-    parts = {name: t.new_empty((tasks.num_slots, *t.shape[1:]), dtype=ends.dtype) for name, t in whole.items()}
-    run_tasks(_pull, indptr, dims, whole=whole, parts=parts, rows_ptr=rows, ends_ptr=ends, **common)
+    parts = {name: t.new_empty((tasks.num_slots, *t.shape[1:]), dtype=dtype) for name, t in whole.items()}
+    run_tasks(kernel, indptr, dims, whole=whole, parts=parts, rows_ptr=rows, **common)
     if tasks.num_slots:
         split = tasks.split_row if rows is None else rows.index_select(0, tasks.split_row)
         slots = torch.arange(tasks.num_slots, dtype=torch.int32, device=indptr.device)
@@ -193,7 +200,8 @@ def attend_grad_src(
         grad_x, grad_a = x.new_empty(x.shape), a_src.new_empty(a_src.shape)
     else:
         grad_x, grad_a = x.new_zeros(x.shape), a_src.new_zeros(a_src.shape)
-    _run(
+    run_pull(
+        _pull,
         indptr.contiguous(),
         rows,
         Dims.of(x),
@@ -204,7 +212,8 @@ def attend_grad_src(
         table_ptr=grad_out.contiguous(),
         own_ptr=x.contiguous(),
         a_src_ptr=a_src.contiguous(),
-        ends=_destinations(a_dst, out, lse, grad_out, delta),
+        ends_ptr=_destinations(a_dst, out, lse, grad_out, delta),
+        dtype=lse.dtype,
         **dropping(drop, edge_ids),
     )
     return grad_x, grad_a
@@ -228,7 +237,8 @@ def attend_grad_dst(
 ) -> Tensor:
     """See `naive.attend_grad_dst`."""
     grad_a = a_dst.new_empty(a_dst.shape) if rows is None else a_dst.new_zeros(a_dst.shape)
-    _run(
+    run_pull(
+        _pull,
         indptr.contiguous(),
         rows,
         Dims.of(x),
@@ -240,7 +250,8 @@ def attend_grad_dst(
         table_ptr=x.contiguous(),
         own_ptr=grad_out.contiguous(),
         a_src_ptr=a_src.contiguous(),
-        ends=_destinations(a_dst, out, lse, grad_out, delta),
+        ends_ptr=_destinations(a_dst, out, lse, grad_out, delta),
+        dtype=lse.dtype,
         **dropping(drop, edge_ids),
     )
     return grad_a

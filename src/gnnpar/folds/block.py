@@ -111,7 +111,7 @@ class Block:
     @cached_property
     def reverse(self) -> Csr:
         """The transposed CSR (row = source, index = destination), built at the first gradient and kept."""
-        order, rows = torch.argsort(self.indices, stable=True), None
+        order, rows = self._order_by_source(), None
         if self.indices.is_cuda:  # nothing waits for the device: a sample of a mini-batch has a new one every step
             places = torch.arange(self.num_src + 1, dtype=self.indices.dtype, device=self.indices.device)
             indptr = torch.searchsorted(self.indices[order], places, out_int32=self.indptr.dtype == torch.int32)
@@ -124,6 +124,15 @@ class Block:
         destinations = self.edge_dst[order].to(self.indices.dtype)
         edges = self.edges.at(order)
         return Csr(indptr, destinations, rows, edges.ids, edges.weight, edges.type)
+
+    @cached_property
+    def reverse_order(self) -> Tensor:
+        """Place in `forward` of every edge of `reverse`: [E] of the indices' dtype, kept for folds that read it."""
+        return torch.argsort(self.indices, stable=True).to(self.indices.dtype)
+
+    def _order_by_source(self) -> Tensor:
+        kept = self.__dict__.get("reverse_order")
+        return torch.argsort(self.indices, stable=True) if kept is None else kept
 
     def forward_by_type(self, types: int) -> Csr:
         """CSR by pair: row = destination * types + type of the edge; kept. Edges without types are all of type 0."""
@@ -238,7 +247,7 @@ class Block:
     @property
     def nbytes(self) -> int:
         """Bytes of structure held, the transposed CSR and cached edge lists included once they are built."""
-        cached = (self.__dict__.get("edge_dst"), self.__dict__.get("columns"), *self.__dict__.get("reverse", ()))
+        cached = (*map(self.__dict__.get, ("edge_dst", "columns", "reverse_order")), *self.__dict__.get("reverse", ()))
         cached += tuple(each.order for each in self.by_type.values())
         cached += tuple(t for csr in self.__dict__.get("_csr_by_type", {}).values() for t in csr)
         spans = (rows for cut in self.__dict__.get("_spans", {}).values() for _, rows in cut)

@@ -1,30 +1,17 @@
-"""GATv2: scores a . leaky_relu(W_l x_j + W_r x_i), written as two edge functions (Brody et al. 2022, equation 7)."""
+"""GATv2: out_i = sum_j softmax_j(a . leaky_relu(W_l x_j + W_r x_i)) W_l x_j, per head (Brody et al. 2022)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
-from gnnpar.folds.generic import Generic
+from gnnpar.folds.softmax_v2 import SoftmaxV2
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gat import GAT
 from gnnpar.models.initial import Linear
-
-
-def source_value(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-    return src[0]
-
-
-@dataclass(frozen=True)
-class Score:
-    slope: float
-
-    def __call__(self, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-        return (F.leaky_relu(src[0] + dst[0], self.slope) * shared[0]).sum(-1)
 
 
 class GATv2Conv(nn.Module):
@@ -49,7 +36,7 @@ class GATv2Conv(nn.Module):
         return (self.left(h).unflatten(-1, (self.heads, -1)),)
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
-        agg = Generic(value=source_value, score=Score(self.slope), dropout=g.edge_dropout(self.p), by_heads=True)
+        agg = SoftmaxV2(self.slope, g.edge_dropout(self.p))
         src = g.source(self.message, h)
         g, (h,) = g.destinations(h)
         dst = (self.right(h).unflatten(-1, (self.heads, -1)),)

@@ -21,6 +21,7 @@ from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
+from gnnpar.folds.softmax_v2 import SoftmaxV2
 from gnnpar.folds.sum import Sum
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, Span
 from gnnpar_kernels import (
@@ -55,6 +56,7 @@ _FOLDS = (
     (1200, 12000, 128),
     (20000, 200000, 64),
 )
+_MOST_EDGES_V2 = 60_000  # an edge takes four times as long as in Softmax
 _NUMBERS = (2_000, 60_000, 600_000, 2_000_000)
 _BURST = 9  # messages posted at once: what more of them take is the ranks' own work
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
@@ -81,7 +83,7 @@ def measure(comm: Communicator, until: float = math.inf) -> Samples:
     watch = _Watch(comm, until)
     _products(watch, samples)
     _elementwise(watch, samples)
-    for agg in (Sum(), Max(), Softmax(branch=True)):
+    for agg in (Sum(), Max(), Softmax(branch=True), SoftmaxV2()):
         _folds(watch, samples, agg)
     _rows(watch, samples)
     _order(watch, samples)
@@ -140,6 +142,8 @@ def _folds(watch: _Watch, samples: Samples, agg: Aggregator) -> None:
     rows: dict[str, list[tuple[float, float, float, float]]] = {"forward": [], "backward": []}
     generator = torch.Generator().manual_seed(0)
     for n, e, width in _FOLDS:
+        if kind == "SoftmaxV2" and e > _MOST_EDGES_V2:
+            continue
         block = _block(n, e, generator).to(watch.comm.device)
         x, numbers = _operands(watch, kind, n, width)
         state = agg.update(agg.init(n, x), block, x)
@@ -167,9 +171,12 @@ def _block(n: int, e: int, generator: torch.Generator) -> Block:
 
 def _operands(watch: _Watch, kind: str, n: int, width: int) -> tuple[Operands, int]:
     """(operands, numbers of a source row)."""
-    if kind != "Softmax":
+    if kind not in ("Softmax", "SoftmaxV2"):
         return Operands((watch.rand(n, width),)), width
     heads = 4
+    if kind == "SoftmaxV2":
+        rows = [watch.rand(n, heads, width // heads) for _ in range(2)]
+        return Operands((rows[0],), (rows[1],), (), (watch.rand(heads, width // heads),)), width
     return Operands(
         (watch.rand(n, heads, width // heads), watch.rand(n, heads)), (watch.rand(n, heads),)
     ), width + heads

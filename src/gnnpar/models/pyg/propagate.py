@@ -25,9 +25,9 @@ from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
+from gnnpar.folds.softmax_v2 import SoftmaxV2
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
-from gnnpar.models.gatv2 import Score, source_value
 from gnnpar.models.pyg.dropout import edge_dropout, no_dropout
 from gnnpar.models.pyg.edge_rows import EdgeRows
 from gnnpar.models.pyg.norm import in_a_fold
@@ -329,10 +329,8 @@ class Attention:
             dropout = g.edge_dropout(conv.dropout if conv.training else 0.0)
             if isinstance(conv, pyg.GATv2Conv):
                 assert destination is not None
-                score = Score(conv.negative_slope)
-                fold = Generic(value=source_value, score=score, dropout=dropout, by_heads=True)
-                shared = (conv.att[0],)
-                return g.aggregate(fold, g.source(_same, source), (destination,), shared=shared)
+                fold = SoftmaxV2(conv.negative_slope, dropout)
+                return g.aggregate(fold, g.source(_same, source), (destination,), shared=(conv.att[0],))
             of_source, of_destination = _source_and_destination(scores.rows["alpha"], "alpha")
             assert of_source is not None
             assert of_destination is not None

@@ -26,6 +26,7 @@ from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
+from gnnpar.folds.softmax_v2 import SoftmaxV2
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message
 from gnnpar.models.gnn import GNN
@@ -42,7 +43,7 @@ _TEMPLATE = Path(__file__).parents[2] / "templates" / "export" / "predict.txt"
 class PlainGraph:
     """A graph in torch's own operations, for tracing: no kernels, no blocks, edges in any order; it evaluates only.
 
-    Sum, Max, Softmax and Generic by `index_add` and `scatter_reduce`; ValueError names any other aggregator.
+    Sum, Max, Softmax, SoftmaxV2 and Generic by `index_add` and `scatter_reduce`; ValueError names any other aggregator.
 
     Shapes: edge_index [2, E], (source, destination), of N nodes.
     """
@@ -113,6 +114,9 @@ class PlainGraph:
         if isinstance(agg, Softmax):
             x, score = there
             return self._attended(torch.nn.functional.leaky_relu(score + here[0], agg.slope), x)
+        if isinstance(agg, SoftmaxV2):
+            activated = torch.nn.functional.leaky_relu(there[0] + here[0], agg.slope)
+            return self._attended((activated * shared[0]).sum(-1), there[0])
         if isinstance(agg, Generic):
             value = agg.value(there, here, edge, shared)
             return (
