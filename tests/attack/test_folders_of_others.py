@@ -46,7 +46,7 @@ from gnnpar.report.comparison import compare
 from gnnpar.report.page.page import schedules
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError
-from gnnpar.track import jsonl
+from gnnpar.track import jsonl, wandb
 from gnnpar.track.console import say
 from gnnpar.track.jsonl import read_rows
 from gnnpar.training.checkpoint import files as checkpoint
@@ -291,6 +291,24 @@ def test_what_is_no_array_is_one_line(tmp_path: Path, content: tuple[str, bytes 
         file.write_bytes(content[1] or b"")
     with pytest.raises(ValueError, match=r"pairs\.npy cannot be read \(.+\); give a \.npy$"):
         checked_pairs(file, trained)
+
+
+@pytest.mark.parametrize("place", ["wandb", ".wandb"])
+def test_settings_of_wandb_in_the_working_directory_take_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """wandb reads them unasked: a server that they name got the user's key."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_BASE_URL", raising=False)
+    file = Path(place, "settings")
+    file.parent.mkdir()
+    file.write_text("[default]\nentity = me\nproject = mine\nbase_url = https://api.wandb.ai\n")
+    wandb.refuse_settings_of(tmp_path)
+    for line in ("base_url = http://elsewhere", "https_proxy = http://elsewhere"):
+        file.write_text(f"[default]\n{line}\n")
+        with pytest.raises(ValueError, match=r"settings sets \w+, and decides who gets your key; put it into"):
+            wandb.load()
+        assert run("dashboard", ["."]) == 2
 
 
 def test_python_m_imports_nothing_of_the_working_directory(tmp_path: Path) -> None:

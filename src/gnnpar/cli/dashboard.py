@@ -17,7 +17,7 @@ from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import num_bytes, say, seconds
 from gnnpar.track.jsonl import read_rows
-from gnnpar.track.wandb import LINK, against, flat
+from gnnpar.track.wandb import LINK, against, flat, refuse_settings_of
 
 TABLE = ("strategy", "model", "dataset", "seed", "ranks", "time an epoch", "sent an epoch", "test at best validation")
 
@@ -26,6 +26,10 @@ def run(argv: list[str]) -> int:
     options = parse(argv)
     if importlib.util.find_spec("wandb_workspaces") is None:
         raise ConfigError("gnnpar dashboard needs wandb-workspaces; call pip install 'gnnpar[dashboard]'")
+    try:
+        refuse_settings_of(Path.cwd())
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if options.out is not None:
         require_writable(options.out)
     results = collect(options.folders)

@@ -9,6 +9,7 @@ by the rank that opens it.
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 import annotated_types as at
 
-from gnnpar.durable import JsonDict, JsonObject, write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, require_file, write_json_whole
 from gnnpar.printable import counted
 from gnnpar.track import keys
 from gnnpar.track.console import Console, complain, say
@@ -160,10 +161,37 @@ def load() -> ModuleType:
     answer. WANDB_ERROR_REPORTING=true brings it back.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    refuse_settings_of(Path.cwd())
     import wandb
 
     wandb.setup(settings=wandb.Settings(silent=True))
     return wandb
+
+
+_HARMLESS = {"entity", "project", "mode", "disabled"}
+_PUBLIC = "https://api.wandb.ai"
+
+
+def refuse_settings_of(folder: Path) -> None:
+    """ValueError where wandb, which reads its settings of the working directory unasked, would find more there than
+    where a run belongs: a server that is named there, or a proxy, gets the user's key."""
+    for file in (folder / "wandb" / "settings", folder / ".wandb" / "settings"):
+        if not os.path.lexists(file):
+            continue
+        require_file(file)
+        parser = configparser.ConfigParser(interpolation=None)
+        try:
+            parser.read(file, encoding="utf-8")
+            named = dict(parser.items("default"))
+        except (configparser.Error, UnicodeDecodeError):  # wandb reads nothing of it
+            continue
+        if named.get("base_url", "").rstrip("/") in ("", _PUBLIC) or "WANDB_BASE_URL" in os.environ:
+            named.pop("base_url", None)
+        if more := sorted(named.keys() - _HARMLESS):
+            raise ValueError(
+                f"{file} sets {more[0]}, and decides who gets your key; put it into ~/.config/wandb/settings, or set "
+                f"WANDB_{more[0].upper()}, and take it out there"
+            )
 
 
 def begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: str, arguments: JsonObject) -> Run:
