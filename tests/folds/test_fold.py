@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnpar.folds.aggregator import EdgeDropout
-from gnnpar.folds.block import Block, Operands
+from gnnpar.folds.block import Block, Operands, widened
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
@@ -117,7 +117,7 @@ def _run(agg, x, blocks, order, grad_out):
     for block, edges in blocks:
         state = agg.update(state, block, x._replace(edge=tuple(t[edges] for t in x.edge)))
     out, saved = agg.finish(state)
-    total = [torch.zeros_like(t) for group in x for t in group]
+    total = [torch.zeros_like(widened(t)) for group in x for t in group]
     prepared = agg.prepare(saved, grad_out)
     for into, g in zip(total[len(x.src) :], agg.grad_dst(prepared, grad_out), strict=False):
         into += g
@@ -158,6 +158,24 @@ def test_any_split_in_any_order_equals_autograd(name, seed, num_edges, rows, col
         torch.testing.assert_close(got, torch.zeros_like(got) if want is None else want, rtol=1e-9, atol=1e-9)
     again, _ = _run(agg, x, blocks, order, grad_out)
     assert torch.equal(out, again), "a fixed order gives the same bits"
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_rows_of_16_bits_are_added_up_in_fp32(name):
+    """Over several blocks, and so are their gradients: as these rows in fp64, to roundings of fp32."""
+    agg, gen = AGGREGATORS[name], torch.Generator().manual_seed(0)
+    dst = torch.randint(0, N, (400,), generator=gen).sort().values
+    src = torch.randint(0, M, (400,), generator=gen)
+    groups = torch.arange(N) % 2, torch.arange(M) % 3
+    blocks = list(_blocks(src, dst, *groups))
+    narrow = Operands(*(tuple(t.detach().bfloat16() for t in group) for group in _operands(name, 400, gen)))
+    wide = Operands(*(tuple(t.double() for t in group) for group in narrow))
+    grad_out = torch.randn(N, H, D, dtype=torch.float64, generator=gen)
+    expected, wanted = _run(agg, wide, blocks, range(len(blocks)), grad_out)
+    out, grads = _run(agg, narrow, blocks, range(len(blocks)), grad_out.float())
+    for got, want in zip([out, *grads], [expected, *wanted], strict=True):
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
 
 
 def test_max_gives_a_tie_to_the_smallest_id_whatever_the_order():

@@ -103,6 +103,7 @@ RUNS = [
     (AdaQP(codec=Uniform(bits=4, gradient_bits=8)), "gat", 3),
     (AdaQP(codec=Uniform(bits="fp8", gradient_bits=1)), "sage_max", 2),
     (SAR(), "gat", 4),
+    (SAR(), "gat", 2),
     (SAR(backward="pull"), "gat", 3),
     (SAR(rounds="one", codec=BFloat16()), "gat", 3),
     (GNNPipe(boundary=Uniform(bits=2, gradient_bits=4)), "gcnii", 3),
@@ -129,7 +130,7 @@ RUNS += [pytest.param(*each, marks=pytest.mark.slow) for each in MORE]
 
 @pytest.mark.parametrize(("strategy", "name", "world"), RUNS, ids=lambda v: v if isinstance(v, str) else None)
 def test_bytes_are_those_of_a_run(strategy: Any, name: str, world: int) -> None:
-    dtype = torch.float64 if world == 4 else torch.float32
+    dtype = {2: torch.bfloat16, 4: torch.float64}.get(world, torch.float32)
     found = price(strategy, name, world, number=dtype.itemsize).traffic
     assert found is not None
     assert by_phase(found) == sent(strategy, name, world, dtype)

@@ -57,6 +57,7 @@ VARIANTS = {
     ),
     "late, adaptive": ("strategy=pipegcn", "codec=adaptive", *(o.replace("strategy.", "") for o in ADAPTIVE)),
     "copies by their change": ("strategy=sancus", "strategy.period=4", "strategy.bound=0.3", "model.dropout=0"),
+    "rows of 16 bits": ("strategy=gnnpipe", "precision=bf16"),
     "batch normalisation": ("strategy=graph_parallel", "model.norm=batch"),
     "pairs of nodes": ("strategy=graph_parallel", "task=link", "task.decoder=mlp", "task.eval_negatives=5"),
     "momentum and warm-up": (

@@ -18,11 +18,12 @@ def spmm(
     weights: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """See `naive.spmm`. 16-bit rows are summed in fp32 and rounded once."""
-    table = flat_rows(x)
-    if weights is not None:  # a bag wants one dtype: 16-bit weights would be rounded twice
-        weights = weights.to(accumulate_dtype(x.dtype))
-        table = table.to(weights.dtype)
+    """See `naive.spmm`. 16-bit rows are summed in fp32 and rounded once; not at all where `out` is wider."""
+    table, wide = flat_rows(x), accumulate_dtype(x.dtype)
+    if weights is not None or (out is not None and out.dtype == wide):
+        table = table.to(wide)  # a bag has one dtype, that of its sums: 16-bit weights or sums would be rounded twice
+    if weights is not None:
+        weights = weights.to(wide)
     assert rows is not None or indptr.shape[0] == num_rows + 1, f"{indptr.shape[0] - 1} CSR rows, {num_rows} of output"
     if out is None and rows is None:
         return bag(table, indices, indptr, weights).view(num_rows, *x.shape[1:]).to(x.dtype)

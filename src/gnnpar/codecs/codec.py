@@ -156,8 +156,8 @@ class _Cast(CodecDefaults):
         num_rows = len(rows[0]) if index is None else len(index)
         buffer = torch.empty(self.nbytes(num_rows, like, site, peer), dtype=torch.uint8, device=rows[0].device)
         start = 0
-        for each, tensor in zip(like, rows, strict=True):
-            wire = self._on_wire(each)
+        for i in self._order(like):
+            tensor, wire = rows[i], self._on_wire(like[i])
             end = start + wire.nbytes(num_rows)
             target = buffer[start:end].view(wire.dtype).view(num_rows, *wire.shape)
             if index is None:
@@ -170,14 +170,18 @@ class _Cast(CodecDefaults):
         return buffer
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
-        rows: list[Tensor] = []
+        rows: dict[int, Tensor] = {}
         start = 0
-        for each in like:
-            wire = self._on_wire(each)
+        for i in self._order(like):
+            wire = self._on_wire(like[i])
             end = start + wire.nbytes(num_rows)
-            rows.append(buffer[start:end].view(wire.dtype).view(num_rows, *wire.shape).to(each.dtype))
+            rows[i] = buffer[start:end].view(wire.dtype).view(num_rows, *wire.shape).to(like[i].dtype)
             start = end
-        return tuple(rows)
+        return tuple(rows[i] for i in range(len(like)))
+
+    def _order(self, like: Sequence[RowLike]) -> list[int]:
+        """Operands as they lie in a buffer: wider numbers first, so that all are aligned."""
+        return sorted(range(len(like)), key=lambda i: -self._on_wire(like[i]).dtype.itemsize)
 
 
 class _Nothing(CodecDefaults):

@@ -170,7 +170,7 @@ class QuantizedRows(CodecDefaults):
         code = codes if operand == 0 else self.score_bits
         if isinstance(code, int) and not has_metadata(code):
             return code
-        return code if is_wide(like.width) else RAW
+        return code if is_wide(like.width, like.dtype.itemsize) else RAW
 
     def _encode(
         self, rows: Rows, index: Tensor | None, ids: Tensor, packings: Sequence[Packing], site: Site, peer: int
@@ -207,9 +207,9 @@ class QuantizedRows(CodecDefaults):
             raise ValueError(where)
 
 
-def is_wide(width: int) -> bool:
-    """Is a row longer than its metadata and a word?"""
-    return 4 * width > metadata_nbytes(width, 8) + 4
+def is_wide(width: int, itemsize: int) -> bool:
+    """Is a row of numbers of so many bytes, of 4 where they are wider, longer than its metadata and a word?"""
+    return min(itemsize, 4) * width > metadata_nbytes(width, 8) + 4
 
 
 def price_of_codes(
@@ -221,7 +221,7 @@ def price_of_codes(
     for operand, width in enumerate(widths):
         codes = firsts if operand == 0 else (scores,)
         for code in codes:
-            if code == RAW or (has_metadata(code) and not is_wide(width)):
+            if code == RAW or (has_metadata(code) and not is_wide(width, itemsize)):
                 payload += num_rows * itemsize * width / len(codes)
                 continue
             extra = metadata_nbytes(width, code)
@@ -261,10 +261,12 @@ def _join(packings: Collection[Packing]) -> Packing:
 
 
 def _places(packings: Sequence[Packing]) -> list[slice]:
-    """Where each operand lies: rows as they are come first, so that 8-byte numbers are aligned."""
-    raw = [_is_raw(how) for how in packings]
+    """Where each operand lies: rows as they are come first, so that 8-byte numbers are aligned; but those that do not
+    fill words come last, so that the words of codes are."""
+    first = [_is_raw(how) and how.nbytes % 4 == 0 for how in packings]
+    last = [_is_raw(how) and how.nbytes % 4 != 0 for how in packings]
     places, start = [slice(0)] * len(packings), 0
-    for operand in sorted(range(len(packings)), key=lambda i: not raw[i]):
+    for operand in sorted(range(len(packings)), key=lambda i: (last[i], not first[i])):
         places[operand] = slice(start, start + packings[operand].nbytes)
         start += packings[operand].nbytes
     return places

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -58,11 +58,13 @@ class CodedExchange:
         counted: Site | None = None,
     ) -> Posted:
         """Encode and send rows by peer, and be ready for those that come in, of the shapes and types `like`.
+        Gradients that were added up in a wider type are rounded to it.
 
         All ranks post the same messages in the same order. `site`: what bits and noise of the codec go by. `counted`:
         where the ledger counts the bytes, if elsewhere.
         """
         comm, codec = self.comm, self.codec
+        outgoing = {p: _as_like(out, like) for p, out in outgoing.items()}
         buffers: Mapping[int, Tensor] = {}
         if outgoing:
             with comm.clock("encode"):
@@ -136,6 +138,13 @@ class CodedExchange:
             self._in_flight.pop(posted, None)
         with self.comm.clock("encode"):
             return posted.decoders[peer](buffer)
+
+
+def _as_like(out: Outgoing, like: Sequence[RowLike]) -> Outgoing:
+    """The rows in the types that the other end expects."""
+    if all(t.dtype == each.dtype for t, each in zip(out.rows, like, strict=True)):
+        return out
+    return replace(out, rows=tuple(t.to(each.dtype) for t, each in zip(out.rows, like, strict=True)))
 
 
 def at(site: Site, part: Incoming | Outgoing) -> Site:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gnnpar.comm.communicator import Site
 from gnnpar.folds.block import Block, Rows
+from gnnpar_kernels.csr import accumulate_dtype
 
 
 class RowLike(NamedTuple):
@@ -29,6 +30,11 @@ class RowLike(NamedTuple):
     def width(self) -> int:
         """Numbers a row has."""
         return torch.Size(self.shape).numel()
+
+    @property
+    def widened(self) -> RowLike:
+        """In the type of its sums."""
+        return self._replace(dtype=accumulate_dtype(self.dtype))
 
     def nbytes(self, num_rows: int) -> int:
         return num_rows * self.width * self.dtype.itemsize

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar_kernels import Csr
+from gnnpar_kernels.csr import accumulate_dtype
 
 Rows = tuple[Tensor, ...]  # row-aligned tensors, each [N, ...]: the unit that travels
 
@@ -274,6 +275,11 @@ class Block:
 def chosen(values: Tensor | None, rows: Tensor | slice) -> Tensor | None:
     """Some of the rows, where there are any."""
     return None if values is None else values[rows]
+
+
+def widened(x: Tensor) -> Tensor:
+    """In the type of its sums: fp32 where it has 16 bits, else x itself."""
+    return x.to(accumulate_dtype(x.dtype))
 
 
 def index_dtype(num_edges: int, num_dst: int, num_src: int) -> torch.dtype:

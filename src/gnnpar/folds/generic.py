@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, EdgeDropout, Separates
-from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.block import Block, Operands, Rows, widened
 from gnnpar_kernels import keep_mask
 
 EdgeFunction = Callable[[Rows, Rows, Rows, Rows], Tensor]
@@ -106,7 +106,7 @@ class Generic(ByBlock):
         return out, (out, torch.where(total > 0, m + total.log(), torch.inf))
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
-        grads = Operands(*(tuple(torch.zeros_like(t) for t in group) for group in x))
+        grads = Operands(*(tuple(torch.zeros_like(widened(t)) for t in group) for group in x))
         delta = (grad_out * prepared[0]).sum(-1) if prepared else None
         for piece in _slices(block, x, weighted=self.weighted):
             src, dst, edge, shared = piece.rows
@@ -175,8 +175,9 @@ class _Slice:
 
 
 def _gather(x: Operands, src: Tensor, dst: Tensor, span: slice) -> _EdgeRows:
-    by_src, by_dst = (tuple(t.index_select(0, at) for t in ts) for ts, at in ((x.src, src), (x.dst, dst)))
-    return by_src, by_dst, tuple(t[span] for t in x.edge), x.shared
+    """Edge functions compute in fp32 where rows have 16 bits."""
+    by_src, by_dst = (tuple(widened(t.index_select(0, at)) for t in ts) for ts, at in ((x.src, src), (x.dst, dst)))
+    return by_src, by_dst, tuple(widened(t[span]) for t in x.edge), tuple(map(widened, x.shared))
 
 
 def _leaves(rows: Rows) -> Rows:
@@ -186,7 +187,7 @@ def _leaves(rows: Rows) -> Rows:
 def _weights(block: Block, x: Operands, span: slice) -> Tensor:
     if block.weights is not None:
         return block.weights[span]
-    return next(t for t in x.src if t.is_floating_point()).new_ones(span.stop - span.start)
+    return widened(next(t for t in x.src if t.is_floating_point())[:0]).new_ones(span.stop - span.start)
 
 
 def _slices(block: Block, x: Operands, *, weighted: bool) -> Iterator[_Slice]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, Separates
-from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.block import Block, Operands, Rows, widened
 from gnnpar_kernels import extremum, extremum_finish, extremum_grad
 
 
@@ -47,7 +47,7 @@ class Max(ByBlock):
 
     def finish(self, state: Rows) -> tuple[Tensor, Rows]:
         best, arg = state
-        return extremum_finish((best, arg)), (arg,)
+        return widened(extremum_finish((best, arg))), (arg,)
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         assert block.src_ids is not None

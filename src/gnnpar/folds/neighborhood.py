@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock
-from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.block import Block, Operands, Rows, widened
 
 BlockFunction = Callable[[Block, Rows, Rows, Rows, Rows], Tensor]
 """(block, src rows [M, ...], dst rows [N, ...], edge rows [E, ...] in the order of the block's edges, shared) ->
@@ -20,7 +20,8 @@ BlockFunction = Callable[[Block, Rows, Rows, Rows, Rows], Tensor]
 class Neighborhood(ByBlock):
     """out = function(block, src, dst, edge, shared), computed again for its gradient.
 
-    A function must not close over a tensor that requires grad. `by_edge_ids`: it reads Block.edge_ids.
+    A function must not close over a tensor that requires grad. Rows of 16 bits are read in fp32.
+    `by_edge_ids`: it reads Block.edge_ids.
 
     Shapes: src (any [M, ...]), dst (any [N, ...]), edge (any [E, ...]) -> out [N, ...].
     """
@@ -49,13 +50,14 @@ class Neighborhood(ByBlock):
                 "an aggregation reads whole neighbourhoods, and the strategy folds them in pieces: use single, "
                 "graph_parallel or another that reads halo rows"
             )
-        return (self.function(block, *x),)
+        return (self.function(block, *(tuple(map(widened, rows)) for rows in x)),)
 
     def finish(self, state: Rows) -> tuple[Tensor, Rows]:
         return state[0], ()
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
-        leaves = Operands(*(tuple(t.detach().requires_grad_(t.is_floating_point()) for t in rows) for rows in x))
+        wide = (tuple(widened(t.detach()) for t in rows) for rows in x)
+        leaves = Operands(*(tuple(t.requires_grad_(t.is_floating_point()) for t in rows) for rows in wide))
         wanted = [t for rows in leaves for t in rows if t.requires_grad]
         with torch.enable_grad():
             out = self.function(block, *leaves)

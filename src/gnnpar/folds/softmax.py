@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import EdgeDropout, Separates
-from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.block import Block, Operands, Rows, widened
 from gnnpar_kernels import Csr, attend, attend_finish, attend_grad_dst, attend_grad_dst_of, attend_grad_src, row_dots
 
 
@@ -51,8 +51,8 @@ class Softmax:
             block.indptr,
             block.indices,
             features,
-            a_src,
-            x.dst[0],
+            widened(a_src),
+            widened(x.dst[0]),
             slope=self.slope,
             num_rows=block.num_dst,
             rows=block.rows,
@@ -71,9 +71,9 @@ class Softmax:
         return out, logsumexp, row_dots(out, grad_out, dtype=logsumexp.dtype), *branch
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
-        features, a_src = x.src
+        features, a_src = map(widened, x.src)  # gradients of 16-bit rows are added up in fp32
         out, logsumexp, delta = prepared[:3]
-        tensors = (features, a_src, x.dst[0], out, logsumexp, grad_out)
+        tensors = (features, a_src, widened(x.dst[0]), out, logsumexp, grad_out)
         csr = block.reverse
         src = attend_grad_src(
             csr.indptr,
@@ -110,12 +110,12 @@ class Softmax:
         return replace(self, branch=True)
 
     def pushed(self, x: Operands, prepared: Rows, grad_out: Tensor) -> Rows:
-        """(grad_out [N, H, D], a_dst, logsumexp, <grad_out, out>, each [N, H])."""
+        """(grad_out [N, H, D] in the type of the source rows, a_dst, logsumexp, <grad_out, out>, each [N, H])."""
         _, logsumexp, delta, *_ = prepared
-        return grad_out, x.dst[0], logsumexp, delta
+        return grad_out.to(x.src[0].dtype), widened(x.dst[0]), logsumexp, delta
 
     def grad_src(self, back: Csr, src: Rows, pushed: Rows) -> Rows:
-        features, a_src = src
+        features, a_src = map(widened, src)
         grad_out, a_dst, logsumexp, delta = pushed
         return attend_grad_src(
             back.indptr,

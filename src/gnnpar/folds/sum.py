@@ -12,6 +12,7 @@ from torch import Tensor
 from gnnpar.folds.aggregator import ByBlock, Separates
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar_kernels import Csr, spmm
+from gnnpar_kernels.csr import accumulate_dtype
 
 
 @dataclass(frozen=True)
@@ -76,4 +77,6 @@ class Sum(ByBlock):
     def _sums(self, csr: Csr, x: Tensor, num_rows: int, out: Tensor | None = None) -> Tensor:
         """The sums of the rows of a CSR, added to `out`. Shapes: x [M, ...] -> [num_rows, ...]."""
         weights = csr.weights if self.weighted else None
+        if out is None and (dtype := accumulate_dtype(x.dtype)) != x.dtype:
+            out = x.new_zeros(num_rows, *x.shape[1:], dtype=dtype)
         return spmm(csr.indptr, csr.indices, x, num_rows=num_rows, rows=csr.rows, weights=weights, out=out)

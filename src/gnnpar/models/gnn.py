@@ -12,12 +12,13 @@ from annotated_types import Ge, Le, Lt
 from torch import Tensor, nn
 
 from gnnpar.capacity import require_memory
-from gnnpar.folds.block import Rows
+from gnnpar.folds.block import Rows, widened
 from gnnpar.folds.edge_data import EdgeKind, EdgeSizes
 from gnnpar.graph import Graph
 from gnnpar.models.initial import Linear, construct
 from gnnpar.models.norm import NormKind, norm_of, normalized
 from gnnpar.models.row_local import refuse_row_mixing
+from gnnpar.precision import mixed
 
 
 @runtime_checkable
@@ -190,10 +191,15 @@ class Layer(nn.Module):
         self.activate = type(config).activation
 
     def forward(self, g: Graph, carry: Rows) -> Rows:
+        """Rows leave in the type in which they came."""
+        with mixed(carry[0]):
+            return self._forward(g, carry)
+
+    def _forward(self, g: Graph, carry: Rows) -> Rows:
         h, *rest = carry
         inside = self._bend(g, h) if self.pre else h
         first, jumped = rest[: self.num_first], rest[self.num_first :]
-        out = self.conv(g, g.dropout(inside, self.p), *first)
+        out = self.conv(g, g.dropout(inside, self.p), *first).to(h.dtype)
         if not self.pre and not self.plain:
             out = self._bend(g, out)
         if self.residual:
@@ -264,13 +270,20 @@ class GNN(nn.Module):
         return self.end(g, carry)
 
     def begin(self, g: Graph, x: Tensor) -> Rows:
+        """What enters the first layer, in the type of the features."""
         if self.encoder is None:
             return (x, x) if self.config.carries_first else (x,)
-        h = self.encoder(g.at(0).dropout(x, self.config.input_dropout, tag=_ENCODER_MASK))
+        with mixed(x):
+            h = self.encoder(g.at(0).dropout(x, self.config.input_dropout, tag=_ENCODER_MASK))
         h = h if self.config.pre_activation else type(self.config).activation(h)
         return (h, h) if self.config.carries_first else (h,)
 
     def end(self, g: Graph, carry: Rows) -> Tensor:
+        """Logits, in the type of the loss."""
+        with mixed(carry[0]):
+            return widened(self._end(g, carry))
+
+    def _end(self, g: Graph, carry: Rows) -> Tensor:
         h, *rest = carry
         if self.decoder is None:
             return h

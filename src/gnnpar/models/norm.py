@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gnnpar.folds.block import widened
 from gnnpar.graph import Graph
 
 Norm = nn.LayerNorm | nn.BatchNorm1d
@@ -22,7 +23,7 @@ def normalized(norm: Norm | None, g: Graph, x: Tensor) -> Tensor:
     """Shapes: [N, F] -> [N, F]."""
     if norm is None:
         return x
-    return batch_norm(norm, g, x) if isinstance(norm, nn.BatchNorm1d) else norm(x)
+    return batch_norm(norm, g, x) if isinstance(norm, nn.BatchNorm1d) else norm(x).to(x.dtype)
 
 
 def batch_norm(norm: nn.BatchNorm1d, g: Graph, x: Tensor) -> Tensor:
@@ -36,13 +37,15 @@ def batch_norm(norm: nn.BatchNorm1d, g: Graph, x: Tensor) -> Tensor:
             "a BatchNorm1d has no running statistics (track_running_stats=False), by which an evaluation would "
             "normalise; leave them on"
         )
+    rows, x = x, widened(x)
     moments = g.moments(x)
     if moments is None:
-        return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
+        out = F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
+        return out.to(rows.dtype)
     if not moments.probe:
         _move_running_statistics(norm, moments.mean.detach(), moments.variance.detach(), moments.rows)
     out = (x - moments.mean) * (moments.variance + norm.eps).rsqrt()
-    return out * norm.weight + norm.bias if norm.affine else out
+    return (out * norm.weight + norm.bias if norm.affine else out).to(rows.dtype)
 
 
 @torch.no_grad()

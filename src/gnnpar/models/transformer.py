@@ -81,10 +81,10 @@ class TransformerConv(nn.Module):
         if matrices is not None:
             out, sums = out.split([width, self.edge_dim], dim=-1)
             out = out + torch.einsum("nha,hda->nhd", sums, matrices)
-        out, own = out.mean(1) if self.average else out.flatten(1), self.skip(h)
+        out, own = out.mean(1) if self.average else out.flatten(1), self.skip(h).to(out.dtype)
         if self.gate is None:
             return out + own
-        return torch.lerp(out, own, self.gate(torch.cat([out, own, out - own], dim=1)).sigmoid())
+        return torch.lerp(out, own, self.gate(torch.cat([out, own, out - own], dim=1)).to(out.dtype).sigmoid())
 
     def _by_head(self, rows: Tensor) -> Tensor:
         return rows.unflatten(-1, (self.heads, -1))

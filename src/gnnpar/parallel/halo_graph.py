@@ -21,7 +21,7 @@ from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.graph import Message
 from gnnpar.parallel.engine import Unsaved
-from gnnpar.parallel.local import LocalRows, Source
+from gnnpar.parallel.local import LocalRows, Source, as_messages
 from gnnpar.parallel.shares import Shares, add_returned
 from gnnpar.parallel.torch_types import Context, apply, apply_to_rows
 from gnnpar.parallel.view import View, edge_order
@@ -159,7 +159,9 @@ class HaloGraph(View):
         if self.cache is not None and self.layer == 0 and len(rows) == 1 and rows[0] is features:
             there = self.shard.halo_ids, self.shard.halo_in_degree, self.shard.halo_in_weight
             local = LocalRows(*there, run=self.run, layer=0)
-            source.halo = lambda: message(local, local.dropout(self._kept_halo(), p, tag=tag))
+            source.halo = lambda: as_messages(
+                message(local, local.dropout(self._kept_halo(), p, tag=tag)), self.shard.x.dtype
+            )
         return source
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:

@@ -14,6 +14,7 @@ from gnnpar.folds.aggregator import EdgeDropout
 from gnnpar.folds.block import Rows
 from gnnpar.graph import Moments
 from gnnpar.parallel.torch_types import Context, apply
+from gnnpar.precision import is_narrow
 from gnnpar_kernels import fold_key
 
 _FEATURE_MASK, _EDGE_MASK = 0, 1  # which kind of mask a key belongs to
@@ -132,6 +133,13 @@ class OwnRows:
             f"moments of all rows are asked for in layer {self.local.layer}, of which {type(self).__name__} holds some "
             "at a time: use single, graph_parallel or another strategy that holds a layer's rows at once"
         )
+
+
+def as_messages(rows: Rows, dtype: torch.dtype) -> Rows:
+    """Rows that neighbours read, rounded to the type in which rows are held where that is narrow."""
+    if not is_narrow(dtype):
+        return rows
+    return tuple(t.to(dtype) if t.is_floating_point() else t for t in rows)
 
 
 class Source(tuple[Tensor, ...]):

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.strategy import FirstLayer, Workload
 from gnnpar.pricing.candidate import Candidate, Scope
+from gnnpar.pricing.flat import summed_nbytes
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Price, Traffic
@@ -23,8 +24,9 @@ from gnnpar.pricing.work import Held, Work
 class Problem:
     """A run to price, in numbers: the graph and the model on `ranks` ranks.
 
-    `number`: bytes of a number. `kept`: what layer 0 keeps over epochs where first_layer=cached, else 'no'. `threads`:
-    of a rank, for what is measured on the machine at hand. `work_of`: parts -> the work of a partition, nothing kept.
+    `number`: bytes of a number of a row, `summed`: of one that ranks add up. `kept`: what layer 0 keeps over epochs
+    where first_layer=cached, else 'no'. `threads`: of a rank, for what is measured on the machine at hand. `work_of`:
+    parts -> the work of a partition, nothing kept.
     """
 
     workload: Workload
@@ -37,6 +39,10 @@ class Problem:
     kept: Held = "no"
     seed: int = 0
     threads: int = 1
+
+    @property
+    def summed(self) -> int:
+        return summed_nbytes(self.number)
 
     @property
     def params(self) -> int:

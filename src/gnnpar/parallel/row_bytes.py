@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gnnpar.codecs.codec import CodecConfig, WirePrice
-from gnnpar.pricing.flat import exchanged_folds, halo_copies, ring_bytes
+from gnnpar.pricing.flat import exchanged_folds, halo_copies, ring_bytes, summed_nbytes
 from gnnpar.pricing.price import Bound, Traffic
 from gnnpar.pricing.work import Work
 
@@ -17,10 +17,15 @@ _FEWEST = 2  # bits whose rate is measured
 
 @dataclass(frozen=True)
 class RowBytes:
-    """Of a codec that has a price. `number`: bytes of a number in memory."""
+    """Of a codec that has a price. `number`: bytes of a number of a row in memory."""
 
     codec: CodecConfig
     number: int = 4
+
+    @property
+    def summed(self) -> int:
+        """Bytes of a number that ranks add up, and of a statistic."""
+        return summed_nbytes(self.number)
 
     @property
     def known(self) -> bool:
@@ -73,5 +78,5 @@ class RowBytes:
     def halo_traffic(self, work: Work, *, params: int) -> Traffic:
         """Halo rows forward, gradients of those that have one back, and the sum with the loss in it."""
         forward, backward = self.exchanges(work)
-        total = ring_bytes(work.parts.parts, params + 1 + work.ir.summed_moments, self.number)
+        total = ring_bytes(work.parts.parts, params + 1 + work.ir.summed_moments, self.summed)
         return Traffic(forward=forward, backward=backward, reduce=total, bound=self.bound)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.block import Block, Operands, Rows, widened
 
 
 class Shares:
@@ -21,7 +21,7 @@ class Shares:
     def __init__(self, slots: Callable[[Block], Tensor], edge: Rows) -> None:
         """`slots(block)`: positions of the block's edges among the edge operands."""
         self._slots = slots
-        self._edge = tuple(torch.zeros_like(t) for t in edge)
+        self._edge = tuple(torch.zeros_like(widened(t)) for t in edge)
         self._inner, self._halo = Operands(()), Operands(())
 
     def add_inner(self, grads: Operands, block: Block) -> None:
@@ -63,6 +63,6 @@ def _sum(old: Operands, new: Operands) -> Operands:
 
 
 def add_returned(into: Rows, index: Tensor, grads: Rows) -> None:
-    """Gradients that came back for the rows `index`, unique, added in place."""
+    """Gradients that came back for the rows `index`, unique, added in place, in the type of the sum."""
     for total, rows in zip(into, grads, strict=True):
-        total.index_add_(0, index, rows)
+        total.index_add_(0, index, rows.to(total.dtype))

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx
 
 from gnnpar.folds.block import Rows
+from gnnpar.precision import unmixed
 
 
 class Context(FunctionCtx):
@@ -21,16 +24,23 @@ class Context(FunctionCtx):
 
 def apply(function: type[Function], *arguments: object) -> Tensor:
     """The one tensor that a function gives."""
-    out = function.apply(*arguments)
+    with _as_given(arguments):
+        out = function.apply(*arguments)
     assert isinstance(out, Tensor)
     return out
 
 
 def apply_to_rows(function: type[Function], *arguments: object) -> Rows:
     """The tensors that a function gives."""
-    out = function.apply(*arguments)
+    with _as_given(arguments):
+        out = function.apply(*arguments)
     assert isinstance(out, tuple)
     return out
+
+
+def _as_given(arguments: tuple[object, ...]) -> AbstractContextManager[object]:
+    """Backward is not cast by torch.autocast, so forward is not either."""
+    return unmixed(next((t.device for t in arguments if isinstance(t, Tensor)), torch.device("cpu")))
 
 
 def integers(x: Tensor) -> list[int]:

@@ -13,7 +13,7 @@ from gnnpar.durable import StateDict
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
 from gnnpar.graph import Message, Moments
-from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, by_type
+from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, as_messages, by_type
 from gnnpar.parallel.moments import moments_of
 from gnnpar.partition.shard import Shard
 
@@ -104,7 +104,7 @@ class View(OwnRows):
     def source(self, message: Message, *rows: Tensor) -> Rows:
         """message(self, *rows), marked constant where it reads the features alone and nothing learned or random."""
         self.local.random = False
-        out = message(self, *rows)
+        out = as_messages(message(self, *rows), self.shard.x.dtype)
         fixed = len(rows) == 1 and rows[0] is self.shard.x and not self.local.random
         return Source(out, constant=fixed and not any(t.requires_grad for t in out))
 

@@ -20,6 +20,9 @@ from gnnpar.folds.block import Block, chosen
 from gnnpar.folds.edge_data import EdgeData, EdgeKind, EdgeSizes
 from gnnpar.partition.vertex_cut import copies_of
 from gnnpar.placement import Placement
+from gnnpar_kernels.csr import accumulate_dtype
+
+_FEATURES = ("x", "edge_attr")
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,17 +108,22 @@ class Shard:
         return torch.cat([i for i in ids if i is not None] or [self.node_ids[:0]])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Shard:
-        """On a device, floating-point rows in `dtype`."""
+        """On a device: rows of features in `dtype`, other floating-point numbers in the type of its sums."""
+        wide = accumulate_dtype(dtype)
+
+        def type_of(name: str, value: Tensor) -> torch.dtype | None:
+            return (dtype if name in _FEATURES else wide) if value.is_floating_point() else None
+
         tensors = {
-            name: value.to(device, dtype if value.is_floating_point() else None)
+            name: value.to(device, type_of(name, value))
             for name, value in vars(self).items()
             if isinstance(value, Tensor)
         }
         return replace(
             self,
             **tensors,
-            inner=self.inner.to(device, dtype),
-            halo={p: b.to(device, dtype) for p, b in self.halo.items()},
+            inner=self.inner.to(device, wide),
+            halo={p: b.to(device, wide) for p, b in self.halo.items()},
             boundary={p: i.to(device) for p, i in self.boundary.items()},
             copies=None if self.copies is None else self.copies.to(device, dtype),
             pairs=None if self.pairs is None else self.pairs.to(device),
@@ -322,8 +330,9 @@ class Copies:
     number: Tensor
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Copies:
-        """On a device, floating-point rows in `dtype`."""
-        return Copies(self.shard.to(device, dtype), self.share.to(device, dtype), self.number.to(device))
+        """On a device: rows of features in `dtype`, other floating-point numbers in the type of its sums."""
+        share = self.share.to(device, accumulate_dtype(dtype))
+        return Copies(self.shard.to(device, dtype), share, self.number.to(device))
 
 
 def cut_nodes(

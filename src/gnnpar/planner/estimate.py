@@ -14,6 +14,7 @@ from gnnpar.parallel.strategy import Strategy, refuse_edge_data
 from gnnpar.planner.machines import setting_of, threads_of
 from gnnpar.planner.planned import Inputs, what_is_held
 from gnnpar.planner.planner import Request, lacking
+from gnnpar.precision import TYPES
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Bound, Price
 from gnnpar.pricing.quality import QUALITIES
@@ -22,7 +23,6 @@ from gnnpar.pricing.topology import Machines
 from gnnpar.pricing.work import Work
 from gnnpar.settings import Settings
 from gnnpar.training.checks import check_strategy
-from gnnpar.training.result.trained import DTYPES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class Estimator:
         """Time of numbers of four bytes, memory of those of the settings."""
         if not isinstance(strategy, Priced):
             return Price(unpriced=f"{type(strategy).__name__} has no cost(problem, machine)")
-        number = DTYPES[settings.precision].itemsize
+        number = TYPES[settings.precision].rows.itemsize
         problem = Problem(
             workload=self.inputs.workload,
             model=self.inputs.model,

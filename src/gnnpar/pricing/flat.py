@@ -213,6 +213,11 @@ def exchanged_folds(work: Work) -> list[Fold]:
     return [f for i in range(first, work.ir.num_layers) for f in work.ir.folds(i)]
 
 
+def summed_nbytes(number: int) -> int:
+    """Bytes of a number that ranks add up, where one of a row has `number`: 16 bits are added up in fp32."""
+    return max(number, 4)
+
+
 def ring_bytes(ranks: int, numbers: int, number: int) -> int:
     """Of a ring sum of so many numbers of `number` bytes, all ranks."""
     return 2 * (ranks - 1) * numbers * number

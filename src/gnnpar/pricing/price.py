@@ -51,8 +51,11 @@ class Memory:
         return _SAFETY * sum(asdict(self).values())
 
     def with_numbers_of(self, nbytes: int) -> Memory:
-        """With numbers of so many bytes in place of four; indices stay."""
-        return Memory(**{k: v if k == "structure" else nbytes / 4 * v for k, v in vars(self).items()})
+        """With numbers of so many bytes in place of four; indices stay. Rows of 2 bytes are added up in 4, and
+        parameters have 4: what is transient is bounded by that."""
+        wide = ("parameters", "transient")
+        scale = {k: max(nbytes, 4) / 4 if k in wide else nbytes / 4 for k in vars(self) if k != "structure"}
+        return Memory(**{k: scale.get(k, 1.0) * v for k, v in vars(self).items()})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from gnnpar.parallel.strategy import Workload, refuse_edge_data
 from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
+from gnnpar.precision import TYPES
 from gnnpar.settings import Settings, Stepper
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Null, Tee, Tracker
@@ -41,7 +42,6 @@ from gnnpar.training.plans import make_plan
 from gnnpar.training.replicas import refuse_unequal_weights
 from gnnpar.training.result.header import WARMUP_EPOCHS
 from gnnpar.training.result.record import RunRecord
-from gnnpar.training.result.trained import DTYPES
 from gnnpar.training.shards import source_of
 from gnnpar.training.trace import Recorder, traced_epoch
 
@@ -191,7 +191,7 @@ def prepare(
     settings, run_dir = job.settings, job.run_dir
     setup_seconds: dict[str, float] = {}
     start = comm.broadcast(start)
-    device, dtype = comm.device, DTYPES[settings.precision]
+    device, types = comm.device, TYPES[settings.precision]
     source = source_of(settings)
     dataset = new and new.dataset
     if comm.rank == 0 and dataset is None:
@@ -224,12 +224,12 @@ def prepare(
         else:
             placement = shared.placement if plan is None else plan.placement
             shard = Shard.open(dataset, plan and plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=placement)
-        shard = shard.to(device, dtype)
+        shard = shard.to(device, types.rows)
         del dataset
         engine = resume.replaying(settings, start.profile, job.world.size).build(
             plan or shared,
             shard,
-            model.to(device, dtype),
+            model.to(device, types.parameters),
             task,
             comm,
             seed=settings.seed,

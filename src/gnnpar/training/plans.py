@@ -22,14 +22,15 @@ from gnnpar.parallel.strategy import Strategy, Workload, check_plan
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.placement import Plan, Topology, clear
+from gnnpar.precision import TYPES
 from gnnpar.printable import counted
 from gnnpar.settings import PLAN_SETUP, WRITTEN_FOLDERS, Settings, instantiate
 from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import say
 from gnnpar.training.checkpoint.files import MANIFEST
 from gnnpar.training.checkpoint.resume import Start
-from gnnpar.training.result.trained import DTYPES
 from gnnpar.training.shards import Source
+from gnnpar_kernels.csr import accumulate_dtype
 
 if TYPE_CHECKING:
     from gnnpar.training.loop import PlanSource, Run
@@ -113,7 +114,7 @@ def workload_of(settings: Settings, dataset: Dataset, model: GNN, device: torch.
         say=log_problems,
         model=model,
         first_layer=settings.first_layer,
-        layer_seconds=lambda: layer_seconds(model, dataset, device=device, dtype=DTYPES[settings.precision]),
+        layer_seconds=lambda: layer_seconds(model, dataset, device=device, dtype=TYPES[settings.precision].rows),
     )
 
 
@@ -141,7 +142,7 @@ def layer_seconds(
 
     They decide who computes what and when, never a number: a pipeline's results do not depend on its stages.
     """
-    model = copy.deepcopy(model).to(device, dtype)
+    model = copy.deepcopy(model).to(device, accumulate_dtype(dtype))
     shard = cut(dataset, torch.zeros(dataset.num_nodes, dtype=torch.int64), 1, edge_ids=model.needs_edge_ids)[0]
     shard = shard.to(device, dtype)
     graph = WholeGraph(shard, Pass(0, training=True))

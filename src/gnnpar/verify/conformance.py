@@ -37,6 +37,7 @@ from gnnpar.training.optim import SGD, Adam
 from gnnpar.verify.differences import relative_error, rounding
 from gnnpar.verify.edges import with_edge_data
 from gnnpar.verify.soundness import find_fault
+from gnnpar_kernels.csr import accumulate_dtype
 
 EPOCHS = 2
 ORACLE_EPOCHS = 4
@@ -109,7 +110,7 @@ class Job:
     def __call__(self, comm: Communicator) -> tuple[list[float], list[dict[str, Tensor]], Tensor, Tensor, list[dict]]:
         """(losses, gradients, node ids, logits, bytes by phase) of this rank."""
         task = self.task.of(self.dataset.task, self.dataset.num_classes)
-        model = on_device(copy.deepcopy(self.model).to(self.dtype), comm.device)
+        model = on_device(copy.deepcopy(self.model).to(accumulate_dtype(self.dtype)), comm.device)
         given = self.dataset if comm.rank == 0 else None
         shard = Shard.open(
             given, self.plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=self.plan.placement
@@ -162,7 +163,7 @@ def make_job(
 def merge_ranks(job: Job, results: Sequence[tuple]) -> Outcome:
     """What all ranks of a job left, in global terms."""
     out_dim = results[0][3].shape[1]
-    logits = torch.full((job.dataset.num_nodes, out_dim), torch.nan, dtype=job.dtype)
+    logits = torch.full((job.dataset.num_nodes, out_dim), torch.nan, dtype=accumulate_dtype(job.dtype))
     merged: list[dict[str, Tensor]] = [{} for _ in range(job.epochs)]
     traffic: list[dict[str, int]] = [{} for _ in range(job.epochs)]
     for _, gradients, ids, rows, sent in results:

@@ -204,8 +204,10 @@ class AdaptiveRows(QuantizedRows):
 
     def _note(self, like: Sequence[RowLike], site: Site) -> None:
         """Widths come from every rank that sends or receives."""
-        if self._tracing and site.phase in ("forward", "backward") and like and is_wide(like[0].width):
-            self._widths[Key.of(site)] = like[0].width
+        if self._tracing and site.phase in ("forward", "backward") and like:
+            width, itemsize = like[0].width, like[0].dtype.itemsize
+            if is_wide(width, itemsize):
+                self._widths[Key.of(site)] = width
 
     def _trace(self, x: Tensor, index: Tensor | None, site: Site, peer: int) -> None:
         """Of rows that may be a piece of their list."""

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Self
 
 import torch
@@ -15,7 +16,7 @@ from torch_geometric.nn.models.basic_gnn import PNA, BasicGNN
 
 from gnnpar.capacity import require_memory
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
-from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.block import Block, Operands, Rows, widened
 from gnnpar.folds.edge_data import Degrees, EdgeData, EdgeKind, EdgeSizes
 from gnnpar.graph import Graph, Message
 from gnnpar.models.gnn import GNN, MOST_LAYERS
@@ -25,6 +26,7 @@ from gnnpar.models.pyg.edge_rows import EdgeRows
 from gnnpar.models.pyg.norm import batch_norms, forward_of, wrappers
 from gnnpar.models.pyg.propagate import Edges, Neighborhood, NormalizedSum, Types, Way, Weights, drops_edges, way_of
 from gnnpar.models.row_local import refuse_row_mixing
+from gnnpar.precision import is_narrow, mixed
 from gnnpar.targets import locate
 from gnnpar.torch_seed import torch_seeded
 
@@ -233,6 +235,11 @@ def _convolutions(net: nn.Module) -> dict[str, MessagePassing]:
     return {name: conv for name, conv in net.named_modules() if isinstance(conv, MessagePassing)}
 
 
+def _rounded(dtype: torch.dtype, conv: nn.Module, arguments: object, output: object) -> object:
+    """A forward hook; None: the output stays."""
+    return output.to(dtype) if is_narrow(dtype) and isinstance(output, Tensor) else None
+
+
 class PyGNet(GNN):
     """A user's module `net`, one layer a convolution; it runs in one piece."""
 
@@ -252,11 +259,11 @@ class PyGNet(GNN):
         """Logits [N, out_dim] of the rows g owns."""
         training = g.edge_dropout(0.5) is not None
         self.net.train(training)
-        with keyed_dropout(g, x.shape[0]) if training else nullcontext(), self._folding(g):
+        with mixed(x), keyed_dropout(g, x.shape[0]) if training else nullcontext(), self._folding(g, x.dtype):
             out = self.net(x, Edges(), **self._of_edges(g))
         if isinstance(out, EdgeRows):
             raise ValueError("the model adds rows of edges to rows of nodes; hand edge_attr to convolutions alone")
-        return out
+        return widened(out)
 
     def _of_edges(self, g: Graph) -> dict[str, Weights | Types | EdgeRows]:
         """The arguments for what edges carry, where the graph has it or forward needs it."""
@@ -276,9 +283,11 @@ class PyGNet(GNN):
         return given
 
     @contextmanager
-    def _folding(self, g: Graph) -> Iterator[None]:
-        """Inside, convolutions aggregate through `g`: instance attributes stand before a class's methods."""
+    def _folding(self, g: Graph, dtype: torch.dtype) -> Iterator[None]:
+        """Inside, convolutions aggregate through `g`: instance attributes stand before a class's methods. What they
+        give is rounded to `dtype`, that of the features, where it is narrow."""
         replaced: list[tuple[nn.Module, str]] = []
+        rounding = [conv.register_forward_hook(partial(_rounded, dtype)) for conv in self.convs.values()]
         try:
             for norm in batch_norms(self.net).values():
                 vars(norm)["forward"] = forward_of(norm, g)
@@ -291,6 +300,8 @@ class PyGNet(GNN):
         finally:
             for module, method in replaced:
                 del vars(module)[method]
+            for hook in rounding:
+                hook.remove()
 
     def measure(self) -> None:
         """Find the widths of layers, and what cannot run, on one node."""

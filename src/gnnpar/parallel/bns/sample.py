@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator, ByBlock, Separates
-from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.block import Block, Operands, Rows, widened
 from gnnpar.parallel.view import edge_order, rows_left
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import fold_key, keep_mask
@@ -128,4 +128,4 @@ class Reweighted(ByBlock):
         return self.fold.grad_dst(prepared, grad_out)
 
     def _weighted(self, rows: Rows) -> Rows:
-        return tuple(t * self.weight if t.is_floating_point() else t for t in rows)
+        return tuple(widened(t) * self.weight if t.is_floating_point() else t for t in rows)

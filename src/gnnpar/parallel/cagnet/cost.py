@@ -113,5 +113,5 @@ def replicated_traffic(copies: int, rows: RowBytes, problem: Problem, live: Cagn
     for fold in exchanged_folds(work):
         for back in (False, True) if fold.learned else (False,):
             sent[back] += read * rows.row(fold.src, gradient=back) + added * rows.row((fold.out,), gradient=back)
-    total = ring_bytes(problem.ranks, problem.params + 1 + work.ir.summed_moments, rows.number)
+    total = ring_bytes(problem.ranks, problem.params + 1 + work.ir.summed_moments, rows.summed)
     return Traffic(forward=sent[False], backward=sent[True], reduce=total, bound=rows.bound)

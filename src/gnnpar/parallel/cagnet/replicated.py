@@ -98,21 +98,23 @@ class ReplicatedGraph(View):
         self.rows.comm.flush(keep=self.prefetch)
         return self.rows.post(outgoing, incoming, like, site)
 
-    def summed(self, partial: Tensor, site: Site) -> Tensor:
-        """My rows of the sum over the group, ranks in ascending order. Shapes: partial [N_G, F] -> [N, F]."""
+    def summed(self, partial: Tensor, rows_type: torch.dtype, site: Site) -> Tensor:
+        """My rows of the sum over the group, ranks in ascending order; partial sums travel as `rows_type`. Shapes:
+        partial [N_G, F] -> [N, F]."""
         places = self.pieces.places
         order = torch.arange(self.pieces.num_rows, device=partial.device)
         outgoing = {p: Outgoing((partial,), order[places[p]]) for p in self.others}
         incoming = {p: Incoming(self.shard.num_inner) for p in self.others}
-        posted = self.home.post(outgoing, incoming, RowLike.of((partial,)), site)
+        like = RowLike.of((partial,))[0]._replace(dtype=rows_type)
+        posted = self.home.post(outgoing, incoming, (like,), site)
         found = {p: rows for p, (rows,) in self.home.take_all(posted)} | {self.rank: partial[places[self.rank]]}
-        total = found[min(found)].clone()
+        total = found[min(found)].to(partial.dtype, copy=True)
         for p in sorted(found)[1:]:
             total += found[p]
         return total
 
     def of_group(self, rows: Tensor, site: Site) -> Tensor:
-        """Everybody's rows of the group. Shapes: rows [N, F] -> [N_G, F]."""
+        """Everybody's rows of the group, as they travel. Shapes: rows [N, F] -> [N_G, F]."""
         places = self.pieces.places
         outgoing = {p: Outgoing((rows,)) for p in self.others}
         incoming = {p: Incoming(len(self.pieces.ids[p])) for p in self.others}
@@ -146,7 +148,7 @@ class _ReplicatedFold(torch.autograd.Function):
         partial, saved = agg.finish(state)
         ctx.view, ctx.agg, ctx.call, ctx.like = view, agg, call, RowLike.of(src)
         ctx.save_for_backward(*saved)
-        return view.summed(partial, site)
+        return view.summed(partial, src[0].dtype, site)
 
     @staticmethod
     def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -156,7 +158,7 @@ class _ReplicatedFold(torch.autograd.Function):
         if not any(asked):
             return (*none, *(None for _ in asked))
         site = view.site(ctx.call, "backward")
-        table = view.of_group(grad_out.contiguous(), site)
+        table = view.of_group(grad_out.to(ctx.like[0].dtype).contiguous(), site)
         prepared = agg.prepare(ctx.saved_tensors, table)
         returned: Posted | None = None
         own: Rows = ()
@@ -168,7 +170,7 @@ class _ReplicatedFold(torch.autograd.Function):
             if view.grid.source(view.grid.readers(view.rank).start, stage) == view.rank:
                 returned = posted
         assert returned is not None
-        total = own or tuple(each.empty(view.shard.num_inner).zero_() for each in ctx.like)
+        total = own or tuple(each.widened.empty(view.shard.num_inner).zero_() for each in ctx.like)
         for peer in sorted(returned.peers):
             for into, rows in zip(total, view.rows.take(returned, peer), strict=True):
                 into.add_(rows)

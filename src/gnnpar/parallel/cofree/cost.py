@@ -66,5 +66,5 @@ def cost(strategy: CoFree, problem: Problem, machine: Machine) -> Price:
         masks=strategy.masks if strategy.drop_edge else 0,
     )
     work = replace(problem.work(live), parts=PartStats(nodes, tuple(e * left for e in edges), none, none))
-    traffic = Traffic(reduce=ring_bytes(ranks, problem.params + 1, problem.number))
+    traffic = Traffic(reduce=ring_bytes(ranks, problem.params + 1, problem.summed))
     return replace(live.price(work, machine), traffic=traffic)

@@ -214,5 +214,5 @@ def traffic_of(rows: RowBytes, uses: Sequence[Use], work: Work, params: int) -> 
             for back in (False, True):
                 if has_gradient or not back:
                     sent[back] += others * (rows.row(source, gradient=back) + rows.row(result, gradient=back))
-    total = ring_bytes(ranks, params + 1 + work.ir.summed_moments, rows.number)
+    total = ring_bytes(ranks, params + 1 + work.ir.summed_moments, rows.summed)
     return Traffic(forward=sent[False], backward=sent[True], reduce=total, bound=rows.bound)

@@ -207,7 +207,7 @@ class _FeatureFold(torch.autograd.Function):
             block = view.structure.block
             result, saved = agg.finish(agg.update(agg.init(block.num_dst, operands), block, operands))
             results = (result,)
-        like = _result_like(agg, x)
+        like = _result_like(agg, x)._replace(dtype=x.src[0].dtype)
         out = like.empty(len(view.mine))
         home = replace(slices, whole=frozenset())
         for q, (rows,) in view.shares(view.home, home, results, (like,), site, listed=True).items():
@@ -239,7 +239,7 @@ class _FeatureFold(torch.autograd.Function):
                 total.copy_(part)
         part_of = replace(slices, whole=frozenset(n for n, i in enumerate(wanted) if i in slices.whole))
         like = [ctx.like[i] for i in wanted]
-        totals = [each.empty(len(view.mine)).zero_() for each in like]
+        totals = [each.widened.empty(len(view.mine)).zero_() for each in like]
         if wanted:
             for q, rows in view.shares(view.columns, part_of, tables, like, site, listed=False).items():
                 for total, into, got in zip(totals, part_of.rows(tuple(totals), q), rows, strict=True):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site, Wire
 from gnnpar.comm.communicator import Phase, SavedSite
 from gnnpar.folds.block import Rows
+from gnnpar_kernels.csr import accumulate_dtype
 
 _MEAN = "mean"
 
@@ -51,11 +52,11 @@ class LateExchange(CodedExchange):
             return rows
         means = self._means.setdefault((site.phase, site.layer, site.call), {})
         if peer not in means:
-            means[peer] = tuple(t.clone() for t in rows)
-            return means[peer]
-        for mean, new in zip(means[peer], rows, strict=True):
-            mean.lerp_(new, 1 - self._decay)
-        return means[peer]
+            means[peer] = tuple(t.to(accumulate_dtype(t.dtype), copy=True) for t in rows)
+        else:
+            for mean, new in zip(means[peer], rows, strict=True):
+                mean.lerp_(new.to(mean.dtype), 1 - self._decay)
+        return tuple(mean.to(t.dtype) for mean, t in zip(means[peer], rows, strict=True))
 
     @property
     def nbytes(self) -> int:

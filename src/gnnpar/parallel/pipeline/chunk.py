@@ -29,7 +29,7 @@ from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Operands, Rows
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message
-from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, by_type, masked
+from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, as_messages, by_type, masked
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, Span, Turn
 from gnnpar.parallel.pipeline.history import Call, History
 from gnnpar.parallel.pipeline.slots import Slots
@@ -128,7 +128,7 @@ class ChunkGraph(OwnRows):
         return masked(x, masks[key][self.span.rows], p)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
-        return Source(message(self, *rows))
+        return Source(as_messages(message(self, *rows), rows[0].dtype))
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         call, self._calls = self._calls, self._calls + 1
@@ -217,7 +217,7 @@ class _PulledFold(torch.autograd.Function):
 
         def pull(span: Span) -> Rows:
             total = _pull(view, agg, call, span, of_result)
-            return (ctx.like.empty(len(span)).zero_() if total is None else total,)
+            return (of_result.empty(len(span)).zero_() if total is None else total,)
 
         theirs = {p: pull(span) for p, span in view.spans_of_peers().items()}
         posted = view.send_back(call, theirs, (ctx.like,))
@@ -299,7 +299,7 @@ def _push(ctx: _Pushed, grads: Rows, columns: Tensor, ahead: Tensor, asked: tupl
     view = ctx.view
     wanted = [i for i in range(ctx.counts[0]) if asked[i]]
     like = [ctx.like[i] for i in wanted]
-    tables = view.part.history.pushed(ctx.call, like)
+    tables = view.part.history.pushed(ctx.call, [each.widened for each in like])
     weight = torch.where(ahead > 0, view.part.weights.fresh, torch.where(ahead < 0, 0.0, 1.0))
     for table, i in zip(tables, wanted, strict=True):
         shape = (-1, *[1] * (table.dim() - 1))

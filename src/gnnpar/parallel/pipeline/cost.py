@@ -371,7 +371,7 @@ def traffic_of(
     nodes, parts = sum(work.parts.nodes), work.parts.parts
     forward, backward = rows.exchanges(work)
     stage = sum(nodes * (boundary.row(w) + boundary.row(w, gradient=True)) for w in crossed)
-    total = ring_bytes(parts, params, rows.number) + ring_bytes(ranks, 2, rows.number)
+    total = ring_bytes(parts, params, rows.summed) + ring_bytes(ranks, 2, rows.summed)
     bounds = [boundary.bound, *([rows.bound] if parts > 1 else [])]
     bound = "most" if "most" in bounds else "mean" if "mean" in bounds else "exact"
     return Traffic(forward=forward, backward=backward, stage=stage, reduce=total, bound=bound)

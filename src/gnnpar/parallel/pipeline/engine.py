@@ -143,7 +143,7 @@ class PipelineEngine(EngineDefaults):
         boundary = Boundary(self._boundary, self._lanes, epoch=epoch, form=lambda m: self._form(m, epoch_order))
         run = Pass(self._seed, epoch, training=True)
         now_running = _Epoch(
-            run, epoch_order, boundary, torch.zeros((), dtype=self._shard.x.dtype, device=self._shard.x.device)
+            run, epoch_order, boundary, torch.zeros((), dtype=self._shard.in_degree.dtype, device=self._shard.x.device)
         )
         self._most_kept = 0
         if self.timeline is not None:
@@ -256,7 +256,7 @@ class PipelineEngine(EngineDefaults):
         run = Pass(self._seed)
         logits = self._exact_pass.forward(self._exact.during(run), run).logits
         self._ranks.world.flush(keep=0)
-        return self._shard.x.new_zeros(0, self._model.out_dim) if logits is None else logits
+        return self._shard.in_degree.new_zeros(0, self._model.out_dim) if logits is None else logits
 
     def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
         run = Pass(self._seed, epoch, training=True, probe=True)

@@ -47,7 +47,7 @@ def cost(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
         if strategy.num_workers:
             notes += (f"drawing is counted in full: num_workers={strategy.num_workers} draws ahead, on other cores",)
     epoch = sampled_epoch(steps, work, machine, drawn.whole)
-    sent = num_steps(steps) * ring_bytes(problem.ranks, problem.params + 1, problem.number)
+    sent = num_steps(steps) * ring_bytes(problem.ranks, problem.params + 1, problem.summed)
     return replace(epoch, traffic=Traffic(reduce=sent), notes=notes)
 
 

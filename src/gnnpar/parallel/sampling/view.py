@@ -19,7 +19,7 @@ from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.graph import Message
-from gnnpar.parallel.local import LocalRows, OwnRows, Pass, by_type, to_device
+from gnnpar.parallel.local import LocalRows, OwnRows, Pass, as_messages, by_type, to_device
 from gnnpar.parallel.sampling.neighbours import Sample
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.scaled import Parts, fold_scaled, fold_weighted
@@ -157,7 +157,7 @@ class SampledGraph(OwnRows):
         return self.local.dropout(x, p, tag=tag)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
-        return message(self, *rows)
+        return as_messages(message(self, *rows), rows[0].dtype)
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         if self.outer is not None and len(src[0]) == self.outer.num_rows:

@@ -198,7 +198,7 @@ def traffic_of(work: Work, rows: RowBytes, *, params: int, pushed: int | None, r
     copies, remat_bytes, push_bytes, back = halo_copies(work), 0.0, 0.0, 0.0
     for fold in exchanged_folds(work):
         if pushed is not None and fold.pushed:
-            statistics = rows.number if rows.sends else 0
+            statistics = rows.summed if rows.sends else 0
             push_bytes += pushed * (rows.row(fold.src[:1], gradient=True) + statistics * (fold.pushed - fold.src[0]))
             continue
         back += copies * rows.row(fold.src, gradient=True) * fold.learned

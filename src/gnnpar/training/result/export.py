@@ -31,9 +31,10 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import by_type
+from gnnpar.precision import TYPES
 from gnnpar.training.result.header import versions
 from gnnpar.training.result.onnx_file import onnx_bytes
-from gnnpar.training.result.trained import DTYPES, Trained
+from gnnpar.training.result.trained import Trained
 
 WEIGHTS, MODEL, PROGRAM, SCRIPT = "weights.pt", "model.json", "program.pt2", "predict.py"
 ONNX = "model.onnx"
@@ -242,7 +243,7 @@ def described(trained: Trained) -> JsonDict:
         "model": {"name": settings.names.get("model"), "class": type(config).__name__, **dataclasses.asdict(config)},
         "num_features": trained.model.in_dim,
         "num_outputs": trained.model.out_dim,
-        "dtype": str(DTYPES[settings.precision]).removeprefix("torch."),
+        "dtype": str(TYPES[settings.precision].parameters).removeprefix("torch."),
         "prepare": prepare,
         "dataset": settings.names.get("dataset"),
         "strategy": settings.names.get("strategy"),

@@ -20,14 +20,13 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.paths import path_of
+from gnnpar.precision import TYPES
 from gnnpar.settings import Settings, build_settings
 from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import complain
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint
 from gnnpar.training.checkpoint.resume import EdgeFacts
-
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 class Trained(nn.Module):
@@ -69,8 +68,8 @@ class Trained(nn.Module):
         if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < len(x):
             raise ValueError(f"edge_index names node {int(edge_index.max())} or lower than 0 of {len(x)} nodes")
         x, edges = (x, _sorted(edges, len(x))) if prepared else self._prepared(x, edges)
-        parameter = next(self.model.parameters())
-        shard = _shard(x, edges, edge_ids=self.model.needs_edge_ids).to(parameter.device, parameter.dtype)
+        device, dtype = next(self.model.parameters()).device, TYPES[self.settings.precision].rows
+        shard = _shard(x, edges, edge_ids=self.model.needs_edge_ids).to(device, dtype)
         return self.model(WholeGraph(shard, Pass(self.settings.seed)), shard.x)
 
     def _prepared(self, x: Tensor, edges: EdgeList) -> tuple[Tensor, EdgeList]:
@@ -103,7 +102,7 @@ def load(
     model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
     weights, _ = found.merged(torch.device("cpu"))
     check_weights(model, weights, found.folder)
-    model.to(device, DTYPES[settings.precision]).load_state_dict(weights)
+    model.to(device, TYPES[settings.precision].parameters).load_state_dict(weights)
     return Trained(model, settings, found)
 
 

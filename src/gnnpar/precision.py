@@ -1,0 +1,50 @@
+"""The setting `precision`: the types of rows and of parameters, and how layers compute with both (ADR 46)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnpar_kernels.csr import accumulate_dtype
+
+Precision = Literal["fp32", "fp64", "bf16"]
+
+
+class Types(NamedTuple):
+    """`rows`: of features, of what layers make and store, and of what travels between ranks. `parameters`: of weights,
+    their gradients, the optimizer's state, sums over in-edges, statistics and the loss."""
+
+    rows: torch.dtype
+    parameters: torch.dtype
+
+
+TYPES: dict[Precision, Types] = {
+    "fp32": Types(torch.float32, torch.float32),
+    "fp64": Types(torch.float64, torch.float64),
+    "bf16": Types(torch.bfloat16, torch.float32),
+}
+
+
+def is_narrow(dtype: torch.dtype) -> bool:
+    """Are sums of such numbers kept in a wider type?"""
+    return accumulate_dtype(dtype) != dtype
+
+
+def mixed(x: Tensor) -> AbstractContextManager[object]:
+    """Inside, matrix products read narrow operands and add up in fp32, where x is narrow: torch.autocast.
+
+    Casts of parameters are not cached: they would outlive an optimizer's step, or lack a gradient after no_grad.
+    """
+    if not is_narrow(x.dtype):
+        return nullcontext()
+    return torch.autocast(x.device.type, x.dtype, cache_enabled=False)
+
+
+def unmixed(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, every operation computes in the types of its operands, whatever `mixed` says around it."""
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
