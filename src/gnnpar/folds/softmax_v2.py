@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, EdgeDropout, Separates
-from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.block import Block, Operands, Rows, widened
 from gnnpar_kernels import attend_finish, attend_v2, attend_v2_grad, row_dots
 
 
@@ -66,7 +66,8 @@ class SoftmaxV2(ByBlock):
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         logsumexp, delta = prepared
         order = block.reverse_order  # before `reverse`, which takes it over
-        tensors = (x.src[0], x.dst[0], x.shared[0], logsumexp, grad_out, delta)
+        rows, near, attention = widened(x.src[0]), widened(x.dst[0]), widened(x.shared[0])  # fp32 adds up gradients
+        tensors = (rows, near, attention, logsumexp, grad_out, delta)
         grad_x, grad_y, grad_a = attend_v2_grad(
             block.forward, block.reverse, order, *tensors, slope=self.slope, drop=self.dropout
         )
