@@ -34,8 +34,8 @@ def run(jobs: Jobs, *, blocks: Iterable[int], common: Sequence[str], out: Path, 
     for block, name in todo:
         row = {"block": block, "job": name, **train([*common, *jobs[name], f"block={block}"], failures=whole)}
         records.append(out, [row])
-        median = row["result"]["epoch_seconds"]["median"]
-        said = f"{median:.4f} s an epoch" if median is not None else f"failed: {row['result']['error']}"
+        took = row["result"]["epoch_seconds"]["mean"]
+        said = f"{took:.4f} s an epoch" if took is not None else f"failed: {row['result']['error']}"
         clock.tell(f"block {block} {name}: {said}")
 
 
@@ -121,8 +121,8 @@ def unpack(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Path]:
 
 
 def ratios(rows: Sequence[Mapping[str, Any]], job: str, base: str) -> list[float]:
-    """Median epoch of `job` over that of `base`, one ratio a block."""
+    """Mean epoch of `job` over that of `base`, one ratio a block."""
     seconds: dict[str, dict[int, float]] = {}
     for row in rows:
-        seconds.setdefault(row["job"], {})[row["block"]] = row["result"]["epoch_seconds"]["median"]
+        seconds.setdefault(row["job"], {})[row["block"]] = row["result"]["epoch_seconds"]["mean"]
     return [seconds[job][block] / seconds[base][block] for block in sorted(seconds[base]) if block in seconds[job]]

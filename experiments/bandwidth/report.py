@@ -30,7 +30,7 @@ def load() -> tuple[Cells, Cells]:
     seconds: dict[tuple[str, float], list[float]] = {}
     for row in rows:
         rate, _, name = row["job"].partition(" ")
-        seconds.setdefault((name, float(rate)), []).append(row["result"]["epoch_seconds"]["median"])
+        seconds.setdefault((name, float(rate)), []).append(row["result"]["epoch_seconds"]["mean"])
     faster = {
         (name, rate): [1 / x for x in blocks.ratios(rows, f"{rate:g} {name}", f"{rate:g} vanilla")]
         for name, rate in seconds

@@ -1,6 +1,6 @@
 """Tables and figure of results.jsonl: `python experiments/gnnpipe_speed/report.py [FILE] [--figure FILE]`.
 
-Ratios form inside a block (median epoch of the base over that of the strategy); geometric means and 95 % intervals
+Ratios form inside a block (mean epoch of the base over that of the strategy); geometric means and 95 % intervals
 over blocks, and over all cells, losses included.
 """
 
@@ -60,7 +60,7 @@ def table(rows: Rows, links: str) -> Iterable[str]:
         compute = mean_ms(mine, "compute", "encode", "other")
         base = mean_ms(results(rows, f"{links}; {model}; {BASE}"), "compute", "encode", "other")
         cell = [
-            f"{1e3 * geometric_mean([r['epoch_seconds']['median'] for r in mine]).value:.0f}",
+            f"{1e3 * geometric_mean([r['epoch_seconds']['mean'] for r in mine]).value:.0f}",
             speed(rows, job, mine),
             f"{compute:.0f}",
             f"{compute / base:.2f}",

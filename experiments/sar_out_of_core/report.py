@@ -20,8 +20,8 @@ def main() -> None:
             end = f"killed by signal {-row['exit']}" if row["exit"] < 0 else f"exit {row['exit']}: {row['said']}"
             print(f"| {row['what']} | {limit} | {end} | - | - | - | - | - |")
             continue
-        seconds = row["epoch_seconds"]["median"]
-        slower = seconds / base["epoch_seconds"]["median"]
+        seconds = row["epoch_seconds"]["mean"]
+        slower = seconds / base["epoch_seconds"]["mean"]
         peak, resident = (max(row["memory_bytes"][key]) / 2**20 for key in ("peak", "peak_rss"))
         apart = max(abs(a / b - 1) for a, b in zip(row["losses"], base["losses"], strict=True))
         print(

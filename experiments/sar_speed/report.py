@@ -19,7 +19,7 @@ def main() -> None:
     for job in sorted({row["job"] for row in rows}):
         model, world, name = job.split("; ")
         mine = [row["result"] for row in rows if row["job"] == job]
-        seconds = geometric_mean([r["epoch_seconds"]["median"] for r in mine]).value
+        seconds = geometric_mean([r["epoch_seconds"]["mean"] for r in mine]).value
         ratio = geometric_mean(blocks.ratios(rows, job, f"{model}; {world}; graph_parallel"))
         sent = mine[0]["bytes_per_epoch"]["total"] / 2**20
         times = f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"

@@ -51,7 +51,7 @@ def main() -> None:
         sent, peak = mine[0]["bytes_per_epoch"]["total"] / 2**20, max(mine[0]["memory_bytes"]["peak"]) / 2**20
         time, ratio = "-", "-"  # more ranks than cores: no statement on speed
         if not mine[0]["oversubscribed"]:
-            time = f"{geometric_mean([r['epoch_seconds']['median'] for r in mine]).value:.3f}"
+            time = f"{geometric_mean([r['epoch_seconds']['mean'] for r in mine]).value:.3f}"
             faster = geometric_mean([1 / x for x in blocks.ratios(rows, job, "1 single")])
             ratio = f"{faster.value:.2f} ({faster.low:.2f} to {faster.high:.2f})"
         print(f"| {name} | {ranks} | {time} | {ratio} | {sent:.1f} MiB | {peak:.0f} MiB |")

@@ -18,7 +18,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def plant(template: dict[str, Any], tmp_path: Path) -> Plant:
-    """plant(name, median=..., curve=..., changes) below tmp_path; numbers its folders where no name is given."""
+    """plant(name, epoch=..., curve=..., changes) below tmp_path; numbers its folders where no name is given."""
 
     def one(name: str = "", **changes: Any) -> dict[str, Any]:
         name = name or str(len(list(tmp_path.iterdir())))

@@ -23,14 +23,14 @@ def answers(folder: Path, **options: Any) -> list[str]:
 def study(plant: Plant, seconds: float, runs: int = 5, loss: float = 0.0, ours: dict[str, Any] = OURS) -> None:
     for seed in range(runs):
         noise = 1 + 0.01 * seed
-        plant(seed=seed, median=2.0, **accurate(80 + seed))
-        plant(seed=seed, median=seconds * noise, **ours, **accurate(80 + seed - loss))
+        plant(seed=seed, epoch=2.0, **accurate(80 + seed))
+        plant(seed=seed, epoch=seconds * noise, **ours, **accurate(80 + seed - loss))
 
 
 def test_what_is_faster_is_used_and_its_evidence_named(plant: Plant, tmp_path: Path) -> None:
     study(plant, 1.0)
     for seed in range(5):
-        plant(seed=seed, median=1.0, **OURS | DROP, **accurate(40))
+        plant(seed=seed, epoch=1.0, **OURS | DROP, **accurate(40))
     (line,) = answers(tmp_path)
     assert line.startswith("sbm / gcn: use graph_parallel") and "on 2 ranks (1.96 [1.92, 2.00] x single over 5" in line
     assert "accuracy not inferior). Settled against single. Other machines and links: gnnpar plan" in line
@@ -42,7 +42,7 @@ def test_one_device_holds_the_graph(plant: Plant, tmp_path: Path) -> None:
     """Beside it stands the fastest of several ranks that does not lose accuracy."""
     study(plant, 4.0)
     for seed in range(5):
-        plant(seed=seed, median=3.0, **OURS | {"strategy": "pipegcn"}, **accurate(70 + seed))
+        plant(seed=seed, epoch=3.0, **OURS | {"strategy": "pipegcn"}, **accurate(70 + seed))
     (line,) = answers(tmp_path)
     assert "one device holds this graph: use single. The fastest of several ranks, graph_parallel" in line
     assert "has 0.49 times its speed" in line
@@ -58,9 +58,9 @@ def test_few_runs_settle_nothing(plant: Plant, tmp_path: Path, runs: int, open_:
 
 def test_runs_of_a_busy_machine_settle_no_speed(plant: Plant, tmp_path: Path) -> None:
     for seed in range(5):
-        plant(seed=seed, median=2.0, cores=2, **accurate(80 + seed))
+        plant(seed=seed, epoch=2.0, cores=2, **accurate(80 + seed))
         load = {"before": 3.5 if seed else 2.5, "after": 9.0}
-        plant(seed=seed, median=1.0, cores=2, load=load, **OURS, **accurate(80 + seed))
+        plant(seed=seed, epoch=1.0, cores=2, load=load, **OURS, **accurate(80 + seed))
     (line,) = answers(tmp_path)
     assert "Not settled: speed (the machine was busy when 4 of 10 runs began) and accuracy (no verdict" in line
 
@@ -72,8 +72,8 @@ def test_what_loses_accuracy_is_not_recommended(plant: Plant, tmp_path: Path) ->
 
 
 def test_no_sentence_on_speed_without_a_fair_ratio(plant: Plant, tmp_path: Path) -> None:
-    plant(session="a", median=2.0)
-    plant(session="b", median=1.0, **OURS)
+    plant(session="a", epoch=2.0)
+    plant(session="b", epoch=1.0, **OURS)
     (line,) = answers(tmp_path)
     assert "not settled, as no ratio is fair: single was timed in another session" in line
     (line,) = answers(tmp_path, allow_unfair=True)
@@ -102,7 +102,7 @@ def test_tags_choice_is_explained_where_another_is_faster(
     predicted = {"label": "gnnpipe 2 stages", "epoch_seconds": 1.0, "epoch_error": error}
     predicted |= {"peak_bytes": 1, "peak_error": None, "replanned": None}
     for seed in range(5):
-        plant(seed=seed, median=1.5, predicted=predicted, **TAG, **accurate(80 + seed))
+        plant(seed=seed, epoch=1.5, predicted=predicted, **TAG, **accurate(80 + seed))
     line = answers(tmp_path)[1]
     assert "tag chose gnnpipe 2 stages, and graph_parallel" in line and "1.47 times as fast: " in line
     assert why in line

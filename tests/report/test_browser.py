@@ -32,7 +32,7 @@ PAIRS = {  # attribute of a row -> path in result.json
     "status": "status",
     "threadsPerRank": "threads_per_rank",
     "provenance": "provenance",
-    "epochSeconds": "epoch_seconds.median",
+    "epochSeconds": "epoch_seconds.mean",
     "bytesPerEpoch": "bytes_per_epoch.total",
     "val": "metric.val",
     "test": "metric.test",
@@ -84,9 +84,9 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
             result = real_run(folder / str(2 * i + seed), *common)
     measured: dict[str, Any] = {"provenance": "measured", "transport": "gloo"}
-    plant(result, folder / "4", median=0.5, epochs=77, **measured)
-    plant(result, folder / "5", median=0.25, hardware="another <machine>", **measured)
-    plant(result, folder / "6", median=None, status="failed", error="rank 1: killed by SIGKILL", **measured)
+    plant(result, folder / "4", epoch=0.5, epochs=77, **measured)
+    plant(result, folder / "5", epoch=0.25, hardware="another <machine>", **measured)
+    plant(result, folder / "6", epoch=None, status="failed", error="rank 1: killed by SIGKILL", **measured)
     return folder
 
 
@@ -224,7 +224,7 @@ def crowd(template: dict[str, Any], tmp_path: Path) -> Path:
         ranks: dict[str, Any] = {"strategy": name} if name == "single" else OURS | {"strategy": name}
         old: dict[str, Any] = {"session": "an older one"} if name == "sar" else {}
         curve = [0.1, 0.5 - i / 500, 0.7 - i / 500]
-        plant(template, tmp_path / name, median=1 + i / 10, curve=curve, **ranks, **old, **accurate(70))
+        plant(template, tmp_path / name, epoch=1 + i / 10, curve=curve, **ranks, **old, **accurate(70))
     plant(template, tmp_path / "drop", curve=[0.1, 0.2, 0.3], **OURS | DROP, **accurate(30))
     return write_page(compare(collect([tmp_path])), tmp_path / "report.html")
 
@@ -350,9 +350,9 @@ def test_why_a_cell_is_blank_is_reached_by_the_keyboard(browser: Any, crowd: Pat
 
 def test_speed_ups_are_over_the_baseline_that_is_chosen(browser: Any, template: dict, tmp_path: Path) -> None:
     for seed in range(2):
-        plant(template, tmp_path / f"a{seed}", seed=seed, median=4.0, **accurate(70 + seed))
-        plant(template, tmp_path / f"b{seed}", seed=seed, median=1.0 + seed, **OURS, **accurate(70 + seed))
-        plant(template, tmp_path / f"c{seed}", seed=seed, median=1.0, **OURS | DROP, **accurate(70 + seed))
+        plant(template, tmp_path / f"a{seed}", seed=seed, epoch=4.0, **accurate(70 + seed))
+        plant(template, tmp_path / f"b{seed}", seed=seed, epoch=1.0 + seed, **OURS, **accurate(70 + seed))
+        plant(template, tmp_path / f"c{seed}", seed=seed, epoch=1.0, **OURS | DROP, **accurate(70 + seed))
     found = compare(collect([tmp_path]))
     opened(browser, write_page(found, tmp_path / "report.html"))
     assert browser.find_elements("id", "unfair") == []
@@ -377,7 +377,7 @@ def test_speed_ups_are_over_the_baseline_that_is_chosen(browser: Any, template: 
 def test_a_run_that_lacks_everything_does_not_break_the_page(browser: Any, plant: Plant, tmp_path: Path) -> None:
     nothing = dict.fromkeys(("name", "train", "val", "test", "best_val", "test_at_best_val", "best_epoch"))
     plant(
-        median=None,
+        epoch=None,
         status="failed",
         error="</script><b>odd</b>",
         metric=nothing,

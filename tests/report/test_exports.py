@@ -30,9 +30,9 @@ def study(plant: Plant, tmp_path: Path) -> Path:
     """Two strategies and the control over five seeds, ours 2 to 4 times faster and 10 points better."""
     for seed in range(5):
         curve = [0.1, 0.3 + seed / 10, 0.7]
-        plant(seed=seed, median=4.0, curve=curve, **accurate(70 + seed))
-        plant(seed=seed, median=1.0 + seed / 2, curve=curve, **OURS, **accurate(80 + seed + 0.1 * (-1) ** seed))
-        plant(seed=seed, median=1.0, **OURS | DROP, **accurate(30 + seed))
+        plant(seed=seed, epoch=4.0, curve=curve, **accurate(70 + seed))
+        plant(seed=seed, epoch=1.0 + seed / 2, curve=curve, **OURS, **accurate(80 + seed + 0.1 * (-1) ** seed))
+        plant(seed=seed, epoch=1.0, **OURS | DROP, **accurate(30 + seed))
     return tmp_path
 
 
@@ -136,7 +136,7 @@ def test_latex_compiles_and_is_no_wider_than_the_text(
         pytest.skip("no pdflatex on this machine; apt-get install texlive-latex-recommended texlive-science")
     for i, name in enumerate(("adaqp", "sar", "gnnpipe", "a_strategy_of_somebody_with_a_long_name")):
         for seed in range(5):
-            plant(seed=seed, model="gat", median=0.1 + i, **OURS | {"strategy": name}, **accurate(70 + seed / 7))
+            plant(seed=seed, model="gat", epoch=0.1 + i, **OURS | {"strategy": name}, **accurate(70 + seed / 7))
     tables = {
         "grouped": output(capsys, str(study), "--latex"),
         "runs": output(capsys, str(study), "--latex", "--no-group"),
@@ -197,7 +197,7 @@ def test_load_gives_a_row_a_run_and_history_a_row_an_epoch(tmp_path: Path) -> No
     frame = report.load(tmp_path / "**")
     assert list(frame.columns[: len(COLUMNS)]) == list(COLUMNS)
     (row,) = frame.to_dict("records")
-    assert (row["strategy"], row["epoch_seconds"]) == ("single", result["epoch_seconds"]["median"])
+    assert (row["strategy"], row["epoch_seconds"]) == ("single", result["epoch_seconds"]["mean"])
     assert row["settings.optim.lr"] == str(result["settings"]["optim"]["lr"])
     history = report.history(row["folder"])
     assert list(history["loss/train"]) == [r["loss/train"] for r in read_rows(tmp_path / "sweep" / "0")]
@@ -210,7 +210,7 @@ def test_load_gives_a_row_a_run_and_history_a_row_an_epoch(tmp_path: Path) -> No
 def test_names_of_somebody_elses_runs_are_inert(tmp_path: Path, plant: Plant, capsys: pytest.CaptureFixture) -> None:
     name = "=SUM(1)\n\\input{x} [a](http://b) <img src=x>|"
     for seed in range(2):
-        plant(seed=seed, median=1.0, dataset=name, model="-f")
+        plant(seed=seed, epoch=1.0, dataset=name, model="-f")
     (line, *_) = csv.DictReader(io.StringIO(output(capsys, str(tmp_path), "--csv")))
     assert line["dataset"].startswith("'=SUM(1)") and line["model"] == "'-f"
     assert not re.search(r"(?<!\\)(\]\(|<img)", output(capsys, str(tmp_path), "--markdown"))

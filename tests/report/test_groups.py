@@ -30,9 +30,9 @@ def group_of(found: Comparison, strategy: str = "graph_parallel", *, control: bo
 
 def test_ratios_form_inside_blocks_only(plant: Plant, tmp_path: Path) -> None:
     for block, (base, ours) in enumerate([(8.0, 4.0), (8.0, 1.0), (1.0, 1.0)]):
-        plant(median=base, block=block)
-        plant(median=ours, block=block, **OURS)
-    plant(median=0.001, block=7, **OURS)  # no baseline ran beside it
+        plant(epoch=base, block=block)
+        plant(epoch=ours, block=block, **OURS)
+    plant(epoch=0.001, block=7, **OURS)  # no baseline ran beside it
     group = group_of(compared(tmp_path))
     assert list(group.ratios.values()) == [2.0, 8.0, 1.0]
     assert group.speedup is not None and group.speedup.value == pytest.approx(16 ** (1 / 3))
@@ -41,9 +41,9 @@ def test_ratios_form_inside_blocks_only(plant: Plant, tmp_path: Path) -> None:
 
 
 def test_the_negative_control_is_no_baseline(plant: Plant, tmp_path: Path) -> None:
-    plant(median=4.0, **OURS)
-    plant(median=1.0, **OURS | DROP)
-    plant(median=2.0)
+    plant(epoch=4.0, **OURS)
+    plant(epoch=1.0, **OURS | DROP)
+    plant(epoch=2.0)
     found = compared(tmp_path, baseline="graph_parallel")
     assert list(group_of(found, "single").ratios.values()) == [2.0]
     assert list(group_of(found, control=True).ratios.values()) == [4.0]
@@ -90,7 +90,7 @@ def test_an_epoch_of_many_steps_is_said(plant: Plant, tmp_path: Path) -> None:
 def test_what_did_not_complete_is_counted(plant: Plant, tmp_path: Path) -> None:
     plant(seed=0)
     plant(seed=0, **OURS)
-    plant(seed=1, median=None, status="failed", error="rank 1: killed", **OURS)
+    plant(seed=1, epoch=None, status="failed", error="rank 1: killed", **OURS)
     group = group_of(compared(tmp_path))
     assert (cells(group)["runs"], cells(group)["completed"], len(group.times)) == (2, 1, 1)
 
@@ -145,8 +145,8 @@ def test_the_target_is_fixed_on_validation_and_nobody_is_dropped(plant: Plant, t
 
 def test_bold_only_where_a_paired_test_says_so(plant: Plant, tmp_path: Path) -> None:
     for seed in range(5):
-        plant(seed=seed, median=2.0 + seed, **accurate(80 + seed))
-        plant(seed=seed, median=(1.0 + seed / 10) * (2.0 + seed) / 2, **OURS, **accurate(80 + seed + (-1) ** seed))
+        plant(seed=seed, epoch=2.0 + seed, **accurate(80 + seed))
+        plant(seed=seed, epoch=(1.0 + seed / 10) * (2.0 + seed) / 2, **OURS, **accurate(80 + seed + (-1) ** seed))
     found = compared(tmp_path)
     assert group_of(found).best == {"speedup"}
     assert group_of(found, "single").best == set()
@@ -189,8 +189,8 @@ def test_what_forbids_no_ratio_is_named_apart(plant: Plant, tmp_path: Path, chan
 @pytest.mark.parametrize("runs", [1, 2, 4])
 def test_few_seeds_and_blocks_have_no_interval_and_no_verdict(plant: Plant, tmp_path: Path, runs: int) -> None:
     for seed in range(runs):
-        plant(seed=seed, median=2.0, **accurate(80 + seed))
-        plant(seed=seed, median=1.0, **OURS, **accurate(80 + seed))  # two seeds that agree to the last digit
+        plant(seed=seed, epoch=2.0, **accurate(80 + seed))
+        plant(seed=seed, epoch=1.0, **OURS, **accurate(80 + seed))  # two seeds that agree to the last digit
     found = compared(tmp_path)
     ours = group_of(found)
     assert ours.verdict == "not enough runs" and ours.difference is not None and ours.speedup is not None
@@ -203,9 +203,9 @@ def test_few_seeds_and_blocks_have_no_interval_and_no_verdict(plant: Plant, tmp_
 def test_one_configuration_is_the_baseline_of_ratios_and_of_verdicts(plant: Plant, tmp_path: Path) -> None:
     lazy: dict[str, Any] = {"strategy": "lazy", "exactness": ["stale"], "transport": "gloo", "world_size": 2}
     for seed, (two, four) in enumerate([(1.0, 1.5), (4.0, 3.0), (1.0, 1.5), (1.0, 1.5), (1.0, 1.5)]):
-        plant(seed=seed, median=two, settings__strategy={"every": 2}, **lazy, **accurate(70))
-        plant(seed=seed, median=four, settings__strategy={"every": 4}, **lazy, **accurate(60))
-        plant(seed=seed, median=2.0, **accurate(75))
+        plant(seed=seed, epoch=two, settings__strategy={"every": 2}, **lazy, **accurate(70))
+        plant(seed=seed, epoch=four, settings__strategy={"every": 4}, **lazy, **accurate(60))
+        plant(seed=seed, epoch=2.0, **accurate(75))
     found = compared(tmp_path, baseline="lazy")
     two, four, single = found.groups
     assert [group.verdict for group in found.groups] == ["baseline", "inferior", "not inferior"]
@@ -235,9 +235,9 @@ def test_strategies_that_are_unfair_alike_share_a_line(plant: Plant, tmp_path: P
 
 
 def test_among_baselines_that_of_the_same_session_counts(plant: Plant, tmp_path: Path) -> None:
-    plant(session="a", median=2.0)
-    plant(session="b", median=1.0)
-    plant(session="a", median=0.5, **OURS)
+    plant(session="a", epoch=2.0)
+    plant(session="b", epoch=1.0)
+    plant(session="a", epoch=0.5, **OURS)
     found = compared(tmp_path)
     assert [row["ratio"] for row in found.rows] == [1.0, 1.0, 4.0]
     assert found.warnings == []

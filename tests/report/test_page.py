@@ -35,8 +35,8 @@ def test_every_part_of_time_bytes_and_memory_has_a_colour() -> None:
 
 
 def test_what_is_unfair_is_blank_and_never_the_fastest(plant: Plant, tmp_path: Path) -> None:
-    plant(median=2.0, session="a")
-    plant(median=0.5, session="b", **OURS)  # resumed on another day
+    plant(epoch=2.0, session="a")
+    plant(epoch=0.5, session="b", **OURS)  # resumed on another day
     found = context(compare(collect([tmp_path])))
     ((_, lines),) = found["answers"]
     assert lines[0].name == "single"
@@ -55,8 +55,8 @@ def test_at_most_six_strategies_have_a_colour_and_the_rest_is_grey(plant: Plant,
     names = ["sar", "adaqp", "bns", "cofree", "digest", "feature", "pipegcn", "tag", "single", "graph_parallel"]
     for i, name in enumerate(names):
         ranks = 1 if name == "single" else 2
-        plant(median=2.0 - i / 10, curve=[0.1, 0.5], strategy=name, world_size=ranks, **accurate(70 + i))
-    plant(median=1.0, curve=[0.1, 0.3], **OURS | DROP, **accurate(30))
+        plant(epoch=2.0 - i / 10, curve=[0.1, 0.5], strategy=name, world_size=ranks, **accurate(70 + i))
+    plant(epoch=1.0, curve=[0.1, 0.3], **OURS | DROP, **accurate(30))
     groups = compare(collect([tmp_path])).groups
     chosen = strategies_in_colour(groups, "single")
     assert chosen[:2] == ["single", "graph_parallel"] and len(chosen) == 6  # the baseline; then who is ahead

@@ -38,7 +38,7 @@ def studied() -> list[str]:
 
 def row(job: str, *, model: str = "gcn", seed: int = 0, block: int = 0, seconds: float = 1.0, test: float = 0.8) -> Any:
     metric = {"test_at_best_val": test}
-    epoch = {"median": seconds}
+    epoch = {"mean": seconds}
     result = {"status": "completed", "model": model, "seed": seed, "metric": metric, "epoch_seconds": epoch}
     return {"block": block, "job": job, "result": result}
 
@@ -96,7 +96,7 @@ def test_a_stopped_block_begins_again_and_the_others_stay(
         if len(trained) == 5:
             raise KeyboardInterrupt
         trained.append(f"{overrides[-1]} {overrides[1]}")
-        return {"result": {"epoch_seconds": {"median": 0.5}}, "start": len(trained)}
+        return {"result": {"epoch_seconds": {"mean": 0.5}}, "start": len(trained)}
 
     monkeypatch.setattr(blocks, "train", train)
     study = {"jobs": {name: [name] for name in "abc"}, "blocks": range(2), "common": ["x"], "out": tmp_path / "s.jsonl"}

@@ -29,7 +29,7 @@ from gnnpar.durable import Json, JsonDict, JsonObject, write_text_whole
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import num_bytes, say, seconds, stdout
-from gnnpar.training.result.result import read_result
+from gnnpar.training.result.result import epoch_time, read_result
 
 Pair = tuple[int, int]  # (seed, block)
 COLUMNS = ("epoch", "bytes", "memory", "accuracy")
@@ -125,7 +125,7 @@ def measures(result: JsonObject) -> Measures:
     metric = result["metric"]
     test = metric["test_at_best_val"] if metric["test_at_best_val"] is not None else metric["test"]
     return {
-        "epoch": result["epoch_seconds"]["median"],
+        "epoch": epoch_time(result),
         "bytes": result["bytes_per_epoch"]["total"],
         "memory": max(peak) if peak and None not in peak else None,
         "accuracy": None if test is None else 100 * test,

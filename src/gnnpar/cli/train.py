@@ -192,14 +192,14 @@ def summary(run_dir: Path) -> str:
     from gnnpar.track.console import num_bytes, seconds
 
     result = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
-    metric, median = result["metric"], result["epoch_seconds"]["median"]
+    metric, mean = result["metric"], result["epoch_seconds"]["mean"]
     name = metric["name"] or "metric"
     parts = [f"{name} {part} {metric[part]:.4f}" for part in ("val", "test") if metric[part] is not None]
     if fidelity := result["fidelity"]:
         worst = fidelity["worst"]
         parts.append(f"gradient cosine {fidelity['cosine']['mean']:.4f} (worst {worst['layer']})")
     figures = ", ".join(
-        [*parts, f"{seconds(median)}/epoch", f"{num_bytes(result['bytes_per_epoch']['total'])}/epoch sent"]
+        [*parts, f"{seconds(mean)}/epoch", f"{num_bytes(result['bytes_per_epoch']['total'])}/epoch sent"]
     )
     return f"completed: {figures}  ->  {os.path.relpath(run_dir)}" + prediction(result)
 

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gnnpar.report.runs import Result, configuration_of, is_control, is_exact, value_at
+from gnnpar.training.result.result import epoch_time
 
 # what must be equal before two epoch times may form a ratio: name -> path in result.json
 FAIR: Mapping[str, tuple[str, ...]] = {
@@ -76,7 +77,7 @@ class Baseline:
 
 
 def _rank(runs: Sequence[Result]) -> tuple[bool, bool, float]:
-    times = [run["epoch_seconds"]["median"] for run in runs if run["epoch_seconds"]["median"]]
+    times = [seconds for run in runs if (seconds := epoch_time(run))]
     close = set(runs[0]["exactness"]) <= {"exact", "rounded"}
     return not close, runs[0]["oversubscribed"], statistics.geometric_mean(times) if times else math.inf
 
@@ -91,16 +92,16 @@ def ratio_of(
 ) -> tuple[float | None, str]:
     """How many times faster than the runs of the baseline that it is held against, or why there is no ratio. Of
     several in its block the fastest counts."""
-    mine = result["epoch_seconds"]["median"]
+    mine = epoch_time(result)
     if mine is None or result["status"] != "completed":
         return None, f"run {result['status']}"
-    timed = [base for base in bases if base["epoch_seconds"]["median"] is not None]
+    timed = [base for base in bases if epoch_time(base) is not None]
     if not timed:
         return None, f"no completed run of {baseline}"
     fair = [base for base in timed if not differences(result, base)]
     if not fair and not allow_unfair:
         return None, why_unequal(min((differences(result, base) for base in timed), key=len), baseline)
-    return min(base["epoch_seconds"]["median"] for base in fair or timed) / mine, "" if fair else "unfair"
+    return min(seconds for base in fair or timed if (seconds := epoch_time(base))) / mine, "" if fair else "unfair"
 
 
 def why_unequal(names: Sequence[str], baseline: str) -> str:
@@ -125,7 +126,7 @@ def exact_runs_of(strategy: str, results: Sequence[Result]) -> list[Result]:
 def warnings(results: Sequence[Result], baseline: str) -> list[str]:
     """One line for each way in which these runs are no fair comparison; none: all is equal that must be."""
     bases = [run for runs in Baseline.of(baseline, results).ranked for run in runs]
-    bases = [base for base in bases if base["epoch_seconds"]["median"] is not None]
+    bases = [base for base in bases if epoch_time(base) is not None]
     unequal: dict[str, list[str]] = {}
     apart: list[str] = []
     for result in results:

@@ -12,6 +12,7 @@ from gnnpar.report.fairness import Baseline, ratio_of
 from gnnpar.report.runs import Result, collect, configuration_of, flat, folders_of, links, variants
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import FILE, read_rows
+from gnnpar.training.result.result import epoch_time
 
 COLUMNS: tuple[str, ...] = (
     "strategy",
@@ -71,7 +72,7 @@ def _row(folder: Path, result: Result, changed: str, ratio: float | None, why: s
         result.get("block"),
         result["world_size"],
         result["threads_per_rank"],
-        result["epoch_seconds"]["median"],
+        epoch_time(result),
         ratio,
         result["bytes_per_epoch"]["total"],
         max(peak) if peak else None,

@@ -207,6 +207,12 @@ def epoch_seconds(timed: Sequence[Row], warmup: int) -> JsonDict:
     }
 
 
+def epoch_time(result: JsonObject) -> float | None:
+    """Seconds an epoch of a result.json: the mean, since epochs that re-assign bits or refresh a history take part of
+    the time, and a median leaves them out (protocol, rule 4). None: nothing was timed."""
+    return result["epoch_seconds"]["mean"]
+
+
 def metric(rows: Sequence[Row]) -> JsonDict:
     """Last evaluation, and the one with the best validation value (the first of equals)."""
     evaluated = [row for row in rows if "metric/name" in row]
