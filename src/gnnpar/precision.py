@@ -45,6 +45,6 @@ def mixed(x: Tensor) -> AbstractContextManager[object]:
 
 def unmixed(device: torch.device) -> AbstractContextManager[object]:
     """Inside, every operation computes in the types of its operands, whatever `mixed` says around it."""
-    if not torch.is_autocast_enabled(device.type):
+    if not (torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
