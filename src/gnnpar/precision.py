@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gnnpar_kernels.csr import accumulate_dtype
-
-Precision = Literal["fp32", "fp64", "bf16"]
 
 
 class Types(NamedTuple):
@@ -21,7 +19,7 @@ class Types(NamedTuple):
     parameters: torch.dtype
 
 
-TYPES: dict[Precision, Types] = {
+TYPES: dict[str, Types] = {
     "fp32": Types(torch.float32, torch.float32),
     "fp64": Types(torch.float64, torch.float64),
     "bf16": Types(torch.bfloat16, torch.float32),

@@ -23,7 +23,6 @@ import annotated_types as at
 from gnnpar.aliases import with_published_model_keys
 from gnnpar.durable import Json, JsonDict, JsonObject
 from gnnpar.paths import expanded
-from gnnpar.precision import Precision
 from gnnpar.pricing.topology import Machines
 from gnnpar.targets import is_own, locate
 from gnnpar.track.tracker import Tracker
@@ -229,7 +228,7 @@ class Settings:
     seed: Count
     block: Count | None
     device: Literal["auto", "cpu", "cuda"]
-    precision: Precision
+    precision: Literal["fp32", "fp64", "bf16"]
     first_layer: Literal["live", "cached"]
     threads_per_rank: Threads
     data_dir: Path
