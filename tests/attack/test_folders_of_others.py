@@ -311,6 +311,25 @@ def test_settings_of_wandb_in_the_working_directory_take_no_key(
         assert run("dashboard", ["."]) == 2
 
 
+FIGURES = """
+from pathlib import Path
+from gnnpar.report import figures
+try:
+    figures.write_figures(None, Path("matplotlibrc"))
+except figures.ConfigError:
+    import matplotlib
+    print(matplotlib.rcParams["lines.linewidth"])
+"""
+
+
+def test_figures_read_no_matplotlibrc_of_the_working_directory(tmp_path: Path) -> None:
+    """Its colours are code to matplotlib before 3.11."""
+    (tmp_path / "matplotlibrc").write_text("lines.linewidth: 77\n")
+    command = [sys.executable, "-P", "-c", FIGURES]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.stdout == "1.5\n", done.stderr
+
+
 def test_python_m_imports_nothing_of_the_working_directory(tmp_path: Path) -> None:
     """But what Python itself imports before gnnpar is found."""
     for module in ("signal", "threading", "typing", "json", "difflib"):

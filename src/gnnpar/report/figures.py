@@ -3,6 +3,7 @@ Each has the data behind it beside it as csv: what is drawn is what the csv hold
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +56,8 @@ class Drawing(NamedTuple):
 
 def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     """The files written: NAME.svg, .pdf, .png and .csv, a panel a task; what no run has data for is left out."""
-    import matplotlib as mpl
+    with contextlib.chdir(Path(__file__).parent):  # it evaluates a matplotlibrc of the working directory
+        import matplotlib as mpl
 
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--figures {folder} is a file; name a folder")
