@@ -48,10 +48,10 @@ def value_of(entry: Mapping[str, Any], lines: Sequence[Line]) -> float:
     ]
     if len(meant) != 1:
         raise ValueError(f"{len(meant)} lines are {entry['row']} and have a column {entry['column']}")
-    number = NUMBER.search(meant[0][entry["column"]])
-    if number is None:
-        raise ValueError(f"no number in {entry['column']} of {entry['row']}: {meant[0][entry['column']]}")
-    return float(number[0])
+    numbers, part = NUMBER.findall(meant[0][entry["column"]]), entry.get("part", 0)
+    if len(numbers) <= part:
+        raise ValueError(f"no number {part} in {entry['column']} of {entry['row']}: {meant[0][entry['column']]}")
+    return float(numbers[part])
 
 
 def verdicts(name: str, report: str) -> list[tuple[bool, str]]:
