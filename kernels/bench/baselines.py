@@ -12,7 +12,7 @@ from gnnpar_kernels import Csr
 Run = Callable[[], object]
 Build = Callable[[], Run]  # called just before the contender runs: may lack memory or a package
 
-PYG = "PyG GATConv"
+PYG, PYG_V2 = "PyG GATConv", "PyG GATv2Conv"
 OPTIONAL = ("torch_geometric", "torch_sparse", "turbo_gnn")
 
 
@@ -60,15 +60,20 @@ def _turbo_gnn() -> Run:
     raise NotImplementedError("installed, but its call is not written here")
 
 
-def gat_layer(src: Tensor, dst: Tensor, x: Tensor, grad_out: Tensor, *, heads: int, width: int) -> dict[str, Build]:
-    """A GAT layer of PyG, forward and backward. Shapes: src, dst [E], x, grad_out [N, heads * width]."""
-    return {PYG: partial(_gat_conv, src, dst, x, grad_out, heads, width)} if find_spec("torch_geometric") else {}
+def gat_layer(
+    src: Tensor, dst: Tensor, x: Tensor, grad_out: Tensor, *, heads: int, width: int, v2: bool = False
+) -> dict[str, Build]:
+    """A GAT or GATv2 layer of PyG, forward and backward. Shapes: src, dst [E], x, grad_out [N, heads * width]."""
+    if find_spec("torch_geometric") is None:
+        return {}
+    return {PYG_V2 if v2 else PYG: partial(_gat_conv, src, dst, x, grad_out, heads, width, v2)}
 
 
-def _gat_conv(src: Tensor, dst: Tensor, x: Tensor, grad_out: Tensor, heads: int, width: int) -> Run:
-    from torch_geometric.nn import GATConv
+def _gat_conv(src: Tensor, dst: Tensor, x: Tensor, grad_out: Tensor, heads: int, width: int, v2: bool) -> Run:
+    from torch_geometric.nn import GATConv, GATv2Conv
 
-    layer = GATConv(heads * width, width, heads, add_self_loops=False).to(x.device, x.dtype)
+    conv = GATv2Conv if v2 else GATConv
+    layer = conv(heads * width, width, heads, add_self_loops=False).to(x.device, x.dtype)
     edge_index = torch.stack([src, dst])
     wanted = (x, *layer.parameters())
     return lambda: torch.autograd.grad(layer(x, edge_index), wanted, grad_out)

@@ -183,6 +183,46 @@ def _gat_layer(heads: int, width: int, dtype: torch.dtype) -> Case:
     return Case(name="gat layer fwd+bwd", shape=f"{heads}x{width}", dtype=dtype, race=race)
 
 
+class _AttendV2(torch.autograd.Function):
+    """The same for GATv2."""
+
+    @staticmethod
+    def forward(ctx: Any, body: Body, data: Inputs, x: Tensor, y: Tensor, a: Tensor) -> Tensor:
+        indptr, indices, *_ = data.forward
+        out, lse = body.attend_finish(body.attend_v2(indptr, indices, x, y, a, slope=0.2, num_rows=y.shape[0]))
+        ctx.body, ctx.data = body, data
+        ctx.save_for_backward(x, y, a, out, lse)
+        return out.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, a, out, lse = ctx.saved_tensors
+        grad_out, reverse = grad_outputs[0], ctx.data.reverse
+        given = (x, y, a, lse, grad_out, ctx.body.row_dots(out, grad_out, dtype=lse.dtype))
+        return None, None, *ctx.body.attend_v2_grad(ctx.data.forward, reverse, reverse.edge_ids, *given, slope=0.2)
+
+
+def _gatv2_layer(heads: int, width: int, dtype: torch.dtype) -> Case:
+    def race(data: Inputs) -> Race:
+        total = heads * width
+        x, grad_out = (torch.randn(data.size.nodes, total, device=data.device).to(dtype) for _ in range(2))
+        left, right, attend, bias = (
+            (0.1 * torch.randn(shape, device=data.device)).to(dtype).requires_grad_()
+            for shape in ((total, total), (total, total), (heads, width), (total,))
+        )
+        wanted = (x.requires_grad_(), left, right, attend, bias)
+
+        def op(body: Body) -> tuple[Tensor, ...]:
+            rows = ((x @ weight.t()).view(-1, heads, width) for weight in (left, right))
+            out = _AttendV2.apply(body, data, *rows, attend)
+            return torch.autograd.grad(out.view(-1, total) + bias, wanted, grad_out)
+
+        others = baselines.gat_layer(data.src, data.dst, x, grad_out, heads=heads, width=width, v2=True)
+        return Race(op=op, others=others)
+
+    return Case(name="gatv2 layer fwd+bwd", shape=f"{heads}x{width}", dtype=dtype, race=race)
+
+
 def _extremum(width: int) -> Case:
     def race(data: Inputs) -> Race:
         nodes = data.size.nodes
@@ -279,6 +319,7 @@ def _of_gpu() -> Iterator[Case]:
             yield _attend(heads, width, dtype)
             yield _attend_grad(heads, width, dtype)
             yield _gat_layer(heads, width, dtype)
+        yield _gatv2_layer(4, 64, dtype)
         yield _dropout(128, dtype, per_edge=False)
         for bits in (2, 4, 8):
             yield _quantize(128, bits, dtype, ops="quantize")
@@ -295,6 +336,7 @@ def _of_cpu() -> Iterator[Case]:
     yield _spmm(128, torch.float64, transposed=False)
     for width in (8, 32, 64):
         yield _gat_layer(4, width, FP32)
+    yield _gatv2_layer(4, 32, FP32)
     for drop in (0.0, 0.5):
         yield _attend(4, 32, FP32, drop=drop)
         yield _attend_grad(4, 32, FP32, drop=drop)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bench.baselines import PYG, csr_name
+from bench.baselines import PYG, PYG_V2, csr_name
 from bench.graphs import Size
 from bench.measuring import Measurement, percentiles
 from bench.registry import OURS, SAVED, Case
@@ -181,6 +181,7 @@ def summary(rows: list[Row], *, kind: str, device: str) -> list[str]:
         lines += _line(
             "gat layer against PyG, memory", _per_race(rows, "gat layer fwd+bwd", "memory_ratio", (PYG,)), "x", "10x"
         )
+        lines += _gatv2(rows, "cpu_ratio")
         speeds = [
             row["payload_gb_per_s"] * row["wall_p50_ms"] / row["cpu_p50_ms"]
             for row in rows
@@ -196,9 +197,16 @@ def summary(rows: list[Row], *, kind: str, device: str) -> list[str]:
     lines += _line(
         "gat layer against PyG, memory", _per_race(rows, "gat layer fwd+bwd", "memory_ratio", (PYG,)), "x", "5x"
     )
+    lines += _gatv2(rows, "wall_ratio")
     for case in ("quantize", "dequantize"):
         lines += _line(f"{case} of copy bandwidth", _per_race(rows, case, "floor_percent", (OURS,)), " %", "70 %")
     return lines
+
+
+def _gatv2(rows: list[Row], ratio: str) -> Iterable[str]:
+    for what, column in (("", ratio), (", memory", "memory_ratio")):
+        values = _per_race(rows, "gatv2 layer fwd+bwd", column, (PYG_V2,))
+        yield from _line(f"gatv2 layer against PyG{what}", values, "x", "3x")
 
 
 def say(message: str) -> None:
