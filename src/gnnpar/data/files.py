@@ -11,7 +11,6 @@ import hashlib
 import io
 import logging
 import os
-import pickle
 import shutil
 import socket
 import tempfile
@@ -20,8 +19,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import BinaryIO
 
 from gnnpar.paths import expanded
 
@@ -121,39 +118,6 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
                 if not final.is_dir():  # else another host, whose locks are its own, was first
                     raise
     return final
-
-
-_ARRAYS = {
-    ("__builtin__", "list"),  # as Python 2 wrote the adjacency of Planetoid
-    ("builtins", "list"),
-    ("collections", "defaultdict"),
-    ("numpy", "dtype"),
-    ("numpy", "ndarray"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy.core.multiarray", "scalar"),
-    ("numpy._core.multiarray", "scalar"),
-    ("scipy.sparse.csr", "csr_matrix"),
-    ("scipy.sparse._csr", "csr_matrix"),
-}
-
-
-class ArrayUnpickler(pickle.Unpickler):
-    """Reads arrays, lists and dicts. UnpicklingError where a pickle names anything else; nothing of it is called."""
-
-    def find_class(self, module: str, name: str) -> object:
-        if (module, name) not in _ARRAYS:
-            raise pickle.UnpicklingError(f"it names {module[:80]}.{name[:80]}, which is no array")
-        return super().find_class(module, name)
-
-
-def load_arrays(file: BinaryIO, *, encoding: str = "ASCII") -> object:
-    """`pickle.load`, of what ArrayUnpickler reads."""
-    return ArrayUnpickler(file, encoding=encoding).load()
-
-
-ARRAY_PICKLE = SimpleNamespace(__name__="pickle of arrays", Unpickler=ArrayUnpickler, load=load_arrays)
-"""The module `pickle` for a library that reads arrays with it, and runs code where a file brings some."""
 
 
 @contextlib.contextmanager

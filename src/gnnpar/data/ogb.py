@@ -6,7 +6,6 @@ before it fetches more than 1 GB, and nobody can answer a training run: those ar
 """
 
 import contextlib
-import functools
 import importlib
 import io
 import sys
@@ -18,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from gnnpar.data.array_pickle import load_saved_arrays
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import (
-    ARRAY_PICKLE,
     cached_folder,
     downloading,
     find_folder,
@@ -140,7 +139,7 @@ def _ogb_speaks() -> Iterator[None]:
     """No prints, no questions on the terminal, and a torch.load that reads OGB's files, which hold numpy arrays, and
     runs no code of them: OGB itself has no word in how they are read."""
     load, stdin = torch.load, sys.stdin
-    torch.load = functools.partial(load, weights_only=False, pickle_module=ARRAY_PICKLE)
+    torch.load = lambda file, *_, **__: load_saved_arrays(file)
     sys.stdin = io.StringIO("")
     try:
         with quiet():

@@ -9,7 +9,9 @@ PyG is imported when a graph is processed, never before.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +21,9 @@ import torch
 from torch import Tensor
 
 from gnnpar.data.adjacency import edges_of
+from gnnpar.data.array_pickle import ARRAY_PICKLE, checked_csr
 from gnnpar.data.dataset import Dataset, TaskName
 from gnnpar.data.files import (
-    ARRAY_PICKLE,
     cached_folder,
     downloading,
     find_folder,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 _GRAPH_FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
+_READING = threading.RLock()
 _GITHUB, _DRIVE = "https://github.com", "https://drive.usercontent.google.com"
 
 
@@ -168,14 +171,17 @@ def _open(source: _Source, root: Path) -> Data:
 
 @contextlib.contextmanager
 def _arrays_alone() -> Iterator[None]:
-    """PyG reads the pickles of Planetoid, whoever made or sent them, as arrays; UnpicklingError where one is more."""
+    """PyG reads the pickles of Planetoid, whoever made or sent them, as arrays, and sparse matrices of all files are
+    checked before scipy believes their indices. UnpicklingError or ValueError where a file is more or less."""
     planetoid = vars(importlib.import_module("torch_geometric.io.planetoid"))
-    pickle = planetoid["pickle"]
-    planetoid["pickle"] = ARRAY_PICKLE
-    try:
-        yield
-    finally:
-        planetoid["pickle"] = pickle
+    scipy = vars(importlib.import_module("scipy.sparse"))
+    with _READING:
+        pickle, make = planetoid["pickle"], scipy["csr_matrix"]
+        planetoid["pickle"], scipy["csr_matrix"] = ARRAY_PICKLE, functools.partial(checked_csr, make)
+        try:
+            yield
+        finally:
+            planetoid["pickle"], scipy["csr_matrix"] = pickle, make
 
 
 def _raw_of(source: _Source, root: Path) -> Path:

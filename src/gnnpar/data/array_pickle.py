@@ -1,0 +1,230 @@
+"""Pickles of arrays, without anything that a pickle can do beyond them.
+
+numpy and scipy believe what a pickle says of an array: its type, where the fields of that type lie, which indices a
+sparse matrix has. Forged, they read and write whatever memory the file names. Here `pickle` builds records alone, which
+do nothing; what they say is checked when all is read, and only then made into arrays, of plain numbers.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, TYPE_CHECKING, Self
+
+import numpy as np
+
+from gnnpar.capacity import require_memory
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+_NUMBERS = re.compile(r"b1|[iu][1248]|f[248]")
+_PLAIN = (bool, int, float, str, bytes)
+_MOST_NESTED = 20
+
+
+class _Record:
+    """What a pickle says of one object: what it is called with, and its state."""
+
+    __slots__ = ("args", "state")
+    args: tuple[object, ...]
+    state: object
+
+    def __new__(cls, *args: object) -> Self:
+        made = super().__new__(cls)
+        made.args, made.state = args, None
+        return made
+
+    def __setstate__(self, state: object) -> None:
+        """Of a class in the place of an object, `pickle` calls this without `self`: a TypeError."""
+        self.state = state
+
+
+class _List(_Record): ...
+
+
+class _Mapping(dict[object, object]):
+    """A defaultdict, without its default."""
+
+    __slots__ = ()
+
+    def __init__(self, *_: object) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: object) -> None:
+        raise pickle.UnpicklingError("it gives a dict a state")
+
+
+class _Type(_Record): ...
+
+
+class _NDArray(_Record): ...
+
+
+class _Array(_Record): ...
+
+
+class _Scalar(_Record): ...
+
+
+class _Csr(_Record): ...
+
+
+_RECORDS = {
+    ("__builtin__", "list"): _List,  # as Python 2 wrote the adjacency of Planetoid
+    ("builtins", "list"): _List,
+    ("collections", "defaultdict"): _Mapping,
+    ("numpy", "dtype"): _Type,
+    ("numpy", "ndarray"): _NDArray,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy.core.multiarray", "scalar"): _Scalar,
+    ("numpy._core.multiarray", "scalar"): _Scalar,
+    ("scipy.sparse.csr", "csr_matrix"): _Csr,
+    ("scipy.sparse._csr", "csr_matrix"): _Csr,
+}
+
+
+class _Reader(pickle.Unpickler):
+    """UnpicklingError where a pickle names anything that is no record; nothing of it is called."""
+
+    def find_class(self, module: str, name: str) -> object:
+        if (module, name) not in _RECORDS:
+            raise pickle.UnpicklingError(f"it names {module[:80]}.{name[:80]}, which is no array")
+        return _RECORDS[module, name]
+
+
+def load_arrays(file: IO[bytes], *, encoding: str = "ASCII") -> object:
+    """`pickle.load` of numbers, text, lists, tuples, dicts, arrays of plain numbers and sparse matrices of them.
+
+    Raises UnpicklingError, and whatever `pickle` raises for a file that is damaged.
+    """
+    return _made(_Reader(file, encoding=encoding).load(), {}, 0)
+
+
+ARRAY_PICKLE = SimpleNamespace(__name__="pickle of arrays", load=load_arrays)
+"""The module `pickle` for a library that reads arrays with it, and runs code where a file brings some."""
+
+
+def load_saved_arrays(file: Path) -> object:
+    """What torch.save has written of arrays, without tensors. Errors as in `load_arrays`."""
+    with zipfile.ZipFile(file) as archive:
+        name = next((each for each in archive.namelist() if each.endswith("/data.pkl")), None)
+        if name is None:
+            raise pickle.UnpicklingError("it is no file of torch.save")
+        require_memory(archive.getinfo(name).file_size, "its arrays", "store fewer or smaller")
+        with archive.open(name) as content:
+            return load_arrays(content, encoding="utf-8")
+
+
+def checked_csr(
+    make: Callable[..., csr_matrix], parts: tuple[np.ndarray, np.ndarray, np.ndarray], shape: Iterable[int]
+) -> csr_matrix:
+    """`make`, scipy's csr_matrix, of (data [E], indices [E], indptr [rows + 1]). ValueError where they are none of this
+    shape: scipy looks at the ends of indptr alone, and then writes wherever they say."""
+    data, indices, indptr = parts
+    rows, columns = map(int, shape)
+    kinds = data.dtype.kind in "biuf" and indices.dtype.kind in "iu" and indptr.dtype.kind in "iu"
+    if not (kinds and data.ndim == indices.ndim == indptr.ndim == 1):
+        raise ValueError(
+            "a sparse matrix needs data, indices and indptr: numbers, of one dimension, the last two whole"
+        )
+    if len(indptr) != rows + 1 or indptr[0] != 0 or indptr[-1] != len(indices) or len(data) != len(indices):
+        raise ValueError(
+            f"a sparse matrix of {rows} rows has {len(indptr)} entries of indptr, {len(indices)} indices and "
+            f"{len(data)} numbers, which do not belong together"
+        )
+    if bool((indptr[1:] < indptr[:-1]).any()):
+        raise ValueError("indptr of a sparse matrix goes down")
+    if len(indices) and (indices.min() < 0 or indices.max() >= columns):
+        raise ValueError(f"indices of a sparse matrix of {columns} columns are {indices.min()} to {indices.max()}")
+    return make((data, indices, indptr), shape=(rows, columns))
+
+
+def _made(node: object, made: dict[int, object], depth: int) -> object:
+    """A tree with its records made into what they say; `made`: by the identity of a node."""
+    if node is None or type(node) in _PLAIN:
+        return node
+    if id(node) in made:
+        return made[id(node)]
+    if depth > _MOST_NESTED:
+        raise pickle.UnpicklingError(f"it is nested more than {_MOST_NESTED} deep")
+    found: object
+    if isinstance(node, dict):
+        if any(type(key) not in _PLAIN for key in node):
+            raise pickle.UnpicklingError("it holds a dict whose keys are neither numbers nor text")
+        found = {key: _made(value, made, depth + 1) for key, value in node.items()}
+    elif type(node) is list:
+        found = [_made(value, made, depth + 1) for value in node]
+    elif type(node) is tuple:
+        found = tuple(_made(value, made, depth + 1) for value in node)
+    elif isinstance(node, _Array):
+        found = _array(node)
+    elif isinstance(node, _Scalar):
+        found = _scalar(node)
+    elif isinstance(node, _Csr):
+        found = _csr(node)
+    else:
+        raise pickle.UnpicklingError("it holds what is no array")
+    made[id(node)] = found
+    return found
+
+
+def _type(record: object) -> np.dtype:
+    match record:
+        case _Type(args=(str(code), _, _), state=(3, "<" | ">" | "|" | "=" as order, None, None, None, -1, -1, 0)):
+            if _NUMBERS.fullmatch(code):
+                return np.dtype(order + code)
+    raise pickle.UnpicklingError("it holds an array that is not of plain numbers")
+
+
+def _bytes(data: object) -> bytes:
+    if isinstance(data, str):  # as Python 2 wrote it, read with the encoding latin1
+        return data.encode("latin-1")
+    if isinstance(data, bytes):
+        return data
+    raise pickle.UnpicklingError("it holds an array without its bytes")
+
+
+def _array(record: _Array) -> np.ndarray:
+    match record.args, record.state:
+        case (of, (0,), b"b" | "b"), (1, tuple(shape), kind, fortran, content) if of is _NDArray:
+            data, dtype = _bytes(content), _type(kind)
+            if all(type(length) is int and length >= 0 for length in shape):
+                count = int(np.prod(shape, dtype=object)) if shape else 1
+                if count * dtype.itemsize == len(data):
+                    flat = np.frombuffer(data, dtype).astype(dtype.newbyteorder("="))  # a copy that may be written to
+                    return flat.reshape(shape, order="F" if fortran else "C")
+    raise pickle.UnpicklingError("it holds an array whose shape, type and bytes do not belong together")
+
+
+def _scalar(record: _Scalar) -> np.generic:
+    match record.args:
+        case (kind, content) if record.state is None:
+            data, dtype = _bytes(content), _type(kind)
+            if len(data) == dtype.itemsize:
+                return np.frombuffer(data, dtype).astype(dtype.newbyteorder("="))[0]
+    raise pickle.UnpicklingError("it holds a number whose type and bytes do not belong together")
+
+
+def _csr(record: _Csr) -> csr_matrix:
+    from scipy import sparse
+
+    match record.args, record.state:
+        case (), {
+            "data": _Array() as data,
+            "indices": _Array() as indices,
+            "indptr": _Array() as indptr,
+            "_shape": shape,
+        }:
+            match shape:
+                case (int() as rows, int() as columns) if min(rows, columns) >= 0:
+                    arrays = _array(data), _array(indices), _array(indptr)
+                    nbytes = rows * columns * arrays[0].itemsize  # it is made dense
+                    require_memory(nbytes, "a matrix of the file", "compare its checksum")
+                    return checked_csr(sparse.csr_matrix, arrays, (rows, columns))
+    raise pickle.UnpicklingError("it holds a sparse matrix without data, indices, indptr and _shape")

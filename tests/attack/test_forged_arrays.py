@@ -1,0 +1,183 @@
+"""Files of arrays that say of an array what is not so: refused before numpy or scipy believe it.
+
+Of numpy and scipy, such a file chooses what memory they write to, and which class of the process it changes.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy._core.multiarray import _reconstruct, scalar
+from scipy.sparse import csr_matrix
+
+from data.samples import shared
+from gnnpar.data.array_pickle import load_arrays
+from gnnpar.data.pyg import PyGDataset
+
+POINTER = struct.pack("<Q", 0x41414141)
+WITH_OBJECTS = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
+FAR_AWAY = (3, "|", None, ("a",), {"a": (np.dtype("f8"), 1 << 40)}, 8, 1, 0)
+CSR = csr_matrix(np.eye(3, dtype=np.float32))
+
+
+class Calls:
+    """A pickle of it calls `what`, and gives the result a state."""
+
+    def __init__(self, what: object, args: tuple[object, ...], state: object = None) -> None:
+        self.reduced = (what, args) if state is None else (what, args, state)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self.reduced
+
+
+def array(dtype: object, shape: tuple[int, ...], content: bytes) -> Calls:
+    return Calls(_reconstruct, (np.ndarray, (0,), b"b"), (1, shape, dtype, False, content))
+
+
+def typed(state: object, code: str = "V8") -> Calls:
+    return Calls(np.dtype, (code, False, True), state)
+
+
+def sparse(**changed: object) -> object:
+    """A csr_matrix whose state says something else."""
+    forged = CSR.copy()
+    vars(forged).update(changed)
+    return forged
+
+
+FORGED = {
+    "objects of a buffer": Calls(np.ndarray, ((4,), np.dtype("O"), POINTER * 4)),
+    "an empty array of objects": Calls(np.ndarray, ((4,), np.dtype("O"))),
+    "objects": array(np.dtype("O"), (1,), POINTER),
+    "objects that a type hides": array(typed(WITH_OBJECTS), (4,), POINTER * 4),
+    "a field beyond the array": array(typed(FAR_AWAY), (4,), POINTER * 4),
+    "a number of a hidden object": Calls(scalar, (typed(WITH_OBJECTS), POINTER)),
+    "a number without its bytes": Calls(scalar, (np.dtype("i8"), b"")),
+    "an item of another size": array(typed((3, "<", None, None, None, 1 << 40, 1, 0), "i8"), (4,), POINTER * 4),
+    "fewer bytes than numbers": array(np.dtype("i8"), (1 << 40,), POINTER),
+    "a negative length": array(np.dtype("i8"), (-1, -1), POINTER),
+    "a subclass": Calls(_reconstruct, (csr_matrix, (0,), b"b")),
+    "an array of no state": Calls(_reconstruct, (np.ndarray, (1 << 20,), b"b")),
+    "indices beyond the columns": sparse(indices=np.array([0, 1 << 29, 2], np.int32)),
+    "negative indices": sparse(indices=np.array([0, -1, 2], np.int32)),
+    "rows that begin far away": sparse(indptr=np.array([0, 1 << 30, 0, 3], np.int32)),
+    "rows that begin far away, without an entry": sparse(
+        indptr=np.array([0, 1 << 30, 5, 0], np.int32), indices=np.zeros(0, np.int32), data=np.zeros(0, np.float32)
+    ),
+    "unsigned rows that go down": sparse(indptr=np.array([0, 1 << 30, 0, 3], np.uint64)),
+    "more rows than there are": sparse(_shape=(1 << 20, 3)),
+    "a matrix beyond memory": sparse(_shape=(3, 1 << 60)),
+    "a type in a list": [np.dtype("i8")],
+    "an array as a key": {Calls(scalar, (np.dtype("i8"), POINTER)): 0},
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_forged_array_is_refused(kind: str) -> None:
+    with pytest.raises((pickle.UnpicklingError, ValueError)):
+        load_arrays(io.BytesIO(pickle.dumps(FORGED[kind], protocol=4)), encoding="latin1")
+
+
+@pytest.mark.parametrize(
+    "name", ["scipy.sparse.csr csr_matrix", "numpy dtype", "numpy ndarray", "collections defaultdict", "builtins list"]
+)
+def test_a_pickle_changes_no_class(name: str) -> None:
+    """It gave a class a state, which the whole process had from then on."""
+    module, member = name.split()
+    text = f"c{module}\n{member}\n".encode() + b"}X\x05\x00\x00\x00shapeX\x01\x00\x00\x00xsb."
+    with pytest.raises((TypeError, pickle.UnpicklingError)):
+        load_arrays(io.BytesIO(b"\x80\x02" + text))
+    assert csr_matrix((2, 3)).shape == (2, 3)
+
+
+def test_items_of_an_array_are_set_by_nobody() -> None:
+    """numpy's arrays took them while the pickle was read, after their indices were checked."""
+    content = pickle.dumps(np.arange(3), protocol=4)[:-1] + b"K\x00K\x07s."
+    with pytest.raises(TypeError):
+        load_arrays(io.BytesIO(content))
+
+
+def test_a_list_in_itself_is_refused() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    with pytest.raises(pickle.UnpicklingError, match="nested more than 20 deep"):
+        load_arrays(io.BytesIO(pickle.dumps(endless)))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(np.arange(6).reshape(2, 3).astype(code) for code in ("?", "i1", "u1", "<i4", ">i4", "u8", "f2", "f4", ">f8")),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.zeros((0, 3), np.float32),
+        np.array(7),
+        np.float64(0.1),
+        np.bool_(True),
+    ],
+)
+def test_arrays_are_read_as_they_were_written(given: np.ndarray | np.generic) -> None:
+    read = load_arrays(io.BytesIO(pickle.dumps(given, protocol=4)), encoding="latin1")
+    assert type(read) is type(given)
+    assert isinstance(read, np.ndarray | np.generic)
+    assert read.dtype == given.dtype.newbyteorder("=")
+    assert np.array_equal(read, given)
+    if isinstance(read, np.ndarray) and isinstance(given, np.ndarray):
+        assert read.flags.f_contiguous == given.flags.f_contiguous
+        assert read.flags.writeable
+
+
+def test_what_holds_arrays_is_read_as_it_was_written() -> None:
+    graph = defaultdict(list, {0: [1, 2], 1: [0]})
+    given = {"graph": graph, "both": (np.arange(2), None), "text": "x", "number": 0.5}
+    read = load_arrays(io.BytesIO(pickle.dumps(given, protocol=4)))
+    assert str(read) == str(given | {"graph": dict(graph)})
+
+
+@pytest.mark.parametrize("folder", ["Cora", "CiteSeer"])
+def test_planetoid_is_read_bit_by_bit(folder: str) -> None:
+    for part in ("x", "tx", "allx", "y", "ty", "ally", "graph"):
+        with (shared(folder) / folder / "raw" / f"ind.{folder.lower()}.{part}").open("rb") as file:
+            read = load_arrays(file, encoding="latin1")
+            file.seek(0)
+            theirs = pickle.load(file, encoding="latin1")  # noqa: S301 - files with known checksums
+        if isinstance(read, dict):
+            assert read == theirs
+        else:
+            mine, other = (each.toarray() if isinstance(each, csr_matrix) else each for each in (read, theirs))
+            assert mine.dtype == other.dtype
+            assert mine.tobytes() == other.tobytes()
+
+
+def npz(file: Path, **changed: np.ndarray) -> None:
+    """The raw file of Amazon's and Coauthor's graphs."""
+    of = {"data": CSR.data, "indices": CSR.indices, "indptr": CSR.indptr, "shape": np.array(CSR.shape)}
+    parts = {f"{which}_{key}": value for which in ("attr", "adj") for key, value in of.items()}
+    np.savez(file, allow_pickle=False, labels=np.arange(3), **(parts | changed))
+
+
+@pytest.mark.parametrize("which", ["attr", "adj"])
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            {"indices": np.array([0, 1 << 29, 2], np.int32)},
+            "indices of a sparse matrix of 3 columns are 0 to",
+        ),
+        ({"indptr": np.array([0, 1 << 30, 2, 3], np.int32)}, "indptr of a sparse matrix goes down"),
+    ],
+)
+def test_a_forged_matrix_of_an_npz_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, change: dict[str, np.ndarray], line: str
+) -> None:
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    raw = tmp_path / "Computers" / "raw"
+    raw.mkdir(parents=True)
+    npz(raw / "amazon_electronics_computers.npz", **{f"{which}_{key}": value for key, value in change.items()})
+    with pytest.raises(ValueError, match=f"cannot be read .*{line}"):
+        PyGDataset(name="computers").load(tmp_path, 0)
