@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 GROUP = "gnnpar.conf"
+_LONGEST = 200  # no file system has a folder of a longer name
 
 
 def expanded(path: str | Path) -> Path:
@@ -73,6 +74,9 @@ def checkout_dir() -> Path | None:
 def is_group(name: str) -> bool:
     """Whether Hydra takes an override of this key for the choice of a file: of gnnpar's, a plugin's or one in the
     working directory, where a folder makes any key a group."""
-    if len(name) > 200:  # no file system has such a folder
-        return False
-    return any((folder / name).is_dir() for folder in (conf_dir(), *installed_confs(), Path()))
+    return is_brought_group(name) or (len(name) <= _LONGEST and Path(name).is_dir())
+
+
+def is_brought_group(name: str) -> bool:
+    """Whether a key is that of a group of gnnpar or of a plugin, whatever folders the working directory has."""
+    return len(name) <= _LONGEST and any((folder / name).is_dir() for folder in (conf_dir(), *installed_confs()))

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from types import ModuleType
@@ -20,6 +21,9 @@ from gnnpar.printable import printable
 
 TRUST = "GNNPAR_TRUST"
 """The environment variable that --trust sets for every process of the command: 1 lets files name any class."""
+
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+"""Of a class, with its module: whatever else there is, as ${, may become another name."""
 
 
 def locate(target: str) -> object:
@@ -58,7 +62,7 @@ def _is_trusted(target: str) -> bool:
     packages = {"gnnpar", *plugin_packages()}
     module, _, name = current(target).rpartition(".")
     package = module.partition(".")[0]
-    if package not in packages:
+    if package not in packages or not _NAME.fullmatch(target):
         return False
     try:
         members = vars(importlib.import_module(module))

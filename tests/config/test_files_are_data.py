@@ -14,6 +14,7 @@ import pytest
 import gnnpar
 from checkpoints import train
 from conftest import Run, environment
+from gnnpar.cli.ablate import refuse_classes
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose
 from gnnpar.config.jobs import Job, Manifest
@@ -185,6 +186,8 @@ def test_shards_name_no_foreign_class(marker: Path, tmp_path: Path) -> None:
         "hydra.searchpath=[file:///tmp]",
         "hydra.callbacks.x._target_=evil.Evil",
         "hydra.sweeper.custom_search_space=evil.Evil",
+        "model.target=evil${hydra:job.num}.Evil",  # which is no name before the job runs
+        "model.target=${hydra.job.num}",
         "--config-dir=own",
     ],
 )
@@ -268,6 +271,42 @@ def test_a_study_names_no_foreign_class(marker: Path, override: str, capsys: pyt
     Path("study.yaml").write_text(json.dumps({"base": ["debug=tiny", override], "factors": {"codec": ["codec=bf16"]}}))
     assert run("ablate", ["study.yaml"]) == 2
     assert "may run code of its own, and a study is data" in capsys.readouterr().err
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("base", "line"),
+    [
+        (["model.target=${dataset.name}"], "may run code of its own"),
+        (["model.target=gnnpar.${dataset.name}", "+model.kwargs={target: evil.Evil}"], "may run code of its own"),
+        (["model._target_=gnnpar.models.pyg.model.${dataset.name}"], "may run code of its own"),
+        (["+model@model.kwargs=pyg", "model.kwargs.target=evil.Evil"], "names evil.Evil, which is no class of gnnpar"),
+        (["+theirs=x"], "chooses YAML of the folder theirs here"),
+        (["+theirs/model@model=x"], "chooses YAML of the folder theirs/model here"),
+    ],
+)
+def test_a_study_hides_no_class(marker: Path, base: list[str], line: str, capsys: pytest.CaptureFixture) -> None:
+    """The name of a class was looked at as it was written, and not as what it became."""
+    Path("theirs/model").mkdir(parents=True)
+    for folder in ("theirs", "theirs/model"):
+        Path(folder, "x.yaml").write_text("# @package _global_\nmodel: {_target_: evil.Evil}\n")
+    base = ["debug=tiny", "model=pyg", "dataset.name=targets.locate", *base]
+    Path("study.yaml").write_text(json.dumps({"base": base, "factors": {"codec": ["codec=bf16"]}}))
+    assert run("ablate", ["study.yaml"]) == 2
+    err = capsys.readouterr().err
+    assert line in err and err.count("\n") == 1
+    assert not marker.exists()
+
+
+def test_a_study_may_choose_a_class_of_the_folder_by_the_name_of_its_yaml(marker: Path) -> None:
+    Path("model").mkdir()
+    Path("model/own.yaml").write_text("_target_: gnnpar.models.pyg.model.PyG\ntarget: evil.Evil\n")
+    tree = {"model": {"_target_": "gnnpar.models.pyg.model.PyG", "target": "evil.Evil"}}
+    refuse_classes(Path("study.yaml"), tree, ["debug=tiny", "model=own", "epochs=1"])
+    for overrides in (["model=pyg"], ["model=own", "model.target=evil.Other"]):
+        other = {"model": tree["model"] | {"target": "evil.Other"}}
+        with pytest.raises(ConfigError, match=r"study\.yaml names evil\.Other, which is no class of gnnpar"):
+            refuse_classes(Path("study.yaml"), other, ["debug=tiny", *overrides])
     assert not marker.exists()
 
 

@@ -13,7 +13,9 @@ import math
 import statistics as plain
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.markup import escape
@@ -21,13 +23,14 @@ from rich.table import Table
 
 from gnnpar.cli.train import job
 from gnnpar.config.application import run_jobs
-from gnnpar.config.compose import compose
+from gnnpar.config.compose import chosen_files, compose
 from gnnpar.config.jobs import Manifest, job_key
 from gnnpar.config.replay import quoted
 from gnnpar.config.study import Variant, job_overrides, read_study
 from gnnpar.durable import Json, JsonDict, JsonObject, write_text_whole
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
+from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import num_bytes, say, seconds, stdout
 from gnnpar.training.result.result import epoch_time, read_result
 
@@ -67,7 +70,8 @@ def run(argv: list[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         say(f"{options.study}: {len(variants)} variants x {len(study.seed_list)} seeds x {study.blocks} blocks")
         argv = ["-m", *options.overrides, f"hydra.sweep.dir={quoted(str(folder))}"]
-        code, keys = run_jobs(argv, job, listed=[job_overrides(*each) for each in jobs])
+        listed = [job_overrides(*each) for each in jobs]
+        code, keys = run_jobs(argv, job, listed=listed, check=partial(refuse_classes, options.study))
     named = [(variant.name, seed, block) for variant, seed, block in jobs]
     results = completed(folder, dict(zip(named, keys, strict=True)))
     rows = [row(variant.name, results) for variant in variants]
@@ -98,13 +102,25 @@ def check(file: Path, variants: Sequence[Variant]) -> None:
     for variant in variants:
         where = " and ".join(variant.keys)
         try:
-            key = key_of(compose(variant.overrides))
+            key = key_of(compose(variant.overrides, lambda tree, of=variant: refuse_classes(file, tree, of.overrides)))
         except ConfigError as error:
             raise ConfigError(f"{file}: {where}: {error}") from error
         if key in seen:
             other = seen[key].name or "the base"
             raise ConfigError(f"{file}: {where} ({variant.name}) is the same run as {other}; leave it out")
         seen[key] = variant
+
+
+def refuse_classes(file: Path, tree: JsonObject, overrides: Sequence[str]) -> None:
+    """ConfigError where a job names a class that neither gnnpar, nor a plugin, nor YAML that the study chooses names,
+    whichever way the study wrote it."""
+    remedy = "put it into a YAML file of its group and choose it by name, or --trust"
+    with suppress(ValueError):
+        return refuse_foreign(tree, str(file), remedy=remedy)
+    try:
+        refuse_foreign(tree, str(file), remedy=remedy, named=chosen_files(overrides))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def key_of(settings: Settings) -> str:

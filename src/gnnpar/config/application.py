@@ -14,6 +14,7 @@ from gnnpar.config.errors import CONFIG, hydra_line
 from gnnpar.config.inputs import spelled
 from gnnpar.config.replay import FLAGS, Replay
 from gnnpar.config.sweep import Overrides, Sweep, per_job
+from gnnpar.durable import JsonObject
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 
@@ -25,12 +26,14 @@ def run_jobs(
     listed: Sequence[Overrides] | None = None,
     show: Callable[[Path], object] = lambda folder: None,
     replay: Replay | None = None,
+    check: Callable[[JsonObject, Overrides], None] | None = None,
 ) -> tuple[int, list[str]]:
     """The worst exit code of the jobs, and their keys in sweep.json; no keys outside of a sweep.
 
     `job`: a function at the top of its module, which other processes import; Hydra calls it with a configuration, and
     `HydraJob.running` reads that. `listed`: the jobs, instead of those that a sweeper makes of argv. `show`: called
-    with the folder of a sweep of argv that has results. `replay`: where argv comes from a file.
+    with the folder of a sweep of argv that has results. `replay`: where argv comes from a file. `check`: of listed
+    jobs, as in `Sweep`.
     """
     import hydra
 
@@ -44,7 +47,7 @@ def run_jobs(
     main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)  # Hydra's is untyped
     application: Callable[[], None] = main(job if multirun else single)
     argv, listed = spelled(argv), None if listed is None else [spelled(each) for each in listed]
-    sweep = Sweep(argv, listed, show, replay)
+    sweep = Sweep(argv, listed, show, replay, replay.check_settings if replay else check)
     before, given = sys.argv, per_job(argv) if multirun else argv
     given = [*given, "hydra/job_logging=none", "hydra/hydra_logging=none"]
     options = [argument for argument in given if not _is_override(argument)]  # argparse takes overrides in one row

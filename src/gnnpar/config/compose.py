@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from gnnpar.config.errors import CONFIG, OF_HYDRA, hydra_line
 from gnnpar.config.inputs import Composed, spelled, with_inputs
-from gnnpar.durable import JsonDict
+from gnnpar.config.study import key_of
+from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.paths import GROUP, conf_dir, installed_confs, is_group
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
 
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def compose(overrides: Sequence[str]) -> Settings:
-    """The settings that `gnnpar train` has with these overrides. Raises ConfigError for whatever is wrong."""
+def compose(overrides: Sequence[str], check: Callable[[JsonObject], None] = lambda tree: None) -> Settings:
+    """The settings that `gnnpar train` has with these overrides. Raises ConfigError for whatever is wrong.
+
+    `check`: called with the resolved configuration before any of its classes is imported.
+    """
     import hydra
 
     search_installed()
@@ -28,11 +32,25 @@ def compose(overrides: Sequence[str]) -> Settings:
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
             config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
         choices = {str(group): name for group, name in config.hydra.runtime.choices.items()}
-        return build_settings(*resolved(config, choices, overrides))
+        tree, names = resolved(config, choices, overrides)
+        check(tree)
+        return build_settings(tree, names)
     except Exception as error:
         if isinstance(error, ConfigError) or (line := hydra_line(error, overrides)) is None:
             raise
         raise ConfigError(line) from error
+
+
+def chosen_files(overrides: Sequence[str]) -> object:
+    """What the YAML says that overrides choose by name, not resolved, and without the keys that they set."""
+    import hydra
+    from omegaconf import OmegaConf
+
+    groups = {override: key_of(override).partition("@")[0] for override in overrides}
+    choices = [each for each, group in groups.items() if is_group(group) and not group.startswith("hydra")]
+    search_installed()
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+        return OmegaConf.to_container(hydra.compose(CONFIG, overrides=choices), resolve=False)
 
 
 def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Sequence[str]) -> Composed:

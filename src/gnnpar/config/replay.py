@@ -39,7 +39,7 @@ class Replay:
     again: frozenset[str] = frozenset()
     stored: tuple[str, ...] = ()
 
-    def check_settings(self, config: Mapping[str, object]) -> None:
+    def check_settings(self, config: Mapping[str, object], _: Sequence[str] = ()) -> None:
         """Refuse a job with classes that neither gnnpar, nor a plugin, nor what was typed names: a class itself, or a
         group by the name of its YAML, unless the file says its target."""
         chosen = {key_of(override) for override in self.typed}
@@ -124,7 +124,8 @@ def _is_harmless(override: str) -> bool:
     group = key.lstrip("+~").partition("@")[0]
     if override.startswith("-") or "_target_" in override or "custom_search_space" in key:
         return False
-    if "${" in _JOB_NUMBER.sub("", override):  # reads the environment: secrets, and folders elsewhere
+    numbered = _JOB_NUMBER.sub("", value) if group.startswith("hydra.sweep.") else value  # elsewhere it hides a name
+    if "${" in key + numbered:  # reads the environment: secrets, and folders elsewhere
         return False
     if re.split(r"[./]", group)[-1] in WRITTEN_FOLDERS and value != "null":
         return False

@@ -17,6 +17,7 @@ import annotated_types as at
 import yaml
 
 from gnnpar.durable import JsonObject, require_file
+from gnnpar.paths import is_brought_group, is_group
 from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, Count, closest, construct, show
 from gnnpar.targets import TRUST, refuse_foreign
 
@@ -197,6 +198,12 @@ def _check(key: str, override: str) -> None:
         raise ValueError(
             f"{key}={show(override)}: a study, which is data, chooses no folder to write to: take it out, or --trust"
         )
+    group = key_of(override).partition("@")[0]
+    if is_group(group) and not is_brought_group(group) and os.environ.get(TRUST) != "1":
+        raise ValueError(
+            f"{key}={show(override)} chooses YAML of the folder {group} here, and a study is data: put it into a group "
+            "of gnnpar, as model/, or --trust"
+        )
     names_class = "_target_" in override or key_of(override) == "model.target"
     if "@hydra" in override or (names_class and not _is_known(override)):
         raise ValueError(
@@ -212,5 +219,6 @@ def _is_known(override: str) -> bool:
     key, _, target = override.partition("=")
     with suppress(ValueError):
         refuse_foreign({"_target_": target}, override, remedy="")
-        return os.environ.get(TRUST) == "1" or not ("_target_" in target or "_target_" in key.rpartition(".")[0])
+        hidden = "${" in target or "_target_" in target or "_target_" in key.rpartition(".")[0]
+        return os.environ.get(TRUST) == "1" or not hidden
     return False

@@ -32,7 +32,7 @@ from gnnpar.config.jobs import (
     snapshot,
 )
 from gnnpar.config.replay import Replay, asked, quoted
-from gnnpar.durable import refuse_links_below
+from gnnpar.durable import JsonObject, refuse_links_below
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
@@ -47,13 +47,15 @@ _SETTLE_SECONDS = 15.0  # how long a job that a launcher has lost may take to sh
 class Sweep:
     """One start of a sweep. `listed`: the jobs themselves, for a study; None: those the sweeper makes of argv.
 
-    `show`: called with the folder of a sweep of argv that has results.
+    `show`: called with the folder of a sweep of argv that has results. `check`: of jobs that a file lists, with what a
+    job resolves to and its overrides, before any job starts; it raises where one must not run.
     """
 
     argv: list[str]
     listed: Sequence[Overrides] | None = None
     show: Callable[[Path], object] = lambda folder: None
     replay: Replay | None = None
+    check: Callable[[JsonObject, Overrides], None] | None = None
     folder: Path | None = None  # known once the launcher is there
     keys: list[str] = field(default_factory=list)  # of its jobs, each once
     planned: list[str] = field(default_factory=list)  # as they were asked for, in that order
@@ -180,11 +182,14 @@ class Resuming:
         shown = tuple(o for o in overrides if not o.startswith("hydra"))
         try:
             settings, names = resolved(config, choices, overrides)
-        except (ValueError, OmegaConfBaseException):  # the job reports it
+        except (ValueError, OmegaConfBaseException) as error:  # the job reports it
+            if self.sweep.check is not None and isinstance(error, OmegaConfBaseException):
+                line = f"the classes of a job are not known before it runs: {' '.join(str(error).split())}"
+                raise ConfigError(f"{' '.join(shown)}: {line}") from error
             names = {group: str(name) for group, name in choices.items() if not group.startswith("hydra")}
             settings = {"overrides": list(overrides)}
-        if self.sweep.replay is not None:
-            self.sweep.replay.check_settings(settings)
+        if self.sweep.check is not None:
+            self.sweep.check(settings, overrides)
         key = job_key(settings, names)
         if key in manifest.jobs:
             refuse_links_below(manifest.folder, manifest.jobs[key].folder)
