@@ -31,7 +31,7 @@ def main() -> None:
     for row in rows:
         found.setdefault(row["job"], []).append(row["result"])
     print("| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|", sep="\n")
-    for place in dict.fromkeys(job.rsplit(" | ", 1)[0] for job in found):
+    for place in sorted({job.rsplit(" | ", 1)[0] for job in found}):
         none, metis = f"{place} | none", f"{place} | metis"
         seconds = {job: mean([r["epoch_seconds"]["mean"] for r in found[job]]).value for job in (none, metis)}
         faster = geometric_mean(blocks.ratios(rows, none, metis))

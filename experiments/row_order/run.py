@@ -1,6 +1,6 @@
 """Epochs with the rows of a part in blocks that read each other, beside rows as they come.
 
-python experiments/row_order/run.py [--blocks 3] [--smoke]    # writes results.jsonl, 4 minutes a block; report.py: tables
+python experiments/row_order/run.py [--blocks 3] [--smoke]    # writes results.jsonl, 90 s a block; report.py: the table
 """
 
 import argparse
