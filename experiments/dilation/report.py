@@ -74,9 +74,7 @@ def table(cells: Cells) -> list[str]:
         "| Gbit/s | method | ms an epoch, D = 1 | share | " + " | ".join(heads) + " |",
         "|---" * (4 + len(heads)) + "|",
     ]
-    for rate, dilation, name in cells:
-        if dilation != 1:
-            continue
+    for rate, name in sorted({(rate, name) for rate, _, name in cells}):
         results = cells[rate, 1, name].values()
         keys = [(rate, d, name) for d in dilated]
         line = [f"{rate:g}", name, f"{1000 * geometric_mean([seconds(r) for r in results]).value:.1f}"]
