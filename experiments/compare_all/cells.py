@@ -9,7 +9,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from gnnpar.report.statistics import Verdict, geometric_mean, mean, non_inferiority
+from gnnpar.report.statistics import Verdict, family, geometric_mean, mean, non_inferiority
 from studies import BASELINES, DEEP, TIMED, TRAINED
 
 Row = Mapping[str, Any]
@@ -97,17 +97,22 @@ def speedups(cells: Cells, base: str | None) -> list[list[str]]:
 def judged(cells: Cells, name: str) -> dict[str, tuple[Verdict | str, float]]:
     """Every cell in which it trained beside `single` -> what paired differences say of accuracy, and their mean.
 
-    unfit: the control passes too, and the cell says nothing.
+    Verdicts of a method are one family over its cells. unfit: the control passes too, and the cell says nothing, nor
+    is it one of the family.
     """
-    found: dict[str, tuple[Verdict | str, float]] = {}
+    off: dict[str, list[float]] = {}
+    unfit = set()
     for (study, model), methods in cells.items():
-        off = differences(methods.get(name, ()), methods.get("single", ()))
-        if not off or name == "single":
+        found = differences(methods.get(name, ()), methods.get("single", ()))
+        if not found or name == "single":
             continue
+        off[f"{study} {model}"] = found
         control = differences(methods.get("control", ()), methods["single"])
-        unfit = "control" not in name and control and non_inferiority(control, MARGIN) == "not inferior"
-        found[f"{study} {model}"] = "unfit" if unfit else non_inferiority(off, MARGIN), mean(off).value
-    return found
+        if "control" not in name and control and non_inferiority(control, MARGIN) == "not inferior":
+            unfit.add(f"{study} {model}")
+    fit = [cell for cell in off if cell not in unfit]
+    verdicts: dict[str, Verdict] = dict(zip(fit, family([off[cell] for cell in fit], MARGIN), strict=True))
+    return {cell: (verdicts.get(cell, "unfit"), mean(found).value) for cell, found in off.items()}
 
 
 def counts(verdicts: Sequence[Verdict | str], kinds: Sequence[str]) -> list[str]:

@@ -68,3 +68,11 @@ def test_every_experiment_says_how_it_was_made() -> None:
         text = (folder / "README.md").read_text(encoding="utf-8")
         assert "**Question.**" in text, folder
         assert re.search(r"\*\*Command", text), folder
+
+
+def test_where_and_when_is_what_the_lines_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    table = runpy.run_path(str(EXPERIMENTS / "measured.py"))["table"]()
+    shown = (EXPERIMENTS / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(table) > 20
+    assert [line for line in table if line not in shown] == []
