@@ -230,6 +230,7 @@ class Settings:
     device: Literal["auto", "cpu", "cuda"]
     precision: Literal["fp32", "fp64", "bf16"]
     first_layer: Literal["live", "cached"]
+    row_order: Literal["none", "metis", "auto"] = "none"  # runs of before know none
     threads_per_rank: Threads
     data_dir: Path
     cache_dir: Path

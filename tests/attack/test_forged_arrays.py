@@ -9,16 +9,20 @@ import io
 import pickle
 import struct
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy._core.multiarray import _reconstruct, scalar
 from scipy.sparse import csr_matrix
+from torch_geometric.data import Data
 
 from data.samples import shared
 from gnnpar.data.array_pickle import load_arrays
 from gnnpar.data.pyg import PyGDataset
+from gnnpar.data.saved import PT
 
 POINTER = struct.pack("<Q", 0x41414141)
 WITH_OBJECTS = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
@@ -181,3 +185,57 @@ def test_a_forged_matrix_of_an_npz_is_refused(
     npz(raw / "amazon_electronics_computers.npz", **{f"{which}_{key}": value for key, value in change.items()})
     with pytest.raises(ValueError, match=f"cannot be read .*{line}"):
         PyGDataset(name="computers").load(tmp_path, 0)
+
+
+NODES = 40
+
+
+def compressed(rows: int, columns: int, **changed: int) -> torch.Tensor:
+    """A CSR matrix with an entry a row, of which one pointer or index says something else."""
+    ends, at = torch.arange(rows + 1), torch.zeros(rows, dtype=torch.int64)
+    ends[5] = changed.get("end", int(ends[5]))
+    at[3] = changed.get("column", 0)
+    layout = torch.sparse_csr
+    return torch.sparse_compressed_tensor(
+        ends, at, torch.ones(rows), (rows, columns), layout=layout, check_invariants=False
+    )
+
+
+def listed(columns: int, entry: tuple[int, int], *, coalesced: bool = False) -> torch.Tensor:
+    """A COO matrix whose second entry lies elsewhere."""
+    indices = torch.tensor([[0, entry[0]], [0, entry[1]]])
+    return torch.sparse_coo_tensor(
+        indices, torch.ones(2), (NODES, columns), is_coalesced=coalesced, check_invariants=False
+    )
+
+
+SPARSE: dict[str, Callable[[], dict[str, object]]] = {
+    "a row that ends far away": lambda: {"x": compressed(NODES, 4, end=NODES + 3000)},
+    "a column that is none": lambda: {"x": compressed(NODES, 4, column=4)},
+    "an entry beyond the rows": lambda: {"x": listed(4, (NODES, 0))},
+    "an entry beyond the columns": lambda: {"x": listed(4, (1, 4))},
+    "one that says it is coalesced": lambda: {"x": listed(4, (NODES, 1), coalesced=True)},
+    "attributes of edges": lambda: {"edge_attr": listed(2, (1, 2))},
+    "an adjacency": lambda: {"edge_index": None, "adj_t": compressed(NODES, NODES, end=NODES + 3000)},
+    "a nested tensor": lambda: {"x": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])},
+    "a quantized tensor": lambda: {"x": torch.quantize_per_tensor(torch.ones(NODES, 4), 0.1, 0, torch.qint8)},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*prototype stage", "ignore:.*quantize", "ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("kind", SPARSE)
+def test_a_forged_tensor_of_a_saved_graph_is_refused(kind: str, tmp_path: Path) -> None:
+    """Of torch, its indices would choose what memory is written to when it is made dense."""
+    ring = torch.stack([torch.arange(NODES), (torch.arange(NODES) + 1) % NODES])
+    fields = {"x": torch.ones(NODES, 4), "edge_index": ring, "y": torch.arange(NODES) % 2} | SPARSE[kind]()
+    torch.save(Data(**{name: value for name, value in fields.items() if value is not None}), tmp_path / "g.pt")
+    with pytest.raises(ValueError, match=r"^dataset pt: [^\n]*(is not satisfied|inconsistent|is nested|is quantized)"):
+        PT(path=str(tmp_path / "g.pt")).load(None, 0)
+
+
+@pytest.mark.parametrize("code", ["LONG_BINPUT", "PUT"])
+def test_a_memo_is_no_longer_than_its_file(code: str) -> None:
+    far = 1 << 28
+    put = b"r" + struct.pack("<I", far) if code == "LONG_BINPUT" else b"p%d\n" % far
+    with pytest.raises(pickle.UnpicklingError, match=f"keeps its object {far}"):
+        load_arrays(io.BytesIO(b"\x80\x02K\x01" + put + b"."))

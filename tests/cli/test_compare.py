@@ -74,6 +74,7 @@ def test_ratios_are_against_the_fastest_fair_baseline_of_the_same_seed(write, tm
         ({"epochs": 7}, "epochs"),
         ({"settings__eval_every": 7}, "eval_every"),
         ({"settings__first_layer": "cached"}, "first_layer"),
+        ({"settings__row_order": "metis"}, "row_order"),
         ({"provenance": "emulated"}, "provenance"),
         ({"provenance": "emulated", "transport": "threads"}, "provenance"),
         ({"seed": 9, "hardware": "another machine"}, "hardware, seed"),

@@ -7,7 +7,9 @@ do nothing; what they say is checked when all is read, and only then made into a
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 import re
 import zipfile
 from collections.abc import Callable, Iterable
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _NUMBERS = re.compile(r"b1|[iu][1248]|f[248]")
 _PLAIN = (bool, int, float, str, bytes)
 _MOST_NESTED = 20
+_MEMOS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 
 
 class _Record:
@@ -103,7 +106,17 @@ def load_arrays(file: IO[bytes], *, encoding: str = "ASCII") -> object:
 
     Raises UnpicklingError, and whatever `pickle` raises for a file that is damaged.
     """
-    return _made(_Reader(file, encoding=encoding).load(), {}, 0)
+    content = file.read()
+    _refuse_far_memos(content)
+    return _made(_Reader(io.BytesIO(content), encoding=encoding).load(), {}, 0)
+
+
+def _refuse_far_memos(content: bytes) -> None:
+    """A memo is a table as long as its largest index: one that no number of objects before it explains takes memory
+    of the file's choice."""
+    for code, argument, place in pickletools.genops(content):
+        if code.name in _MEMOS and not 0 <= int(argument or 0) <= (place or 0):
+            raise pickle.UnpicklingError(f"it keeps its object {argument} after {place} bytes")
 
 
 ARRAY_PICKLE = SimpleNamespace(__name__="pickle of arrays", load=load_arrays)

@@ -15,6 +15,7 @@ from torch import Tensor
 from gnnpar.capacity import require_memory
 from gnnpar.data.dataset import MATRICES
 from gnnpar.data.raw import TaskChoice, refuse_unread, task_of
+from gnnpar.saved_tensors import oddity
 
 if TYPE_CHECKING:
     from torch_geometric.data import HeteroData
@@ -167,12 +168,12 @@ def _of_all(name: str, key: str, edges: Mapping[_EdgeType, _Fields]) -> Tensor |
 
 
 def _tensor(name: str, kind: str, key: str, value: object) -> Tensor:
-    if not isinstance(value, Tensor) or value.is_meta:
+    if not isinstance(value, Tensor):
         raise ValueError(
             f"dataset {name}: {key} of type {kind} is a {type(value).__name__}; give a tensor with values."
         )
-    if value.is_quantized or value.is_complex():
-        raise ValueError(f"dataset {name}: {key} of type {kind} is {value.dtype}; store real numbers.")
+    if (odd := oddity(value)) or value.is_complex():
+        raise ValueError(f"dataset {name}: {key} of type {kind} is {odd or value.dtype}; store real numbers.")
     nbytes = value.numel() * value.element_size()  # also where a file holds few of them
     require_memory(nbytes, f"dataset {name}: {key} of type {kind}", "store a smaller tensor")
     return value.to_dense() if value.layout != torch.strided else value

@@ -23,6 +23,7 @@ from gnnpar.data.hetero import flattened, stores_of
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread, task_of
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
+from gnnpar.saved_tensors import load_saved, oddity
 
 _ROWS = ("x", "y", *(f"edge_{kind}" for kind in EDGE_KINDS), "train_mask", "val_mask", "test_mask")
 
@@ -76,8 +77,7 @@ def _without_code(file: Path, *, mmap: bool = False) -> object:
     from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
     known = [Data, HeteroData, DataEdgeAttr, DataTensorAttr, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
-    with torch.serialization.safe_globals(known):
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+    return load_saved(file, known=known, mmap=mmap)
 
 
 def _cause(error: Exception) -> str:
@@ -89,13 +89,16 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     fields = _checked(name, data, task)
     refuse_unread(name, fields)
     tensors = {key: value for key, value in fields.items() if isinstance(value, Tensor)}
-    if empty := [key for key, tensor in tensors.items() if tensor.is_meta]:
-        raise ValueError(f"dataset {name}: {empty[0]} is on the device meta, without values; store them.")
+    if odd := [(key, why) for key, tensor in tensors.items() if (why := oddity(tensor))]:
+        raise ValueError(f"dataset {name}: {odd[0][0]} is {odd[0][1]}; store a tensor of plain numbers.")
     rows = {key: tensor for key, tensor in tensors.items() if key in _ROWS}
     ends = [tensor for key, tensor in tensors.items() if key == "edge_index" and tensor.layout == torch.strided]
     nbytes = sum(t.numel() * t.element_size() for t in (*rows.values(), *ends))  # also where a file holds few of them
     require_memory(nbytes, f"dataset {name}", "store fewer or smaller tensors")
-    fields |= {key: tensor.to_dense() for key, tensor in rows.items()}
+    try:
+        fields |= {key: tensor.to_dense() for key, tensor in rows.items()}
+    except (RuntimeError, IndexError) as error:
+        raise ValueError(f"dataset {name}: a sparse tensor cannot be made dense ({one_line(error)}).") from error
     for key in ("x",) if task == "link" else ("x", "y"):
         if not isinstance(fields.get(key), Tensor):
             raise ValueError(

@@ -40,9 +40,9 @@ class Block:
     """In-edges of `num_dst` destinations from `num_src` sources, CSR by destination.
 
     Shapes: indptr [R + 1], indices [E] (columns), both int32 while E < 2^31; rows [R] (destinations that the R CSR
-    rows stand for, ascending; None: all of them); src_ids [num_src] ascending global ids of the columns; `edges`: ids,
-    weights and types of the E edges, in their order, where they have some. `by_type`: number of types -> how the edges
-    are sorted by them, kept.
+    rows stand for, ascending; None: all of them); src_ids [num_src] global ids of the columns, ascending unless
+    `ascends` is false; `edges`: ids, weights and types of the E edges, in their order, where they have some. `by_type`:
+    number of types -> how the edges are sorted by them, kept.
     """
 
     indptr: Tensor
@@ -53,6 +53,7 @@ class Block:
     src_ids: Tensor | None = None
     edges: EdgeData = field(default_factory=EdgeData)
     by_type: dict[int, ByType] = field(default_factory=dict[int, ByType])
+    ascends: bool = True
 
     @property
     def edge_ids(self) -> Tensor | None:
@@ -195,9 +196,19 @@ class Block:
                 begins[1:] = dst[1:] != dst[:-1]
                 yield span, dst[begins]
 
+    @cached_property
+    def by_id(self) -> tuple[Block, Tensor]:
+        """The same edges over columns by ascending id, and the columns here in that order, [num_src]."""
+        assert self.src_ids is not None
+        order = self.src_ids.argsort()
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device)
+        indices = place[self.indices.long()].to(self.indices.dtype)
+        return replace(self, indices=indices, src_ids=self.src_ids[order], by_type={}, ascends=True), order
+
     def restrict(self, keep: Tensor) -> Block:
         """The sub-block of the edges where `keep` [E] is true; rows without an edge left are compressed away."""
-        return Block.from_edges(
+        kept = Block.from_edges(
             self.edge_dst[keep],
             self.indices[keep],
             num_dst=self.num_dst,
@@ -206,6 +217,7 @@ class Block:
             edges=self.edges.at(keep),
             compress=True,
         )
+        return replace(kept, ascends=self.ascends)
 
     def between(self, first: int, last: int) -> Block:
         """The sub-block of the columns [first, last), which it numbers from 0; rows without an edge are left out."""
@@ -213,7 +225,7 @@ class Block:
             return self
         keep = ((self.indices >= first) & (self.indices < last)).nonzero().flatten()
         dst = self._listed[keep] if self.rows is None else self.rows[self._listed[keep]]
-        return Block.from_edges(
+        cut = Block.from_edges(
             dst,
             self.indices[keep] - first,
             num_dst=self.num_dst,
@@ -222,6 +234,7 @@ class Block:
             edges=self.edges.at(keep),
             compress=True,
         )
+        return replace(cut, ascends=self.ascends)
 
     def transposed(self) -> Block:
         """The same edges from the sources' side: its rows are my columns, its columns the rows of my CSR."""
@@ -251,6 +264,8 @@ class Block:
         cached = (*map(self.__dict__.get, ("edge_dst", "columns", "reverse_order")), *self.__dict__.get("reverse", ()))
         cached += tuple(each.order for each in self.by_type.values())
         cached += tuple(t for csr in self.__dict__.get("_csr_by_type", {}).values() for t in csr)
+        if (by_id := self.__dict__.get("by_id")) is not None:
+            cached += (by_id[0].indices, by_id[0].src_ids, by_id[1])
         spans = (rows for cut in self.__dict__.get("_spans", {}).values() for _, rows in cut)
         held = (*self._structure.values(), *self.edges.tensors.values(), *cached, *spans)
         return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))

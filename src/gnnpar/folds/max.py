@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, Separates
@@ -33,6 +34,9 @@ class Max(ByBlock):
         return ()
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
+        if not block.ascends:
+            block, order = block.by_id
+            x = x._replace(src=(x.src[0][order],))
         assert block.src_ids is not None
         best, arg = extremum(
             block.indptr,
@@ -50,6 +54,10 @@ class Max(ByBlock):
         return widened(extremum_finish((best, arg))), (arg,)
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
+        if not block.ascends:
+            block, order = block.by_id
+            (grad,) = self.grad(block, x, prepared, grad_out).src
+            return Operands(src=(torch.empty_like(grad).index_copy_(0, order, grad),))
         assert block.src_ids is not None
         arg, rows, columns = prepared[0], block.destinations, block.columns
         if rows is not None:

@@ -21,6 +21,7 @@ from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.parallel.engine import Engine
 from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.partition import Partitioner, partition, partition_edges
+from gnnpar.partition.row_order import Order
 from gnnpar.partition.shard import Shard, partition_statistics
 from gnnpar.partition.vertex_cut import vertex_cut_statistics
 from gnnpar.placement import Placement, Plan, Topology, array_hash
@@ -107,6 +108,7 @@ class Capabilities:
     are read in a later one. `plans_again`: after the warm-up, with what was measured. `less_memory`: number of ranks ->
     the settings of this strategy that need less memory. `pair_loss`: a rank has the output rows of all of its nodes at
     once, so that losses of pairs of nodes can be taken. `clusters`: so many it cuts the graph into, and none is empty.
+    `row_order`: the rows of a part may stand in any order.
     """
 
     max_ranks: int | None = None
@@ -125,6 +127,7 @@ class Capabilities:
     less_memory: Callable[[int], str] | None = None
     clusters: int = 1
     pair_loss: bool = False
+    row_order: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +244,21 @@ def refuse_pairs(strategy: Strategy, task: TaskConfig, names: Mapping[str, str])
             f"strategy={name} never has the output rows of all nodes of a rank at once, and task={names.get('task')} "
             "scores pairs of any two nodes; choose single, graph_parallel, sar (without logical_parts) or another "
             "strategy that works on full graphs without stages"
+        )
+
+
+def orders_rows(strategy: Strategy, task: TaskConfig) -> bool:
+    """May the rows of a part stand in any order? Pairs of nodes are looked up by ascending ids."""
+    return strategy.capabilities.row_order and task.decoder is None
+
+
+def refuse_row_order(strategy: Strategy, how: Order, task: TaskConfig, names: Mapping[str, str]) -> None:
+    """ValueError where an order is asked for that the strategy or the task does not allow."""
+    if how == "metis" and not orders_rows(strategy, task):
+        group = "task" if strategy.capabilities.row_order else "strategy"
+        raise ValueError(
+            f"row_order=metis: {group}={names.get(group) or type(strategy).__name__} reads rows by their ascending "
+            "ids; set row_order=auto, which then leaves them as they are"
         )
 
 

@@ -21,6 +21,7 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("settings", "optim"),
     "precision": ("settings", "precision"),
     "first_layer": ("settings", "first_layer"),
+    "row_order": ("settings", "row_order"),
     "epochs": ("epochs",),
     "eval_every": ("settings", "eval_every"),
     "seed": ("seed",),
@@ -31,8 +32,9 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "provenance": ("provenance",),
     "link rates": ("paced", "rates"),
 }
+OF_BEFORE = {"row_order": "none"}  # what runs of before 0.2.0 do not say
 # where and how fast a run was says nothing about its accuracy
-TIME_ONLY = frozenset({"block", "session", "device", "hardware", "provenance", "link rates"})
+TIME_ONLY = frozenset({"row_order", "block", "session", "device", "hardware", "provenance", "link rates"})
 # no ratio is refused for these, but a line names them: name -> path
 WATCHED = {"commits": ("commit",), "torch versions": ("versions", "torch"), "machines": ("hardware",)}
 
@@ -41,7 +43,12 @@ def differences(a: Result, b: Result) -> list[str]:
     """Names of what makes a ratio between two runs unfair. One rank has no link: measured, it is fair beside any."""
     provenances, transports = ({r[name] for r in (a, b)} for name in ("provenance", "transport"))
     skipped = ("provenance", "link rates") if "none" in transports and provenances == {"measured", "paced"} else ()
-    return [name for name, path in FAIR.items() if name not in skipped and value_at(a, path) != value_at(b, path)]
+    return [name for name in FAIR if name not in skipped and _fact(a, name) != _fact(b, name)]
+
+
+def _fact(result: Result, name: str) -> object:
+    found = value_at(result, FAIR[name])
+    return OF_BEFORE.get(name) if found is None else found
 
 
 def unequal_accuracy(a: Result, b: Result) -> list[str]:

@@ -12,6 +12,7 @@ from gnnpar.parallel.strategy import (
     refuse_neighborhoods,
     refuse_one_piece,
     refuse_pairs,
+    refuse_row_order,
 )
 from gnnpar.placement import Plan
 from gnnpar.settings import Settings
@@ -33,6 +34,7 @@ def check_strategy(settings: Settings, size: int) -> None:
     refuse_neighborhoods(strategy, settings.model, settings.names)
     refuse_moments(strategy, settings.model, settings.names)
     refuse_pairs(strategy, settings.task, settings.names)
+    refuse_row_order(strategy, settings.row_order, settings.task, settings.names)
     check_first_layer(strategy, settings.first_layer)
     if isinstance(settings.dataset, Generated):  # others are read by rank 0, which refuses the same then
         refuse_empty_clusters(strategy, settings.dataset.generated_nodes)

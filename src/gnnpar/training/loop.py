@@ -22,8 +22,9 @@ from gnnpar.durable import JsonDict, JsonObject, write_json_whole
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.objective import Objective, objective_of
-from gnnpar.parallel.strategy import Workload, refuse_edge_data
+from gnnpar.parallel.strategy import Workload, orders_rows, refuse_edge_data
 from gnnpar.partition.manifest import Manifest
+from gnnpar.partition.row_order import in_order
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
 from gnnpar.precision import TYPES
@@ -224,6 +225,10 @@ def prepare(
         else:
             placement = shared.placement if plan is None else plan.placement
             shard = Shard.open(dataset, plan and plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=placement)
+        how = settings.row_order if orders_rows(settings.strategy, settings.task) else "none"
+        shard, changed = in_order(shard, how)
+        if changed and comm.rank == 0:
+            say(f"row_order={how}: {changed}")
         shard = shard.to(device, types.rows)
         del dataset
         engine = resume.replaying(settings, start.profile, job.world.size).build(

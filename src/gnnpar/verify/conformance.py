@@ -31,6 +31,7 @@ from gnnpar.parallel.strategy import (
 )
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.partition import Partitioner, Random
+from gnnpar.partition.row_order import Order, in_order
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 from gnnpar.training.optim import SGD, Adam
@@ -106,6 +107,7 @@ class Job:
     dtype: torch.dtype
     optim: Adam | SGD = SGD(lr=0.1)
     task: TaskConfig = Labels()
+    row_order: Order = "none"
 
     def __call__(self, comm: Communicator) -> tuple[list[float], list[dict[str, Tensor]], Tensor, Tensor, list[dict]]:
         """(losses, gradients, node ids, logits, bytes by phase) of this rank."""
@@ -115,6 +117,7 @@ class Job:
         shard = Shard.open(
             given, self.plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=self.plan.placement
         ).to(comm.device, self.dtype)
+        shard, _ = in_order(shard, self.row_order)
         engine = self.strategy.build(self.plan, shard, model, task, comm, seed=self.seed, first_layer=self.first_layer)
         optimizer = self.optim.build(engine.named_parameters(), epochs=self.epochs, layer_of=model.layer_of)
         losses, gradients, traffic = [], [], []

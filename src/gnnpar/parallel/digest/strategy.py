@@ -67,7 +67,12 @@ class Digest:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            from_shards=True, edge_data=ALL_KINDS, moments=True, pair_loss=True, crosses_epochs=self.period > 1
+            from_shards=True,
+            edge_data=ALL_KINDS,
+            moments=True,
+            pair_loss=True,
+            row_order=True,
+            crosses_epochs=self.period > 1,
         )
 
     @property

@@ -38,7 +38,7 @@ class GraphParallel:
 
     codec: CodecConfig = Identity()
     overlap: Overlap = "edges"
-    capabilities = Capabilities(from_shards=True, edge_data=ALL_KINDS, moments=True, pair_loss=True)
+    capabilities = Capabilities(from_shards=True, edge_data=ALL_KINDS, moments=True, pair_loss=True, row_order=True)
 
     @property
     def exactness(self) -> frozenset[Exactness]:

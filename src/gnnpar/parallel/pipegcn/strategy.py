@@ -65,7 +65,12 @@ class PipeGCN:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            from_shards=True, edge_data=ALL_KINDS, moments=True, pair_loss=True, crosses_epochs=self.staleness > 0
+            from_shards=True,
+            edge_data=ALL_KINDS,
+            moments=True,
+            pair_loss=True,
+            row_order=True,
+            crosses_epochs=self.staleness > 0,
         )
 
     @property

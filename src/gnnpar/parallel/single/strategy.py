@@ -33,7 +33,9 @@ class Single:
     """No fields: there is nothing to choose."""
 
     exactness = frozenset[Exactness]({"exact"})
-    capabilities = Capabilities(max_ranks=1, from_shards=True, edge_data=ALL_KINDS, moments=True, pair_loss=True)
+    capabilities = Capabilities(
+        max_ranks=1, from_shards=True, edge_data=ALL_KINDS, moments=True, pair_loss=True, row_order=True
+    )
 
     def exact_limit(self) -> Single:
         return self

@@ -27,7 +27,8 @@ from gnnpar.track import jsonl
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint, Say
 
-_SAME = ("world_size", "strategy", "partition", "precision", "first_layer", "seed")
+_SAME = ("world_size", "strategy", "partition", "precision", "first_layer", "row_order", "seed")
+_OF_BEFORE = {"row_order": "none"}  # what checkpoints of before do not say
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,7 @@ def identity(
         "model": settings.resolved.get("model", {}),
         "precision": settings.precision,
         "first_layer": settings.first_layer,
+        "row_order": settings.row_order,
         "seed": settings.seed,
         "num_features": num_features,
         "num_outputs": task.out_dim,
@@ -237,7 +239,7 @@ def differences(found: Checkpoint, mine: JsonObject) -> list[str]:
     theirs = found.manifest["run"]
     lines = []
     for name in _SAME:
-        told, have = (_without_profiles(run[name]) for run in (theirs, mine))
+        told, have = (_without_profiles(run.get(name, _OF_BEFORE.get(name))) for run in (theirs, mine))
         if told != have:
             lines.append(
                 f"{name} {_brief(told)} -> {_brief(have)}" if name != "strategy" else _strategies(theirs, mine)

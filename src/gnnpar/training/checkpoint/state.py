@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.durable import JsonDict, file_hash
+from gnnpar.saved_tensors import load_saved, oddity
 
 _SCALARS = (bool, int, float, str)
 
@@ -81,18 +82,18 @@ def write_tree(file: Path, tree: object) -> JsonDict:
 def check_tree(file: Path) -> None:
     """ValueError where a file is nothing that a rank left, or cannot be opened."""
     try:
-        tree = torch.load(file, map_location="cpu", weights_only=True)
+        tree: Any = load_saved(file)
         parts = [tree["model"], tree["optimizer"]["state"], tree["engine"], tree["random"]]
         kinds = all(isinstance(part, dict) for part in parts) and isinstance(tree["optimizer"]["kind"], str)
         kinds = kinds and isinstance(tree["random"]["cpu"], Tensor) and "cuda" in tree["random"]
         kinds = kinds and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tree["model"].items())
-        odd = any(t.layout != torch.strided or t.is_meta or t.is_quantized for t in _tensors(tree))
+        odd = any(oddity(t) or t.layout != torch.strided for t in _tensors(tree))
     except Exception as error:  # torch's readers raise errors of all kinds
         raise ValueError(f"{file.name} cannot be opened ({type(error).__name__})") from error
     if not kinds:
         raise ValueError(f"{file.name} holds no model, optimizer, engine and random state")
     if odd:
-        raise ValueError(f"{file.name} holds a tensor that is sparse, quantized or has no values")
+        raise ValueError(f"{file.name} holds a tensor that is sparse, nested, quantized or has no values")
 
 
 def _tensors(tree: object) -> Iterator[Tensor]:
@@ -107,4 +108,4 @@ def _tensors(tree: object) -> Iterator[Tensor]:
 def read_tree(file: Path, device: torch.device) -> Any:  # Any: a tree
     """What `write_tree` wrote; tensors of any GPU come to `device`, others to the CPU."""
     places = {f"cuda:{i}": str(device) for i in range(64)}
-    return torch.load(file, map_location=places, weights_only=True)
+    return load_saved(file, places=places)

@@ -1,0 +1,105 @@
+"""The order of a part's own rows in memory: rows that read each other stand near each other.
+
+A sum reads a row of features for every edge. Where neighbours stand anywhere in a table beyond the cache, each is a
+miss; where a block of rows reads mostly itself, it stays in the cache. METIS cuts the part into such blocks. Nothing
+else changes: edges of a row stay in their order, so that its sum has the same bits; dropout, predictions and files go
+by global ids. Sums over rows (the loss, gradients of weights) add in another order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gnnpar.folds.block import Block, chosen
+from gnnpar.partition.chunking import metis
+from gnnpar.partition.shard import Shard
+
+Order = Literal["none", "metis", "auto"]
+BLOCK_ROWS = 1536  # of 128 fp32 numbers: 768 KiB, a share of a core's L2 cache
+FEWEST_ROWS = 6 * BLOCK_ROWS  # below, a table stays in the cache in any order
+GAIN = 0.6  # auto: at most this share of the fetches before
+_WINDOWS = 32
+
+
+def in_order(shard: Shard, how: Order) -> tuple[Shard, str]:
+    """The shard with its rows in blocks, and a line that says what that changed; as it is and '' where nothing did.
+
+    auto: only where a table of rows is beyond a cache, and blocks save two fifths of the fetches (`fetches`).
+    """
+    if how == "none" or (how == "auto" and shard.num_inner < FEWEST_ROWS):
+        return shard, ""
+    inner = shard.inner
+    edges = torch.stack([inner.indices.long(), inner.edge_dst]).cpu()
+    parts = max(2, -(-shard.num_inner // BLOCK_ROWS))
+    if shard.num_inner < parts or not inner.num_edges:
+        return shard, ""
+    block_of = metis(edges, shard.num_inner, parts, seed=0)
+    ordered = permuted(shard, torch.argsort(block_of, stable=True).to(shard.node_ids.device))
+    before, after = fetches(inner), fetches(ordered.inner)
+    if how == "auto" and after > GAIN * before:
+        return shard, ""
+    return ordered, f"rows in {parts} blocks: {before:.2f} -> {after:.2f} fetches an edge"
+
+
+def fetches(block: Block, rows: int = BLOCK_ROWS) -> float:
+    """Distinct sources an edge, over windows of so many destinations: what a cache of that many rows does not give.
+
+    0 where all edges of a window read one row, 1 where each reads another. Of at most 32 windows, evenly spread.
+    """
+    ends = block.indptr.long().cpu()
+    starts = range(0, block.num_listed, rows)
+    read = distinct = 0
+    for first in list(starts)[:: max(1, len(starts) // _WINDOWS)]:
+        sources = block.indices[int(ends[first]) : int(ends[min(first + rows, block.num_listed)])]
+        read, distinct = read + len(sources), distinct + len(sources.unique())
+    return distinct / max(1, read)
+
+
+def permuted(shard: Shard, order: Tensor) -> Shard:
+    """The same part, its i-th row what was its row order[i]. Shapes: order [N], a permutation.
+
+    What is sent and received stays in its order: rows of a peer by ascending global id.
+    """
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device)
+    assert shard.copies is None and shard.pairs is None and shard.num_chunks == 1
+    return replace(
+        shard,
+        node_ids=shard.node_ids[order],
+        x=shard.x[order],
+        y=shard.y[order],
+        train_mask=shard.train_mask[order],
+        val_mask=shard.val_mask[order],
+        test_mask=shard.test_mask[order],
+        in_degree=shard.in_degree[order],
+        in_weight=chosen(shard.in_weight, order),
+        type_degree=chosen(shard.type_degree, order),
+        inner=_renumbered(shard.inner, place, columns=True),
+        halo={peer: _renumbered(block, place, columns=False) for peer, block in shard.halo.items()},
+        boundary={peer: place[index] for peer, index in shard.boundary.items()},
+    )
+
+
+def _renumbered(block: Block, place: Tensor, *, columns: bool) -> Block:
+    """Its rows, and its columns too where they are the same nodes, at their new places. Shapes: place [num_dst]."""
+    dst = place[block.edge_dst]
+    order = torch.argsort(dst, stable=True)
+    sources = block.indices[order]
+    ids = block.src_ids
+    if columns:
+        sources = place[sources.long()]
+        ids = None if ids is None else torch.empty_like(ids).index_copy_(0, place, ids)
+    ordered = Block.from_edges(
+        dst[order],
+        sources,
+        num_dst=block.num_dst,
+        num_src=block.num_src,
+        src_ids=ids,
+        edges=block.edges.at(order),
+        compress=block.rows is not None,
+    )
+    return replace(ordered, ascends=not columns)

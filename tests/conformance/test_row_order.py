@@ -1,0 +1,102 @@
+"""Rows of a part in another order: the same sums by row, the same draws, the same answers by node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from composing import configured, names
+from gnnpar.codecs.uniform import Uniform
+from gnnpar.comm import ThreadWorld
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.links import Link
+from gnnpar.data.synthetic import SBM
+from gnnpar.data.tasks import Labels
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.strategy import orders_rows, refuse_row_order
+from gnnpar.partition.row_order import BLOCK_ROWS, fetches, in_order, permuted
+from gnnpar.partition.shard import cut
+from gnnpar.verify.conformance import Job, Outcome, make_job, merge_ranks, relative_error, small_graph
+from graphs import with_edge_data, with_weights
+
+SMALL = ("model.hidden=8", "model.num_layers=3")
+ALL = with_edge_data(small_graph(), types=3, width=2)
+MODELS: dict[str, tuple[tuple[str, ...], Dataset]] = {
+    "gcn": ((), with_weights(small_graph())),
+    "sage": (("model.aggregator=max",), small_graph()),
+    "gat": (("model.attention_dropout=0.4",), small_graph()),
+    "rgcn": ((), with_edge_data(small_graph(), types=3, width=0)),
+    "transformer": ((), with_edge_data(small_graph(), types=1, width=2)),
+}
+STRATEGIES: dict[str, Any] = {
+    "quantized": GraphParallel(codec=Uniform(bits=4)),
+    "central": GraphParallel(overlap="central_marginal"),
+    **{name: configured("strategy", name) for name in ("single", "graph_parallel", "bns", "pipegcn", "digest")},
+}
+
+
+def trained(job: Job) -> Outcome:
+    return merge_ranks(job, ThreadWorld(job.plan.num_parts).run(job))
+
+
+@pytest.mark.parametrize(
+    ("model", "first_layer"), [*((name, "live") for name in MODELS), ("gcn", "cached"), ("sage", "cached")]
+)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_training_is_the_same_in_any_order(strategy: str, model: str, first_layer: Any) -> None:
+    """Losses, gradients, logits and bytes: rows of a block add in their order, sums over rows in another."""
+    overrides, data = MODELS[model]
+    config = configured("model", model, *SMALL, *overrides)
+    job = make_job(STRATEGIES[strategy], config, data, world=1 if strategy == "single" else 3, first_layer=first_layer)
+    given, ordered = trained(job), trained(replace(job, row_order="metis"))
+    assert ordered.losses == pytest.approx(given.losses, rel=1e-11)
+    for mine, theirs in zip(ordered.gradients, given.gradients, strict=True):
+        assert max(relative_error(mine[k], g) for k, g in theirs.items()) < 1e-9
+    assert relative_error(ordered.logits, given.logits) < 1e-10
+    assert ordered.traffic == given.traffic
+
+
+def test_what_can_be_in_any_order_says_so() -> None:
+    able = {name for name in names("strategy") if configured("strategy", name).capabilities.row_order}
+    assert able == {"single", "graph_parallel", "adaqp", "adaqp_p", "adaqp_q", "bns", "pipegcn", "digest"}
+    assert not orders_rows(STRATEGIES["single"], Link())
+    with pytest.raises(ValueError, match="row_order=metis: strategy=sar reads rows by their ascending ids"):
+        refuse_row_order(configured("strategy", "sar"), "metis", Labels(), {"strategy": "sar"})
+    refuse_row_order(configured("strategy", "sar"), "auto", Labels(), {})
+
+
+def test_every_edge_and_row_is_where_it_was_by_its_ids() -> None:
+    """Of weights, types, ids and attributes, inner edges and those of halos."""
+    part_of = torch.arange(ALL.num_nodes) % 3
+    for shard in cut(ALL, part_of, 3, edge_ids=True):
+        order = torch.randperm(shard.num_inner, generator=torch.Generator().manual_seed(0))
+        other = permuted(shard, order)
+        assert torch.equal(other.node_ids, shard.node_ids[order]) and torch.equal(other.x, shard.x[order])
+        assert torch.equal(other.inner.src_ids, other.node_ids)
+        blocks = [(shard.inner, other.inner), *((block, other.halo[peer]) for peer, block in shard.halo.items())]
+        for given, found in blocks:
+            mine, theirs = (
+                torch.stack([s.node_ids[b.edge_dst], b.src_ids[b.indices.long()], b.types, b.edge_ids]).T
+                for s, b in ((other, found), (shard, given))
+            )
+            key, known = mine[:, 3].argsort(), theirs[:, 3].argsort()
+            assert torch.equal(mine[key], theirs[known])
+        for peer, index in shard.boundary.items():
+            assert torch.equal(other.node_ids[other.boundary[peer]], shard.node_ids[index])
+
+
+def test_auto_orders_what_has_no_order_and_leaves_what_has() -> None:
+    """A block model whose ids say nothing of its blocks; a ring, whose ids are its order; a graph that fits a cache."""
+    blocks = SBM(
+        num_nodes=12_000, avg_degree=8, num_features=16, homophily=0.9, bridge_share=0.02, lateral_share=0.02
+    ).load(None, 0)
+    shard = cut(blocks, torch.zeros(blocks.num_nodes, dtype=torch.int64), 1)[0]
+    ordered, line = in_order(shard, "auto")
+    assert fetches(ordered.inner) < 0.6 * fetches(shard.inner)
+    assert line == f"rows in 8 blocks: {fetches(shard.inner):.2f} -> {fetches(ordered.inner):.2f} fetches an edge"
+    assert in_order(ordered, "auto") == (ordered, "")
+    small = cut(small_graph(), torch.zeros(small_graph().num_nodes, dtype=torch.int64), 1)[0]
+    assert small.num_inner < BLOCK_ROWS and in_order(small, "auto") == (small, "")
