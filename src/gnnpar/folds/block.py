@@ -140,13 +140,33 @@ class Block:
         """CSR by pair: row = destination * types + type of the edge; kept. Edges without types are all of type 0."""
         csr = self._csr_by_type.get(types)
         if csr is None:
-            found = self.by_type.get(types)
-            if found is None:
-                found = self.by_type[types] = self._sorted_by_type(types)
+            found = self.sorted_by_type(types)
             order = found.order
             csr = Csr(found.indptr, self.indices[order], found.pairs, weights=chosen(self.weights, order))
             self._csr_by_type[types] = csr
         return csr
+
+    def pairs(self, types: int) -> Block:
+        """The same edges, in the order of `sorted_by_type`; destinations are the pairs, destination * types + type;
+        kept."""
+        pairs = self._pairs.get(types)
+        if pairs is None:
+            order, indptr, rows = self.sorted_by_type(types)
+            pairs = self._pairs[types] = Block(
+                indptr, self.indices[order], self.num_dst * types, self.num_src, rows, edges=self.edges.at(order)
+            )
+        return pairs
+
+    @cached_property
+    def _pairs(self) -> dict[int, Block]:
+        return {}
+
+    def sorted_by_type(self, types: int) -> ByType:
+        """The edges by pair; kept."""
+        found = self.by_type.get(types)
+        if found is None:
+            found = self.by_type[types] = self._sorted_by_type(types)
+        return found
 
     @cached_property
     def _csr_by_type(self) -> dict[int, Csr]:
@@ -268,7 +288,8 @@ class Block:
             cached += (by_id[0].indices, by_id[0].src_ids, by_id[1])
         spans = (rows for cut in self.__dict__.get("_spans", {}).values() for _, rows in cut)
         held = (*self._structure.values(), *self.edges.tensors.values(), *cached, *spans)
-        return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
+        pairs = sum(block.nbytes for block in self.__dict__.get("_pairs", {}).values())
+        return pairs + sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
 
     @staticmethod
     def from_edges(
