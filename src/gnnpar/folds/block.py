@@ -308,6 +308,17 @@ class Block:
         return Block(indptr, src.to(index_type), num_dst, num_src, rows, src_ids, edges or EdgeData())
 
 
+def refuse_short(block: Block, rows: Rows) -> None:
+    """ValueError where there are fewer rows than columns, as a forged checkpoint has them: kernels read what columns
+    say. Shapes: rows [num_src, ...] each."""
+    for each in rows:
+        if len(each) < block.num_src:
+            raise ValueError(
+                f"there are {len(each)} rows for {block.num_src} columns: if this run went on from a checkpoint, its "
+                "state is not of this graph; leave resume out"
+            )
+
+
 def chosen(values: Tensor | None, rows: Tensor | slice) -> Tensor | None:
     """Some of the rows, where there are any."""
     return None if values is None else values[rows]
