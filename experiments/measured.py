@@ -20,9 +20,8 @@ HEAD = ("study", "lines", "machine", "torch", "measured", "commits", "lines of c
 
 
 def files(folder: Path) -> Iterator[Path]:
-    """Raw lines of a study, packed or not, by the names that records.py knows them by."""
-    names = {file.name.removesuffix(PACKED) for file in folder.glob(f"*.jsonl{PACKED}")}
-    yield from (folder / name for name in sorted(names | {file.name for file in folder.glob("*.jsonl")}))
+    """Committed raw lines of a study, by the names that records.py knows them by; rehearsals are not."""
+    yield from (folder / file.name.removesuffix(PACKED) for file in sorted(folder.glob(f"*.jsonl{PACKED}")))
 
 
 def origins(row: Any) -> Iterator[Mapping[str, Any]]:

@@ -21,7 +21,10 @@ def names(group: str) -> list[str]:
     return sorted(found - {"pyg"} if group == "model" else found)
 
 
-ALIKE = frozenset({"sage", "gin", "resgcn", "gine", "gcnii", "transformer"})  # models whose folds are those of others
+ALIKE = frozenset(
+    {"sage", "gin", "resgcn", "gine", "gcnii", "transformer", "rgat"}
+)  # models whose folds are those of others
+REFUSED = frozenset({("feature", "rgat")})  # (strategy, model): the fold separates by neither columns nor heads
 PRESETS = frozenset({"adaqp_p", "adaqp_q"})  # of adaqp: fewer of its parts
 
 

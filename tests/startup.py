@@ -50,13 +50,18 @@ STARTS = (
 
 
 def cpu_seconds(arguments: Sequence[str], until: str | None, source: Path) -> float:
-    """Of one start."""
+    """Of one start of `gnnpar`."""
+    return cpu_seconds_of([sys.executable, "-m", "gnnpar", *arguments], until, source)
+
+
+def cpu_seconds_of(command: Sequence[str], until: str | None, source: Path) -> float:
+    """Of one start of any command, with the gnnpar of `source`."""
     paths = [str(source / each) for each in ("src", "kernels")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     with tempfile.TemporaryDirectory() as folder:
         environment["GNNPAR_CACHE"] = f"{folder}/cache"  # what was measured or cut before is not there
         process = subprocess.Popen(
-            [sys.executable, "-m", "gnnpar", *arguments],
+            command,
             cwd=folder,
             env=environment,
             text=True,
@@ -69,11 +74,11 @@ def cpu_seconds(arguments: Sequence[str], until: str | None, source: Path) -> fl
             _, code, used = os.wait4(process.pid, 0)
             process.returncode = code
             if code:
-                raise RuntimeError(f"gnnpar {' '.join(arguments)}: exit code {os.waitstatus_to_exitcode(code)}")
+                raise RuntimeError(f"{' '.join(command)}: exit code {os.waitstatus_to_exitcode(code)}")
             return used.ru_utime + used.ru_stime
         try:
             if not any(line.startswith(until) for line in process.stdout):
-                raise RuntimeError(f"gnnpar {' '.join(arguments)}: no line begins with {until!r}")
+                raise RuntimeError(f"{' '.join(command)}: no line begins with {until!r}")
             return _of_all(psutil.Process(process.pid))
         finally:
             with suppress(ProcessLookupError):

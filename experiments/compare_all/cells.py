@@ -10,14 +10,15 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from gnnpar.report.statistics import Verdict, family, geometric_mean, mean, non_inferiority
-from studies import BASELINES, DEEP, TIMED, TRAINED
+from studies import BASELINES, DEEP, RIVALS, TIMED, TRAINED
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Cell = tuple[str, str]  # study, model
 Cells = Mapping[Cell, Mapping[str, Rows]]  # method -> its rows
 EXACT = [name for name in BASELINES if "control" not in name and "minibatch" not in name] + ["single, all threads"]
-ORDER = list(TIMED | TRAINED | DEEP)  # of lines in tables and figures
+RIVAL = [name for name in RIVALS if name not in BASELINES]
+ORDER = [*(name for name in TIMED | TRAINED | DEEP if name not in RIVAL), *RIVAL]  # of lines in tables and figures
 LINKS = {"speed": "loopback", "paced": "1 Gbit/s"}  # study -> over what
 MARGIN = 0.3  # points
 VERDICTS = ("not inferior", "inconclusive", "inferior")

@@ -13,7 +13,8 @@ from gnnpar.report.statistics import geometric_mean, mean
 
 NOTE = """Speed (times faster), bytes and memory beside vanilla, means over models. Accuracy: cells, by what paired
 differences to `single` say of a loss of 0.3 points, corrected over the cells of a strategy (Holm); those whose control
-passes too are in none of the three. Gradient: from the best cell to the worst.
+passes too are in none of the three. Gradient: from the best cell to the worst. What was not timed here has its bytes
+from studies over seeds, beside `graph_parallel` on as many ranks; the rivals were timed in `experiments/rivals`.
 """
 HEADINGS = (
     "strategy",
@@ -47,7 +48,9 @@ def lines(timed: Cells, trained: Cells) -> list[list[str]]:
     for name in (n for n in methods_of(both) if "cached" not in n):
         first = next(methods[name][0] for methods in both.values() if name in methods)
         verdicts = counts([verdict for verdict, _ in judged(trained, name).values()], VERDICTS)
-        costs = [*(_speed(timed, name, study) for study in LINKS), _share(timed, name, sent), _share(timed, name, peak)]
+        is_timed = any(name in methods for methods in timed.values())
+        bytes_sent = _share(timed, name, sent) if is_timed else _sent_over_seeds(trained, name)
+        costs = [*(_speed(timed, name, study) for study in LINKS), bytes_sent, _share(timed, name, peak)]
         found.append([name, ", ".join(first["result"]["exactness"]), *costs, *verdicts, _error(trained, name)])
     return found
 
@@ -58,13 +61,28 @@ def _speed(cells: Cells, name: str, study: str) -> str:
     return f"{geometric_mean(means).value:.2f}" if means and "minibatch" not in name else "-"
 
 
-def _share(cells: Cells, name: str, of: Callable[[Row], float]) -> str:
+def _share(cells: Cells, name: str, of: Callable[[Row], float], *, base: str = "vanilla") -> str:
     shares = [
-        mean([of(row) for row in methods[name]]).value / mean([of(row) for row in methods["vanilla"]]).value
+        mean([of(row) for row in methods[name]]).value / mean([of(row) for row in methods[base]]).value
         for methods in cells.values()
-        if {name, "vanilla"} <= methods.keys()
+        if {name, base} <= methods.keys()
     ]
     return f"{mean(shares).value:.2f}" if shares else "-"
+
+
+def _sent_over_seeds(cells: Cells, name: str) -> str:
+    """Beside `graph_parallel` on as many ranks, which sends what vanilla does."""
+    base = "graph_parallel"
+    comparable = {
+        cell: methods
+        for cell, methods in cells.items()
+        if {name, base} <= methods.keys() and _ranks(methods[name]) == _ranks(methods[base])
+    }
+    return _share(comparable, name, sent, base=base)
+
+
+def _ranks(rows: Rows) -> int:
+    return rows[0]["result"]["world_size"]
 
 
 def _error(cells: Cells, name: str) -> str:

@@ -22,7 +22,7 @@ from gnnpar.report.formatting import interval
 from gnnpar.report.statistics import mean, non_inferiority
 from studies import QUICK, STUDIES, Study
 
-FIGURES = ("figure.svg", "datasets.svg", "target.svg")
+FIGURES = ("figure.svg", "datasets.svg", "target.svg", "rivals.svg")
 TRIALS = ("| strategy | as it comes | tuned | gain | over single, both tuned | verdict |", "|" + "---|" * 6)
 ACCURACY = ("strategy", "cells", *VERDICTS, "unfit", "mean difference", "worst")
 NOTE = "A rehearsal in small: these figures show that everything runs, and nothing else.\n"
@@ -85,13 +85,15 @@ def trials(rows: Rows) -> Iterable[str]:
 
 
 def draw(found: Mapping[str, Rows], studies: Mapping[str, Study], file: Path) -> None:
-    """figure.svg, and beside it those of datasets and of time to accuracy where these were run."""
+    """figure.svg, and beside it those of datasets, of time to accuracy and of rivals where these were run."""
     plain = {name.removeprefix("quick_"): rows for name, rows in found.items()}
     figures.overview(plain, file)
     others = {
         n: rows for n, rows in found.items() if studies[n].seeds and not studies[n].trials and "accuracy" not in n
     }
+    rivals = {"rivals": others.pop("rivals")} if "rivals" in others else {}
     figures.datasets(others, file.with_name(FIGURES[1]))
+    figures.datasets(rivals, file.with_name(FIGURES[3]))
     figures.to_target({n: rows for n, rows in plain.items() if "target" in n}, file.with_name(FIGURES[2]))
 
 

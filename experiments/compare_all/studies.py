@@ -60,6 +60,21 @@ DISTINCT = (
     | HYBRID
     | NOMINAL
 )
+# beside what every study has, the methods of other papers: as they come, or with the paper's knob
+RIVALS = {name: BASELINES[name] for name in ("single", "graph_parallel", "graph_parallel bf16", "control")} | {
+    "pipegcn": METHODS["pipegcn"],
+    "pipegcn both": ["strategy=pipegcn", "strategy.smooth_features=true", "strategy.smooth_gradients=true"],
+    "bns": METHODS["bns"],
+    "bns 0.5": ["strategy=bns", "strategy.rate=0.5"],
+    "feature": METHODS["feature"],
+    "cagnet": METHODS["cagnet"],
+    "sancus k=4": ["strategy=sancus", "strategy.period=4"],
+    "digest k=10": ["strategy=digest", "strategy.period=10"],
+    "cofree": METHODS["cofree"],
+    "minibatch": BASELINES["minibatch"],
+    "minibatch cluster": METHODS["minibatch cluster"],
+    "minibatch saint": METHODS["minibatch saint"],
+}
 REMEDY = ["strategy.gradient=mix", "strategy.history_init=exact", "strategy.refresh_exact=true"]
 DEEP = DISTINCT | {
     "gnnpipe mix": ["strategy=gnnpipe", *REMEDY],
@@ -73,7 +88,10 @@ LARGE = [*DATASET, NODES, *SHAPE, "world_size=2", "seed=0", "epochs=26", "eval_e
 TO_TARGET = [*DATASET, NODES, *SHAPE, "world_size=2", "seed=${block}", "epochs=60", "eval_every=5"]
 THREADS = ["world_size=2", "comm=threads", "threads_per_rank=1"]
 CURVE = ["epochs=60", "eval_every=5", "fidelity_every=20"]
-SMALL = ["dataset=sbm", "model.num_layers=3", "model.hidden=64", *THREADS, *CURVE]
+SHALLOW = ["dataset=sbm", "model.num_layers=3", "model.hidden=64", *THREADS]
+SMALL = [*SHALLOW, *CURVE]
+# until validation rises no more; probes in every phase of periods of 4 and 10 epochs
+SMALL_LONG = [*SHALLOW, "epochs=400", "eval_every=5", "fidelity_every=33"]
 SMALL_DEEP = [
     "dataset=sbm",
     "model=resgcn",
@@ -193,6 +211,14 @@ STUDIES = [
         common=SMALL,
         seeds=SEEDS,
         minutes=20,
+    ),
+    Study(
+        name="rivals",
+        about="sbm, 3,000 nodes, 400 epochs: accuracy, fidelity and bytes of the rivals over 10 seeds",
+        jobs=trained(["sage", "gcn"], RIVALS),
+        common=SMALL_LONG,
+        seeds=SEEDS,
+        minutes=50,
     ),
     Study(
         name="target",

@@ -125,6 +125,20 @@ def test_a_file_of_another_type_is_found_without_its_checksum(folder: Path) -> N
         open_part(folder, manifest, 1, check="header")
 
 
+@pytest.mark.parametrize("check", ["full", "header"])
+def test_indices_that_lie_outside_are_found_in_every_check(folder: Path, check: str) -> None:
+    """Kernels read where they say; forged, with a checksum that fits."""
+    file = folder / "part-1/inner.indices.npy"
+    indices = np.load(file)
+    indices[3] = 1 << 30
+    np.save(file, indices)
+    told = durable.read_checked_json(folder / "manifest.json")
+    told["files"]["part-1/inner.indices.npy"]["sha256"] = durable.file_hash(file)
+    durable.write_checked_json(folder / "manifest.json", told)
+    with pytest.raises(ValueError, match=f"inner reads rows 0 to {1 << 30} of"):
+        open_part(folder, read_manifest(folder), 1, check=check)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -213,10 +213,11 @@ def test_at_a_glance_a_line_a_strategy(module: Any) -> None:
         costs = {"bytes_per_epoch": {"total": size}, "memory_bytes": {"peak": [1, size]}, "exactness": ["some"]}
         return found | {"result": found["result"] | costs}
 
-    def trained(job: str, *, test: float, error: float | None) -> list[Any]:
+    def trained(job: str, *, test: float, error: float | None, size: float = 0, ranks: int = 2) -> list[Any]:
         rows = [row(f"gcn {job}", seed=s, test=test + 1e-4 * s) for s in range(5)]
         probe = error and {"relative_error": {"mean": error}}
-        return [r | {"result": r["result"] | {"fidelity": probe, "exactness": ["some"]}} for r in rows]
+        more = {"fidelity": probe, "exactness": ["some"], "bytes_per_epoch": {"total": size}, "world_size": ranks}
+        return [r | {"result": r["result"] | more} for r in rows]
 
     speed = [timed("vanilla", m, seconds=1.0, size=8) for m in ("gcn", "gat")]
     speed += [timed("adaqp", "gcn", seconds=2.0, size=4), timed("adaqp", "gat", seconds=0.5, size=2)]
@@ -226,12 +227,17 @@ def test_at_a_glance_a_line_a_strategy(module: Any) -> None:
         "one": [r for job, test, error in study for r in trained(job, test=test, error=error)],
         "two": [r for job, test, error in study for r in trained(job, test=test, error=error and 2 * error)],
     }
+    over_seeds["two"] += trained("graph_parallel", test=0.9, error=None, size=8)
+    over_seeds["two"] += trained("bns", test=0.8, error=0.7, size=2)
+    over_seeds["two"] += trained("hybrid 2x2", test=0.8, error=0.3, size=16, ranks=4)
     lines = glance.lines(cells.by_cell({"speed": speed}), cells.by_cell(over_seeds))
     found = {line[0]: dict(zip(glance.HEADINGS[1:], line[1:], strict=True)) for line in lines}
-    assert set(found) == {"single", "vanilla", "minibatch", "control", "adaqp"}
+    assert set(found) == {"single", "vanilla", "minibatch", "control", "adaqp", "graph_parallel", "bns", "hybrid 2x2"}
     assert [*found["adaqp"].values()] == ["some", "1.00", "-", "0.38", "0.38", "2", "0", "0", "0.01 to 0.02"]
     assert [*found["minibatch"].values()] == ["some", "-", "-", "0.25", "0.25", "-", "-", "-", "-"]
     assert [*found["control"].values()][-4:] == ["0", "0", "2", "0.5 to 1"]
+    assert [*found["bns"].values()] == ["some", "-", "-", "0.25", "-", "0", "0", "1", "0.7"]
+    assert found["hybrid 2x2"]["sent"] == "-"
 
 
 def test_tuned_rows_are_held_against_a_tuned_baseline(module: Any) -> None:

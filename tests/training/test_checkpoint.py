@@ -275,6 +275,21 @@ def test_a_file_that_cannot_be_opened_gives_way_though_its_checksum_fits(run: Pa
     assert "rank-1.pt cannot be opened (" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("used", [0, 1, 624])
+def test_a_random_state_is_one_of_a_generator(run: Path, tmp_path: Path, used: int) -> None:
+    """Torch takes any numbers of words left and used, and reads behind the generator where they do not fit."""
+    tree = state.read_tree(run / "checkpoint" / "epoch-000006" / "rank-0.pt", torch.device("cpu"))
+    generator = torch.Generator().manual_seed(7)
+    torch.rand(used, generator=generator)
+    tree["random"]["cpu"] = generator.get_state()
+    state.write_tree(tmp_path / "rank-0.pt", tree)
+    state.check_tree(tmp_path / "rank-0.pt")
+    tree["random"]["cpu"][16] += 1  # words used
+    state.write_tree(tmp_path / "rank-0.pt", tree)
+    with pytest.raises(ValueError, match=r"rank-0\.pt holds no model, optimizer, engine and random state"):
+        state.check_tree(tmp_path / "rank-0.pt")
+
+
 def test_a_new_run_in_an_old_folder_moves_the_checkpoints_away(run: Path, capsys) -> None:
     assert train(run, "strategy=graph_parallel", "epochs=2").exit_code == 0
     assert "checkpoint is of an earlier run: moved to checkpoint-before" in capsys.readouterr().out

@@ -140,13 +140,33 @@ class Block:
         """CSR by pair: row = destination * types + type of the edge; kept. Edges without types are all of type 0."""
         csr = self._csr_by_type.get(types)
         if csr is None:
-            found = self.by_type.get(types)
-            if found is None:
-                found = self.by_type[types] = self._sorted_by_type(types)
+            found = self.sorted_by_type(types)
             order = found.order
             csr = Csr(found.indptr, self.indices[order], found.pairs, weights=chosen(self.weights, order))
             self._csr_by_type[types] = csr
         return csr
+
+    def pairs(self, types: int) -> Block:
+        """The same edges, in the order of `sorted_by_type`; destinations are the pairs, destination * types + type;
+        kept."""
+        pairs = self._pairs.get(types)
+        if pairs is None:
+            order, indptr, rows = self.sorted_by_type(types)
+            pairs = self._pairs[types] = Block(
+                indptr, self.indices[order], self.num_dst * types, self.num_src, rows, edges=self.edges.at(order)
+            )
+        return pairs
+
+    @cached_property
+    def _pairs(self) -> dict[int, Block]:
+        return {}
+
+    def sorted_by_type(self, types: int) -> ByType:
+        """The edges by pair; kept."""
+        found = self.by_type.get(types)
+        if found is None:
+            found = self.by_type[types] = self._sorted_by_type(types)
+        return found
 
     @cached_property
     def _csr_by_type(self) -> dict[int, Csr]:
@@ -268,7 +288,8 @@ class Block:
             cached += (by_id[0].indices, by_id[0].src_ids, by_id[1])
         spans = (rows for cut in self.__dict__.get("_spans", {}).values() for _, rows in cut)
         held = (*self._structure.values(), *self.edges.tensors.values(), *cached, *spans)
-        return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
+        pairs = sum(block.nbytes for block in self.__dict__.get("_pairs", {}).values())
+        return pairs + sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
 
     @staticmethod
     def from_edges(
@@ -285,6 +306,17 @@ class Block:
         index_type = index_dtype(dst.numel(), num_dst, num_src)
         indptr, rows = layout(torch.bincount(dst, minlength=num_dst), index_type, compress=compress)
         return Block(indptr, src.to(index_type), num_dst, num_src, rows, src_ids, edges or EdgeData())
+
+
+def refuse_short(block: Block, rows: Rows) -> None:
+    """ValueError where there are fewer rows than columns, as a forged checkpoint has them: kernels read what columns
+    say. Shapes: rows [num_src, ...] each."""
+    for each in rows:
+        if len(each) < block.num_src:
+            raise ValueError(
+                f"there are {len(each)} rows for {block.num_src} columns: if this run went on from a checkpoint, its "
+                "state is not of this graph; leave resume out"
+            )
 
 
 def chosen(values: Tensor | None, rows: Tensor | slice) -> Tensor | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, EdgeDropout, Separates
-from gnnpar.folds.block import Block, Operands, Rows, widened
+from gnnpar.folds.block import Block, Operands, Rows, chosen, widened
 from gnnpar_kernels import keep_mask
 
 EdgeFunction = Callable[[Rows, Rows, Rows, Rows], Tensor]
@@ -27,11 +27,13 @@ class Generic(ByBlock):
 
     `score` gives [e, H], `value` gives [e, H, D] (with a score) or [e, ...]. The gradient is autograd inside a slice
     of edges against the fold's own logsumexp: it costs recomputation, not memory. `weighted`: the weights of edges, 1
-    where the graph has none, are the last edge rows, [e]. Row-local state goes into `src` and
+    where the graph has none, are the last edge rows, [e]. `types`, where it is not 0: the types of edges, 0 <= type <
+    types and 0 where the graph has none, are the first edge rows, [e] int64. `within`: the in-edges of each type are
+    folded apart, each with a softmax of its own. Row-local state goes into `src` and
     `dst`, learned tensors into `shared`; a function must not close over a tensor that requires grad. `by_heads`: both
     functions treat every head by itself, dimension 1 of rows and 0 of shared tensors.
 
-    Shapes: src (any [M, ...]), dst (any [N, ...]), edge (any [E, ...]) -> out [N, ...].
+    Shapes: src (any [M, ...]), dst (any [N, ...]), edge (any [E, ...]) -> out [N, ...], or [N, types, ...] `within`.
     """
 
     value: EdgeFunction
@@ -39,6 +41,8 @@ class Generic(ByBlock):
     dropout: EdgeDropout | None = None
     by_heads: bool = False
     weighted: bool = False
+    types: int = 0
+    within: bool = False
     needs_src = True
     linear = False
 
@@ -59,14 +63,28 @@ class Generic(ByBlock):
         return ()
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
-        for piece in _slices(block, x, weighted=self.weighted):
+        num = block.num_dst * self._results
+        state = tuple(map(self._listed, state))
+        for piece in self._slices(block, x):
             value = self.value(*piece.rows)
             if self.score is None:
-                (acc,) = state or (value.new_zeros(block.num_dst, *value.shape[1:]),)
-                state = (acc.index_add_(0, piece.dst, value),)
+                (acc,) = state or (value.new_zeros(num, *value.shape[1:]),)
+                state = (acc.index_add_(0, piece.into, value),)
             else:
-                state = self._attend(state, piece, self.score(*piece.rows), value, block.num_dst)
-        return state or self._empty(block, x)
+                state = self._attend(state, piece, self.score(*piece.rows), value, num)
+        state = state or self._empty(block, x, num)
+        if not self.within:
+            return state
+        return tuple(t.view(block.num_dst, self.types, *t.shape[1:]) for t in state)
+
+    @property
+    def _results(self) -> int:
+        """Of a destination."""
+        return self.types if self.within else 1
+
+    def _listed(self, rows: Tensor) -> Tensor:
+        """A row of each result. Shapes: [N, ...], or [N, types, ...] -> [N * results, ...]."""
+        return rows.flatten(0, 1) if self.within else rows
 
     def _attend(self, state: Rows, piece: _Slice, score: Tensor, value: Tensor, num_dst: int) -> Rows:
         heads = score.shape[1]
@@ -85,18 +103,17 @@ class Generic(ByBlock):
         acc[rows] = (acc[rows] * rescale[..., None]).index_add_(0, local, self._kept(weight, piece)[..., None] * value)
         return m, total, acc
 
-    def _empty(self, block: Block, x: Operands) -> Rows:
+    def _empty(self, block: Block, x: Operands, num: int) -> Rows:
         """The state of a block without edges: the functions are asked for their shapes on zero edges."""
-        none = torch.zeros(0, dtype=torch.long, device=block.indices.device)
-        rows = _gather(x, none, none, slice(0, 0))
-        if self.weighted:
-            rows = (rows[0], rows[1], (*rows[2], _weights(block, x, slice(0, 0))), rows[3])
+        none, nothing = torch.zeros(0, dtype=torch.long, device=block.indices.device), slice(0, 0)
+        weights = (_weights(block, x, nothing),) if self.weighted else ()
+        rows = _gather(x, none, none, nothing, (none,) if self.types else (), weights)
         value = self.value(*rows)
-        acc = value.new_zeros(block.num_dst, *value.shape[1:])
+        acc = value.new_zeros(num, *value.shape[1:])
         if self.score is None:
             return (acc,)
         score = self.score(*rows)
-        return score.new_full((block.num_dst, score.shape[1]), -torch.inf), score.new_zeros(acc.shape[:2]), acc
+        return score.new_full((num, score.shape[1]), -torch.inf), score.new_zeros(acc.shape[:2]), acc
 
     def finish(self, state: Rows) -> tuple[Tensor, Rows]:
         if self.score is None:
@@ -107,12 +124,13 @@ class Generic(ByBlock):
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         grads = Operands(*(tuple(torch.zeros_like(widened(t)) for t in group) for group in x))
+        grad_out, prepared = self._listed(grad_out), tuple(map(self._listed, prepared))
         delta = (grad_out * prepared[0]).sum(-1) if prepared else None
-        for piece in _slices(block, x, weighted=self.weighted):
+        for piece in self._slices(block, x):
             src, dst, edge, shared = piece.rows
             leaves = (_leaves(src), _leaves(dst), _leaves(edge), _leaves(shared))
             with torch.enable_grad():
-                outputs, seeds = self._differentials(leaves, piece, prepared, delta, grad_out[piece.dst])
+                outputs, seeds = self._differentials(leaves, piece, prepared, delta, grad_out[piece.into])
             flat = [t for group in leaves for t in group]
             wanted = [t for t in flat if t.requires_grad]
             by_leaf = dict(
@@ -129,9 +147,9 @@ class Generic(ByBlock):
         if self.score is None or delta is None:
             return [value], [grad_edges]
         score = self.score(*leaves)
-        alpha = (score.detach() - saved[1][piece.dst]).exp()
+        alpha = (score.detach() - saved[1][piece.into]).exp()
         along = self._kept((grad_edges * value.detach()).sum(-1), piece)
-        return [value, score], [self._kept(alpha, piece)[..., None] * grad_edges, alpha * (along - delta[piece.dst])]
+        return [value, score], [self._kept(alpha, piece)[..., None] * grad_edges, alpha * (along - delta[piece.into])]
 
     def _kept(self, weight: Tensor, piece: _Slice) -> Tensor:
         if self.dropout is None:
@@ -140,44 +158,59 @@ class Generic(ByBlock):
         keep = keep_mask(piece.edge_ids, weight.shape[1], p=self.dropout.p, key=self.dropout.key)
         return weight * keep / (1 - self.dropout.p)
 
-    @staticmethod
-    def _scatter(grads: Operands, leaves: _EdgeRows, by_leaf: Mapping[int, Tensor | None], piece: _Slice) -> None:
+    def _scatter(self, grads: Operands, leaves: _EdgeRows, by_leaf: Mapping[int, Tensor | None], piece: _Slice) -> None:
         src, dst, edge, shared = leaves
         for total, index, group in ((grads.src, piece.src, src), (grads.dst, piece.dst, dst)):
             for into, leaf in zip(total, group, strict=True):
                 if (g := by_leaf.get(id(leaf))) is not None:
                     into.index_add_(0, index, g)
-        for into, leaf in zip(grads.edge, edge, strict=False):  # weights of edges, the last, are constants
+        for into, leaf in zip(grads.edge, edge[bool(self.types) :], strict=False):  # types and weights are constants
             if (g := by_leaf.get(id(leaf))) is not None:
-                into[piece.span] = g
+                into[piece.at] = g
         for into, leaf in zip(grads.shared, shared, strict=True):
             if (g := by_leaf.get(id(leaf))) is not None:
                 into.add_(g)
 
+    def _slices(self, block: Block, x: Operands) -> Iterator[_Slice]:
+        """Whole CSR rows, at most about `_edges_at_once` at a time (more only where one row has more)."""
+        edges = block.pairs(self.types) if self.within else block
+        for span, rows in edges.spans(_edges_at_once(x)):
+            src, into, edge_ids = edges.indices[span].long(), edges.edge_dst[span], chosen(edges.edge_ids, span)
+            dst = into // self.types if self.within else into
+            types = ()
+            if self.types:
+                types = (torch.zeros_like(into) if edges.types is None else edges.types[span],)
+            weights = (_weights(edges, x, span),) if self.weighted else ()
+            at = block.sorted_by_type(self.types).order[span] if self.within else span
+            yield _Slice(at, rows, src, dst, into, edge_ids, _gather(x, src, dst, at, types, weights))
+
 
 @dataclass(frozen=True, eq=False)
 class _Slice:
-    """Consecutive edges of a block and their gathered rows. `rows_with_edges`: the destinations, each once."""
+    """Consecutive edges of a block and their gathered rows. `at`: their places among the edge rows; `into`: their rows
+    among the results; `rows_with_edges`: these, each once."""
 
-    span: slice
+    at: slice | Tensor
     rows_with_edges: Tensor
     src: Tensor
     dst: Tensor
+    into: Tensor
     edge_ids: Tensor | None
     rows: _EdgeRows
 
     @property
     def place_among_them(self) -> Tensor:
-        """Of every edge's destination. Shapes: [e] int64."""
-        starts = torch.zeros_like(self.dst)
-        starts[1:] = self.dst[1:] != self.dst[:-1]
+        """Of every edge's result. Shapes: [e] int64."""
+        starts = torch.zeros_like(self.into)
+        starts[1:] = self.into[1:] != self.into[:-1]
         return starts.cumsum(0)
 
 
-def _gather(x: Operands, src: Tensor, dst: Tensor, span: slice) -> _EdgeRows:
-    """Edge functions compute in fp32 where rows have 16 bits."""
+def _gather(x: Operands, src: Tensor, dst: Tensor, at: slice | Tensor, first: Rows, last: Rows) -> _EdgeRows:
+    """Edge functions compute in fp32 where rows have 16 bits. `first`, `last`: edge rows around those of x."""
     by_src, by_dst = (tuple(widened(t.index_select(0, at)) for t in ts) for ts, at in ((x.src, src), (x.dst, dst)))
-    return by_src, by_dst, tuple(widened(t[span]) for t in x.edge), tuple(map(widened, x.shared))
+    edge = (*first, *(widened(t[at]) for t in x.edge), *last)
+    return by_src, by_dst, edge, tuple(map(widened, x.shared))
 
 
 def _leaves(rows: Rows) -> Rows:
@@ -188,17 +221,6 @@ def _weights(block: Block, x: Operands, span: slice) -> Tensor:
     if block.weights is not None:
         return block.weights[span]
     return widened(next(t for t in x.src if t.is_floating_point())[:0]).new_ones(span.stop - span.start)
-
-
-def _slices(block: Block, x: Operands, *, weighted: bool) -> Iterator[_Slice]:
-    """Whole CSR rows, at most about `_edges_at_once` at a time (more only where one row has more)."""
-    for span, rows in block.spans(_edges_at_once(x)):
-        src, dst = block.indices[span].long(), block.edge_dst[span]
-        edge_ids = None if block.edge_ids is None else block.edge_ids[span]
-        gathered = _gather(x, src, dst, span)
-        if weighted:
-            gathered = (gathered[0], gathered[1], (*gathered[2], _weights(block, x, span)), gathered[3])
-        yield _Slice(span, rows, src, dst, edge_ids, gathered)
 
 
 def _edges_at_once(x: Operands) -> int:

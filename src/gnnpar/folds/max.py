@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, Separates
-from gnnpar.folds.block import Block, Operands, Rows, widened
+from gnnpar.folds.block import Block, Operands, Rows, refuse_short, widened
 from gnnpar_kernels import extremum, extremum_finish, extremum_grad
 
 
@@ -34,6 +34,7 @@ class Max(ByBlock):
         return ()
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
+        refuse_short(block, x.src)
         if not block.ascends:
             block, order = block.by_id
             x = x._replace(src=(x.src[0][order],))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import EdgeDropout, Separates
-from gnnpar.folds.block import Block, Operands, Rows, widened
+from gnnpar.folds.block import Block, Operands, Rows, refuse_short, widened
 from gnnpar_kernels import Csr, attend, attend_finish, attend_grad_dst, attend_grad_dst_of, attend_grad_src, row_dots
 
 
@@ -46,6 +46,7 @@ class Softmax:
         return ()
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
+        refuse_short(block, x.src)
         features, a_src = x.src
         return attend(
             block.indptr,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, EdgeDropout, Separates
-from gnnpar.folds.block import Block, Operands, Rows, widened
+from gnnpar.folds.block import Block, Operands, Rows, refuse_short, widened
 from gnnpar_kernels import attend_finish, attend_v2, attend_v2_grad, row_dots
 
 
@@ -40,6 +40,7 @@ class SoftmaxV2(ByBlock):
         return ()
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
+        refuse_short(block, x.src)
         return attend_v2(
             block.indptr,
             block.indices,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, Separates
-from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.block import Block, Operands, Rows, refuse_short
 from gnnpar_kernels import Csr, spmm
 from gnnpar_kernels.csr import accumulate_dtype
 
@@ -45,6 +45,7 @@ class Sum(ByBlock):
         return ()
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
+        refuse_short(block, x.src)
         rows, out = x.src[0], state[0] if state else None
         if not self.types:
             return (self._sums(block.forward, rows, block.num_dst, out),)

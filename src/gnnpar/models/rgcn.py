@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, NamedTuple, Self
 
 import torch
 from annotated_types import Ge, Le
@@ -42,14 +42,16 @@ def relational_product(rows: Tensor, weight: Tensor, mixing: Tensor | None = Non
     return rows.flatten(1) @ matrices.view(-1, weight.shape[2])
 
 
-class RGCNConv(nn.Module):
-    """The mean by relation runs as a sum by type of edge, divided by the global in-degrees of that type."""
+class Matrices(NamedTuple):
+    """Of R relations. `weight`: [R, F, F'] of free matrices, [B, F, F'] of bases, or blocks [R, C, F / C, F' / C];
+    `mixing` [R, B] of bases, else None."""
 
-    degree_powers = (-1.0, 0.0)
+    weight: nn.Parameter
+    mixing: nn.Parameter | None
 
-    def __init__(self, in_dim: int, out_dim: int, *, relations: int, bases: int | None, blocks: int | None) -> None:
-        super().__init__()
-        self.own = Linear(in_dim, out_dim)
+    @staticmethod
+    def drawn(in_dim: int, out_dim: int, *, relations: int, bases: int | None, blocks: int | None) -> Matrices:
+        """ValueError where `blocks` does not divide both widths."""
         shape = (relations if bases is None else bases, in_dim, out_dim)
         if blocks is not None:
             if in_dim % blocks or out_dim % blocks:
@@ -58,8 +60,19 @@ class RGCNConv(nn.Module):
                     "a divisor of both, or set model.encoder=linear and model.decoder=linear"
                 )
             shape = (relations, blocks, in_dim // blocks, out_dim // blocks)
-        self.neighbours = nn.Parameter(_glorot(*shape))
-        self.mixing = None if bases is None else nn.Parameter(_glorot(relations, bases))
+        weight = nn.Parameter(_glorot(*shape))
+        return Matrices(weight, None if bases is None else nn.Parameter(_glorot(relations, bases)))
+
+
+class RGCNConv(nn.Module):
+    """The mean by relation runs as a sum by type of edge, divided by the global in-degrees of that type."""
+
+    degree_powers = (-1.0, 0.0)
+
+    def __init__(self, in_dim: int, out_dim: int, *, relations: int, bases: int | None, blocks: int | None) -> None:
+        super().__init__()
+        self.own = Linear(in_dim, out_dim)
+        self.neighbours, self.mixing = Matrices.drawn(in_dim, out_dim, relations=relations, bases=bases, blocks=blocks)
         self.relations = relations
 
     @staticmethod
@@ -79,7 +92,7 @@ def _glorot(*shape: int) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RGCN(ModelConfig):
+class Relational(ModelConfig):
     """`num_relations`: types of edges; None: those of the dataset, 1 where it has none. At most one of `num_bases` and
     `num_blocks`: bases that the matrices of relations are sums of, blocks on their diagonals."""
 
@@ -102,7 +115,7 @@ class RGCN(ModelConfig):
     def matrices(self) -> float:
         return 1 + (self.num_bases or (self.num_relations or 1) / (self.num_blocks or 1))
 
-    def on(self, sizes: EdgeSizes) -> RGCN:
+    def on(self, sizes: EdgeSizes) -> Self:
         relations = self.num_relations or max(1, sizes.types)
         if sizes.types > relations:
             raise ValueError(
@@ -110,6 +123,11 @@ class RGCN(ModelConfig):
                 "null, or to as many"
             )
         return replace(self, num_relations=relations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RGCN(Relational):
+    """Fields as in Relational."""
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         self.only_order("aggregate_first", "a row travels once for all relations, each of which has a matrix")

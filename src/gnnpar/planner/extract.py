@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout, Pushable
 from gnnpar.folds.block import Rows
-from gnnpar.folds.generic import EdgeFunction
+from gnnpar.folds.generic import EdgeFunction, Generic
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message, Moments
 from gnnpar.models.edge_attr import ReadsAttributes
@@ -113,8 +113,10 @@ class Tracing:
         width = sum(t[0].numel() for t in src)
         pushed = width + 2 * sum(t[0].numel() for t in dst) if isinstance(agg, Pushable) else 0
         flags = [int(agg.linear), int(agg.needs_src), pushed]
-        tail = _tail(agg, src, dst, edge, shared) if isinstance(agg, WithValue) else list(src[0].shape[1:])
-        if isinstance(agg, Sum) and agg.types:
+        typed = isinstance(agg, Generic) and agg.types > 0
+        first = (self.edge_ids,) if typed else ()  # types of edges
+        tail = _tail(agg, src, dst, (*first, *edge), shared) if isinstance(agg, WithValue) else list(src[0].shape[1:])
+        if (isinstance(agg, Sum) and agg.types) or (isinstance(agg, Generic) and agg.within):
             tail = [agg.types, *tail]
         kind = type(agg).__name__
         return _fold(list(src), list(dst), list(edge), list(shared), kind, flags, tail)

@@ -183,7 +183,8 @@ def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int, edge_
     if parameters and _reads_dictionaries(net, parameters[0].name):
         raise ValueError(
             f"model.target={target} reads dictionaries by type (HeteroConv, HGTConv, to_hetero), which is not carried: "
-            "a HeteroData is one graph here; write forward(x, edge_index, edge_type) with RGCNConv, or use model=rgcn"
+            "a HeteroData is one graph here; write forward(x, edge_index, edge_type) with RGCNConv, or use "
+            "model=rgcn or model=rgat"
         )
     needed = [each.name for each in parameters if each.default is each.empty and each.kind not in (2, 3, 4)]
     unknown = [name for name in needed[2:] if name not in edge_arguments(net).values()]

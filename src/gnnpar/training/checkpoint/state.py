@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from gnnpar.durable import JsonDict, file_hash
 from gnnpar.saved_tensors import load_saved, oddity
 
 _SCALARS = (bool, int, float, str)
+_WORDS, _LEFT, _NEXT = 624, 8, 16  # of a generator: its words, and where it says how many are left and used
 
 
 def plain(tree: object, at: str = "state") -> Any:  # Any: a tree, as above
@@ -82,10 +84,10 @@ def write_tree(file: Path, tree: object) -> JsonDict:
 def check_tree(file: Path) -> None:
     """ValueError where a file is nothing that a rank left, or cannot be opened."""
     try:
-        tree: Any = load_saved(file)
+        tree = read_tree(file, torch.device("cpu"))
         parts = [tree["model"], tree["optimizer"]["state"], tree["engine"], tree["random"]]
         kinds = all(isinstance(part, dict) for part in parts) and isinstance(tree["optimizer"]["kind"], str)
-        kinds = kinds and isinstance(tree["random"]["cpu"], Tensor) and "cuda" in tree["random"]
+        kinds = kinds and _is_random_state(tree["random"]["cpu"]) and "cuda" in tree["random"]
         kinds = kinds and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tree["model"].items())
         odd = any(oddity(t) or t.layout != torch.strided for t in _tensors(tree))
     except Exception as error:  # torch's readers raise errors of all kinds
@@ -94,6 +96,16 @@ def check_tree(file: Path) -> None:
         raise ValueError(f"{file.name} holds no model, optimizer, engine and random state")
     if odd:
         raise ValueError(f"{file.name} holds a tensor that is sparse, nested, quantized or has no values")
+
+
+def _is_random_state(state: object) -> bool:
+    """Of torch's generator of the CPU, a Mersenne Twister; torch itself takes one that reads beyond its 624 words."""
+    if not isinstance(state, Tensor) or state.dtype != torch.uint8 or len(state) < _NEXT + 8:
+        return False
+    said = bytes(state.tolist())
+    left = int.from_bytes(said[_LEFT : _LEFT + 4], sys.byteorder)
+    used = int.from_bytes(said[_NEXT : _NEXT + 8], sys.byteorder)
+    return left + used == _WORDS + 1 or (left, used) == (1, 0)
 
 
 def _tensors(tree: object) -> Iterator[Tensor]:

@@ -119,10 +119,18 @@ class PlainGraph:
             activated = torch.nn.functional.leaky_relu(there[0] + here[0], agg.slope)
             return self._attended((activated * shared[0]).sum(-1), there[0])
         if isinstance(agg, Generic):
+            if agg.types > 1:
+                raise ValueError(
+                    "attention by type of edge has no form in plain torch, where edges have no types; load weights.pt "
+                    "into the class of the model"
+                )
+            if agg.types:
+                edge = (torch.zeros_like(self._src), *edge)
             value = agg.value(there, here, edge, shared)
-            return (
+            out = (
                 self._added(value) if agg.score is None else self._attended(agg.score(there, here, edge, shared), value)
             )
+            return out[:, None] if agg.within else out
         raise ValueError(f"the aggregator {type(agg).__name__} has no form in plain torch; use Generic in its place")
 
     def _added(self, rows: Tensor) -> Tensor:

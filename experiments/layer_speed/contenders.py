@@ -1,0 +1,241 @@
+"""What `layer_speed` measures: races, each of two or more calls that compute the same."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch_geometric import nn as pyg
+
+from gnnpar.comm import ThreadWorld
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.synthetic import SBM
+from gnnpar.data.tasks import make_task
+from gnnpar.folds.edge_data import EdgeData
+from gnnpar.folds.sum import Sum
+from gnnpar.models.gat import GAT
+from gnnpar.models.gatv2 import GATv2, GATv2Conv
+from gnnpar.models.gcn import GCN
+from gnnpar.models.gnn import ModelSource
+from gnnpar.models.initial import construct
+from gnnpar.models.pyg.model import PyG
+from gnnpar.models.rgcn import RGCN, RGCNConv
+from gnnpar.models.sage import SAGE
+from gnnpar.parallel.local import Pass
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.parallel.strategy import Workload
+from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.partition import Metis
+from gnnpar.partition.shard import Shard
+from gnnpar.placement import Topology
+from gnnpar.training.optim import Adam
+
+OURS = "gnnpar"
+MAPPED, OWN, SAME_ORDER = "mapped", "own", "own, PyG's order"
+RELATIONS, NARROW = 8, 32
+HEADS, WIDE = 4, 128
+SUMS = (32, 128)  # widths of rows
+CLOSE = 1e-4  # RMS of a difference over RMS, fp32
+
+Tensors = tuple[Tensor, ...]
+Call = Callable[[], Tensors]
+
+
+@dataclass(frozen=True)
+class Race:
+    """Calls that take turns, by name. `equal`: the first two tensors of each, an output and the gradient of the input,
+    must agree."""
+
+    part: str
+    case: str
+    graph: Dataset
+    calls: Mapping[str, Call]
+    equal: bool = False
+
+
+def block_model(nodes: int, *, features: int, loops: bool) -> Dataset:
+    """The graph of epoch_speed: power-law degrees, 20 edges a node, homophily 0.8."""
+    return SBM(
+        num_nodes=nodes,
+        avg_degree=20,
+        homophily=0.8,
+        num_features=features,
+        graph_seed=0,
+        bridge_share=0.05,
+        lateral_share=0.05,
+        self_loops=loops,
+    ).load(None, 0)
+
+
+def with_edges(dataset: Dataset, edges: EdgeData) -> Dataset:
+    return Dataset.of(
+        dataset.name,
+        x=dataset.x,
+        y=dataset.y,
+        edge_index=dataset.edge_index,
+        masks=(dataset.train_mask, dataset.val_mask, dataset.test_mask),
+        num_classes=dataset.num_classes,
+        task=dataset.task,
+        edges=edges,
+    )
+
+
+def typed(nodes: int) -> Dataset:
+    """Without self loops, types drawn evenly."""
+    dataset = block_model(nodes, features=NARROW, loops=False)
+    draw = torch.Generator().manual_seed(0)
+    return with_edges(dataset, EdgeData(type=torch.randint(RELATIONS, (dataset.num_edges,), generator=draw)))
+
+
+def weighted(dataset: Dataset) -> Dataset:
+    draw = torch.Generator().manual_seed(0)
+    return with_edges(dataset, EdgeData(weight=0.5 + torch.rand(dataset.num_edges, generator=draw)))
+
+
+def view_of(dataset: Dataset) -> WholeGraph:
+    (comm,) = ThreadWorld(1).communicators()
+    return WholeGraph(Shard.open(dataset, torch.zeros(dataset.num_nodes).long(), comm), Pass(0, training=True))
+
+
+def races(nodes: int, parts: Collection[str]) -> Iterator[Race]:
+    """Those of these parts, each made when it is asked for."""
+    dataset, relational = block_model(nodes, features=WIDE, loops=True), typed(nodes)
+    if "layers" in parts:
+        yield relational_layer(relational)
+        yield attention_layer(dataset)
+    if "sums" in parts:
+        for width in SUMS:
+            yield sums(weighted(dataset), width)
+    if "models" in parts:
+        yield from models(dataset)
+        yield relational_model(relational)
+
+
+def both_ways(layer: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, grad: Tensor) -> Call:
+    """Forward and backward, to the input and all parameters: -> output, gradients. Shapes: x [N, F], grad [N, F']."""
+    wanted = (x, *module.parameters())
+
+    def call() -> Tensors:
+        out = layer(x)
+        return out.detach(), *torch.autograd.grad(out, wanted, grad)
+
+    return call
+
+
+def rows_of(dataset: Dataset, width: int) -> tuple[Tensor, Tensor]:
+    """An input and the gradient of an output. Shapes: -> [N, width] twice."""
+    draw = torch.Generator().manual_seed(1)
+    x, grad = (torch.randn(dataset.num_nodes, width, generator=draw) for _ in range(2))
+    return x.requires_grad_(), grad
+
+
+def relational_layer(dataset: Dataset) -> Race:
+    g, edges, types = view_of(dataset), dataset.edge_index, dataset.edges.type
+    ours = construct(lambda: RGCNConv(NARROW, NARROW, relations=RELATIONS, bases=None, blocks=None), 0)
+    x, grad = rows_of(dataset, NARROW)
+    calls = {OURS: both_ways(lambda h: ours(g.at(0), h), ours, x, grad)}
+    for kind in (pyg.RGCNConv, pyg.FastRGCNConv):
+        theirs = kind(NARROW, NARROW, RELATIONS)
+        with torch.no_grad():
+            theirs.weight.copy_(ours.neighbours)
+            theirs.root.copy_(ours.own.weight.T)
+        calls[kind.__name__] = both_ways(lambda h, layer=theirs: layer(h, edges, types), theirs, x, grad)
+    return Race("layers", "R-GCN 32 to 32, 8 relations", dataset, calls, equal=True)
+
+
+def attention_layer(dataset: Dataset) -> Race:
+    g, edges = view_of(dataset), dataset.edge_index
+    how = {"heads": HEADS, "average": False, "slope": 0.2, "attention_dropout": 0.0}
+    ours = construct(lambda: GATv2Conv(WIDE, WIDE, **how), 0)
+    theirs = pyg.GATv2Conv(WIDE, WIDE // HEADS, HEADS, add_self_loops=False)
+    with torch.no_grad():
+        for linear, same in ((theirs.lin_l, ours.left), (theirs.lin_r, ours.right)):
+            linear.weight.copy_(same.weight)
+            linear.bias.copy_(same.bias)
+        theirs.att.copy_(ours.attention[None])
+    x, grad = rows_of(dataset, WIDE)
+    calls = {
+        OURS: both_ways(lambda h: ours(g.at(0), h), ours, x, grad),
+        "GATv2Conv": both_ways(lambda h: theirs(h, edges), theirs, x, grad),
+    }
+    return Race("layers", "GATv2 128 to 4 x 32", dataset, calls, equal=True)
+
+
+def sums(dataset: Dataset, width: int) -> Race:
+    g, nothing = view_of(dataset), nn.Identity()
+    x, grad = rows_of(dataset, width)
+    calls = {
+        name: both_ways(lambda h, fold=fold: g.at(0).aggregate(fold, (h,)), nothing, x, grad)
+        for name, fold in {"unweighted": Sum(), "weighted": Sum(weighted=True)}.items()
+    }
+    return Race("sums", f"rows of {width}", dataset, calls)
+
+
+SHAPE = {"num_layers": 3, "hidden": WIDE, "dropout": 0.5}
+ATTENTION = {**SHAPE, "heads": HEADS, "out_heads": HEADS, "attention_dropout": 0.5}
+THEIRS = {"num_layers": 3, "hidden_channels": WIDE, "dropout": 0.5}
+HEADED = {**THEIRS, "heads": HEADS, "act": "elu"}  # PyG's class gives `dropout` to attention, too
+
+
+def models(dataset: Dataset) -> Iterator[Race]:
+    """PyG's classes, mapped, beside gnnpar's of the same shape."""
+    module = "torch_geometric.nn.models"
+    yield epochs(
+        "GCN",
+        dataset,
+        {
+            MAPPED: PyG(target=f"{module}.GCN", kwargs=THEIRS),
+            OWN: GCN(**SHAPE),
+            SAME_ORDER: GCN(**SHAPE, order="transform_first"),
+        },
+    )
+    yield epochs(
+        "GraphSAGE",
+        dataset,
+        {
+            MAPPED: PyG(target=f"{module}.GraphSAGE", kwargs=THEIRS),
+            OWN: SAGE(**SHAPE),
+            SAME_ORDER: SAGE(**SHAPE, order="aggregate_first"),
+        },
+    )
+    yield epochs("GAT", dataset, {MAPPED: PyG(target=f"{module}.GAT", kwargs=HEADED), OWN: GAT(**ATTENTION)})
+    yield epochs(
+        "GATv2", dataset, {MAPPED: PyG(target=f"{module}.GAT", kwargs=HEADED | {"v2": True}), OWN: GATv2(**ATTENTION)}
+    )
+
+
+def relational_model(dataset: Dataset) -> Race:
+    theirs = {"num_layers": 3, "hidden_channels": NARROW, "p": 0.5}
+    return epochs(
+        "R-GCN",
+        dataset,
+        {
+            MAPPED: PyG(target="nets.RGCN", kwargs=theirs, self_loops=False),
+            OWN: RGCN(num_layers=3, hidden=NARROW, dropout=0.5),
+        },
+    )
+
+
+def epochs(case: str, dataset: Dataset, sources: Mapping[str, ModelSource]) -> Race:
+    return Race("models", case, dataset, {name: epoch_of(dataset, source) for name, source in sources.items()})
+
+
+def epoch_of(dataset: Dataset, source: ModelSource) -> Call:
+    """A training epoch of `single`; returns its loss."""
+    (comm,) = ThreadWorld(1).communicators()
+    task, strategy = make_task(dataset.task, dataset.num_classes), Single()
+    model = source.on(dataset.edge_sizes).build(dataset.num_features, task.out_dim, seed=0)
+    plan = strategy.plan(Workload(dataset, Metis(), model.num_layers), Topology(1))
+    shard = Shard.open(dataset, plan.part_of, comm, edge_ids=model.needs_edge_ids)
+    engine = strategy.build(plan, shard, model, task, comm, seed=0)
+    optimizer = Adam().build(engine.named_parameters(), epochs=1, layer_of=model.layer_of)
+    done = 0
+
+    def epoch() -> Tensors:
+        nonlocal done
+        done += 1
+        loss = engine.train_epoch(done, optimizer).loss
+        comm.ledger.drain()
+        return (torch.tensor(loss),)
+
+    return epoch

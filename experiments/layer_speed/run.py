@@ -1,0 +1,179 @@
+"""Layers, weighted sums and mapped models beside what they are held to, and what a start from Python costs.
+
+    python experiments/layer_speed/run.py            # results.jsonl
+    python experiments/layer_speed/run.py --smoke    # a fiftieth of the graph: does it run? writes smoke.jsonl
+    python experiments/layer_speed/report.py         # tables
+
+Calls of a race take turns, in an order of the block's own, so that a slow minute of the machine hits all of them. The
+checkout must be clean: each line names its commit.
+"""
+
+import argparse
+import datetime
+import os
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any  # of JSON
+
+import psutil
+import torch
+from torch import Tensor
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT / "tests")]
+
+import records
+from contenders import CLOSE, Call, Race, Tensors, races
+
+import startup
+from gnnpar.training.memory import live_storages, measure_epoch
+from gnnpar.training.result.header import commit, installed, processor, versions
+
+NODES, SMALL = 50_000, 1_000
+BLOCKS, SMOKE_BLOCKS = 10, 3
+THREADS = (1, 2)
+BLOCK_SECONDS = 0.2  # a call that is shorter is repeated
+LONG_SECONDS = 1.0
+PARTS = ("start", "layers", "sums", "models")
+STARTS: Mapping[str, Mapping[str, object]] = {
+    "one rank": {"strategy": "single"},
+    "two ranks": {"strategy": "graph_parallel", "world_size": 2, "threads_per_rank": 1},
+}
+
+
+def facts() -> dict[str, Any]:
+    return {
+        "date": datetime.datetime.now().isoformat(timespec="minutes"),
+        "hardware": f"{processor()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "versions": {**versions(), "torch_geometric": installed("torch_geometric")},
+        "commit": commit(),
+        "load": os.getloadavg()[0],
+    }
+
+
+def seconds_of(call: Call, times: int = 1) -> float:
+    """Of one call, the mean of so many."""
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - began) / times
+
+
+def warm(call: Call) -> float:
+    """Seconds of a second call, or of a first one that is long."""
+    first = seconds_of(call)
+    return first if first > LONG_SECONDS else seconds_of(call)
+
+
+def order_of(names: Iterable[str], block: int) -> list[str]:
+    names = sorted(names)
+    return random.Random(block).sample(names, len(names))
+
+
+def peak_bytes(call: Call) -> int:
+    """The allocator's peak in one call above what was alive before it."""
+    with measure_epoch(torch.device("cpu")) as report:
+        before = sum(live_storages().values())
+        call()
+    assert report.peak is not None
+    return report.peak - before
+
+
+def largest_difference(a: Tensors, b: Tensors) -> float:
+    """Of the output and of the gradient of the input: RMS of the difference over RMS."""
+
+    def relative(x: Tensor, y: Tensor) -> float:
+        return float((x.double() - y.double()).norm() / y.double().norm())
+
+    return max(relative(x, y) for x, y in zip(a[:2], b[:2], strict=True))
+
+
+def differences(race: Race) -> dict[str, float]:
+    """Of every call from the first, before anything is timed."""
+    if not race.equal:
+        return {}
+    first, *others = race.calls
+    expected = race.calls[first]()
+    found = {name: largest_difference(race.calls[name](), expected) for name in others}
+    if max(found.values()) > CLOSE:
+        raise SystemExit(f"{race.case}: calls do not compute the same: {found}")
+    return found
+
+
+def measure(race: Race, *, blocks: int, threads: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """A line a block and number of threads, and one of memory, which is measured on one thread."""
+    row = {"part": race.part, "case": race.case, "nodes": race.graph.num_nodes, "edges": race.graph.num_edges}
+    agreed = differences(race)
+    for count in threads:
+        torch.set_num_threads(count)
+        times = {name: max(1, round(BLOCK_SECONDS / warm(call))) for name, call in race.calls.items()}
+        for block in range(blocks):
+            seconds = {name: seconds_of(race.calls[name], times[name]) for name in order_of(race.calls, block)}
+            yield {**row, "threads": count, "block": block, "calls": times, "seconds": seconds, **facts()}
+    torch.set_num_threads(1)
+    yield {
+        **row,
+        "difference": agreed,
+        "peak_bytes": {name: peak_bytes(call) for name, call in race.calls.items()},
+        **facts(),
+    }
+
+
+def commands(given: Mapping[str, object]) -> dict[str, list[str]]:
+    """The same training from the command line and from Python, on a graph of 3,000 nodes."""
+    given = {**given, "tracker.every": 1}
+    overrides = [f"{key}={value}" for key, value in given.items()]
+    line = ["-m", "gnnpar", "train", "dataset=sbm", "model=gcn", "epochs=3", "hydra.run.dir=run", *overrides]
+    script = f"import gnnpar; gnnpar.train('gcn', 'sbm', epochs=3, folder='run', **{given!r})"
+    return {
+        "gnnpar train": [sys.executable, *line],
+        "gnnpar.train": [sys.executable, "-c", script],
+    }
+
+
+def measure_start(case: str, *, blocks: int) -> Iterator[dict[str, Any]]:
+    """CPU seconds of all processes until the line of the first epoch. A line a block."""
+    both = commands(STARTS[case])
+    for block in range(blocks):
+        seconds = {name: startup.cpu_seconds_of(both[name], "epoch 1/", ROOT) for name in order_of(both, block)}
+        yield {"part": "start", "case": case, "block": block, "seconds": seconds, **facts()}
+
+
+def keep(out: Path, found: Iterable[dict[str, Any]]) -> None:
+    """All lines of a case, or none."""
+    rows = []
+    for row in found:
+        rows.append(row)
+        if "seconds" in row:
+            shown = ", ".join(f"{name} {seconds:.4f} s" for name, seconds in row["seconds"].items())
+            threads = f", {row['threads']} threads" if "threads" in row else ""
+            print(f"{row['part']} {row['case']}{threads}, block {row['block']}: {shown}", flush=True)
+    records.append(out, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="a fiftieth of the graph, three blocks")
+    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--blocks", type=int, default=BLOCKS)
+    options = parser.parse_args()
+    if not options.smoke and str(commit()).endswith("+"):
+        raise SystemExit("the checkout has changes: commit them, each line names its commit")
+    out = HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
+    blocks, threads = (SMOKE_BLOCKS, (1,)) if options.smoke else (options.blocks, THREADS)
+    done = {(row["part"], row["case"]) for row in records.read(out)}
+    if "start" in options.part:
+        for case in STARTS:
+            if ("start", case) not in done:
+                keep(out, measure_start(case, blocks=blocks))
+    for race in races(SMALL if options.smoke else NODES, options.part):
+        if (race.part, race.case) not in done:
+            keep(out, measure(race, blocks=blocks, threads=threads))
+
+
+if __name__ == "__main__":
+    main()

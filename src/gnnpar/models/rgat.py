@@ -1,0 +1,142 @@
+"""RGAT: Y_i = sum_j alpha_ij x_j W_r + b, r the type of the edge j -> i (Busbridge et al. 2019, arXiv 1904.05811).
+
+alpha_ij = softmax_j(leaky_relu(x_i W_r Q + x_j W_r K)) per head, over all in-edges of a row (across relations, equation
+9) or over those of one type (within relations, equation 8). The scores are the additive ones of the paper's section 2,
+of rows of all heads, as PyG's RGATConv has them: the paper has a query and a key for each relation and head, here they
+are products of W_r with Q and K. A row has no term of its own: model.residual adds it.
+
+A row travels once for all relations; each edge is multiplied by its relation's matrix where it ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge
+from torch import Tensor, nn
+
+from gnnpar.folds.block import Rows
+from gnnpar.folds.generic import Generic
+from gnnpar.graph import Graph, Local
+from gnnpar.models.gat import Heads
+from gnnpar.models.rgcn import Matrices, Relational
+
+
+def by_relation(rows: Tensor, types: Tensor, weight: Tensor) -> Tensor:
+    """rows_e W_r, r the type of row e: a product for each relation. Shapes: [e, F], [e], [R, F, F'] -> [e, F']."""
+    if len(weight) == 1:
+        return rows @ weight[0]
+    if not len(rows):  # also of a trace, which knows no types
+        return rows.new_zeros(0, weight.shape[2])
+    order = torch.argsort(types, stable=True)
+    parts = rows[order].split(torch.bincount(types, minlength=len(weight)).tolist())
+    products = torch.cat([part @ each for part, each in zip(parts, weight.unbind(0), strict=True)])
+    return torch.empty_like(products).index_copy(0, order, products)
+
+
+def value(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+    """Shapes: rows [e, F], types [e], matrices [R, F, H D] and of keys [R, F, H] -> [e, H, D]."""
+    matrices, keys = shared
+    return by_relation(src[0], edge[0], matrices).unflatten(-1, (keys.shape[2], -1))
+
+
+def score(src: Rows, dst: Rows, edge: Rows, shared: Rows, *, slope: float) -> Tensor:
+    """Shapes: as `value`, queries of each relation [e, R, H] -> [e, H]."""
+    types = edge[0]
+    query = dst[0].gather(1, types[:, None, None].expand(-1, 1, dst[0].shape[2])).squeeze(1)
+    return F.leaky_relu(query + by_relation(src[0], types, shared[1]), slope)
+
+
+class RGATConv(nn.Module):
+    """Heads are concatenated; `average` takes their mean instead (the last layer). `within`: a softmax by relation."""
+
+    glorot = ("query", "key")
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        *,
+        heads: int,
+        average: bool,
+        slope: float,
+        attention_dropout: float,
+        relations: int,
+        bases: int | None,
+        blocks: int | None,
+        within: bool,
+    ) -> None:
+        super().__init__()
+        width = heads * out_dim if average else out_dim
+        self.neighbours, self.mixing = Matrices.drawn(in_dim, width, relations=relations, bases=bases, blocks=blocks)
+        self.query = nn.Parameter(torch.empty(width, heads))
+        self.key = nn.Parameter(torch.empty(width, heads))
+        self.bias = nn.Parameter(torch.zeros(out_dim))
+        self.average, self.slope, self.p = average, slope, attention_dropout
+        self.relations, self.within = relations, within
+
+    @property
+    def needs_edge_ids(self) -> bool:
+        return self.p > 0
+
+    @staticmethod
+    def message(g: Local, h: Tensor) -> Rows:
+        return (h,)
+
+    def forward(self, g: Graph, h: Tensor) -> Tensor:
+        src = g.source(self.message, h)
+        g, (h,) = g.destinations(h)
+        matrices = self._matrices()
+        queries = (h @ (matrices @ self.query).transpose(0, 1).flatten(1)).unflatten(-1, (self.relations, -1))
+        fold = Generic(
+            value=value,
+            score=partial(score, slope=self.slope),
+            dropout=g.edge_dropout(self.p),
+            types=self.relations,
+            within=self.within,
+        )
+        out = g.aggregate(fold, src, (queries,), (), (matrices, matrices @ self.key))
+        out = out.sum(1) if self.within else out
+        return (out.mean(1) if self.average else out.flatten(1)) + self.bias
+
+    def _matrices(self) -> Tensor:
+        """[R, F, H D]"""
+        if self.mixing is not None:
+            return torch.tensordot(self.mixing, self.neighbours, 1)
+        if self.neighbours.dim() == 4:
+            return torch.stack([torch.block_diag(*blocks) for blocks in self.neighbours.unbind(0)])
+        return self.neighbours
+
+
+@dataclass(frozen=True, kw_only=True)
+class RGAT(Heads, Relational):
+    """`attention`: one softmax over the in-edges of all relations, or one for each. `slope`: of the leaky relu of
+    scores. Others as in Heads and Relational."""
+
+    attention: Literal["across", "within"] = "across"
+    slope: Annotated[float, Ge(0.0)] = 0.2
+    activation = F.elu
+
+    @property
+    def matrices(self) -> float:
+        return super().matrices * (self.out_heads if self.decoder == "none" else 1)
+
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        self.only_order("aggregate_first", "a row travels once for all relations, each of which has a matrix")
+        heads, average = self.heads_of(out_dim, index)
+        return RGATConv(
+            in_dim,
+            out_dim,
+            heads=heads,
+            average=average,
+            slope=self.slope,
+            attention_dropout=self.attention_dropout,
+            relations=self.num_relations or 1,
+            bases=self.num_bases,
+            blocks=self.num_blocks,
+            within=self.attention == "within",
+        )
