@@ -635,7 +635,7 @@ FORGED: dict[str, tuple[Callable[[JsonDict, JsonDict], None], str]] = {
     "features": (in_run(num_features=-1), "run.num_features is -1, at least 1 is needed"),
     "epoch": (lambda manifest, tree: manifest.update(epoch=10**18), "says that 10+ epochs are done, its name 000001"),
     "sparse": (weights(torch.Tensor.to_sparse), "holds a tensor that is sparse"),
-    "meta": (weights(lambda w: w.to("meta")), "sparse, quantized or has no values"),
+    "meta": (weights(lambda w: w.to("meta")), "sparse, nested, quantized or has no values"),
     "names": (lambda manifest, tree: tree["model"].update({1: torch.ones(1)}), "holds no model, optimizer"),
     "random": (lambda manifest, tree: tree.update(random={}), "cannot be opened"),
 }

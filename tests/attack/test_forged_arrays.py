@@ -11,6 +11,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from data.samples import shared
 from gnnpar.data.array_pickle import load_arrays
 from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
+from gnnpar.saved_tensors import load_saved
 
 POINTER = struct.pack("<Q", 0x41414141)
 WITH_OBJECTS = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
@@ -231,6 +233,20 @@ def test_a_forged_tensor_of_a_saved_graph_is_refused(kind: str, tmp_path: Path) 
     torch.save(Data(**{name: value for name, value in fields.items() if value is not None}), tmp_path / "g.pt")
     with pytest.raises(ValueError, match=r"^dataset pt: [^\n]*(is not satisfied|inconsistent|is nested|is quantized)"):
         PT(path=str(tmp_path / "g.pt")).load(None, 0)
+
+
+def test_reading_a_file_switches_no_check_on_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own checks are switched for the whole process, of which ranks may be threads."""
+    torch.save(listed(4, (1, 1)), tmp_path / "a.pt")
+    read, during = torch.load, list[bool]()
+
+    def load(*args: Any, **options: Any) -> Any:
+        during.append(torch.sparse.check_sparse_tensor_invariants.is_enabled())
+        return read(*args, **options)
+
+    monkeypatch.setattr(torch, "load", load)
+    load_saved(tmp_path / "a.pt")
+    assert during == [False]
 
 
 @pytest.mark.parametrize("code", ["LONG_BINPUT", "PUT"])
