@@ -230,7 +230,11 @@ def test_a_forged_tensor_of_a_saved_graph_is_refused(kind: str, tmp_path: Path) 
     """Of torch, its indices would choose what memory is written to when it is made dense."""
     ring = torch.stack([torch.arange(NODES), (torch.arange(NODES) + 1) % NODES])
     fields = {"x": torch.ones(NODES, 4), "edge_index": ring, "y": torch.arange(NODES) % 2} | SPARSE[kind]()
-    torch.save(Data(**{name: value for name, value in fields.items() if value is not None}), tmp_path / "g.pt")
+    graph = Data()
+    for name, value in fields.items():
+        if value is not None:
+            graph[name] = value
+    torch.save(graph, tmp_path / "g.pt")
     with pytest.raises(ValueError, match=r"^dataset pt: [^\n]*(is not satisfied|inconsistent|is nested|is quantized)"):
         PT(path=str(tmp_path / "g.pt")).load(None, 0)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from composing import configured, names
 from gnnpar.codecs.uniform import Uniform
@@ -15,10 +16,11 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.links import Link
 from gnnpar.data.synthetic import SBM
 from gnnpar.data.tasks import Labels
+from gnnpar.folds.block import Block
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.strategy import orders_rows, refuse_row_order
 from gnnpar.partition.row_order import BLOCK_ROWS, fetches, in_order, permuted
-from gnnpar.partition.shard import cut
+from gnnpar.partition.shard import Shard, cut
 from gnnpar.verify.conformance import Job, Outcome, make_job, merge_ranks, relative_error, small_graph
 from graphs import with_edge_data, with_weights
 
@@ -68,6 +70,14 @@ def test_what_can_be_in_any_order_says_so() -> None:
     refuse_row_order(configured("strategy", "sar"), "auto", Labels(), {})
 
 
+def table(shard: Shard, block: Block) -> Tensor:
+    """A row an edge: its ends, its type and its id."""
+    assert block.src_ids is not None and block.types is not None and block.edge_ids is not None
+    return torch.stack(
+        [shard.node_ids[block.edge_dst], block.src_ids[block.indices.long()], block.types, block.edge_ids]
+    ).T
+
+
 def test_every_edge_and_row_is_where_it_was_by_its_ids() -> None:
     """Of weights, types, ids and attributes, inner edges and those of halos."""
     part_of = torch.arange(ALL.num_nodes) % 3
@@ -75,13 +85,10 @@ def test_every_edge_and_row_is_where_it_was_by_its_ids() -> None:
         order = torch.randperm(shard.num_inner, generator=torch.Generator().manual_seed(0))
         other = permuted(shard, order)
         assert torch.equal(other.node_ids, shard.node_ids[order]) and torch.equal(other.x, shard.x[order])
-        assert torch.equal(other.inner.src_ids, other.node_ids)
+        assert other.inner.src_ids is not None and torch.equal(other.inner.src_ids, other.node_ids)
         blocks = [(shard.inner, other.inner), *((block, other.halo[peer]) for peer, block in shard.halo.items())]
         for given, found in blocks:
-            mine, theirs = (
-                torch.stack([s.node_ids[b.edge_dst], b.src_ids[b.indices.long()], b.types, b.edge_ids]).T
-                for s, b in ((other, found), (shard, given))
-            )
+            mine, theirs = table(other, found), table(shard, given)
             key, known = mine[:, 3].argsort(), theirs[:, 3].argsort()
             assert torch.equal(mine[key], theirs[known])
         for peer, index in shard.boundary.items():

@@ -19,7 +19,7 @@ from gnnpar.data.stored import Stored, hashes_of
 from gnnpar.folds.block import Block
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.partition import write
-from gnnpar.partition.manifest import Manifest, read_manifest
+from gnnpar.partition.manifest import Check, Manifest, read_manifest
 from gnnpar.partition.partition import Random, partition
 from gnnpar.partition.read import open_part
 from gnnpar.partition.shard import Shard, cut, partition_statistics
@@ -126,7 +126,7 @@ def test_a_file_of_another_type_is_found_without_its_checksum(folder: Path) -> N
 
 
 @pytest.mark.parametrize("check", ["full", "header"])
-def test_indices_that_lie_outside_are_found_in_every_check(folder: Path, check: str) -> None:
+def test_indices_that_lie_outside_are_found_in_every_check(folder: Path, check: Check) -> None:
     """Kernels read where they say; forged, with a checksum that fits."""
     file = folder / "part-1/inner.indices.npy"
     indices = np.load(file)
