@@ -25,11 +25,13 @@ def audit(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_every_quoted_number_is_its_cell(audit: Any) -> None:
-    """Of the tables in README.md, which are held to the lines by test_experiments.py."""
+    """Of the tables in README.md or in a page beside it, which are held to the lines by test_experiments.py."""
     every = audit.quoted()
     assert len(every) > 100
     tables = {
-        study: audit.lines_of((EXPERIMENTS / study / "README.md").read_text(encoding="utf-8"))
+        study: audit.lines_of(
+            "\n".join(page.read_text(encoding="utf-8") for page in (EXPERIMENTS / study).glob("*.md"))
+        )
         for study in {quote.cell["study"] for quote in every}
     }
     problems = [(quote, audit.difference(quote, tables[quote.cell["study"]])) for quote in every]
