@@ -75,6 +75,11 @@ RIVALS = {name: BASELINES[name] for name in ("single", "graph_parallel", "graph_
     "minibatch cluster": METHODS["minibatch cluster"],
     "minibatch saint": METHODS["minibatch saint"],
 }
+# what a verdict on accuracy is asked of: exact, rounded, quantized and stale messages, and none
+JUDGED = {name: DISTINCT[name] for name in ("single", "graph_parallel", "graph_parallel bf16", "control", "adaqp")} | {
+    "gnnpipe": METHODS["gnnpipe"]
+}
+AS_MANY_STEPS = {"minibatch": ["strategy=minibatch", "epochs=20", "fidelity_every=7"]}  # of 20 steps each
 REMEDY = ["strategy.gradient=mix", "strategy.history_init=exact", "strategy.refresh_exact=true"]
 DEEP = DISTINCT | {
     "gnnpipe mix": ["strategy=gnnpipe", *REMEDY],
@@ -92,6 +97,7 @@ SHALLOW = ["dataset=sbm", "model.num_layers=3", "model.hidden=64", *THREADS]
 SMALL = [*SHALLOW, *CURVE]
 # until validation rises no more; probes in every phase of periods of 4 and 10 epochs
 SMALL_LONG = [*SHALLOW, "epochs=400", "eval_every=5", "fidelity_every=33"]
+VERDICT = ["dataset=sbm_verdict", *SMALL_LONG[1:]]
 SMALL_DEEP = [
     "dataset=sbm",
     "model=resgcn",
@@ -219,6 +225,14 @@ STUDIES = [
         common=SMALL_LONG,
         seeds=SEEDS,
         minutes=50,
+    ),
+    Study(
+        name="verdict",
+        about="sbm_verdict, 17,000 nodes, 400 epochs: accuracy over 10 seeds, each with its own graph",
+        jobs=trained(["sage", "gcn"], JUDGED) | trained(["sage", "gcn"], AS_MANY_STEPS),
+        common=VERDICT,
+        seeds=SEEDS,
+        minutes=45,
     ),
     Study(
         name="target",

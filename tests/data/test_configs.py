@@ -31,4 +31,4 @@ def test_every_known_dataset_has_a_yaml():
     assert set(get_args(Name)) == set(_SOURCES)
     ogb = get_args(OGBDataset.__annotations__["name"])
     assert all(required_files(name) for name in ogb)
-    assert {file.stem for file in FILES} >= {*_SOURCES, *ogb, "sbm", "sbm_reddit", "sbm_products", "npz"}
+    assert {file.stem for file in FILES} >= {*_SOURCES, *ogb, "sbm", "sbm_reddit", "sbm_products", "sbm_verdict", "npz"}

@@ -96,6 +96,7 @@ def test_alpha_of_the_presets():
     ("name", "models", "seeds"),
     [
         ("sbm", ("gcn", "sage", "gat"), 1),
+        pytest.param("sbm_verdict", ("gcn", "sage"), 1, marks=pytest.mark.slow),
         pytest.param("sbm_products", ("gcn", "sage"), 2, marks=pytest.mark.slow),
         pytest.param("sbm_reddit", ("gcn", "sage"), 1, marks=pytest.mark.slow),
     ],
