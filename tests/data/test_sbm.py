@@ -81,6 +81,14 @@ def test_a_minimum_cut_runs_along_the_bridges(balance_seed):
     assert cut.crossing.float().mean().item() == pytest.approx(bridges, abs=0.005)
 
 
+def test_every_seed_has_its_own_graph_and_split_of_sbm_verdict():
+    verdict = replace(preset("sbm_verdict"), num_features=1, num_nodes=500)
+    first, again, other = (verdict.load(None, seed) for seed in (0, 0, 1))
+    assert torch.equal(first.edge_index, again.edge_index) and torch.equal(first.test_mask, again.test_mask)
+    assert first.edge_index.shape != other.edge_index.shape or not torch.equal(first.edge_index, other.edge_index)
+    assert not torch.equal(first.test_mask, other.test_mask)
+
+
 @pytest.mark.slow
 def test_alpha_of_the_presets():
     """Replication factor under METIS; Reddit's own is 0.627, 1.462, 2.607 for 2, 4 and 8 parts."""
