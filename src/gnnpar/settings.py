@@ -362,6 +362,8 @@ def _construct_values(
 def _value(hint: object, value: object, path: str) -> Any:  # Any: of the type that the hint says
     if isinstance(value, Mapping):
         if "_target_" in value:
+            if _is_plain(hint):
+                raise ConfigError(f"{path}={show(value)} must be {describe(hint)}")
             wanted = _dataclasses_in(hint)
             named = _locate(value["_target_"], path) if wanted else None
             if wanted and not (isinstance(named, type) and set(wanted) & set(named.__mro__)):  # and is not called
@@ -492,6 +494,16 @@ def _options(hint: object) -> tuple[type, ...]:
     """The classes that a type names."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     return tuple(o for o in options if isinstance(o, type))
+
+
+def _is_plain(hint: object) -> bool:
+    """Of numbers, text and paths, which no class makes."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return all(map(_is_plain, args))
+    if origin is Annotated:
+        return _is_plain(args[0])
+    return origin is Literal or hint in (bool, int, float, str, Path, type(None))
 
 
 def _is_protocol(cls: type) -> bool:

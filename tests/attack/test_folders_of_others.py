@@ -596,6 +596,9 @@ def test_a_job_of_a_sweep_lies_below_it(tmp_path: Path, name: str) -> None:
     [
         "dataset.name='${oc.env:WANDB_API_KEY}'",
         "optim.lr=${oc.env:GNNPAR_TOKEN}",
+        r"dataset.name=$\{oc.env:WANDB_API_KEY\}",  # which Hydra reads as ${...}
+        r"epochs=1,$\\\{oc.env:GNNPAR_TOKEN\\\}",  # and, of a choice, twice
+        r"hydra.sweep.subdir=$\{oc.env:HOME\}",
         "hydra.sweep.subdir=${oc.env:HOME}",
         "cache_dir=/elsewhere",
         "strategy.host_dir=/elsewhere",
@@ -604,6 +607,38 @@ def test_a_job_of_a_sweep_lies_below_it(tmp_path: Path, name: str) -> None:
 def test_a_sweep_reads_no_environment_and_chooses_no_folder(tmp_path: Path, override: str) -> None:
     with pytest.raises(ConfigError, match="run code of its own, read the environment or write elsewhere: type it"):
         resumed(["--resume", str(sweep_of(tmp_path, argv=("seed=0", override)))])
+
+
+ESCAPED = (
+    r"early_stopping.patience=$\{oc.create\:$\{oc.select\:$\{oc.env\:GNNPAR_JOBS_AT_ONCE\,resume\}\,\\\{_targ$\{oc.env\:NOPE\,et_\}"
+    r"\\\:\ subprocess.Popen\\\,\ args\\\:\ touch\ PWNED\\\,\ shell\\\:\ true\\\}\}\}"
+)
+"""A number that becomes a class, when a job runs and not while it is planned."""
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_sweep_makes_no_class_out_of_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trust: bool
+) -> None:
+    """Whoever trusts the file gets the words of the setting."""
+    monkeypatch.chdir(tmp_path)
+    sweep_of(tmp_path, argv=("dataset=sbm", "debug=tiny", "strategy=single", "epochs=1,2", ESCAPED))
+    assert run("train", ["--resume", ".", *(["--trust"] if trust else [])]) in (1, 2)
+    told = capsys.readouterr()
+    assert ("must be a whole number >= 1 or null" if trust else "run code of its own, read") in told.out + told.err
+    assert not Path("PWNED").exists()
+
+
+@pytest.mark.parametrize("override", [ESCAPED, r"dataset.name=$\{oc.env:SECRET\}"])
+def test_a_study_makes_no_class_out_of_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], override: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = {"base": ["debug=tiny", "strategy=single"], "factors": {"lr": ["optim.lr=0.1", ["optim.lr=0.2", override]]}}
+    Path("study.yaml").write_text(json.dumps(study))
+    assert run("ablate", ["study.yaml"]) == 2
+    assert "reads the environment or more, and a study is data" in capsys.readouterr().err
+    assert not Path("PWNED").exists()
 
 
 def test_a_sweep_may_number_its_jobs(tmp_path: Path) -> None:

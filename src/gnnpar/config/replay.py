@@ -125,7 +125,7 @@ def _is_harmless(override: str) -> bool:
     if override.startswith("-") or "_target_" in override or "custom_search_space" in key:
         return False
     numbered = _JOB_NUMBER.sub("", value) if group.startswith("hydra.sweep.") else value  # elsewhere it hides a name
-    if "${" in key + numbered:  # reads the environment: secrets, and folders elsewhere
+    if "$" in key + numbered:  # reads the environment: secrets, and folders elsewhere; \{ becomes { when it is parsed
         return False
     if re.split(r"[./]", group)[-1] in WRITTEN_FOLDERS and value != "null":
         return False

@@ -26,7 +26,8 @@ Overrides = tuple[str, ...]
 Repeats = Annotated[int, at.Ge(1), at.Le(10_000)]
 _MOST_RUNS = 100_000
 _REFERENCE = re.compile(r"\$\{[A-Za-z_][\w.]*\}")
-"""The value of another key. Whatever else ${ begins may be a resolver, whose name may be a reference again."""
+"""The value of another key. Whatever else $ begins may be a resolver, whose name may be a reference again, also where
+a backslash stands before the brace, which Hydra takes away."""
 _OWN = {"seed": "seeds", "block": "blocks"}
 
 
@@ -190,7 +191,7 @@ def _check(key: str, override: str) -> None:
         raise ValueError(f"{key}={override} is no override; write key=value or group=option")
     if key_of(override) in _OWN:
         raise ValueError(f"{key}={override}: the study sets it; use its key {_OWN[key_of(override)]}")
-    if "${" in _REFERENCE.sub("", override) and os.environ.get(TRUST) != "1":
+    if "$" in _REFERENCE.sub("", override) and os.environ.get(TRUST) != "1":
         raise ValueError(
             f"{key}={show(override)} reads the environment or more, and a study is data: give the value, or --trust"
         )
@@ -219,6 +220,6 @@ def _is_known(override: str) -> bool:
     key, _, target = override.partition("=")
     with suppress(ValueError):
         refuse_foreign({"_target_": target}, override, remedy="")
-        hidden = "${" in target or "_target_" in target or "_target_" in key.rpartition(".")[0]
+        hidden = "$" in target or "_target_" in target or "_target_" in key.rpartition(".")[0]
         return os.environ.get(TRUST) == "1" or not hidden
     return False
