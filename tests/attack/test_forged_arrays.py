@@ -21,9 +21,11 @@ from scipy.sparse import csr_matrix
 from torch_geometric.data import Data
 
 from data.samples import shared
+from gnnpar.comm import RowLike
 from gnnpar.data.array_pickle import load_arrays
 from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
+from gnnpar.parallel.pipeline.history import History
 from gnnpar.saved_tensors import load_saved
 
 POINTER = struct.pack("<Q", 0x41414141)
@@ -251,6 +253,37 @@ def test_reading_a_file_switches_no_check_on_elsewhere(tmp_path: Path, monkeypat
     monkeypatch.setattr(torch, "load", load)
     load_saved(tmp_path / "a.pt")
     assert during == [False]
+
+
+def a_history() -> History:
+    """Of five rows, three of them owned, after an epoch."""
+    history = History(5, 3, refresh=2, remembers=True)
+    like = RowLike((4,), torch.float64, torch.device("cpu"))
+    history.sources((0, 0), [like])
+    history.gradients((0, 0), like)
+    history.end_epoch(0)
+    return history
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"_flipped": -1},
+        {"_flipped": 1 << 40},
+        {"_turned": 2},
+        {"_turned": True},
+        {"_finished": "0"},
+        {"taken_after": 0.5},
+        {"_sources": {(0, 0): (torch.zeros(9, 4),)}},
+        {"_gradients": {(0, 0): torch.zeros(1, 3, 4)}},
+    ],
+)
+def test_a_forged_history_of_a_pipeline_is_refused(change: dict[str, object]) -> None:
+    """Where its halves lie is added to the columns of blocks."""
+    saved = a_history().state_dict()
+    a_history().load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"a saved history has tables of .* or forged"):
+        a_history().load_state_dict({**saved, **change})
 
 
 @pytest.mark.parametrize("code", ["LONG_BINPUT", "PUT"])
