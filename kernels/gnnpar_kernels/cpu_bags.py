@@ -55,11 +55,21 @@ def row_blocks(indptr: Tensor, indices: Tensor, *, edges: int) -> list[RowBlock]
     ]
 
 
+def refuse_outside(indices: Tensor, num_rows: int) -> None:
+    """ValueError where an index is none of a table's rows: MKL and torch's sparse reduction read wherever it says.
+
+    0.2 ms a million indices. Shapes: indices [E], E at least 1.
+    """
+    low, high = (int(each) for each in indices.aminmax())
+    if low < 0 or high >= num_rows:
+        raise ValueError(f"columns are {low} to {high} of a table of {num_rows} rows")
+
+
 def bag(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
     """sum over the edges e of row r of weights[e] * table[indices[e]]; weights are 1 if None.
 
     Shapes: table [M, W], contiguous or every call copies it; indices [E], offsets [R + 1] from 0 to E, weights [E]
-    -> [R, W].
+    -> [R, W]. Raises ValueError or RuntimeError where an index is outside of the table.
     """
     num_rows, width = offsets.shape[0] - 1, table.shape[1]
     if indices.shape[0] == 0 or width == 0:
@@ -67,6 +77,7 @@ def bag(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None 
     if table.dtype == torch.float64:
         values = table.new_ones(indices.shape[0]) if weights is None else weights
         size = (num_rows, table.shape[0])
+        refuse_outside(indices, table.shape[0])
         return torch.sparse_csr_tensor(offsets, indices, values, size, check_invariants=False) @ table
     # arguments: scale_grad_by_freq, mode (0 = sum), sparse, weights, include_last_offset, padding_idx
     return torch.ops.aten._embedding_bag_forward_only(table, indices, offsets, False, 0, False, weights, True, -1)[0]
@@ -81,4 +92,5 @@ def weighted_sums(values: Tensor, indices: Tensor, offsets: Tensor, weights: Ten
     if indices.shape[0] == 0:
         return values.new_zeros(num_rows)
     size = (num_rows, values.shape[0])
+    refuse_outside(indices, values.shape[0])
     return torch.mv(torch.sparse_csr_tensor(offsets, indices, weights, size, check_invariants=False), values)

@@ -27,6 +27,8 @@ from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
 from gnnpar.parallel.pipeline.history import History
 from gnnpar.saved_tensors import load_saved
+from gnnpar_kernels.cpu_bags import bag, weighted_sums
+from gnnpar_kernels.extremum.cpu import extremum
 
 POINTER = struct.pack("<Q", 0x41414141)
 WITH_OBJECTS = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
@@ -253,6 +255,23 @@ def test_reading_a_file_switches_no_check_on_elsewhere(tmp_path: Path, monkeypat
     monkeypatch.setattr(torch, "load", load)
     load_saved(tmp_path / "a.pt")
     assert during == [False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("column", [5, -1, 1 << 30])
+def test_no_sum_reads_outside_of_its_table(dtype: torch.dtype, column: int) -> None:
+    """On a CPU, whoever made the columns: the last line behind the checks of shards and checkpoints."""
+    indptr, indices = torch.tensor([0, 2], dtype=torch.int32), torch.tensor([0, column], dtype=torch.int32)
+    table, weights = torch.ones(5, 3, dtype=dtype), torch.ones(2, dtype=dtype)
+    outside = pytest.raises((ValueError, RuntimeError), match=r"of a table of 5 rows|not in the valid range")
+    with outside:
+        bag(table, indices, indptr)
+    with outside:
+        bag(table, indices, indptr, weights)
+    with outside:
+        weighted_sums(table[:, 0].contiguous(), indices, indptr, weights)
+    with outside:
+        extremum(indptr, indices, table, torch.arange(5), num_rows=1)
 
 
 def a_history() -> History:

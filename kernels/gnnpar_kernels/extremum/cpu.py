@@ -8,6 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from gnnpar_kernels.cpu_bags import refuse_outside
 from gnnpar_kernels.csr import accumulate_dtype, edge_rows, flat_rows
 from gnnpar_kernels.extremum.naive import State
 
@@ -52,6 +53,7 @@ def extremum(
         state = x.new_full(shape, -torch.inf), torch.full(shape, -1, dtype=torch.int64)
     if indices.shape[0] == 0 or width == 0:
         return state
+    refuse_outside(indices, x.shape[0])
     indices = _ascending(indptr, indices)
     best, edge = _reduce(indptr, indices, flat_rows(x))
     first = indptr[:-1]
