@@ -717,6 +717,14 @@ def test_an_epoch_beyond_all_rows_takes_no_memory(tmp_path: Path) -> None:
     assert jsonl.missing_epochs(tmp_path, 3) == "0, 2"
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "[1, NaN]", "1e999"])
+def test_rows_with_numbers_that_are_none_end_before_them(tmp_path: Path, value: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        f'{{"epoch": 0, "metric/val": 0.5}}\n{{"epoch": 1, "metric/val": {value}}}\n'
+    )
+    assert [row["epoch"] for row in read_rows(tmp_path)] == [0]
+
+
 @pytest.mark.parametrize(
     ("place", "value"),
     [
@@ -727,6 +735,7 @@ def test_an_epoch_beyond_all_rows_takes_no_memory(tmp_path: Path) -> None:
         ("metric.val", float("inf")),
         ("metric.best_val", -3),
         ("strategy", "x" * 100_000),
+        ("settings.strategy", "a name"),
     ],
 )
 def test_a_figure_that_cannot_be_is_no_result(trained: Path, tmp_path: Path, place: str, value: object) -> None:

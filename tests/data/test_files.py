@@ -158,3 +158,19 @@ def test_real_files_load_silently_and_the_same_twice():
         first, second = config.load(folder, 0), config.load(folder, 1)
     assert printed.getvalue() == ""
     assert (first.graph_hash, first.split_hash) == (second.graph_hash, second.split_hash)
+
+
+def test_a_file_that_is_replaced_by_one_of_its_size_and_time_is_another(tmp_path: Path) -> None:
+    """As tar, rsync and git leave it."""
+    first, second = tmp_path / "raw.npz", tmp_path / "new.npz"
+    first.write_bytes(b"a" * 10)
+    second.write_bytes(b"b" * 10)
+    before, stat = files.fingerprint(tmp_path, ["raw.npz"]), first.stat()
+    assert files.fingerprint(tmp_path, ["raw.npz"]) == before
+    os.utime(second, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    second.replace(first)
+    assert files.fingerprint(tmp_path, ["raw.npz"]) != before
+    replaced = files.fingerprint(tmp_path, ["raw.npz"])
+    first.write_bytes(b"c" * 10)
+    os.utime(first, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert files.fingerprint(tmp_path, ["raw.npz"]) not in (before, replaced)

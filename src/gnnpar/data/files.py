@@ -71,11 +71,16 @@ def missing_files(folder: Path | None, files: Sequence[str]) -> list[str]:
 
 
 def fingerprint(folder: Path, files: Sequence[str]) -> str:
-    """A short hash of where the files are, their sizes and times: a changed file is a different cache entry."""
+    """A short hash of where the files are, their sizes, times and inodes: a changed file is a different cache entry.
+
+    Whoever puts another file in its place may keep its time of writing (tar, rsync), but not that of the change, and a
+    file that is replaced is another inode.
+    """
     digest = hashlib.sha256()
     for name in files:
         stat = (folder / name).stat()
-        digest.update(f"{(folder / name).resolve()}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
+        same = stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+        digest.update(f"{(folder / name).resolve()}|{same}\n".encode())
     return digest.hexdigest()[:16]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -72,8 +73,16 @@ _OBJECTS += ("assign/variance", "assign/seconds", "assign/objective")
 
 
 def fits(row: Mapping[str, object]) -> bool:
-    """Whether every figure of a row is of the kind that is written under its name, or null."""
-    return all(value is None or isinstance(value, _kind(name)) for name, value in row.items() if name in KEYS)
+    """Whether every figure of a row is finite and of the kind that is written under its name, or null."""
+    kinds = all(value is None or isinstance(value, _kind(name)) for name, value in row.items() if name in KEYS)
+    return kinds and is_finite(row)
+
+
+def is_finite(tree: object) -> bool:
+    """Every number in it, which Python's JSON also reads where it is NaN or Infinity."""
+    if isinstance(tree, (Mapping, list)):
+        return all(map(is_finite, tree.values() if isinstance(tree, Mapping) else tree))
+    return not isinstance(tree, float) or math.isfinite(tree)
 
 
 def _kind(name: str) -> tuple[type, ...]:

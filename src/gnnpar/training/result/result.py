@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from gnnpar.durable import JsonDict, JsonObject, read_json, write_json_whole
 from gnnpar.placement import Plan
 from gnnpar.track.jsonl import read_rows
-from gnnpar.track.keys import BYTE_PHASES, PHASES
+from gnnpar.track.keys import BYTE_PHASES, PHASES, is_finite
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
 if TYPE_CHECKING:
@@ -78,19 +77,13 @@ def fault(result: JsonObject) -> str:
         place = ".".join(str(each) for each in error.absolute_path)[:80]
         return f"{place or 'it'}: {' '.join(error.message.split())[:160]}"
     for name in result.keys() - _OF_ANY_SIZE:
-        if not _is_finite(result[name]):
+        if not is_finite(result[name]):
             return f"{name}: a number is not finite"
     return ""
 
 
 _OF_ANY_SIZE = {"fidelity", "assignment", "settings"}
 """Where a gradient of zeros, or what codecs and users write, may be none."""
-
-
-def _is_finite(tree: object) -> bool:
-    if isinstance(tree, (Mapping, list)):
-        return all(map(_is_finite, tree.values() if isinstance(tree, Mapping) else tree))
-    return not isinstance(tree, float) or math.isfinite(tree)
 
 
 _ADDED = {"session", "block", "load", "fidelity", "assignment", "predicted", "paced", "restarts"}
