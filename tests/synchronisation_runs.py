@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 
 from composing import configured, names
 from gnnpar.data.tasks import make_task
+from gnnpar.models.gnn import ModelSource
+from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.objective import objective_of
 from gnnpar.partition.shard import Shard
 from gnnpar.training.evaluate import evaluate
-from gnnpar.verify.conformance import Job, make_job, on_device, small_graph
+from gnnpar.verify.conformance import Job, graph_for, make_job, on_device, small_graph
 from simulated_gpu import DEVICE, Event, SimulatedGpu, move
 
 _OPTIONS = {  # overrides, ranks; others: none, two
@@ -25,15 +28,26 @@ _OPTIONS = {  # overrides, ranks; others: none, two
 }
 STRATEGIES = {name: _OPTIONS.get(name, ("", 2)) for name in names("strategy") if name != "tag"}
 EPOCHS = 4  # bits are chosen in the third
+NETS = ("gcn", "gat", "gated", "transformer", "pna")
+"""Models of PyG, by their names in pyg_nets: each fold, a message of their own, whole neighbourhoods."""
 
 
-def job_of(strategy: str, model: str) -> tuple[Job, int]:
-    """(job, ranks)."""
-    overrides, world = STRATEGIES[strategy]
-    chosen = configured("strategy", strategy, *overrides.split())
-    data = small_graph()
-    job = make_job(chosen, configured("model", model), data, world=world, epochs=EPOCHS, dtype=torch.float32)
-    return job, world
+def job_of(strategy: str, model: str, *overrides: str, **options: Any) -> tuple[Job, int]:
+    """(job, ranks). `model`: a name, or `pyg.NET`; edges carry what it reads. `overrides`: of both; `options`: of the
+    job."""
+    usual, world = STRATEGIES[strategy]
+    chosen = configured("strategy", strategy, *usual.split(), *overrides)
+    source = model_of(model, *(each for each in overrides if each.startswith("model.")))
+    data = graph_for(chosen, source, small_graph())
+    return make_job(chosen, source, data, world=world, epochs=EPOCHS, **{"dtype": torch.float32, **options}), world
+
+
+@cache
+def model_of(name: str, *overrides: str) -> ModelSource:
+    """A model by its name in conf/model, or `pyg.NET`."""
+    if name.startswith("pyg."):
+        return PyG(target=f"pyg_nets.{name.removeprefix('pyg.')}")
+    return configured("model", name, *overrides)
 
 
 def train(job: Job, comm: Any, *, before_last: Callable[[], object]) -> list[float]:
@@ -48,7 +62,7 @@ def train(job: Job, comm: Any, *, before_last: Callable[[], object]) -> list[flo
         edge_ids=job.model.needs_edge_ids,
         placement=job.plan.placement,
     ).to(comm.device, job.dtype)
-    engine = job.strategy.build(job.plan, shard, model, task, comm, seed=job.seed)
+    engine = job.strategy.build(job.plan, shard, model, task, comm, seed=job.seed, first_layer=job.first_layer)
     optimizer = job.optim.build(engine.named_parameters(), epochs=EPOCHS, layer_of=job.model.layer_of)
     losses = [engine.train_epoch(epoch, optimizer).loss for epoch in range(EPOCHS - 1)]
     evaluate(engine, objective_of(task, shard, model, comm, job.seed))

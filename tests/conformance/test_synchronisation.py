@@ -11,16 +11,17 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from composing import PRESETS, REFUSED, names
+from composing import PRESETS, REFUSED, configured, names
 from gnnpar.comm import ThreadWorld
 from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
 from gnnpar.parallel.objective import objective_of
+from gnnpar.parallel.strategy import refuse_neighborhoods, refuse_one_piece
 from gnnpar.partition.shard import Shard, split
 from gnnpar.training.evaluate import evaluate
-from gnnpar.verify.conformance import check, small_graph
+from gnnpar.verify.conformance import Job, check, small_graph
 from simulated_gpu import DEVICE, Event, SimulatedGpu, held, move
-from synchronisation_runs import STRATEGIES, job_of, losses_and_events
+from synchronisation_runs import NETS, STRATEGIES, job_of, losses_and_events, model_of
 
 
 class Allowed(NamedTuple):
@@ -44,7 +45,7 @@ ALLOWED = [
 ]
 OF_A_SAMPLE = [  # a mini-batch has new rows every step
     Allowed("gnnpar_kernels/", "", "a kernel cuts the rows of a sample into tasks"),
-    Allowed("gnnpar/folds/block.py", "Block.", "folds cut the edges of a sample into pieces, and find its ends"),
+    Allowed("gnnpar/folds/block.py", "", "folds cut the edges of a sample into pieces, and find its ends and types"),
 ]
 SAMPLING = ("minibatch", "bns")
 DRAWING = "gnnpar/parallel/bns/sample.py"  # what it draws, and cuts by that, is exempt
@@ -55,18 +56,35 @@ def test_the_list_is_short():
 
 
 def _pairs() -> Iterator[Any]:
-    """By default: each fold under the strategies whose engines and views differ most, two of them under the others."""
+    """By default: each fold under the strategies whose engines and views differ most, one of them under the others."""
     for strategy in STRATEGIES:
         all_folds = strategy in ("single", "graph_parallel", "sar", "gnnpipe", "minibatch")
-        for model in (m for m in names("model") if (strategy, m) not in REFUSED):
-            usual = model == "gat" or (all_folds and model in ("gcn", "gatv2", "sage_max"))
+        nets = [f"pyg.{net}" for net in NETS]
+        for model in (m for m in [*names("model"), *nets] if _carries(strategy, m)):
+            usual = model == "gat" or (all_folds and model in ("gcn", "gatv2", "sage_max", "rgat"))
+            usual |= strategy == "graph_parallel" and model in nets
             marks = () if usual and strategy not in PRESETS else pytest.mark.slow
             yield pytest.param(strategy, model, marks=marks)
 
 
-@pytest.mark.parametrize(("strategy", "model"), _pairs())
+def _carries(strategy: str, model: str) -> bool:
+    if (strategy, model) in {*REFUSED, ("feature", "pyg.gated")}:  # a fold that is not divided by columns or heads
+        return False
+    try:
+        refuse_one_piece(configured("strategy", strategy), model_of(model), {})
+        refuse_neighborhoods(configured("strategy", strategy), model_of(model), {})
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("strategy", "model"), list(_pairs()))
 def test_an_epoch_waits_for_nothing(strategy, model):
-    job, world = job_of(strategy, model)
+    assert_waits(strategy, *job_of(strategy, model))
+
+
+def assert_waits(strategy: str, job: Job, world: int) -> None:
+    """For what is listed, and nothing else; losses are the CPU's."""
     losses, events = losses_and_events(job, world)
     allowed = ALLOWED + OF_A_SAMPLE * (strategy in SAMPLING)
     seen = [event for event in events if DRAWING not in event.callers]
@@ -75,6 +93,35 @@ def test_an_epoch_waits_for_nothing(strategy, model):
     assert events, "nothing was recorded"
     on_cpu = ThreadWorld(world).run(job)
     assert losses == on_cpu[0][0], "the simulated GPU gives the bits of the CPU"
+
+
+OPTIONS = [
+    ("sar", "strategy.rounds=one"),
+    ("sar", "strategy.rounds=peer strategy.backward=pull"),
+    ("sar", "strategy.remat=false"),
+    ("digest", "strategy.gradients=true codec=uniform"),
+    ("graph_parallel", "strategy.overlap=central_marginal codec=uniform"),
+    ("graph_parallel", "codec=random"),
+    ("bns", "strategy.overlap=central_marginal"),
+    ("gnnpipe", "strategy.remat=chunk"),
+    ("gnnpipe", "strategy.remat=layer"),
+    ("gnnpipe", "strategy.refresh=2 strategy.refresh_exact=true"),
+    ("hybrid", "codec=uniform"),
+    ("minibatch", "strategy.sampler=cluster strategy.clusters=6 strategy.clusters_per_batch=2"),
+    ("minibatch", "strategy.sampler=saint"),
+    ("pipegcn", "codec=uniform"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "overrides"), OPTIONS)
+def test_options_wait_for_nothing_either(strategy, overrides):
+    assert_waits(strategy, *job_of(strategy, "gat", *overrides.split()))
+
+
+@pytest.mark.parametrize("strategy", ["graph_parallel", "sar"])
+def test_an_epoch_with_a_kept_first_layer_waits_for_nothing(strategy):
+    assert_waits(strategy, *job_of(strategy, "gcn", first_layer="cached"))
 
 
 def test_an_evaluation_waits_once():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar_kernels import Csr
@@ -216,6 +217,26 @@ class Block:
                 begins[1:] = dst[1:] != dst[:-1]
                 yield span, dst[begins]
 
+    def types_of(self, span: slice) -> Tensor:
+        """Types of consecutive edges, 0 where they have none, [e] int64; for each span one tensor, by which
+        `sorted_by_kind` knows what it has found. Kept."""
+        key = span.start, span.stop
+        found = self._types.get(key)
+        if found is None:
+            zeros = self.indptr.new_zeros(1, dtype=torch.int64).expand(span.stop - span.start)
+            found = self._types[key] = zeros if self.types is None else self.types[span]
+        return found
+
+    @cached_property
+    def _types(self) -> dict[tuple[int, int], Tensor]:
+        return {}
+
+    @cached_property
+    def edge_places(self) -> Tensor | None:
+        """Where the row of each edge stands among edge rows that ascend by id, [E] int64; None: where the edge does."""
+        ids = self.edge_ids
+        return None if ids is None or bool((ids.diff() > 0).all()) else ids.argsort().argsort()
+
     @cached_property
     def by_id(self) -> tuple[Block, Tensor]:
         """The same edges over columns by ascending id, and the columns here in that order, [num_src]."""
@@ -281,7 +302,9 @@ class Block:
     @property
     def nbytes(self) -> int:
         """Bytes of structure held, the transposed CSR and cached edge lists included once they are built."""
-        cached = (*map(self.__dict__.get, ("edge_dst", "columns", "reverse_order")), *self.__dict__.get("reverse", ()))
+        kept = map(self.__dict__.get, ("edge_dst", "columns", "reverse_order", "edge_places"))
+        cached = (*kept, *self.__dict__.get("reverse", ()))
+        cached += tuple(_kinds[types][0] for types in self.__dict__.get("_types", {}).values() if types in _kinds)
         cached += tuple(each.order for each in self.by_type.values())
         cached += tuple(t for csr in self.__dict__.get("_csr_by_type", {}).values() for t in csr)
         if (by_id := self.__dict__.get("by_id")) is not None:
@@ -306,6 +329,20 @@ class Block:
         index_type = index_dtype(dst.numel(), num_dst, num_src)
         indptr, rows = layout(torch.bincount(dst, minlength=num_dst), index_type, compress=compress)
         return Block(indptr, src.to(index_type), num_dst, num_src, rows, src_ids, edges or EdgeData())
+
+
+_kinds: MutableMapping[Tensor, tuple[Tensor, list[int]]] = WeakTensorKeyDictionary()
+
+
+def sorted_by_kind(types: Tensor, num: int) -> tuple[Tensor, list[int]]:
+    """(order, sizes): the edges by type, [e] int64, and how many are of each of `num` types. The host has to know the
+    sizes: found once for a tensor, as long as it lives."""
+    found = _kinds.get(types)
+    if found is None or len(found[1]) != num:
+        sizes = torch.bincount(types, minlength=num).cpu()
+        found = torch.argsort(types, stable=True), [int(size) for size in sizes]
+        _kinds[types] = found
+    return found
 
 
 def refuse_short(block: Block, rows: Rows) -> None:

@@ -177,9 +177,7 @@ class Generic(ByBlock):
         for span, rows in edges.spans(_edges_at_once(x)):
             src, into, edge_ids = edges.indices[span].long(), edges.edge_dst[span], chosen(edges.edge_ids, span)
             dst = into // self.types if self.within else into
-            types = ()
-            if self.types:
-                types = (torch.zeros_like(into) if edges.types is None else edges.types[span],)
+            types = (edges.types_of(span),) if self.types else ()
             weights = (_weights(edges, x, span),) if self.weighted else ()
             at = block.sorted_by_type(self.types).order[span] if self.within else span
             yield _Slice(at, rows, src, dst, into, edge_ids, _gather(x, src, dst, at, types, weights))
@@ -214,7 +212,7 @@ def _gather(x: Operands, src: Tensor, dst: Tensor, at: slice | Tensor, first: Ro
 
 
 def _leaves(rows: Rows) -> Rows:
-    return tuple(t.detach().requires_grad_(t.is_floating_point()) for t in rows)
+    return tuple(t.detach().requires_grad_() if t.is_floating_point() else t for t in rows)
 
 
 def _weights(block: Block, x: Operands, span: slice) -> Tensor:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from gnnpar.folds.block import Rows
+from gnnpar.folds.block import Rows, sorted_by_kind
 from gnnpar.folds.generic import Generic
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gat import Heads
@@ -32,8 +32,8 @@ def by_relation(rows: Tensor, types: Tensor, weight: Tensor) -> Tensor:
         return rows @ weight[0]
     if not len(rows):  # also of a trace, which knows no types
         return rows.new_zeros(0, weight.shape[2])
-    order = torch.argsort(types, stable=True)
-    parts = rows[order].split(torch.bincount(types, minlength=len(weight)).tolist())
+    order, sizes = sorted_by_kind(types, len(weight))
+    parts = rows[order].split(sizes)
     products = torch.cat([part @ each for part, each in zip(parts, weight.unbind(0), strict=True)])
     return torch.empty_like(products).index_copy(0, order, products)
 

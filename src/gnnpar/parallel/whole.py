@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,16 +21,9 @@ class WholeGraph(View):
         call = self.next_call()
         if (kept := self.kept_result(call, agg, src)) is not None:
             return kept
-        if edge and self._edge_places is not None:
-            edge = tuple(rows[self._edge_places] for rows in edge)
+        if edge and (places := self.shard.inner.edge_places) is not None:
+            edge = tuple(rows[places] for rows in edge)
         return self.keep_result(call, agg, src, fold_block(agg, self.shard.inner, src, dst, edge, shared))
-
-    @cached_property
-    def _edge_places(self) -> Tensor | None:
-        """Where the row of each edge of the block stands among edge operands, which ascend by id; None: they stand in
-        the block's order, as long as rows do."""
-        ids = self.shard.inner.edge_ids
-        return None if ids is None or bool((ids.diff() > 0).all()) else ids.argsort().argsort()
 
 
 def fold_block(agg: Aggregator, block: Block, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:

@@ -210,7 +210,7 @@ def check(
     faults = {name: find_fault(config) for name, config in models.items()}
     cases = [_failed(name, 1, str(fault)) for name, fault in faults.items() if fault is not None]
     models = {name: config for name, config in models.items() if faults[name] is None}
-    graphs = {name: _prepared(dataset, strategy, config) for name, config in models.items()}
+    graphs = {name: graph_for(strategy, config, dataset) for name, config in models.items()}
     for name, config in models.items():
         refuse_one_piece(strategy, config, {"model": name})
         refuse_neighborhoods(strategy, config, {"model": name})
@@ -319,7 +319,8 @@ def _case(
     return Case(name, world, loss_error, worst, parameter, relative_error(got.logits, reference.logits))
 
 
-def _prepared(dataset: Dataset, strategy: Strategy, config: ModelSource) -> Dataset:
+def graph_for(strategy: Strategy, config: ModelSource, dataset: Dataset) -> Dataset:
+    """The same graph, whose edges carry what the model reads and the strategy takes, but no weights."""
     if not config.in_one_piece:
         carried = config.edge_data & strategy.capabilities.edge_data - {"weight"}
         return with_edge_data(dataset, carried - dataset.edges.kinds)
