@@ -7,6 +7,7 @@ dataclasses of gnnpar and of installed plugins; any other class has to be named 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import os
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 
 from gnnpar.aliases import current
-from gnnpar.paths import plugin_packages
+from gnnpar.paths import conf_dir, plugin_packages
 from gnnpar.printable import printable
 
 TRUST = "GNNPAR_TRUST"
@@ -57,9 +58,21 @@ def refuse_foreign(tree: object, source: str, *, remedy: str, named: object = No
         sys.stderr.write(f"gnnpar: {printable(source)} names {shown}; it is trusted, and its code runs\n")
 
 
+@functools.cache
+def _configurations() -> frozenset[str]:
+    """The classes that gnnpar's own YAML names: its other dataclasses may do something when they are made."""
+    files = conf_dir().rglob("*.yaml")
+    return frozenset(name for file in files for name in _IN_YAML.findall(file.read_text(encoding="utf-8")))
+
+
+_IN_YAML = re.compile(r"_target_: *([\w.]+)")
+
+
 def _is_trusted(target: str) -> bool:
-    """A dataclass of a module of gnnpar or of a plugin. Nothing else is imported."""
-    packages = {"gnnpar", *plugin_packages()}
+    """A configuration of gnnpar, or a dataclass of a plugin's. Nothing else is imported."""
+    if is_own(target):
+        return current(target) in _configurations()
+    packages = {*plugin_packages()}
     module, _, name = current(target).rpartition(".")
     package = module.partition(".")[0]
     if package not in packages or not _NAME.fullmatch(target):
@@ -67,7 +80,7 @@ def _is_trusted(target: str) -> bool:
     try:
         members = vars(importlib.import_module(module))
     except ImportError:
-        return package == "gnnpar"  # there is no such code; a plugin's name might be found in the working directory
+        return False  # a plugin's name might be found in the working directory
     if name not in members:
         return "__getattr__" not in members  # nothing to run, and who builds it says so; but a module may make it
     found = members[name]

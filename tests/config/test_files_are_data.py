@@ -79,6 +79,15 @@ def test_a_function_of_gnnpar_is_no_class_of_a_configuration(marker: Path) -> No
     assert not marker.exists()
 
 
+@pytest.mark.parametrize(
+    "target", ["gnnpar.launch.joined.JoinedRank", "gnnpar.placement.Placement", "gnnpar.data.dataset.Dataset"]
+)
+def test_a_file_names_no_dataclass_of_gnnpar_that_is_no_configuration(target: str) -> None:
+    """JoinedRank would open a connection."""
+    with pytest.raises(ValueError, match=f"^plan names {target}, which is no class of gnnpar or of an installed"):
+        refuse_foreign({"codec": {"_target_": target}}, "plan", remedy="leave it out")
+
+
 def test_a_checkpoint_names_no_function_of_gnnpar(marker: Path) -> None:
     assert train(Path("run"), "epochs=1").exit_code == 0
     (manifest,) = Path("run").glob("checkpoint/*/manifest.json")
