@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -15,14 +16,26 @@ def load_saved(
     """What torch.save wrote, of tensors, plain values and the classes in `known` alone. `places`: as map_location.
 
     Indices of sparse tensors are held to their shapes, which torch.load leaves out by itself, and whose sums and
-    conversions then write where indices say. Raises whatever torch's readers raise.
+    conversions then write where indices say. Raises ValueError where records are compressed, which torch.save never
+    does and which may fill any memory, and whatever torch's readers raise.
     """
     classes = tuple(known)
+    _refuse_packed(file)
     with torch.serialization.safe_globals(list(classes)):
         found = torch.load(file, map_location=places, weights_only=True, mmap=mmap)
     for tensor in _sparse_tensors(found, classes):
         _hold_to_shape(tensor)
     return found
+
+
+def _refuse_packed(file: Path) -> None:
+    if not zipfile.is_zipfile(file):  # of torch before 1.6: records as they are
+        return
+    with zipfile.ZipFile(file) as archive:
+        records = archive.infolist()
+    size = sum(record.file_size for record in records)
+    if any(record.compress_type != zipfile.ZIP_STORED for record in records) or size > file.stat().st_size:
+        raise ValueError(f"its records are compressed, or lie over each other ({size} bytes); save it by torch.save")
 
 
 def _sparse_tensors(found: object, classes: tuple[type, ...]) -> Iterator[Tensor]:
@@ -63,10 +76,22 @@ def _hold_to_shape(tensor: Tensor) -> None:
     )
 
 
+_NUMBERS = {
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32),
+    *(torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64),
+}
+
+
 def oddity(tensor: Tensor) -> str | None:
-    """What makes a tensor nothing to compute with: 'nested', 'quantized', 'without values'; None: nothing."""
+    """What makes a tensor nothing to compute with: 'nested', 'quantized', ..., its type; None: nothing."""
     if tensor.is_nested:
         return "nested"
     if tensor.is_quantized:
         return "quantized"
-    return "without values" if tensor.is_meta else None
+    if tensor.is_meta:
+        return "without values"
+    if tensor.dtype not in _NUMBERS:
+        return str(tensor.dtype)
+    if min(tensor.shape, default=0) < 0 or tensor.is_neg():
+        return "a view of other numbers"
+    return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import zipfile
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -228,17 +229,23 @@ SPARSE: dict[str, Callable[[], dict[str, object]]] = {
 }
 
 
+def graph_of(changed: dict[str, object]) -> Data:
+    """A ring of nodes with some of its fields changed; None: it has none."""
+    ring = torch.stack([torch.arange(NODES), (torch.arange(NODES) + 1) % NODES])
+    graph = Data()
+    for name, value in (
+        {"x": torch.ones(NODES, 4), "edge_index": ring, "y": torch.arange(NODES) % 2} | changed
+    ).items():
+        if value is not None:
+            graph[name] = value
+    return graph
+
+
 @pytest.mark.filterwarnings("ignore:.*prototype stage", "ignore:.*quantize", "ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize("kind", SPARSE)
 def test_a_forged_tensor_of_a_saved_graph_is_refused(kind: str, tmp_path: Path) -> None:
     """Of torch, its indices would choose what memory is written to when it is made dense."""
-    ring = torch.stack([torch.arange(NODES), (torch.arange(NODES) + 1) % NODES])
-    fields = {"x": torch.ones(NODES, 4), "edge_index": ring, "y": torch.arange(NODES) % 2} | SPARSE[kind]()
-    graph = Data()
-    for name, value in fields.items():
-        if value is not None:
-            graph[name] = value
-    torch.save(graph, tmp_path / "g.pt")
+    torch.save(graph_of(SPARSE[kind]()), tmp_path / "g.pt")
     with pytest.raises(ValueError, match=r"^dataset pt: [^\n]*(is not satisfied|inconsistent|is nested|is quantized)"):
         PT(path=str(tmp_path / "g.pt")).load(None, 0)
 
@@ -255,6 +262,37 @@ def test_reading_a_file_switches_no_check_on_elsewhere(tmp_path: Path, monkeypat
     monkeypatch.setattr(torch, "load", load)
     load_saved(tmp_path / "a.pt")
     assert during == [False]
+
+
+ODD: dict[str, tuple[Callable[[], dict[str, object]], str]] = {
+    "negative": (lambda: {"x": torch._neg_view(torch.ones(NODES, 4))}, "x is a view of other numbers"),
+    "float8": (lambda: {"x": torch.ones(NODES, 4).to(torch.float8_e4m3fn)}, "x is torch.float8_e4m3fn"),
+    "complex": (lambda: {"y": torch.ones(NODES).to(torch.complex64)}, "y is torch.complex64"),
+    "a number": (lambda: {"x": torch.tensor(3.0)}, "x is a number; give a row a node"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_tensors_that_hold_no_numbers_are_refused(kind: str, tmp_path: Path) -> None:
+    fields, line = ODD[kind]
+    torch.save(graph_of(fields()), tmp_path / "g.pt")
+    with pytest.raises(ValueError, match=f"^dataset pt: {line}"):
+        PT(path=str(tmp_path / "g.pt")).load(None, 0)
+
+
+def test_parameters_are_data_of_a_saved_graph(tmp_path: Path) -> None:
+    torch.save(graph_of({"x": torch.nn.Parameter(torch.ones(NODES, 4))}), tmp_path / "g.pt")
+    assert not PT(path=str(tmp_path / "g.pt"), split="random").load(None, 0).x.requires_grad
+
+
+def test_compressed_records_of_a_saved_graph_are_refused(tmp_path: Path) -> None:
+    """torch unpacks them before anybody can ask how much they are."""
+    torch.save(graph_of({"x": torch.zeros(NODES, 1000)}), tmp_path / "g.pt")
+    with zipfile.ZipFile(tmp_path / "g.pt") as whole, zipfile.ZipFile(tmp_path / "p.pt", "w") as packed:
+        for record in whole.infolist():
+            packed.writestr(record.filename, whole.read(record), zipfile.ZIP_DEFLATED)
+    with pytest.raises(ValueError, match="its records are compressed, or lie over each other"):
+        PT(path=str(tmp_path / "p.pt")).load(None, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -135,7 +135,7 @@ def _edge_index(name: str, key: _EdgeType, fields: _Fields, counts: Mapping[str,
     if ends.ndim != 2 or len(ends) != 2:
         raise ValueError(f"dataset {name}: edge_index of ({title}) must be [2, edges], got {list(ends.shape)}.")
     out: list[Tensor] = []
-    for kind, row in zip((key[0], key[2]), ends, strict=True):
+    for kind, row in zip((key[0], key[2]), ends.long(), strict=True):
         if kind not in counts:
             raise ValueError(f"dataset {name}: edges ({title}) join nodes of type {kind}, of which there are none.")
         if bad := int(((row < 0) | (row >= counts[kind])).sum()):
@@ -143,7 +143,7 @@ def _edge_index(name: str, key: _EdgeType, fields: _Fields, counts: Mapping[str,
                 f"dataset {name}: {bad} of {row.numel()} edges ({title}) name a node of type {kind} outside "
                 f"0..{counts[kind] - 1}; number the nodes of each type from 0."
             )
-        out.append(row.long() + _start(kind, counts))
+        out.append(row + _start(kind, counts))
     return torch.stack(out)
 
 
@@ -172,8 +172,8 @@ def _tensor(name: str, kind: str, key: str, value: object) -> Tensor:
         raise ValueError(
             f"dataset {name}: {key} of type {kind} is a {type(value).__name__}; give a tensor with values."
         )
-    if (odd := oddity(value)) or value.is_complex():
-        raise ValueError(f"dataset {name}: {key} of type {kind} is {odd or value.dtype}; store real numbers.")
+    if odd := oddity(value):
+        raise ValueError(f"dataset {name}: {key} of type {kind} is {odd}; store real numbers.")
     nbytes = value.numel() * value.element_size()  # also where a file holds few of them
     require_memory(nbytes, f"dataset {name}: {key} of type {kind}", "store a smaller tensor")
-    return value.to_dense() if value.layout != torch.strided else value
+    return value.detach() if value.layout == torch.strided else value.detach().to_dense()

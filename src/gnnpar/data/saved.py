@@ -88,7 +88,8 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     """What is read of a `Data`. ValueError where it is none, or holds what no model reads."""
     fields = _checked(name, data, task)
     refuse_unread(name, fields)
-    tensors = {key: value for key, value in fields.items() if isinstance(value, Tensor)}
+    tensors = {key: value.detach() for key, value in fields.items() if isinstance(value, Tensor)}
+    fields |= tensors
     if odd := [(key, why) for key, tensor in tensors.items() if (why := oddity(tensor))]:
         raise ValueError(f"dataset {name}: {odd[0][0]} is {odd[0][1]}; store a tensor of plain numbers.")
     rows = {key: tensor for key, tensor in tensors.items() if key in _ROWS}
@@ -119,6 +120,8 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
         carried |= {} if value is None else {kind: value}
     x, y = fields["x"], fields.get("y")
     assert isinstance(x, Tensor)
+    if x.ndim == 0:
+        raise ValueError(f"dataset {name}: x is a number; give a row a node, [nodes, features].")
     y = torch.zeros(len(x), dtype=torch.int64) if task == "link" else y
     assert isinstance(y, Tensor)
     return RawGraph(
