@@ -22,11 +22,12 @@ from scipy.sparse import csr_matrix
 from torch_geometric.data import Data
 
 from data.samples import shared
-from gnnpar.comm import RowLike
+from gnnpar.comm import Communicator, RowLike, ThreadWorld
 from gnnpar.data.array_pickle import load_arrays
 from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
 from gnnpar.parallel.pipeline.history import History
+from gnnpar.parallel.sancus.copies import Copies, Rule
 from gnnpar.saved_tensors import load_saved
 from gnnpar_kernels.cpu_bags import bag, weighted_sums
 from gnnpar_kernels.extremum.cpu import extremum
@@ -265,7 +266,10 @@ def test_reading_a_file_switches_no_check_on_elsewhere(tmp_path: Path, monkeypat
 
 
 ODD: dict[str, tuple[Callable[[], dict[str, object]], str]] = {
-    "negative": (lambda: {"x": torch._neg_view(torch.ones(NODES, 4))}, "x is a view of other numbers"),
+    "negative": (
+        lambda: {"x": torch.ones(NODES, 4, dtype=torch.complex64).conj().imag},
+        "x is a view of other numbers",
+    ),
     "float8": (lambda: {"x": torch.ones(NODES, 4).to(torch.float8_e4m3fn)}, "x is torch.float8_e4m3fn"),
     "complex": (lambda: {"y": torch.ones(NODES).to(torch.complex64)}, "y is torch.complex64"),
     "a number": (lambda: {"x": torch.tensor(3.0)}, "x is a number; give a row a node"),
@@ -310,6 +314,25 @@ def test_no_sum_reads_outside_of_its_table(dtype: torch.dtype, column: int) -> N
         weighted_sums(table[:, 0].contiguous(), indices, indptr, weights)
     with outside:
         extremum(indptr, indices, table, torch.arange(5), num_rows=1)
+
+
+def test_ranks_that_saved_different_broadcasts_do_not_wait_for_each_other() -> None:
+    """Who broadcast when decides who broadcasts next, and that is a collective."""
+
+    def load(comm: Communicator) -> str:
+        copies = Copies(comm, Rule(period=2, bound=None))
+        try:
+            copies.load_state_dict({(0, 0): ((0, comm.rank), [0, 0], (), {})})
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    lines = ThreadWorld(2).run(load)
+    assert (
+        lines
+        == ["rank 1 has saved another history of broadcasts than rank 0: its checkpoint is of another run, or forged"]
+        * 2
+    )
 
 
 def a_history() -> History:
