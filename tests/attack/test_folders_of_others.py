@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from gnnpar.cli.main import run
 from gnnpar.cli.predict import checked_pairs
 from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
+from gnnpar.config.jobs import state_of
 from gnnpar.config.replay import resumed
 from gnnpar.config.sweep import Resuming, _write_results_apart
 from gnnpar.data import ogb
@@ -340,8 +342,16 @@ def test_python_m_imports_nothing_of_the_working_directory(tmp_path: Path) -> No
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("pid", [-1, 0, 10**12])
+def test_a_process_number_that_cannot_be_is_no_record_of_a_job(tmp_path: Path, pid: int) -> None:
+    record = {"started": 1, "pid": pid, "born": 1.0, "host": socket.gethostname(), "error": None}
+    (tmp_path / "job.json").write_text(json.dumps(record))
+    assert state_of(tmp_path) == ("missing", "")
+
+
 @pytest.mark.parametrize(
-    "name", ["config.yaml", "sweeper/basic.yaml", "launcher/joblib.yaml", "sweeper/sampler/tpe.yaml"]
+    "name",
+    ["config.yaml", "sweeper/basic.yaml", "launcher/joblib.yaml", "sweeper/sampler/tpe.yaml", "launcher/None.yaml"],
 )
 def test_yaml_of_the_working_directory_takes_no_place_of_hydra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str

@@ -186,6 +186,17 @@ def test_figures_are_files_of_three_kinds_with_the_data_behind_them(study: Path,
     assert ">graph_parallel</text>" in svg and "legend" not in svg  # names stand beside their curves
 
 
+@pytest.mark.parametrize("name", [r"$\frac{$", "a$b$", "[/red]"])
+def test_names_are_no_formulas_and_no_markup(
+    plant: Plant, study: Path, capsys: pytest.CaptureFixture, name: str
+) -> None:
+    """Of figures and of the table, whose baseline it is."""
+    for seed in range(3):
+        plant(seed=seed, epoch=1.0, **OURS | {"strategy": name}, **accurate(70))
+    assert command.run([str(study), "--figures", str(study / "figures"), "--baseline", name]) == 0
+    assert name in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("wrong", [("--margin", "0"), ("--target", "72")])
 def test_options_out_of_range_are_refused(study: Path, wrong: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match=rf"{wrong[0]} {wrong[1]} must"):

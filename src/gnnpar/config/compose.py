@@ -145,6 +145,7 @@ def _refuse_shadows(folder: Path) -> None:
     Plugins.instance()  # which fill the store
     there = {str(path) for path in _paths(ConfigStore.instance().repo.get("hydra", {}), Path("hydra"))}
     there |= {f"{group}/{option}.yaml" for group, options in OF_HYDRA.items() for option in options}
+    there |= {str(Path(name).with_name("None.yaml")) for name in there}  # of a group with nothing chosen
     for name in sorted(there):
         if (folder / name).exists():
             raise ConfigError(

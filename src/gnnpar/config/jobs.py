@@ -121,7 +121,8 @@ def read_record(run_dir: Path) -> JsonDict | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("started"), (int, float)):
         return None
-    begun = isinstance(record.get("pid"), int) and isinstance(record.get("born"), (int, float))
+    pid = record.get("pid")
+    begun = isinstance(pid, int) and 0 < pid < 1 << 31 and isinstance(record.get("born"), (int, float))
     known = isinstance(record.get("error", 0), (str, type(None)))
     return record if known and (record.get("error") or (begun and isinstance(record.get("host"), str))) else None
 

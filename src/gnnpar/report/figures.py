@@ -31,6 +31,7 @@ _SOFT = "#5a6572"
 _STYLE: dict[Any, Any] = {  # Any: matplotlib's keys are a Literal of all of them
     "font.size": 8,
     "font.family": "sans-serif",
+    "text.parse_math": False,  # names are names, whatever they hold
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,

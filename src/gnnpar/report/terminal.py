@@ -30,7 +30,7 @@ def show_rows(rows: Sequence[JsonObject], *, baseline: str, allow_unfair: bool) 
         "ranks",
         "threads",
         "epoch",
-        f"x {baseline}",
+        f"x {escape(baseline)}",
         "sent/epoch",
         "peak/rank",
         "last val",
@@ -59,7 +59,7 @@ def show_groups(groups: Sequence[Group], rows: Sequence[JsonObject], *, baseline
     used, left_out = _fitting(used, [above, *map(words.group_cells, groups)], console.width)
     for i in used:
         name, text = above[i], headings[i][1]
-        table.add_column(f"x {baseline}" if name == "speed-up" else name, justify="left" if text else "right")
+        table.add_column(f"x {escape(baseline)}" if name == "speed-up" else name, justify="left" if text else "right")
     reasons = list(words.blanks(rows, groups))
     for group in groups:
         texts = words.group_cells(group)
