@@ -1,6 +1,7 @@
 """A GPU that is not there: tensors of a second device, computed on the CPU, and every wait of the host noted.
 
-What torch refuses on a real GPU is refused here: an operation over tensors on two devices. What would make the host
+What torch refuses on a real GPU is refused here: an operation over tensors on two devices, and, where only
+deterministic algorithms are asked for, one that has none on a GPU. What would make the host
 wait for the device, or copy between them, is an Event: reading a number, shapes that depend on data, copies. Values
 are real, so whole epochs run, and give the bits of the CPU.
 
@@ -116,6 +117,8 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], mode: _Dispatch | None) -
     if mode is not None:
         _note(name, args, kwargs, ours, given, mode)
     _refuse_two_devices(name, args, given, ours)
+    if ours and torch.are_deterministic_algorithms_enabled():
+        _refuse_varying_order(name, args, kwargs)
     wrapped = {id(t.held): t for t in ours}
     out = func(
         *tree_map(_held, args),
@@ -176,6 +179,21 @@ def _refuse_two_devices(name: str, args: Any, given: list, ours: list) -> None:
     for t in given:
         if not isinstance(t, DeviceTensor) and t.dim() and id(t) not in allowed:
             raise RuntimeError(f"{name}: tensors on the device and on the CPU, {list(t.shape)} {t.dtype}")
+
+
+def _refuse_varying_order(name: str, args: Any, kwargs: dict[str, Any]) -> None:
+    """Operations that torch.use_deterministic_algorithms refuses on a GPU, of those that a graph network may use."""
+    operation = name.split(".")[1].removesuffix("_")
+    weighted = (len(args) > 1 and args[1] is not None) or kwargs.get("weights") is not None
+    refused = {
+        "bincount": weighted,
+        "cumsum": bool(args) and isinstance(args[0], Tensor) and args[0].is_floating_point(),
+        "scatter_reduce": "prod" in [a for a in args if isinstance(a, str)],
+        "median": len(args) > 1,
+        **dict.fromkeys(("histc", "put", "nll_loss2d_forward", "_ctc_loss_backward"), True),
+    }
+    if refused.get(operation):
+        raise RuntimeError(f"{name} does not have a deterministic implementation")
 
 
 class SimulatedGpu:

@@ -75,7 +75,11 @@ class Record:
 TRAIN = "-m gnnpar train dataset=sbm epochs=3 tracker=jsonl hydra.run.dir={out}/"
 RACE = "kernels/bench/run.py --csv {out}/kernels.csv"
 PROOF = "kernels/bench/proofs.py"
-SMALL_RACE = f"{RACE} --cases cuda --graph arxiv --scale 0.002 --repeats 1 --seconds 1 --threads 1"
+SMALL_RACE = f"{RACE} --cases cuda --threads 1"
+SMALL = {  # the last value of an option counts
+    graph: f"--graph {graph} --scale {scale} --repeats 1 --seconds 1"
+    for graph, scale in {"arxiv": 0.002, "products": 0.0002, "reddit": 0.0002}.items()
+}
 TUNE = {"GNNPAR_TUNE": "record"}
 UNTUNED = {"GNNPAR_TUNE": "0"}
 PYTEST = "-m pytest -q -p no:cacheprovider"
@@ -83,14 +87,20 @@ INTERPRETED = f"{PYTEST} tests/kernels/test_dropout.py tests/kernels/test_gather
 KERNEL_TESTS = f"{PYTEST} tests/kernels -m gpu"
 
 
-def _race(name: str, options: str, seconds: float, *, rehearsal: str = "", env: dict[str, str] | None = None) -> Check:
-    small = f"{SMALL_RACE} --case '{rehearsal}'" if rehearsal else ""
-    return Check(name, f"{RACE} --device cuda {options}", seconds, small, env=env or {})
+def _race(name: str, graph: str, options: str, seconds: float, *, env: dict[str, str] | None = None) -> Check:
+    """`graph`: empty: all. A rehearsal takes a small one of the same kind."""
+    command = f"{RACE} --device cuda{f' --graph {graph}' if graph else ''} {options}"
+    return Check(name, command, seconds, f"{SMALL_RACE} {options} {SMALL[graph or 'arxiv']}", env=env or {})
 
 
-def _of_every_strategy(name: str, command: str, rehearsal: str, seconds: float) -> list[Check]:
-    small = {s: f"{rehearsal} {s}" if rehearsal else "" for s in STRATEGIES}
-    return [Check(f"{name}-{s}", f"{command} {s}", seconds, small[s]) for s in STRATEGIES]
+def _of_every_strategy(name: str, command: str, seconds: float) -> list[Check]:
+    """`{device}` in the command: cuda, in a rehearsal cpu."""
+    return [_on_either(f"{name}-{s}", f"{command} {s}", seconds) for s in STRATEGIES]
+
+
+def _on_either(name: str, command: str, seconds: float) -> Check:
+    told = [command.replace("{device}", device) for device in ("cuda", "cpu")]
+    return Check(name, told[0], seconds, told[1])
 
 
 STAGES = (
@@ -98,7 +108,7 @@ STAGES = (
         "smoke",
         150,
         (
-            Check("versions", f"{PROOF} versions cuda", 60, f"{PROOF} versions cpu"),
+            _on_either("versions", f"{PROOF} versions {{device}}", 60),
             Check("one-rank", f"{TRAIN}one device=cuda strategy=single model=gat", 90, f"{TRAIN}one strategy=single"),
             Check(
                 "two-ranks",
@@ -106,7 +116,7 @@ STAGES = (
                 90,
                 f"{TRAIN}two strategy=graph_parallel model=gcn world_size=2",
             ),
-            _race("kernels", "--graph arxiv --scale 0.01 --repeats 1 --seconds 1 --quick", 120, rehearsal="spmm"),
+            _race("kernels", "arxiv", "--scale 0.01 --repeats 1 --seconds 1 --quick", 120),
         ),
     ),
     Stage(
@@ -114,7 +124,7 @@ STAGES = (
         330,
         (
             Check("kernels", f"{KERNEL_TESTS} -n 8", 240, INTERPRETED, env=UNTUNED),
-            Check("golden", f"{PROOF} golden cuda {' '.join(STRATEGIES)}", 150, f"{PROOF} golden cpu single sar"),
+            _on_either("golden", f"{PROOF} golden {{device}} {' '.join(STRATEGIES)}", 150),
             Check(
                 "sanitizer",
                 f"{KERNEL_TESTS} -x -k degree",
@@ -128,8 +138,8 @@ STAGES = (
         "tune",
         240,
         (
-            _race("arxiv", "--graph arxiv --quick --repeats 1 --seconds 2", 100, rehearsal="attend", env=TUNE),
-            _race("products", "--graph products --case spmm --quick --repeats 1 --seconds 2", 100, env=TUNE),
+            _race("arxiv", "arxiv", "--quick --repeats 1 --seconds 2", 100, env=TUNE),
+            _race("products", "products", "--case spmm --quick --repeats 1 --seconds 2", 100, env=TUNE),
             Check("table", f"{PROOF} table {{out}}", 30, f"{PROOF} table {{out}}"),
         ),
     ),
@@ -137,11 +147,11 @@ STAGES = (
         "bench",
         420,
         (
-            _race("quick", "--quick --seconds 5", 150, rehearsal="quantize"),
-            _race("spmm-products", "--graph products --case spmm --seconds 5", 100),
-            _race("spmm-reddit", "--graph reddit --case spmm --seconds 5", 100),
-            _race("attend-products", "--graph products --case attend --quick --seconds 5", 100),
-            _race("layer-arxiv", "--graph arxiv --case GAT --seconds 5", 60, rehearsal="GAT"),
+            _race("quick", "", "--quick --seconds 5", 150),
+            _race("spmm-products", "products", "--case spmm --seconds 5", 100),
+            _race("spmm-reddit", "reddit", "--case spmm --seconds 5", 100),
+            _race("attend-products", "products", "--case attend --quick --seconds 5", 100),
+            _race("layer-arxiv", "arxiv", "--case GAT --seconds 5", 60),
         ),
     ),
     Stage(
@@ -149,12 +159,7 @@ STAGES = (
         420,
         (
             *(
-                Check(
-                    f"gloo-{s}-{m}",
-                    f"{PROOF} pair cuda {s} {m}",
-                    120,
-                    f"{PROOF} pair cpu {s} {m}" if s == "sar" else "",
-                )
+                _on_either(f"gloo-{s}-{m}", f"{PROOF} pair {{device}} {s} {m}", 120)
                 for s in ("graph_parallel", "adaqp_p", "sar", "gnnpipe")
                 for m in ("gcn", "gat")
             ),
@@ -164,15 +169,23 @@ STAGES = (
                 60,
                 f"{TRAIN}paged strategy=sar strategy.logical_parts=4 model=gcn world_size=1",
             ),
-            Check("nccl-one-gpu", f"{PROOF} nccl", 60),
-            *_of_every_strategy("check", f"{PROOF} check cuda", "", 60),
+            _on_either("nccl-one-gpu", f"{PROOF} nccl {{device}}", 60),
+            Check(
+                "nccl-train",
+                f"{TRAIN}nccl device=cuda strategy=gnnpipe model=gcn world_size=2 comm=nccl",
+                60,
+                f"{TRAIN}nccl strategy=gnnpipe model=gcn world_size=2 comm=gloo",
+                env={"GNNPAR_SHARE_GPU": "1"},
+            ),
+            *_of_every_strategy("check", f"{PROOF} check {{device}}", 60),
+            _on_either("check-edges", f"{PROOF} check {{device}} graph_parallel rgcn,rgat,gine,transformer", 60),
         ),
     ),
     Stage(
         "profile",
         240,
         (
-            *_of_every_strategy("waits", f"{PROOF} waits cuda", f"{PROOF} waits cpu", 45),
+            *_of_every_strategy("waits", f"{PROOF} waits {{device}}", 45),
             Check(
                 "ncu",
                 f"{RACE} --device cuda --graph arxiv --case spmm --quick --repeats 1 --seconds 1",

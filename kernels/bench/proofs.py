@@ -2,10 +2,10 @@
 
 versions DEVICE                 a sum on the device, and what is installed
 golden DEVICE STRATEGY ...      losses in fp64, rank threads on the device, against tests/golden (made on a CPU)
-check DEVICE STRATEGY           gnnpar check: losses and gradients against the single device on the CPU
+check DEVICE STRATEGY [MODELS]  gnnpar check: losses and gradients against the single device on the CPU
 pair DEVICE STRATEGY MODEL      two ranks over gloo on the device and on the CPU: losses to 1e-4, bytes equal
 waits DEVICE STRATEGY           waits of the host in an epoch: torch's own warnings, or on a CPU the simulated GPU
-nccl                            two ranks that share one GPU exchange rows over NCCL
+nccl DEVICE                     two ranks that share one GPU exchange rows over NCCL (cpu: the same over gloo)
 table FOLDER                    copies the recorded tiles there
 """
 
@@ -57,8 +57,8 @@ def golden(device: str, *strategies: str) -> str:
     return f"losses of {len(strategies)} strategies as recorded, worst {worst:.1e}"
 
 
-def check(device: str, strategy: str) -> str:
-    _gnnpar("check", f"strategy={strategy}", "model=gcn,gat,gatv2,sage_max", f"device={device}", "--worlds", "1,2,4")
+def check(device: str, strategy: str, models: str = "gcn,gat,gatv2,sage_max") -> str:
+    _gnnpar("check", f"strategy={strategy}", f"model={models}", f"device={device}", "--worlds", "1,2,4")
     return f"{strategy} equals the single device"
 
 
@@ -101,27 +101,27 @@ def waits(device: str, strategy: str) -> str:
     return f"{len(places)} places wait in an epoch of {world} ranks"
 
 
-def nccl() -> str:
+def nccl(device: str) -> str:
     """NVIDIA supports one rank a GPU: each rank calls itself a host of its own. For correctness alone."""
+    backend, where = ("nccl", "cuda:0") if device == "cuda" else ("gloo", "cpu")
     program = (
-        "import os, sys, torch, comm_bodies\n"
+        "import sys, torch, comm_bodies\n"
         "from gnnpar.comm.process import connect\n"
-        "gpu, there = torch.device('cuda', 0), sys.argv[1]\n"
-        "comm = connect('nccl', device=gpu, key=b'first hour', timeout_seconds=40, init_method=there)\n"
+        "backend, device, there = sys.argv[1], torch.device(sys.argv[2]), sys.argv[3]\n"
+        "comm = connect(backend, device=device, key=b'first hour', timeout_seconds=40, init_method=there)\n"
         "assert comm_bodies.rows_arrive(comm); comm.close()"
     )
     with tempfile.TemporaryDirectory() as folder:
-        alone = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "WORLD_SIZE": "2"}
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-c", program, f"file://{folder}/meeting"],
-                env=os.environ | alone | {"RANK": str(rank), "NCCL_HOSTID": f"rank{rank}"},
+                [sys.executable, "-c", program, backend, where, f"file://{folder}/meeting"],
+                env=os.environ | {"GNNPAR_SHARE_GPU": "1", "WORLD_SIZE": "2", "RANK": str(rank)},
             )
             for rank in range(2)
         ]
         codes = [process.wait(timeout=55) for process in ranks]
     assert codes == [0, 0], f"exit codes {codes}"
-    return "two ranks on one GPU exchanged rows over NCCL"
+    return f"two ranks on one {device} exchanged rows over {backend}"
 
 
 def table(folder: str) -> str:

@@ -2,6 +2,7 @@
 
     python kernels/bench/static.py sm_90 spmm.triton ...      # one JSON line a variant; no module: all with kernels
     python kernels/bench/static.py sm_90 spmm.triton --first  # one variant of every kernel
+    python kernels/bench/static.py sm_80 --main               # those of the table
     python kernels/bench/static.py --table                    # the main shapes for all targets: results/static.csv
 
 A process of its own, as kernels imported under TRITON_INTERPRET=1 cannot be compiled.
@@ -28,6 +29,7 @@ from gnnpar_kernels.triton_tuning import Variant
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -149,9 +151,11 @@ def main() -> None:
         write_table()
         return
     target, *asked = sys.argv[1:]
-    named = [name for name in asked if name != "--first"]
+    named = [name for name in asked if not name.startswith("--")]
     for module in named or modules():
         for variant in variants(module, first="--first" in asked):
+            if "--main" in asked and not MAIN.match(variant.name):
+                continue
             sys.stdout.write(json.dumps({"module": module, **report(variant, target)}) + "\n")
             sys.stdout.flush()
 

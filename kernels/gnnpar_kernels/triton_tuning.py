@@ -181,6 +181,15 @@ class Variant(NamedTuple):
     wide: bool = True
 
 
+def distinct(cases: Sequence[Variant]) -> list[Variant]:
+    """Without those that are the same code as one before."""
+    found: dict[object, Variant] = {}
+    for case in cases:
+        code = (id(case.kernel), tuple(case.types.items()), tuple(case.constants.items()), case.num_warps)
+        found.setdefault(code, case)
+    return list(found.values())
+
+
 ROW_SHAPES = (
     (128, "bf16"), (128, "fp32"), (512, "bf16"), (512, "fp32"), (300, "fp32"), (47, "fp32"), (47, "bf16"), (8, "bf16"),
     (128, "fp16"), (47, "fp64"),
@@ -192,3 +201,12 @@ def row_shape(width: int, dtype: str) -> tuple[int, dict[str, object], bool]:
     item = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}[dtype]
     acc = tl.float64 if dtype == "fp64" else tl.float32
     return item, {"W": width, "ACC": acc}, width * item % 16 == 0
+
+
+TRAINED = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))
+"""Types of rows and of their sums in training: with bf16 rows, a fold's state is fp32."""
+
+
+def row_list(listed: bool) -> tuple[dict[str, str], dict[str, object]]:
+    """(types, constants) of the list of rows that have edges, as in blocks of a few; None where all rows are there."""
+    return ({"rows": "*i64"}, {}) if listed else ({}, {"rows": None})

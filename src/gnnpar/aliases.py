@@ -26,7 +26,12 @@ MOVED = {  # 0.1.0 -> now
     "gnnpar.strategies.single": "gnnpar.parallel.single.strategy",
     "gnnpar.strategies.tag": "gnnpar.planner.strategy",
 }
-_LATER = {"deterministic": False, "row_order": "none", "task": {"_target_": "gnnpar.data.tasks.Labels"}}
+_LATER = {
+    "deterministic": False,
+    "row_order": "none",
+    "task": {"_target_": "gnnpar.data.tasks.Labels"},
+    "tf32": False,
+}
 _LATER_OF_MODELS = {"jump": "none"}
 _PUBLISHED = {now: before for before, now in MOVED.items()}
 

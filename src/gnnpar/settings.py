@@ -236,6 +236,7 @@ class Settings:
     cache_dir: Path
     trace: bool
     deterministic: bool = False  # runs of before know none
+    tf32: bool = False  # runs of before know none
     plan: Path | None
     shards: Shards = Shards()  # runs of before know none
     profile: Path | None

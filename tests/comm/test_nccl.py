@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import comm_bodies
-from gnnpar.comm import Site, ThreadWorld
+from gnnpar.comm import Site, ThreadWorld, one_gpu, process
 from gnnpar.config.compose import compose
+from gnnpar.launch import launch
 from gnnpar.verify.conformance import make_job, small_graph
 from simulated_nccl import SimulatedNccl
 
@@ -40,6 +41,34 @@ def test_one_work_a_peer(monkeypatch):
         assert all(len([kind for kind, _ in each if kind == "receive"]) <= 1 for each in mine)
         distances = [(peer - rank) % 4 for each in mine for kind, peer in each if kind == "send"]
         assert distances == sorted(distances), "ring distance by ring distance, on every rank"
+
+
+def test_ranks_may_share_a_gpu_where_that_is_asked_for(monkeypatch):
+    """NCCL takes two ranks with one GPU for one that was given twice, unless they are on hosts of their own."""
+    seen = {}
+
+    def body(comm):
+        seen[comm.rank] = dict(process.os.environ)
+
+    SimulatedNccl(1).run(body, monkeypatch)
+    assert seen == {0: {}}
+    monkeypatch.setenv("GNNPAR_SHARE_GPU", "1")
+    SimulatedNccl(1).run(body, monkeypatch)
+    assert seen[0]["NCCL_HOSTID"] == "rank0"
+    assert (seen[0]["NCCL_SOCKET_IFNAME"], seen[0]["NCCL_IB_DISABLE"]) == ("lo", "1")
+    monkeypatch.setenv("GNNPAR_SHARE_GPU", "yes")
+    with pytest.raises(ValueError, match="GNNPAR_SHARE_GPU=yes is neither 0 nor 1"):
+        one_gpu.is_shared()
+
+
+def test_more_ranks_than_gpus_are_refused_unless_they_share_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    settings = compose(["strategy=graph_parallel", "world_size=2", "comm=nccl", "device=cuda"])
+    with pytest.raises(ValueError, match="comm=nccl: 2 ranks on 1 GPUs; set world_size=1 or comm=threads"):
+        launch.world_of(settings)
+    monkeypatch.setenv("GNNPAR_SHARE_GPU", "1")
+    assert launch.world_of(settings).device == "cuda"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Nothing in an epoch makes the host wait for a GPU, but what is listed here; and nothing mixes devices.
 
 Whole epochs run on a simulated GPU, to the bits of the CPU. The first epochs may cut rows into tasks and transpose
-blocks; the last one is recorded. Drawing samples and choosing bits are the host's own work.
+blocks; the last one is recorded. Drawing samples and choosing bits are the host's own work. All of it runs as with
+deterministic=true: an operation that has no fixed order of sums on a GPU is refused.
 """
 
 import copy
@@ -49,6 +50,13 @@ OF_A_SAMPLE = [  # a mini-batch has new rows every step
 ]
 SAMPLING = ("minibatch", "bns")
 DRAWING = "gnnpar/parallel/bns/sample.py"  # what it draws, and cuts by that, is exempt
+
+
+@pytest.fixture(autouse=True)
+def _deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def test_the_list_is_short():
@@ -161,6 +169,19 @@ def test_the_simulated_gpu_notes_waits_and_refuses_two_devices():
             x[torch.arange(2).to(DEVICE)] = torch.ones(2)
     expected = ["boolean index", "nonzero", "unique", "number read", "copy to the host", "copy from the host"]
     assert kinds == expected
+
+
+def test_what_has_no_fixed_order_on_a_gpu_is_refused_where_one_is_asked_for():
+    with SimulatedGpu().active():
+        x = torch.arange(4.0).to(DEVICE)
+        with pytest.raises(RuntimeError, match=r"aten\.cumsum\.default does not have a deterministic implementation"):
+            x.cumsum(0)
+        with pytest.raises(RuntimeError, match=r"aten\.bincount\.default does not have a deterministic"):
+            x.long().bincount(x)
+        x.long().cumsum(0)
+        x.index_add(0, torch.zeros(2, dtype=torch.long).to(DEVICE), x[:2])
+        torch.use_deterministic_algorithms(False)
+        x.cumsum(0)
 
 
 def test_a_shard_is_split_on_its_device():

@@ -1,4 +1,5 @@
-"""Every kernel variant compiles ahead of time for three GPUs, spills nothing, and loads 16 bytes at once."""
+"""Kernel variants compile ahead of time: all for sm_90, the main ones for three other GPUs; none spills, and hot loops
+load 16 bytes at once."""
 
 import csv
 import json
@@ -44,9 +45,21 @@ def test_a_variant_of_every_kernel(first_variants, module):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("module", MODULES)
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
-def test_all_variants(target, module):
-    _check(_reports(target, module))
+def test_all_variants(module):
+    _check(_reports("sm_90", module))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
+def test_main_variants(target, module):
+    _check(_reports(target, module, "--main"))
+
+
+def test_no_kernel_adds_atomically():
+    """The order of atomic sums varies from run to run, and torch cannot refuse what it does not know."""
+    assert not [path.name for path in FILES if "atomic_" in path.read_text()]
 
 
 def test_every_module_that_launches_kernels_is_compiled():

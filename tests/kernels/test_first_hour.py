@@ -86,7 +86,8 @@ def test_stages_fit_the_time_that_a_machine_is_lent():
     assert sum(stage.seconds for stage in STAGES) <= 1800
     names = [(stage.name, check.name) for stage in STAGES for check in stage.checks]
     assert len(names) == len(set(names))
-    assert all(any(check.rehearsal for check in stage.checks) for stage in STAGES)
+    unrehearsed = {check.name for stage in STAGES for check in stage.checks if not check.rehearsal}
+    assert unrehearsed == {"sanitizer", "ncu"}, "programs that read what a GPU did"
 
 
 def test_an_unknown_stage_is_refused(capsys):

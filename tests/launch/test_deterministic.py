@@ -1,4 +1,4 @@
-"""`deterministic=true`: in ranks, torch takes sums in a fixed order, or refuses what has none."""
+"""`deterministic=true`: in ranks, torch takes sums in a fixed order, or refuses what has none. And `tf32`."""
 
 import os
 from contextlib import contextmanager
@@ -18,7 +18,9 @@ class _Work:
 
     @contextmanager
     def session(self, *, first):
-        yield lambda comm, host: self.seen.append(torch.are_deterministic_algorithms_enabled())
+        yield lambda comm, host: self.seen.append(
+            (torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.matmul.allow_tf32)
+        )
 
 
 @pytest.mark.parametrize("asked", ["true", "false"])
@@ -29,8 +31,16 @@ def test_ranks_have_it_and_the_caller_gets_back_what_was(asked, ranks, monkeypat
     settings = compose(["strategy=graph_parallel", "comm=threads", f"world_size={ranks}", f"deterministic={asked}"])
     work = _Work()
     launch._threads(launch.world_of(settings), work, Stop())
-    assert work.seen == [asked == "true"] * ranks
+    assert work.seen == [(asked == "true", False)] * ranks
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_tf32_is_for_the_ranks_of_a_run_that_asks_for_it():
+    work = _Work()
+    for asked in ("true", "false"):
+        launch._threads(launch.world_of(compose(["strategy=single", f"tf32={asked}"])), work, Stop())
+    assert [tf32 for _, tf32 in work.seen] == [True, False]
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_cublas_gets_a_workspace_that_is_deterministic(monkeypatch):
@@ -42,7 +52,8 @@ def test_cublas_gets_a_workspace_that_is_deterministic(monkeypatch):
 
 def test_a_run_without_it_is_the_job_it_was_before_the_key_was_there():
     """Sweeps of before resume; a deterministic run is another job."""
-    plain, other = (compose([f"deterministic={asked}"]) for asked in ("false", "true"))
-    before = {key: value for key, value in plain.resolved.items() if key != "deterministic"}
+    plain, *others = (compose(each) for each in ([], ["deterministic=true"], ["tf32=true"]))
+    before = {key: value for key, value in plain.resolved.items() if key not in ("deterministic", "tf32")}
     assert job_key(plain.resolved, plain.names) == job_key(before, plain.names)
-    assert job_key(other.resolved, other.names) != job_key(before, other.names)
+    for other in others:
+        assert job_key(other.resolved, other.names) != job_key(before, other.names)

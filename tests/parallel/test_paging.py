@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gnnpar.parallel.sequential.out_of_core import RoundRobinWorld
-from gnnpar.parallel.sequential.paging import HostFile, Pager, Paging
+from gnnpar.parallel.sequential.paging import HostFile, HostMemory, Pager, Paging
 
 
 @pytest.fixture
@@ -82,6 +82,30 @@ def test_most_counts_pages_that_are_here_together(pager):
         d = c + 1
     assert pager.most == 2 * 4000
     assert float(pager.release(d)[0]) == 3.0
+
+
+def test_the_host_does_not_wait_for_copies_to_a_gpu(monkeypatch):
+    """Pinned memory: a copy is one more work of the stream."""
+    waits, pinned = [], []
+    copy, empty = torch.Tensor.copy_, torch.empty
+
+    def copied(into, data, *, non_blocking=False):
+        waits.append(not non_blocking)
+        return copy(into, data)
+
+    def made(*size, pin_memory=False, **options):
+        pinned.append(pin_memory)
+        return empty(*size, **options)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copied)
+    monkeypatch.setattr(torch, "empty", made)
+    slot = HostMemory().slot(4)
+    data = torch.arange(4, dtype=torch.uint8)
+    slot.write(data)
+    back = torch.zeros(4, dtype=torch.uint8)
+    slot.read(back)
+    assert torch.equal(back, data)
+    assert (waits, pinned[0]) == ([False, False], True)
 
 
 def test_memory_is_no_host():

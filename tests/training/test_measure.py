@@ -74,6 +74,21 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(task_name, out_dim: int, w
     assert everyone[0]["metric/test"] is None
 
 
+def test_pinned_memory_is_counted_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = {"allocated_bytes.peak": 99}
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
+    monkeypatch.setattr(torch.cuda, "reset_peak_host_memory_stats", lambda: stats.update({"allocated_bytes.peak": 3}))
+    monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: stats)
+    with memory.measure_epoch(torch.device("cuda")) as report:
+        stats["allocated_bytes.peak"] = 5
+    assert (report.peak, report.pinned) == (7, 5)
+    monkeypatch.delattr(torch.cuda, "host_memory_stats")
+    with memory.measure_epoch(torch.device("cuda")) as report:
+        pass
+    assert report.pinned is None
+
+
 def test_peak_of_an_epoch_is_exact() -> None:
     """Two buffers of 4 MB live at once on top of what was there, a third only after one of them has gone."""
     held = torch.zeros(1_000_000)

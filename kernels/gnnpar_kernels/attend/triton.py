@@ -19,6 +19,7 @@ from gnnpar_kernels.attend.triton_grad import (
     row_dots,
 )
 from gnnpar_kernels.attend.triton_tiles import (
+    LAUNCHES,
     RUNTIME,
     SHAPES,
     TILES,
@@ -32,10 +33,11 @@ from gnnpar_kernels.attend.triton_tiles import (
     score,
     span,
     tile_width,
+    trained,
 )
 from gnnpar_kernels.csr import accumulate_dtype
 from gnnpar_kernels.triton_tasks import LOW, tasks_of
-from gnnpar_kernels.triton_tuning import Tuned, Variant, tuned
+from gnnpar_kernels.triton_tuning import Tuned, Variant, distinct, tuned
 
 __all__ = [
     "attend",
@@ -304,19 +306,36 @@ def _named(state: State, prefix: str = "") -> dict[str, Tensor | None]:
 
 
 def variants() -> list[Variant]:
-    """What the ahead-of-time test compiles."""
+    """What the ahead-of-time test compiles: main shapes with all tiles, whatever training launches with the first."""
     cases = []
     training = [Shape(4, 64, t, drop=d, branch=True, whole=True) for t in ("fp32", "bf16") for d in (False, True)]
     for shape in [*SHAPES, Shape(4, 64, "bf16", branch=True), Shape(4, 64, "bf16", drop=True, branch=True), *training]:
-        state = dict.fromkeys(STATE if shape.branch else STATE[:3], "*fp32")
-        types = {"x_ptr": "*" + shape.dtype, "a_src_ptr": "*fp32", "a_dst_ptr": "*fp32", **state}
-        constants: dict[str, object] = {"BRANCH": shape.branch, **dict.fromkeys(STATE[len(state) :])}
+        types, constants = _given(shape)
         for config, bound in itertools.product(TILES, (0, *LOW)):
             how = {"BOUND": bound, "SPLIT": shape.whole and bound == 0, "FRESH": bound > 0 or shape.whole}
             cases.append(shape.variant("fold", _fold.fn, types, constants | how, config))
-        parts = {"part_" + name: value for name, value in state.items()}
-        unused = {"part_" + name: None for name in STATE[len(state) :]}
-        constants |= {"FRESH": False, **unused}
-        combine = shape.variant("combine", _combine, {**state, **parts}, constants, None)
-        cases.append(combine._replace(wide=False))  # once per piece
-    return cases
+        cases.append(_combined(shape, fresh=False))
+    for shape in trained(branches=True, mixed=False):
+        types, constants = _given(shape)
+        for (bound, split), fresh in itertools.product(LAUNCHES, (True, False)):
+            if fresh or not split:  # a piece has a state of its own
+                how = {"BOUND": bound, "SPLIT": split, "FRESH": fresh}
+                which = " split" * split + (" fresh" if fresh else " added")
+                cases.append(shape.variant("fold", _fold.fn, types, constants | how, TILES[0], which))
+        cases += [_combined(shape, fresh=fresh, which=" fresh" if fresh else " added") for fresh in (True, False)]
+    return distinct(cases)
+
+
+def _given(shape: Shape) -> tuple[dict[str, str], dict[str, object]]:
+    """(types, constants) of a fold."""
+    state = dict.fromkeys(STATE if shape.branch else STATE[:3], "*fp32")
+    types = {"x_ptr": "*" + shape.dtype, "a_src_ptr": "*fp32", "a_dst_ptr": "*fp32", **state}
+    return types, {"BRANCH": shape.branch, **dict.fromkeys(STATE[len(state) :])}
+
+
+def _combined(shape: Shape, *, fresh: bool, which: str = "") -> Variant:
+    state = {name: kind for name, kind in _given(shape)[0].items() if name in STATE}
+    parts = {"part_" + name: value for name, value in state.items()}
+    constants = _given(shape)[1] | {"FRESH": fresh} | {"part_" + name: None for name in STATE[len(state) :]}
+    combine = shape.variant("combine", _combine, {**state, **parts}, constants, None, which)
+    return combine._replace(wide=False)  # once per piece

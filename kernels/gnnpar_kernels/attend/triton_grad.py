@@ -19,10 +19,12 @@ from torch import Tensor
 
 from gnnpar_kernels.attend.naive import Drop, both_sides
 from gnnpar_kernels.attend.triton_tiles import (
+    LAUNCHES,
     RUNTIME,
     SHAPES,
     TILES,
     Dims,
+    Shape,
     dropped,
     dropping,
     edges_per_step,
@@ -31,11 +33,12 @@ from gnnpar_kernels.attend.triton_tiles import (
     score,
     span,
     tile_width,
+    trained,
 )
 from gnnpar_kernels.csr import Csr
 from gnnpar_kernels.spmm.triton import spmm
 from gnnpar_kernels.triton_tasks import LOW, tasks_of
-from gnnpar_kernels.triton_tuning import Tuned, Variant, tuned
+from gnnpar_kernels.triton_tuning import Tuned, Variant, distinct, tuned
 
 
 @triton.jit
@@ -287,19 +290,28 @@ def attend_grad(
 
 
 def variants() -> list[Variant]:
-    """What the ahead-of-time test compiles."""
+    """What the ahead-of-time test compiles: main shapes with all tiles, whatever training launches with the first."""
     cases = []
     for shape in SHAPES:
-        types = {
-            "table_ptr": "*" + shape.dtype,
-            "own_ptr": "*" + shape.dtype,
-            "a_src_ptr": "*fp32",
-            "ends_ptr": "*fp32",
-        }
-        types |= {"grad_ptr": "*fp32", "grad_rows_ptr": "*" + shape.dtype}
         for config, bound, source in itertools.product(TILES, (0, *LOW), (True, False)):
-            how = {"BOUND": bound, "SPLIT": False, "SOURCE": source, **({} if source else {"grad_rows_ptr": None})}
-            cases.append(shape.variant("source" if source else "destination", _pull.fn, types, how, config))
+            cases.append(_pulled(shape, config, (bound, False), source=source))
         types = {"a_ptr": "*fp32", "b_ptr": "*" + shape.dtype, "dots_ptr": "*fp32", "num": "i32"}
         cases.append(shape.variant("dots", _dots_kernel, types, {"R": _dots_rows(shape.width)}, None))
-    return cases
+    for shape, launch, source in itertools.product(trained(branches=False, mixed=True), LAUNCHES, (True, False)):
+        cases.append(_pulled(shape, TILES[0], launch, source=source))
+    for a, b in itertools.product(("fp32", "bf16"), repeat=2):
+        types = {"a_ptr": "*" + a, "b_ptr": "*" + b, "dots_ptr": "*fp32", "num": "i32"}
+        name = f"dots of {a} and" if a == "bf16" else "dots"
+        cases.append(Shape(4, 64, b).variant(name, _dots_kernel, types, {"R": _dots_rows(64)}, None))
+    return distinct(cases)
+
+
+def _pulled(shape: Shape, config: triton.Config, launch: tuple[int, bool], *, source: bool) -> Variant:
+    (bound, split), rows, grad = launch, "*" + shape.dtype, "*" + (shape.grad or shape.dtype)
+    table, own = (grad, rows) if source else (rows, grad)
+    types = {"table_ptr": table, "own_ptr": own, "a_src_ptr": "*fp32", "ends_ptr": "*fp32"}
+    types |= {"grad_ptr": "*fp32", "grad_rows_ptr": "*fp32" if split else rows}
+    how: dict[str, object] = {"BOUND": bound, "SPLIT": split, "SOURCE": source}
+    how |= {} if source else {"grad_rows_ptr": None}
+    name = "source" if source else "destination"
+    return shape.variant(name, _pull.fn, types, how, config, " split" * split)

@@ -4,6 +4,7 @@ A program covers whole heads, at most 512 elements of a row unless one head is w
 rows are long. Scalars per edge and head are kept as [R, B, heads, 1] next to the tiles.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -136,7 +137,8 @@ def run_tasks(
 
 
 class Shape(NamedTuple):
-    """A case of the ahead-of-time test; scores and states are fp32. `whole`: every row is there, `rows` is None."""
+    """A case of the ahead-of-time test; scores and states are fp32. `whole`: every row is there, `rows` is None.
+    `grad`: the type of the result's gradient, where it is not that of the rows."""
 
     heads: int
     width: int
@@ -144,6 +146,7 @@ class Shape(NamedTuple):
     drop: bool = False
     branch: bool = False
     whole: bool = False
+    grad: str = ""
 
     def variant(
         self,
@@ -152,17 +155,20 @@ class Shape(NamedTuple):
         types: dict[str, str],
         constants: dict[str, object],
         config: triton.Config | None,
+        which: str = "",
     ) -> Variant:
-        """A kernel for this shape: `constants` win over `types`, and both over the types in COMMON."""
+        """A kernel for this shape: `constants` win over `types`, and both over the types in COMMON. `which`: ends its
+        name."""
         meta = {} if config is None else config.kwargs
         constants = {**Dims.of(torch.empty(0, self.heads, self.width))._asdict(), **meta, **constants}
         constants |= {"SLOPE": 0.2, "SCALE": 2.0 * self.drop, **({} if self.drop else {"ids_ptr": None})}
         constants |= {"rows_ptr": None} if self.whole else {}
         constants = {n: constants[n] for n in kernel.arg_names if n in constants}
-        how = " drop" * self.drop + " branch" * self.branch + " training" * self.whole
+        how = f" of {self.grad}" * bool(self.grad) + " drop" * self.drop + " branch" * self.branch
+        how += " training" * self.whole
         kind = how + "".join(f" {n.lower()} {constants[n]}" for n in ("BOUND", "TILE") if n in constants)
         return Variant(
-            name=f"{name} {self.heads}x{self.width} {self.dtype}{kind}",
+            name=f"{name} {self.heads}x{self.width} {self.dtype}{kind}{which}",
             kernel=kernel,
             types={n: (COMMON | types)[n] for n in kernel.arg_names if n not in constants},
             constants=constants,
@@ -175,3 +181,19 @@ COMMON |= {"rows_ptr": "*i64", "ids_ptr": "*i64", **dict.fromkeys(RUNTIME, "i32"
 SHAPES = [Shape(h, d, t) for t in ("bf16", "fp32") for h, d in ((4, 64), (8, 32), (4, 128), (4, 32), (1, 64), (1, 47))]
 SHAPES += [Shape(4, 64, "fp16"), Shape(4, 64, "bf16", drop=True), Shape(4, 128, "bf16", drop=True)]
 SHAPES += [Shape(1, 256, "fp32"), Shape(1, 512, "bf16", drop=True)]
+
+
+def trained(*, branches: bool, mixed: bool) -> list[Shape]:
+    """Whatever training and evaluation launch, at one width: blocks of all rows and of a few, with dropout or without.
+    `branches`: with what a gradient keeps. `mixed`: with gradients of another type than the rows, too."""
+    types = [("fp32", ""), ("bf16", ""), ("bf16", "fp32"), ("fp32", "bf16")][: 4 if mixed else 2]
+    cases: list[Shape] = []
+    for (dtype, grad), whole, drop in itertools.product(types, (True, False), (False, True)):
+        cases.append(Shape(4, 64, dtype, drop, branches, whole, grad))
+        if branches and not drop:  # an evaluation, which keeps nothing
+            cases.append(Shape(4, 64, dtype, drop, False, whole, grad))
+    return cases
+
+
+LAUNCHES: list[tuple[int, bool]] = [(0, True), *((bound, False) for bound in (0, *LOW))]
+"""(BOUND, SPLIT) of the launches of `run_tasks`."""

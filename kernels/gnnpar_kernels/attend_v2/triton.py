@@ -22,6 +22,7 @@ from gnnpar_kernels.attend.naive import Drop, State, empty_state
 from gnnpar_kernels.attend.triton import run_fold, shift_of
 from gnnpar_kernels.attend.triton_grad import run_pull
 from gnnpar_kernels.attend.triton_tiles import (
+    LAUNCHES,
     RUNTIME,
     Dims,
     Shape,
@@ -31,10 +32,11 @@ from gnnpar_kernels.attend.triton_tiles import (
     rows_per_program,
     span,
     tile_width,
+    trained,
 )
 from gnnpar_kernels.csr import Csr, accumulate_dtype
 from gnnpar_kernels.triton_tasks import LOW
-from gnnpar_kernels.triton_tuning import Variant, configs, tuned
+from gnnpar_kernels.triton_tuning import Variant, configs, distinct, tuned
 
 TILES = configs({"TILE": 512}, {"TILE": 256})  # elements gathered by a warp at once: rows of both ends are held
 
@@ -281,19 +283,36 @@ def attend_v2_grad(
 
 
 def variants() -> list[Variant]:
-    """What the ahead-of-time test compiles."""
+    """What the ahead-of-time test compiles: main shapes with all tiles, whatever training launches with the first."""
     cases = []
     shapes = [Shape(h, d, t) for t in ("bf16", "fp32") for h, d in ((4, 64), (4, 128), (4, 32), (1, 47))]
     shapes += [Shape(1, 512, "bf16", drop=True), Shape(4, 64, "fp16")]
     shapes += [Shape(4, 64, t, drop=d, whole=True) for t in ("fp32", "bf16") for d in (False, True)]
     for shape, config, bound in itertools.product(shapes, TILES, (0, *LOW)):
-        rows = "*" + shape.dtype
-        types = {"x_ptr": rows, "y_ptr": rows, "a_ptr": "*fp32"}
-        state = dict.fromkeys(["m_ptr", "mass_ptr", "acc_ptr"], "*fp32")
         how = {"BOUND": bound, "SPLIT": shape.whole and bound == 0, "FRESH": bound > 0 or shape.whole}
-        cases.append(shape.variant("fold v2", _fold.fn, types | state, how, config))
-        types |= dict.fromkeys(["ends_ptr", "sums_ptr", "values_ptr"], "*fp32") | {"grad_out_ptr": rows}
-        for source in (True, False):
-            how = {"BOUND": bound, "SPLIT": False, "SOURCE": source, **({} if source else {"values_ptr": None})}
-            cases.append(shape.variant(f"{'source' if source else 'destination'} v2", _pull.fn, types, how, config))
-    return cases
+        cases.append(shape.variant("fold v2", _fold.fn, _types(shape), how, config))
+        cases += [_pulled(shape, config, (bound, False), source=source) for source in (True, False)]
+    for shape, (bound, split) in itertools.product(trained(branches=False, mixed=True), LAUNCHES):
+        cases += [_pulled(shape, TILES[0], (bound, split), source=source) for source in (True, False)]
+        for fresh in (True, False):
+            if fresh or not split:  # a piece has a state of its own
+                how = {"BOUND": bound, "SPLIT": split, "FRESH": fresh}
+                which = " split" * split + (" fresh" if fresh else " added")
+                cases.append(shape.variant("fold v2", _fold.fn, _types(shape), how, TILES[0], which))
+    return distinct(cases)
+
+
+def _types(shape: Shape) -> dict[str, str]:
+    rows = "*" + shape.dtype
+    state = dict.fromkeys(["m_ptr", "mass_ptr", "acc_ptr"], "*fp32")
+    return {"x_ptr": rows, "y_ptr": rows, "a_ptr": "*fp32"} | state
+
+
+def _pulled(shape: Shape, config: triton.Config, launch: tuple[int, bool], *, source: bool) -> Variant:
+    bound, split = launch
+    types = _types(shape) | dict.fromkeys(["ends_ptr", "sums_ptr", "values_ptr"], "*fp32")
+    types |= {"grad_out_ptr": "*" + (shape.grad or shape.dtype)}
+    how: dict[str, object] = {"BOUND": bound, "SPLIT": split, "SOURCE": source}
+    how |= {} if source else {"values_ptr": None}
+    name = "source v2" if source else "destination v2"
+    return shape.variant(name, _pull.fn, types, how, config, " split" * split)

@@ -7,6 +7,8 @@ compare it with the state.
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportGeneralTypeIssues=false
 
+import itertools
+
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +18,7 @@ from gnnpar_kernels.csr import accumulate_dtype, flat_rows
 from gnnpar_kernels.extremum import naive
 from gnnpar_kernels.extremum.naive import State
 from gnnpar_kernels.triton_tasks import LOW, low_tile, piece_tile, tasks_of
-from gnnpar_kernels.triton_tuning import ROW_SHAPES, Variant, row_shape
+from gnnpar_kernels.triton_tuning import ROW_SHAPES, Variant, distinct, row_list, row_shape
 
 SLOTS = 4  # pieces of a cut row that are read at once
 NO_WINNER: tl.constexpr = tl.constexpr(2**31 - 1)  # above every source
@@ -250,24 +252,35 @@ def extremum_grad(arg: Tensor, src_ids: Tensor, grad_out: Tensor) -> Tensor:
 
 
 def variants() -> list[Variant]:
-    """What is compiled ahead of time: every shape with short rows, pieces and combined pieces."""
+    """What is compiled ahead of time: every shape with short rows, pieces and combined pieces; at 128 columns whatever
+    training launches."""
     cases = []
     for fresh, (width, dtype) in enumerate(ROW_SHAPES):
-        item, constants, wide = row_shape(width, dtype)
-        constants |= {"FRESH": bool(fresh % 2)}
-        ends = {"src_ids": "*i64", "rows": "*i64", "best": f"*{dtype}", "arg": "*i64"}
-        parts = {"part_best": "*fp64" if dtype == "fp64" else "*fp32", "part_source": "*i32"}
-        graph, name = {"indices": "*i32", "x": f"*{dtype}"} | ends, f"{width} {dtype}"
-        for bound in LOW:
-            r, columns = _low_tile(width, item)
-            types = {"members": "*i32", "num_members": "i32", "indptr": "*i32"} | graph
-            given = constants | {"R": r, "BW": columns, "BOUND": bound}
-            cases.append(Variant(f"extremum low {bound} {name}", _low_kernel, types, given, wide=wide))
-        edges, columns = piece_tile(width, item)
-        types = {"task_row": "*i32", "task_begin": "*i32", "task_end": "*i32", "task_slot": "*i32"} | graph | parts
-        given = constants | {"BE": edges, "BW": columns}
-        cases.append(Variant(f"extremum piece {name}", _piece_kernel, types, given, wide=wide))
-        types = {"split_row": "*i32", "split_first": "*i32"} | parts | ends
-        given = constants | {"BS": SLOTS, "BW": columns}
-        cases.append(Variant(f"extremum combine {name}", _combine_kernel, types, given, wide=False))
+        cases += _variants(width, dtype, fresh=bool(fresh % 2), listed=True)
+    for dtype, fresh, listed in itertools.product(("fp32", "bf16"), (False, True), (False, True)):
+        which = " all rows" * (not listed) + (" fresh" if fresh else " added")
+        cases += _variants(128, dtype, fresh=fresh, listed=listed, which=which)
+    return distinct(cases)
+
+
+def _variants(width: int, dtype: str, *, fresh: bool, listed: bool, which: str = "") -> list[Variant]:
+    cases = []
+    item, constants, wide = row_shape(width, dtype)
+    rows, no_rows = row_list(listed)
+    constants |= {"FRESH": fresh} | no_rows
+    ends = {"src_ids": "*i64", "best": f"*{dtype}", "arg": "*i64"} | rows
+    parts = {"part_best": "*fp64" if dtype == "fp64" else "*fp32", "part_source": "*i32"}
+    graph, name = {"indices": "*i32", "x": f"*{dtype}"} | ends, f"{width} {dtype}{which}"
+    for bound in LOW:
+        r, columns = _low_tile(width, item)
+        types = {"members": "*i32", "num_members": "i32", "indptr": "*i32"} | graph
+        given = constants | {"R": r, "BW": columns, "BOUND": bound}
+        cases.append(Variant(f"extremum low {bound} {name}", _low_kernel, types, given, wide=wide))
+    edges, columns = piece_tile(width, item)
+    types = {"task_row": "*i32", "task_begin": "*i32", "task_end": "*i32", "task_slot": "*i32"} | graph | parts
+    given = constants | {"BE": edges, "BW": columns}
+    cases.append(Variant(f"extremum piece {name}", _piece_kernel, types, given, wide=wide))
+    types = {"split_row": "*i32", "split_first": "*i32"} | parts | ends
+    given = constants | {"BS": SLOTS, "BW": columns}
+    cases.append(Variant(f"extremum combine {name}", _combine_kernel, types, given, wide=False))
     return cases

@@ -3,6 +3,8 @@
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportGeneralTypeIssues=false
 
+import itertools
+
 import torch
 import triton
 import triton.language as tl
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from gnnpar_kernels.csr import accumulate_dtype, flat_rows
 from gnnpar_kernels.triton_tasks import LOW, low_tile, piece_tile, tasks_of
-from gnnpar_kernels.triton_tuning import ROW_SHAPES, Variant, configs, row_shape, tuned
+from gnnpar_kernels.triton_tuning import ROW_SHAPES, TRAINED, Variant, configs, distinct, row_list, row_shape, tuned
 
 TIMES = configs({"TIMES": 1}) + configs({"TIMES": 2}, num_warps=(2,))  # tiles of a piece, one for each warp
 SLOTS = 8  # pieces of a cut row that are read at once
@@ -209,21 +211,37 @@ def _launch(
 
 
 def variants() -> list[Variant]:
-    """What is compiled ahead of time: every shape with short rows, pieces and combined pieces; one with weights."""
+    """What is compiled ahead of time: every shape with short rows, pieces and combined pieces; at 128 columns whatever
+    training launches."""
     cases = []
     for accumulate, (width, dtype) in enumerate(ROW_SHAPES):
-        cases += _variants(width, dtype, accumulate=bool(accumulate % 2), weights=None)
-    return cases + _variants(128, "fp32", accumulate=False, weights="*fp32")
+        cases += _variants(width, dtype, dtype, accumulate=bool(accumulate % 2), weights=None)
+    cases += _variants(128, "fp32", "fp32", accumulate=False, weights="*fp32")
+    for (dtype, out), weights in itertools.product(TRAINED, (None, "*fp32")):
+        for accumulate, listed in itertools.product((False, True), repeat=2):
+            which = f" to {out}" * (out != dtype) + " all rows" * (not listed) + (" added" if accumulate else " fresh")
+            cases += _variants(128, dtype, out, accumulate=accumulate, weights=weights, listed=listed, which=which)
+    return distinct(cases)
 
 
-def _variants(width: int, dtype: str, *, accumulate: bool, weights: str | None) -> list[Variant]:
+def _variants(
+    width: int,
+    dtype: str,
+    out: str,
+    *,
+    accumulate: bool,
+    weights: str | None,
+    listed: bool = True,
+    which: str = "",
+) -> list[Variant]:
     cases = []
     item, constants, wide = row_shape(width, dtype)
-    constants |= {"ACCUMULATE": accumulate}
-    ends = {"x": f"*{dtype}", "out": f"*{dtype}", "rows": "*i64"}
+    rows, no_rows = row_list(listed)
+    constants |= {"ACCUMULATE": accumulate} | no_rows
+    ends = {"x": f"*{dtype}", "out": f"*{out}"} | rows
     partial = {"partial": "*fp64" if dtype == "fp64" else "*fp32"}
     given_weights, no_weights = ({}, {"weights": None}) if weights is None else ({"weights": weights}, {})
-    op, name = "spmm" if weights is None else "weighted spmm", f"{width} {dtype}"
+    op, name = "spmm" if weights is None else "weighted spmm", f"{width} {dtype}{which}"
     for bound in LOW:
         r, columns = low_tile(width, item, bound)
         types = {"members": "*i32", "num_members": "i32", "indptr": "*i32", "indices": "*i32"} | ends | given_weights
@@ -237,7 +255,7 @@ def _variants(width: int, dtype: str, *, accumulate: bool, weights: str | None) 
         tile, warps = given | config.kwargs, config.num_warps
         cases.append(Variant(f"{op} piece x{warps} {name}", _piece_kernel.fn, types, tile, warps, wide=wide))
     if weights is None:
-        types = {"split_row": "*i32", "split_first": "*i32", "rows": "*i64", "out": f"*{dtype}"} | partial
+        types = {"split_row": "*i32", "split_first": "*i32", "out": f"*{out}"} | rows | partial
         given = constants | {"BS": SLOTS, "BW": columns}
         cases.append(Variant(f"{op} combine {name}", _combine_kernel, types, given, wide=False))
     return cases

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
+from gnnpar.comm import one_gpu
 from gnnpar.comm.authentication import opened, sealed
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.communicator import Pending, Site, T
@@ -55,6 +56,8 @@ def connect(
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if backend == "nccl" and one_gpu.is_shared():
+        os.environ.update(one_gpu.variables(rank))
     if store is not None:
         store.set_timeout(timeout)
     dist.init_process_group(

@@ -98,6 +98,7 @@ class World:
     links: Links | None = None
     jobs_at_once: int = 1
     deterministic: bool = False
+    tf32: bool = False
 
     def prepare_torch(self) -> None:
         """What every rank's process sets before it computes. cuBLAS reads its workspace when it is first used."""
@@ -107,6 +108,8 @@ class World:
         if self.deterministic:
             torch.use_deterministic_algorithms(True)
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        if self.tf32:
+            torch.backends.cuda.matmul.allow_tf32 = True
 
     @property
     def dilation(self) -> float:

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from gnnpar import allocator
 from gnnpar.capacity import require_memory
-from gnnpar.comm import Communicator
+from gnnpar.comm import Communicator, one_gpu
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores
 from gnnpar.launch import joined, paced, processes
 from gnnpar.launch.environment import check_rank, number
@@ -113,6 +113,7 @@ def world_of(settings: Settings) -> World:
         links=paced.links_of(settings, size=size, joined=is_joined, threads=threads, cores=cores),
         jobs_at_once=number(os.environ, "GNNPAR_JOBS_AT_ONCE", 1, MAX_RANKS, "1"),
         deterministic=settings.deterministic,
+        tf32=settings.tf32,
     )
 
 
@@ -134,7 +135,7 @@ def _device(settings: Settings, how: How, size: int, local_size: int) -> Literal
         return device
     if settings.comm.backend == "nccl" and device != "cuda":
         raise ValueError("comm=nccl needs GPUs, but device is cpu; set comm=gloo or comm=threads")
-    if settings.comm.backend == "nccl" and local_size > torch.cuda.device_count():
+    if settings.comm.backend == "nccl" and local_size > torch.cuda.device_count() and not one_gpu.is_shared():
         count = torch.cuda.device_count()
         raise ValueError(f"comm=nccl: {local_size} ranks on {count} GPUs; set world_size={count} or comm=threads")
     if how == "joined" and settings.comm.backend == "threads":
@@ -191,6 +192,7 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
     from gnnpar.comm import ThreadWorld
 
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    tf32 = torch.backends.cuda.matmul.allow_tf32
     world.prepare_torch()
     allocator.keep_freed()
     threads = ThreadWorld(world.size, device=torch.device(world.device))
@@ -212,6 +214,7 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
         torch.set_num_threads(before[0])
         if world.deterministic:
             torch.use_deterministic_algorithms(before[1])
+        torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
 def rank_of(error: BaseException) -> int:

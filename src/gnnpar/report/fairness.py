@@ -20,6 +20,7 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "task": ("settings", "task"),
     "optimizer": ("settings", "optim"),
     "precision": ("settings", "precision"),
+    "tf32": ("settings", "tf32"),
     "first_layer": ("settings", "first_layer"),
     "row_order": ("settings", "row_order"),
     "epochs": ("epochs",),
@@ -32,7 +33,7 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "provenance": ("provenance",),
     "link rates": ("paced", "rates"),
 }
-OF_BEFORE = {"row_order": "none"}  # what runs of before 0.2.0 do not say
+OF_BEFORE = {"row_order": "none", "tf32": False}  # what runs of before 0.2.0 do not say
 # where and how fast a run was says nothing about its accuracy
 TIME_ONLY = frozenset({"row_order", "block", "session", "device", "hardware", "provenance", "link rates"})
 # no ratio is refused for these, but a line names them: name -> path

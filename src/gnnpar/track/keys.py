@@ -60,13 +60,14 @@ KEYS: dict[str, Key] = {
     "sample/sampler": Key("", "what drew neighbours: pyg_lib, torch_sparse or own"),
     "profile/hash": Key("", "sha256 of the profile that decides on numbers, in row 0"),
     "memory/peak_bytes": Key("B", "largest allocation during the profiled epoch, a list by rank"),
+    "memory/pinned_bytes": Key("B", "most memory of the host pinned for a GPU in the profiled epoch, a list by rank"),
     "memory/peak_rss_bytes": Key("B", "largest resident set so far, a list by rank; for information"),
     "memory/live_bytes": Key("B", "live tensors by category, of the rank with the largest peak"),
     "system/load": Key("1", "load average of the host over the last minute, in the first and the last row"),
 }
 
 
-_LISTS = ("time/cpu_seconds", "memory/peak_bytes", "memory/peak_rss_bytes")
+_LISTS = ("time/cpu_seconds", "memory/peak_bytes", "memory/pinned_bytes", "memory/peak_rss_bytes")
 _TEXTS = ("metric/name", "fidelity/worst_layer", "sample/sampler", "profile/hash")
 _OBJECTS = ("comm/layer_bytes", "metric/more", "fidelity/layers", "memory/live_bytes", "assign/bits")
 _OBJECTS += ("assign/variance", "assign/seconds", "assign/objective")

@@ -372,6 +372,7 @@ def train_epoch(
             "peak": (allocations.peak or 0) + engine.peak_elsewhere(),
             "live": live_bytes(run, allocations.activations),
         }
+        mine |= {} if allocations.pinned is None else {"pinned": allocations.pinned}
     broken = optimizer.refused or not math.isfinite(report.loss) or not finite_weights(engine)
     mine |= {"broken": broken, "asked": policy.stop_asked()}
     everyone = comm.gather(mine)

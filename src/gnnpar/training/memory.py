@@ -21,9 +21,13 @@ from gnnpar.durable import JsonDict
 
 @dataclass
 class MemoryReport:
-    """Bytes of one epoch: the allocator's peak, and the most that autograd kept at a time from forward to backward."""
+    """Bytes of one epoch: the allocator's peak, and the most that autograd kept at a time from forward to backward.
+
+    `pinned`: the most of the host's memory that was pinned for a GPU, messages and pages; None where nobody counts it.
+    """
 
     peak: int | None = None
+    pinned: int | None = None
     activations: int = 0
     _there: frozenset[int] = frozenset()  # storages that were held before
     _holders: dict[int, int] = field(default_factory=dict)  # storage -> saved tensors that need it
@@ -73,8 +77,11 @@ def measure_epoch(device: torch.device) -> Iterator[MemoryReport]:
     with torch.autograd.graph.saved_tensors_hooks(report.saved, _given_back):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+            if counted := hasattr(torch.cuda, "host_memory_stats"):  # not before torch 2.8
+                torch.cuda.reset_peak_host_memory_stats()
             yield report
             report.peak = torch.cuda.max_memory_allocated(device)
+            report.pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak") if counted else None
             return
         # what torch.profiler is made of: that imports torch's compiler, 1.5 s of CPU
         with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:

@@ -89,4 +89,6 @@ def merge(everyone: Sequence[JsonObject]) -> JsonDict:
         peaks = [rank["peak"] for rank in everyone]
         largest = max(range(len(everyone)), key=lambda rank: peaks[rank])
         row |= {"memory/peak_bytes": peaks, "memory/live_bytes": everyone[largest]["live"]}
+    if "pinned" in slow:
+        row["memory/pinned_bytes"] = [rank["pinned"] for rank in everyone]
     return row

@@ -97,13 +97,15 @@ class HostMemory:
 
 
 class _Pinned(NamedTuple):
+    """Copies are work of the stream that launched the kernels around them: the host goes on, and nothing overtakes."""
+
     memory: Tensor
 
     def write(self, data: Tensor) -> None:
-        self.memory.copy_(data)
+        self.memory.copy_(data, non_blocking=True)
 
     def read(self, into: Tensor) -> None:
-        into.copy_(self.memory)
+        into.copy_(self.memory, non_blocking=True)
 
     def free(self) -> None:
         """Given back with the slot itself."""

@@ -1,0 +1,127 @@
+"""Whatever training launches is compiled ahead of time: types of tensors, flags and absent tensors, but not sizes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "kernels"))
+
+from bench import static
+from composing import configured
+from gnnpar.comm import ThreadWorld
+from gnnpar.data.dataset import Dataset
+from gnnpar.verify.conformance import graph_for, make_job, small_graph
+from gnnpar_kernels import triton_tasks
+from gnnpar_kernels.triton_tuning import interpreting
+from interpreter import patch_once_a_launch
+
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32"}
+TYPES |= {torch.uint8: "*u8", torch.int8: "*i8"}
+Launch = tuple[str, str, tuple[tuple[str, object], ...]]
+"""(module, kernel, what each argument is)."""
+
+RUNS = [  # strategy, ranks, overrides of the strategy, model, overrides of the model
+    ("single", 1, "", "gat", "model.attention_dropout=0.2"),
+    ("graph_parallel", 2, "codec=uniform", "gcn", ""),
+    ("sar", 2, "", "gat", ""),
+    ("sar", 2, "", "gatv2", ""),
+    ("graph_parallel", 2, "", "sage_max", ""),
+    ("single", 1, "", "gatv2", "model.attention_dropout=0.2"),
+    ("single", 1, "", "gcn", ""),
+    ("single", 1, "", "sage_max", ""),
+    ("single", 1, "", "rgcn", ""),
+    ("single", 1, "", "gine", ""),
+    ("graph_parallel", 2, "", "gat", "model.attention_dropout=0.2"),
+    ("graph_parallel", 2, "codec=random", "gat", ""),
+    ("graph_parallel", 2, "strategy.overlap=central_marginal", "gcn", ""),
+    ("adaqp", 2, "", "gat", ""),
+    ("sar", 2, "", "gcn", ""),
+    ("sar", 2, "strategy.backward=pull", "gat", "model.attention_dropout=0.2"),
+    ("sar", 2, "", "sage_max", ""),
+    ("cagnet", 2, "", "gcn", ""),
+    ("gnnpipe", 2, "strategy.chunks=4", "gat", ""),
+    ("gnnpipe", 2, "strategy.chunks=4", "sage_max", ""),
+    ("pipegcn", 2, "", "gcn", ""),
+    ("feature", 2, "", "gat", ""),
+    ("cofree", 2, "", "gcn", ""),
+    ("minibatch", 2, "strategy.batch_size=16", "gcn", ""),
+]
+QUICK = 5
+
+
+def _cases() -> Iterator[Any]:
+    for number, run in enumerate(RUNS):
+        for precision in (torch.float32, torch.bfloat16):
+            quick = number < QUICK and (precision == torch.float32) == (number % 2 == 0)
+            yield pytest.param(*run, precision, marks=() if quick else pytest.mark.slow)
+
+
+@cache
+def _compiled() -> frozenset[Launch]:
+    return frozenset(
+        _named(each.kernel, {n: each.types.get(n) or _kind(n, each.constants[n]) for n in each.kernel.arg_names})
+        for module in static.modules()
+        for each in importlib.import_module(f"gnnpar_kernels.{module}").variants()
+    )
+
+
+def _named(kernel: Any, kinds: dict[str, object]) -> Launch:
+    numbers = {name: "number" if kind in ("i32", "i64", "fp32") else kind for name, kind in kinds.items()}
+    return kernel.fn.__module__.removeprefix("gnnpar_kernels."), kernel.__name__, tuple(numbers.items())
+
+
+def _kind(name: str, value: object) -> object:
+    """What makes another kernel of an argument, its size apart."""
+    if isinstance(value, torch.Tensor):
+        return TYPES[value.dtype]
+    if value is None or isinstance(value, bool) or name == "BOUND":
+        return value
+    if name == "SCALE":
+        return "dropout" if value else "no dropout"
+    return str(value) if isinstance(value, tl.dtype) else "number"
+
+
+def _graph() -> Dataset:
+    """With a row of every class of length: two of 25 edges and more, which are cut."""
+    data = small_graph(num_nodes=30, num_edges=120)
+    ends = torch.stack([torch.arange(25), torch.full((25,), 3)])
+    edges = torch.cat([data.edge_index, ends, ends.flip(0)], dim=1)
+    edges = edges[:, torch.argsort(edges[1] * data.num_nodes + edges[0], stable=True)]
+    masks = data.train_mask, data.val_mask, data.test_mask
+    return Dataset.of("hubs", x=data.x, y=data.y, edge_index=edges, masks=masks, num_classes=3, task="single_label")
+
+
+@pytest.mark.skipif(not interpreting(), reason="launches are seen in the interpreter")
+@pytest.mark.parametrize(("strategy", "world", "options", "model", "settings", "precision"), list(_cases()))
+def test_what_is_launched_is_compiled_ahead_of_time(monkeypatch, strategy, world, options, model, settings, precision):
+    launched: set[Launch] = set()
+    run = InterpretedFunction.run
+
+    def noted(self, *args, grid, warmup, **kwargs):
+        given = dict(zip(self.arg_names, args, strict=False)) | kwargs
+        launched.add(_named(self, {name: _kind(name, given[name]) for name in self.arg_names}))
+        return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    monkeypatch.setattr(InterpretedFunction, "run", noted)
+    monkeypatch.setattr(triton_tasks, "SPLIT", 8)
+    monkeypatch.setenv("GNNPAR_KERNELS", "triton")
+    patch_once_a_launch()
+    method = configured("strategy", strategy, *options.split())
+    config = configured("model", model, "model.hidden=8", *settings.split())
+    data = graph_for(method, config, _graph())
+    ThreadWorld(world).run(make_job(method, config, data, world=world, dtype=precision))
+    assert launched
+    missing = [
+        f"{module} {kernel}: {dict(arguments)}" for module, kernel, arguments in sorted(launched - _compiled(), key=str)
+    ]
+    assert not missing, "\n".join(missing)
