@@ -77,7 +77,7 @@ def measure_epoch(device: torch.device) -> Iterator[MemoryReport]:
     with torch.autograd.graph.saved_tensors_hooks(report.saved, _given_back):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-            if counted := hasattr(torch.cuda, "host_memory_stats"):  # not before torch 2.8
+            if counted := "host_memory_stats" in vars(torch.cuda):  # not before torch 2.8
                 torch.cuda.reset_peak_host_memory_stats()
             yield report
             report.peak = torch.cuda.max_memory_allocated(device)
