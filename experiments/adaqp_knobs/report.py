@@ -1,7 +1,7 @@
 """Tables and figure of README.md from seeds.jsonl and times.jsonl: `python experiments/adaqp_knobs/report.py`."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +132,9 @@ def mean_error(results: Mapping[int, Any]) -> float:
 
 def main() -> None:
     seeds, times = load("seeds"), load("times")
-    any_result: Sequence[Any] = [next(iter(seeds["exact"].values()))]
-    print(f"{any_result[0]['hardware']}, torch {any_result[0]['versions']['torch']}", "", sep="\n")
-    print("\n".join(by_seed(seeds)), "", "\n".join(in_time(times)), sep="\n")
+    first = next(iter(seeds["exact"].values()))
+    print(f"{first['hardware']}, torch {first['versions']['torch']}", "", sep="\n")
+    print("\n".join(by_seed(seeds)), "", "\n".join(in_time(times) if times else ()), sep="\n")
     draw(seeds, reports.asked(HERE).figure)
 
 
