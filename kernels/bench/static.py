@@ -89,7 +89,7 @@ def report(variant: "Variant", target: str) -> dict:
     """Of one variant on one target: registers of a thread, spilled bytes (AMD: registers), instructions of the text
     (PTX or GCN), bytes that a thread loads and stores when every line of it runs once, and the widest global loads."""
     built = _compile(variant, target)
-    row = {"name": variant.name, "target": target, "wide": variant.wide}
+    row = {"name": variant.name, "target": target, "triton": triton.__version__, "wide": variant.wide}
     if "amdgcn" in built.asm:
         text = built.asm["amdgcn"]
         code = text.partition(".amdhsa_kernel")[0].partition("s_endpgm")[0]
