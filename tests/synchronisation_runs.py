@@ -12,7 +12,6 @@ import torch
 from composing import configured, names
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gnn import ModelSource
-from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.objective import objective_of
 from gnnpar.partition.shard import Shard
 from gnnpar.training.evaluate import evaluate
@@ -46,6 +45,8 @@ def job_of(strategy: str, model: str, *overrides: str, **options: Any) -> tuple[
 def model_of(name: str, *overrides: str) -> ModelSource:
     """A model by its name in conf/model, or `pyg.NET`."""
     if name.startswith("pyg."):
+        from gnnpar.models.pyg.model import PyG  # imports PyG
+
         return PyG(target=f"pyg_nets.{name.removeprefix('pyg.')}")
     return configured("model", name, *overrides)
 

@@ -5,6 +5,11 @@
     python kernels/bench/static.py sm_80 --main               # those of the table
     python kernels/bench/static.py --table                    # the main shapes for all targets: results/static.csv
 
+Kernels of another commit, for the table's lines of before; modules are named as they were:
+
+    git archive f056489 kernels | tar -x -C build
+    PYTHONPATH=build/kernels python kernels/bench/static.py --table f056489
+
 A process of its own, as kernels imported under TRITON_INTERPRET=1 cannot be compiled.
 """
 
@@ -16,15 +21,18 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import gnnpar_kernels
-from gnnpar_kernels.triton_tuning import Variant
+
+if TYPE_CHECKING:
+    from gnnpar_kernels.triton_tuning import Variant  # not in kernels of before
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -35,9 +43,11 @@ TARGETS = {
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 RESULTS = Path(__file__).parent / "results" / "static.csv"
 MAIN = re.compile(
-    r"(fold|source|destination) 4x64 (bf16|fp32).* bound (0|16) tile 1024|(combine|dots) 4x64 (bf16|fp32)$"
-    r"|(fold|source|destination) v2 4x64 (bf16|fp32).* bound 0 tile 512"
-    r"|(de)?quantize (8|mixed) 128 0 (fp32|bf16)|(spmm|extremum|gather|scatter|dropout)\b.* 128 (bf16|fp32)"
+    r"((fold|source|destination) 4x64|(fold|source|destination) v2 4x64) (bf16|fp32)( of fp32)?"
+    r"(( drop)?( branch)?( training)? bound (0|16) tile (512|1024)|( branch)? training bound 0 tile (512|1024)"
+    r"( split)?( fresh)?)$"
+    r"|(combine|dots) 4x64 (bf16|fp32)( branch training)?$|(de)?quantize (8|mixed) 128 0 (fp32|bf16)( all rows)?$"
+    r"|(spmm|extremum|gather|scatter|dropout)\b.* 128 (bf16|fp32)( to fp32)?( all rows fresh)?$"
 )
 """Of the variants, those of the table: the shapes of the benchmark."""
 
@@ -47,7 +57,7 @@ _AMD = re.compile(r"\b(?:global|buffer)_(load|store)_(ubyte|sbyte|byte|ushort|sh
 _AMD_BYTES = {"ubyte": 1, "sbyte": 1, "byte": 1, "ushort": 2, "short": 2, "dword": 4}
 
 
-def variants(module: str, *, first: bool = False) -> list[Variant]:
+def variants(module: str, *, first: bool = False) -> list["Variant"]:
     """All variants of a module, or one of every kernel."""
     found = importlib.import_module(f"gnnpar_kernels.{module}").variants()
     return list({id(each.kernel): each for each in reversed(found)}.values()) if first else found
@@ -56,12 +66,13 @@ def variants(module: str, *, first: bool = False) -> list[Variant]:
 def modules() -> list[str]:
     """The modules that compile kernels ahead of time, as `kernel.module`."""
     root = Path(gnnpar_kernels.__path__[0])
-    paths = sorted(path for path in root.glob("*/triton*.py") if "def variants(" in path.read_text())
+    found = {*root.glob("*/triton*.py"), *root.glob("triton/*.py")}  # the latter before a kernel was a folder
+    paths = sorted(path for path in found if "def variants(" in path.read_text())
     return [f"{path.parent.name}.{path.stem}" for path in paths]
 
 
-def _compile(variant: Variant, target: str):
-    name, kernel, types, constants, num_warps, _ = variant
+def _compile(variant: "Variant", target: str):
+    name, kernel, types, constants, num_warps, *_ = variant
     names = kernel.arg_names
     missing = set(names) ^ (set(types) | set(constants))
     if missing:
@@ -74,11 +85,11 @@ def _compile(variant: Variant, target: str):
     return triton.compile(source, target=TARGETS[target], options={"num_warps": num_warps})
 
 
-def report(variant: Variant, target: str) -> dict:
+def report(variant: "Variant", target: str) -> dict:
     """Of one variant on one target: registers of a thread, spilled bytes (AMD: registers), instructions of the text
     (PTX or GCN), bytes that a thread loads and stores when every line of it runs once, and the widest global loads."""
     built = _compile(variant, target)
-    row = {"name": variant.name, "target": target, "wide": variant.wide}
+    row = {"name": variant.name, "target": target, "triton": triton.__version__, "wide": variant.wide}
     if "amdgcn" in built.asm:
         text = built.asm["amdgcn"]
         code = text.partition(".amdhsa_kernel")[0].partition("s_endpgm")[0]
@@ -113,6 +124,7 @@ def report(variant: Variant, target: str) -> dict:
 
 
 COLUMNS: tuple[str, ...] = (
+    "kernels",
     "triton",
     "target",
     "module",
@@ -125,18 +137,17 @@ COLUMNS: tuple[str, ...] = (
 )
 
 
-def write_table() -> None:
-    """The main variants on all targets by this Triton; rows of other versions stay."""
-    rows = []
+def write_table(kernels: str) -> None:
+    """The main variants on all targets by this Triton; rows of other kernels and versions stay."""
+    mine, rows = {"kernels": kernels, "triton": triton.__version__}, []
     if RESULTS.exists():
         with RESULTS.open(newline="") as file:
-            others = [row for row in csv.DictReader(file) if row["triton"] != triton.__version__]
-        rows = [{name: row[name] for name in COLUMNS} for row in others]
+            rows = [row for row in csv.DictReader(file) if {name: row[name] for name in mine} != mine]
     for module in modules():
         for variant in variants(module):
             if MAIN.match(variant.name):
                 for target in TARGETS:
-                    found = report(variant, target) | {"module": module, "triton": triton.__version__}
+                    found = mine | report(variant, target) | {"module": module}
                     rows.append({name: found[name] for name in COLUMNS})
                     print(*rows[-1].values(), flush=True)
     RESULTS.parent.mkdir(exist_ok=True)
@@ -147,8 +158,8 @@ def write_table() -> None:
 
 
 def main() -> None:
-    if sys.argv[1:] == ["--table"]:
-        write_table()
+    if sys.argv[1:2] == ["--table"]:
+        write_table(sys.argv[2] if len(sys.argv) > 2 else "now")
         return
     target, *asked = sys.argv[1:]
     named = [name for name in asked if not name.startswith("--")]

@@ -25,9 +25,16 @@ def _reports(target: str, *options: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+SPILLS = {  # version of Triton, variant: 8 bytes of a thread
+    ("3.6", f"fold 4x64 fp32 branch training bound {bound} tile 1024") for bound in (4, 16)
+}
+
+
 def _check(rows: list[dict]) -> None:
     assert rows
-    assert not [row for row in rows if row["spills"]]
+    spilling = [row for row in rows if row["spills"]]
+    assert not [row for row in spilling if (row["triton"].rsplit(".", 1)[0], row["name"]) not in SPILLS]
+    assert all(row["spills"] <= 8 for row in spilling)
     assert not [row for row in rows if row["wide"] and row["target"] == "sm_90" and not row["wide_loads"]]
 
 
@@ -70,13 +77,21 @@ def test_every_module_that_launches_kernels_is_compiled():
 
 
 def test_the_table_of_machine_code_is_whole():
-    """Made by `python kernels/bench/static.py --table`, by both versions of Triton that are supported."""
+    """Made by `python kernels/bench/static.py --table`, by both versions of Triton that are supported; `f056489`: the
+    kernels before they were made ready for a GPU."""
     with (STATIC.parent / "results" / "static.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    targets = {(row["triton"], row["target"]) for row in rows}
-    assert {target for _, target in targets} == {"sm_80", "sm_90", "gfx942"}
-    assert {version.rsplit(".", 1)[0] for version, _ in targets} == {"3.6", "3.9"}
-    names = {pair: {row["name"] for row in rows if (row["triton"], row["target"]) == pair} for pair in targets}
-    assert len({frozenset(each) for each in names.values()}) == 1, "the same kernels everywhere"
-    spilling = [(row["triton"], row["target"], row["name"], row["spills"]) for row in rows if row["spills"] != "0"]
-    assert spilling == [("3.6.0", "sm_90", "fold 4x64 fp32 branch training bound 16 tile 1024", "8")]
+    groups = {(row["kernels"], row["triton"], row["target"]) for row in rows}
+    assert {target for _, _, target in groups} == {"sm_80", "sm_90", "sm_100", "gfx942"}
+    assert {(kernels, version.rsplit(".", 1)[0]) for kernels, version, _ in groups} == {
+        (kernels, version) for kernels in ("f056489", "now") for version in ("3.6", "3.9")
+    }
+    for kernels in ("f056489", "now"):
+        names = [
+            {row["name"] for row in rows if (row["kernels"], row["triton"], row["target"]) == group}
+            for group in groups
+            if group[0] == kernels
+        ]
+        assert all(each == names[0] for each in names), "the same kernels everywhere"
+    spilling = {(row["triton"], row["target"], row["name"], row["spills"]) for row in rows if row["spills"] != "0"}
+    assert spilling == {("3.6.0", "sm_90", "fold 4x64 fp32 branch training bound 16 tile 1024", "8")}

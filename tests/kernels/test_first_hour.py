@@ -1,6 +1,8 @@
 """The checks of the first hour on a GPU, rehearsed: limits hold, what passed is not run again, all is written."""
 
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -94,3 +96,54 @@ def test_an_unknown_stage_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["warmup"])
     assert "no stage warmup: choose from smoke, prove" in capsys.readouterr().err
+
+
+LOCKED = """
+import importlib.metadata as metadata, re, runpy, sys
+
+def needed(names):
+    found, todo = set(), [name.lower().replace("_", "-") for name in names]
+    while todo:
+        if (name := todo.pop()) in found:
+            continue
+        found.add(name)
+        try:
+            lines = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue
+        todo += [re.match(r"[\\w.-]+", line)[0].lower().replace("_", "-") for line in lines if "extra ==" not in line]
+    return found
+
+lock, command = sys.argv[1], sys.argv[2:]
+there = {line.partition("==")[0].lower().replace("_", "-") for line in open(lock) if "==" in line and line[0] != "#"}
+there |= needed(["torch", "triton", "torch-geometric"]) | {"gnnpar", "pip", "setuptools"}
+for module, packages in metadata.packages_distributions().items():
+    if not {each.lower().replace("_", "-") for each in packages} & there:
+        sys.modules[module] = None  # as if it were not installed
+sys.argv = command
+if command[0].endswith(".py"):
+    runpy.run_path(command[0], run_name="__main__")
+else:
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["gnnpar", "train", "dataset=sbm", "epochs=2", "strategy=single", "tracker=jsonl", "hydra.run.dir=run"],
+        [f"{first_hour.ROOT}/kernels/bench/proofs.py", "golden", "cpu", "single"],
+        [f"{first_hour.ROOT}/kernels/bench/proofs.py", "waits", "cpu", "single"],
+    ],
+    ids=["train", "golden", "waits"],
+)
+def test_what_the_lock_lists_is_enough(tmp_path, command):
+    """Beyond torch, Triton, PyG and what they need."""
+    lock = first_hour.ROOT / "kernels" / "bench" / "requirements-gpu.lock"
+    paths = os.pathsep.join(str(first_hour.ROOT / name) for name in ("src", "kernels", "tests"))
+    environment = os.environ | {"PYTHONPATH": paths, "HYPOTHESIS_NO_PLUGINS": "1", "WANDB_MODE": "disabled"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOCKED, str(lock), *command],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
