@@ -45,6 +45,6 @@ outside=0
 if [ -f expected.py ]; then
   "$python" expected.py "$name" <<<"$report" || outside=1
 fi
-changed=$(grep '^|' <<<"$report" | grep -cvxFf "$name/README.md" || true)
-echo "$changed lines of these tables differ from the README's"
+changed=$(grep '^|' <<<"$report" | grep -cvxFf <(cat "$name"/*.md) || true)
+echo "$changed lines of these tables differ from those of its pages"
 exit $outside

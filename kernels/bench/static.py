@@ -3,7 +3,7 @@
     python kernels/bench/static.py sm_90 spmm.triton ...      # one JSON line a variant; no module: all with kernels
     python kernels/bench/static.py sm_90 spmm.triton --first  # one variant of every kernel
     python kernels/bench/static.py sm_80 --main               # those of the table
-    python kernels/bench/static.py --table                    # the main shapes for all targets: results/static.csv
+    python kernels/bench/static.py --table                    # the main shapes for all targets: results/static-VERSION.csv
 
 Kernels of another commit, for the table's lines of before; modules are named as they were:
 
@@ -41,7 +41,7 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-RESULTS = Path(__file__).parent / "results" / "static.csv"
+RESULTS = Path(__file__).parent / "results" / f"static-{triton.__version__}.csv"
 MAIN = re.compile(
     r"((fold|source|destination) 4x64|(fold|source|destination) v2 4x64) (bf16|fp32)( of fp32)?"
     r"(( drop)?( branch)?( training)? bound (0|16) tile (512|1024)|( branch)? training bound 0 tile (512|1024)"
@@ -138,11 +138,11 @@ COLUMNS: tuple[str, ...] = (
 
 
 def write_table(kernels: str) -> None:
-    """The main variants on all targets by this Triton; rows of other kernels and versions stay."""
+    """The main variants on all targets by this Triton; rows of other kernels stay."""
     mine, rows = {"kernels": kernels, "triton": triton.__version__}, []
     if RESULTS.exists():
         with RESULTS.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if {name: row[name] for name in mine} != mine]
+            rows = [row for row in csv.DictReader(file) if row["kernels"] != kernels]
     for module in modules():
         for variant in variants(module):
             if MAIN.match(variant.name):

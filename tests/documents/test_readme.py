@@ -190,5 +190,5 @@ def test_reproduce_runs_an_experiment_and_its_report(tmp_path: Path) -> None:
             env={"PATH": "/usr/bin:/bin", "PYTHON": "python3"},
         )
         assert done.returncode == 0, done.stderr
-        assert done.stdout.endswith(f"\n{changed} lines of these tables differ from the README's\n")
+        assert done.stdout.endswith(f"\n{changed} lines of these tables differ from those of its pages\n")
         assert "1 minute" in done.stdout

@@ -33,7 +33,7 @@ def test_headline_numbers_lie_where_a_re_run_is_expected() -> None:
     assert MEASURED - ranges.keys() == set(), "headline numbers go to expected.toml"
     for name, entries in ranges.items():
         assert 2 <= len(entries) <= 4, name
-        text = (EXPERIMENTS / name / "README.md").read_text(encoding="utf-8")
+        text = "\n".join(page.read_text(encoding="utf-8") for page in (EXPERIMENTS / name).glob("*.md"))
         assert [line for inside, line in expected.verdicts(name, text) if not inside] == []
 
 
