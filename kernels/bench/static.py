@@ -3,7 +3,7 @@
     python kernels/bench/static.py sm_90 spmm.triton ...      # one JSON line a variant; no module: all with kernels
     python kernels/bench/static.py sm_90 spmm.triton --first  # one variant of every kernel
     python kernels/bench/static.py sm_80 --main               # those of the table
-    python kernels/bench/static.py --table                    # the main shapes for all targets: results/static-VERSION.csv
+    python kernels/bench/static.py --table                    # the main shapes: results/static-VERSION.csv
 
 Kernels of another commit, for the table's lines of before; modules are named as they were:
 
