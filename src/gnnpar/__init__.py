@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from gnnpar.api import plan as plan
     from gnnpar.api import sweep as sweep
     from gnnpar.api import train as train
+    from gnnpar.data.hetero import homogeneous as homogeneous
     from gnnpar.training.result.trained import load as load
 
 _LAZY = dict.fromkeys(("check", "compare", "distribute", "plan", "sweep", "train"), "gnnpar.api") | {
-    "load": "gnnpar.training.result.trained"
+    "homogeneous": "gnnpar.data.hetero",
+    "load": "gnnpar.training.result.trained",
 }
 
 

@@ -77,13 +77,17 @@ class Run:
 
     @property
     def model(self) -> Trained:
-        """The trained model, best on validation: call it with a Data, or with x and edge_index, for logits.
+        """The trained model, of the checkpoints that were kept the best on validation (the last epoch's alone, unless
+        checkpoint.every is set): call it with a Data, or with x and edge_index, for logits.
 
         ValueError where a run of somebody else names classes of its own: `gnnpar.load(folder, trust=True)` runs them.
         """
         from gnnpar.training.result.trained import load
 
-        return load(self.folder, trust=self.own)
+        found = load(self.folder, trust=self.own)
+        if (best := self.result.get("best_epoch")) not in (None, found.epoch):
+            say(f"the model of epoch {found.epoch}; epoch {best} was the best on validation: set checkpoint.every=N")
+        return found
 
 
 def train(
@@ -197,6 +201,9 @@ class Compared:
 
         return write_page(self._comparison(), path_of(file, "file"))
 
+    def __str__(self) -> str:
+        return "\n".join([self.frame[[*_SHOWN]].to_string(index=False), *self.answers])
+
     def _comparison(self) -> Comparison:
         from gnnpar.report.comparison import compare as compared
         from gnnpar.report.runs import collect
@@ -277,9 +284,10 @@ def check(
 ) -> list[Case]:
     """Is the model sound, and the strategy with it equal to the single device? Prints the table of `gnnpar check`;
     a case has `passed` and `error`."""
-    from gnnpar.cli.check import show
+    from gnnpar.cli.check import refuse_unread, show
     from gnnpar.verify import conformance
 
+    refuse_unread(list(_spelled(overrides)))
     settings = _settings(model, None, {**overrides, "strategy": strategy})
     cases = conformance.check(settings.strategy, {_name(model): settings.model}, worlds=worlds)
     show(cases, strategy)
@@ -368,6 +376,8 @@ def _model_node(model: object, dataset: JsonObject) -> JsonDict:
             f"model is a {cls.__name__}; give a name, a dataclass made from gnnpar.models.gnn.ModelConfig, or the "
             "class of a PyG model"
         )
+    if cls.__name__ == "<lambda>":
+        raise ConfigError("the model is a lambda, which has no name to import it by; write a class or a function")
     if "<locals>" in cls.__qualname__:
         raise ConfigError(f"{cls.__name__} is defined inside a function, where it cannot be imported; move it out")
     path = f"{cls.__module__}.{cls.__qualname__}"

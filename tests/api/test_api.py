@@ -23,11 +23,13 @@ from torch_geometric.data import Data
 import gnnpar
 import pyg_nets
 from conftest import environment
-from data.samples import raw_graph
+from data.samples import hetero, raw_graph
 from gnnpar.api import TrainingFailed, _spelled
+from gnnpar.config.compose import compose
 from gnnpar.data.given import as_data, write_given
 from gnnpar.data.saved import PT
 from gnnpar.models.gcn import GCN
+from gnnpar.models.rgcn import RGCN
 from gnnpar.settings import ConfigError
 
 KWARGS: Any = {"model.kwargs": {"hidden": 5}}
@@ -115,6 +117,43 @@ def test_a_pyg_model_is_given_by_its_class():
     assert all(case.passed for case in gnnpar.check(pyg_nets.gcn, worlds=(1, 2)))
 
 
+def test_a_graph_is_kept_as_it_is_on_request(capsys):
+    data, further = graph(), {"comm": "threads", "epochs": 2, "world_size": 2, "model.kwargs": {}}
+    as_it_is: Any = {"dataset": {"self_loops": "keep", "drop_duplicates": False}}
+    edges = raw_graph().edge_index
+    assert isinstance(edges, torch.Tensor)
+    data.edge_index = torch.cat([edges, edges[:, :2]], 1)
+    run = gnnpar.train(pyg_nets.sage, data, strategy="graph_parallel", folder="kept", **as_it_is, **further)
+    assert "self loops" not in capsys.readouterr().out
+    net = pyg_nets.sage(2, 3)
+    net.load_state_dict({name.removeprefix("model.net."): value for name, value in run.model.state_dict().items()})
+    torch.testing.assert_close(run.model(data), net.eval()(data.x, data.edge_index))
+    gnnpar.train(pyg_nets.sage, data, strategy="graph_parallel", folder="default", **further)
+    shown = capsys.readouterr().out
+    assert "self loops added 5" in shown
+    assert "repeated edges dropped 3" in shown
+
+
+def test_the_model_of_a_hetero_data_takes_it():
+    data, model = hetero(), RGCN(hidden=8, encoder="linear")
+    kept: Any = {"dataset": {"self_loops": "keep", "drop_duplicates": False}}
+    further: Any = {"comm": "threads", "epochs": 2, "world_size": 2}
+    run = gnnpar.train(model, data, strategy="graph_parallel", folder="run", **kept, **further)
+    joint = gnnpar.homogeneous(data)
+    assert (joint.num_nodes, joint.num_edges) == (21, 100)
+    assert torch.equal(run.model(data), run.model(joint.x, joint.edge_index, edge_type=joint.edge_type))
+    with pytest.raises(ValueError, match=r"^the model was trained on edges with edge_type, and these have none"):
+        run.model(joint.x, joint.edge_index)
+
+
+def test_a_model_that_is_not_the_best_says_so(capsys):
+    run = gnnpar.train("gcn", graph(), strategy="single", folder="run", **QUICK)
+    (run.folder / "result.json").write_text(json.dumps({**run.result, "best_epoch": 1}))
+    assert run.model.epoch == 2
+    line = "the model of epoch 2; epoch 1 was the best on validation: set checkpoint.every=N"
+    assert line in capsys.readouterr().out
+
+
 def test_compare_and_sweep():
     compared = gnnpar.sweep([GCN, "sage"], graph(), strategy=["single", "graph_parallel"], world_size=2, **QUICK)
     frame = compared.frame
@@ -124,6 +163,8 @@ def test_compare_and_sweep():
     assert "<table" in compared._repr_html_()
     assert compared.page("page.html").stat().st_size > 1000
     assert len(gnnpar.compare(compared.runs[:2]).frame) == 2
+    assert "epoch_seconds" in str(compared)
+    assert len(str(compared).splitlines()) >= 5
     assert len(gnnpar.compare([compared.runs[0].folder]).frame) == 1
 
 
@@ -245,6 +286,23 @@ def test_a_class_inside_a_function_is_refused():
 
     with pytest.raises(ConfigError, match="Local is defined inside a function"):
         gnnpar.train(Local, graph())
+    with pytest.raises(ConfigError, match="the model is a lambda, which has no name"):
+        gnnpar.train(lambda in_dim, out_dim: torch.nn.Linear(in_dim, out_dim), graph())
+
+
+@pytest.mark.parametrize("further", [{"task": "link"}, {"dataset": "cora"}, {"dataset": {"split": "random"}}])
+def test_a_check_refuses_what_it_does_not_read(further):
+    with pytest.raises(ConfigError, match=r"gnnpar check has small labelled graphs of its own, and reads no"):
+        gnnpar.check("gcn", worlds=(1,), **further)
+
+
+def test_a_codec_that_is_not_read_is_told(capsys):
+    compose(["strategy=adaqp", "codec=uniform", "codec.bits=2"])
+    shown = capsys.readouterr().err
+    assert "codec=uniform is not read: strategy=adaqp has its own codec; set codec@strategy.codec=uniform\n" in shown
+    assert "set strategy.codec.bits=2\n" in shown
+    compose(["strategy=graph_parallel", "codec=uniform", "codec.bits=2"])
+    assert not capsys.readouterr().err
 
 
 def test_a_run_that_fails_says_why():

@@ -71,6 +71,24 @@ LOOPLESS = [each for each in NETS if "gat" not in each[0].lower() and "Jumping" 
 LOOPLESS = [*LOOPLESS[:5], ("pyg_nets.weighted", {"improved": True}), ("pyg_nets.Smoothed", {})]
 
 
+@pytest.mark.parametrize("target", ["sage", "gin", "graph", "gated", "edge", "inline"])
+def test_on_a_graph_with_self_loops_of_its_own(target):
+    config = PyG(target=f"pyg_nets.{target}", self_loops="keep")
+    edges = prepared(small_graph(), config).edge_index
+    assert 0 < (edges[0] == edges[1]).sum() < small_graph().num_nodes
+    cases = check(GraphParallel(), {"pyg": config}, worlds=(1, 3))
+    assert cases[0].reference == "PyG"
+    assert [case.passed for case in cases] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("target", "line"), [("gcn", r"adds a self loop .*set it true, or false"), ("gat", r"the dataset has its own; set")]
+)
+def test_convolutions_that_add_self_loops_want_none_or_one_a_node(target, line):
+    with pytest.raises(ValueError, match=line):
+        PyG(target=f"pyg_nets.{target}", self_loops="keep").build(6, 3, seed=0)
+
+
 @pytest.mark.parametrize(("target", "kwargs"), NETS, ids=IDS)
 def test_equals_pyg_and_is_the_same_on_several_ranks(target, kwargs):
     cases = check(GraphParallel(), {"pyg": PyG(target=target, kwargs=kwargs)}, worlds=(1, 3))

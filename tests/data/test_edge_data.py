@@ -142,7 +142,9 @@ def test_a_mistake_is_one_clear_line(changes: dict[str, Any], line: str) -> None
 
 
 def test_self_loops_have_no_type_and_no_attributes() -> None:
-    with pytest.raises(ValueError, match=r"its edges have attributes and types, which self loops .*self_loops=false"):
+    with pytest.raises(
+        ValueError, match=r"its edges have attributes and types, which self loops .*self_loops=keep, or false"
+    ):
         prepare(raw(), Preprocess(), seed=0)
     with pytest.raises(ValueError, match=r"its edges have types, which self loops"):
         prepare(raw(edge_attr=None), Preprocess(), seed=0)

@@ -11,6 +11,7 @@ from gnnpar.data import external, stored
 from gnnpar.data.columns import Column, ColumnWriter
 from gnnpar.data.folder import Folder
 from gnnpar.data.preprocess import canonical_edges
+from gnnpar.folds.edge_data import SelfLoops
 
 NODES = 211
 
@@ -64,7 +65,9 @@ def test_in_chunks_it_is_the_same_graph(tmp_path: Path, kind: str, options: dict
 
 
 @pytest.mark.parametrize("kind", ["coo", "csr"])
-@pytest.mark.parametrize("options", [{"drop_duplicates": False}, {"drop_duplicates": False, "self_loops": False}, {}])
+@pytest.mark.parametrize(
+    "options", [{"drop_duplicates": False}, {"drop_duplicates": False, "self_loops": False}, {}, {"self_loops": "keep"}]
+)
 def test_in_chunks_weights_are_the_same(tmp_path: Path, kind: str, options: dict) -> None:
     weight = np.random.default_rng(2).uniform(0.1, 2, 1500)
     if options != {"drop_duplicates": False, "self_loops": False}:  # then an edge that is there twice has one weight
@@ -100,7 +103,9 @@ def _same(config: Folder, tmp_path: Path, *files: str) -> None:
 @pytest.mark.parametrize("edges", [0, 1, 500])
 def test_the_bucket_sort_is_canonical(tmp_path: Path, nodes: int, edges: int) -> None:
     pairs = np.random.default_rng(0).integers(0, nodes, size=(2, edges))
-    for loops, both, distinct in ((True, True, True), (False, False, False), (True, False, True)):
+    cases: list[tuple[SelfLoops, bool, bool]]
+    cases = [(True, True, True), (False, False, False), (True, False, True), ("keep", True, False)]
+    for loops, both, distinct in cases:
         want = canonical_edges(
             torch.from_numpy(pairs), num_nodes=nodes, symmetrize=both, self_loops=loops, drop_duplicates=distinct
         )

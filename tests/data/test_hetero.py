@@ -8,33 +8,13 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
+from data.samples import hetero
 from gnnpar.data.dataset import TaskName
 from gnnpar.data.preprocess import prepare
 from gnnpar.data.saved import PT, raw_graph
 from gnnpar.models.rgcn import RGCN
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.verify.conformance import check
-
-
-def hetero() -> HeteroData:
-    """12 papers of width 3, which have labels, 5 authors of width 2, 4 venues without features."""
-    gen = torch.Generator().manual_seed(0)
-    data = HeteroData()
-    data["paper"].x, data["author"].x = torch.randn(12, 3, generator=gen), torch.randn(5, 2, generator=gen)
-    data["venue"].num_nodes = 4
-    data["paper"].y = torch.arange(12) % 3
-    part = torch.arange(12) % 4
-    data["paper"].train_mask, data["paper"].val_mask, data["paper"].test_mask = part < 2, part == 2, part == 3
-    for source, relation, destination, rows in (
-        ("author", "writes", "paper", (5, 12)),
-        ("paper", "of", "author", (12, 5)),
-        ("paper", "in", "venue", (12, 4)),
-        ("venue", "has", "paper", (4, 12)),
-        ("paper", "cites", "paper", (12, 12)),
-    ):
-        ends = torch.stack([torch.randint(0, count, (20,), generator=gen) for count in rows])
-        data[source, relation, destination].edge_index = ends
-    return data
 
 
 def test_nodes_and_edges_of_all_types_are_one_graph() -> None:

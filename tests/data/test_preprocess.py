@@ -9,24 +9,48 @@ from hypothesis import strategies as st
 from data.samples import raw_graph
 from gnnpar.data import Preprocess, prepare
 from gnnpar.data.adjacency import EdgeList
+from gnnpar.data.dataset import EdgeChanges
 from gnnpar.data.preprocess import canonical_edges, canonical_list
 from gnnpar.folds.edge_data import EdgeData
 
 EDGES = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=40)
 
 
-@given(edges=EDGES, symmetrize=st.booleans(), self_loops=st.booleans())
+@given(edges=EDGES, symmetrize=st.booleans(), self_loops=st.sampled_from([True, False, "keep"]))
 def test_canonical_edges_are_the_sorted_set(edges, symmetrize, self_loops):
     given_edges = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t()
     out = canonical_edges(given_edges, num_nodes=9, symmetrize=symmetrize, self_loops=self_loops)
     expected = {(i, j) for j, i in edges if i != j}
     if symmetrize:
         expected |= {(j, i) for i, j in expected}
-    if self_loops:
+    if self_loops is True:
         expected |= {(i, i) for i in range(9)}
+    if self_loops == "keep":
+        expected |= {(i, i) for j, i in edges if i == j}
     assert [(i, j) for j, i in out.t().tolist()] == sorted(expected)
     again = canonical_edges(out, num_nodes=9, symmetrize=symmetrize, self_loops=self_loops)
     assert torch.equal(again, out)
+
+
+@given(edges=EDGES, symmetrize=st.booleans())
+def test_loops_that_are_kept_stay_as_often_as_they_are_there(edges, symmetrize):
+    given_edges = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t()
+    out = canonical_edges(given_edges, num_nodes=9, symmetrize=symmetrize, self_loops="keep", drop_duplicates=False)
+    expected = [(i, j) for j, i in edges] + [(j, i) for j, i in edges if symmetrize and i != j]
+    assert [(i, j) for j, i in out.t().tolist()] == sorted(expected)
+
+
+def test_what_was_done_to_the_edges_is_counted():
+    raw = raw_graph()  # 0->1 twice, a loop at 2
+    loops = int((raw.edge_index[0] == raw.edge_index[1]).sum())
+    repeated = raw.edge_index.shape[1] - raw.edge_index.unique(dim=1).shape[1]
+    assert loops == 1
+    assert repeated >= 1
+    kept = prepare(raw, Preprocess(self_loops="keep", drop_duplicates=False), seed=0)
+    assert kept.edge_changes == EdgeChanges()
+    assert torch.equal(kept.edge_index.unique(dim=1), raw.edge_index.unique(dim=1))
+    assert prepare(raw, Preprocess(), seed=0).edge_changes == EdgeChanges(5, 0, repeated)
+    assert prepare(raw, Preprocess(self_loops=False), seed=0).edge_changes == EdgeChanges(0, 1, repeated)
 
 
 def test_repeated_edges_stay_on_request():

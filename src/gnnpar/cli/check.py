@@ -37,6 +37,7 @@ def run(argv: list[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     worlds = parse_worlds(options.worlds)
     asked = {o.partition("=")[0]: o for o in options.overrides}
+    refuse_unread(options.overrides)
     if "codec" in asked and "strategy" not in asked:
         return run_codec(compose(options.overrides).codec, asked["codec"])
     chosen = [o.partition("=")[2] for o in options.overrides if o.startswith("model=")]
@@ -61,6 +62,16 @@ def run(argv: list[str]) -> int:
     failed = sum(not case.passed for case in cases)
     say(f"{len(cases) - failed} of {len(cases)} cases pass")
     return 1 if failed or not cases else 0
+
+
+def refuse_unread(overrides: Sequence[str]) -> None:
+    """ConfigError where a graph or a task is asked for. `dataset.self_loops` is one of the check's graph."""
+    for override in overrides:
+        group = override.lstrip("+~").partition("=")[0].partition(".")[0]
+        if group in ("dataset", "task", "shards", "partition") and not override.startswith("dataset.self_loops="):
+            raise ConfigError(
+                f"{override}: gnnpar check has small labelled graphs of its own, and reads no {group}; leave it out"
+            )
 
 
 def run_codec(codec: CodecConfig, title: str) -> int:

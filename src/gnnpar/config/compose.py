@@ -15,6 +15,7 @@ from gnnpar.config.study import key_of
 from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.paths import GROUP, conf_dir, installed_confs, is_group
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
+from gnnpar.track.console import complain
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -64,6 +65,12 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
     names = {group: str(name) for group, name in choices.items() if not group.startswith("hydra")}
     keys = [str(key) for key in config if key != "hydra"]
     tree = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True, throw_on_missing=True)
+    own = OmegaConf.to_container(config.strategy, resolve=False)
+    if isinstance(own, Mapping) and isinstance(own.get("codec"), Mapping):
+        for override in overrides:
+            if override.startswith(("codec=", "codec.")):
+                mine = override.replace("codec=", "codec@strategy.codec=").replace("codec.", "strategy.codec.")
+                complain(f"{override} is not read: strategy={names.get('strategy')} has its own codec; set {mine}")
     return with_inputs(cast("JsonDict", tree), names, overrides)
 
 

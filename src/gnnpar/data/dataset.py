@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,14 @@ TaskName = Literal["single_label", "binary", "multi_label", "regression", "link"
 MATRICES: frozenset[TaskName] = frozenset({"multi_label", "regression"})  # whose labels are rows [C]
 
 _HASH_ROWS = 1 << 20
+
+
+class EdgeChanges(NamedTuple):
+    """What preprocessing did to the edges that a graph came with, in edges."""
+
+    self_loops_added: int = 0
+    self_loops_removed: int = 0
+    repeated_edges_dropped: int = 0  # 0 where the reverse of every edge was added
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,6 +60,7 @@ class Dataset:
     edge_sizes: EdgeSizes = EdgeSizes()
     in_weight: Tensor | None = None  # [N] float64, sums of the weights of in-edges
     pairs: Pairs | None = None
+    edge_changes: EdgeChanges = EdgeChanges()
 
     @property
     def num_nodes(self) -> int:
@@ -83,6 +92,7 @@ class Dataset:
         task: TaskName,
         edges: EdgeData | None = None,
         num_edge_types: int | None = None,
+        edge_changes: EdgeChanges = EdgeChanges(),
     ) -> Dataset:
         """Count degrees and hash contents of tensors that are already preprocessed (edges sorted, multi-edges allowed).
 
@@ -115,6 +125,7 @@ class Dataset:
             in_weight=None if edges.weight is None else weighted_degrees(dst, edges.weight, num_nodes),
             graph_hash=content_hash((edge_index, x, y, *edges.tensors.values()), label=f"{task}/{num_classes}"),
             split_hash=content_hash(masks, label="split"),
+            edge_changes=edge_changes,
         )
 
 

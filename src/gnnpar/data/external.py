@@ -18,6 +18,7 @@ from gnnpar.data.columns import Column, ColumnWriter
 from gnnpar.data.preprocess import EdgeValues, LoopWeights, refuse_loops, sorted_edges
 from gnnpar.data.raw import check_attributes, check_types, check_weights
 from gnnpar.data.stored import OnProgress, no_progress
+from gnnpar.folds.edge_data import SelfLoops
 
 BUCKET_EDGES = 1 << 23
 EdgeChunk = tuple[np.ndarray, np.ndarray, EdgeValues]  # sources, destinations, what they carry
@@ -32,7 +33,7 @@ def canonical_csr(
     num_nodes: int,
     num_edges: int,
     symmetrize: bool,
-    self_loops: bool,
+    self_loops: SelfLoops,
     drop_duplicates: bool,
     kinds: Mapping[str, tuple[int, ...]] | None = None,
     bucket_edges: int = BUCKET_EDGES,
@@ -47,9 +48,9 @@ def canonical_csr(
 
     outside = 0
     kinds = kinds or {}
-    if self_loops:
+    if self_loops is True:
         refuse_loops(name, kinds)
-    loops = LoopWeights(name, num_nodes) if kinds and self_loops else None
+    loops = LoopWeights(name, num_nodes) if kinds and self_loops is True else None
 
     def listed(stage: str) -> Iterator[EdgeChunk]:
         nonlocal outside
@@ -60,17 +61,16 @@ def canonical_csr(
             done += len(src)
             good = (np.minimum(src, dst) >= 0) & (np.maximum(src, dst) < num_nodes)
             outside += len(src) - int(good.sum())
-            kept = good & (src != dst)
+            apart = good & (src != dst)
+            kept = good if self_loops == "keep" else apart
             if loops is not None:
                 own = good & (src == dst)
                 loops.add(src[own], values["weight"][own])
-            src, dst = src[kept].astype(np.int64), dst[kept].astype(np.int64)
-            there: EdgeValues = {kind: value[kept] for kind, value in values.items()}
-            yield src, dst, there
+            yield _chosen(src, dst, values, kept)
             if symmetrize:
-                yield dst, src, there
+                yield _chosen(dst, src, values, apart)
 
-    counts = np.full(num_nodes, int(self_loops), dtype=np.int64)
+    counts = np.full(num_nodes, int(self_loops is True), dtype=np.int64)
     for _, dst, _ in listed("count edges"):
         counts += np.bincount(dst, minlength=num_nodes)
     if outside:
@@ -82,8 +82,13 @@ def canonical_csr(
     fields = [(kind, EDGE_TYPES[kind], shape) for kind, shape in sorted(kinds.items())]
     record = np.dtype([("key", np.int64), *fields]) if fields else np.dtype(np.int64)
     _deal(listed("sort edges"), folder, bounds, num_nodes, record)
-    sort = _Sort(name, folder, bounds, num_nodes, self_loops=self_loops, drop_duplicates=drop_duplicates)
+    sort = _Sort(name, folder, bounds, num_nodes, self_loops=self_loops is True, drop_duplicates=drop_duplicates)
     return sort.carrying(kinds, record, loops, on_progress) if kinds else sort.plain(on_progress)
+
+
+def _chosen(src: np.ndarray, dst: np.ndarray, values: EdgeValues, kept: np.ndarray) -> EdgeChunk:
+    """The edges of a mask."""
+    return src[kept].astype(np.int64), dst[kept].astype(np.int64), {k: value[kept] for k, value in values.items()}
 
 
 EDGE_TYPES: dict[str, type[np.generic]] = {"weight": np.float32, "type": np.int64, "attr": np.float32}

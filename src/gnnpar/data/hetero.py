@@ -18,7 +18,7 @@ from gnnpar.data.raw import TaskChoice, refuse_unread, task_of
 from gnnpar.saved_tensors import oddity
 
 if TYPE_CHECKING:
-    from torch_geometric.data import HeteroData
+    from torch_geometric.data import Data, HeteroData
 
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _Fields = dict[str, object]
@@ -40,11 +40,23 @@ def stores_of(data: HeteroData) -> Stores:
     return Stores(nodes, edges, {str(key): data[key].num_nodes for key in data.node_types})
 
 
-def flattened(name: str, stores: Stores, task: TaskChoice = "auto") -> _Fields:
+def homogeneous(data: HeteroData) -> Data:
+    """The typed graph that a HeteroData is trained as: x [N, F], edge_index [2, E] and edge_type [E] as in `flattened`,
+    edge_weight and edge_attr where it has them; without labels. For a module of one's own that was trained on it.
+
+    ValueError in one line where it cannot be laid out so.
+    """
+    from torch_geometric.data import Data
+
+    return Data.from_dict(flattened("given", stores_of(data), task=None))
+
+
+def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _Fields:
     """The fields of a `Data` of the same nodes and edges.
 
     Types of edges are numbered in the order of data.edge_types. One type of nodes has y, and the masks; nodes of the
-    others have no label. ValueError in one line where something cannot be laid out so.
+    others have no label; `task` None: labels and masks are left out. ValueError in one line where something cannot be
+    laid out so.
     """
     nodes, edges, _ = stores
     if not nodes or not edges:
@@ -56,7 +68,8 @@ def flattened(name: str, stores: Stores, task: TaskChoice = "auto") -> _Fields:
         if type(count) is not int or not 0 <= count < 1 << 62:  # of a file it may be anything
             raise ValueError(f"dataset {name}: nothing says how many nodes of type {kind} there are; set x.")
         counts[kind] = count
-    found: _Fields = {"x": _features(name, nodes, counts), **_labels(name, nodes, counts, task)}
+    labels = {} if task is None else _labels(name, nodes, counts, task)
+    found: _Fields = {"x": _features(name, nodes, counts), **labels}
     parts = [_edge_index(name, key, fields, counts) for key, fields in edges.items()]
     found["edge_index"] = torch.cat(parts, dim=1)
     found["edge_type"] = torch.cat([torch.full((part.shape[1],), kind) for kind, part in enumerate(parts)])

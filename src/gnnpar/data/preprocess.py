@@ -1,7 +1,7 @@
 """From a raw graph to a Dataset, once, before partitioning: edges, global degrees, split, feature normalisation.
 
-Order: check, symmetrise, drop repeated edges, remove then add self loops, sort by (destination, source), count degrees,
-split, normalise (`standard` is fitted on training nodes only), hash.
+Order: check, symmetrise, drop repeated edges, remove, add or keep self loops, sort by (destination, source), count
+degrees, split, normalise (`standard` is fitted on training nodes only), hash.
 """
 
 from collections.abc import Iterable
@@ -15,9 +15,9 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from gnnpar.data.adjacency import EdgeList
-from gnnpar.data.dataset import MATRICES, Dataset
+from gnnpar.data.dataset import MATRICES, Dataset, EdgeChanges
 from gnnpar.data.raw import RawGraph, check_split, checked, has_label
-from gnnpar.folds.edge_data import EdgeData
+from gnnpar.folds.edge_data import EdgeData, SelfLoops
 
 Masks = tuple[Tensor, Tensor, Tensor]
 
@@ -48,7 +48,7 @@ class Generated(Protocol):
 class Preprocess:
     """What is done to every graph; part of a dataset's definition and so of its hashes."""
 
-    self_loops: bool = True  # existing loops are removed either way; true adds exactly one per node
+    self_loops: SelfLoops = True  # true: exactly one a node; false: none; keep: those that the graph has
     symmetrize: bool = False  # add the reverse of every edge
     drop_duplicates: bool = True
     normalize: Literal["none", "row", "standard"] = "none"  # row: rows sum to 1; standard: training mean 0, deviation 1
@@ -88,7 +88,15 @@ def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
         task=raw.task,
         edges=edges.data,
         num_edge_types=raw.num_edge_types,
+        edge_changes=changes(given.edge_index, edges.edge_index, both_ways=config.symmetrize or raw.pairs),
     )
+
+
+def changes(before: Tensor, after: Tensor, *, both_ways: bool) -> EdgeChanges:
+    """From the edges of a graph to canonical ones. `both_ways`: reverses were added. Shapes: [2, E], [2, E']."""
+    loops, kept = (int((edges[0] == edges[1]).sum()) for edges in (before, after))
+    dropped = 0 if both_ways else before.shape[1] - loops - (after.shape[1] - kept)
+    return EdgeChanges(max(0, kept - loops), max(0, loops - kept), dropped)
 
 
 def edges_as(config: Preprocess, name: str, edges: EdgeList, *, num_nodes: int, pairs: bool) -> EdgeList:
@@ -105,18 +113,19 @@ def edges_as(config: Preprocess, name: str, edges: EdgeList, *, num_nodes: int, 
 
 
 def canonical_edges(
-    edge_index: Tensor, *, num_nodes: int, symmetrize: bool, self_loops: bool, drop_duplicates: bool = True
+    edge_index: Tensor, *, num_nodes: int, symmetrize: bool, self_loops: SelfLoops, drop_duplicates: bool = True
 ) -> Tensor:
     """Edges in the one order everything downstream relies on.
 
     Shapes: edge_index [2, E] -> [2, E'], sorted by (destination, source).
     """
     src, dst = edge_index
-    kept = src != dst
-    key = (dst * num_nodes + src)[kept]
+    apart = src != dst
+    key = dst * num_nodes + src
+    key = key if self_loops == "keep" else key[apart]
     if symmetrize:
-        key = torch.cat([key, (src * num_nodes + dst)[kept]])
-    if self_loops:
+        key = torch.cat([key, (src * num_nodes + dst)[apart]])
+    if self_loops is True:
         key = torch.cat([key, torch.arange(num_nodes) * (num_nodes + 1)])
     # A numpy sort of int64 is about 3x faster than torch's on a CPU.
     ordered = np.sort(key.numpy())
@@ -135,7 +144,7 @@ def canonical_list(
     name: str,
     num_nodes: int,
     symmetrize: bool,
-    self_loops: bool,
+    self_loops: SelfLoops,
     drop_duplicates: bool = True,
 ) -> EdgeList:
     """`canonical_edges` with what they carry: edges of two types are two edges, in the order of their types; those that
@@ -145,16 +154,17 @@ def canonical_list(
     an edge that is kept once comes with two weights or two rows. Shapes: E edges -> E' edges.
     """
     src, dst = edges.edge_index.numpy()
-    kept = src != dst
+    apart = src != dst
+    kept = np.full(len(src), True) if self_loops == "keep" else apart
     given: EdgeValues = {kind: edges.data.tensors[kind].numpy() for kind in sorted(edges.data.kinds)}
     key, values = (dst * num_nodes + src)[kept], {kind: value[kept] for kind, value in given.items()}
     if symmetrize:
-        key = np.concatenate([key, (src * num_nodes + dst)[kept]])
-        values = {kind: np.concatenate([value, value]) for kind, value in values.items()}
-    if self_loops:
+        key = np.concatenate([key, (src * num_nodes + dst)[apart]])
+        values = {kind: np.concatenate([value, given[kind][apart]]) for kind, value in values.items()}
+    if self_loops is True:
         refuse_loops(name, values)
         own = LoopWeights(name, num_nodes)
-        own.add(src[~kept], given["weight"][~kept])
+        own.add(src[~apart], given["weight"][~apart])
         key = np.concatenate([key, np.arange(num_nodes) * (num_nodes + 1)])
         values = {"weight": np.concatenate([values["weight"], own.weights])}
     key, values = sorted_edges(name, key, values, num_nodes, drop_duplicates=drop_duplicates)
@@ -169,7 +179,7 @@ def refuse_loops(name: str, kinds: Iterable[str]) -> None:
     if lacking := [titles[kind] for kind in sorted(kinds) if kind in titles]:
         raise ValueError(
             f"dataset {name}: its edges have {' and '.join(lacking)}, which self loops that are added have not; set "
-            "dataset.self_loops=false."
+            "dataset.self_loops=keep, or false to leave the graph's own out."
         )
 
 

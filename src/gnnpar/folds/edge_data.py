@@ -13,6 +13,9 @@ from torch import Tensor
 EdgeKind = Literal["weight", "type", "attr"]
 """What a graph may give its edges: a number, one of several relations, a row of numbers."""
 
+SelfLoops = bool | Literal["keep"]
+"""Of a graph: exactly one a node, none, or those that it came with."""
+
 IN_BLOCKS: frozenset[EdgeKind] = frozenset({"weight", "type"})  # what blocks hold, as they hold columns
 EDGE_KINDS: tuple[EdgeKind, ...] = ("weight", "type", "attr")  # in the order in which they are hashed
 ALL_KINDS: frozenset[EdgeKind] = frozenset(EDGE_KINDS)

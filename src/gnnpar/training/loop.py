@@ -423,6 +423,15 @@ def stopwatch(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = perf_counter() - began
 
 
+def edge_changes(settings: Settings, graph: Dataset) -> dict[str, int]:
+    """How the edges differ from those of the graph that was read. Added self loops are told of PyG models alone, whose
+    field self_loops says that they know of them: our own are defined on graphs that have them."""
+    counts = graph.edge_changes._asdict()
+    if "self_loops" not in vars(settings.model):
+        del counts["self_loops_added"]
+    return {name: count for name, count in counts.items() if count}
+
+
 def start_facts(
     settings: Settings, world: World, graph: Dataset | Manifest, plan: Plan, widths: Sequence[int]
 ) -> JsonDict:
@@ -432,6 +441,7 @@ def start_facts(
     facts |= {"nodes": graph.num_nodes, "edges": graph.num_edges, "ranks": world.size}
     facts |= {"threads": world.threads_per_rank, "transport": world.backend}
     facts |= {"links": world.links.describe()} if world.links else {}
+    facts |= edge_changes(settings, graph) if isinstance(graph, Dataset) else {}
     facts |= {k: v for k, v in plan.statistics.items() if not isinstance(v, (list, dict)) and k not in facts}
     lists = {k: v for k, v in plan.statistics.items() if isinstance(v, list) and k != "halo_from"}
     mesh, layers_of = plan.placement.mesh, plan.placement.layers_of  # virtual stages go round the mesh

@@ -37,12 +37,14 @@ class Difference:
 
 
 def prepared(dataset: Dataset, model: ModelSource) -> Dataset:
-    """The dataset as the model says that its datasets are: one self loop a node, or none, no edge twice, and of what
-    edges carry all that the model reads."""
+    """The dataset as the model says that its datasets are: one self loop a node, none, or one at every second node
+    where they are kept; no edge twice, and of what edges carry all that the model reads."""
     assert isinstance(model, PyG)
     edges = canonical_edges(
-        dataset.edge_index, num_nodes=dataset.num_nodes, symmetrize=False, self_loops=model.self_loops
+        dataset.edge_index, num_nodes=dataset.num_nodes, symmetrize=False, self_loops=model.self_loops is not False
     )
+    if model.self_loops == "keep":
+        edges = edges[:, (edges[0] != edges[1]) | (edges[0] % 2 == 0)]
     masks = (dataset.train_mask, dataset.val_mask, dataset.test_mask)
     return Dataset.of(
         dataset.name,

@@ -17,7 +17,7 @@ from torch_geometric.nn.models.basic_gnn import PNA, BasicGNN
 from gnnpar.capacity import require_memory
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Block, Operands, Rows, widened
-from gnnpar.folds.edge_data import Degrees, EdgeData, EdgeKind, EdgeSizes
+from gnnpar.folds.edge_data import Degrees, EdgeData, EdgeKind, EdgeSizes, SelfLoops
 from gnnpar.graph import Graph, Message
 from gnnpar.models.gnn import GNN, MOST_LAYERS
 from gnnpar.models.initial import construct
@@ -51,7 +51,7 @@ class PyG:
 
     target: str | None = None
     kwargs: Mapping[str, object] = field(default_factory=dict, hash=False)
-    self_loops: bool = True
+    self_loops: SelfLoops = True
     edge_dim: int | None = None
     edge_types: int | None = None
     in_one_piece: ClassVar[bool] = True

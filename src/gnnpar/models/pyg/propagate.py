@@ -22,6 +22,7 @@ from torch_geometric.nn import MessagePassing
 
 from gnnpar.folds import neighborhood as folds
 from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.edge_data import SelfLoops
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
@@ -88,10 +89,10 @@ class Way(Protocol):
         ...
 
 
-def way_of(conv: MessagePassing, *, self_loops: bool) -> Way:
+def way_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Way:
     """How a convolution aggregates; ValueError with the reason where no fold carries it.
 
-    self_loops: of the graph, exactly one a node or none.
+    self_loops: of the graph: exactly one a node, none, or its own.
     """
     cls = type(conv)
     if conv.flow != "source_to_target" or conv.node_dim not in (-2, 0) or conv.decomposed_layers != 1:
@@ -126,7 +127,7 @@ def _of(cls: type, name: str) -> object:
     return inspect.getattr_static(cls, name)
 
 
-def _normalized(conv: MessagePassing, reduction: str | None, self_loops: bool) -> Way:
+def _normalized(conv: MessagePassing, reduction: str | None, self_loops: SelfLoops) -> Way:
     base = next(each for each in _NORMALIZED if isinstance(conv, each))
     if _of(type(conv), "forward") is not _of(base, "forward") or reduction != "sum":
         raise ValueError(f"is a {base.__name__} with a forward or an aggregation of its own, which is not carried")
@@ -140,11 +141,16 @@ def _normalized(conv: MessagePassing, reduction: str | None, self_loops: bool) -
     if isinstance(conv, pyg.APPNP) and conv.dropout > 0:
         raise ValueError("drops edges (dropout), which is not carried; set its dropout to 0")
     wants_loops = not isinstance(conv, pyg.TAGConv | pyg.LGConv) and options.get("add_self_loops", True)
+    if wants_loops and self_loops == "keep":
+        raise ValueError(
+            "adds a self loop where a node has none, and dataset.self_loops=keep leaves the graph its own; set it "
+            "true, or false where the graph has none"
+        )
     adds = wants_loops and not self_loops
     return NormalizedSum(loop=(2 if options.get("improved") else 1) if adds else 0)
 
 
-def _attention(conv: pyg.GATConv | pyg.GATv2Conv, self_loops: bool) -> Way:
+def _attention(conv: pyg.GATConv | pyg.GATv2Conv, self_loops: SelfLoops) -> Way:
     base = pyg.GATConv if isinstance(conv, pyg.GATConv) else pyg.GATv2Conv
     for name in ("forward", "message", "edge_update", "aggregate", "update"):
         if _of(type(conv), name) is not _of(base, name):
@@ -153,9 +159,10 @@ def _attention(conv: pyg.GATConv | pyg.GATv2Conv, self_loops: bool) -> Way:
         raise ValueError(f"aggregates by {conv.aggr}; attention is carried with a sum")
     if conv.edge_dim is not None and conv.add_self_loops:
         raise ValueError("adds self loops, which have no attributes; set add_self_loops=False")
-    if conv.add_self_loops and not self_loops:
+    if conv.add_self_loops and self_loops is not True:
+        has = "its own" if self_loops else "none"
         raise ValueError(
-            "adds self loops, and the dataset has none; set dataset.self_loops=true, or add_self_loops=False"
+            f"adds self loops, and the dataset has {has}; set dataset.self_loops=true, or add_self_loops=False"
         )
     return Attention(base.__name__) if conv.edge_dim is None else Neighborhood()
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.adjacency import EdgeList, edge_list_of, edges_of
 from gnnpar.data.dataset import Dataset
+from gnnpar.data.hetero import homogeneous
 from gnnpar.data.preprocess import Preprocess, edges_as, normalized
 from gnnpar.data.raw import checked_data
 from gnnpar.folds.edge_data import EdgeData
@@ -30,9 +31,9 @@ from gnnpar.training.checkpoint.resume import EdgeFacts
 
 
 class Trained(nn.Module):
-    """Call it with a PyG `Data`, or with x [N, F], edge_index [2, E] and edge_weight [E], edge_type [E], edge_attr
-    [E, D], if any: exact logits [N, classes], no dropout. The graph may also be an adj_t (a SparseTensor, or a tensor
-    in one of torch's sparse layouts) in either's place.
+    """Call it with a PyG `Data` or `HeteroData`, or with x [N, F], edge_index [2, E] and edge_weight [E], edge_type
+    [E], edge_attr [E, D], if any: exact logits [N, classes], no dropout. The graph may also be an adj_t (a
+    SparseTensor, or a tensor in one of torch's sparse layouts) in either's place.
 
     Edges and features are prepared as those of the run were (self loops, reverse edges, repeated edges, row sums);
     `prepared=True` takes them as they are. `settings`: of the run. `epoch`: epochs done. `val`: validation metric.
@@ -56,13 +57,19 @@ class Trained(nn.Module):
         edge_attr: Tensor | None = None,
         prepared: bool = False,
     ) -> Tensor:
-        x, edges = (x.x, edges_of(x)) if edge_index is None else (x, edge_list_of(edge_index))
+        if edge_index is None:
+            x = homogeneous(x) if type(x).__name__ == "HeteroData" else x
+            x, edges = x.x, edges_of(x)
+        else:
+            edges = edge_list_of(edge_index)
         given = {**edges.data.tensors, **EdgeData(None, edge_weight, edge_type, edge_attr).tensors}
         data = EdgeData(**{kind: value.detach().cpu() for kind, value in given.items()})
         edges = EdgeList(edges.edge_index, checked_data("given", data, edges.edge_index.shape[1]))
         edge_index = edges.edge_index
         if unread := [f"edge_{kind}" for kind in sorted(edges.data.kinds - self.settings.model.edge_data)]:
             raise ValueError(f"the edges have {unread[0]}, which this model does not read; leave it out")
+        if lacking := [f"edge_{kind}" for kind in sorted(self._trained_on() - given.keys())]:
+            raise ValueError(f"the model was trained on edges with {lacking[0]}, and these have none; give it")
         if x.ndim != 2 or x.shape[1] != self.model.in_dim:
             raise ValueError(f"x is {tuple(x.shape)}, but the model was trained on {self.model.in_dim} features a node")
         if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < len(x):
@@ -71,6 +78,11 @@ class Trained(nn.Module):
         device, dtype = next(self.model.parameters()).device, TYPES[self.settings.precision].rows
         shard = _shard(x, edges, edge_ids=self.model.needs_edge_ids).to(device, dtype)
         return self.model(WholeGraph(shard, Pass(self.settings.seed)), shard.x)
+
+    def _trained_on(self) -> frozenset[str]:
+        """What edges carried, of what the model reads."""
+        carried = {"weight": self.edges.weighted, "type": self.edges.sizes.types, "attr": self.edges.sizes.attr}
+        return frozenset(kind for kind in self.settings.model.edge_data if carried[kind])
 
     def _prepared(self, x: Tensor, edges: EdgeList) -> tuple[Tensor, EdgeList]:
         how = self.settings.dataset
