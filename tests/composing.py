@@ -22,7 +22,7 @@ def names(group: str) -> list[str]:
 
 
 ALIKE = frozenset(
-    {"sage", "gin", "resgcn", "gine", "gcnii", "transformer", "rgat"}
+    {"sage", "gin", "resgcn", "gine", "gcnii", "transformer", "rgat", "hgt"}
 )  # models whose folds are those of others
 REFUSED = frozenset({("feature", "rgat")})  # (strategy, model): the fold separates by neither columns nor heads
 PRESETS = frozenset({"adaqp_p", "adaqp_q"})  # of adaqp: fewer of its parts

@@ -18,6 +18,7 @@ from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.oracle import WithOracle, WithOracleEngine
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.verify.conformance import check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from gnnpar.verify.differences import rounding
 from worlds import Several, run_world
 
 MODELS = names("model")
@@ -86,16 +87,18 @@ def test_both_orders(model, order):
         assert case.passed, case
 
 
-def test_gloo_processes_equal_the_single_device():
+@pytest.mark.parametrize("models", [MODELS[::2], MODELS[1::2]], ids=len)
+def test_gloo_processes_equal_the_single_device(models):
     data = small_graph()
-    jobs = [make_job(GraphParallel(), model_of(model), data, world=2) for model in MODELS]
+    jobs = [make_job(GraphParallel(), model_of(model), data, world=2) for model in models]
     ranks = run_world("gloo", 2, Several(tuple(jobs)))
-    for i, (model, job) in enumerate(zip(MODELS, jobs, strict=True)):
+    for i, (model, job) in enumerate(zip(models, jobs, strict=True)):
         reference = train_in_threads(Single(), model_of(model), data, world=1)
         got = merge_ranks(job, [results[i] for results in ranks])
         assert got.losses == pytest.approx(reference.losses, rel=1e-12), model
         for mine, theirs in zip(got.gradients, reference.gradients, strict=True):
-            assert max(relative_error(mine[k], g) for k, g in theirs.items()) < 1e-9, model
+            least = rounding(theirs.values())  # hgt's bias of keys moves no softmax: its gradient is rounding alone
+            assert max(relative_error(mine[k], g, least=least) for k, g in theirs.items()) < 1e-9, model
         assert relative_error(got.logits, reference.logits) < 1e-9, model
 
 

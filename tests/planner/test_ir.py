@@ -13,7 +13,21 @@ from gnnpar.planner.extract import export, record
 from gnnpar.pricing.ir import Gemm, ModelIR, Poly
 from gnnpar.pricing.rates import NOMINAL
 
-MODELS = ("gcn", "sage", "sage_max", "gat", "gatv2", "gcnii", "resgcn", "gin", "rgcn", "gine", "transformer", "rgat")
+MODELS = (
+    "gcn",
+    "sage",
+    "sage_max",
+    "gat",
+    "gatv2",
+    "gcnii",
+    "resgcn",
+    "gin",
+    "rgcn",
+    "gine",
+    "transformer",
+    "rgat",
+    "hgt",
+)
 
 
 def built(name: str, *overrides: str, in_dim: int = 24, out_dim: int = 5) -> nn.Module:

@@ -140,6 +140,11 @@ class ModelConfig:
     pre_activation: ClassVar[bool] = False
     carries_first: ClassVar[bool] = False  # does every layer see the encoder's output?
 
+    @property
+    def carried_columns(self) -> int:
+        """Of the last features, which every layer sees as they are; in the place of the encoder's output."""
+        return 0
+
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> GNN:
         """The model with weights that depend on `seed` alone. ValueError where a module of it cannot run on a part."""
         if cached_first_layer and self.encoder != "none":
@@ -179,7 +184,7 @@ class Layer(nn.Module):
         super().__init__()
         first = cached and index == 0
         self.index, self.jump = index, config.jump
-        self.num_first = int(config.carries_first)
+        self.num_first = int(config.carries_first or config.carried_columns > 0)
         self.conv = config.conv(
             in_dim, out_dim, index=index, aggregate_first=config.aggregates_first(in_dim, out_dim, cached=first)
         )
@@ -241,6 +246,11 @@ class GNN(nn.Module):
                 f"{type(config).__name__} adds rows of different layers, so all widths must be equal, got {widths}: "
                 "set model.encoder=linear and model.decoder=linear."
             )
+        if config.carried_columns >= in_dim:
+            raise ValueError(
+                f"model.num_node_types={config.carried_columns} reads so many columns at the end of the features, of "
+                f"which there are {in_dim}"
+            )
         self.widths = tuple(widths)  # of the rows between layers: layer i makes widths[i + 1] of widths[i]
         self.encoder = Linear(in_dim, hidden) if config.encoder == "linear" else None
         self.layers = nn.ModuleList(
@@ -272,11 +282,16 @@ class GNN(nn.Module):
     def begin(self, g: Graph, x: Tensor) -> Rows:
         """What enters the first layer, in the type of the features."""
         if self.encoder is None:
-            return (x, x) if self.config.carries_first else (x,)
+            return (x, *self._carried(x, x))
         with mixed(x):
             h = self.encoder(g.at(0).dropout(x, self.config.input_dropout, tag=_ENCODER_MASK))
         h = h if self.config.pre_activation else type(self.config).activation(h)
-        return (h, h) if self.config.carries_first else (h,)
+        return (h, *self._carried(x, h))
+
+    def _carried(self, x: Tensor, first: Tensor) -> Rows:
+        if columns := self.config.carried_columns:
+            return (x[:, -columns:],)
+        return (first,) if self.config.carries_first else ()
 
     def end(self, g: Graph, carry: Rows) -> Tensor:
         """Logits, in the type of the loss."""
@@ -288,7 +303,7 @@ class GNN(nn.Module):
         if self.decoder is None:
             return h
         if self.config.jump in ("cat", "max"):
-            rows = (*rest[int(self.config.carries_first) :], h)
+            rows = (*rest[len(self._first_widths) :], h)
             h = torch.cat(rows, dim=1) if self.config.jump == "cat" else _largest(rows)
         g = g.at(self.num_layers - 1)
         if self.config.pre_activation:
@@ -297,10 +312,16 @@ class GNN(nn.Module):
 
     def carry_widths(self, layer: int) -> tuple[int, ...]:
         """Widths of the carry that enters a layer: what a stage boundary in front of it carries."""
-        first = (self.widths[0],) if self.config.carries_first else ()
         made = self.widths[1:layer]  # by layers before the one that made the rows themselves
         jumped = {"cat": made, "max": made[:1]}.get(self.config.jump, ())
-        return (self.widths[layer], *first, *jumped)
+        return (self.widths[layer], *self._first_widths, *jumped)
+
+    @property
+    def _first_widths(self) -> tuple[int, ...]:
+        """Of the rows that every layer sees."""
+        if columns := self.config.carried_columns:
+            return (columns,)
+        return (self.widths[0],) if self.config.carries_first else ()
 
     @property
     def norms(self) -> list[nn.Module]:

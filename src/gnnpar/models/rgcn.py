@@ -60,8 +60,8 @@ class Matrices(NamedTuple):
                     "a divisor of both, or set model.encoder=linear and model.decoder=linear"
                 )
             shape = (relations, blocks, in_dim // blocks, out_dim // blocks)
-        weight = nn.Parameter(_glorot(*shape))
-        return Matrices(weight, None if bases is None else nn.Parameter(_glorot(relations, bases)))
+        weight = nn.Parameter(glorot_uniform(*shape))
+        return Matrices(weight, None if bases is None else nn.Parameter(glorot_uniform(relations, bases)))
 
 
 class RGCNConv(nn.Module):
@@ -85,18 +85,37 @@ class RGCNConv(nn.Module):
         return self.own(h) + relational_product(relational_mean(g, src, self.relations), self.neighbours, self.mixing)
 
 
-def _glorot(*shape: int) -> Tensor:
+def glorot_uniform(*shape: int) -> Tensor:
     """Matrices [..., in, out], Glorot-uniform each."""
     limit = math.sqrt(6 / (shape[-2] + shape[-1]))
     return torch.empty(*shape).uniform_(-limit, limit)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Relational(ModelConfig):
-    """`num_relations`: types of edges; None: those of the dataset, 1 where it has none. At most one of `num_bases` and
-    `num_blocks`: bases that the matrices of relations are sums of, blocks on their diagonals."""
+class Typed(ModelConfig):
+    """`num_relations`: types of edges; None: those of the dataset, 1 where it has none."""
 
     num_relations: Annotated[int, Ge(1), Le(10_000)] | None = None
+
+    @property
+    def edge_data(self) -> frozenset[EdgeKind]:
+        return frozenset({"type"})
+
+    def on(self, sizes: EdgeSizes) -> Self:
+        relations = self.num_relations or max(1, sizes.types)
+        if sizes.types > relations:
+            raise ValueError(
+                f"model.num_relations={relations}, but the edges of the dataset have {sizes.types} types; set it to "
+                "null, or to as many"
+            )
+        return replace(self, num_relations=relations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relational(Typed):
+    """At most one of `num_bases` and `num_blocks`: bases that the matrices of relations are sums of, blocks on their
+    diagonals."""
+
     num_bases: Annotated[int, Ge(1)] | None = None
     num_blocks: Annotated[int, Ge(1)] | None = None
 
@@ -108,21 +127,8 @@ class Relational(ModelConfig):
             )
 
     @property
-    def edge_data(self) -> frozenset[EdgeKind]:
-        return frozenset({"type"})
-
-    @property
     def matrices(self) -> float:
         return 1 + (self.num_bases or (self.num_relations or 1) / (self.num_blocks or 1))
-
-    def on(self, sizes: EdgeSizes) -> Self:
-        relations = self.num_relations or max(1, sizes.types)
-        if sizes.types > relations:
-            raise ValueError(
-                f"model.num_relations={relations}, but the edges of the dataset have {sizes.types} types; set it to "
-                "null, or to as many"
-            )
-        return replace(self, num_relations=relations)
 
 
 @dataclass(frozen=True, kw_only=True)

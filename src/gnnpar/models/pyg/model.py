@@ -184,7 +184,7 @@ def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int, edge_
         raise ValueError(
             f"model.target={target} reads dictionaries by type (HeteroConv, HGTConv, to_hetero), which is not carried: "
             "a HeteroData is one graph here; write forward(x, edge_index, edge_type) with RGCNConv, or use "
-            "model=rgcn or model=rgat"
+            "model=rgcn, rgat or hgt"
         )
     needed = [each.name for each in parameters if each.default is each.empty and each.kind not in (2, 3, 4)]
     unknown = [name for name in needed[2:] if name not in edge_arguments(net).values()]

@@ -1,0 +1,155 @@
+"""HGT: attention by types of nodes and of edges (Hu et al. 2020, arXiv 2003.01332, equations 2 to 5).
+
+    out_i = A_t( gelu( sum_j alpha_ij V_s(x_j) M_r ) ),   alpha_ij = softmax_j( K_s(x_j) W_r . Q_t(x_i) p_r / sqrt(D) )
+
+per head of width D, over the in-edges of all relations; s and t are the types of j and i, r that of the edge. K, Q, V
+and A are dense layers of a type of nodes; W_r, M_r [D, D] and p_r a head's own, of a type of edges. Where widths are
+equal, a row of its own is mixed in: sigmoid(skip_t) out_i + (1 - sigmoid(skip_t)) x_i. PyG's HGTConv is the same.
+
+Keys and values travel once for all relations, 2 F numbers a row; an edge multiplies them by its relation's matrices
+where it ends.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge, Le
+from torch import Tensor, nn
+
+from gnnpar.folds.block import Rows, sorted_by_kind
+from gnnpar.folds.generic import Generic
+from gnnpar.graph import Graph, Local
+from gnnpar.models.gnn import Probability
+from gnnpar.models.rgcn import Typed, glorot_uniform
+
+
+def by_relation(rows: Tensor, types: Tensor, weight: Tensor) -> Tensor:
+    """Of each head, rows_e W_r, r the type of row e. Shapes: [e, H, D], [e], [H, R, D, D] -> [e, H, D]."""
+    by_head = rows.transpose(0, 1)
+    if weight.shape[1] == 1:
+        return (by_head @ weight[:, 0]).transpose(0, 1)
+    if not len(rows):  # also of a trace, which knows no types
+        return rows
+    order, sizes = sorted_by_kind(types, weight.shape[1])
+    parts = by_head[:, order].split(sizes, 1)
+    products = torch.cat([part @ each for part, each in zip(parts, weight.unbind(1), strict=True)], 1)
+    return torch.empty_like(rows).index_copy(0, order, products.transpose(0, 1))
+
+
+def value(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+    """Shapes: keys and values [e, H, D], types [e], matrices [H, R, D, D] -> [e, H, D]."""
+    return by_relation(src[1], edge[0], shared[1])
+
+
+def score(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+    """Shapes: as `value`, queries [e, H, D], priors [H, R] -> [e, H]."""
+    keys = by_relation(src[0], edge[0], shared[0])
+    return (keys * dst[0]).sum(-1) * shared[2].t()[edge[0]] / math.sqrt(keys.shape[2])
+
+
+class TypedLinear(nn.Module):
+    """A dense layer of each type of nodes. Shapes: [N, F], types [N, T], one of them 1 in a row -> [N, F']; one type
+    needs none."""
+
+    def __init__(self, types: int, in_dim: int, out_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(glorot_uniform(types, in_dim, out_dim))
+        self.bias = nn.Parameter(torch.zeros(types, out_dim))
+
+    def forward(self, x: Tensor, kinds: Tensor | None) -> Tensor:
+        if kinds is None:
+            return x @ self.weight[0] + self.bias[0]
+        products = [kinds[:, [t]] * (x @ weight) for t, weight in enumerate(self.weight.unbind(0))]
+        return torch.stack(products).sum(0) + kinds @ self.bias
+
+
+class HGTConv(nn.Module):
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        *,
+        width: int,
+        heads: int,
+        kinds: int,
+        relations: int,
+        attention_dropout: float,
+    ) -> None:
+        super().__init__()
+        side = width // heads
+        self.key, self.query, self.value = (TypedLinear(kinds, in_dim, width) for _ in range(3))
+        self.out = TypedLinear(kinds, width, out_dim)
+        self.attend = nn.Parameter(glorot_uniform(heads, relations, side, side))
+        self.pass_on = nn.Parameter(glorot_uniform(heads, relations, side, side))
+        self.prior = nn.Parameter(torch.ones(heads, relations))
+        self.skip = nn.Parameter(torch.ones(kinds)) if in_dim == out_dim else None
+        self.heads, self.relations, self.p = heads, relations, attention_dropout
+
+    @property
+    def needs_edge_ids(self) -> bool:
+        return self.p > 0
+
+    def message(self, g: Local, h: Tensor, kinds: Tensor | None = None) -> Rows:
+        return tuple(self._by_head(layer(h, kinds)) for layer in (self.key, self.value))
+
+    def forward(self, g: Graph, h: Tensor, kinds: Tensor | None = None) -> Tensor:
+        rows = (h,) if kinds is None else (h, kinds)
+        src = g.source(self.message, *rows)
+        g, (h, *kept) = g.destinations(*rows)
+        kinds = kept[0] if kept else None
+        queries = self._by_head(self.query(h, kinds))
+        fold = Generic(value=value, score=score, dropout=g.edge_dropout(self.p), types=self.relations, by_heads=True)
+        out = g.aggregate(fold, src, (queries,), (), (self.attend, self.pass_on, self.prior))
+        out = self.out(F.gelu(out.flatten(1)), kinds)
+        if self.skip is None:
+            return out
+        gate = self.skip.sigmoid() if kinds is None else (kinds @ self.skip.sigmoid())[:, None]
+        return gate * out + (1 - gate) * h
+
+    def _by_head(self, rows: Tensor) -> Tensor:
+        return rows.unflatten(-1, (self.heads, -1))
+
+
+def _as_it_is(rows: Tensor) -> Tensor:
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class HGT(Typed):
+    """`hidden` is the width of all heads together. `num_node_types`: that many columns at the end of the features say
+    which type a node has, as those of a HeteroData do; 1: all nodes are of one type."""
+
+    heads: Annotated[int, Ge(1), Le(1024)] = 4
+    attention_dropout: Probability = 0.0
+    num_node_types: Annotated[int, Ge(1), Le(10_000)] = 1
+    activation = _as_it_is
+
+    @property
+    def matrices(self) -> float:
+        return 4 * self.num_node_types + 2 * (self.num_relations or 1) / self.heads
+
+    @property
+    def carried_columns(self) -> int:
+        return self.num_node_types if self.num_node_types > 1 else 0
+
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        self.only_order("transform_first", "attention scores read the transformed rows")
+        if self.hidden % self.heads:
+            raise ValueError(
+                f"model.hidden={self.hidden} does not divide into model.heads={self.heads} heads: "
+                f"use hidden={-(-self.hidden // self.heads) * self.heads}."
+            )
+        return HGTConv(
+            in_dim,
+            out_dim,
+            width=self.hidden,
+            heads=self.heads,
+            kinds=self.num_node_types,
+            relations=self.num_relations or 1,
+            attention_dropout=self.attention_dropout,
+        )
