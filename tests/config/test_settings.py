@@ -67,6 +67,8 @@ def test_every_debug_preset_has_the_last_word_but_one(file: Path) -> None:
         ("comm.backend=null", "comm.backend=null must be one of gloo, nccl, threads"),
         ("+model.depth=3", "unknown key model.depth=3; model has"),
         ("+epoch=3", "unknown key epoch=3, did you mean epochs?; there are"),
+        ("hidden=3", "; there is model.hidden, model.kwargs.hidden, where the model is a class of PyG"),
+        ("task=regression", "task=regression does not exist; for real targets set dataset.task=regression;"),
         ("+experiments/scaling=study", "experiments/scaling=study: there is no folder experiments/scaling"),
         ("optim._target_=gnnpar.training.optim.Adan", "optim._target_=gnnpar.training.optim.Adan cannot be imported"),
         ("comm._target_=gnnpar.settings.Host", "comm=gnnpar.settings.Host is no Comm"),

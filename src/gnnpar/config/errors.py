@@ -36,7 +36,8 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
         options = sorted(o for o in error.options or ())
         if not group:
             return f"there is no {option}"
-        hint = closest(option, options)
+        hint = "; for real targets set dataset.task=regression" if (group, option) == ("task", "regression") else ""
+        hint = hint or closest(option, options)
         return f"{group}={option} does not exist{hint}; {group} can be {', '.join(options) or 'nothing'}"
     if isinstance(error, OverrideParseException):
         return f"{error.override} is no override; write key=value, +key=value to add a key, group=option to choose"
@@ -60,16 +61,19 @@ def _is_of_hydra(error: Exception) -> bool:
 
 
 def _elsewhere(key: str) -> str:
-    """The options of the same group that have the key."""
+    """The options of the same group that have the key; of a key without a group, the groups that have it."""
     import yaml
 
     group, _, name = key.rpartition(".")
     found = []
-    for file in sorted((conf_dir() / group).glob("*.yaml")) if group else ():
+    for file in sorted(conf_dir().glob(f"{group or '*'}/*.yaml")):
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
         if isinstance(tree, dict) and name in tree:
-            found.append(f"{group}={file.stem}")
-    return f"; it is a key of {', '.join(found)}" if found else ""
+            found.append(f"{group}={file.stem}" if group else f"{file.parent.name}.{name}")
+    if "model." + name in found:
+        found.append(f"model.kwargs.{name}, where the model is a class of PyG")
+    keys = ", ".join(dict.fromkeys(found))
+    return f"; {'it is a key of' if group else 'there is'} {keys}" if keys else ""
 
 
 def no_such_key(key: str, argv: Sequence[str]) -> str:
