@@ -64,8 +64,10 @@ class TypedLinear(nn.Module):
     def forward(self, x: Tensor, kinds: Tensor | None) -> Tensor:
         if kinds is None:
             return x @ self.weight[0] + self.bias[0]
-        products = [kinds[:, [t]] * (x @ weight) for t, weight in enumerate(self.weight.unbind(0))]
-        return torch.stack(products).sum(0) + kinds @ self.bias
+        out = kinds @ self.bias
+        for t, weight in enumerate(self.weight.unbind(0)):
+            out = out + kinds[:, t : t + 1] * (x @ weight)
+        return out
 
 
 class HGTConv(nn.Module):
