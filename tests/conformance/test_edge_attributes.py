@@ -161,7 +161,7 @@ def test_the_trained_model_reads_them_and_has_no_program(tmp_path: Path, monkeyp
         assert isinstance(net, pyg_nets.Rows)
         untouched = net.eval()(data.x, data.edge_index, data.edge_attr)
         torch.testing.assert_close(logits, untouched)
-        with pytest.raises(ValueError, match="forward needs edge_attr"):
+        with pytest.raises(ValueError, match="trained on edges with edge_attr, and these have none; give it"):
             trained(data.x, data.edge_index)
     (problem,) = export(trained, tmp_path / "export")
     assert "trained on edges with types or attributes" in problem

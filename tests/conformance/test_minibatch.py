@@ -53,7 +53,10 @@ def shard_of(dataset) -> tuple[Shard, Replica]:
 
 
 def same(got: dict, expected: dict, tolerance: float) -> None:
-    assert max(relative_error(got[name], gradient) for name, gradient in expected.items()) < tolerance
+    """But for a rounding of the model's largest entry: the gradient of hgt's bias of keys is 0 by its mathematics."""
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
+    least = torch.finfo(torch.float64).eps * largest / tolerance
+    assert max(relative_error(got[name], gradient, least=least) for name, gradient in expected.items()) < tolerance
 
 
 @pytest.mark.parametrize("model", names("model"))
