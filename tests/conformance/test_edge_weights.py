@@ -189,7 +189,7 @@ def test_the_trained_model_reads_weights_and_has_no_program(tmp_path: Path, monk
     with torch.no_grad():
         logits = trained(data)
         assert torch.equal(logits, trained(data.x, data.edge_index, data.edge_weight))
-        assert not torch.allclose(logits, trained(data.x, data.edge_index, torch.ones_like(data.edge_weight)))
+        assert not torch.allclose(logits, trained(data.x, data.edge_index, torch.ones(data.num_edges)))
         with pytest.raises(ValueError, match="trained on edges with edge_weight, and these have none; give it"):
             trained(data.x, data.edge_index)
     assert trained.edges.weighted
