@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -152,6 +153,18 @@ def test_a_disk_that_is_full_before_the_start_is_one_line(run_here: Run, mounted
     done = run_here("train", *JOB, f"hydra.run.dir={run}")
     assert done.returncode in (1, 2)
     assert one_line(done).endswith("No space left on device")
+
+
+def test_a_prediction_on_a_full_disk_is_one_line_and_leaves_nothing(
+    run_here: Run, tmp_path: Path, mounted: Path
+) -> None:
+    """A page of a mapping for which the disk had no room killed the rank."""
+    assert run_here("train", *SMALL[1:], "comm=threads", f"hydra.run.dir={tmp_path / 'run'}").returncode == 0
+    fill(mounted, leave=4096)
+    done = run_here("predict", str(tmp_path / "run"), "comm=threads", "--out", str(mounted / "out.npy"))
+    assert done.returncode == 1
+    assert re.search(r"/\.out\.npy\.\w+\.partial cannot be written: No space left on device", one_line(done))
+    assert [path.name for path in mounted.iterdir() if "out" in path.name] == []
 
 
 @pytest.mark.slow  # a process of its own

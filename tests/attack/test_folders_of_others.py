@@ -311,6 +311,9 @@ def test_settings_of_wandb_in_the_working_directory_take_no_key(
         with pytest.raises(ValueError, match=r"settings sets \w+, and decides who gets your key; put it into"):
             wandb.load()
         assert run("dashboard", ["."]) == 2
+    file.write_bytes(b"[default]\nbase_url = http://elsewhere\n# \xe9\n")  # wandb reads it where the locale is Latin-1
+    with pytest.raises(ValueError, match="settings holds characters that are not ASCII, and decides who gets your key"):
+        wandb.load()
 
 
 FIGURES = """
@@ -339,6 +342,28 @@ def test_python_m_imports_nothing_of_the_working_directory(tmp_path: Path) -> No
     command = [sys.executable, "-m", "gnnpar", "--version"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+SCRIPT = """
+import threading, time, gnnpar
+if __name__ == "__main__":
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()  # as notebooks have: ranks are not forked
+    tiny = {"dataset.num_nodes": 200, "model.hidden": 8}
+    gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, epochs=1, folder="run", **tiny)
+"""
+
+
+def test_ranks_of_a_script_import_nothing_of_the_working_directory(tmp_path: Path) -> None:
+    script = tmp_path / "own" / "script.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT)
+    for module in ("multiprocessing", "contextlib", "pickle"):
+        (tmp_path / f"{module}.py").write_text(f"open('ran', 'a').write('{module} ')\n")
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "result.json").exists()
     assert not (tmp_path / "ran").exists()
 
 

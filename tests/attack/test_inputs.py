@@ -14,15 +14,18 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+import gnnpar
 from attack.fuzzing import Counts, Silent, attempt
 from attack.inputs import graph, targets
 from checkpoints import train
+from gnnpar.cli.main import run
 from gnnpar.data.dataset import MATRICES, Dataset
 from gnnpar.data.folder import Folder
 from gnnpar.data.npz import NPZ
 from gnnpar.data.saved import PT
 from gnnpar.data.synthetic import SBM
 from gnnpar.folds.edge_data import EdgeSizes
+from gnnpar.models.hgt import HGT
 from gnnpar.models.rgcn import RGCN
 
 Arrays = dict[str, Any]  # Any: as numpy types the arrays of an archive
@@ -244,6 +247,18 @@ def test_more_clusters_than_nodes_are_refused_before_any_rank_starts(tmp_path: P
     assert not (tmp_path / "run" / "result.json").exists()
 
 
-def test_relations_beyond_memory_are_refused_before_there_are_matrices() -> None:
-    with pytest.raises(ValueError, match=r"a model with model\.hidden=64, .* needs .* GiB at least"):
-        RGCN(hidden=64).on(EdgeSizes(types=1 << 32)).build(100, 3, seed=0)
+def test_matrices_of_relations_beyond_memory_are_refused_before_they_are_drawn() -> None:
+    for config, types in ((RGCN(hidden=64), 1 << 32), (HGT(hidden=1 << 18, num_layers=2), 4)):
+        with pytest.raises(ValueError, match=r"a model with model\.hidden=\d+, .* needs .* GiB at least"):
+            config.on(EdgeSizes(types=types)).build(100, 3, seed=0)
+
+
+@pytest.mark.parametrize("model", ["hgt", "rgat", "rgcn"])
+def test_a_trained_model_refuses_types_of_edges_that_it_has_not_seen(tmp_path: Path, model: str) -> None:
+    overrides = ["debug=tiny", "strategy=single", f"model={model}", "dataset=sbm_typed", "epochs=1", "model.hidden=8"]
+    assert run("train", [*overrides, f"hydra.run.dir={tmp_path}"]) == 0
+    trained = gnnpar.load(tmp_path)
+    edges, types = torch.tensor([[0, 1], [1, 2]]), trained.edges.sizes.types
+    assert trained(torch.zeros(3, trained.model.in_dim), edges, edge_type=torch.tensor([0, types - 1])).shape[0] == 3
+    with pytest.raises(ValueError, match=rf"edge_type of edge 1 is {types}, outside 0\.\.{types - 1}"):
+        trained(torch.zeros(3, trained.model.in_dim), edges, edge_type=torch.tensor([0, types]))

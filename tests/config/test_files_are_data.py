@@ -195,6 +195,8 @@ def test_shards_name_no_foreign_class(marker: Path, tmp_path: Path) -> None:
         "hydra.searchpath=[file:///tmp]",
         "hydra.callbacks.x._target_=evil.Evil",
         "hydra.sweeper.custom_search_space=evil.Evil",
+        "+hydra.sweeper.params.model=own",
+        "+hydra.launcher.additional_parameters.task_prolog=evil.sh",
         "model.target=evil${hydra:job.num}.Evil",  # which is no name before the job runs
         "model.target=${hydra.job.num}",
         "--config-dir=own",
@@ -214,6 +216,25 @@ def test_a_sweep_replays_nothing_that_may_run_code(
     assert not marker.exists()
 
 
+def test_a_job_of_a_sweep_chooses_no_yaml_of_the_folder(
+    marker: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """However it came to that: what a job resolves to is held, too, and not the words of the file alone."""
+    Path("debug").mkdir()
+    evil = "# @package _global_\nhydra: {job: {env_set: {X: evil.Evil}}}\n"
+    evil += "model: {_target_: '${oc.env:X,gnnpar.models.gcn.GCN}'}\n"  # what it was when the sweep was planned
+    Path("debug/evil.yaml").write_text(evil)
+    Path("sweep").mkdir()
+    stored = ["strategy=single", "epochs=1", "+tune=width", "+hydra.sweeper.params.debug=evil"]
+    Manifest(Path("sweep"), stored, {"k": Job("k", "0", ("seed=0",))}).save()
+    assert run("train", ["--resume", "sweep"]) == 2
+    assert "sweep.json has +hydra.sweeper.params.debug=evil, which may run code" in capsys.readouterr().err
+    monkeypatch.setattr("gnnpar.config.replay._is_harmless", lambda override: True)
+    assert run("train", ["--resume", "sweep"]) == 2
+    assert "sweep.json chooses debug=evil of this folder: type it again" in capsys.readouterr().err
+    assert not marker.exists()
+
+
 @pytest.mark.parametrize("typed", ["model.self_loops=true", "model=pyg", "model.kwargs={}"])
 def test_typing_a_key_of_a_group_trusts_no_class_that_the_sweep_names(
     marker: Path, typed: str, capsys: pytest.CaptureFixture
@@ -227,11 +248,15 @@ def test_typing_a_key_of_a_group_trusts_no_class_that_the_sweep_names(
 
 
 @pytest.mark.parametrize("typed", ["model.target=evil.Evil", "model=own", "model=own,gcn"])
-def test_a_class_that_is_typed_or_of_a_group_that_is_typed_is_named(typed: str) -> None:
+def test_a_class_that_is_typed_or_in_yaml_that_is_typed_is_named(marker: Path, typed: str) -> None:
     own = {"model": {"_target_": "gnnpar.models.pyg.model.PyG", "target": "evil.Evil"}}
-    Replay(Path("sweep.json"), (typed,), stored=("model.kwargs.hidden=8", "seed=0,1")).check_settings(own)
-    with pytest.raises(ConfigError, match=r"names evil\.Evil"):
-        Replay(Path("sweep.json"), ("model.hidden=8",)).check_settings(own)
+    Path("model").mkdir()
+    Path("model/own.yaml").write_text(json.dumps(own["model"]))
+    job = [typed.partition(",")[0], "model.kwargs.hidden=8", "seed=0"]
+    Replay(Path("sweep.json"), (typed,)).check_settings(own, job)
+    for other in ("model.hidden=8", "model=gcn"):  # whatever filled the group in
+        with pytest.raises(ConfigError, match=r"names evil\.Evil"):
+            Replay(Path("sweep.json"), (other,)).check_settings(own, [other])
 
 
 def test_a_key_below_one_that_has_none_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -256,6 +281,8 @@ def test_a_key_below_one_that_has_none_is_a_line(tmp_path: Path, capsys: pytest.
         "hydra.sweep.subdir='${hydra.job.num}'",
         "hydra/sweeper=search",
         "hydra.sweeper.n_trials=4",
+        "+hydra.sweeper.params.model.hidden=8,16",
+        "+hydra.sweeper.params.model=gcn,gat",
         "~debug",
     ],
 )

@@ -131,10 +131,10 @@ def test_ranks_that_measure_run_no_script_again(monkeypatch: pytest.MonkeyPatch)
     mains = []
 
     def spawn(*arguments: object, **more: object) -> None:
-        mains.append(vars(sys.modules["__main__"]).get("__file__"))
+        mains.append((vars(sys.modules["__main__"]).get("__file__"), os.environ["PYTHONSAFEPATH"]))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("torch.multiprocessing.spawn", spawn)
     with pytest.raises(KeyboardInterrupt):
         calibrate.world_samples(2, 1)
-    assert mains == [None]
+    assert mains == [(None, "1")]

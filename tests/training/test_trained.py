@@ -60,14 +60,35 @@ def test_the_loaded_module_predicts_what_was_evaluated(tmp_path: Path, model: st
     assert all(p.grad is not None for p in found.parameters())
 
 
-def test_what_does_not_fit_is_one_line(tmp_path: Path, capsys) -> None:
+def _beyond_memory(*_: object) -> None:
+    torch.empty(1 << 55)
+
+
+def test_what_does_not_fit_is_one_line(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     assert train(tmp_path, "strategy=single", "epochs=4", "checkpoint.every=2").exit_code == 0
     found = gnnpar.load(tmp_path / "checkpoint" / "epoch-000002")
     assert (found.epoch, gnnpar.load(tmp_path, which="last").epoch) == (2, 4)
     with pytest.raises(ValueError, match=r"x is \(5, 3\), but the model was trained on 12 features a node"):
         found(torch.zeros(5, 3), torch.zeros(2, 0, dtype=torch.int64))
-    with pytest.raises(ValueError, match="names node 7"):
+    with pytest.raises(ValueError, match=r"1 of 1 edges point outside nodes 0\.\.4"):
         found(torch.zeros(5, 12), torch.tensor([[0], [7]]))
+    x, edges = torch.zeros(5, 12), torch.tensor([[0], [1]])
+    wrong: list[tuple[Any, Any, str]] = [
+        (x.to(torch.complex64), edges, "features are torch.complex64; store real numbers"),
+        (x / 0, edges, "features hold 60 NaN"),
+        (x.numpy(), edges, "features must be a dense torch tensor, not ndarray"),
+        (x.to_sparse(), edges, "features must be a dense torch tensor, not one of layout torch.sparse_coo"),
+        (x, edges.bool(), "edge_index is torch.bool; node ids must be integers"),
+        (x, edges.float(), "edge_index is torch.float32; node ids must be integers"),
+        (x, edges.repeat(2, 1)[:3], r"edge_index must have shape \[2, edges\], got \[3, 1\]"),
+    ]
+    for features, index, line in wrong:
+        with pytest.raises(ValueError, match=f"^dataset given: {line}"):
+            found(features, index)
+    with monkeypatch.context() as patch:
+        patch.setattr("gnnpar.settings.Settings.build_model", _beyond_memory)
+        with pytest.raises(ValueError, match="epoch-000004 is of a model beyond the memory of this machine"):
+            gnnpar.load(tmp_path, which="last")
     with pytest.raises(ValueError, match="has no good checkpoint"):
         gnnpar.load(tmp_path / "elsewhere")
     damage(last(tmp_path).folder / "rank-0.pt")

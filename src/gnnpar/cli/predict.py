@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,9 +58,13 @@ def run(argv: list[str]) -> int:
     out = (options.out or run_folder(options.run) / name).absolute()
     require_writable(out)
     out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.{secrets.token_hex(8)}.partial")
     with scratch_folder() as scratch:
-        work = Prediction(settings, world, plan_source_of(settings), found.folder, scratch, out, pairs)
-        outcome = launch(world, work, Hooks(settings, scratch), how=settings.launch, comm=settings.comm)
+        work = Prediction(settings, world, plan_source_of(settings), found.folder, scratch, out, partial, pairs)
+        try:
+            outcome = launch(world, work, Hooks(settings, scratch), how=settings.launch, comm=settings.comm)
+        finally:
+            partial.unlink(missing_ok=True)  # whatever became of rank 0
     if outcome.exit_code:
         complain(outcome.error or "the prediction has failed and gives no reason")
     elif int(os.environ.get("RANK", "0")) == 0:

@@ -10,9 +10,12 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
+from gnnpar.config.compose import chosen_files
 from gnnpar.config.errors import OF_HYDRA
 from gnnpar.config.jobs import MANIFEST, Manifest
 from gnnpar.config.study import key_of
@@ -21,10 +24,17 @@ from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, Settings, show
 from gnnpar.targets import TRUST, refuse_foreign
 
 FLAGS = ("-m", "--multirun")
-_HYDRA_KEYS = re.compile(r"hydra\.(sweep|launcher|sweeper)(\.\w+)+")
+_LAUNCHER = "n_jobs pre_dispatch batch_size timeout_min nodes tasks_per_node cpus_per_task gpus_per_node mem_gb"
+_SLURM = "partition qos account constraint gres array_parallelism cpus_per_gpu gpus_per_task mem_per_gpu mem_per_cpu"
+_SWEEPER = "n_trials direction n_jobs max_batch_size max_failure_rate sampler.seed"
+_HYDRA_KEYS = {f"hydra.launcher.{key}" for key in f"{_LAUNCHER} {_SLURM}".split()} | {
+    f"hydra.sweeper.{key}" for key in _SWEEPER.split()
+}
+"""Of launchers and sweepers. Others may be commands, as a prolog of Slurm's, or files of the folder."""
+_PARAMS = "hydra.sweeper.params."
 _JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
 _PLAIN = re.compile(r"[\w.,:+()-]*")
-"""A value that is numbers, names or ranges: of launchers and sweepers other values may be commands."""
+"""A value that is numbers, names or ranges."""
 _CLASS = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 _CHOICES = re.compile(r"(?:choice\(|\[)?([\w,\s-]*)[)\]]?")
 
@@ -32,25 +42,45 @@ _CHOICES = re.compile(r"(?:choice\(|\[)?([\w,\s-]*)[)\]]?")
 @dataclass(frozen=True)
 class Replay:
     """A sweep that is resumed. `typed`: what stands on the command line beside --resume FOLDER. `again`: folders of
-    its jobs that run once more, though they are done. `stored`: what the file adds to `typed`."""
+    its jobs that run once more, though they are done."""
 
     file: Path
     typed: tuple[str, ...]
     again: frozenset[str] = frozenset()
-    stored: tuple[str, ...] = ()
 
-    def check_settings(self, config: Mapping[str, object], _: Sequence[str] = ()) -> None:
-        """Refuse a job with classes that neither gnnpar, nor a plugin, nor what was typed names: a class itself, or a
-        group by the name of its YAML, unless the file says its target."""
-        chosen = {key_of(override) for override in self.typed}
-        with_target = {key.partition(".")[0] for key in map(key_of, self.stored) if key.endswith(".target")}
-        rest = {group: tree for group, tree in config.items() if group not in chosen - with_target}
+    def check_settings(self, config: Mapping[str, object], overrides: Sequence[str] = ()) -> None:
+        """Refuse a job with classes that neither gnnpar, nor a plugin, nor what was typed names: a class itself, or
+        those that a group's YAML, chosen by its name, says.
+
+        `config`: what the job's `overrides` resolve to.
+        """
+        with suppress(ValueError):
+            return refuse_foreign(config, str(self.file), remedy=self.remedy)
+        own = {key_of(override) for override in self.typed}
+        files = chosen_files([override for override in overrides if key_of(override) in own])
         values = [override.partition("=")[2] for override in self.typed]
-        named = [{"_target_": name} for value in values for name in _CLASS.findall(value)]
+        classes = [{"_target_": name} for value in values for name in _CLASS.findall(value)]
         try:
-            refuse_foreign(rest, str(self.file), remedy=self.remedy, named=named)
+            refuse_foreign(config, str(self.file), remedy=self.remedy, named=[files, classes])
         except ValueError as error:
             raise ConfigError(str(error)) from error
+
+    def check_choices(self, choices: Mapping[str, object], overrides: Sequence[str]) -> None:
+        """Refuse a job, however its sweeper came to it, with an override that could bring code, or with YAML of the
+        working directory, of which nothing was typed.
+
+        `choices`: group -> the file or files that Hydra chose in it.
+        """
+        own = {key_of(override).removeprefix(_PARAMS) for override in self.typed}
+        for override in overrides:
+            if key_of(override) not in own:
+                self.check_override(override)
+        for group, chosen in choices.items():
+            if group in own or group.startswith("hydra/") or chosen is None or os.environ.get(TRUST) == "1":
+                continue
+            for option in [chosen] if isinstance(chosen, str) else cast("Sequence[object]", chosen):
+                if not _is_brought(group.partition("@")[0], str(option)):
+                    raise ConfigError(f"{self.file} chooses {group}={show(option)} of this folder: {self.remedy}")
 
     def check_override(self, override: str) -> None:
         """Refuse an override of the file that could bring code."""
@@ -86,7 +116,7 @@ def resumed(argv: Sequence[str]) -> tuple[list[str], Replay | None]:
     typed = [a for a in beside if a not in FLAGS]
     own = {key_of(override) for override in typed}
     stored = [override for override in manifest.argv if key_of(override) not in own]
-    replay = Replay(folder / MANIFEST, tuple(typed), again, tuple(stored))
+    replay = Replay(folder / MANIFEST, tuple(typed), again)
     for override in stored:
         replay.check_override(override)
     return ["-m", *stored, *typed, f"hydra.sweep.dir={quoted(str(folder))}"], replay
@@ -133,8 +163,10 @@ def _is_harmless(override: str) -> bool:
         options = _CHOICES.fullmatch(value)
         at_hydra = "hydra" in key.partition("@")[2]
         return not at_hydra and bool(options) and all(_is_brought(group, o.strip()) for o in options[1].split(","))
+    if group.startswith(_PARAMS):  # a sweeper makes overrides of jobs of them
+        return _is_harmless(override.replace(_PARAMS, "", 1))
     if "hydra" in key:
-        return _HYDRA_KEYS.fullmatch(group) is not None and (group.startswith("hydra.sweep.") or _is_plain(value))
+        return re.fullmatch(r"hydra\.sweep\.\w+", group) is not None or (group in _HYDRA_KEYS and _is_plain(value))
     return "@" not in key and re.split(r"[./]", group)[0] in {field.name for field in dataclasses.fields(Settings)}
 
 

@@ -180,6 +180,8 @@ class Resuming:
         self.sweep.composing = ()
         choices = {str(group): name for group, name in config.hydra.runtime.choices.items()}
         shown = tuple(o for o in overrides if not o.startswith("hydra"))
+        if self.sweep.replay is not None:
+            self.sweep.replay.check_choices(choices, overrides)
         try:
             settings, names = resolved(config, choices, overrides)
         except (ValueError, OmegaConfBaseException) as error:  # the job reports it

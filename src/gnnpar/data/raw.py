@@ -62,7 +62,7 @@ def refuse_unread(name: str, keys: Iterable[str]) -> None:
 
 def checked(raw: RawGraph) -> RawGraph:
     """The same graph in canonical dtypes, or ValueError."""
-    x = _features(raw)
+    x = checked_features(raw.name, raw.x)
     num_nodes = x.shape[0]
     edge_index, edges = _edges(raw, num_nodes)
     y, num_classes = _labels(raw, num_nodes)
@@ -81,21 +81,23 @@ def checked(raw: RawGraph) -> RawGraph:
     )
 
 
-def _features(raw: RawGraph) -> Tensor:
-    x = raw.x
+def checked_features(name: str, x: Tensor) -> Tensor:
+    """[N, F] float32, or ValueError."""
+    if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
+        raise ValueError(f"dataset {name}: features must be a dense torch tensor, not {_kind(x)}")
     if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] == 0:
         raise ValueError(
-            f"dataset {raw.name}: features must be [nodes, features] with at least one of each, "
+            f"dataset {name}: features must be [nodes, features] with at least one of each, "
             f"got shape {list(x.shape)}; give one row per node."
         )
     if x.is_complex():
-        raise ValueError(f"dataset {raw.name}: features are {x.dtype}; store real numbers.")
+        raise ValueError(f"dataset {name}: features are {x.dtype}; store real numbers.")
     x = x.to(torch.float32)
     bad = ~torch.isfinite(x)
     if bool(bad.any()):
         row, column = (int(v) for v in bad.nonzero()[0])
         raise ValueError(
-            f"dataset {raw.name}: features hold {int(torch.isnan(x).sum())} NaN and {int(torch.isinf(x).sum())} "
+            f"dataset {name}: features hold {int(torch.isnan(x).sum())} NaN and {int(torch.isinf(x).sum())} "
             f"infinite values of {x.numel()} (first at node {row}, feature {column}); replace them in the file, "
             "e.g. with numpy.nan_to_num."
         )
@@ -107,24 +109,32 @@ def _edges(raw: RawGraph, num_nodes: int) -> EdgeList:
         edges, data = edge_list_of(raw.edge_index)
     except ValueError as error:
         raise ValueError(f"dataset {raw.name}: {error}.") from None
+    edges = checked_index(raw.name, edges, num_nodes)
+    given = raw.edges if raw.edges.weight is not None else replace(raw.edges, weight=data.weight)
+    return EdgeList(edges, checked_data(raw.name, given, edges.shape[1], num_types=raw.num_edge_types))
+
+
+def checked_index(name: str, edges: Tensor, num_nodes: int) -> Tensor:
+    """[2, E] int64 of nodes that there are, or ValueError."""
     if edges.ndim != 2 or edges.shape[0] != 2:
         hint = "transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else "row 0 holds sources, row 1 destinations"
-        raise ValueError(f"dataset {raw.name}: edge_index must have shape [2, edges], got {list(edges.shape)}; {hint}.")
+        raise ValueError(f"dataset {name}: edge_index must have shape [2, edges], got {list(edges.shape)}; {hint}.")
     if edges.dtype not in _INTEGERS:
-        raise ValueError(
-            f"dataset {raw.name}: edge_index is {edges.dtype}; node ids must be integers (int64 or int32)."
-        )
+        raise ValueError(f"dataset {name}: edge_index is {edges.dtype}; node ids must be integers (int64 or int32).")
     edges = edges.to(torch.int64)
     if edges.numel():
         low, high = int(edges.min()), int(edges.max())
         if low < 0 or high >= num_nodes:
             count = int(((edges < 0) | (edges >= num_nodes)).any(0).sum())
             raise ValueError(
-                f"dataset {raw.name}: {count} of {edges.shape[1]} edges point outside nodes 0..{num_nodes - 1} "
+                f"dataset {name}: {count} of {edges.shape[1]} edges point outside nodes 0..{num_nodes - 1} "
                 f"(ids range from {low} to {high}); number nodes from 0 or give {high + 1} feature rows."
             )
-    given = raw.edges if raw.edges.weight is not None else replace(raw.edges, weight=data.weight)
-    return EdgeList(edges, checked_data(raw.name, given, edges.shape[1], num_types=raw.num_edge_types))
+    return edges
+
+
+def _kind(given: object) -> str:
+    return f"one of layout {given.layout} on {given.device}" if isinstance(given, Tensor) else type(given).__name__
 
 
 def checked_data(name: str, edges: EdgeData, num_edges: int, *, num_types: int | None = None) -> EdgeData:

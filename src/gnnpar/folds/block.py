@@ -336,10 +336,14 @@ _kinds: MutableMapping[Tensor, tuple[Tensor, list[int]]] = WeakTensorKeyDictiona
 
 def sorted_by_kind(types: Tensor, num: int) -> tuple[Tensor, list[int]]:
     """(order, sizes): the edges by type, [e] int64, and how many are of each of `num` types. The host has to know the
-    sizes: found once for a tensor, as long as it lives."""
+    sizes: found once for a tensor, as long as it lives. ValueError where there are more types."""
     found = _kinds.get(types)
     if found is None or len(found[1]) != num:
         sizes = torch.bincount(types, minlength=num).cpu()
+        if len(sizes) > num:
+            raise ValueError(
+                f"the graph has {len(sizes)} types of edges, and the model reads {num} relations; give it as many"
+            )
         found = torch.argsort(types, stable=True), [int(size) for size in sizes]
         _kinds[types] = found
     return found

@@ -49,6 +49,8 @@ _SHUTDOWN_SECONDS = 15.0  # for a rank to end after rank 0 has
 _PATIENCE_SECONDS = 5.0
 _PARENT_FIRST_SECONDS = 15.0  # the parent's monitor speaks before a rank's own time-out
 _SCRATCH = "gnnpar-ranks-"
+NO_WORKING_DIRECTORY = {"PYTHONSAFEPATH": "1"}
+"""For processes that Python starts: they import nothing of the folder that they are started in."""
 _STOP = "stop"  # the file in the scratch folder by which the parent asks for the end
 _INTERRUPTED = 3  # exit code of a rank that ended because it was asked to
 
@@ -91,18 +93,19 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
             stop.ask()
         monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds * world.dilation)
         job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))
-        ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
-        try:
-            with environment(OMP_NUM_THREADS=str(world.threads_per_rank)), blocked(handlers):
-                try:
-                    with postponed(handlers):
-                        ranks.start()  # before this process has other threads: see `Ranks`
-                    with received(handlers), monitor:
-                        failed = first_to_fail(ranks, how.monitor_seconds, monitor.is_over)
-                finally:
-                    ranks.end()
-        finally:
-            stop.file = None
+        with environment(OMP_NUM_THREADS=str(world.threads_per_rank), **NO_WORKING_DIRECTORY):
+            ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
+            try:
+                with blocked(handlers):
+                    try:
+                        with postponed(handlers):
+                            ranks.start()  # before this process has other threads: see `Ranks`
+                        with received(handlers), monitor:
+                            failed = first_to_fail(ranks, how.monitor_seconds, monitor.is_over)
+                    finally:
+                        ranks.end()
+            finally:
+                stop.file = None
         if failed is not None:
             raise RankFailed(monitor.failure or blame(failed, ranks.exit_codes[failed], read_failures(scratch)))
     if _INTERRUPTED in ranks.exit_codes.values():

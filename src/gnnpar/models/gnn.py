@@ -153,7 +153,8 @@ class ModelConfig:
                 "learned rows there: set model.encoder=none or first_layer=live."
             )
         inner = self.hidden * max(0, self.num_layers - 2)
-        nbytes = 8 * self.hidden * (in_dim + out_dim + inner) * self.matrices  # a weight and its gradient
+        numbers = (in_dim + out_dim + inner) * self.matrices + self.hidden * self.num_layers * self.square_matrices
+        nbytes = 8 * self.hidden * numbers  # a weight and its gradient
         size = f"a model with model.hidden={self.hidden}, model.num_layers={self.num_layers}, {in_dim} features"
         require_memory(nbytes, f"{size} and {out_dim} classes", "lower them")
         model = construct(lambda: GNN(self, in_dim, out_dim, cached_first_layer=cached_first_layer), seed)
@@ -164,6 +165,11 @@ class ModelConfig:
     def matrices(self) -> float:
         """Of a convolution, about."""
         return 1.0
+
+    @property
+    def square_matrices(self) -> float:
+        """Of a convolution, hidden x hidden whatever the widths of its rows."""
+        return 0.0
 
     def aggregates_first(self, in_dim: int, out_dim: int, *, cached: bool) -> bool:
         """For linear folds. Equal widths aggregate first: layer 0 then needs no gradient exchange."""

@@ -133,7 +133,11 @@ class HGT(Typed):
 
     @property
     def matrices(self) -> float:
-        return 4 * self.num_node_types + 2 * (self.num_relations or 1) / self.heads
+        return 4.0 * self.num_node_types
+
+    @property
+    def square_matrices(self) -> float:
+        return 2 * (self.num_relations or 1) / self.heads
 
     @property
     def carried_columns(self) -> int:

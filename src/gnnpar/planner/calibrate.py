@@ -28,7 +28,7 @@ from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.world import num_cores
 from gnnpar.durable import JsonDict, read_json, write_json_whole
 from gnnpar.launch.forked import without_main
-from gnnpar.launch.processes import scratch_folder
+from gnnpar.launch.processes import NO_WORKING_DIRECTORY, environment, scratch_folder
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
 from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
@@ -156,7 +156,7 @@ def world_samples(ranks: int, threads: int, say: Callable[[str], None] = lambda 
             torch.set_num_threads(before)
     import torch.multiprocessing as mp
 
-    with scratch_folder() as folder:
+    with scratch_folder() as folder, environment(**NO_WORKING_DIRECTORY):
         key = secrets.token_bytes(32)
         steps = mp.get_context("spawn").SimpleQueue()
         arguments = (ranks, threads, str(folder), key, steps)

@@ -77,6 +77,7 @@ def launcher(overrides: Sequence[str], ranks: int) -> Run:
             rest = [o for o in overrides if not o.startswith(("world_size=", "epochs=", "eval_every=", "topology"))]
             command = [
                 sys.executable,
+                "-P",
                 "-m",
                 "gnnpar",
                 "train",

@@ -181,9 +181,11 @@ def refuse_settings_of(folder: Path) -> None:
         require_file(file)
         parser = configparser.ConfigParser(interpolation=None)
         try:
-            parser.read(file, encoding="utf-8")
+            parser.read(file, encoding="ascii")
             named = dict(parser.items("default"))
-        except (configparser.Error, UnicodeDecodeError):  # wandb reads nothing of it
+        except UnicodeDecodeError as error:  # which wandb reads by the locale
+            raise ValueError(f"{file} holds characters that are not ASCII, and decides who gets your key") from error
+        except configparser.Error:  # wandb reads nothing of it
             continue
         if named.get("base_url", "").rstrip("/") in ("", _PUBLIC) or "WANDB_BASE_URL" in os.environ:
             named.pop("base_url", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, Outcome, World
+from gnnpar.durable import WriteError
 from gnnpar.npy import load_npy
 from gnnpar.parallel.objective import SPLITS, PairObjective
 from gnnpar.settings import Settings
@@ -27,7 +27,8 @@ from gnnpar.training.loop import Job, PlanSource, Run, prepare
 
 @dataclass(frozen=True)
 class Prediction:
-    """The launcher's `Work`. `trained`: the folder of a checkpoint; `scratch`: where the plan is left.
+    """The launcher's `Work`. `trained`: the folder of a checkpoint; `scratch`: where the plan is left; `partial`: what
+    becomes `out` when it is whole, of rank 0: two predictions of one run share no file.
 
     `pairs`: a file [n, 2] of pairs of nodes, whose scores are asked for instead.
     """
@@ -38,6 +39,7 @@ class Prediction:
     trained: Path
     scratch: Path
     out: Path
+    partial: Path
     pairs: Path | None = None
 
     @contextmanager
@@ -60,25 +62,31 @@ class Prediction:
             logits, ids = scored(self.pairs, logits, run, shape[0])
             shape = comm.broadcast((int(ids[-1]) + 1,), comm.size - 1)
             what = f"{shape[0]} pairs"
-        token = comm.broadcast(secrets.token_hex(8))  # of rank 0: two predictions of one run share no file
-        partial = self.out.with_name(f".{self.out.name}.{token}.partial")
-        try:
-            if comm.rank == 0:
-                np.lib.format.open_memmap(partial, "w+", logits.cpu().numpy().dtype, shape).flush()
-            comm.barrier()
-            rows = np.lib.format.open_memmap(partial, "r+")
-            rows[ids] = logits.cpu().numpy()
-            rows.flush()
-            comm.barrier()
-            if comm.rank == 0:
-                os.replace(partial, self.out)
-        finally:
-            if comm.rank == 0:
-                partial.unlink(missing_ok=True)
+        partial = comm.broadcast(self.partial)
+        if comm.rank == 0:
+            make_array(partial, logits.cpu().numpy().dtype, shape)
+        comm.barrier()
+        rows = np.lib.format.open_memmap(partial, "r+")
+        rows[ids] = logits.cpu().numpy()
+        rows.flush()
+        comm.barrier()
+        if comm.rank == 0:
+            os.replace(partial, self.out)
         if comm.rank == 0:
             shown = {split: value for split in SPLITS if (value := values[f"metric/{split}"]) is not None}
             figures = ", ".join(f"{name} {value:.4f}" for name, value in shown.items()) or "unknown: no split"
             say(f"{what}; {run.task.metric_name} {figures}")
+
+
+def make_array(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    """A .npy file of zeros. WriteError where the disk has no room for all of it: a page that it lacks later, when it is
+    written through a mapping, kills the process."""
+    try:
+        np.lib.format.open_memmap(file, "w+", dtype, shape).flush()
+        with file.open("r+b") as made:
+            os.posix_fallocate(made.fileno(), 0, file.stat().st_size)
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(file)) from error
 
 
 def scored(file: Path, rows: Tensor, run: Run, num_nodes: int) -> tuple[Tensor, np.ndarray]:

@@ -14,7 +14,7 @@ from gnnpar.data.adjacency import EdgeList, edge_list_of, edges_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.hetero import homogeneous
 from gnnpar.data.preprocess import Preprocess, edges_as, normalized
-from gnnpar.data.raw import checked_data
+from gnnpar.data.raw import checked_data, checked_features, checked_index
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
@@ -28,6 +28,7 @@ from gnnpar.track.console import complain
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint
 from gnnpar.training.checkpoint.resume import EdgeFacts
+from gnnpar.training.diagnose import is_out_of_memory
 
 
 class Trained(nn.Module):
@@ -62,18 +63,18 @@ class Trained(nn.Module):
             x, edges = x.x, edges_of(x)
         else:
             edges = edge_list_of(edge_index)
+        x = checked_features("given", x.detach() if isinstance(x, Tensor) else x)
         given = {**edges.data.tensors, **EdgeData(None, edge_weight, edge_type, edge_attr).tensors}
         data = EdgeData(**{kind: value.detach().cpu() for kind, value in given.items()})
-        edges = EdgeList(edges.edge_index, checked_data("given", data, edges.edge_index.shape[1]))
-        edge_index = edges.edge_index
+        types = self.edges.sizes.types or None
+        edge_index = checked_index("given", edges.edge_index, len(x))
+        edges = EdgeList(edge_index, checked_data("given", data, edge_index.shape[1], num_types=types))
         if unread := [f"edge_{kind}" for kind in sorted(edges.data.kinds - self.settings.model.edge_data)]:
             raise ValueError(f"the edges have {unread[0]}, which this model does not read; leave it out")
         if lacking := [f"edge_{kind}" for kind in sorted(self._trained_on() - given.keys())]:
             raise ValueError(f"the model was trained on edges with {lacking[0]}, and these have none; give it")
-        if x.ndim != 2 or x.shape[1] != self.model.in_dim:
+        if x.shape[1] != self.model.in_dim:
             raise ValueError(f"x is {tuple(x.shape)}, but the model was trained on {self.model.in_dim} features a node")
-        if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < len(x):
-            raise ValueError(f"edge_index names node {int(edge_index.max())} or lower than 0 of {len(x)} nodes")
         x, edges = (x, _sorted(edges, len(x))) if prepared else self._prepared(x, edges)
         device, dtype = next(self.model.parameters()).device, TYPES[self.settings.precision].rows
         shard = _shard(x, edges, edge_ids=self.model.needs_edge_ids).to(device, dtype)
@@ -111,7 +112,12 @@ def load(
     """
     found, settings = find(path_of(run, "run"), which, trust=trust)
     saved = found.manifest["run"]
-    model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
+    try:
+        model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ValueError(f"{found.folder} is of a model beyond the memory of this machine") from error
     weights, _ = found.merged(torch.device("cpu"))
     check_weights(model, weights, found.folder)
     model.to(device, TYPES[settings.precision].parameters).load_state_dict(weights)
@@ -148,7 +154,7 @@ def _shard(x: Tensor, edges: EdgeList, *, edge_ids: bool) -> Shard:
     unknown = torch.zeros(len(x), dtype=torch.int64)
     dataset = Dataset.of(
         "given",
-        x=x.detach().cpu().float(),
+        x=x.cpu(),
         y=unknown,
         edge_index=edges.edge_index,
         edges=edges.data,
