@@ -231,7 +231,16 @@ class SimulatedGpu:
         self._cut[id(indptr)] = weakref.ref(indptr)
         return known is None or known() is not indptr
 
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Inside, a wait of this thread is an error, as while a CUDA graph is captured."""
+        self._thread.refuses = True
+        yield
+        self._thread.refuses = False
+
     def _note(self, kind: str) -> None:
+        if getattr(self._thread, "refuses", False):
+            raise RuntimeError(f"captured: {kind}")
         if getattr(self._thread, "on", False):
             frame, frames = sys._getframe(1), []
             while frame is not None:
