@@ -138,7 +138,8 @@ class Stream:
 
 class Graph:
     def __init__(self, cuda: Cuda) -> None:
-        self.cuda, self.work, self.kept = cuda, list[Callable[[], object]](), None
+        self.cuda, self.work = cuda, list[Callable[[], object]]()
+        self.kept: object = None
 
     def replay(self) -> None:
         self.cuda.log.append(f"replay on {self.cuda.current_stream().name}")

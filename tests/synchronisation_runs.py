@@ -39,7 +39,8 @@ def job_of(strategy: str, model: str, *overrides: str, **options: Any) -> tuple[
     chosen = configured("strategy", strategy, *usual.split(), *overrides)
     source = model_of(model, *(each for each in overrides if each.startswith("model.")))
     data = graph_for(chosen, source, small_graph())
-    return make_job(chosen, source, data, world=world, epochs=EPOCHS, **{"dtype": torch.float32, **options}), world
+    given = {"world": world, "dtype": torch.float32, **options}
+    return make_job(chosen, source, data, epochs=EPOCHS, **given), given["world"]
 
 
 @cache

@@ -5,75 +5,36 @@ On a simulated GPU with a simulated CUDA graph (tests/simulated_graph.py).
 
 from __future__ import annotations
 
-import copy
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from captured_runs import EPOCHS, WARM_UP, run, simulated
 from composing import ALIKE, PRESETS, configured, names, settings_of
 from gnnpar.comm.world import World
-from gnnpar.data.tasks import make_task
-from gnnpar.parallel.objective import objective_of
-from gnnpar.partition.shard import Shard
 from gnnpar.training import captured, checks, loop
 from gnnpar.training.captured import CapturedEpochs, captured_epochs
 from gnnpar.training.checks import refuse_capture
-from gnnpar.training.evaluate import evaluate
 from gnnpar.training.optim import SGD, Adam, AdamW
-from gnnpar_kernels.csr import accumulate_dtype
-from simulated_gpu import DEVICE, SimulatedGpu, held, move
-from simulated_graph import Cuda, GraphWorld
-from synchronisation_runs import NETS, carries, job_of
+from simulated_gpu import DEVICE, held
+from simulated_graph import Cuda
+from synchronisation_runs import NETS, carries
 
-EPOCHS, WARM_UP = 6, 2
-OPTIM = Adam(lr=0.02, weight_decay=1e-3, schedule="cosine", clip=0.5)
 CAPTURED = [s for s in names("strategy") if configured("strategy", s).capabilities.captured]
 
 
 @pytest.fixture(autouse=True)
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    fake = Cuda(SimulatedGpu())
-    monkeypatch.setattr(captured, "cuda", fake)
-    monkeypatch.setattr(captured, "WARM_UP", WARM_UP)
-    return fake
-
-
-def _run(cuda: Cuda, strategy: str, model: str, *overrides: str, replays: bool, optim=OPTIM, **options: Any):
-    """Of every rank: losses, weights, metrics of evaluations, and bytes of all epochs."""
-    job, world = job_of(strategy, model, *overrides, **options)
-    job = replace(job, optim=optim)
-
-    def rank(comm):
-        task = make_task(job.dataset.task, job.dataset.num_classes)
-        net = move(copy.deepcopy(job.model).to(accumulate_dtype(job.dtype)))
-        given = job.dataset if comm.rank == 0 else None
-        ids = {"edge_ids": job.model.needs_edge_ids, "placement": job.plan.placement}
-        shard = Shard.open(given, job.plan.part_of, comm, **ids).to(comm.device, job.dtype)
-        engine = job.strategy.build(job.plan, shard, net, task, comm, seed=job.seed, first_layer=job.first_layer)
-        optimizer = job.optim.build(engine.named_parameters(), epochs=EPOCHS, layer_of=job.model.layer_of)
-        objective = objective_of(task, shard, net, comm, job.seed)
-        epochs = captured_epochs(engine, optimizer, comm, job.seed) if replays else None
-        losses, metrics, traffic = [], [], []
-        for epoch in range(EPOCHS):
-            optimizer.schedule(epoch)
-            comm.ledger.drain()
-            report = engine.train_epoch(epoch, optimizer) if epochs is None else epochs.train_epoch(epoch)
-            sent = comm.ledger.drain()
-            losses.append(report.loss)
-            traffic.append((sent.bytes, sent.layer_bytes, sent.metadata, sent.messages))
-            assert not optimizer.refused
-            metrics.append(evaluate(engine, objective) if epoch % 2 else None)
-        weights = {name: held(w).clone() for name, w in engine.named_weights()}
-        return losses, weights, metrics, traffic
-
-    return GraphWorld(cuda.gpu, world).run(rank)
+def cuda() -> Iterator[Cuda]:
+    with simulated() as fake:
+        yield fake
 
 
 def _assert_equal(cuda: Cuda, *job: str, **options: Any) -> None:
-    plain, replayed = (_run(cuda, *job, replays=replays, **options) for replays in (False, True))
+    plain, replayed = (run(cuda, *job, replays=replays, **options) for replays in (False, True))
     assert cuda.log.count("captured") == len(plain)
     assert len([line for line in cuda.log if line.startswith("replay")]) == (EPOCHS - WARM_UP) * len(plain)
     for (losses, weights, metrics, traffic), (losses2, weights2, metrics2, traffic2) in zip(
@@ -138,7 +99,7 @@ def test_other_optimizers(cuda, optim, precision):
 
 def test_the_order_of_calls(cuda):
     """Warm-up on the stream of the capture, which waits for what was before; replays on the usual one."""
-    _run(cuda, "single", "gcn", replays=True)
+    run(cuda, "single", "gcn", replays=True)
     warm = ["side waits for default", "on side", "on default", "default waits for side"]
     assert cuda.log == [
         *warm * WARM_UP,
@@ -158,9 +119,9 @@ class _KeysAsNumbers(CapturedEpochs):
 
 
 def test_a_key_that_is_a_number_is_found(cuda, monkeypatch):
-    plain = _run(cuda, "single", "gcn", replays=False)[0][0]
+    plain = run(cuda, "single", "gcn", replays=False)[0][0]
     monkeypatch.setattr(captured, "CapturedEpochs", _KeysAsNumbers)
-    losses = _run(cuda, "single", "gcn", replays=True)[0][0]
+    losses = run(cuda, "single", "gcn", replays=True)[0][0]
     assert losses[: WARM_UP + 1] == plain[: WARM_UP + 1]
     assert losses[WARM_UP + 1] != plain[WARM_UP + 1]
 

@@ -8,17 +8,21 @@ Operation by operation the arithmetic is that of torch's own step on a CPU, to t
 root is one there, where torch's CUDA kernels multiply by its inverse.
 """
 
+# torch's own optimizers are made of these functions on lists, which it calls private
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
+
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gnnpar.durable import JsonDict
 from gnnpar.parallel.keys import to_device
 
-Group = Mapping[str, Any]
+Group = JsonDict
 """A parameter group of torch.optim: parameters, rates and decay by name."""
 
 MOMENTS: dict[str, tuple[str, ...]] = {
