@@ -22,6 +22,7 @@ from composing import configured
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
+from gnnpar.parallel.engine import Capturable
 from gnnpar.parallel.keys import KeyTable
 from gnnpar.partition.shard import Shard
 from gnnpar.verify.conformance import Job, graph_for, make_job, small_graph
@@ -126,6 +127,7 @@ def test_so_is_what_a_captured_epoch_launches(monkeypatch, model, precision):
         given = job.dataset if comm.rank == 0 else None
         shard = Shard.open(given, job.plan.part_of, comm, edge_ids=job.model.needs_edge_ids).to(comm.device, job.dtype)
         engine = job.strategy.build(job.plan, shard, copy.deepcopy(job.model).float(), task, comm, seed=0)
+        assert isinstance(engine, Capturable)
         engine.launch_epoch(0, _NoStep(), KeyTable(0, comm.device))
 
     ThreadWorld(2).run(rank)
