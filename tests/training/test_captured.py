@@ -5,7 +5,9 @@ On a simulated GPU with a simulated CUDA graph (tests/simulated_graph.py).
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,13 +18,15 @@ import torch
 from captured_runs import EPOCHS, WARM_UP, run, simulated
 from composing import ALIKE, PRESETS, configured, names, settings_of
 from gnnpar.comm.world import World
+from gnnpar.data.tasks import make_task
+from gnnpar.partition.shard import Shard
 from gnnpar.training import captured, checks, loop
 from gnnpar.training.captured import CapturedEpochs, captured_epochs
 from gnnpar.training.checks import refuse_capture
 from gnnpar.training.optim import SGD, Adam, AdamW
-from simulated_gpu import DEVICE, held
-from simulated_graph import Cuda
-from synchronisation_runs import NETS, carries
+from simulated_gpu import DEVICE, held, move
+from simulated_graph import Cuda, GraphWorld
+from synchronisation_runs import NETS, carries, job_of
 
 CAPTURED = [s for s in names("strategy") if configured("strategy", s).capabilities.captured]
 
@@ -177,6 +181,29 @@ def test_a_gradient_that_is_not_finite_moves_nothing(cuda):
             assert torch.equal(held(parameter), before[0]) is refused
             if refused:
                 assert torch.equal(held(stepper.optimizer.state[parameter]["exp_avg"]), before[1])
+
+
+def test_a_replay_with_a_gradient_that_is_not_finite_moves_nothing(cuda):
+    """The host learns of it after the replay."""
+    job, _ = job_of("single", "gcn")
+
+    def rank(comm):
+        task = make_task(job.dataset.task, job.dataset.num_classes)
+        shard = Shard.open(job.dataset, job.plan.part_of, comm).to(comm.device, job.dtype)
+        engine = job.strategy.build(job.plan, shard, move(copy.deepcopy(job.model)), task, comm, seed=job.seed)
+        optimizer = Adam().build(engine.named_parameters(), epochs=EPOCHS, layer_of=job.model.layer_of)
+        epochs = captured_epochs(engine, optimizer, comm, job.seed)
+        for epoch in range(WARM_UP + 1):
+            assert math.isfinite(epochs.train_epoch(epoch).loss)
+            assert not optimizer.refused
+        before = {name: held(w).clone() for name, w in engine.named_weights()}
+        held(shard.x).fill_(torch.nan)
+        assert math.isnan(epochs.train_epoch(WARM_UP + 1).loss)
+        assert optimizer.refused
+        assert all(torch.equal(held(w), before[name]) for name, w in engine.named_weights())
+
+    GraphWorld(cuda.gpu, 1).run(rank)
+    assert cuda.log[-2:] == ["replay on default"] * 2
 
 
 def test_an_engine_without_a_launch_is_named(cuda):

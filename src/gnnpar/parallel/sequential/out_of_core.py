@@ -2,8 +2,9 @@
 
 Every part is a rank of SAR in a thread of its own; one thread runs at a time, and whatever the others hold (rows,
 structure, what their backward will read, messages that wait for them) lies on the host. The device holds one part's
-working set, so memory falls as 1/parts, whatever the size of the graph. Source: specs of SAR's loop over parts
-(Mostafa 2022, algorithms 1 and 2), with the host in the place of the other workers.
+working set, on a GPU, where pages come ahead of their use, that of two, so memory falls as 1/parts, whatever the size
+of the graph. Source: specs of SAR's loop over parts (Mostafa 2022, algorithms 1 and 2), with the host in the place of
+the other workers.
 """
 
 from __future__ import annotations
