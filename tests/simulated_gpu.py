@@ -139,17 +139,23 @@ def _held(value: object) -> object:
     return value.held if isinstance(value, DeviceTensor) else value
 
 
+class _OnCpu(TorchDispatchMode):
+    """Notes the waits of one thread whose tensors are all taken for the device's, though they are the CPU's."""
+
+    def __init__(self, note: Callable[[str], None], cut: Callable[[Tensor], bool]) -> None:
+        super().__init__()
+        self.note, self.cut = note, cut
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
+        _note_reads(str(func), args, kwargs or {}, given, self)
+        return func(*args, **(kwargs or {}))
+
+
 def _note(name: str, args: Any, kwargs: dict[str, Any], ours: list, given: list, mode: _Dispatch) -> None:
-    if name in _READS and ours:
-        mode.note(_READS[name])
-    elif name == "aten.repeat_interleave.Tensor" and kwargs.get("output_size") is None:
-        mode.note("number read")
-    elif name in _INDEXING:
-        indices = [i for i in args[1] if i is not None]
-        filled = name != "aten.index.Tensor" and args[2].numel() == 1  # masked_fill
-        if any(i.dtype in (torch.bool, torch.uint8) for i in indices) and not filled:
-            mode.note("boolean index")
-        if any(not isinstance(i, DeviceTensor) for i in indices):
+    _note_reads(name, args, kwargs, ours, mode)
+    if name in _INDEXING:
+        if any(not isinstance(i, DeviceTensor) for i in args[1] if i is not None):
             mode.note("copy from the host")
     elif name == "aten._to_copy.default":
         there, asked = isinstance(args[0], DeviceTensor), kwargs.get("device")
@@ -159,6 +165,18 @@ def _note(name: str, args: Any, kwargs: dict[str, Any], ours: list, given: list,
             mode.note("copy from the host")
     elif name == "aten.copy_.default" and len(ours) != len(given):
         mode.note("copy from the host" if isinstance(args[0], DeviceTensor) else "copy to the host")
+
+
+def _note_reads(name: str, args: Any, kwargs: dict[str, Any], ours: list, mode: _Dispatch | _OnCpu) -> None:
+    if name in _READS and ours:
+        mode.note(_READS[name])
+    elif name == "aten.repeat_interleave.Tensor" and kwargs.get("output_size") is None:
+        mode.note("number read")
+    elif name in _INDEXING:
+        indices = [i for i in args[1] if i is not None]
+        filled = name != "aten.index.Tensor" and args[2].numel() == 1  # masked_fill
+        if any(i.dtype in (torch.bool, torch.uint8) for i in indices) and not filled:
+            mode.note("boolean index")
     elif name.startswith("gnnpar_kernels."):
         values = dict(zip((a.name for a in func_arguments(name)), args, strict=False))
         for argument in ("indptr", "back_indptr"):
@@ -210,6 +228,17 @@ class SimulatedGpu:
         with _Dispatch(self._note, self._is_new):
             yield
 
+    @contextmanager
+    def taking_cpu(self) -> Iterator[None]:
+        """In this thread, tensors of the CPU are taken for the device's: where others cannot run, for torch has no
+        autocast of DEVICE, and its tensors own no storage that could be paged out.
+
+        What this cannot see: copies between host and device, and operations over both. Numbers that the host reads of
+        tensors of its own look like waits.
+        """
+        with _OnCpu(self._note, self._is_new):
+            yield
+
     def record(self) -> None:
         """From here on, waits of this thread are events."""
         self._thread.on = True
@@ -217,6 +246,10 @@ class SimulatedGpu:
     def world(self, size: int) -> ThreadWorld:
         """Rank threads that share the GPU."""
         return _World(self, size)
+
+    def cpu_world(self, size: int) -> ThreadWorld:
+        """Rank threads whose tensors of the CPU are taken for the device's."""
+        return _CpuWorld(self, size)
 
     def tensor(self, data: Any, *, device: torch.device | None = None, **options: Any) -> Tensor:
         """torch.tensor, on either device."""
@@ -231,7 +264,16 @@ class SimulatedGpu:
         self._cut[id(indptr)] = weakref.ref(indptr)
         return known is None or known() is not indptr
 
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Inside, a wait of this thread is an error, as while a CUDA graph is captured."""
+        self._thread.refuses = True
+        yield
+        self._thread.refuses = False
+
     def _note(self, kind: str) -> None:
+        if getattr(self._thread, "refuses", False):
+            raise RuntimeError(f"captured: {kind}")
         if getattr(self._thread, "on", False):
             frame, frames = sys._getframe(1), []
             while frame is not None:
@@ -256,6 +298,20 @@ class _World(ThreadWorld):
 
         with mock.patch.object(torch, "tensor", self._gpu.tensor):  # makes a meta tensor without asking the dispatcher
             return super().run(on_gpu, comms)
+
+
+class _CpuWorld(ThreadWorld):
+    def __init__(self, gpu: SimulatedGpu, size: int) -> None:
+        super().__init__(size)
+        self._gpu = gpu
+
+    def run(self, body: Any, comms: Any = ()) -> list[Any]:
+        def noted(comm: Any) -> Any:
+            with self._gpu.taking_cpu():
+                return body(comm)
+
+        with mock.patch.object(torch.Tensor, "is_cuda", property(lambda _: True)):  # what a GPU does, not what a CPU
+            return super().run(noted, comms)
 
 
 Model = TypeVar("Model", bound=nn.Module)

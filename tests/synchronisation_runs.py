@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from composing import configured, names
+from composing import REFUSED, configured, names
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gnn import ModelSource
 from gnnpar.parallel.objective import objective_of
+from gnnpar.parallel.strategy import refuse_neighborhoods, refuse_one_piece
 from gnnpar.partition.shard import Shard
 from gnnpar.training.evaluate import evaluate
 from gnnpar.verify.conformance import Job, graph_for, make_job, on_device, small_graph
@@ -38,7 +39,8 @@ def job_of(strategy: str, model: str, *overrides: str, **options: Any) -> tuple[
     chosen = configured("strategy", strategy, *usual.split(), *overrides)
     source = model_of(model, *(each for each in overrides if each.startswith("model.")))
     data = graph_for(chosen, source, small_graph())
-    return make_job(chosen, source, data, world=world, epochs=EPOCHS, **{"dtype": torch.float32, **options}), world
+    given = {"world": world, "dtype": torch.float32, **options}
+    return make_job(chosen, source, data, epochs=EPOCHS, **given), given["world"]
 
 
 @cache
@@ -49,6 +51,18 @@ def model_of(name: str, *overrides: str) -> ModelSource:
 
         return PyG(target=f"pyg_nets.{name.removeprefix('pyg.')}")
     return configured("model", name, *overrides)
+
+
+def carries(strategy: str, model: str) -> bool:
+    """Does the strategy run the model?"""
+    if (strategy, model) in {*REFUSED, ("feature", "pyg.gated")}:  # a fold that is not divided by columns or heads
+        return False
+    try:
+        refuse_one_piece(configured("strategy", strategy), model_of(model), {})
+        refuse_neighborhoods(configured("strategy", strategy), model_of(model), {})
+    except ValueError:
+        return False
+    return True
 
 
 def train(job: Job, comm: Any, *, before_last: Callable[[], object]) -> list[float]:

@@ -98,9 +98,9 @@ def _of_every_strategy(name: str, command: str, seconds: float) -> list[Check]:
     return [_on_either(f"{name}-{s}", f"{command} {s}", seconds) for s in STRATEGIES]
 
 
-def _on_either(name: str, command: str, seconds: float) -> Check:
+def _on_either(name: str, command: str, seconds: float, *, env: dict[str, str] | None = None) -> Check:
     told = [command.replace("{device}", device) for device in ("cuda", "cpu")]
-    return Check(name, told[0], seconds, told[1])
+    return Check(name, told[0], seconds, told[1], env=env or {})
 
 
 STAGES = (
@@ -169,7 +169,11 @@ STAGES = (
                 60,
                 f"{TRAIN}paged strategy=sar strategy.logical_parts=4 model=gcn world_size=1",
             ),
+            *(_on_either(f"captured-{m}", f"{PROOF} captured {{device}} single {m}", 60) for m in ("gcn", "gat")),
             _on_either("nccl-one-gpu", f"{PROOF} nccl {{device}}", 60),
+            _on_either(
+                "captured-nccl", f"{PROOF} captured {{device}} graph_parallel gcn", 60, env={"GNNPAR_SHARE_GPU": "1"}
+            ),
             Check(
                 "nccl-train",
                 f"{TRAIN}nccl device=cuda strategy=gnnpipe model=gcn world_size=2 comm=nccl",

@@ -5,6 +5,7 @@ golden DEVICE STRATEGY ...      losses in fp64, rank threads on the device, agai
 check DEVICE STRATEGY [MODELS]  gnnpar check: losses and gradients against the single device on the CPU
 pair DEVICE STRATEGY MODEL      two ranks over gloo on the device and on the CPU: losses to 1e-4, bytes equal
 waits DEVICE STRATEGY           waits of the host in an epoch: torch's own warnings, or on a CPU the simulated GPU
+captured DEVICE STRATEGY MODEL  epochs replayed from a CUDA graph and others: losses equal to the bit; and their times
 nccl DEVICE                     two ranks that share one GPU exchange rows over NCCL (cpu: the same over gloo)
 table FOLDER                    copies the recorded tiles there
 """
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
 QUANTIZED = 1e-4  # relative, of a loss: a rounding that falls the other way changes a run for good
@@ -101,6 +103,30 @@ def waits(device: str, strategy: str) -> str:
     return f"{len(places)} places wait in an epoch of {world} ranks"
 
 
+def captured(device: str, strategy: str, model: str) -> str:
+    """Over NCCL, where ranks are two: they share one GPU. On a CPU, a simulated GPU and graph."""
+    if device == "cpu":
+        from captured_runs import EPOCHS, WARM_UP, run, simulated
+
+        with simulated() as cuda:
+            plain, replayed = (run(cuda, strategy, model, replays=replays)[0] for replays in (False, True))
+        assert replayed.losses == plain.losses, f"losses {replayed.losses}, not captured {plain.losses}"
+        assert replayed.traffic == plain.traffic, "bytes differ"
+        return f"{EPOCHS - WARM_UP} replays with the losses of epochs, simulated"
+    job = [f"strategy={strategy}", f"model={model}", "dataset=sbm", "world_size=2", "comm=nccl", "epochs=30"]
+    job += ["device=cuda", "tracker=jsonl", "optim.schedule=cosine"]
+    with tempfile.TemporaryDirectory() as folder:
+        runs: list[list[dict]] = []
+        for number, graph in enumerate(("false", "true")):
+            where = Path(folder, str(number))
+            _gnnpar("train", *job, f"launch.cuda_graph={graph}", f"hydra.run.dir={where}")
+            runs.append([json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines()])
+    plain, replayed = ([row["loss/train"] for row in rows if "loss/train" in row] for rows in runs)
+    assert replayed == plain, f"losses {replayed}, not captured {plain}"
+    times = [median(row["time/epoch_seconds"] for row in rows[10:] if row.get("time/timed")) * 1e3 for rows in runs]
+    return f"{len(plain)} losses equal; an epoch {times[0]:.2f} ms, replayed {times[1]:.2f} ms"
+
+
 def nccl(device: str) -> str:
     """NVIDIA supports one rank a GPU: each rank calls itself a host of its own. For correctness alone."""
     backend, where = ("nccl", "cuda:0") if device == "cuda" else ("gloo", "cpu")
@@ -136,7 +162,7 @@ def _gnnpar(*arguments: str) -> None:
     assert done.returncode == 0, f"gnnpar {arguments[0]}: {(done.stderr or done.stdout).strip()[-300:]}"
 
 
-PROOFS = {each.__name__: each for each in (versions, golden, check, pair, waits, nccl, table)}
+PROOFS = {each.__name__: each for each in (versions, golden, check, pair, waits, captured, nccl, table)}
 
 if __name__ == "__main__":
     try:

@@ -15,13 +15,14 @@ from gnnpar_kernels.dispatch import Choice, implementations
 from gnnpar_kernels.dropout import apply_mask, dropout, keep_mask
 from gnnpar_kernels.extremum import extremum, extremum_finish, extremum_grad
 from gnnpar_kernels.gather import gather_rows, scatter_add_rows_
-from gnnpar_kernels.hashing import fold_key
+from gnnpar_kernels.hashing import Key, fold_key
 from gnnpar_kernels.quantize import dequantize_rows, quantize_rows
 from gnnpar_kernels.spmm import spmm
 
 __all__ = [
     "Choice",
     "Csr",
+    "Key",
     "apply_mask",
     "attend",
     "attend_finish",

@@ -6,7 +6,7 @@ int32 wraps modulo 2^32 and its right shift is arithmetic, hence a mask after ea
 import torch
 from torch import Tensor
 
-from gnnpar_kernels.hashing import GOLDEN, M1, M2, MASK32, key_words, signed, threshold
+from gnnpar_kernels.hashing import GOLDEN, M1, M2, MASK32, Key, signed, signed_words, threshold
 
 
 def word(value: int) -> Tensor:
@@ -33,16 +33,16 @@ def _mix(x: Tensor) -> Tensor:
     return entry_hash(_shifted(x), torch.zeros_like(x), out=torch.empty_like(x), scratch=torch.empty_like(x))
 
 
-def row_hash(ids: Tensor, *, key: int) -> Tensor:
+def row_hash(ids: Tensor, *, key: Key) -> Tensor:
     """The row's part of the hash. Shapes: ids [n] int64 -> [n] int32."""
-    k0, k1, _ = key_words(key)
-    row = _shifted(_mix(ids.to(torch.int32).bitwise_xor_(signed(k0))))
-    return _mix(row.bitwise_xor_((ids >> 32).to(torch.int32)).bitwise_xor_(signed(k1)))
+    k0, k1, _ = signed_words(key)
+    row = _shifted(_mix(ids.to(torch.int32).bitwise_xor_(k0)))
+    return _mix(row.bitwise_xor_((ids >> 32).to(torch.int32)).bitwise_xor_(k1))
 
 
-def column_hash(width: int, *, key: int) -> Tensor:
+def column_hash(width: int, *, key: Key) -> Tensor:
     """The column's part of the hash. Shapes: -> [width] int32."""
-    _, _, k2 = key_words(key)
+    _, _, k2 = signed_words(key)
     return _mix(((torch.arange(width) * GOLDEN + k2) & MASK32).to(torch.int32))
 
 

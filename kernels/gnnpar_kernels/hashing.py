@@ -13,6 +13,10 @@ pair of C. Wellons' hash prospector (public domain).
 import torch
 from torch import Tensor
 
+Key = int | Tensor
+"""64 bits, or their three words, `key_tensor`, where what is drawn is: a captured CUDA graph reads the words anew each
+time it is replayed."""
+
 M1 = 0x7FEB352D
 M2 = 0x846CA68B
 GOLDEN = 0x9E3779B9
@@ -47,6 +51,17 @@ def key_words(key: int) -> tuple[int, int, int]:
     return first & MASK32, first >> 32, second & MASK32
 
 
+def key_tensor(*keys: int) -> Tensor:
+    """The words of keys. Shapes: -> [len(keys), 3] int32; a row of it is a Key."""
+    return torch.tensor([[signed(word) for word in key_words(key)] for key in keys], dtype=torch.int32).reshape(-1, 3)
+
+
+def signed_words(key: Key) -> tuple[int | Tensor, int | Tensor, int | Tensor]:
+    """The words of a key as int32: numbers, or tensors without a dimension."""
+    k0, k1, k2 = key.unbind() if isinstance(key, Tensor) else map(signed, key_words(key))
+    return k0, k1, k2
+
+
 def threshold(p: float) -> int:
     """Smallest signed 32-bit hash that is kept: a share 1 - p of all 2^32 values is at least this."""
     if not 0.0 <= p < 1.0:
@@ -68,9 +83,9 @@ def _mix(x: Tensor) -> Tensor:
     return _entry(x ^ (x >> 16))
 
 
-def entry_hash(ids: Tensor, width: int, *, key: int) -> Tensor:
+def entry_hash(ids: Tensor, width: int, *, key: Key) -> Tensor:
     """32 random bits of every entry, see above. Shapes: ids [n] -> [n, width] int64."""
-    k0, k1, k2 = key_words(key)
+    k0, k1, k2 = (word & MASK32 for word in signed_words(key if isinstance(key, int) else key.long()))
     row = _mix((ids & MASK32) ^ k0)
     row = _mix(row ^ (row >> 16) ^ ((ids >> 32) & MASK32) ^ k1)
     column = _mix((torch.arange(width, device=ids.device) * GOLDEN + k2) & MASK32)

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from gnnpar_kernels.dispatch import register
+from gnnpar_kernels.hashing import Key
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 CSR = "Tensor indptr, Tensor indices"
-DROP = "float p, SymInt key"
+DROP = "float p, SymInt key, Tensor? words"
 _LIBRARY = torch.library.Library("gnnpar_kernels", "DEF")
 
 
@@ -58,6 +59,16 @@ def _refuse_gradients(op: str, values: Iterable[object]) -> None:
             )
         if isinstance(value, tuple):
             _refuse_gradients(op, value)
+
+
+def flat_key(key: Key) -> tuple[int, Tensor | None]:
+    """A key as a schema takes it: a number, or the words of one."""
+    return (0, key) if isinstance(key, Tensor) else (signed_key(key), None)
+
+
+def key_of(key: int, words: Tensor | None) -> Key:
+    """The other way round."""
+    return key if words is None else words
 
 
 def signed_key(key: int) -> int:

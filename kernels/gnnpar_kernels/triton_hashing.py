@@ -6,6 +6,7 @@ import triton.language as tl
 from gnnpar_kernels.hashing import GOLDEN as _GOLDEN
 from gnnpar_kernels.hashing import M1 as _M1
 from gnnpar_kernels.hashing import M2 as _M2
+from gnnpar_kernels.hashing import Key, signed_words
 
 M1: tl.constexpr = tl.constexpr(_M1)
 M2: tl.constexpr = tl.constexpr(_M2)
@@ -25,20 +26,39 @@ def mix(x):
 
 
 @triton.jit
+def word(k):
+    """A word of a key on uint32: int32 with its bits, or their address, where a captured launch finds it."""
+    if k.dtype.is_ptr():
+        k = tl.load(k)
+    return k.to(tl.uint32)
+
+
+@triton.jit
 def row_hash(ids, k0, k1):
-    """Hash of int64 global ids; k0, k1 are the words of the key as uint32 (or int32 with the same bits)."""
+    """Hash of int64 global ids; k0, k1: see `word`."""
     low, high = ids.to(tl.uint32), (ids >> 32).to(tl.uint32)
-    row = mix(low ^ k0.to(tl.uint32))
-    return mix(row ^ (row >> 16) ^ high ^ k1.to(tl.uint32))
+    row = mix(low ^ word(k0))
+    return mix(row ^ (row >> 16) ^ high ^ word(k1))
 
 
 @triton.jit
 def column_hash(columns, k2):
-    """Hash of column numbers."""
-    return mix(columns.to(tl.uint32) * GOLDEN + k2.to(tl.uint32))
+    """Hash of column numbers; k2: see `word`."""
+    return mix(columns.to(tl.uint32) * GOLDEN + word(k2))
 
 
 @triton.jit
 def keep(rows, columns, limit):
     """Whether an entry survives dropout: rows and columns are hashes, limit the signed threshold of p."""
     return entry_hash(rows ^ columns).to(tl.int32, bitcast=True) >= limit
+
+
+def key_arguments(key: Key) -> dict[str, object]:
+    """A key as the arguments k0, k1, k2 of a kernel."""
+    words = signed_words(key) if isinstance(key, int) else (key, key[1:], key[2:])
+    return dict(zip(("k0", "k1", "k2"), words, strict=True))
+
+
+def captured(types: dict[str, str]) -> dict[str, str]:
+    """The types of a kernel's arguments where its key is a tensor."""
+    return types | dict.fromkeys(("k0", "k1", "k2"), "*i32")

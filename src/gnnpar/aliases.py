@@ -33,6 +33,7 @@ _LATER = {
     "tf32": False,
 }
 _LATER_OF_MODELS = {"jump": "none"}
+_LATER_OF_LAUNCHERS = {"cuda_graph": False}
 _PUBLISHED = {now: before for before, now in MOVED.items()}
 
 
@@ -59,9 +60,10 @@ def with_published_targets(tree: object) -> Any:  # Any: plain data of JSON or Y
 def with_published_keys(settings: JsonObject) -> JsonDict:
     """A configuration without keys of later versions whose value is what every run had before, for hashes."""
     kept = _without(settings, _LATER)
-    return (
-        kept | {"model": with_published_model_keys(kept["model"])} if isinstance(kept.get("model"), Mapping) else kept
-    )
+    for group, later in (("model", _LATER_OF_MODELS), ("launch", _LATER_OF_LAUNCHERS)):
+        if isinstance(kept.get(group), Mapping):
+            kept[group] = _without(kept[group], later)
+    return kept
 
 
 def with_published_model_keys(model: JsonObject) -> JsonDict:

@@ -62,8 +62,10 @@ class Session:
         run = self._run
         if optimizer is None:
             run.optimizer.schedule(self.epoch)
-        stepper = run.optimizer if optimizer is None else _Given(optimizer)
-        report = run.engine.train_epoch(self.epoch, stepper)
+        if optimizer is None and run.captured is not None:
+            report = run.captured.train_epoch(self.epoch)
+        else:
+            report = run.engine.train_epoch(self.epoch, run.optimizer if optimizer is None else _Given(optimizer))
         self.epoch += 1
         return report.loss
 

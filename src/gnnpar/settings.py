@@ -81,11 +81,15 @@ class Comm:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How `gnnpar train` starts its ranks when nobody else has."""
+    """How `gnnpar train` starts its ranks when nobody else has.
+
+    `cuda_graph`: on a GPU, one epoch is captured as a CUDA graph and later ones are replays of it.
+    """
 
     max_restarts: Count = 0
     monitor_seconds: Annotated[float, at.Gt(0)] = 0.2
     grace_seconds: Annotated[float, at.Ge(0)] = 30.0
+    cuda_graph: bool = False  # runs of before know none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,16 +179,22 @@ class EarlyStopping:
 
 
 class Stepper(Protocol):
-    """An optimizer with its schedule. `refused`: the last step was none, because a gradient was not finite."""
+    """An optimizer with its schedule. `refused`: the last step was none, because a gradient was not finite.
+
+    On a GPU a step is `prepare`, on the host, and then `launch`, which a CUDA graph may hold.
+    """
 
     optimizer: torch.optim.Optimizer
-    refused: bool
 
+    @property
+    def refused(self) -> bool: ...
     @property
     def lr(self) -> float: ...
     def schedule(self, epoch: int) -> None: ...
     def zero_grad(self) -> None: ...
     def step(self, norm: float | None = None) -> None: ...
+    def prepare(self) -> None: ...
+    def launch(self, norm: float | None = None) -> None: ...
     def state_dict(self) -> JsonDict: ...
     def load_state_dict(self, state: JsonDict) -> None: ...
 

@@ -6,23 +6,25 @@ deterministic=true: an operation that has no fixed order of sums on a GPU is ref
 """
 
 import copy
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from composing import PRESETS, REFUSED, configured, names
+from composing import PRESETS, names
 from gnnpar.comm import ThreadWorld
 from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
 from gnnpar.parallel.objective import objective_of
-from gnnpar.parallel.strategy import refuse_neighborhoods, refuse_one_piece
+from gnnpar.parallel.sequential import paging
+from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
 from gnnpar.partition.shard import Shard, split
 from gnnpar.training.evaluate import evaluate
 from gnnpar.verify.conformance import Job, check, small_graph
 from simulated_gpu import DEVICE, Event, SimulatedGpu, held, move
-from synchronisation_runs import NETS, STRATEGIES, job_of, losses_and_events, model_of
+from synchronisation_runs import NETS, STRATEGIES, carries, job_of, losses_and_events, train
 
 
 class Allowed(NamedTuple):
@@ -41,12 +43,12 @@ ALLOWED = [
     Allowed(
         "gnnpar/parallel/pipeline/engine.py", "PipelineEngine.train_epoch", "loss and gradient norm, once an epoch"
     ),
-    Allowed("gnnpar/training/optim.py", "Stepper.step", "no step is taken with a gradient that is not finite"),
     Allowed("gnnpar/codecs/quantized.py", "QuantizedRows.begin_epoch", "rows that no step covers, once an epoch"),
 ]
 OF_A_SAMPLE = [  # a mini-batch has new rows every step
     Allowed("gnnpar_kernels/", "", "a kernel cuts the rows of a sample into tasks"),
     Allowed("gnnpar/folds/block.py", "", "folds cut the edges of a sample into pieces, and find its ends and types"),
+    Allowed("gnnpar/training/optim.py", "Stepper.refused", "an epoch ends at a gradient that is not finite"),
 ]
 SAMPLING = ("minibatch", "bns")
 DRAWING = "gnnpar/parallel/bns/sample.py"  # what it draws, and cuts by that, is exempt
@@ -68,22 +70,11 @@ def _pairs() -> Iterator[Any]:
     for strategy in STRATEGIES:
         all_folds = strategy in ("single", "graph_parallel", "sar", "gnnpipe", "minibatch")
         nets = [f"pyg.{net}" for net in NETS]
-        for model in (m for m in [*names("model"), *nets] if _carries(strategy, m)):
+        for model in (m for m in [*names("model"), *nets] if carries(strategy, m)):
             usual = model == "gat" or (all_folds and model in ("gcn", "gatv2", "sage_max", "rgat"))
             usual |= strategy == "graph_parallel" and model in nets
             marks = () if usual and strategy not in PRESETS else pytest.mark.slow
             yield pytest.param(strategy, model, marks=marks)
-
-
-def _carries(strategy: str, model: str) -> bool:
-    if (strategy, model) in {*REFUSED, ("feature", "pyg.gated")}:  # a fold that is not divided by columns or heads
-        return False
-    try:
-        refuse_one_piece(configured("strategy", strategy), model_of(model), {})
-        refuse_neighborhoods(configured("strategy", strategy), model_of(model), {})
-    except ValueError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize(("strategy", "model"), list(_pairs()))
@@ -118,6 +109,7 @@ OPTIONS = [
     ("minibatch", "strategy.sampler=cluster strategy.clusters=6 strategy.clusters_per_batch=2"),
     ("minibatch", "strategy.sampler=saint"),
     ("pipegcn", "codec=uniform"),
+    ("cofree", "strategy.drop_edge=0.3 strategy.masks=1"),
 ]
 
 
@@ -127,9 +119,72 @@ def test_options_wait_for_nothing_either(strategy, overrides):
     assert_waits(strategy, *job_of(strategy, "gat", *overrides.split()))
 
 
+def test_sancus_with_a_bound_waits_once_an_aggregation():
+    """Who broadcasts the rows of a layer follows from them, and they from what was broadcast of the layer before."""
+    job, world = job_of("sancus", "gcn", "strategy.bound=0.01", "strategy.period=null")
+    _, events = losses_and_events(job, world)
+    asked = [event for event in events if "gnnpar/parallel/sancus/copies.py" in event.callers]
+    assert len(asked) == job.model.num_layers * world
+    rest = [e for e in events if e not in asked and not any(each.covers(e) for each in ALLOWED)]
+    assert not rest, rest
+
+
 @pytest.mark.parametrize("strategy", ["graph_parallel", "sar"])
 def test_an_epoch_with_a_kept_first_layer_waits_for_nothing(strategy):
     assert_waits(strategy, *job_of(strategy, "gcn", first_layer="cached"))
+
+
+ON_CPU = [  # where the tensors are the CPU's and are taken for the device's
+    Allowed("gnnpar/training/optim.py", "Stepper.step", "torch's own step; a GPU takes DeviceStep"),
+    Allowed("gnnpar/parallel/sampling/", "", "samples are put together on the host, of its own tensors"),
+]
+
+
+def assert_waits_on_cpu(job: Job, world: int, gpu: SimulatedGpu, *, sampling: bool = False) -> None:
+    gpu.cpu_world(world).run(lambda comm: train(job, comm, before_last=gpu.record))
+    allowed = ALLOWED + ON_CPU + OF_A_SAMPLE * sampling
+    seen = [event for event in gpu.events if DRAWING not in event.callers]
+    assert {str(event) for event in seen if not any(each.covers(event) for each in allowed)} == set()
+    assert gpu.events, "nothing was recorded"
+
+
+def _of_16_bits() -> Iterator[Any]:
+    for strategy in STRATEGIES:
+        for model in names("model") if strategy in ("single", "graph_parallel") else ("gcn", "gat"):
+            if carries(strategy, model):
+                quick = model == "gcn" and strategy not in PRESETS
+                yield pytest.param(strategy, model, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("strategy", "model"), list(_of_16_bits()))
+def test_rows_of_16_bits_wait_for_nothing_either(strategy, model):
+    """torch has no autocast of the simulated device: the CPU's tensors are taken for its own."""
+    job, world = job_of(strategy, model, dtype=torch.bfloat16)
+    assert_waits_on_cpu(job, world, SimulatedGpu(), sampling=strategy in SAMPLING)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model", ["gcn", "gat", "sage_max", pytest.param("gatv2", marks=pytest.mark.slow)])
+def test_parts_out_of_core_wait_for_nothing_either(monkeypatch, model, precision):
+    """Pages are storages, which tensors of the simulated device do not own. Copies between host and device, the pager's
+    own work, are in tests/parallel/test_paging.py."""
+    gpu, paged, recording = SimulatedGpu(), OutOfCoreEngine._paged, threading.Event()
+
+    def noted(engine, part, body):
+        def inside():
+            if recording.is_set():
+                gpu.record()
+            with gpu.taking_cpu():
+                return body()
+
+        return paged(engine, part, inside)
+
+    monkeypatch.setattr(OutOfCoreEngine, "_paged", noted)
+    monkeypatch.setattr(paging, "SMALLEST", 1)
+    record, strategy = gpu.record, ("strategy.logical_parts=3",)
+    monkeypatch.setattr(gpu, "record", lambda: (recording.set(), record()))
+    job, _ = job_of("sar", model, *strategy, dtype=precision, world=1)
+    assert_waits_on_cpu(job, 1, gpu)
 
 
 def test_an_evaluation_waits_once():

@@ -73,6 +73,15 @@ def test_what_a_document_names_exists(page: Path) -> None:
     assert sorted(missing) == []
 
 
+def test_every_finding_of_the_gpu_page_names_its_tests() -> None:
+    """That they exist, the test above says."""
+    text = (ROOT / "docs" / "guide" / "gpu.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \|.*\| ([^|]+) \|$", text, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 17))
+    assert [number for number, held in rows if not all(TEST.fullmatch(span) for span in SPAN.findall(held))] == []
+    assert all(SPAN.findall(held) for _, held in rows)
+
+
 @pytest.mark.parametrize(
     "page",
     [page for page in DOCUMENTS if page.parent.name != "tutorials"],  # their commands run

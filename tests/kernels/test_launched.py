@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,11 @@ from bench import static
 from composing import configured
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
-from gnnpar.verify.conformance import graph_for, make_job, small_graph
+from gnnpar.data.tasks import make_task
+from gnnpar.parallel.engine import Capturable
+from gnnpar.parallel.keys import KeyTable
+from gnnpar.partition.shard import Shard
+from gnnpar.verify.conformance import Job, graph_for, make_job, small_graph
 from gnnpar_kernels import triton_tasks
 from gnnpar_kernels.triton_tuning import interpreting
 from interpreter import patch_once_a_launch
@@ -104,6 +109,48 @@ def _graph() -> Dataset:
 @pytest.mark.skipif(not interpreting(), reason="launches are seen in the interpreter")
 @pytest.mark.parametrize(("strategy", "world", "options", "model", "settings", "precision"), list(_cases()))
 def test_what_is_launched_is_compiled_ahead_of_time(monkeypatch, strategy, world, options, model, settings, precision):
+    launched = _noted(monkeypatch)
+    ThreadWorld(world).run(_job(strategy, world, options, model, settings, precision))
+    _assert_compiled(launched)
+
+
+@pytest.mark.skipif(not interpreting(), reason="launches are seen in the interpreter")
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model", ["gat", "gatv2"])
+def test_so_is_what_a_captured_epoch_launches(monkeypatch, model, precision):
+    """Its keys are tensors."""
+    job = _job("graph_parallel", 2, "", model, "model.attention_dropout=0.2", precision)
+    launched = _noted(monkeypatch)
+
+    def rank(comm):
+        task = make_task(job.dataset.task, job.dataset.num_classes)
+        given = job.dataset if comm.rank == 0 else None
+        shard = Shard.open(given, job.plan.part_of, comm, edge_ids=job.model.needs_edge_ids).to(comm.device, job.dtype)
+        engine = job.strategy.build(job.plan, shard, copy.deepcopy(job.model).float(), task, comm, seed=0)
+        assert isinstance(engine, Capturable)
+        engine.launch_epoch(0, _NoStep(), KeyTable(0, comm.device))
+
+    ThreadWorld(2).run(rank)
+    _assert_compiled(launched)
+    keyed = [dict(arguments) for _, _, arguments in launched if dict(arguments).get("k0") == "*i32"]
+    assert len(keyed) >= 3, "a fold, and its gradients by both sides"
+
+
+class _NoStep:
+    refused = False
+
+    def zero_grad(self) -> None: ...
+    def step(self, norm: float | None = None) -> None: ...
+
+
+def _job(strategy: str, world: int, options: str, model: str, settings: str, precision: torch.dtype) -> Job:
+    method = configured("strategy", strategy, *options.split())
+    config = configured("model", model, "model.hidden=8", *settings.split())
+    return make_job(method, config, graph_for(method, config, _graph()), world=world, dtype=precision)
+
+
+def _noted(monkeypatch: pytest.MonkeyPatch) -> set[Launch]:
+    """Fills while kernels are launched, interpreted."""
     launched: set[Launch] = set()
     run = InterpretedFunction.run
 
@@ -116,10 +163,10 @@ def test_what_is_launched_is_compiled_ahead_of_time(monkeypatch, strategy, world
     monkeypatch.setattr(triton_tasks, "SPLIT", 8)
     monkeypatch.setenv("GNNPAR_KERNELS", "triton")
     patch_once_a_launch()
-    method = configured("strategy", strategy, *options.split())
-    config = configured("model", model, "model.hidden=8", *settings.split())
-    data = graph_for(method, config, _graph())
-    ThreadWorld(world).run(make_job(method, config, data, world=world, dtype=precision))
+    return launched
+
+
+def _assert_compiled(launched: set[Launch]) -> None:
     assert launched
     missing = [
         f"{module} {kernel}: {dict(arguments)}" for module, kernel, arguments in sorted(launched - _compiled(), key=str)

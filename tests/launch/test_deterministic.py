@@ -52,8 +52,9 @@ def test_cublas_gets_a_workspace_that_is_deterministic(monkeypatch):
 
 def test_a_run_without_it_is_the_job_it_was_before_the_key_was_there():
     """Sweeps of before resume; a deterministic run is another job."""
-    plain, *others = (compose(each) for each in ([], ["deterministic=true"], ["tf32=true"]))
+    plain, *others = (compose(each) for each in ([], ["deterministic=true"], ["tf32=true"], ["launch.cuda_graph=true"]))
     before = {key: value for key, value in plain.resolved.items() if key not in ("deterministic", "tf32")}
+    before["launch"] = {key: value for key, value in plain.resolved["launch"].items() if key != "cuda_graph"}
     assert job_key(plain.resolved, plain.names) == job_key(before, plain.names)
     for other in others:
         assert job_key(other.resolved, other.names) != job_key(before, other.names)

@@ -1,11 +1,15 @@
 """Tensors keep their values, identity and gradients whatever is paged out between operations."""
 
+import itertools
 import threading
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from gnnpar.parallel.sequential import paging
 from gnnpar.parallel.sequential.out_of_core import RoundRobinWorld
 from gnnpar.parallel.sequential.paging import HostFile, HostMemory, Pager, Paging
 
@@ -84,13 +88,44 @@ def test_most_counts_pages_that_are_here_together(pager):
     assert float(pager.release(d)[0]) == 3.0
 
 
-def test_the_host_does_not_wait_for_copies_to_a_gpu(monkeypatch):
-    """Pinned memory: a copy is one more work of the stream."""
-    waits, pinned = [], []
-    copy, empty = torch.Tensor.copy_, torch.empty
+@pytest.fixture
+def log(monkeypatch):
+    """Streams and events of a GPU that is not there, in the order of calls. Kernels are noted by the tests."""
+    log: list[str] = []
+    current = ["main"]
+
+    class Stream:
+        def __init__(self, device=None, name=None):
+            self.name = name or next(names)
+
+        def wait_stream(self, other):
+            log.append(f"{self.name} waits for {other.name}")
+
+        def wait_event(self, event):
+            log.append(f"{self.name} waits for {event.name}")
+
+    class Event:
+        def record(self, stream):
+            self.name = f"event {next(numbers)} of {stream.name}"
+
+        def synchronize(self):
+            log.append(f"host waits for {self.name}")
+
+    @contextmanager
+    def stream(chosen):
+        current.append(chosen.name)
+        yield
+        current.pop()
+
+    names, numbers = iter(["out", "in"]), itertools.count()
+    fake = SimpleNamespace(Stream=Stream, Event=Event, stream=stream)
+    fake.current_stream = lambda: Stream(name=current[-1])
+    monkeypatch.setattr(paging, "cuda", fake)
+    copy, empty, pinned = torch.Tensor.copy_, torch.empty, []
 
     def copied(into, data, *, non_blocking=False):
-        waits.append(not non_blocking)
+        assert non_blocking
+        log.append(f"copy of {len(data)} bytes on {current[-1]}")
         return copy(into, data)
 
     def made(*size, pin_memory=False, **options):
@@ -98,14 +133,81 @@ def test_the_host_does_not_wait_for_copies_to_a_gpu(monkeypatch):
         return empty(*size, **options)
 
     monkeypatch.setattr(torch.Tensor, "copy_", copied)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda t, s: log.append(f"{len(t)} bytes are used on {s.name}"))
     monkeypatch.setattr(torch, "empty", made)
-    slot = HostMemory().slot(4)
-    data = torch.arange(4, dtype=torch.uint8)
-    slot.write(data)
-    back = torch.zeros(4, dtype=torch.uint8)
-    slot.read(back)
-    assert torch.equal(back, data)
-    assert (waits, pinned[0]) == ([False, False], True)
+    yield log
+    assert any(pinned)
+
+
+def test_copies_run_beside_kernels(log):
+    """Out after the kernels before them, in after nothing but their own way out; kernels wait for what they read."""
+    pager = Pager(HostMemory(torch.device("cuda", 0)), smallest=1)
+    with Paging(pager):
+        x, y = torch.arange(12.0), torch.arange(2.0)
+        pager.evict(x)
+        pager.evict(y)
+        log.append("kernels on main")
+        total = x.sum()
+    assert log == [
+        "out waits for main",
+        "copy of 48 bytes on out",
+        "48 bytes are used on out",
+        "out waits for main",
+        "copy of 8 bytes on out",
+        "8 bytes are used on out",
+        "kernels on main",
+        "in waits for event 0 of out",
+        "copy of 48 bytes on in",
+        "main waits for event 2 of in",
+        "48 bytes are used on main",
+    ]
+    assert float(pager.release(total)) == 66
+
+
+def test_a_turn_brings_ahead_what_the_last_one_needed(log):
+    """In the order of its use, before its kernels are launched; each of them waits for its own pages alone."""
+    pager = Pager(HostMemory(torch.device("cuda", 0)), smallest=16)
+    pages = [torch.arange(4.0 * n) for n in (1, 2, 3)]
+    pager.adopt(pages)
+    sums = []
+    with Paging(pager):
+        for _ in range(2):
+            log.clear()
+            pager.start("train")
+            pager.begin(0)
+            for page in (pages[2], pages[0]):
+                log.append("kernel")
+                sums.append(page.sum())
+            pager.evict_all()
+        epoch = list(log)
+        pager.start("predict")  # another pass needs other pages: nothing is brought ahead
+        pager.begin(0)
+    assert [gone(page) for page in pages] == [True] * 3
+    assert [float(pager.release(each)) for each in sums] == [66, 6] * 2
+    assert epoch == [
+        "in waits for event 2 of out",
+        "copy of 48 bytes on in",
+        "in waits for event 0 of out",
+        "copy of 16 bytes on in",
+        "kernel",
+        "main waits for event 7 of in",
+        "48 bytes are used on main",
+        "kernel",
+        "main waits for event 8 of in",
+        "16 bytes are used on main",
+    ]
+    assert pager.moved["in"] == 2 * 64
+
+
+def test_the_host_is_two_turns_ahead_and_no_more(log):
+    pager = Pager(HostMemory(torch.device("cuda", 0)), smallest=1)
+    pager.start("train")
+    for part in range(5):
+        pager.begin(part)
+    log.append("kernels")
+    assert log == [*(f"host waits for event {n} of main" for n in range(3)), "kernels"]
+    with Paging(pager):
+        pager.evict(torch.zeros(4))
 
 
 def test_memory_is_no_host():
@@ -116,7 +218,7 @@ def test_memory_is_no_host():
 
 
 def test_one_rank_at_a_time_and_no_deadlock():
-    running, seen, left = [0], [], []
+    running, seen, left, back = [0], [], [], []
     lock = threading.Lock()
 
     def body(comm):
@@ -130,10 +232,12 @@ def test_one_rank_at_a_time_and_no_deadlock():
         return float(comm.all_reduce(torch.ones(1)))
 
     posted = []
-    world = RoundRobinWorld(3, device=None, leaves=lambda: left.append(1), posted=posted.append)
+    world = RoundRobinWorld(3, device=None, leaves=lambda: left.append(1), returns=back.append, posted=posted.append)
     assert world.run(body) == [3.0, 3.0, 3.0]
     assert max(seen) == 1
     assert left
+    assert set(back) <= {0, 1, 2}
+    assert len(back) == len(left)
     assert posted
 
 
@@ -144,4 +248,4 @@ def test_a_rank_that_fails_ends_all():
         comm.barrier()
 
     with pytest.raises(ValueError, match="broken"):
-        RoundRobinWorld(3, device=None, leaves=lambda: None, posted=lambda _: None).run(body)
+        RoundRobinWorld(3, device=None, leaves=lambda: None, returns=lambda _: None, posted=lambda _: None).run(body)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from gnnpar.training.on_device import DeviceStep
 from gnnpar.training.optim import SGD, Adam, AdamW, Schedule
 
 
@@ -134,3 +135,41 @@ def test_steps_are_those_of_torch_to_the_bit(config: Adam | AdamW | SGD, theirs:
         optimizer.step()
         assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), other.parameters(), strict=True))
     assert all(p.requires_grad and p.grad_fn is None for p in mine.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "config",
+    [
+        Adam(lr=0.1, weight_decay=0.1),
+        AdamW(lr=0.1, weight_decay=0.1, decay="weights"),
+        SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+        SGD(lr=0.1, momentum=0.9, clip=0.5),
+        SGD(lr=0.1),
+    ],
+)
+def test_steps_of_a_device_are_those_of_torch_to_the_bit(config, dtype) -> None:
+    """And so are checkpoints: one of either goes on as the other."""
+    wholly, partly = model().to(dtype), model().to(dtype)
+    partly.load_state_dict(wholly.state_dict())
+    torchs, ours = build(config, wholly), build(config, partly)
+    for epoch in range(6):
+        if epoch in (2, 4):  # a run goes on: on a device, then on the CPU again
+            state, ours = ours.state_dict(), build(config, partly)
+            ours.load_state_dict(state)
+            assert {n: sorted(s) for n, s in state["state"].items()} == {
+                n: sorted(s) for n, s in torchs.state_dict()["state"].items()
+            }
+        step = DeviceStep(ours.optimizer)
+        for module, stepper in ((wholly, torchs), (partly, ours)):
+            stepper.schedule(epoch)
+            stepper.zero_grad()
+            sum((p**3).sum() for p in module.parameters()).backward()  # type: ignore[union-attr]
+        torchs.step()
+        if 2 <= epoch < 4:
+            ours.step()
+        else:
+            ours._clip(None)
+            step.prepare()
+            step.launch(torch.tensor(True))
+        assert all(torch.equal(a, b) for a, b in zip(wholly.parameters(), partly.parameters(), strict=True))

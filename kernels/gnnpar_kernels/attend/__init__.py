@@ -14,19 +14,19 @@ from torch import Tensor
 from gnnpar_kernels.attend.naive import Drop, State, uninitialised_state
 from gnnpar_kernels.csr import Csr
 from gnnpar_kernels.dispatch import body_of
-from gnnpar_kernels.registration import CSR, DROP, define, public, signed_key
+from gnnpar_kernels.registration import CSR, DROP, define, flat_key, key_of, public
 
 _SCORED = "Tensor x, Tensor a_src, Tensor a_dst"
 _BLOCK = f"{CSR}, {_SCORED}, float slope, SymInt num_rows, Tensor? rows, {DROP}, Tensor? edge_ids, bool branch"
 
 
-def flat_drop(drop: Drop | None) -> tuple[float, int]:
+def flat_drop(drop: Drop | None) -> tuple[float, int, Tensor | None]:
     """Probability and key as a schema takes them."""
-    return (0.0, 0) if drop is None else (drop[0], signed_key(drop[1]))
+    return (0.0, 0, None) if drop is None else (drop[0], *flat_key(drop[1]))
 
 
-def _fake_attend(indptr, indices, x, a_src, a_dst, slope, num_rows, rows, p, key, edge_ids, branch) -> list[Tensor]:
-    return list(uninitialised_state(num_rows, x, branch))
+def _fake_attend(indptr, indices, x, a_src, a_dst, slope, num_rows, *rest) -> list[Tensor]:
+    return list(uninitialised_state(num_rows, x, rest[-1]))
 
 
 @define(f"attend({_BLOCK}) -> Tensor[]", fake=_fake_attend)
@@ -41,6 +41,7 @@ def _attend(
     rows: Tensor | None,
     p: float,
     key: int,
+    words: Tensor | None,
     edge_ids: Tensor | None,
     branch: bool,
 ) -> list[Tensor]:
@@ -53,7 +54,7 @@ def _attend(
         slope=slope,
         num_rows=num_rows,
         rows=rows,
-        drop=(p, key),
+        drop=(p, key_of(key, words)),
         edge_ids=edge_ids,
         branch=branch,
     )
@@ -72,6 +73,7 @@ def _attend_(
     rows: Tensor | None,
     p: float,
     key: int,
+    words: Tensor | None,
     edge_ids: Tensor | None,
     branch: bool,
     state: list[Tensor],
@@ -86,7 +88,7 @@ def _attend_(
         num_rows=num_rows,
         rows=rows,
         state=tuple(state),
-        drop=(p, key),
+        drop=(p, key_of(key, words)),
         edge_ids=edge_ids,
         branch=branch,
     )
@@ -159,10 +161,14 @@ def _attend_grad_src(
     rows: Tensor | None,
     p: float,
     key: int,
+    words: Tensor | None,
     edge_ids: Tensor | None,
     delta: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    tensors, options = (x, a_src, a_dst, out, lse, grad_out), {"drop": (p, key), "edge_ids": edge_ids, "delta": delta}
+    tensors, options = (
+        (x, a_src, a_dst, out, lse, grad_out),
+        {"drop": (p, key_of(key, words)), "edge_ids": edge_ids, "delta": delta},
+    )
     return body_of("attend_grad_src", x.device)(indptr, indices, *tensors, slope=slope, rows=rows, **options)
 
 
@@ -204,10 +210,14 @@ def _attend_grad_dst(
     rows: Tensor | None,
     p: float,
     key: int,
+    words: Tensor | None,
     edge_ids: Tensor | None,
     delta: Tensor | None,
 ) -> Tensor:
-    tensors, options = (x, a_src, a_dst, out, lse, grad_out), {"drop": (p, key), "edge_ids": edge_ids, "delta": delta}
+    tensors, options = (
+        (x, a_src, a_dst, out, lse, grad_out),
+        {"drop": (p, key_of(key, words)), "edge_ids": edge_ids, "delta": delta},
+    )
     return body_of("attend_grad_dst", x.device)(indptr, indices, *tensors, slope=slope, rows=rows, **options)
 
 
@@ -256,11 +266,14 @@ def _attend_grad(
     slope: float,
     p: float,
     key: int,
+    words: Tensor | None,
     delta: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     sides = Csr(indptr, indices, rows, edge_ids), Csr(back_indptr, back_indices, back_rows, back_edge_ids)
     tensors = (x, a_src, a_dst, out, lse, grad_out)
-    return body_of("attend_grad", indptr.device)(*sides, *tensors, slope=slope, drop=(p, key), delta=delta)
+    return body_of("attend_grad", indptr.device)(
+        *sides, *tensors, slope=slope, drop=(p, key_of(key, words)), delta=delta
+    )
 
 
 @public

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gnnpar_kernels.cpu_bags import RowBlock, row_blocks
 from gnnpar_kernels.cpu_hashing import column_hash, keep_bits, row_hash
+from gnnpar_kernels.hashing import Key
 
 BLOCK = 1 << 18  # edges of a block: its weights and the sums of its rows stay near; smaller costs calls and barriers
 PLAIN = 20.0  # scores up to this size are exponentiated as they are: sums of exp(20) and of exp(-20) are exact enough
@@ -20,12 +21,12 @@ class Dropping(NamedTuple):
     """Attention dropout: its probability, its key, and the edges of the whole CSR."""
 
     p: float
-    key: int
+    key: Key
     edge_ids: Tensor
     heads: Tensor
 
     @classmethod
-    def of(cls, drop: tuple[float, int] | None, edge_ids: Tensor | None, num_heads: int) -> "Dropping | None":
+    def of(cls, drop: tuple[float, Key] | None, edge_ids: Tensor | None, num_heads: int) -> "Dropping | None":
         """None where nothing is dropped."""
         if drop is None or drop[0] == 0.0:
             return None

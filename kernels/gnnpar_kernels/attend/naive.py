@@ -12,9 +12,10 @@ from torch.nn.functional import leaky_relu
 
 from gnnpar_kernels.csr import Csr, accumulate_dtype, edge_rows
 from gnnpar_kernels.dropout.naive import keep_mask
+from gnnpar_kernels.hashing import Key
 
 State = tuple[Tensor, ...]  # (m, l, acc) or, with `branch`, (m, l, acc, l_pos, acc_pos)
-Drop = tuple[float, int]
+Drop = tuple[float, Key]
 
 
 def dropped(weight: Tensor, drop: Drop | None, edge_ids: Tensor | None) -> Tensor:

@@ -15,8 +15,8 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from gnnpar_kernels.attend.naive import Drop
-from gnnpar_kernels.hashing import key_words, signed, threshold
-from gnnpar_kernels.triton_hashing import column_hash, keep, row_hash
+from gnnpar_kernels.hashing import threshold
+from gnnpar_kernels.triton_hashing import captured, column_hash, keep, key_arguments, row_hash
 from gnnpar_kernels.triton_tasks import LOW, tasks_of
 from gnnpar_kernels.triton_tuning import Tuned, Variant, configs
 
@@ -106,8 +106,7 @@ def dropping(drop: Drop | None, edge_ids: Tensor | None) -> dict[str, object]:
     if edge_ids is None:
         raise ValueError("attention dropout is keyed by global edge ids: pass edge_ids [E] beside drop=(p, key)")
     p, key = drop
-    words = dict(zip(("k0", "k1", "k2"), map(signed, key_words(key)), strict=True))
-    return {"ids_ptr": edge_ids.contiguous(), **words, "limit": threshold(p), "SCALE": 1.0 / (1.0 - p)}
+    return {"ids_ptr": edge_ids.contiguous(), **key_arguments(key), "limit": threshold(p), "SCALE": 1.0 / (1.0 - p)}
 
 
 def run_tasks(
@@ -138,7 +137,8 @@ def run_tasks(
 
 class Shape(NamedTuple):
     """A case of the ahead-of-time test; scores and states are fp32. `whole`: every row is there, `rows` is None.
-    `grad`: the type of the result's gradient, where it is not that of the rows."""
+    `grad`: the type of the result's gradient, where it is not that of the rows. `captured`: the key of dropout is a
+    tensor."""
 
     heads: int
     width: int
@@ -147,6 +147,7 @@ class Shape(NamedTuple):
     branch: bool = False
     whole: bool = False
     grad: str = ""
+    captured: bool = False
 
     def variant(
         self,
@@ -164,13 +165,14 @@ class Shape(NamedTuple):
         constants |= {"SLOPE": 0.2, "SCALE": 2.0 * self.drop, **({} if self.drop else {"ids_ptr": None})}
         constants |= {"rows_ptr": None} if self.whole else {}
         constants = {n: constants[n] for n in kernel.arg_names if n in constants}
-        how = f" of {self.grad}" * bool(self.grad) + " drop" * self.drop + " branch" * self.branch
-        how += " training" * self.whole
+        how = f" of {self.grad}" * bool(self.grad) + " drop" * self.drop + " captured" * self.captured
+        how += " branch" * self.branch + " training" * self.whole
         kind = how + "".join(f" {n.lower()} {constants[n]}" for n in ("BOUND", "TILE") if n in constants)
+        given = captured(COMMON | types) if self.captured else COMMON | types
         return Variant(
             name=f"{name} {self.heads}x{self.width} {self.dtype}{kind}{which}",
             kernel=kernel,
-            types={n: (COMMON | types)[n] for n in kernel.arg_names if n not in constants},
+            types={n: given[n] for n in kernel.arg_names if n not in constants},
             constants=constants,
             wide=self.width * (4 if self.dtype == "fp32" else 2) % 16 == 0,
         )
@@ -189,7 +191,7 @@ def trained(*, branches: bool, mixed: bool) -> list[Shape]:
     types = [("fp32", ""), ("bf16", ""), ("bf16", "fp32"), ("fp32", "bf16")][: 4 if mixed else 2]
     cases: list[Shape] = []
     for (dtype, grad), whole, drop in itertools.product(types, (True, False), (False, True)):
-        cases.append(Shape(4, 64, dtype, drop, branches, whole, grad))
+        cases += [Shape(4, 64, dtype, drop, branches, whole, grad, key) for key in (False, True)[: 1 + drop]]
         if branches and not drop:  # an evaluation, which keeps nothing
             cases.append(Shape(4, 64, dtype, drop, False, whole, grad))
     return cases

@@ -13,12 +13,12 @@ from gnnpar_kernels.attend import flat_drop
 from gnnpar_kernels.attend.naive import Drop, State, uninitialised_state
 from gnnpar_kernels.csr import Csr
 from gnnpar_kernels.dispatch import body_of
-from gnnpar_kernels.registration import CSR, DROP, define, public
+from gnnpar_kernels.registration import CSR, DROP, define, key_of, public
 
 _BLOCK = f"{CSR}, Tensor x, Tensor y, Tensor a, float slope, SymInt num_rows, Tensor? rows, {DROP}, Tensor? edge_ids"
 
 
-def _fake_attend_v2(indptr, indices, x, y, a, slope, num_rows, rows, p, key, edge_ids) -> list[Tensor]:
+def _fake_attend_v2(indptr, indices, x, y, a, slope, num_rows, *rest) -> list[Tensor]:
     return list(uninitialised_state(num_rows, x, False))
 
 
@@ -34,9 +34,16 @@ def _attend_v2(
     rows: Tensor | None,
     p: float,
     key: int,
+    words: Tensor | None,
     edge_ids: Tensor | None,
 ) -> list[Tensor]:
-    how = {"slope": slope, "num_rows": num_rows, "rows": rows, "drop": (p, key), "edge_ids": edge_ids}
+    how = {
+        "slope": slope,
+        "num_rows": num_rows,
+        "rows": rows,
+        "drop": (p, key_of(key, words)),
+        "edge_ids": edge_ids,
+    }
     return list(body_of("attend_v2", x.device)(indptr, indices, x, y, a, **how))
 
 
@@ -52,10 +59,17 @@ def _attend_v2_(
     rows: Tensor | None,
     p: float,
     key: int,
+    words: Tensor | None,
     edge_ids: Tensor | None,
     state: list[Tensor],
 ) -> None:
-    how = {"slope": slope, "num_rows": num_rows, "rows": rows, "drop": (p, key), "edge_ids": edge_ids}
+    how = {
+        "slope": slope,
+        "num_rows": num_rows,
+        "rows": rows,
+        "drop": (p, key_of(key, words)),
+        "edge_ids": edge_ids,
+    }
     after = body_of("attend_v2", x.device)(indptr, indices, x, y, a, **how, state=tuple(state))
     for old, new in zip(state, after, strict=True):
         if new is not old:
@@ -109,10 +123,11 @@ def _attend_v2_grad(
     slope: float,
     p: float,
     key: int,
+    words: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     sides = Csr(indptr, indices, rows, edge_ids), Csr(back_indptr, back_indices, back_rows, back_edge_ids)
     tensors = (order, x, y, a, lse, grad_out, delta)
-    return body_of("attend_v2_grad", indptr.device)(*sides, *tensors, slope=slope, drop=(p, key))
+    return body_of("attend_v2_grad", indptr.device)(*sides, *tensors, slope=slope, drop=(p, key_of(key, words)))
 
 
 @public

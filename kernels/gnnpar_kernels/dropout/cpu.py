@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from gnnpar_kernels.cpu_hashing import column_hash, keep_bits, row_hash
-from gnnpar_kernels.hashing import threshold
+from gnnpar_kernels.hashing import Key, threshold
 
 BLOCK = 1 << 17  # entries: smaller costs calls, larger leaves the second-level cache (1 << 15: 31 ms, 17: 18, 19: 21)
 
 
-def _blocks(ids: Tensor, columns: Tensor, *, p: float, key: int) -> Iterator[tuple[slice, Tensor]]:
+def _blocks(ids: Tensor, columns: Tensor, *, p: float, key: Key) -> Iterator[tuple[slice, Tensor]]:
     """Row blocks with the bits of their entries, in buffers that the next block overwrites."""
     width = columns.shape[0]
     if width == 0:
@@ -31,7 +31,7 @@ def _blocks(ids: Tensor, columns: Tensor, *, p: float, key: int) -> Iterator[tup
         yield part, keep_bits(rows, columns, p=p, out=out[:size], scratch=scratch[:size])
 
 
-def keep_mask(ids: Tensor, width: int, *, p: float, key: int) -> Tensor:
+def keep_mask(ids: Tensor, width: int, *, p: float, key: Key) -> Tensor:
     """See `naive.keep_mask`."""
     keep = torch.empty((ids.shape[0], width), dtype=torch.bool)
     columns = column_hash(width, key=key)
@@ -40,7 +40,7 @@ def keep_mask(ids: Tensor, width: int, *, p: float, key: int) -> Tensor:
     return keep
 
 
-def dropout(x: Tensor, ids: Tensor, *, p: float, key: int) -> Tensor:
+def dropout(x: Tensor, ids: Tensor, *, p: float, key: Key) -> Tensor:
     """See `naive.dropout`."""
     threshold(p)  # refuses p = 1, where the scale is infinite
     width = prod(x.shape[1:])

@@ -5,17 +5,17 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gnnpar_kernels.hashing import entry_hash, threshold
+from gnnpar_kernels.hashing import Key, entry_hash, threshold
 
 
-def keep_mask(ids: Tensor, width: int, *, p: float, key: int) -> Tensor:
+def keep_mask(ids: Tensor, width: int, *, p: float, key: Key) -> Tensor:
     """True where entry (ids[n], f) survives; depends on nothing but (key, id, f, p). Shapes: ids [n] -> [n, width]."""
     hashed = entry_hash(ids, width, key=key)
     signed = torch.where(hashed >= 2**31, hashed - 2**32, hashed)
     return signed >= threshold(p)
 
 
-def dropout(x: Tensor, ids: Tensor, *, p: float, key: int) -> Tensor:
+def dropout(x: Tensor, ids: Tensor, *, p: float, key: Key) -> Tensor:
     """x * keep / (1 - p); linear in x, so the gradient is the same call on the gradient.
 
     Shapes: x [n, ...] (columns counted over the flattened rest), ids [n] int64 global row ids -> [n, ...].

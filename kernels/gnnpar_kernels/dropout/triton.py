@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gnnpar_kernels.hashing import key_words, signed, threshold
-from gnnpar_kernels.triton_hashing import column_hash, keep, row_hash
+from gnnpar_kernels.hashing import Key, threshold
+from gnnpar_kernels.triton_hashing import captured, column_hash, keep, key_arguments, row_hash
 from gnnpar_kernels.triton_tuning import Variant
 
 WARPS = 4
@@ -71,9 +71,9 @@ def _apply_kernel(x, mask, num, y, SCALE: tl.constexpr, BLOCK: tl.constexpr):
         tl.store(y + at, _scaled(tl.load(x + at, mask=inside), kept, SCALE), mask=inside)
 
 
-def _words(p: float, key: int) -> dict[str, int]:
-    """A key and a probability as the int32 arguments of a kernel."""
-    return {**dict(zip(("k0", "k1", "k2"), map(signed, key_words(key)), strict=True)), "limit": threshold(p)}
+def _words(p: float, key: Key) -> dict[str, object]:
+    """A key and a probability as the arguments of a kernel."""
+    return {**key_arguments(key), "limit": threshold(p)}
 
 
 def _grid(num_rows: int, width: int, itemsize: int) -> tuple[tuple[int, int], dict[str, int]]:
@@ -82,7 +82,7 @@ def _grid(num_rows: int, width: int, itemsize: int) -> tuple[tuple[int, int], di
     return (triton.cdiv(num_rows, rows), triton.cdiv(width, columns)), {"W": width, "R": rows, "BW": columns}
 
 
-def keep_mask(ids: Tensor, width: int, *, p: float, key: int) -> Tensor:
+def keep_mask(ids: Tensor, width: int, *, p: float, key: Key) -> Tensor:
     """See `naive.keep_mask`."""
     words = _words(p, key)
     kept = torch.empty((ids.shape[0], width), dtype=torch.bool, device=ids.device)
@@ -92,7 +92,7 @@ def keep_mask(ids: Tensor, width: int, *, p: float, key: int) -> Tensor:
     return kept
 
 
-def dropout(x: Tensor, ids: Tensor, *, p: float, key: int) -> Tensor:
+def dropout(x: Tensor, ids: Tensor, *, p: float, key: Key) -> Tensor:
     """See `naive.dropout`."""
     words, width = _words(p, key), prod(x.shape[1:])
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -123,11 +123,15 @@ def variants() -> list[Variant]:
         ends, options = {"x": f"*{dtype}", "y": f"*{dtype}"}, {"num_warps": WARPS, "wide": width * item % 16 == 0}
         tile = {"SCALE": 2.0, **_grid(1, width, item)[1]}
         cases.append(Variant(f"dropout {width} {dtype}", _dropout_kernel, words | ends, tile, **options))
+        types = captured(words | ends)
+        cases.append(Variant(f"dropout {width} {dtype} captured", _dropout_kernel, types, tile, **options))
     for dtype in ("bf16", "fp32", "fp64"):
         types = {"x": f"*{dtype}", "mask": "*i8", "num": "i64", "y": f"*{dtype}"}
         given = {"SCALE": 2.0, "BLOCK": FLAT}
         cases.append(Variant(f"apply_mask {dtype}", _apply_kernel, types, given, num_warps=WARPS))
     for width in (128, 47):  # its loads are ids alone, one for each row
         given = _grid(1, width, 1)[1]
-        cases.append(Variant(f"keep_mask {width}", _keep_kernel, words | {"y": "*i8"}, given, WARPS, wide=False))
+        types = words | {"y": "*i8"}
+        cases.append(Variant(f"keep_mask {width}", _keep_kernel, types, given, WARPS, wide=False))
+        cases.append(Variant(f"keep_mask {width} captured", _keep_kernel, captured(types), given, WARPS, wide=False))
     return cases

@@ -254,6 +254,11 @@ class BFloat16:
         return WirePrice(num_rows * 2 * sum(widths), 0.0, 16)
 
 
+def is_constant(config: CodecConfig) -> bool:
+    """Does the codec make the same of equal rows in every epoch, without keys and statistics, on the device alone?"""
+    return isinstance(config, (Identity, BFloat16))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Drop:
     """Halo rows and their gradients become zeros: the negative control of every accuracy claim."""

@@ -39,6 +39,15 @@ class PhaseClock:
             self._running = False
 
     @contextmanager
+    def paused(self) -> Generator[None]:
+        """Inside nothing is marked: an event of a stream that is being captured has no time."""
+        running, self._running = self._running, False
+        try:
+            yield
+        finally:
+            self._running = running
+
+    @contextmanager
     def __call__(self, phase: ClockPhase) -> Generator[None]:
         self._switch(phase)
         self._stack.append(phase)

@@ -85,6 +85,15 @@ class Ledger:
     def add_metadata(self, nbytes: int) -> None:
         self._metadata += nbytes
 
+    def repeat(self, traffic: EpochTraffic) -> None:
+        """What was counted before is sent once more, by a device that asks nobody."""
+        for phase, nbytes in traffic.bytes.items():
+            self._bytes[phase] += nbytes
+        for layer, nbytes in traffic.layer_bytes.items():
+            self._layer_bytes[layer] += nbytes
+        self._metadata += traffic.metadata
+        self._messages += traffic.messages
+
     def expected(self, peer: int) -> int:
         """A message from `peer`, not an empty one, is awaited from now on; its number, for the receipt."""
         number = self._num_expected[peer]

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 from torch import Tensor
 
 from gnnpar.folds.block import Block, Operands, Rows
-from gnnpar_kernels import Csr
+from gnnpar_kernels import Csr, Key
 
 Separates = Literal["columns", "heads", "no"]
 
@@ -16,7 +16,7 @@ class EdgeDropout(NamedTuple):
     """Attention dropout: the mask of an edge is keyed by `key` and its global id, so every strategy draws the same."""
 
     p: float
-    key: int
+    key: Key
 
 
 class Aggregator(Protocol):

@@ -54,6 +54,6 @@ def _move_running_statistics(norm: nn.BatchNorm1d, mean: Tensor, variance: Tenso
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
     norm.num_batches_tracked += 1
-    share = 1 / int(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+    share = norm.momentum if norm.momentum is not None else 1 / norm.num_batches_tracked.to(mean.dtype)
     norm.running_mean.lerp_(mean, share)
     norm.running_var.lerp_(variance * (rows / max(1, rows - 1)), share)

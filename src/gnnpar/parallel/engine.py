@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from gnnpar.data.tasks import Task
 from gnnpar.durable import JsonDict, StateDict
 from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.keys import KeyTable
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.objective import objective_of
 from gnnpar.parallel.torch_types import or_zeros
@@ -26,7 +27,7 @@ class Stepper(Protocol):
 
     @property
     def refused(self) -> bool:
-        """Was the last step none, because a gradient was not finite?"""
+        """Was the last step none, because a gradient was not finite? Asking waits for a GPU."""
         ...
 
     def zero_grad(self) -> None: ...
@@ -163,6 +164,19 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Capturable(Engine, Protocol):
+    """An engine whose epoch a CUDA graph may hold: what the device does follows from keys and numbers in tensors."""
+
+    def launch_epoch(self, epoch: int, optimizer: Stepper, keys: KeyTable) -> Tensor:
+        """As `train_epoch`, but the host reads nothing back. -> the loss, [].
+
+        With `keys` filled, and the optimizer's numbers, everything that is launched is that of any other epoch, on the
+        same tensors, but for tensors made and gone within. The first epochs may set up what later ones find done.
+        """
+        ...
+
+
 class PassGraph(Protocol):
     """A Graph of any pass."""
 
@@ -218,15 +232,23 @@ class FlatEngine(EngineDefaults):
             optimizer.zero_grad()
         return self.step(self.reduced_gradient(epoch), optimizer, keep_gradient=keep_gradient)
 
-    def reduced_gradient(self, epoch: int) -> Tensor:
-        """Training pass: all gradients and the loss, summed over ranks, in one vector."""
+    def launch_epoch(self, epoch: int, optimizer: Stepper, keys: KeyTable) -> Tensor:
+        with self._comm.clock("compute"):
+            optimizer.zero_grad()
+        bucket = self.reduced_gradient(epoch, keys)
+        with self._comm.clock("compute"):
+            self._update(bucket, optimizer)
+        return bucket[-1]
+
+    def reduced_gradient(self, epoch: int, keys: KeyTable | None = None) -> Tensor:
+        """Training pass: all gradients and the loss, summed over ranks, in one vector. `keys`: of the epoch."""
         if not all(codec.decodes_late for codec in self._codecs):
             self.drain()
         with self._comm.clock("encode"):
             for codec in self._codecs:
                 codec.begin_epoch(epoch)
         with self._comm.clock("compute"):
-            bucket = self._differentiate(self._view, Pass(self._seed, epoch, training=True))
+            bucket = self._differentiate(self._view, Pass(self._seed, epoch, training=True, keys=keys))
         bucket = self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
         if not self._crosses:
             self._comm.flush(keep=0)  # all was received before the sum: buffers of a pass end with it
@@ -235,14 +257,17 @@ class FlatEngine(EngineDefaults):
     def step(self, bucket: Tensor, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
         """One optimiser step with reduced gradients."""
         with self._comm.clock("compute"):
-            gradients = self.gradients_of(bucket)
-            kept = {name: g.clone() for name, g in gradients.items()} if keep_gradient else None
-            for name, parameter in self.named_parameters():
-                parameter.grad = gradients[name]
-            optimizer.step()
+            kept = {name: g.clone() for name, g in self.gradients_of(bucket).items()} if keep_gradient else None
+            self._update(bucket, optimizer)
             mean_loss = float(bucket[-1])
         facts = {name: value for codec in self._codecs for name, value in codec.facts().items()}
         return EpochReport(mean_loss, kept, facts)
+
+    def _update(self, bucket: Tensor, optimizer: Stepper) -> None:
+        gradients = self.gradients_of(bucket)
+        for name, parameter in self.named_parameters():
+            parameter.grad = gradients[name]
+        optimizer.step()
 
     @torch.no_grad()
     def predict(self) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
@@ -13,9 +13,10 @@ import gnnpar_kernels as kernels
 from gnnpar.folds.aggregator import EdgeDropout
 from gnnpar.folds.block import Rows
 from gnnpar.graph import Moments
+from gnnpar.parallel.keys import KeyTable
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.precision import is_narrow
-from gnnpar_kernels import fold_key
+from gnnpar_kernels import Key, fold_key
 
 _FEATURE_MASK, _EDGE_MASK = 0, 1  # which kind of mask a key belongs to
 
@@ -24,20 +25,24 @@ _FEATURE_MASK, _EDGE_MASK = 0, 1  # which kind of mask a key belongs to
 class Pass:
     """One run through the model: which epoch, which random numbers, training or evaluating.
 
-    A `probe` draws training's masks and is accounted for as evaluation.
+    A `probe` draws training's masks and is accounted for as evaluation. `keys`: of this epoch, as tensors; None: they
+    are numbers. Masks are the same.
     """
 
     seed: int
     epoch: int = 0
     training: bool = False
     probe: bool = False
+    keys: KeyTable | None = field(default=None, compare=False)
 
     @property
     def counted(self) -> bool:
         """Is its traffic part of training?"""
         return self.training and not self.probe
 
-    def key(self, kind: int, layer: int, tag: int) -> int:
+    def key(self, kind: int, layer: int, tag: int) -> Key:
+        if self.keys is not None:
+            return self.keys.of((layer, tag, kind))
         return fold_key(self.seed, self.epoch, layer, tag, kind)
 
 
@@ -52,12 +57,6 @@ def by_type(type_degree: Tensor | None, in_degree: Tensor, types: int) -> Tensor
             f"the graph has {degree.shape[1]} types of edges, and the model reads {types} relations; give it as many"
         )
     return degree if degree.shape[1] == types else torch.nn.functional.pad(degree, (0, types - degree.shape[1]))
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host, on the device; the host does not wait for the copy."""
-    pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
-    return pinned.to(device, non_blocking=True)
 
 
 class LocalRows:
@@ -159,7 +158,7 @@ class Source(tuple[Tensor, ...]):
 
 class _Mask(Context):
     p: float
-    key: int
+    key: Key
 
 
 class _Dropout(torch.autograd.Function):
@@ -168,7 +167,7 @@ class _Dropout(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: _Mask, x: Tensor, ids: Tensor | None, p: float, key: int, keep: Tensor | None = None) -> Tensor:
+    def forward(ctx: _Mask, x: Tensor, ids: Tensor | None, p: float, key: Key, keep: Tensor | None = None) -> Tensor:
         ctx.p, ctx.key = p, key
         flat = x.reshape(len(x), -1)  # the mask's column is the position in the flattened row
         if ids is not None and x.is_cuda:

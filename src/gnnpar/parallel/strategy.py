@@ -108,7 +108,8 @@ class Capabilities:
     are read in a later one. `plans_again`: after the warm-up, with what was measured. `less_memory`: number of ranks ->
     the settings of this strategy that need less memory. `pair_loss`: a rank has the output rows of all of its nodes at
     once, so that losses of pairs of nodes can be taken. `clusters`: so many it cuts the graph into, and none is empty.
-    `row_order`: the rows of a part may stand in any order.
+    `row_order`: the rows of a part may stand in any order. `captured`: what the device does in an epoch is what it does
+    in every other one, but for keys and numbers in tensors (`Capturable`), so a CUDA graph may hold it.
     """
 
     max_ranks: int | None = None
@@ -128,6 +129,7 @@ class Capabilities:
     clusters: int = 1
     pair_loss: bool = False
     row_order: bool = False
+    captured: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "tf32": ("settings", "tf32"),
     "first_layer": ("settings", "first_layer"),
     "row_order": ("settings", "row_order"),
+    "cuda_graph": ("settings", "launch", "cuda_graph"),
     "epochs": ("epochs",),
     "eval_every": ("settings", "eval_every"),
     "seed": ("seed",),
@@ -33,9 +34,9 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "provenance": ("provenance",),
     "link rates": ("paced", "rates"),
 }
-OF_BEFORE = {"row_order": "none", "tf32": False}  # what runs of before 0.2.0 do not say
+OF_BEFORE = {"row_order": "none", "tf32": False, "cuda_graph": False}  # what runs of before 0.2.0 do not say
 # where and how fast a run was says nothing about its accuracy
-TIME_ONLY = frozenset({"row_order", "block", "session", "device", "hardware", "provenance", "link rates"})
+TIME_ONLY = frozenset({"row_order", "cuda_graph", "block", "session", "device", "hardware", "provenance", "link rates"})
 # no ratio is refused for these, but a line names them: name -> path
 WATCHED = {"commits": ("commit",), "torch versions": ("versions", "torch"), "machines": ("hardware",)}
 

@@ -20,7 +20,10 @@ KEYS: dict[str, Key] = {
     "loss/train": Key("1", "training loss of the epoch, mean over all training nodes, before the step"),
     "optim/lr": Key("1", "learning rate of the epoch"),
     "time/epoch_seconds": Key("s", "wall time of the epoch's training window on the slowest rank"),
-    "time/timed": Key("0|1", "1: counts in the timing statistics; 0: a probe or the memory profile ran inside"),
+    "time/timed": Key(
+        "0|1",
+        "1: counts in the timing statistics; 0: a probe, the memory profile or the capture of a CUDA graph ran inside",
+    ),
     "time/train_seconds": Key("s", "sum of time/epoch_seconds so far"),
     **{f"time/{p}_seconds": Key("s", f"part of the epoch in phase {p}, on the slowest rank") for p in PHASES},
     "time/comm_total_seconds": Key("s", "time with a transfer in flight, overlapped or not, on the slowest rank"),

@@ -24,7 +24,31 @@ def check(settings: Settings, world: World) -> None:
     """ValueError in one line: a checkpoint, a number of ranks or shards that this run cannot use."""
     resume.check(settings)
     check_strategy(settings, world.size)
+    refuse_capture(settings, world)
     shards.check(settings, world)
+
+
+def refuse_capture(settings: Settings, world: World) -> None:
+    """ValueError where epochs are to be captured as a CUDA graph and cannot be."""
+    if not settings.launch.cuda_graph:
+        return
+    names, off = settings.names, "or set launch.cuda_graph=false"
+    strategy = names.get("strategy") or type(settings.strategy).__name__
+    if world.device != "cuda":
+        raise ValueError(f"launch.cuda_graph=true replays work of a GPU, and this run is on the CPU: use a GPU, {off}")
+    if not settings.strategy.capabilities.captured:
+        raise ValueError(
+            f"launch.cuda_graph=true: with strategy={strategy} as it is configured the host decides within an epoch; "
+            f"choose single, graph_parallel, sar, cagnet or feature with codec=identity or bf16, {off}"
+        )
+    if settings.task.decoder is not None:
+        raise ValueError(
+            f"launch.cuda_graph=true: task={names.get('task')} draws other pairs in every epoch: {off[3:]}"
+        )
+    if world.size > 1 and world.backend != "nccl":
+        raise ValueError(
+            f"launch.cuda_graph=true: messages of comm={world.backend} go through the host: use comm=nccl, {off}"
+        )
 
 
 def check_strategy(settings: Settings, size: int) -> None:

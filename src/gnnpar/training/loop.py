@@ -32,6 +32,7 @@ from gnnpar.settings import Settings, Stepper
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Null, Tee, Tracker
 from gnnpar.training import memory
+from gnnpar.training.captured import CapturedEpochs, captured_epochs
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
@@ -141,8 +142,9 @@ class Run:
     """What one rank trains with; complete once made.
 
     mesh: stage -> ranks of its parts. identity: what a checkpoint of this run is of. restored: `Progress.saved` of the
-    checkpoint it goes on from. profile_hash: of what was measured beforehand and decides on numbers. predicted: what a
-    planner said of the plan. replanned: rank 0's plan where it is another one than the settings give.
+    checkpoint it goes on from. captured: None where epochs run as they are. profile_hash: of what was measured
+    beforehand and decides on numbers. predicted: what a planner said of the plan. replanned: rank 0's plan where it is
+    another one than the settings give.
     """
 
     job: Job
@@ -159,6 +161,7 @@ class Run:
     first_epoch: int
     identity: JsonObject
     restored: JsonObject | None
+    captured: CapturedEpochs | None
     profile_hash: str
     predicted: JsonObject | None
     replanned: Plan | None
@@ -259,6 +262,7 @@ def prepare(
         first_epoch=start.epoch,
         identity=mine,
         restored=restored,
+        captured=captured_epochs(engine, optimizer, comm, settings.seed) if settings.launch.cuda_graph else None,
         profile_hash=save_profile(engine, comm, run_dir),
         predicted=shared.predicted,
         replanned=plan if since_of(shared.predicted) else None,
@@ -362,9 +366,15 @@ def train_epoch(
     if profiling:  # releases of earlier allocations are not seen: let the epoch allocate its gradients itself
         optimizer.zero_grad()
     meter = EpochMeter(comm, run.host.sent_bytes)
-    recorder = Recorder(engine, comm, on=settings.trace and epoch == traced_epoch(settings.epochs))
+    tracing = settings.trace and epoch == traced_epoch(settings.epochs)
+    recorder = Recorder(engine, comm, on=tracing)
+    captured = None if probing or profiling or tracing else run.captured
+    timed = not (probing or profiling or (captured is not None and captured.captures))
     with memory.measure_epoch(comm.device) if profiling else nullcontext() as allocations, recorder, meter:
-        report = engine.train_epoch(epoch, optimizer, keep_gradient=probing)
+        if captured is None:
+            report = engine.train_epoch(epoch, optimizer, keep_gradient=probing)
+        else:
+            report = captured.train_epoch(epoch)
     recorder.save(run.mesh, run.job.run_dir, {"epoch": epoch, "ranks": comm.size, "times": run.world.how})
     mine = meter.read() | {"peak_rss": memory.peak_rss()}
     if allocations is not None:
@@ -377,7 +387,7 @@ def train_epoch(
     mine |= {"broken": broken, "asked": policy.stop_asked()}
     everyone = comm.gather(mine)
     row: JsonDict = {"epoch": epoch, "loss/train": report.loss, "optim/lr": optimizer.lr}
-    row["time/timed"] = int(not probing and not profiling)
+    row["time/timed"] = int(timed)
     if exact is not None:
         assert report.gradient is not None
         row |= fidelity(report.gradient, exact, comm)

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 from gnnpar.durable import JsonDict
+from gnnpar.parallel.keys import to_device
 from gnnpar.training import eager
+from gnnpar.training.on_device import DeviceStep
 
 Named = Iterable[tuple[str, nn.Parameter]]
 LayerOf = Callable[[str], int | None]  # global parameter name -> layer; None: encoder, decoder
@@ -121,15 +123,23 @@ class SGD(Schedule):
 class Stepper:
     """What an engine is handed: zero_grad, then step once the gradient is the global one.
 
-    `refused`: the last step was none, because a gradient was not finite; the weights are those before it.
+    `refused`: the last step was none, because a gradient was not finite; the weights are those before it. On a GPU it
+    is read when it is asked for; a step there is `prepare`, on the host, and `launch`, which a CUDA graph may hold.
     """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, *, config: Schedule, epochs: int, names: dict[nn.Parameter, str]
     ) -> None:
         self.optimizer, self.config, self.epochs, self.names = optimizer, config, epochs, names
-        self.refused = False
+        self._refused = False
+        self._finite: torch.Tensor | None = None  # of the last step, where it was the device's
+        on_cpu = all(p.device.type == "cpu" for p in self.parameters)
+        self._on_device = None if on_cpu else DeviceStep(optimizer)
         self.schedule(0)
+
+    @property
+    def refused(self) -> bool:
+        return self._refused if self._finite is None else not bool(self._finite)
 
     @property
     def lr(self) -> float:
@@ -148,18 +158,45 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self, norm: float | None = None) -> None:
-        """Clip by the global norm when asked, then update. `norm`: the gradient's over all stages, which act as one."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        finite = torch.stack([torch.isfinite(g).all() for g in gradients]).all() if gradients else True
-        self.refused = not (bool(finite) and (norm is None or math.isfinite(norm)))
-        if self.refused:
+        """Clip by the global norm when asked, then update. `norm`: the gradient's over all stages, which act as one.
+
+        The host does not wait for a GPU.
+        """
+        if self._on_device is not None:
+            self.prepare()
+            self.launch(norm)
             return
+        self._refused = not (bool(self._all_finite()) and (norm is None or math.isfinite(norm)))
+        if not self._refused:
+            self._clip(norm)
+            self.optimizer.step()
+
+    def prepare(self) -> None:
+        """The host's part of a step on a GPU."""
+        assert self._on_device is not None
+        self._on_device.prepare()
+
+    def launch(self, norm: float | None = None) -> None:
+        """The GPU's part of a step that was prepared."""
+        assert self._on_device is not None
+        self._finite = self._all_finite()
+        if norm is not None:
+            self._finite = self._finite & torch.isfinite(self._like_parameters(norm))
+        self._clip(norm)
+        self._on_device.launch(self._finite)
+
+    def _all_finite(self) -> torch.Tensor:
+        found = [torch.isfinite(p.grad).all() for p in self.parameters if p.grad is not None]
+        return torch.stack(found).all() if found else torch.tensor(True)
+
+    def _clip(self, norm: float | None) -> None:
         if self.config.clip is not None and norm is None:
             nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
-        elif self.config.clip is not None:
-            total = torch.tensor(norm, device=self.parameters[0].device)
-            nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, total)
-        self.optimizer.step()
+        elif self.config.clip is not None and norm is not None:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, self._like_parameters(norm))
+
+    def _like_parameters(self, number: float) -> torch.Tensor:
+        return to_device(torch.tensor(number), self.parameters[0].device)
 
     def state_dict(self) -> JsonDict:
         """By parameter name, so that it fits any division of the parameters; the rest is configuration."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from annotated_types import Ge
 
 from gnnpar.codecs.adaptive.codec import Adaptive
-from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
+from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs, is_constant
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS, IN_BLOCKS
@@ -56,7 +56,12 @@ class Cagnet:
         """Groups that share in-edges hold no rows of theirs."""
         edge_data = ALL_KINDS if self.replication == 1 else IN_BLOCKS
         return Capabilities(
-            from_shards=True, edge_data=edge_data, whole_neighborhoods=False, moments=True, pair_loss=True
+            from_shards=True,
+            edge_data=edge_data,
+            whole_neighborhoods=False,
+            moments=True,
+            pair_loss=True,
+            captured=is_constant(self.codec),
         )
 
     def __post_init__(self) -> None:

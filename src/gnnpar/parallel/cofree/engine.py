@@ -12,6 +12,7 @@ from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.cofree.view import PartGraph
 from gnnpar.parallel.engine import FlatEngine, PassGraph, Stateful
+from gnnpar.parallel.keys import KeyTable
 from gnnpar.parallel.local import Pass
 from gnnpar.partition.shard import Copies, Shard
 
@@ -53,9 +54,9 @@ class VertexCutEngine(FlatEngine):
         total = self._weights.sum().reshape(1)
         self._total = float(shard.num_train if reweight != "none" else comm.all_reduce(total))
 
-    def reduced_gradient(self, epoch: int) -> Tensor:
+    def reduced_gradient(self, epoch: int, keys: KeyTable | None = None) -> Tensor:
         with self._comm.clock("compute"):
-            bucket = self._of_copies(Pass(self._seed, epoch, training=True))
+            bucket = self._of_copies(Pass(self._seed, epoch, training=True, keys=keys))
         bucket = self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
         self._comm.flush(keep=0)
         return bucket

@@ -59,7 +59,8 @@ class CoFree:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(vertex_cut=True, edge_data=IN_BLOCKS, cached_first_layer=self.drop_edge == 0)
+        whole = self.drop_edge == 0
+        return Capabilities(vertex_cut=True, edge_data=IN_BLOCKS, cached_first_layer=whole, captured=whole)
 
     @property
     def exactness(self) -> frozenset[Exactness]:
@@ -94,7 +95,7 @@ class CoFree:
         parts = cut_nodes(whole_of(whole), plan.part_of, edges, plan.num_parts, edge_ids=model.needs_edge_ids)
         return VertexCutEngine(
             copies=(copies := union_of(parts)),
-            view=PartGraph(copies.shard, self.degrees, 0.0, 1, part=0),
+            view=PartGraph(copies.shard, self.degrees, 0.0, 1, part=0, seed=seed),
             reweight=self.reweight,
             exact=WholeGraph(whole, Pass(seed)),
             shard=whole,
@@ -127,7 +128,9 @@ class CoFree:
         parts: dict[str, Stateful] = {} if cache is None else {"cache": cache}
         return VertexCutEngine(
             copies=copies,
-            view=PartGraph(copies.shard, self.degrees, self.drop_edge, self.masks, part=comm.rank, cache=cache),
+            view=PartGraph(
+                copies.shard, self.degrees, self.drop_edge, self.masks, part=comm.rank, seed=seed, cache=cache
+            ),
             reweight=self.reweight,
             exact=exact,
             shard=replace(shard, copies=None),

@@ -24,7 +24,7 @@ _CHOICE, _MASK = 0xC0F, 0xC10  # what a key is for
 class PartGraph:
     """Training passes of a part, each under one of `masks` masks, in which an edge is missing with some probability.
 
-    `shard`: the part, with the in-degrees of the whole graph. A mask is made when it is first drawn, and kept.
+    `shard`: the part, with the in-degrees of the whole graph. All masks are cut here, none while it trains.
     """
 
     shard: Shard
@@ -32,21 +32,22 @@ class PartGraph:
     drop_edge: float
     masks: int
     part: int
+    seed: int
     cache: FeatureCache | None = None
-    _made: dict[int, Shard] = field(default_factory=dict[int, Shard])
+    _made: list[Shard] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._made = [self._masked(self.seed, number) for number in range(self.masks if self.drop_edge else 1)]
 
     def during(self, run: Pass) -> Graph:
-        number = fold_key(run.seed, run.epoch, self.part, _CHOICE) % self.masks if self.drop_edge else 0
-        if number not in self._made:
-            self._made[number] = self._masked(run.seed, number)
+        number = fold_key(run.seed, run.epoch, self.part, _CHOICE) % len(self._made)
         return WholeGraph(self._made[number], Pass(run.seed), cache=self.cache).during(run)
 
     @property
     def nbytes(self) -> int:
         """Of structure beside that of `shard`."""
-        made = self._made.values()
-        degrees = sum(s.in_degree.nbytes for s in made) if self.degrees == "part" else 0
-        return degrees + sum(s.inner.nbytes for s in made if s.inner is not self.shard.inner)
+        degrees = sum(s.in_degree.nbytes for s in self._made) if self.degrees == "part" else 0
+        return degrees + sum(s.inner.nbytes for s in self._made if s.inner is not self.shard.inner)
 
     def _masked(self, seed: int, number: int) -> Shard:
         shard = self.shard

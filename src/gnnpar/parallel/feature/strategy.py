@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gnnpar.codecs.adaptive.codec import Adaptive
-from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
+from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs, is_constant
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import IN_BLOCKS
@@ -41,9 +41,17 @@ class FeatureParallel:
     """`codec`: of rows by columns, of results on their way home, and of the gradients of both, in training."""
 
     codec: CodecConfig = Identity()
-    capabilities = Capabilities(
-        from_shards=True, edge_data=IN_BLOCKS, whole_neighborhoods=False, moments=True, pair_loss=True
-    )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            from_shards=True,
+            edge_data=IN_BLOCKS,
+            whole_neighborhoods=False,
+            moments=True,
+            pair_loss=True,
+            captured=is_constant(self.codec),
+        )
 
     def __post_init__(self) -> None:
         if isinstance(self.codec, Adaptive):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gnnpar.codecs.adaptive.codec import with_edge_weights
-from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
+from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs, is_constant
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS
@@ -38,7 +38,17 @@ class GraphParallel:
 
     codec: CodecConfig = Identity()
     overlap: Overlap = "edges"
-    capabilities = Capabilities(from_shards=True, edge_data=ALL_KINDS, moments=True, pair_loss=True, row_order=True)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            from_shards=True,
+            edge_data=ALL_KINDS,
+            moments=True,
+            pair_loss=True,
+            row_order=True,
+            captured=is_constant(self.codec),
+        )
 
     @property
     def exactness(self) -> frozenset[Exactness]:

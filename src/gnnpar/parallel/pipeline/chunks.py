@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnpar.folds.block import Block, ByType
 from gnnpar.folds.edge_data import EdgeData
-from gnnpar.parallel.local import to_device
+from gnnpar.parallel.keys import to_device
 from gnnpar.parallel.torch_types import integers, unique
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import Csr, fold_key

@@ -19,7 +19,8 @@ from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.graph import Message
-from gnnpar.parallel.local import LocalRows, OwnRows, Pass, as_messages, by_type, to_device
+from gnnpar.parallel.keys import to_device
+from gnnpar.parallel.local import LocalRows, OwnRows, Pass, as_messages, by_type
 from gnnpar.parallel.sampling.neighbours import Sample
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.scaled import Parts, fold_scaled, fold_weighted

@@ -2,8 +2,9 @@
 
 Every part is a rank of SAR in a thread of its own; one thread runs at a time, and whatever the others hold (rows,
 structure, what their backward will read, messages that wait for them) lies on the host. The device holds one part's
-working set, so memory falls as 1/parts, whatever the size of the graph. Source: specs of SAR's loop over parts
-(Mostafa 2022, algorithms 1 and 2), with the host in the place of the other workers.
+working set, on a GPU, where pages come ahead of their use, that of two, so memory falls as 1/parts, whatever the size
+of the graph. Source: specs of SAR's loop over parts (Mostafa 2022, algorithms 1 and 2), with the host in the place of
+the other workers.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class OutOfCoreEngine(EngineDefaults):
     ) -> None:
         cpu = comm.device.type == "cpu"
         self._pager = paging.Pager(
-            paging.HostFile(host_dir) if cpu else paging.HostMemory(),
+            paging.HostFile(host_dir) if cpu else paging.HostMemory(comm.device),
             smallest=paging.SMALLEST,
             busy=lambda: comm.clock("exposed"),
         )
@@ -52,12 +53,17 @@ class OutOfCoreEngine(EngineDefaults):
             allocator.return_freed(above=4 << 20)
         self._comm, self._shard, self._ids = comm, shard, [part.node_ids for part in parts]
         self._world = RoundRobinWorld(
-            len(parts), device=comm.device, leaves=self._pager.evict_all, posted=self._pager.evict
+            len(parts),
+            device=comm.device,
+            leaves=self._pager.evict_all,
+            returns=self._pager.begin,
+            posted=self._pager.evict,
         )
         self._ranks = self._world.communicators()
         self._pager.adopt([shard.x, *_tensors_of(shard.inner.forward)])  # ids, labels and masks are read by the runner
         self._pager.adopt(t for part in parts for t in _tensors_of(part))
-        self._engines = self._world.run(lambda c: self._paged(lambda: build(parts[c.rank], c)), self._ranks)
+        self._pager.start("build")
+        self._engines = self._world.run(lambda c: self._paged(c.rank, lambda: build(parts[c.rank], c)), self._ranks)
         self._pager.evict_all()
 
     @property
@@ -67,18 +73,18 @@ class OutOfCoreEngine(EngineDefaults):
     def train_epoch(self, epoch: int, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
         optimizer.zero_grad()
         self._pager.most = 0
-        bucket = self._everywhere(lambda engine: engine.reduced_gradient(epoch))[0]
+        bucket = self._everywhere("train", lambda engine: engine.reduced_gradient(epoch))[0]
         return self._engines[0].step(self._pager.release(bucket), optimizer, keep_gradient=keep_gradient)
 
     def predict(self) -> Tensor:
-        logits = [self._pager.release(rows) for rows in self._everywhere(lambda engine: engine.predict())]
+        logits = [self._pager.release(rows) for rows in self._everywhere("predict", lambda engine: engine.predict())]
         out = logits[0].new_empty(self._shard.num_inner, *logits[0].shape[1:])
         for ids, rows in zip(self._ids, logits, strict=True):
             out[self._pager.release(ids)] = rows
         return out
 
     def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
-        bucket = self._everywhere(lambda engine: engine.exact_bucket(epoch))[0]
+        bucket = self._everywhere("probe", lambda engine: engine.exact_bucket(epoch))[0]
         return self._engines[0].gradients_of(self._pager.release(bucket))
 
     def drain(self) -> None:
@@ -113,27 +119,36 @@ class OutOfCoreEngine(EngineDefaults):
             self._pager.evict(tensor)
         return copy
 
-    def _everywhere(self, do: Callable[[FlatEngine], T]) -> list[T]:
+    def _everywhere(self, what: str, do: Callable[[FlatEngine], T]) -> list[T]:
+        self._pager.start(what)
         with self._comm.clock("compute"):
-            results = self._world.run(lambda c: self._paged(lambda: do(self._engines[c.rank])), self._ranks)
+            results = self._world.run(lambda c: self._paged(c.rank, lambda: do(self._engines[c.rank])), self._ranks)
             self._pager.evict_all()
         return results
 
-    def _paged(self, body: Callable[[], T]) -> T:
+    def _paged(self, part: int, body: Callable[[], T]) -> T:
+        self._pager.begin(part)
         with paging.Paging(self._pager):
             return body()
 
 
 class RoundRobinWorld(ThreadWorld):
     """Threads of which one runs at a time: until it needs what is not there yet, then `leaves` is called and another
-    one runs. `posted` is called with every buffer that is put into a mailbox. Both run while no rank does.
+    one runs; `returns`, with its number, when it goes on. `posted` is called with every buffer that is put into a
+    mailbox. All run while no rank does.
     """
 
     def __init__(
-        self, size: int, *, device: torch.device | None, leaves: Callable[[], None], posted: Callable[[Tensor], None]
+        self,
+        size: int,
+        *,
+        device: torch.device | None,
+        leaves: Callable[[], None],
+        returns: Callable[[int], None],
+        posted: Callable[[Tensor], None],
     ) -> None:
         super().__init__(size, device=device)
-        self._turn, self._leaves, self._posted = threading.Lock(), leaves, posted
+        self._turn, self._leaves, self._returns, self._posted = threading.Lock(), leaves, returns, posted
 
     def turn(self) -> AbstractContextManager[object]:
         return self._turn
@@ -149,9 +164,11 @@ class RoundRobinWorld(ThreadWorld):
         self._leaves()
         self._turn.release()
         try:
-            return super().take(key)
+            item = super().take(key)
         finally:
             self._turn.acquire()
+        self._returns(key[3])
+        return item
 
 
 def _buffer_of(item: object) -> Tensor | None:

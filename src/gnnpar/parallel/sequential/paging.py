@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, cuda
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -32,21 +32,36 @@ MEMORY_FILES = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 
 class Slot(Protocol):
-    """A place on the host for so many bytes. Shapes: [n] uint8."""
+    """A place on the host for so many bytes. Shapes: [n] uint8.
+
+    `write` and `read` may be under way when they return; `use` comes before work on what was read.
+    """
 
     def write(self, data: Tensor) -> None: ...
     def read(self, into: Tensor) -> None: ...
+    def use(self, data: Tensor) -> None: ...
     def free(self) -> None: ...
 
 
 class Host(Protocol):
-    """Where bytes lie that are not on the device."""
+    """Where bytes lie that are not on the device. `ahead`: is it worth while to read them before they are needed?"""
+
+    ahead: bool
 
     def slot(self, nbytes: int) -> Slot: ...
+    def arriving(self) -> AbstractContextManager[object]:
+        """Inside, the device's memory is made for what is about to be read."""
+        ...
+
+    def turn(self) -> None:
+        """Another part begins to work."""
+        ...
 
 
 class HostFile:
     """One file without a name: it is gone with the process, however that ends."""
+
+    ahead = False
 
     def __init__(self, folder: Path) -> None:
         if not (folder.is_dir() and os.access(folder, os.W_OK)):
@@ -69,6 +84,12 @@ class HostFile:
     def freed(self, offset: int, size: int) -> None:
         self._free[size].append(offset)
 
+    def arriving(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def turn(self) -> None:
+        """Nothing is under way."""
+
 
 class _InFile(NamedTuple):
     host: HostFile
@@ -85,27 +106,74 @@ class _InFile(NamedTuple):
         while done < len(view):
             done += os.preadv(self.host.file.fileno(), [view[done:]], self.offset + done)
 
+    def use(self, data: Tensor) -> None:
+        """It is there."""
+
     def free(self) -> None:
         self.host.freed(self.offset, self.size)
 
 
 class HostMemory:
-    """Pinned memory beside a GPU."""
+    """Pinned memory beside a GPU. Copies run beside kernels, on a stream for each way.
+
+    A copy out waits for the kernels launched before it, a copy in for nothing but the last copy out of its place, and
+    kernels for the copies in of what they read. Memory of a copy in is of its stream: it is used again when kernels
+    that read it are through, so the host launches no more than two turns ahead of the device, and the device holds the
+    pages of two turns.
+    """
+
+    ahead = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._out, self._in = cuda.Stream(device), cuda.Stream(device)
+        self._begun: deque[cuda.Event] = deque()
 
     def slot(self, nbytes: int) -> Slot:
-        return _Pinned(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
+        return _Pinned(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True), self._out, self._in)
+
+    def arriving(self) -> AbstractContextManager[object]:
+        return cuda.stream(self._in)
+
+    def turn(self) -> None:
+        self._begun.append(_event(cuda.current_stream()))
+        if len(self._begun) > 2:
+            self._begun.popleft().synchronize()
 
 
-class _Pinned(NamedTuple):
-    """Copies are work of the stream that launched the kernels around them: the host goes on, and nothing overtakes."""
+def _event(stream: cuda.Stream) -> cuda.Event:
+    """What is launched on the stream so far."""
+    event = cuda.Event()
+    event.record(stream)
+    return event
 
+
+@dataclass
+class _Pinned:
     memory: Tensor
+    outward: cuda.Stream
+    inward: cuda.Stream
+    _written: cuda.Event | None = None
+    _arrived: cuda.Event | None = None
 
     def write(self, data: Tensor) -> None:
-        self.memory.copy_(data, non_blocking=True)
+        self.outward.wait_stream(cuda.current_stream())
+        with cuda.stream(self.outward):
+            self.memory.copy_(data, non_blocking=True)
+        data.record_stream(self.outward)
+        self._written = _event(self.outward)
 
     def read(self, into: Tensor) -> None:
-        into.copy_(self.memory, non_blocking=True)
+        if self._written is not None:
+            self.inward.wait_event(self._written)
+        with cuda.stream(self.inward):
+            into.copy_(self.memory, non_blocking=True)
+        self._arrived = _event(self.inward)
+
+    def use(self, data: Tensor) -> None:
+        if self._arrived is not None:
+            cuda.current_stream().wait_event(self._arrived)
+            data.record_stream(cuda.current_stream())
+            self._arrived = None
 
     def free(self) -> None:
         """Given back with the slot itself."""
@@ -129,12 +197,14 @@ def file_system(folder: Path) -> str:
 
 @dataclass
 class Page:
-    """A storage and its place on the host, if it has one. `changed`: what lies there is not the latest."""
+    """A storage and its place on the host, if it has one. `changed`: what lies there is not the latest. `unused`: it
+    was read from there, and nothing worked on it since."""
 
     ref: StorageWeakRef
     nbytes: int
     slot: Slot | None = None
     changed: bool = True
+    unused: bool = False
 
 
 class Pager:
@@ -142,6 +212,9 @@ class Pager:
 
     `busy()` is held while bytes move. `moved`: bytes to and from the host so far. `most`: the most bytes of pages that
     were here at the end of an operation, since it was last set to 0.
+
+    Work repeats: where the host is worth it, a turn brings ahead what the same turn of the last time needed from there,
+    in that order. Pages stay to the end of a turn in any case.
     """
 
     def __init__(
@@ -152,6 +225,26 @@ class Pager:
         self._here: dict[int, Page] = {}
         self._level = self.most = 0
         self.moved = {"out": 0, "in": 0}
+        self._work, self._turns = "", defaultdict[int, int](int)
+        self._needed: dict[tuple[str, int, int], list[Page]] = {}
+        self._noted: list[Page] = []
+
+    def start(self, work: str) -> None:
+        """A pass over all parts begins, the same as the last one of this name."""
+        self._work = work
+        self._turns.clear()
+
+    def begin(self, part: int) -> None:
+        """The next turn of a part in this pass."""
+        self._host.turn()
+        turn = self._work, part, self._turns[part]
+        self._turns[part] += 1
+        if self._host.ahead:
+            for page in self._needed.get(turn, []):
+                storage = _storage(page.ref)
+                if storage is not None and page.slot is not None and storage._cdata not in self._here:
+                    self._bring(page)
+        self._noted = self._needed[turn] = []
 
     @property
     def nbytes(self) -> int:
@@ -171,6 +264,10 @@ class Pager:
         page = self._pages.get(cdata)
         if page is not None and cdata not in self._here:
             self._bring(page)
+        if page is not None and page.unused and page.slot is not None:
+            page.slot.use(_bytes(tensor.untyped_storage()))
+            page.unused = False
+            self._noted.append(page)
         return page
 
     def release(self, tensor: Tensor) -> Tensor:
@@ -207,15 +304,17 @@ class Pager:
                 page.slot.write(_bytes(storage))
             self.moved["out"] += page.nbytes
         storage.resize_(0)
-        page.changed = False
+        page.changed = page.unused = False
         self._left(storage._cdata)
 
     def _bring(self, page: Page) -> None:
         storage = _storage(page.ref)
         assert storage is not None and page.slot is not None, "an operation reads a tensor that has died"
-        storage.resize_(page.nbytes)
+        with self._host.arriving():
+            storage.resize_(page.nbytes)
         with self._busy(), _disable_current_modes():
             page.slot.read(_bytes(storage))
+        page.unused = True
         self.moved["in"] += page.nbytes
         self._arrived(storage._cdata, page)
 

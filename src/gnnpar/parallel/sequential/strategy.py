@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from gnnpar.codecs.codec import CodecConfig, Exactness, FirstAndRest, Identity, check_epochs
+from gnnpar.codecs.codec import CodecConfig, Exactness, FirstAndRest, Identity, check_epochs, is_constant
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.comm.rows import row_nbytes
 from gnnpar.data.tasks import Task
@@ -90,6 +90,7 @@ class SAR:
             moments=not out_of_core,
             less_memory=self._less_memory,
             pair_loss=not out_of_core,
+            captured=not out_of_core and is_constant(self.codec),
         )
 
     def _less_memory(self, num_ranks: int) -> str:

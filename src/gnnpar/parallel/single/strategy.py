@@ -34,7 +34,13 @@ class Single:
 
     exactness = frozenset[Exactness]({"exact"})
     capabilities = Capabilities(
-        max_ranks=1, from_shards=True, edge_data=ALL_KINDS, moments=True, pair_loss=True, row_order=True
+        max_ranks=1,
+        from_shards=True,
+        edge_data=ALL_KINDS,
+        moments=True,
+        pair_loss=True,
+        row_order=True,
+        captured=True,
     )
 
     def exact_limit(self) -> Single:

@@ -1,0 +1,102 @@
+"""launch.cuda_graph=true: one epoch is captured as a CUDA graph, and later ones are replays of it (ADR 48).
+
+What changes between epochs lies in tensors that the host fills before each: the keys of masks and the numbers of the
+optimizer. As torch asks for, the first epochs run as they are, on the stream of the capture: kernels are compiled, rows
+cut into tasks, the library's workspaces made, communicators connected. The capture looks at this thread alone, because
+NCCL's watchdog works in one of its own. Measuring stands still inside it: a replay tells no phases apart, and its bytes
+are those that were counted once.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, cuda
+
+from gnnpar.comm import Communicator
+from gnnpar.comm.ledger import EpochTraffic
+from gnnpar.parallel.engine import Capturable, EpochReport
+from gnnpar.parallel.keys import KeyTable
+from gnnpar.settings import Stepper
+from gnnpar.training.result.header import WARMUP_EPOCHS
+
+WARM_UP = WARMUP_EPOCHS
+"""Epochs before the capture: none of them counts in the timing statistics either."""
+
+
+class _Launches:
+    """The optimizer inside an epoch whose step is prepared before."""
+
+    def __init__(self, optimizer: Stepper) -> None:
+        self._optimizer = optimizer
+
+    @property
+    def refused(self) -> bool:
+        return self._optimizer.refused
+
+    def zero_grad(self) -> None:
+        self._optimizer.zero_grad()
+
+    def step(self, norm: float | None = None) -> None:
+        self._optimizer.launch(norm)
+
+
+class CapturedEpochs:
+    """Of one engine on one GPU. All ranks capture, and replay, the same epochs.
+
+    `captures`: will the next epoch be captured? Its time is no epoch's.
+    """
+
+    def __init__(self, engine: Capturable, optimizer: Stepper, comm: Communicator, seed: int) -> None:
+        self._engine, self._optimizer, self._comm = engine, optimizer, comm
+        self._keys = KeyTable(seed, comm.device)
+        self._stream = cuda.Stream(comm.device)
+        self._graph: cuda.CUDAGraph | None = None
+        self._loss: Tensor | None = None  # of the graph: each replay writes it
+        self._traffic: EpochTraffic | None = None  # of one replay
+        self._done = 0
+
+    @property
+    def captures(self) -> bool:
+        return self._graph is None and self._done >= WARM_UP
+
+    def train_epoch(self, epoch: int) -> EpochReport:
+        """One epoch, with the bits of the engine's own `train_epoch`. The host waits for its loss."""
+        self._keys.fill(epoch)
+        self._optimizer.prepare()
+        loss = self._replayed(epoch) if self._graph is not None or self.captures else self._launched(epoch)
+        self._done += 1
+        return EpochReport(float(loss))
+
+    def _launched(self, epoch: int) -> Tensor:
+        self._stream.wait_stream(cuda.current_stream())
+        with cuda.stream(self._stream):
+            loss = self._engine.launch_epoch(epoch, _Launches(self._optimizer), self._keys)
+        cuda.current_stream().wait_stream(self._stream)
+        return loss
+
+    def _replayed(self, epoch: int) -> Tensor:
+        if self._graph is None:
+            self._capture(epoch)
+        assert self._graph is not None
+        assert self._loss is not None
+        assert self._traffic is not None
+        with self._comm.clock("compute"):
+            self._graph.replay()
+        self._comm.ledger.repeat(self._traffic)
+        return self._loss
+
+    def _capture(self, epoch: int) -> None:
+        self._comm.ledger.drain()
+        graph = cuda.CUDAGraph()
+        with self._comm.clock.paused(), cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            self._loss = self._engine.launch_epoch(epoch, _Launches(self._optimizer), self._keys)
+        self._traffic, self._graph = self._comm.ledger.drain(), graph
+
+
+def captured_epochs(engine: object, optimizer: Stepper, comm: Communicator, seed: int) -> CapturedEpochs:
+    """TypeError where a strategy says that its epochs can be captured, and its engine cannot launch one."""
+    if not isinstance(engine, Capturable):
+        raise TypeError(
+            f"{type(engine).__name__} has no launch_epoch, and its strategy declares captured=True; add it, or declare "
+            "captured=False"
+        )
+    return CapturedEpochs(engine, optimizer, comm, seed)

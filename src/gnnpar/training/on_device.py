@@ -1,0 +1,146 @@
+"""Steps of torch's optimizers as work of the device alone, which the host does not wait for and a CUDA graph can hold.
+
+What changes from step to step - the learning rate, and what follows from the count of steps - lies in a tensor that the
+host fills before a step; other numbers are those of a launch. Nothing is read back: where a gradient is not finite,
+parameters and their state stay as they were, and a tensor says so.
+
+Operation by operation the arithmetic is that of torch's own step on a CPU, to the bit; a quotient by the count's square
+root is one there, where torch's CUDA kernels multiply by its inverse.
+"""
+
+# torch's own optimizers are made of these functions on lists, which it calls private
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnpar.durable import JsonDict
+from gnnpar.parallel.keys import to_device
+
+Group = JsonDict
+"""A parameter group of torch.optim: parameters, rates and decay by name."""
+
+MOMENTS: dict[str, tuple[str, ...]] = {
+    "Adam": ("exp_avg", "exp_avg_sq"),
+    "AdamW": ("exp_avg", "exp_avg_sq"),
+    "SGD": ("momentum_buffer",),
+}
+"""What torch keeps of a parameter beside a count of steps, by the name of its class."""
+
+
+class Before(NamedTuple):
+    """Of the parameters of a group: values, gradients, and each of their moments."""
+
+    values: list[Tensor]
+    gradients: list[Tensor]
+    moments: list[list[Tensor]]
+
+
+def numbers_of(kind: str, group: Group, step: int) -> list[float]:
+    """What changes from step to step; `step` counts from 1."""
+    lr = group["lr"]
+    if kind == "SGD":
+        return [-lr]
+    beta1, beta2 = group["betas"]
+    return [-lr / (1 - beta1**step), (1 - beta2**step) ** 0.5, 1 - lr * group["weight_decay"]]
+
+
+def adam(group: Group, before: Before, numbers: Sequence[Tensor], *, decoupled: bool) -> list[list[Tensor]]:
+    """Values and moments after a step: Kingma and Ba 2015, algorithm 1; `decoupled`: Loshchilov and Hutter 2019."""
+    (beta1, beta2), decay = group["betas"], group["weight_decay"]
+    values, gradients, (mean, square) = before
+    minus_size, root, left = numbers
+    if decay and decoupled:
+        values = torch._foreach_mul(values, left)
+    elif decay:
+        gradients = torch._foreach_add(gradients, values, alpha=decay)
+    mean = torch._foreach_lerp(mean, gradients, 1 - beta1)
+    square = torch._foreach_mul(square, beta2)
+    torch._foreach_addcmul_(square, gradients, gradients, 1 - beta2)
+    size = torch._foreach_sqrt(square)
+    torch._foreach_div_(size, root)
+    torch._foreach_add_(size, group["eps"])
+    move = torch._foreach_mul(mean, minus_size)
+    torch._foreach_div_(move, size)
+    return [list(each) for each in (torch._foreach_add(values, move), mean, square)]
+
+
+def sgd(group: Group, before: Before, numbers: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Values and moments after a step of gradient descent with torch's momentum, whose first buffer is the gradient."""
+    values, gradients, moments = before
+    (minus_rate,) = numbers
+    if decay := group["weight_decay"]:
+        gradients = torch._foreach_add(gradients, values, alpha=decay)
+    move = gradients
+    if momentum := group["momentum"]:
+        move = buffer = torch._foreach_mul(moments[0], momentum)
+        torch._foreach_add_(buffer, gradients)
+        moments = [list(buffer)]
+        if group["nesterov"]:
+            move = torch._foreach_add(gradients, buffer, alpha=momentum)
+    return [[torch.addcmul(v, m, minus_rate) for v, m in zip(values, move, strict=True)], *moments]
+
+
+class DeviceStep:
+    """Of one optimizer, whose state it keeps as torch does: checkpoints are the same. Every parameter has a gradient.
+
+    `prepare` is the host's part of a step, `launch` the device's; a captured `launch` is replayed after each `prepare`.
+    A step counts also where it was refused.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer, self._kind = optimizer, type(optimizer).__name__
+        self._numbers: Tensor | None = None  # [groups, numbers]
+
+    def prepare(self) -> None:
+        """Count a step, and tell the device its numbers. The host does not wait."""
+        rows: list[list[float]] = []
+        for group in self._groups:
+            states = [self._state_of(group, p) for p in group["params"]]
+            for state in states:
+                if "step" in state:
+                    state["step"] += 1
+            rows.append(numbers_of(self._kind, group, int(states[0].get("step", 0))))
+        first = self._groups[0]["params"][0]
+        new = to_device(torch.tensor(rows, dtype=first.dtype), first.device)
+        self._numbers = new if self._numbers is None else self._numbers.copy_(new)
+
+    @torch.no_grad()
+    def launch(self, finite: Tensor) -> None:
+        """The step that was prepared. Shapes: finite [], whether it is one."""
+        assert self._numbers is not None, "prepare comes first"
+        for group, row in zip(self._groups, self._numbers, strict=True):
+            parameters: list[Tensor] = group["params"]
+            numbers = row.unbind()
+            states = [self._state_of(group, p) for p in parameters]
+            moments = [[s[name] for s in states] for name in self._moments(group)]
+            before = Before(parameters, [p.grad for p in parameters if p.grad is not None], moments)
+            if self._kind == "SGD":
+                after = sgd(group, before, numbers)
+            else:
+                after = adam(group, before, numbers, decoupled=self._kind == "AdamW")
+            for olds, news in zip((parameters, *moments), after, strict=True):
+                for old, new in zip(olds, news, strict=True):
+                    old.copy_(torch.where(finite, new, old))
+
+    @property
+    def _groups(self) -> list[Group]:
+        return [group for group in self._optimizer.param_groups if group["params"]]
+
+    def _moments(self, group: Group) -> tuple[str, ...]:
+        return () if self._kind == "SGD" and not group["momentum"] else MOMENTS[self._kind]
+
+    def _state_of(self, group: Group, parameter: Tensor) -> dict[str, Tensor]:
+        """As torch makes it at the first step; SGD counts none."""
+        if not (names := self._moments(group)):
+            return {}
+        state = self._optimizer.state[parameter]
+        if not state:
+            state |= {} if self._kind == "SGD" else {"step": torch.tensor(0.0)}
+            state |= {name: torch.zeros_like(parameter) for name in names}
+        return state

@@ -1,0 +1,83 @@
+"""Epochs that are captured and replayed on a simulated GPU, and those that are not: tests and first_hour.py."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+from unittest import mock
+
+from torch import Tensor
+
+from gnnpar.data.tasks import make_task
+from gnnpar.parallel.objective import objective_of
+from gnnpar.partition.shard import Shard
+from gnnpar.training import captured
+from gnnpar.training.captured import captured_epochs
+from gnnpar.training.evaluate import evaluate
+from gnnpar.training.optim import SGD, Adam, AdamW
+from gnnpar_kernels.csr import accumulate_dtype
+from simulated_gpu import SimulatedGpu, held, move
+from simulated_graph import Cuda, GraphWorld
+from synchronisation_runs import job_of
+
+EPOCHS, WARM_UP = 6, 2
+OPTIM = Adam(lr=0.02, weight_decay=1e-3, schedule="cosine", clip=0.5)
+
+
+@contextmanager
+def simulated() -> Iterator[Cuda]:
+    """Inside, epochs are captured on a simulated GPU, after WARM_UP of them."""
+    fake = Cuda(SimulatedGpu())
+    with mock.patch.object(captured, "cuda", fake), mock.patch.object(captured, "WARM_UP", WARM_UP):
+        yield fake
+
+
+class Trained(NamedTuple):
+    """Of one rank. `metrics` of evaluations, None where there was none; `traffic` of every epoch."""
+
+    losses: list[float]
+    weights: dict[str, Tensor]
+    metrics: list[dict[str, Any] | None]
+    traffic: list[tuple[object, ...]]
+
+
+def run(
+    cuda: Cuda,
+    strategy: str,
+    model: str,
+    *overrides: str,
+    replays: bool,
+    optim: Adam | AdamW | SGD = OPTIM,
+    **options: Any,
+) -> list[Trained]:
+    """Of every rank. `replays`: epochs are captured and replayed."""
+    job, world = job_of(strategy, model, *overrides, **options)
+    job = replace(job, optim=optim)
+
+    def rank(comm: Any) -> Trained:
+        task = make_task(job.dataset.task, job.dataset.num_classes)
+        net = move(copy.deepcopy(job.model).to(accumulate_dtype(job.dtype)))
+        given = job.dataset if comm.rank == 0 else None
+        ids = {"edge_ids": job.model.needs_edge_ids, "placement": job.plan.placement}
+        shard = Shard.open(given, job.plan.part_of, comm, **ids).to(comm.device, job.dtype)
+        engine = job.strategy.build(job.plan, shard, net, task, comm, seed=job.seed, first_layer=job.first_layer)
+        optimizer = job.optim.build(engine.named_parameters(), epochs=EPOCHS, layer_of=job.model.layer_of)
+        objective = objective_of(task, shard, net, comm, job.seed)
+        epochs = captured_epochs(engine, optimizer, comm, job.seed) if replays else None
+        losses, metrics, traffic = [], [], []
+        for epoch in range(EPOCHS):
+            optimizer.schedule(epoch)
+            comm.ledger.drain()
+            report = engine.train_epoch(epoch, optimizer) if epochs is None else epochs.train_epoch(epoch)
+            sent = comm.ledger.drain()
+            losses.append(report.loss)
+            traffic.append((sent.bytes, sent.layer_bytes, sent.metadata, sent.messages))
+            assert not optimizer.refused
+            metrics.append(evaluate(engine, objective) if epoch % 2 else None)
+        weights = {name: held(w).clone() for name, w in engine.named_weights()}
+        return Trained(losses, weights, metrics, traffic)
+
+    return GraphWorld(cuda.gpu, world).run(rank)
