@@ -389,3 +389,227 @@ class ByDictionary(nn.Module):
 def to_hetero(in_channels, out_channels):
     kinds = (["a", "b"], [("a", "to", "b"), ("b", "of", "a")])
     return pyg.to_hetero(sage(in_channels, out_channels), kinds)
+
+
+class Typed2(nn.Module):
+    """Two layers of HeteroConv, with convolutions of several kinds."""
+
+    def __init__(self, hidden, out_channels, metadata, kind="mixed", aggr="sum"):
+        super().__init__()
+        kinds = {
+            "sage": lambda i, key: SAGEConv((-1, -1), hidden),
+            "max": lambda i, key: SAGEConv((-1, -1), hidden, aggr="max"),
+            "gat": lambda i, key: GATConv((-1, -1), hidden // 2, heads=2, add_self_loops=False),
+            "gatv2": lambda i, key: GATv2Conv((-1, -1), hidden // 2, heads=2, add_self_loops=False),
+            "graph": lambda i, key: GraphConv((-1, -1), hidden),
+            "transformer": lambda i, key: TransformerConv((-1, -1), hidden // 2, heads=2),
+        }
+        names = ["sage", "gat", "graph", "gatv2", "max"]
+
+        def conv(i, key):
+            if kind == "mixed" and key[0] == key[2]:
+                return GCNConv(-1, hidden)
+            return kinds[names[i % len(names)] if kind == "mixed" else kind](i, key)
+
+        self.convs = nn.ModuleList(
+            pyg.HeteroConv({key: conv(i, key) for i, key in enumerate(metadata[1])}, aggr=aggr) for _ in range(2)
+        )
+        self.lin = pyg.Linear(-1, out_channels)
+
+    def forward(self, x_dict, edge_index_dict):
+        x_dict = {key: F.dropout(x, p=0.2, training=self.training) for key, x in x_dict.items()}
+        for conv in self.convs:
+            x_dict = {key: x.relu() for key, x in conv(x_dict, edge_index_dict).items()}
+            x_dict = {key: F.dropout(x, p=0.3, training=self.training) for key, x in x_dict.items()}
+        return self.lin(x_dict["a"])
+
+
+class HGTNet(nn.Module):
+    """PyG's example: a dense layer of each type, HGTConv, one head."""
+
+    def __init__(self, hidden, out_channels, metadata, heads=2):
+        super().__init__()
+        self.lin_dict = nn.ModuleDict({kind: pyg.Linear(-1, hidden) for kind in metadata[0]})
+        self.convs = nn.ModuleList(pyg.HGTConv(hidden, hidden, metadata, heads) for _ in range(2))
+        self.lin = nn.Linear(hidden, out_channels)
+
+    def forward(self, x_dict, edge_index_dict):
+        x_dict = {kind: self.lin_dict[kind](x).relu() for kind, x in x_dict.items()}
+        for conv in self.convs:
+            x_dict = conv(x_dict, edge_index_dict)
+        return self.lin(F.dropout(x_dict["a"], p=0.3, training=self.training))
+
+
+def hgt(out_channels, metadata, hidden=8):
+    """Lazy widths at once: HGTConv as the first layer."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.HGTConv(-1, hidden, metadata, heads=2)
+            self.out = pyg.HeteroDictLinear(-1, out_channels, types=metadata[0])
+
+        def forward(self, x_dict, edge_index_dict):
+            return self.out(self.conv(x_dict, edge_index_dict))
+
+    return Net()
+
+
+class NormedByType(nn.Module):
+    """What to_hetero copies for each type: convolutions, batch norms, dense layers."""
+
+    def __init__(self, hidden, out_channels, kind="sage"):
+        super().__init__()
+        conv = {"sage": SAGEConv, "gat": lambda a, b: GATConv(a, b // 2, heads=2, add_self_loops=False)}[kind]
+        self.conv1, self.conv2 = conv((-1, -1), hidden), conv((-1, -1), hidden)
+        self.norm, self.lin, self.drop = pyg.BatchNorm(hidden), pyg.Linear(-1, out_channels), nn.Dropout(0.3)
+
+    def forward(self, x, edge_index):
+        x = self.drop(self.norm(self.conv1(x, edge_index)).relu())
+        return self.lin(self.conv2(x, edge_index) + x)
+
+
+def hetero_of(out_channels, metadata, hidden=8, kind="sage"):
+    return pyg.to_hetero(NormedByType(hidden, out_channels, kind), metadata, aggr="sum")
+
+
+def always_dropping(out_channels, metadata):
+    """to_hetero traces self.training of a forward as it is."""
+    return pyg.to_hetero(TwoLayers(SAGEConv((-1, -1), 8), SAGEConv((-1, -1), out_channels)), metadata)
+
+
+class TypedWeights(nn.Module):
+    """Weights of the edges of each type."""
+
+    def __init__(self, out_channels, metadata, hidden=8):
+        super().__init__()
+        self.conv = pyg.HeteroConv(
+            {
+                key: GCNConv(-1, hidden) if key[0] == key[2] else GraphConv((-1, -1), hidden, aggr="mean")
+                for key in metadata[1]
+            }
+        )
+        self.lin = pyg.HeteroDictLinear(hidden, out_channels, types=metadata[0])
+
+    def forward(self, x_dict, edge_index_dict, edge_weight_dict):
+        return self.lin(self.conv(x_dict, edge_index_dict, edge_weight_dict=edge_weight_dict))
+
+
+class TypedAttributes(nn.Module):
+    """Rows of the edges of each type, encoded by the model; a message of its own, and attention that reads them."""
+
+    def __init__(self, out_channels, metadata, edge_dim, hidden=8):
+        super().__init__()
+        self.encoders = nn.ModuleDict({"__".join(key): nn.Linear(edge_dim, hidden) for key in metadata[1]})
+
+        def conv(i):
+            if i % 2:
+                return GATConv((-1, -1), hidden, edge_dim=hidden, add_self_loops=False)
+            return pyg.GeneralConv((-1, -1), hidden, in_edge_channels=hidden)
+
+        self.conv = pyg.HeteroConv({key: conv(i) for i, key in enumerate(metadata[1])}, aggr="mean")
+        self.lin = nn.Linear(hidden, out_channels)
+
+    def forward(self, x_dict, edge_index_dict, edge_attr_dict):
+        rows = {key: self.encoders["__".join(key)](attr) for key, attr in edge_attr_dict.items()}
+        return self.lin(self.conv(x_dict, edge_index_dict, edge_attr_dict=rows)["b"])
+
+
+class HardWired(nn.Module):
+    """Types of one dataset, as PyG's examples write them; without metadata. Edges of one type are not read."""
+
+    def __init__(self, hidden, out_channels):
+        super().__init__()
+        self.conv = pyg.HeteroConv(
+            {
+                ("paper", "cites", "paper"): GCNConv(-1, hidden),
+                ("author", "writes", "paper"): SAGEConv((-1, -1), hidden),
+                ("paper", "rev_writes", "author"): GATConv((-1, -1), hidden, add_self_loops=False),
+            },
+            aggr="mean",
+        )
+        self.lin = nn.Linear(hidden, out_channels)
+
+    def forward(self, x_dict, edge_index_dict):
+        x_dict = self.conv(x_dict, edge_index_dict)
+        return self.lin(x_dict["author"].relu())
+
+
+class PapersAndAuthors(nn.Module):
+    """Of the types of a dataset, as PyG's examples are written, without metadata; edges of other types are not read."""
+
+    def __init__(self, hidden, out_channels):
+        super().__init__()
+        self.conv1, self.conv2 = (
+            pyg.HeteroConv(
+                {
+                    ("author", "writes", "paper"): SAGEConv((-1, -1), hidden),
+                    ("paper", "of", "author"): GATConv((-1, -1), hidden // 2, heads=2, add_self_loops=False),
+                }
+            )
+            for _ in range(2)
+        )
+        self.lin = nn.Linear(hidden, out_channels)
+
+    def forward(self, x_dict, edge_index_dict):
+        x_dict = {key: F.dropout(x, p=0.2, training=self.training) for key, x in x_dict.items()}
+        x_dict = {key: x.relu() for key, x in self.conv1(x_dict, edge_index_dict).items()}
+        return self.lin(self.conv2(x_dict, edge_index_dict)["paper"])
+
+
+class ByName(nn.Module):
+    """Logits of a type that has no labels."""
+
+    def __init__(self, out_channels):
+        super().__init__()
+        self.conv = pyg.HeteroConv({("paper", "in", "venue"): SAGEConv((-1, -1), out_channels, root_weight=False)})
+
+    def forward(self, x_dict, edge_index_dict):
+        return self.conv({"paper": x_dict["paper"], "venue": x_dict["author"][:1]}, edge_index_dict)
+
+
+class Mixing(nn.Module):
+    """Rows of two types, added up."""
+
+    def __init__(self, out_channels):
+        super().__init__()
+        self.lin = nn.ModuleDict({key: pyg.Linear(-1, out_channels) for key in ("paper", "author")})
+
+    def forward(self, x_dict, edge_index_dict):
+        return self.lin["paper"](x_dict["paper"]) + self.lin["author"](x_dict["author"])
+
+
+class OfOther(nn.Module):
+    """Edges between other types than the rows it gives with them."""
+
+    def __init__(self, out_channels):
+        super().__init__()
+        self.conv = SAGEConv((-1, -1), out_channels)
+
+    def forward(self, x_dict, edge_index_dict):
+        return self.conv((x_dict["paper"], x_dict["paper"]), edge_index_dict["author", "writes", "paper"])
+
+
+def han(out_channels, metadata):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.HANConv(-1, out_channels, metadata)
+
+        def forward(self, x_dict, edge_index_dict):
+            return self.conv(x_dict, edge_index_dict)["paper"]
+
+    return Net()
+
+
+class CentredByType(nn.Module):
+    """A mean over all rows of a type."""
+
+    def __init__(self, hidden, out_channels, metadata):
+        super().__init__()
+        self.conv = pyg.HeteroConv({key: SAGEConv((-1, -1), hidden) for key in metadata[1]})
+        self.lin = nn.Linear(hidden, out_channels)
+
+    def forward(self, x_dict, edge_index_dict):
+        x = self.conv(x_dict, edge_index_dict)["a"]
+        return self.lin(x - x.mean(0))

@@ -77,6 +77,11 @@ class Graph(Local, Protocol):
         features; None: edges have none."""
         ...
 
+    @property
+    def edge_type(self) -> Tensor | None:
+        """[E] types of the in-edges of the owned rows, in the order of edge operands; None: edges have none."""
+        ...
+
     def at(self, layer: int) -> Self:
         """Name the call site: policy, history, bit-widths, dropout keys and accounting go by layer."""
         ...

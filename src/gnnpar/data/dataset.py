@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.folds.edge_data import EdgeData, EdgeSizes, degree_histogram
+from gnnpar.folds.edge_data import EdgeData, EdgeSizes, Schema, degree_histogram
 
 if TYPE_CHECKING:
     from gnnpar.data.links import Pairs
@@ -92,12 +92,13 @@ class Dataset:
         task: TaskName,
         edges: EdgeData | None = None,
         num_edge_types: int | None = None,
+        schema: Schema | None = None,
         edge_changes: EdgeChanges = EdgeChanges(),
     ) -> Dataset:
         """Count degrees and hash contents of tensors that are already preprocessed (edges sorted, multi-edges allowed).
 
         Shapes: x [N, F], y [N] or [N, C], edge_index [2, E], masks 3 x [N]; `edges`: of E.
-        `num_edge_types`: where some of the types have no edge.
+        `num_edge_types`: where some of the types have no edge. `schema`: of a HeteroData.
         """
         num_nodes = x.shape[0]
         src, dst = edge_index
@@ -121,7 +122,7 @@ class Dataset:
             num_classes=num_classes,
             task=task,
             edges=edges,
-            edge_sizes=sizes_of(edges, in_degree, num_edge_types),
+            edge_sizes=sizes_of(edges, in_degree, num_edge_types)._replace(schema=schema),
             in_weight=None if edges.weight is None else weighted_degrees(dst, edges.weight, num_nodes),
             graph_hash=content_hash((edge_index, x, y, *edges.tensors.values()), label=f"{task}/{num_classes}"),
             split_hash=content_hash(masks, label="split"),

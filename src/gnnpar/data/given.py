@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gnnpar.data.dataset import content_hash
 from gnnpar.data.files import cached_folder
+from gnnpar.data.hetero import SCHEMA
 from gnnpar.data.raw import checked_data
 from gnnpar.data.saved import raw_graph
 from gnnpar.folds.edge_data import EDGE_KINDS
@@ -55,11 +56,14 @@ def write_given(given: object, *, labelled: bool = True) -> Path:
     x = raw.x.float() if raw.x.dtype == torch.bfloat16 else raw.x  # which NumPy has not
     tensors = {"x": x, "y": raw.y, "edge_index": raw.edge_index, **carried, **masks}
     label = " ".join(f"{key}:{tensor.dtype}" for key, tensor in tensors.items())
+    schema = {} if raw.schema is None else {SCHEMA: raw.schema.text}
+    label += "".join(schema.values())
 
     def build(folder: Path) -> None:
         from torch_geometric.data import Data
 
-        torch.save(Data(**{key: tensor.detach().cpu() for key, tensor in tensors.items()}), folder / "data.pt")
+        held = {key: tensor.detach().cpu() for key, tensor in tensors.items()}
+        torch.save(Data.from_dict({**held, **schema}), folder / "data.pt")
 
     return cached_folder(f"given/{content_hash(tensors.values(), label=label)[:32]}", build) / "data.pt"
 

@@ -15,10 +15,14 @@ from torch import Tensor
 from gnnpar.capacity import require_memory
 from gnnpar.data.dataset import MATRICES
 from gnnpar.data.raw import TaskChoice, refuse_unread, task_of
+from gnnpar.folds.edge_data import Schema
 from gnnpar.saved_tensors import oddity
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
+
+SCHEMA = "gnnpar_schema"
+"""The field in which a `Data` says of which types its nodes and edges were."""
 
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _Fields = dict[str, object]
@@ -40,15 +44,24 @@ def stores_of(data: HeteroData) -> Stores:
     return Stores(nodes, edges, {str(key): data[key].num_nodes for key in data.node_types})
 
 
-def homogeneous(data: HeteroData) -> Data:
+def homogeneous(data: HeteroData, *, known: Schema | None = None) -> Data:
     """The typed graph that a HeteroData is trained as: x [N, F], edge_index [2, E] and edge_type [E] as in `flattened`,
-    edge_weight and edge_attr where it has them; without labels. For a module of one's own that was trained on it.
+    edge_weight and edge_attr where it has them, and the text of a `Schema`; without labels. For a module of one's own
+    that was trained on it.
 
-    ValueError in one line where it cannot be laid out so.
+    ValueError in one line where it cannot be laid out so, or its types are not those that are `known` of a model.
     """
     from torch_geometric.data import Data
 
-    return Data.from_dict(flattened("given", stores_of(data), task=None))
+    stores = stores_of(data)
+    found = Data.from_dict(flattened("given", stores, task=None))
+    mine = _schema(stores)
+    if known is not None and (known.nodes, known.edges) != (mine.nodes, mine.edges):
+        raise ValueError(
+            f"the HeteroData has nodes {dict(mine.nodes)} and edges {list(mine.edges)}, and the model was trained on "
+            f"{dict(known.nodes)} and {list(known.edges)}, in this order"
+        )
+    return found
 
 
 def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _Fields:
@@ -76,6 +89,33 @@ def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _F
     for key in ("edge_weight", "edge_attr"):
         if (values := _of_all(name, key, edges)) is not None:
             found[key] = values
+    target = next((key for key in nodes if labels and nodes[key].get("y") is not None), None)
+    found[SCHEMA] = _schema(stores, target).text
+    return found
+
+
+def _schema(stores: Stores, target: str | None = None) -> Schema:
+    """Of stores that are laid out."""
+    rows = {key: fields.get("x") for key, fields in stores.nodes.items()}
+    nodes = tuple((key, x.shape[1] if isinstance(x, Tensor) else 0) for key, x in rows.items())
+    return Schema(nodes, tuple(stores.edges), target)
+
+
+def schema_in(name: str, fields: Mapping[str, object], width: int, num_types: int) -> Schema | None:
+    """What the field says; None: there is none. ValueError where it is not of rows of this width, and of edges of so
+    many types at most."""
+    text = fields.get(SCHEMA)
+    if text is None:
+        return None
+    try:
+        found = Schema.of(text if isinstance(text, str) else str(type(text)))
+    except ValueError as error:
+        raise ValueError(f"dataset {name}: {SCHEMA}: {error}; remove it.") from error
+    if found.width != width or len(found.edges) < num_types:
+        raise ValueError(
+            f"dataset {name}: {SCHEMA} is of {found.width} columns and {len(found.edges)} types of edges, and the "
+            f"graph has {width} and {num_types}; remove it."
+        )
     return found
 
 

@@ -284,6 +284,7 @@ def split(dataset: Dataset, task: Link, seed: int) -> Dataset:
         task="link",
         edges=dataset.edges.at(edges),
         num_edge_types=dataset.edge_sizes.types or None,
+        schema=dataset.edge_sizes.schema,
     )
     split_hash = content_hash((pairs.train, pairs.val, pairs.test), label="pairs")
     return replace(graph, pairs=pairs, split_hash=split_hash)

@@ -88,6 +88,7 @@ def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
         task=raw.task,
         edges=edges.data,
         num_edge_types=raw.num_edge_types,
+        schema=raw.schema,
         edge_changes=changes(given.edge_index, edges.edge_index, both_ways=config.symmetrize or raw.pairs),
     )
 

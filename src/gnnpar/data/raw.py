@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gnnpar.data.adjacency import EdgeList, edge_list_of
 from gnnpar.data.dataset import MATRICES, TaskName
-from gnnpar.folds.edge_data import EdgeData
+from gnnpar.folds.edge_data import EdgeData, Schema
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -28,7 +28,7 @@ class RawGraph:
 
     Shapes: x [N, F]; y [N], [N, 1] or [N, C]; edge_index [2, E], or an adj_t [N, N] (data/adjacency.py);
     masks None or 3 x [N] or [N, S] (S numbered splits); `edges`: weight [E], type [E], attr [E, D], by the columns of
-    edge_index. `num_edge_types`: where some of the types have no edge.
+    edge_index. `num_edge_types`: where some of the types have no edge. `schema`: of a HeteroData.
     """
 
     name: str
@@ -41,6 +41,7 @@ class RawGraph:
     num_classes: int | None = None
     edges: EdgeData = field(default_factory=EdgeData)
     num_edge_types: int | None = None
+    schema: Schema | None = None
 
 
 def task_of(y: Tensor, choice: TaskChoice) -> TaskName:
@@ -78,6 +79,7 @@ def checked(raw: RawGraph) -> RawGraph:
         num_classes=num_classes,
         edges=edges,
         num_edge_types=raw.num_edge_types,
+        schema=raw.schema,
     )
 
 

@@ -19,7 +19,7 @@ from gnnpar.capacity import require_memory
 from gnnpar.data.adjacency import edge_list_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_file, one_line
-from gnnpar.data.hetero import flattened, stores_of
+from gnnpar.data.hetero import flattened, schema_in, stores_of
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread, task_of
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
@@ -124,6 +124,9 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
         raise ValueError(f"dataset {name}: x is a number; give a row a node, [nodes, features].")
     y = torch.zeros(len(x), dtype=torch.int64) if task == "link" else y
     assert isinstance(y, Tensor)
+    types = carried.get("type")
+    num_types = 0 if types is None or not types.numel() else int(types.max()) + 1
+    schema = schema_in(name, fields, x.shape[-1], num_types)
     return RawGraph(
         name=name,
         x=x,
@@ -132,6 +135,8 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
         edges=EdgeData(**carried),
         task=task_of(y, task),
         masks=_masks(name, fields),
+        num_edge_types=None if schema is None else len(schema.edges),
+        schema=schema,
     )
 
 

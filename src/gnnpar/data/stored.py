@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnnpar.data.columns import Slices
 from gnnpar.data.dataset import Dataset, TaskName, content_hash
-from gnnpar.folds.edge_data import EDGE_KINDS, EdgeSizes, degree_histogram
+from gnnpar.folds.edge_data import EDGE_KINDS, EdgeSizes, Schema, degree_histogram
 
 CHUNK_EDGES = 1 << 20
 CHUNK_ROWS = 1 << 16
@@ -54,6 +54,7 @@ class Stored:
     graph_hash: str
     split_hash: str
     num_edge_types: int | None = None  # None: the largest type says it
+    schema: Schema | None = None
     carried: Mapping[str, Slices] = field(default_factory=dict[str, Slices])
 
     @property
@@ -109,7 +110,7 @@ class Stored:
         else:
             types = max((int(edges.values["type"].max()) for edges in self.edges()), default=0) + 1
         width = self.carried["attr"].shape[1] if "attr" in self.carried else 0
-        return EdgeSizes(types, width, degree_histogram(self.in_degree))
+        return EdgeSizes(types, width, degree_histogram(self.in_degree), self.schema)
 
     @staticmethod
     def of(dataset: Dataset) -> Stored:
@@ -129,6 +130,7 @@ class Stored:
             split_hash=dataset.split_hash,
             carried={kind: dataset.edges.tensors[kind].numpy() for kind in dataset.edges.kinds},
             num_edge_types=dataset.edge_sizes.types or None,
+            schema=dataset.edge_sizes.schema,
         )
 
 

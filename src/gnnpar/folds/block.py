@@ -247,8 +247,23 @@ class Block:
         indices = place[self.indices.long()].to(self.indices.dtype)
         return replace(self, indices=indices, src_ids=self.src_ids[order], by_type={}, ascends=True), order
 
+    def of_type(self, number: int) -> tuple[Block, Tensor]:
+        """The sub-block of the edges of one type, and their places among the edges here, [e] int64; kept. Edges without
+        types are all of type 0."""
+        found = self._of_type.get(number)
+        if found is None:
+            types = self.indices.new_zeros(1).expand(self.num_edges) if self.types is None else self.types
+            places = (types == number).nonzero().flatten()
+            found = self._of_type[number] = self.restrict(places), places
+        return found
+
+    @cached_property
+    def _of_type(self) -> dict[int, tuple[Block, Tensor]]:
+        return {}
+
     def restrict(self, keep: Tensor) -> Block:
-        """The sub-block of the edges where `keep` [E] is true; rows without an edge left are compressed away."""
+        """The sub-block of the edges where `keep` [E] is true, or at these ascending places; rows without an edge left
+        are compressed away."""
         kept = Block.from_edges(
             self.edge_dst[keep],
             self.indices[keep],
@@ -312,6 +327,7 @@ class Block:
         spans = (rows for cut in self.__dict__.get("_spans", {}).values() for _, rows in cut)
         held = (*self._structure.values(), *self.edges.tensors.values(), *cached, *spans)
         pairs = sum(block.nbytes for block in self.__dict__.get("_pairs", {}).values())
+        pairs += sum(block.nbytes + at.nbytes for block, at in self.__dict__.get("_of_type", {}).values())
         return pairs + sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
 
     @staticmethod

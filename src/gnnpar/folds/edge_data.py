@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -25,13 +27,67 @@ Degrees = tuple[tuple[int, int], ...]
 """A histogram of in-degrees: (degree, nodes that have it), ascending, degrees that no node has left out."""
 
 
+@dataclass(frozen=True)
+class Schema:
+    """Types of nodes and of edges of a `HeteroData` that is laid out as one graph.
+
+    `nodes`: (type, width of its features), in the order in which nodes, and columns of features, follow each other; 0:
+    the type has no features. `edges`: (source, relation, destination) of each type of edges, by its number. `target`:
+    the type of nodes that has labels; None: none has.
+    """
+
+    nodes: tuple[tuple[str, int], ...]
+    edges: tuple[tuple[str, str, str], ...]
+    target: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the types of nodes."""
+        return tuple(name for name, _ in self.nodes)
+
+    @property
+    def width(self) -> int:
+        """Of a row of features: the columns of all types, and one that says the type where there are several."""
+        return sum(width for _, width in self.nodes) + (len(self.nodes) if len(self.nodes) > 1 else 0)
+
+    @property
+    def columns(self) -> tuple[slice, ...]:
+        """Of a row, those of each type of nodes."""
+        ends = [0, *accumulate(width for _, width in self.nodes)]
+        return tuple(slice(first, last) for first, last in pairwise(ends))
+
+    @property
+    def text(self) -> str:
+        """As JSON, for `of`."""
+        return json.dumps([self.nodes, self.edges, self.target])
+
+    @staticmethod
+    def of(text: str) -> Schema:
+        """ValueError where it is none."""
+        try:
+            nodes, edges, target = json.loads(text)
+            found = Schema(tuple((name, width) for name, width in nodes), tuple((a, r, b) for a, r, b in edges), target)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{text[:40]} does not list the types of nodes and of edges") from error
+        kinds = dict(found.nodes)
+        names = [*kinds, *(name for edge in found.edges for name in edge), *([] if target is None else [target])]
+        if not all(isinstance(name, str) for name in names) or len(kinds) < len(found.nodes) or not found.edges:
+            raise ValueError(f"{text[:40]} has a type without a name of its own")
+        if not all(type(width) is int and 0 <= width < 1 << 31 for width in kinds.values()):
+            raise ValueError(f"{text[:40]} has a type whose width is no number")
+        if not {name for a, _, b in found.edges for name in (a, b)} | {target or found.nodes[0][0]} <= kinds.keys():
+            raise ValueError(f"{text[:40]} has edges or labels of a type of nodes that it does not list")
+        return found
+
+
 class EdgeSizes(NamedTuple):
-    """Of a whole graph: the number of types of its edges, and the width of their attributes, 0: they have none; and the
-    histogram of in-degrees, (): not counted."""
+    """Of a whole graph: the number of types of its edges, and the width of their attributes, 0: they have none; the
+    histogram of in-degrees, (): not counted; its types of nodes, None: it was no HeteroData."""
 
     types: int = 0
     attr: int = 0
     degrees: Degrees = ()
+    schema: Schema | None = None
 
 
 def degree_histogram(in_degree: Tensor) -> Degrees:

@@ -238,7 +238,10 @@ def _largest(rows: Sequence[Tensor]) -> Tensor:
 
 
 class GNN(nn.Module):
-    """A stage of a pipeline runs a slice of `layers`; what passes between layers is exactly the carry."""
+    """A stage of a pipeline runs a slice of `layers`; what passes between layers is exactly the carry. `unanswered`:
+    types of nodes whose rows it gives as zeros."""
+
+    unanswered: tuple[str, ...] = ()
 
     def __init__(self, config: ModelConfig, in_dim: int, out_dim: int, *, cached_first_layer: bool = False) -> None:
         super().__init__()

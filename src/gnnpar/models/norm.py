@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gnnpar.folds.block import widened
-from gnnpar.graph import Graph
+from gnnpar.graph import Graph, Moments
+
+
+class WithMoments(Protocol):
+    """What gives moments of all rows: a Graph, or its rows of one type."""
+
+    def moments(self, x: Tensor) -> Moments | None: ...
+
 
 Norm = nn.LayerNorm | nn.BatchNorm1d
 NormKind = Literal["none", "layer", "batch"]
@@ -26,7 +33,7 @@ def normalized(norm: Norm | None, g: Graph, x: Tensor) -> Tensor:
     return batch_norm(norm, g, x) if isinstance(norm, nn.BatchNorm1d) else norm(x).to(x.dtype)
 
 
-def batch_norm(norm: nn.BatchNorm1d, g: Graph, x: Tensor) -> Tensor:
+def batch_norm(norm: nn.BatchNorm1d, g: WithMoments, x: Tensor) -> Tensor:
     """What the module computes of all rows of the graph on one device, its running statistics included.
 
     In training rows are normalised by their moments, which also move the running statistics, once for every epoch (a

@@ -25,7 +25,14 @@ class Scorer(nn.Module):
 
 
 def with_scorer(model: GNN, decoder: Literal["dot", "mlp"] | None, seed: int) -> GNN:
-    """The model with the parameters of its decoder among its own, so that they are trained and saved with it."""
+    """The model with the parameters of its decoder among its own, so that they are trained and saved with it.
+
+    ValueError where pairs are to be scored, and it gives no rows of some of their nodes."""
+    if decoder is not None and model.unanswered:
+        raise ValueError(
+            f"task=link scores pairs of any two nodes, and the model gives no rows of type {model.unanswered[0]}; let "
+            "forward return a dictionary with rows of all types, of width task.width"
+        )
     if decoder == "mlp":
         model.add_module(_NAME, construct(lambda: Scorer(model.out_dim), seed))
     return model

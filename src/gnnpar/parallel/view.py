@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnpar.comm import Communicator, Site
 from gnnpar.durable import StateDict
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.folds.block import Rows
+from gnnpar.folds.block import Rows, chosen
 from gnnpar.graph import Message, Moments
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, as_messages, by_type
 from gnnpar.parallel.moments import moments_of
@@ -80,6 +80,10 @@ class View(OwnRows):
         return self.shard.edge_attr
 
     @property
+    def edge_type(self) -> Tensor | None:
+        return self.shard.edge_type
+
+    @property
     def comm(self) -> Communicator | None:
         """The ranks that hold all rows of the graph, each once; None: this view alone."""
         return None
@@ -128,7 +132,7 @@ class View(OwnRows):
 
 def rows_left(shard: Shard, edge_ids: Tensor) -> Tensor | None:
     """Attributes of those in-edges of the shard's rows that are left. Shapes: edge_ids [e] ascending -> [e, D]."""
-    return None if shard.edge_attr is None else shard.edge_attr[torch.searchsorted(edge_order(shard), edge_ids)]
+    return chosen(shard.edge_attr, torch.searchsorted(edge_order(shard), edge_ids))
 
 
 def edge_order(shard: Shard) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gnnpar.durable import (
     JsonDict,
@@ -22,6 +22,9 @@ from gnnpar.durable import (
     require_file,
     write_checked_json,
 )
+
+if TYPE_CHECKING:
+    from gnnpar.folds.edge_data import EdgeSizes
 
 NAME, SCHEMA = "manifest.json", 1
 PARTITION = "part_of.npy"
@@ -43,7 +46,8 @@ class Manifest:
     """Facts of the whole graph, of its partition, and of every file (name relative to the folder).
 
     `setup`: the configuration that made it: names, dataset, partition. `edge_ids`: whether blocks have global edge ids.
-    `edge_types`: number of types of edges, `edge_attr`: width of their attributes; 0: none.
+    `edge_types`: number of types of edges, `edge_attr`: width of their attributes; 0: none. `node_types`: the text of
+    the `Schema` of a HeteroData; empty: it was none.
     """
 
     schema: int
@@ -59,10 +63,19 @@ class Manifest:
     edge_ids: bool
     edge_types: int = 0
     edge_attr: int = 0
+    node_types: str = ""
     hashes: dict[str, str]
     statistics: JsonDict
     setup: dict[str, JsonDict]
     files: dict[str, FileFacts]
+
+    @property
+    def edge_sizes(self) -> EdgeSizes:
+        """As of a Dataset, degrees not counted."""
+        from gnnpar.folds.edge_data import EdgeSizes, Schema  # imports torch
+
+        found = Schema.of(self.node_types) if self.node_types else None
+        return EdgeSizes(self.edge_types, self.edge_attr, schema=found)
 
     @property
     def fingerprint(self) -> str:

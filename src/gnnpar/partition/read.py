@@ -15,7 +15,7 @@ from torch import Tensor
 from gnnpar.data.dataset import MATRICES
 from gnnpar.data.raw import has_label
 from gnnpar.folds.block import Block
-from gnnpar.folds.edge_data import EdgeData, EdgeSizes
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.npy import load_npy
 from gnnpar.partition.manifest import Check, FileFacts, Manifest, clear, folder_of, verify
 from gnnpar.partition.shard import Shard, degrees_by_type
@@ -97,7 +97,7 @@ class _Part:
             edge_attr=self.finite("edge_attr", torch.float32, num_edges, manifest.edge_attr)
             if manifest.edge_attr
             else None,
-            edge_sizes=EdgeSizes(manifest.edge_types, manifest.edge_attr),
+            edge_sizes=manifest.edge_sizes,
         )
 
     def peers(self, kind: str, ending: str) -> list[int]:

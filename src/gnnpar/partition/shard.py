@@ -94,6 +94,13 @@ class Shard:
         masks = {"train": self.train_mask, "val": self.val_mask, "test": self.test_mask}
         return {split: mask.nonzero().flatten() for split, mask in masks.items()}
 
+    @cached_property
+    def edge_type(self) -> Tensor | None:
+        """[E] types of all in-edges of its nodes, by ascending edge id, which the blocks hold; None: they have none."""
+        found = [(b.edge_ids, b.types) for b in (self.inner, *self.halo.values())]
+        ids, types = ([t for t in each if t is not None] for each in zip(*found, strict=True))
+        return torch.cat(types)[torch.cat(ids).argsort()] if ids and types else None
+
     @property
     def row_lists(self) -> RowLists:
         """What a codec has to know of it."""

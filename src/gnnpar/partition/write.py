@@ -269,6 +269,7 @@ class _Writer:
             edge_ids=self.with_ids,
             edge_types=graph.edge_sizes.types,
             edge_attr=graph.edge_sizes.attr,
+            node_types="" if graph.edge_sizes.schema is None else graph.edge_sizes.schema.text,
             hashes={"graph": graph.graph_hash, "split": graph.split_hash, "partition": partition_hash},
             statistics=statistics_of(
                 torch.tensor([len(ids) for ids in self.node_ids]),

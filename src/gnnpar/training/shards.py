@@ -87,7 +87,6 @@ class Source:
         import torch
 
         from gnnpar.data.dataset import Dataset
-        from gnnpar.folds.edge_data import EdgeSizes
 
         told, none = self.manifest, torch.zeros(0, dtype=torch.int64)
         empty = Dataset.of(
@@ -99,8 +98,9 @@ class Source:
             num_classes=told.num_classes,
             task=told.task,
         )
-        sizes = EdgeSizes(told.edge_types, told.edge_attr)
-        return replace(empty, graph_hash=told.hashes["graph"], split_hash=told.hashes["split"], edge_sizes=sizes)
+        return replace(
+            empty, graph_hash=told.hashes["graph"], split_hash=told.hashes["split"], edge_sizes=told.edge_sizes
+        )
 
     @property
     def part_of(self) -> Path:

@@ -18,8 +18,11 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
+from gnnpar.folds.edge_data import Schema
 from gnnpar.graph import Moments
 from gnnpar.models.gnn import GNN, ModelSource
+from gnnpar.models.pyg.edge_rows import EdgeRows
+from gnnpar.models.pyg.layout import Layout, NodeRows
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard, cut
@@ -96,18 +99,18 @@ class _Trial:
     """A model on a small graph whose node 0 has no edges."""
 
     def __init__(self, config: ModelSource) -> None:
-        data = with_edge_data(_graph(), config.edge_data - {"weight"})
+        data = _data(config)
         self.task = make_task(data.task, data.num_classes)
         model = config.on(data.edge_sizes).build(data.num_features, self.task.out_dim, seed=3)
         self.model = model.double()
         self.shard = _shard(data, model)
         rest = _shard(_without_first(data), model)
         self.rest = replace(rest, node_ids=rest.node_ids + 1)
-        self.edge_index = data.edge_index
+        self.edge_index, self.schema = data.edge_index, data.edge_sizes.schema
 
     def faults(self) -> Iterator[Fault]:
         yield from self._fixed_parameters()
-        calls = _record(self.model, self.shard)
+        calls = _record(self.model, self.shard, self.schema)
         yield from self._shape(calls)
         yield from self._state()
         yield from self._not_repeated()
@@ -134,7 +137,7 @@ class _Trial:
     def _state(self) -> Iterator[Fault]:
         """Buffers and inputs that a forward pass changes."""
         model, x = copy.deepcopy(self.model), self.shard.x.clone()
-        calls = _record(model, replace(self.shard, x=x))
+        calls = _record(model, replace(self.shard, x=x), self.schema)
         for (name, now), (_, before) in zip(model.named_buffers(), self.model.named_buffers(), strict=True):
             if not torch.equal(now, before):
                 module, _, leaf = name.rpartition(".")
@@ -150,7 +153,7 @@ class _Trial:
 
     def _not_repeated(self) -> Iterator[Fault]:
         model = copy.deepcopy(self.model)
-        first, again = _record(model, self.shard), _record(model, self.shard)
+        first, again = _record(model, self.shard, self.schema), _record(model, self.shard, self.schema)
         for a, b in zip(first, again, strict=False):
             if not _same(a.outputs, b.outputs, exact=True):
                 yield Fault(
@@ -166,7 +169,9 @@ class _Trial:
             for size in (1.0, 1e3):
                 x = self.shard.x.clone()
                 x[node] += size
-                for before, after in zip(calls, _record(self.model, replace(self.shard, x=x)), strict=False):
+                for before, after in zip(
+                    calls, _record(self.model, replace(self.shard, x=x), self.schema), strict=False
+                ):
                     changed = _changed_rows(before.inputs, after.inputs, num_nodes, exact=True)
                     for _ in range(before.aggregations):
                         changed = self._reached(changed)
@@ -180,7 +185,7 @@ class _Trial:
 
     def _reads_position(self, calls: Sequence[_Call]) -> Iterator[Fault]:
         """Without node 0, which no edge has, the other rows stay what they are."""
-        for before, after in zip(calls, _record(self.model, self.rest), strict=False):
+        for before, after in zip(calls, _record(self.model, self.rest, self.schema), strict=False):
             others = [t[1:] for t in before.outputs if t.shape[:1] == self.shard.node_ids.shape]
             rows = [t for t in after.outputs if t.shape[:1] == self.rest.node_ids.shape]
             if not _same(others, rows):
@@ -191,7 +196,11 @@ class _Trial:
                 )
 
     def _dead_outputs(self, calls: Sequence[_Call]) -> Iterator[Fault]:
-        other = _record(self.model, replace(self.shard, x=torch.randn_like(self.shard.x)))
+        x, features = torch.randn_like(self.shard.x), self.shard.x.shape[1]
+        if self.schema is not None:
+            features = self.schema.columns[-1].stop
+        x[:, features:] = self.shard.x[:, features:]  # which type a node has
+        other = _record(self.model, replace(self.shard, x=x), self.schema)
         for before, after in zip(calls, other, strict=False):
             if not before.inputs or not before.outputs:
                 continue
@@ -203,10 +212,20 @@ class _Trial:
     def _dead_gradients(self) -> Iterator[Fault]:
         _, gradients = self._differentiate(self.model)
         for name, gradient in gradients.items():
+            if self._may_be_unread(name, gradient):
+                continue
             if gradient is None or not bool(gradient.any()):
                 yield Fault(name, "has no gradient: the loss does not depend on it")
             elif not bool(gradient.isfinite().all()):
                 yield Fault(name, "has a gradient that is not finite")
+
+    def _may_be_unread(self, name: str, gradient: Tensor | None) -> bool:
+        """Of rows of a type that nobody reads, as the last layer of a model of dictionaries has them? Whether something
+        is detached is seen by `_wrong_gradients`."""
+        if self.schema is None:
+            return False
+        own = any(name.endswith("." + "__".join(key)) for key in self.schema.edges)  # HGTConv's prior of an edge type
+        return gradient is None or (own and not bool(gradient.any()))
 
     def _wrong_gradients(self) -> Iterator[Fault]:
         """Along a random direction, a difference quotient of the loss against the gradient; off the kinks at zero."""
@@ -266,6 +285,16 @@ class _Trial:
         return float(loss.detach()), dict(zip(names, gradients, strict=True))
 
 
+def _data(config: ModelSource) -> Dataset:
+    """A small graph that the model reads."""
+    if config.in_one_piece:
+        from gnnpar.verify.untouched import typed_dataset  # imports PyG
+
+        if (typed := typed_dataset(config)) is not None:
+            return typed
+    return with_edge_data(_graph(), config.edge_data - {"weight"})
+
+
 def _graph(*, num_nodes: int = 41, num_edges: int = 160) -> Dataset:
     """Directed, with self loops on all nodes but the first, which has no edge."""
     draw = torch.Generator().manual_seed(1)
@@ -290,6 +319,8 @@ def _without_first(data: Dataset) -> Dataset:
         masks=masks,
         num_classes=data.num_classes,
         task=data.task,
+        num_edge_types=data.edge_sizes.types or None,
+        schema=data.edge_sizes.schema,
     )
 
 
@@ -303,23 +334,33 @@ def _view(shard: Shard) -> _CountedGraph:
     return _CountedGraph(shard, Pass(seed=3, training=True))
 
 
-def _record(model: GNN, shard: Shard) -> list[_Call]:
-    """Every call of a module in one training pass, in the order in which they end."""
+def _record(model: GNN, shard: Shard, schema: Schema | None) -> list[_Call]:
+    """Every call of a module in one training pass, in the order in which they end. `schema`: rows of one type are noted
+    where they stand among those of all."""
     calls: list[_Call] = []
     view, running = _view(shard), []
+    layout = None if schema is None else Layout.of(schema, shard.x)
+
+    def noted(t: Tensor) -> Tensor:
+        if layout is not None and isinstance(t, EdgeRows):
+            return t.detach().as_subclass(Tensor)[None].clone()  # they are as many as nodes by chance
+        kind = layout.kind_of(t) if layout is not None and isinstance(t, NodeRows) else None
+        if layout is None or kind is None:
+            return t.detach().as_subclass(Tensor).clone()
+        return layout.place(kind, t.detach()).clone()
 
     def before(module: nn.Module, inputs: tuple) -> None:
         if view.count.inside:
             return
         tensors = _tensors(inputs)
-        running.append(([t.detach().clone() for t in tensors], [t._version for t in tensors], view.count.done))
+        running.append(([noted(t) for t in tensors], [t._version for t in tensors], view.count.done))
 
     def after(name: str, inputs: tuple, output: object) -> None:
         if view.count.inside:
             return
         copies, versions, done = running.pop()
         wrote = any(t._version != v for t, v in zip(_tensors(inputs), versions, strict=True))
-        outputs = tuple(t.detach().clone() for t in _tensors((output,)))
+        outputs = tuple(noted(t) for t in _tensors((output,)))
         calls.append(_Call(name, tuple(copies), outputs, view.count.done - done, wrote))
 
     hooks = []
@@ -338,6 +379,8 @@ def _record(model: GNN, shard: Shard) -> list[_Call]:
 def _tensors(values: object) -> list[Tensor]:
     if isinstance(values, Tensor):
         return [values]
+    if isinstance(values, dict):
+        values = tuple(values.values())
     return [t for value in values for t in _tensors(value)] if isinstance(values, tuple | list) else []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,12 +15,14 @@ from gnnpar.data.preprocess import canonical_edges
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gnn import ModelSource
 from gnnpar.models.pyg.dropout import keyed_dropout
+from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.model import PyG, PyGNet, edge_arguments
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.verify.differences import relative_error, rounding
 from gnnpar.verify.edges import drawn
+from gnnpar.verify.typed import CLASSES, dictionaries, typed_graph
 
 SEED = 3
 Outputs = list[tuple[str, Tensor]]
@@ -38,8 +40,11 @@ class Difference:
 
 def prepared(dataset: Dataset, model: ModelSource) -> Dataset:
     """The dataset as the model says that its datasets are: one self loop a node, none, or one at every second node
-    where they are kept; no edge twice, and of what edges carry all that the model reads."""
+    where they are kept; no edge twice, and of what edges carry all that the model reads. For a model of dictionaries, a
+    graph of the types that it reads, unless the dataset is one."""
     assert isinstance(model, PyG)
+    if (typed := typed_dataset(model)) is not None:
+        return typed if dataset.edge_sizes.schema is None else dataset
     edges = canonical_edges(
         dataset.edge_index, num_nodes=dataset.num_nodes, symmetrize=False, self_loops=model.self_loops is not False
     )
@@ -58,6 +63,19 @@ def prepared(dataset: Dataset, model: ModelSource) -> Dataset:
     )
 
 
+def typed_dataset(model: ModelSource) -> Dataset | None:
+    """A small typed graph that a model of dictionaries runs on, with labels for the types that it gives logits for;
+    None: it reads none."""
+    assert isinstance(model, PyG)
+    if (schema := model.sample_schema) is None:
+        return None
+    kinds, loops = model.edge_data, model.self_loops == "keep"
+    built = model.on(typed_graph(schema, kinds).edge_sizes).build(schema.width, CLASSES, seed=SEED)
+    assert isinstance(built, PyGNet)
+    answers = built.answers
+    return typed_graph(replace(schema, target=answers[0]), kinds, labelled=answers, loops=loops)
+
+
 def difference(config: ModelSource, dataset: Dataset, tolerance: float) -> Difference:
     """Of outputs and gradients. Attention dropout is off: PyG draws it in the order of its own list of edges."""
     assert isinstance(config, PyG)
@@ -72,13 +90,17 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float) -> Diffe
     view = WholeGraph(shard, Pass(SEED, training=True))
     train, y = shard.train_mask, shard.y[shard.train_mask]
 
-    carried = dataset.edges.to(shard.x.device, torch.float64).tensors
+    layout = None if ours.schema is None else Layout.of(ours.schema, shard.x)
+    x, edges, carried = shard.x, dataset.edge_index, dataset.edges.to(shard.x.device, torch.float64).tensors
+    if layout is not None:
+        x, edges, carried = dictionaries(dataset, shard.x)
     given = {name: carried[kind] for kind, name in edge_arguments(theirs.net).items() if kind in carried}
 
     def untouched() -> Tensor:
         theirs.net.train()
-        with keyed_dropout(view, len(shard.x), torch.arange(dataset.num_edges)):
-            return theirs.net(shard.x, dataset.edge_index, **given)
+        with keyed_dropout(view, len(shard.x), torch.arange(dataset.num_edges), layout):
+            out = theirs.net(x, edges, **given)
+        return out if layout is None else layout.logits(layout.marked(out), task.out_dim)
 
     def passes(model: PyGNet, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor], Outputs]:
         with _recorded(model) as outputs:

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from gnnpar.graph import Graph
 from gnnpar.models.pyg.edge_rows import EdgeRows
+from gnnpar.models.pyg.layout import Layout
 from gnnpar_kernels import keep_mask
 
 _TAG = 16  # of the first dropout of a pass; those of gnnpar's own models have smaller ones
@@ -22,10 +23,13 @@ _OTHER_NOISE = frozenset(
 
 
 @contextmanager
-def keyed_dropout(g: Graph, num_rows: int, edge_ids: Tensor | None = None) -> Iterator[None]:
+def keyed_dropout(
+    g: Graph, num_rows: int, edge_ids: Tensor | None = None, layout: Layout | None = None
+) -> Iterator[None]:
     """Inside, dropout draws masks keyed by node, on rows of edges by edge; other noise that torch's functions draw is
-    refused. Shapes: edge_ids [E]: tensors of E rows that are not `num_rows` are rows of edges, as EdgeRows are."""
-    with _KeyedDropout(g.at(0), num_rows, edge_ids=edge_ids):
+    refused. Shapes: edge_ids [E]: tensors of E rows that are not `num_rows` are rows of edges, as EdgeRows are.
+    `layout`: rows are those of one type of nodes, and none of edges."""
+    with _KeyedDropout(g.at(0), num_rows, edge_ids=edge_ids, layout=layout):
         yield
 
 
@@ -33,6 +37,29 @@ def keyed_dropout(g: Graph, num_rows: int, edge_ids: Tensor | None = None) -> It
 def no_dropout() -> Iterator[None]:
     """Inside, dropout is refused: what it would act on is no row of a node."""
     with _KeyedDropout(None, 0):
+        yield
+
+
+class _RefusedInEvaluation(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Tensor], types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
+    ) -> Tensor:
+        given = dict(kwargs or {})
+        if func in _DROPOUTS:
+            name = "training" if func is F.dropout else "train"
+            values: dict[str, object] = dict(zip(("input", "p", name), args, strict=False)) | given
+            if values.get("p", 0.5) and values.get(name, True):
+                raise ValueError(
+                    "the model drops entries in evaluation, too: F.dropout without training=self.training, or with a "
+                    "value of it that to_hetero has traced; use nn.Dropout"
+                )
+        return func(*args, **given)
+
+
+@contextmanager
+def no_dropout_in_evaluation() -> Iterator[None]:
+    """Inside, a model that evaluates is refused where it drops entries."""
+    with _RefusedInEvaluation():
         yield
 
 
@@ -48,9 +75,16 @@ class _KeyedDropout(TorchFunctionMode):
     edges, masks of attention dropout."""
 
     def __init__(
-        self, g: Graph | None, num_rows: int, *, by_edge: bool = False, edge_ids: Tensor | None = None
+        self,
+        g: Graph | None,
+        num_rows: int,
+        *,
+        by_edge: bool = False,
+        edge_ids: Tensor | None = None,
+        layout: Layout | None = None,
     ) -> None:
         super().__init__()
+        self.layout = layout
         self.g, self.num_rows, self.by_edge, self.edge_ids, self.calls = g, num_rows, by_edge, edge_ids, 0
 
     def __torch_function__(
@@ -68,6 +102,11 @@ class _KeyedDropout(TorchFunctionMode):
         assert isinstance(p, float | int)
         if not training or p == 0:
             return x
+        if self.g is not None and self.layout is not None:
+            if isinstance(x, EdgeRows):
+                raise ValueError("the model drops entries of edge_attr_dict, which is not carried; hand it on whole")
+            self.calls += 1
+            return self.layout.dropout(self.g, x, float(p), tag=_TAG + self.calls)
         edge_ids = self.edge_ids
         by_edge = self.by_edge or (edge_ids is not None and x.shape[0] == len(edge_ids) != self.num_rows)
         if self.g is not None and isinstance(x, EdgeRows):

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import HeteroConv, MessagePassing
+from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models.basic_gnn import PNA, BasicGNN
 
 from gnnpar.capacity import require_memory
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Block, Operands, Rows, widened
-from gnnpar.folds.edge_data import Degrees, EdgeData, EdgeKind, EdgeSizes, SelfLoops
+from gnnpar.folds.edge_data import Degrees, EdgeData, EdgeKind, EdgeSizes, Schema, SelfLoops
 from gnnpar.graph import Graph, Message
 from gnnpar.models.gnn import GNN, MOST_LAYERS
 from gnnpar.models.initial import construct
-from gnnpar.models.pyg.dropout import keyed_dropout
+from gnnpar.models.pyg.dropout import keyed_dropout, no_dropout_in_evaluation
 from gnnpar.models.pyg.edge_rows import EdgeRows
+from gnnpar.models.pyg.hetero import (
+    ANY_SCHEMA,
+    EDGE_DICTIONARIES,
+    TypedGraph,
+    hetero_way,
+    one_of_each,
+    reads_dictionaries,
+    schema_for,
+)
+from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.norm import batch_norms, forward_of, wrappers
 from gnnpar.models.pyg.propagate import Edges, Neighborhood, NormalizedSum, Types, Way, Weights, drops_edges, way_of
 from gnnpar.models.row_local import refuse_row_mixing
@@ -34,17 +45,25 @@ _IN = ("in_channels", "in_dim", "in_features", "input_dim", "num_features", "num
 _EDGE = ("edge_dim", "edge_channels", "edge_features", "num_edge_features")
 _TYPES = ("num_relations", "num_edge_types")
 _OUT = ("out_channels", "out_dim", "out_features", "output_dim", "num_classes")
+_LAZY = -1  # a width that modules of PyG find out from the rows that they get
+_SCHEMA: dict[str, Callable[[Schema], object]] = {
+    "metadata": lambda schema: (list(schema.names), list(schema.edges)),
+    "node_types": lambda schema: list(schema.names),
+}
+IN_TYPES: frozenset[EdgeKind] = frozenset({"type"})
 _DEGREES = "deg"  # a histogram of in-degrees, as PNAConv and DegreeScalerAggregation take it
 
 
 @dataclass(frozen=True, kw_only=True)
 class PyG:
     """Fields = YAML keys. `target`: a class, or a function that returns a torch.nn.Module, of forward(x, edge_index),
-    with any of edge_weight, edge_attr and edge_type.
+    with any of edge_weight, edge_attr and edge_type, or of forward(x_dict, edge_index_dict), with edge_weight_dict or
+    edge_attr_dict.
 
     `kwargs` are its arguments; the widths of features and logits, that of edge_attr, and the number of types of edges
     are filled in where it has an argument for them (in_channels, out_channels, num_features, num_classes, edge_dim,
     num_relations, ...) that `kwargs` leaves out, and so is a required `deg`, the histogram of in-degrees [largest + 1].
+    One of dictionaries gets `metadata`, and -1 for the width of features: modules of PyG find it out.
     `self_loops`: of the dataset. `edge_dim`: the width of edge_attr, `edge_types`: the number of types; None: those of
     the dataset.
     """
@@ -75,15 +94,27 @@ class PyG:
         return len(_convolutions(self._sample()))
 
     @property
+    def schema(self) -> Schema | None:
+        """Of the dataset, for a model of dictionaries by type; None: not known, or it reads none."""
+        return None
+
+    @property
+    def sample_schema(self) -> Schema | None:
+        """`schema`, or one that the model runs on, whose target is unknown; None: it reads no dictionaries."""
+        net = self._sample()
+        return (self.schema or schema_for(net)) if reads_dictionaries(net) else None
+
+    @property
     def edge_data(self) -> frozenset[EdgeKind]:
-        return frozenset(edge_arguments(self._sample()))
+        net = self._sample()
+        return frozenset(edge_arguments(net)) | (IN_TYPES if reads_dictionaries(net) else frozenset())
 
     @property
     def takes_root(self) -> bool:
         found = _convolutions(self._sample()).items()
         return any(isinstance(_way(name, conv, self), NormalizedSum) for name, conv in found)
 
-    def on(self, sizes: EdgeSizes) -> Self:
+    def on(self, sizes: EdgeSizes) -> PyG:
         if self.edge_dim not in (None, sizes.attr):
             raise ValueError(f"model.edge_dim={self.edge_dim}, and the dataset's edge_attr has width {sizes.attr}")
         if self.edge_types is not None and self.edge_types < sizes.types:
@@ -94,7 +125,19 @@ class PyG:
             if not sizes.degrees:
                 raise ValueError(f"model.target={self.target} needs {_DEGREES}, and in-degrees were not counted")
             kwargs[_DEGREES] = _dense(sizes.degrees)
-        return replace(self, kwargs=kwargs, edge_dim=sizes.attr, edge_types=types)
+        told = {"target": self.target, "self_loops": self.self_loops, "edge_dim": sizes.attr, "edge_types": types}
+        if not reads_dictionaries(self._sample()):
+            return replace(self, **told, kwargs=kwargs)
+        if sizes.schema is None:
+            raise self._lacks_schema()
+        own_loops: SelfLoops = "keep" if self.self_loops == "keep" else False  # none is added to edges of a type
+        return HeteroPyG(**told | {"self_loops": own_loops}, kwargs=kwargs, types=sizes.schema)
+
+    def _lacks_schema(self) -> ValueError:
+        return ValueError(
+            f"model.target={self.target} reads dictionaries by type (HeteroConv, HGTConv, to_hetero), and the dataset "
+            "does not say of which types its nodes are; give a HeteroData, in memory or as dataset=pt"
+        )
 
     @property
     def whole_neighborhoods(self) -> tuple[str, ...]:
@@ -116,18 +159,40 @@ class PyG:
             return self._make(8, 4)
 
     def _make(self, in_dim: int, out_dim: int) -> nn.Module:
-        return _make(self.target, tuple(self.kwargs.items()), in_dim, out_dim, self.edge_dim or 0, self.edge_types or 0)
+        sizes = _Sizes(in_dim, out_dim, self.edge_dim or 0, self.edge_types or 0)
+        return _make(self.target, self.kwargs, sizes, self.schema)
 
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> PyGNet:
         """The model with the initial weights that its modules make, drawn from a generator that depends on `seed`
         alone. ValueError where it is no model of forward(x, edge_index), or holds what cannot run on a part."""
-        model = construct(lambda: PyGNet(self, self._make(in_dim, out_dim), in_dim, out_dim), seed)
-        ends = [conv.aggr_module for conv in model.convs.values() if isinstance(conv.aggr_module, nn.Module)]
-        aside = [module for aggregation in ends for module in aggregation.modules()]
-        aside += [*batch_norms(model.net).values(), *wrappers(model.net)]
-        refuse_row_mixing(model, keyed_dropout=True, aside=aside)
-        model.measure()
-        return model
+
+        def make() -> PyGNet:
+            model = PyGNet(self, self._make(in_dim, out_dim), in_dim, out_dim)
+            if model.schema is None and reads_dictionaries(model.net):
+                raise self._lacks_schema()
+            ends = [conv.aggr_module for conv in model.convs.values() if isinstance(conv.aggr_module, nn.Module)]
+            aside = [module for aggregation in ends for module in aggregation.modules()]
+            aside += [*batch_norms(model.net).values(), *wrappers(model.net)]
+            refuse_row_mixing(model, keyed_dropout=True, aside=aside)
+            model.measure()  # modules of lazy width draw their weights here
+            return model
+
+        return construct(make, seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeteroPyG(PyG):
+    """A model of dictionaries by type, on a HeteroData of these `types`."""
+
+    types: Schema
+
+    @property
+    def schema(self) -> Schema:
+        return self.types
+
+    def on(self, sizes: EdgeSizes) -> PyG:
+        """It is."""
+        return self
 
 
 def _located(target: str | None) -> Callable[..., object]:
@@ -160,18 +225,57 @@ def _dense(degrees: Degrees) -> list[int]:
     return [counts.get(degree, 0) for degree in range(largest + 1)]
 
 
-def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int, edge_dim: int, edge_types: int) -> nn.Module:
-    factory, given = _located(target), dict(arguments)
+class _Sizes(NamedTuple):
+    """What a class is told of a dataset, where it has an argument for it."""
+
+    features: int
+    logits: int
+    edge_attr: int
+    edge_types: int
+
+
+def _make(target: str | None, kwargs: Mapping[str, object], sizes: _Sizes, schema: Schema | None) -> nn.Module:
+    factory, given = _located(target), dict(kwargs)
     if _needs_degrees(factory):
         given.setdefault(_DEGREES, [0, 1])  # to look at: `on` has put in the graph's before a model is trained
     taken = inspect.signature(factory).parameters
-    for known, width in ((_IN, in_dim), (_OUT, out_dim), (_EDGE, edge_dim), (_TYPES, edge_types)):
+    by_type = [name for name in _SCHEMA if name in taken and name not in given]
+    told = schema or ANY_SCHEMA
+    given |= {name: _SCHEMA[name](told) for name in by_type}
+    width = _LAZY if by_type else sizes.features
+    net = _made(target, factory, given | _told(taken, given, sizes._replace(features=width)))
+    if width != _LAZY and reads_dictionaries(net):
+        net = _made(target, factory, given | _told(taken, given, sizes._replace(features=_LAZY)))
+    parameters = list(inspect.signature(net.forward).parameters.values())
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind not in (2, 3, 4)]
+    unknown = [name for name in needed[2:] if name not in edge_arguments(net).values()]
+    edges = parameters[1].name.removesuffix("_dict") if len(parameters) > 1 else ""
+    if unknown or edges not in ("edge_index", "adj_t", "edges"):
+        raise ValueError(
+            f"model.target={target} has forward({', '.join(each.name for each in parameters)}); gnnpar calls "
+            "forward(x, edge_index), with edge_weight, edge_attr and edge_type where it takes them, or "
+            "forward(x_dict, edge_index_dict), with edge_weight_dict or edge_attr_dict"
+        )
+    return net
+
+
+def _told(taken: Mapping[str, inspect.Parameter], given: Mapping[str, object], sizes: _Sizes) -> dict[str, int]:
+    """Arguments that the class has a name for, and that nobody gave."""
+    found: dict[str, int] = {}
+    for known, width in zip((_IN, _OUT, _EDGE, _TYPES), sizes, strict=True):
         free = [name for name in taken if name in known]
-        if free and (width or taken[free[0]].default is inspect.Parameter.empty):
-            given.setdefault(free[0], max(1, width))  # without attributes, forward says that it needs them
+        if free and free[0] not in given and (width or taken[free[0]].default is inspect.Parameter.empty):
+            found[free[0]] = width or 1  # without attributes, forward says that it needs them
+    return found
+
+
+def _made(target: str | None, factory: Callable[..., object], given: Mapping[str, object]) -> nn.Module:
     try:
         listed = given.get(_DEGREES)
-        net = factory(**given | ({_DEGREES: torch.tensor(listed)} if isinstance(listed, list) else {}))
+        degrees = {_DEGREES: torch.tensor(listed)} if isinstance(listed, list) else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # PyG's, of types that no edge ends at
+            net = factory(**{**given, **degrees})
     except Exception as error:  # whatever a class does with what it is given
         shown = ", ".join(f"{name}={str(value)[:80]}" for name, value in given.items())
         raise ValueError(
@@ -179,20 +283,6 @@ def _make(target: str | None, arguments: tuple, in_dim: int, out_dim: int, edge_
         ) from error
     if not isinstance(net, nn.Module):
         raise ValueError(f"model.target={target} gives a {type(net).__name__}, not a torch.nn.Module")
-    parameters = list(inspect.signature(net.forward).parameters.values())
-    if parameters and _reads_dictionaries(net, parameters[0].name):
-        raise ValueError(
-            f"model.target={target} reads dictionaries by type (HeteroConv, HGTConv, to_hetero), which is not carried: "
-            "a HeteroData is one graph here; write forward(x, edge_index, edge_type) with RGCNConv, or use "
-            "model=rgcn, rgat or hgt"
-        )
-    needed = [each.name for each in parameters if each.default is each.empty and each.kind not in (2, 3, 4)]
-    unknown = [name for name in needed[2:] if name not in edge_arguments(net).values()]
-    if len(parameters) < 2 or unknown or (parameters[1].name not in ("edge_index", "adj_t", "edges")):
-        raise ValueError(
-            f"model.target={target} has forward({', '.join(each.name for each in parameters)}); gnnpar calls "
-            "forward(x, edge_index), with edge_weight, edge_attr and edge_type where it takes them"
-        )
     return net
 
 
@@ -203,18 +293,12 @@ def _why(error: Exception) -> str:
     return lines[0][:200] if plain else f"{type(error).__name__}: {lines[0][:200]}"
 
 
-def _reads_dictionaries(net: nn.Module, first: str) -> bool:
-    """Of types of nodes and of edges. What to_hetero makes has a module for each type of edges, a__to__b."""
-    if first.endswith("_dict") or any(isinstance(each, HeteroConv) for each in net.modules()):
-        return True
-    return any("__" in key for each in net.modules() if isinstance(each, nn.ModuleDict) for key in each)
-
-
 _ARGUMENTS: dict[str, EdgeKind] = {
     "edge_weight": "weight",
     "edge_weights": "weight",
     "edge_attr": "attr",
     "edge_type": "type",
+    **EDGE_DICTIONARIES,
 }
 
 
@@ -238,11 +322,16 @@ def _convolutions(net: nn.Module) -> dict[str, MessagePassing]:
 
 def _rounded(dtype: torch.dtype, conv: nn.Module, arguments: object, output: object) -> object:
     """A forward hook; None: the output stays."""
-    return output.to(dtype) if is_narrow(dtype) and isinstance(output, Tensor) else None
+    if not is_narrow(dtype):
+        return None
+    if isinstance(output, dict):
+        return {name: rows.to(dtype) if isinstance(rows, Tensor) else rows for name, rows in output.items()}
+    return output.to(dtype) if isinstance(output, Tensor) else None
 
 
 class PyGNet(GNN):
-    """A user's module `net`, one layer a convolution; it runs in one piece."""
+    """A user's module `net`, one layer a convolution; it runs in one piece. `answers`: the types of nodes that a model
+    of dictionaries gives logits for."""
 
     def __init__(self, config: PyG, net: nn.Module, in_dim: int, out_dim: int) -> None:
         nn.Module.__init__(self)  # GNN makes layers of a configuration
@@ -251,6 +340,9 @@ class PyGNet(GNN):
         self.net = net
         self.ways = {name: _way(name, conv, config) for name, conv in self.convs.items()}
         self.widths = (in_dim, *[0] * len(self.ways))
+        self.schema, self.answers = config.schema, tuple[str, ...]()
+        if self.schema is not None and self.schema.width != in_dim:
+            raise ValueError(f"rows have {in_dim} columns, and those of its types have {self.schema.width}")
 
     @property
     def convs(self) -> dict[str, MessagePassing]:
@@ -258,43 +350,57 @@ class PyGNet(GNN):
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Logits [N, out_dim] of the rows g owns."""
-        training = g.edge_dropout(0.5) is not None
-        self.net.train(training)
-        with mixed(x), keyed_dropout(g, x.shape[0]) if training else nullcontext(), self._folding(g, x.dtype):
-            out = self.net(x, Edges(), **self._of_edges(g))
+        layout = None if self.schema is None else Layout.of(self.schema, x)
+        out = self._output(g, x, layout)
+        if layout is not None:
+            return widened(layout.logits(out, self.out_dim))
         if isinstance(out, EdgeRows):
             raise ValueError("the model adds rows of edges to rows of nodes; hand edge_attr to convolutions alone")
+        assert isinstance(out, Tensor)
         return widened(out)
 
-    def _of_edges(self, g: Graph) -> dict[str, Weights | Types | EdgeRows]:
+    def _output(self, g: Graph, x: Tensor, layout: Layout | None) -> object:
+        """What the user's forward gives."""
+        training = g.edge_dropout(0.5) is not None
+        self.net.train(training)
+        keyed = keyed_dropout(g, x.shape[0], layout=layout) if training else nullcontext()
+        with mixed(x), keyed, self._folding(g, x.dtype, layout):
+            if layout is None:
+                return self.net(x, Edges(), **self._of_edges(g))
+            typed = TypedGraph(g, layout)
+            return self.net(layout.features(x), typed.edges(), **self._of_edges(g, typed))
+
+    def _of_edges(self, g: Graph, typed: TypedGraph | None = None) -> dict[str, object]:
         """The arguments for what edges carry, where the graph has it or forward needs it."""
-        named, given = edge_arguments(self.net), dict[str, Weights | Types | EdgeRows]()
+        named, given = edge_arguments(self.net), dict[str, object]()
         for kind, name in named.items():
             needed = inspect.signature(self.net.forward).parameters[name].default is inspect.Parameter.empty
             if kind == "weight" and (needed or g.in_weight is not None):
-                given[name] = Weights()
+                given[name] = Weights() if typed is None else typed.weights()
             if kind == "type" and needed and self.source.edge_types == 0:
                 raise ValueError(f"forward needs {name}, and the edges of the dataset have no types")
             if kind == "type" and (needed or self.source.edge_types):
                 given[name] = Types()
             if kind == "attr" and g.edge_attr is not None:
-                given[name] = EdgeRows.of(g.edge_attr)
+                given[name] = EdgeRows.of(g.edge_attr) if typed is None else typed.attributes()
             elif kind == "attr" and needed:
                 raise ValueError(f"forward needs {name}, and the edges of the dataset have no attributes")
         return given
 
     @contextmanager
-    def _folding(self, g: Graph, dtype: torch.dtype) -> Iterator[None]:
+    def _folding(self, g: Graph, dtype: torch.dtype, layout: Layout | None) -> Iterator[None]:
         """Inside, convolutions aggregate through `g`: instance attributes stand before a class's methods. What they
         give is rounded to `dtype`, that of the features, where it is narrow."""
         replaced: list[tuple[nn.Module, str]] = []
         rounding = [conv.register_forward_hook(partial(_rounded, dtype)) for conv in self.convs.values()]
         try:
             for norm in batch_norms(self.net).values():
-                vars(norm)["forward"] = forward_of(norm, g)
+                vars(norm)["forward"] = forward_of(norm, g, layout)
                 replaced.append((norm, "forward"))
             for layer, (name, conv) in enumerate(self.convs.items()):
-                for method, body in self.ways[name].hooks(conv, g.at(layer)).items():
+                way, view = self.ways[name], g.at(layer)
+                hooks = way.hooks(conv, view) if layout is None else TypedGraph(view, layout).hooks(way, conv)
+                for method, body in hooks.items():
                     vars(conv)[method] = body
                     replaced.append((conv, method))
             yield
@@ -305,7 +411,7 @@ class PyGNet(GNN):
                 hook.remove()
 
     def measure(self) -> None:
-        """Find the widths of layers, and what cannot run, on one node."""
+        """Find the widths of layers, and what cannot run, on one node, or one of each type."""
         widths: dict[str, int] = {}
 
         def note(name: str, output: object) -> None:
@@ -316,13 +422,22 @@ class PyGNet(GNN):
             for name, conv in self.convs.items()
         ]
         parameter = next(self.net.parameters(), torch.zeros(0))
-        x = torch.zeros(1, self.in_dim, dtype=parameter.dtype)
-        attr = x.new_zeros(1, self.source.edge_dim) if self.source.edge_dim else None
+        ends = one_node() if self.schema is None else one_of_each(self.schema)
+        num_nodes = 1 if self.schema is None else len(self.schema.nodes)
+        x = torch.zeros(num_nodes, self.in_dim, dtype=parameter.dtype)
+        if num_nodes > 1:
+            x[:, -num_nodes:] = torch.eye(num_nodes)
+        attr = x.new_zeros(len(ends[0]), self.source.edge_dim) if self.source.edge_dim else None
         try:
-            with torch.no_grad():
-                out = self(OneNode(x, edge_attr=attr), x)
+            with torch.no_grad(), no_dropout_in_evaluation():
+                view = FewNodes(x, ends, edge_attr=attr)
+                if self.schema is not None:
+                    layout = Layout.of(self.schema, x)
+                    self.answers = tuple(layout.answers(self._output(view, x, layout), self.out_dim))
+                    self.unanswered = tuple(name for name in self.schema.names if name not in self.answers)
+                out = self(view, x)
                 if "weight" in edge_arguments(self.net):
-                    out = self(OneNode(x, torch.ones(1, dtype=x.dtype), attr), x)
+                    out = self(FewNodes(x, ends, torch.ones(num_nodes, dtype=x.dtype), attr), x)
         except ValueError as error:
             raise ValueError(f"model.target={self.source.target}: {error}.") from error
         except Exception as error:  # whatever a forward does with one node
@@ -333,8 +448,8 @@ class PyGNet(GNN):
         finally:
             for hook in hooks:
                 hook.remove()
-        if not isinstance(out, Tensor) or out.shape != (1, self.out_dim):
-            got = list(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
+        if out.shape != (num_nodes, self.out_dim):
+            got = list(out.shape[1:])
             raise ValueError(
                 f"model.target={self.source.target} gives {got} for each node, and the task needs {self.out_dim} "
                 "logits; set model.kwargs"
@@ -359,27 +474,41 @@ class PyGNet(GNN):
 
 def _way(name: str, conv: MessagePassing, config: PyG) -> Way:
     try:
-        return way_of(conv, self_loops=config.self_loops)
+        return hetero_way(conv, typed=config.schema is not None) or way_of(conv, self_loops=config.self_loops)
     except ValueError as error:
         raise ValueError(f"{name} of model.target={config.target} ({type(conv).__name__}) {error}.") from error
 
 
-class OneNode:
-    """A graph of one node and its self loop, in evaluation."""
+def one_node() -> tuple[Tensor, Tensor, Tensor]:
+    """Its self loop: source, destination, type [1]."""
+    none = torch.zeros(1, dtype=torch.int64)
+    return none, none, none
 
-    def __init__(self, like: Tensor, in_weight: Tensor | None = None, edge_attr: Tensor | None = None) -> None:
-        self.node_ids = torch.zeros(1, dtype=torch.int64)
-        self.in_degree = torch.ones(1, dtype=like.dtype)
+
+class FewNodes:
+    """A graph of a few nodes, in evaluation. Shapes: `ends`: sources, destinations, types [E], by destination."""
+
+    def __init__(
+        self,
+        like: Tensor,
+        ends: tuple[Tensor, Tensor, Tensor],
+        in_weight: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+    ) -> None:
+        source, destination, types = ends
+        self.num_nodes = len(like)
+        self.node_ids = torch.arange(self.num_nodes)
+        self.in_degree = torch.bincount(destination, minlength=self.num_nodes).to(like.dtype)
         self.in_weight, self.edge_attr = in_weight, edge_attr
-        self.edge_ids = self.node_ids
-        weight = None if in_weight is None else torch.ones_like(in_weight)
+        self.edge_ids, self.edge_type = torch.arange(len(source)), types
+        weight = None if in_weight is None else torch.ones(len(source), dtype=in_weight.dtype)
         self._block = Block.from_edges(
-            self.node_ids,
-            self.node_ids,
-            num_dst=1,
-            num_src=1,
+            destination,
+            source,
+            num_dst=self.num_nodes,
+            num_src=self.num_nodes,
             src_ids=self.node_ids,
-            edges=EdgeData(ids=self.edge_ids, weight=weight),
+            edges=EdgeData(ids=self.edge_ids, weight=weight, type=types),
         )
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
@@ -405,4 +534,4 @@ class OneNode:
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         x = Operands(src, dst, edge, shared)
-        return agg.finish(agg.update(agg.init(1, x), self._block, x))[0]
+        return agg.finish(agg.update(agg.init(self.num_nodes, x), self._block, x))[0]

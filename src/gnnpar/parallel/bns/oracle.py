@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.folds.block import Block, Rows
+from gnnpar.folds.block import Block, Rows, chosen
 from gnnpar.parallel.bns.sample import kept
-from gnnpar.parallel.view import View, rows_left
+from gnnpar.parallel.view import View, edge_order, rows_left
 from gnnpar.parallel.whole import fold_block
 
 
@@ -42,6 +42,10 @@ class SampledWhole(View):
     @property
     def edge_attr(self) -> Tensor | None:
         return None if self.shard.edge_attr is None else rows_left(self.shard, self.edge_ids)
+
+    @property
+    def edge_type(self) -> Tensor | None:
+        return chosen(self.shard.edge_type, torch.searchsorted(edge_order(self.shard), self.edge_ids))
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         within, drawn = self._edges

@@ -89,6 +89,10 @@ class ChunkGraph(OwnRows):
         """Chunks carry none."""
 
     @property
+    def edge_type(self) -> None:
+        """Only those of blocks."""
+
+    @property
     def edge_ids(self) -> Tensor:
         return self.block_edge_ids.sort().values
 

@@ -158,6 +158,10 @@ class Snapshot:
         return self.view.edge_attr
 
     @property
+    def edge_type(self) -> Tensor | None:
+        return self.view.edge_type
+
+    @property
     def edge_ids(self) -> Tensor:
         return self.view.edge_ids
 

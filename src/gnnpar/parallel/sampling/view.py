@@ -133,6 +133,10 @@ class SampledGraph(OwnRows):
         """Samples carry none."""
 
     @property
+    def edge_type(self) -> None:
+        """Nor types."""
+
+    @property
     def edge_ids(self) -> Tensor:
         ids = (self.outer or self).block.edge_ids
         if ids is None:

@@ -27,6 +27,7 @@ from gnnpar.durable import (
     sync_folder,
     write_checked_json,
 )
+from gnnpar.folds.edge_data import Schema
 from gnnpar.training.checkpoint.state import check_tree, plain, read_tree, tree_hash, write_tree
 
 FOLDER, MANIFEST = "checkpoint", "manifest.json"
@@ -199,6 +200,9 @@ def checked(manifest: JsonDict) -> JsonDict:
     degrees = manifest["run"].get("degrees", [])
     if not _is_histogram(degrees):
         raise ValueError(f"run.degrees is {str(degrees)[:20]}, no list of [degree, nodes] that ascends")
+    if (text := manifest["run"].get("node_types")) is not None:
+        _require(manifest["run"], {"node_types": str})
+        Schema.of(text)
     for name in ("world_size", "num_features", "num_outputs"):
         if manifest["run"][name] < 1:
             raise ValueError(f"run.{name} is {manifest['run'][name]}, at least 1 is needed")

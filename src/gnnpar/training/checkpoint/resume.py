@@ -19,7 +19,7 @@ import torch
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.durable import JsonDict, JsonObject, read_json
-from gnnpar.folds.edge_data import EdgeSizes
+from gnnpar.folds.edge_data import EdgeSizes, Schema
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.strategy import Strategy
 from gnnpar.settings import ConfigError, Settings, Stepper, instantiate, show
@@ -165,7 +165,9 @@ class EdgeFacts(NamedTuple):
         """As `identity` wrote them into a checkpoint."""
         types, attr = run.get("edge_types", 0), run.get("edge_attr", 0)
         degrees = tuple((degree, nodes) for degree, nodes in run.get("degrees", ()))
-        return EdgeFacts(bool(run.get("edge_weights", False)), EdgeSizes(int(types), int(attr), degrees))
+        text = run.get("node_types")
+        schema = None if text is None else Schema.of(text)
+        return EdgeFacts(bool(run.get("edge_weights", False)), EdgeSizes(int(types), int(attr), degrees, schema))
 
 
 def identity(
@@ -203,6 +205,8 @@ def identity(
     carried: JsonDict = {"edge_weights": edges.weighted, "edge_types": edges.sizes.types, "edge_attr": edges.sizes.attr}
     if settings.model.reads_degrees:
         carried["degrees"] = edges.sizes.degrees
+    if edges.sizes.schema is not None:
+        carried["node_types"] = edges.sizes.schema.text
     return _json(told | {key: value for key, value in carried.items() if value})
 
 

@@ -76,6 +76,10 @@ class PlainGraph:
     def edge_attr(self) -> None:
         """Nor attributes."""
 
+    @property
+    def edge_type(self) -> None:
+        """Nor types."""
+
     def moments(self, x: Tensor) -> None:
         """It evaluates."""
 

@@ -59,7 +59,7 @@ class Trained(nn.Module):
         prepared: bool = False,
     ) -> Tensor:
         if edge_index is None:
-            x = homogeneous(x) if type(x).__name__ == "HeteroData" else x
+            x = homogeneous(x, known=self.edges.sizes.schema) if type(x).__name__ == "HeteroData" else x
             x, edges = x.x, edges_of(x)
         else:
             edges = edge_list_of(edge_index)

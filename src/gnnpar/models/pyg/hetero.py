@@ -1,0 +1,287 @@
+"""Models of dictionaries by type, HeteroConv, HGTConv and what to_hetero makes, on a typed graph laid out as one.
+
+`x_dict` holds the rows of a rank by type, in the place of an entry of `edge_index_dict` stands the number of a
+relation, and where a convolution calls `propagate` on it, the fold that takes over sees the edges of that relation
+alone: rows of its source type are put where they stand among all rows, and of the results those of its destination
+type are picked out.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric import nn as pyg
+from torch_geometric.nn import HeteroConv, MessagePassing
+
+from gnnpar.folds.aggregator import Aggregator, EdgeDropout
+from gnnpar.folds.block import Rows
+from gnnpar.folds.edge_data import EdgeKind, Schema
+from gnnpar.folds.generic import Generic
+from gnnpar.folds.of_type import OfType
+from gnnpar.folds.sum import Sum
+from gnnpar.graph import Graph, Local, Message, Moments
+from gnnpar.models import hgt
+from gnnpar.models.pyg.edge_rows import EdgeRows
+from gnnpar.models.pyg.layout import Layout
+from gnnpar.models.pyg.propagate import Edges, Propagate, Relational, Way, Weights
+
+_BY_KEY = "__"  # joins the names of an edge type in what to_hetero makes, and in PyG's ModuleDict
+
+
+class RelationEdges(Edges):
+    """What a model gets in the place of an entry of edge_index_dict. `number`: of the edge type."""
+
+    name = "an entry of edge_index_dict"
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def reads_dictionaries(net: nn.Module) -> bool:
+    """By types of nodes and of edges. What to_hetero makes has a module for each type of edges, a__to__b."""
+    first = next(iter(inspect.signature(net.forward).parameters), "")
+    if first.endswith("_dict") or any(isinstance(each, HeteroConv | pyg.HGTConv) for each in net.modules()):
+        return True
+    return any(_BY_KEY in key for each in net.modules() if isinstance(each, nn.ModuleDict) for key in each)
+
+
+ANY_SCHEMA = Schema((("a", 3), ("b", 5)), (("a", "to", "b"), ("b", "of", "a"), ("a", "by", "a")), "a")
+"""For a model that is made with the metadata of any graph."""
+
+
+def schema_for(net: nn.Module) -> Schema:
+    """Types that a model was written for, as its modules name them, without labels: widths differ, which modules of
+    lazy width take. ANY_SCHEMA where they name none."""
+    edges: dict[tuple[str, str, str], None] = {}
+    for each in net.modules():
+        if isinstance(each, HeteroConv):
+            edges |= dict.fromkeys((str(a), str(r), str(b)) for a, r, b in each.convs.keys())  # noqa: SIM118
+        if isinstance(each, pyg.HGTConv):
+            edges |= dict.fromkeys((str(a), str(r), str(b)) for a, r, b in each.edge_types)
+    names = dict.fromkeys(name for a, _, b in edges for name in (a, b))
+    nodes = tuple((name, 3 + 2 * i) for i, name in enumerate(names))
+    return Schema(nodes, tuple(edges)) if edges else ANY_SCHEMA
+
+
+def one_of_each(schema: Schema) -> tuple[Tensor, Tensor, Tensor]:
+    """An edge of each type between a node of each type, which its number names: source, destination, type [R]."""
+    ends = [(schema.names.index(a), schema.names.index(b)) for a, _, b in schema.edges]
+    order = sorted(range(len(ends)), key=lambda r: ends[r][1])
+    source, destination = torch.tensor([ends[r] for r in order]).t()
+    return source, destination, torch.tensor(order)
+
+
+def hetero_way(conv: MessagePassing, *, typed: bool) -> Way | None:
+    """Of convolutions that take dictionaries themselves; None: it is none of them. ValueError where it is one that is
+    not carried."""
+    if isinstance(conv, pyg.HANConv):
+        raise ValueError(
+            "weighs edge types by the mean over all nodes, of which a rank holds a part (semantic attention); HGTConv "
+            "and HeteroConv are carried"
+        )
+    if typed and isinstance(conv, pyg.GATConv | pyg.GATv2Conv) and conv.add_self_loops:
+        raise ValueError("adds self loops, which edges of a type have not; set add_self_loops=False")
+    if not isinstance(conv, pyg.HGTConv):
+        return None
+    for name in ("forward", "message", "aggregate", "update"):
+        if inspect.getattr_static(type(conv), name) is not inspect.getattr_static(pyg.HGTConv, name):
+            raise ValueError(f"is a HGTConv with a method {name} of its own, which is not carried")
+    return TypedAttention()
+
+
+@dataclass(frozen=True, eq=False)
+class TypedGraph:
+    """A view of a typed graph, laid out as one, and where its types stand."""
+
+    g: Graph
+    layout: Layout
+
+    @property
+    def schema(self) -> Schema:
+        return self.layout.schema
+
+    def edges(self) -> dict[tuple[str, str, str], RelationEdges]:
+        """edge_index_dict."""
+        return {key: RelationEdges(number) for number, key in enumerate(self.schema.edges)}
+
+    def weights(self) -> dict[tuple[str, str, str], Weights]:
+        """edge_weight_dict."""
+        return {key: Weights() for key in self.schema.edges}
+
+    def attributes(self) -> dict[tuple[str, str, str], EdgeRows]:
+        """edge_attr_dict: rows of the in-edges of a rank's own rows, by edge type and ascending id."""
+        assert self.g.edge_attr is not None
+        return {key: EdgeRows.of(self.g.edge_attr[self.places(number)]) for number, key in enumerate(self.schema.edges)}
+
+    def places(self, number: int) -> Tensor:
+        """Of the edges of a type among the edge operands, [e] int64."""
+        assert self.g.edge_type is not None
+        return (self.g.edge_type == number).nonzero().flatten()
+
+    def hooks(self, way: Way, conv: MessagePassing) -> Mapping[str, Callable[..., object]]:
+        """As `way.hooks`, on the relation whose edges the convolution is given."""
+        if isinstance(way, TypedAttention):
+            return {"forward": way.forward(conv, self)}
+        if isinstance(way, Relational):
+            raise ValueError("reads edge_type, and this model has dictionaries by edge type; use it with one or other")
+        methods = way.hooks(conv, RelationGraph(self, 0))
+        return {method: self._of_relation(way, conv, method) for method in methods}
+
+    def _of_relation(self, way: Way, conv: MessagePassing, method: str) -> Propagate:
+        def call(edge_index: object, size: object = None, **given: object) -> Tensor:
+            if not isinstance(edge_index, RelationEdges):
+                raise ValueError(
+                    f"is given {type(edge_index).__name__} in the place of edges; hand it an entry of edge_index_dict"
+                )
+            body = way.hooks(conv, RelationGraph(self, edge_index.number))[method]
+            return body(edge_index, size=size, **given)
+
+        return call
+
+
+class RelationGraph:
+    """The edges of one relation as a graph from nodes of one type to nodes of one type.
+
+    A `Graph` whose source rows are rows of the source type, all others of the destination type. What is local to rows
+    is of the destinations; a convolution that reads it of its sources, GCN's norm, takes one type alone.
+    """
+
+    def __init__(self, typed: TypedGraph, number: int) -> None:
+        source, _, destination = typed.schema.edges[number]
+        self.typed, self.number, self.g, self.layout = typed, number, typed.g, typed.layout
+        self.source_kind, self.kind = self.layout.number(source), self.layout.number(destination)
+
+    def _own(self, table: Tensor) -> Tensor:
+        return self.layout.pick(self.kind, table).as_subclass(Tensor)
+
+    @property
+    def node_ids(self) -> Tensor:
+        return self._own(self.g.node_ids)
+
+    @property
+    def in_degree(self) -> Tensor:
+        """By this relation."""
+        return self._own(self.g.type_degree(len(self.typed.schema.edges)))[:, self.number]
+
+    @property
+    def in_weight(self) -> Tensor | None:
+        """By this relation: a sum of its own, since shards hold sums over all relations."""
+        if self.g.in_weight is None:
+            return None
+        ones = torch.ones_like(self.g.in_weight)[:, None]
+        total = self.g.aggregate(OfType(Sum(weighted=True), self.number), self.g.source(_as_it_is, ones))
+        return self._own(total)[:, 0].to(self.g.in_weight.dtype)
+
+    @property
+    def edge_ids(self) -> Tensor:
+        return self.g.edge_ids[self.typed.places(self.number)]
+
+    @property
+    def edge_attr(self) -> Tensor | None:
+        return None if self.g.edge_attr is None else self.g.edge_attr[self.typed.places(self.number)]
+
+    @property
+    def edge_type(self) -> None:
+        """They are all of one."""
+
+    def type_degree(self, types: int) -> Tensor:
+        return F.pad(self.in_degree[:, None], (0, types - 1))
+
+    def at(self, layer: int) -> Self:
+        return type(self)(TypedGraph(self.g.at(layer), self.layout), self.number)
+
+    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
+        return self.layout.dropout(self.g, x, p, tag=tag)
+
+    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
+        return self.g.edge_dropout(p, tag=tag)
+
+    def moments(self, x: Tensor) -> Moments | None:
+        raise ValueError("a convolution asks for moments of all rows, which belong outside of it")
+
+    def source(self, message: Message, *rows: Tensor) -> Rows:
+        return message(self, *rows)
+
+    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
+        return self, rows
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        placed = self.g.source(_as_it_is, *(self.layout.place(self.source_kind, rows) for rows in src))
+        near = tuple(self.layout.place(self.kind, rows) for rows in dst)
+        rows_of_edges = ()
+        if edge:
+            places, num_edges = self.typed.places(self.number), len(self.g.edge_ids)
+            rows_of_edges = tuple(t.new_zeros(num_edges, *t.shape[1:]).index_copy(0, places, t) for t in edge)
+        out = self.g.aggregate(OfType(agg, self.number), placed, near, rows_of_edges, shared)
+        return self.layout.pick(self.kind, out)
+
+
+def _as_it_is(local: Local, *rows: Tensor) -> Rows:
+    return rows
+
+
+@dataclass(frozen=True)
+class TypedAttention:
+    """HGTConv: keys and values travel once for all relations, matrices of relations are applied where edges end."""
+
+    title = "mapped to attention by types of nodes and edges"
+
+    def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
+        raise ValueError("is a HGTConv outside of a model of dictionaries by type, which is not carried")
+
+    def forward(self, conv: MessagePassing, typed: TypedGraph) -> Callable[..., dict[str, Tensor]]:
+        """The convolution's forward on the rows of a rank."""
+        assert isinstance(conv, pyg.HGTConv)
+
+        def forward(x_dict: Mapping[str, Tensor], edge_index_dict: Mapping[object, object]) -> dict[str, Tensor]:
+            self._refuse_others(conv, typed.schema, edge_index_dict)
+            g, layout, heads = typed.g, typed.layout, conv.heads
+            parts: dict[str, tuple[Tensor, ...]] = {
+                name: tuple(rows.unflatten(1, (heads, -1)) for rows in out.tensor_split(3, dim=1))
+                for name, out in conv.kqv_lin(x_dict).items()
+            }
+            keys, queries, values = (
+                torch.stack([layout.place(layout.number(name), part[i]) for name, part in parts.items()]).sum(0)
+                for i in range(3)
+            )
+            at = torch.tensor([conv.edge_types_map[key] for key in typed.schema.edges], device=keys.device)
+            matrices = tuple(
+                each.weight.view(heads, len(conv.edge_types), *each.weight.shape[1:])[:, at]
+                for each in (conv.k_rel, conv.v_rel)
+            )
+            prior = torch.cat([conv.p_rel[_BY_KEY.join(key)] for key in typed.schema.edges]).t()
+            fold = Generic(value=hgt.value, score=hgt.score, types=len(typed.schema.edges), by_heads=True)
+            out = g.aggregate(fold, g.source(_as_it_is, keys, values), (queries,), (), (*matrices, prior)).flatten(1)
+            rows = {n: layout.pick(layout.number(n), out) for n in parts if n in conv.dst_node_types}
+            found = dict(conv.out_lin({name: F.gelu(each) for name, each in rows.items()}))
+            for name, result in found.items():
+                own = x_dict[name]
+                if result.shape[-1] == own.shape[-1]:
+                    share = conv.skip[name].sigmoid()
+                    found[name] = share * result + (1 - share) * own
+            return found
+
+        return forward
+
+    @staticmethod
+    def _refuse_others(conv: pyg.HGTConv, schema: Schema, given: Mapping[object, object]) -> None:
+        numbers = {key: each.number for key, each in given.items() if isinstance(each, RelationEdges)}
+        for number, key in enumerate(schema.edges):
+            if numbers.get(key) != number or key not in conv.edge_types_map:
+                raise ValueError(
+                    f"a HGTConv attends over the in-edges of all edge types at once, and ({', '.join(key)}) of the "
+                    "dataset is not among those it is made with or given; hand it metadata and edge_index_dict whole"
+                )
+
+
+EDGE_DICTIONARIES: dict[str, EdgeKind] = {
+    "edge_weight_dict": "weight",
+    "edge_weights_dict": "weight",
+    "edge_attr_dict": "attr",
+}
