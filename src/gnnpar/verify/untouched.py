@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import canonical_edges
 from gnnpar.data.tasks import make_task
+from gnnpar.folds.edge_data import ALL_KINDS, EdgeKind
 from gnnpar.models.gnn import ModelSource
 from gnnpar.models.pyg.dropout import keyed_dropout
 from gnnpar.models.pyg.model import PyG, PyGNet, edge_arguments
@@ -36,9 +38,9 @@ class Difference:
     module: str
 
 
-def prepared(dataset: Dataset, model: ModelSource) -> Dataset:
+def prepared(dataset: Dataset, model: ModelSource, *, carried: frozenset[EdgeKind] = ALL_KINDS) -> Dataset:
     """The dataset as the model says that its datasets are: one self loop a node, none, or one at every second node
-    where they are kept; no edge twice, and of what edges carry all that the model reads."""
+    where they are kept; no edge twice, and of what edges carry all that the model reads and that is `carried`."""
     assert isinstance(model, PyG)
     edges = canonical_edges(
         dataset.edge_index, num_nodes=dataset.num_nodes, symmetrize=False, self_loops=model.self_loops is not False
@@ -51,7 +53,7 @@ def prepared(dataset: Dataset, model: ModelSource) -> Dataset:
         x=dataset.x,
         y=dataset.y,
         edge_index=edges,
-        edges=drawn(edges.shape[1], model.edge_data),
+        edges=drawn(edges.shape[1], model.edge_data & carried),
         masks=masks,
         num_classes=dataset.num_classes,
         task=dataset.task,
@@ -73,7 +75,12 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float) -> Diffe
     train, y = shard.train_mask, shard.y[shard.train_mask]
 
     carried = dataset.edges.to(shard.x.device, torch.float64).tensors
-    given = {name: carried[kind] for kind, name in edge_arguments(theirs.net).items() if kind in carried}
+    asked = inspect.signature(theirs.net.forward).parameters
+    given = {
+        name: carried.get(kind)
+        for kind, name in edge_arguments(theirs.net).items()
+        if kind in carried or asked[name].default is inspect.Parameter.empty
+    }
 
     def untouched() -> Tensor:
         theirs.net.train()

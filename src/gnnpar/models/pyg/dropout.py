@@ -14,7 +14,7 @@ from gnnpar.graph import Graph
 from gnnpar.models.pyg.edge_rows import EdgeRows
 from gnnpar_kernels import keep_mask
 
-_TAG = 16  # of the first dropout of a pass; those of gnnpar's own models have smaller ones
+LAST_TAG = 16  # before the first dropout of a pass; those of gnnpar's own models have smaller ones
 _DROPOUTS = frozenset({F.dropout, torch.dropout})
 _OTHER_NOISE = frozenset(
     {F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout, F.gumbel_softmax}
@@ -22,10 +22,12 @@ _OTHER_NOISE = frozenset(
 
 
 @contextmanager
-def keyed_dropout(g: Graph, num_rows: int, edge_ids: Tensor | None = None) -> Iterator[None]:
+def keyed_dropout(g: Graph, num_rows: int, edge_ids: Tensor | None = None, *, after: int = LAST_TAG) -> Iterator[None]:
     """Inside, dropout draws masks keyed by node, on rows of edges by edge; other noise that torch's functions draw is
-    refused. Shapes: edge_ids [E]: tensors of E rows that are not `num_rows` are rows of edges, as EdgeRows are."""
-    with _KeyedDropout(g.at(0), num_rows, edge_ids=edge_ids):
+    refused. `after`: the tag of the last dropout of the pass before.
+
+    Shapes: edge_ids [E]: tensors of E rows that are not `num_rows` are rows of edges, as EdgeRows are."""
+    with _KeyedDropout(g.at(0), num_rows, edge_ids=edge_ids, after=after):
         yield
 
 
@@ -48,10 +50,16 @@ class _KeyedDropout(TorchFunctionMode):
     edges, masks of attention dropout."""
 
     def __init__(
-        self, g: Graph | None, num_rows: int, *, by_edge: bool = False, edge_ids: Tensor | None = None
+        self,
+        g: Graph | None,
+        num_rows: int,
+        *,
+        by_edge: bool = False,
+        edge_ids: Tensor | None = None,
+        after: int = LAST_TAG,
     ) -> None:
         super().__init__()
-        self.g, self.num_rows, self.by_edge, self.edge_ids, self.calls = g, num_rows, by_edge, edge_ids, 0
+        self.g, self.num_rows, self.by_edge, self.edge_ids, self.tag = g, num_rows, by_edge, edge_ids, after
 
     def __torch_function__(
         self, func: Callable[..., Tensor], types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
@@ -78,11 +86,11 @@ class _KeyedDropout(TorchFunctionMode):
                 f"the model drops entries of {list(x.shape)}, which are no rows of nodes; a message has "
                 "no dropout of its own"
             )
-        self.calls += 1
+        self.tag += 1
         if by_edge:
-            drop = self.g.edge_dropout(float(p), tag=_TAG + self.calls)
+            drop = self.g.edge_dropout(float(p), tag=self.tag)
             if drop is None or edge_ids is None:
                 return x
             keep = keep_mask(edge_ids, x[0].numel() if len(x) else 0, p=drop.p, key=drop.key)
             return x * keep.view_as(x) / (1 - drop.p)
-        return self.g.dropout(x, float(p), tag=_TAG + self.calls)
+        return self.g.dropout(x, float(p), tag=self.tag)

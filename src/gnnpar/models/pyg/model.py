@@ -1,9 +1,10 @@
-"""`model=pyg model.target=my_package.Net`: a PyG model, unchanged, under strategies that run a model in one piece."""
+"""`model=pyg model.target=my_package.Net`: a PyG model, unchanged."""
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,14 +16,15 @@ from torch_geometric.nn import HeteroConv, MessagePassing
 from torch_geometric.nn.models.basic_gnn import PNA, BasicGNN
 
 from gnnpar.capacity import require_memory
-from gnnpar.folds.aggregator import Aggregator, EdgeDropout
-from gnnpar.folds.block import Block, Operands, Rows, widened
-from gnnpar.folds.edge_data import Degrees, EdgeData, EdgeKind, EdgeSizes, SelfLoops
-from gnnpar.graph import Graph, Message
+from gnnpar.folds.block import Rows, widened
+from gnnpar.folds.edge_data import Degrees, EdgeKind, EdgeSizes, SelfLoops
+from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN, MOST_LAYERS
 from gnnpar.models.initial import construct
+from gnnpar.models.pyg.cuts import Cuts, cut, example
 from gnnpar.models.pyg.dropout import keyed_dropout
 from gnnpar.models.pyg.edge_rows import EdgeRows
+from gnnpar.models.pyg.loops import Loops
 from gnnpar.models.pyg.norm import batch_norms, forward_of, wrappers
 from gnnpar.models.pyg.propagate import Edges, Neighborhood, NormalizedSum, Types, Way, Weights, drops_edges, way_of
 from gnnpar.models.row_local import refuse_row_mixing
@@ -54,7 +56,7 @@ class PyG:
     self_loops: SelfLoops = True
     edge_dim: int | None = None
     edge_types: int | None = None
-    in_one_piece: ClassVar[bool] = True
+    wraps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.target:
@@ -109,6 +111,34 @@ class PyG:
         """A line a convolution: how it aggregates."""
         found = _convolutions(self._sample()).items()
         return [f"{name}: {type(conv).__name__}, {_way(name, conv, self).title}" for name, conv in found]
+
+    @property
+    def in_one_piece(self) -> str:
+        try:
+            if (net := self._run_sample()) is not None:
+                net.cuts  # noqa: B018 - recorded, or refused
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def cuts(self) -> list[str]:
+        """A line for each cut; none where it has none, or only the widths of a dataset can tell."""
+        net = None if self.in_one_piece else self._run_sample()
+        return [] if net is None else [net.cut_before(layer) for layer in range(1, net.num_layers)]
+
+    def _run_sample(self) -> PyGNet | None:
+        """The model for some widths, run; None where they are not those that it was made for."""
+        in_dim, out_dim = (
+            next((width for name in names if isinstance(width := self.kwargs.get(name), int)), usual)
+            for names, usual in ((_IN, 8), (_OUT, 4))
+        )
+        try:
+            with torch_seeded(0):
+                net = PyGNet(self, self._make(in_dim, out_dim), in_dim, out_dim)
+                net.measure()
+        except ValueError:
+            return None
+        return net
 
     def _sample(self) -> nn.Module:
         """The module for some widths, to look at."""
@@ -242,7 +272,7 @@ def _rounded(dtype: torch.dtype, conv: nn.Module, arguments: object, output: obj
 
 
 class PyGNet(GNN):
-    """A user's module `net`, one layer a convolution; it runs in one piece."""
+    """A user's module `net`, a layer for each convolution: it runs in one piece, or, where it can be cut, by layers."""
 
     def __init__(self, config: PyG, net: nn.Module, in_dim: int, out_dim: int) -> None:
         nn.Module.__init__(self)  # GNN makes layers of a configuration
@@ -251,6 +281,7 @@ class PyGNet(GNN):
         self.net = net
         self.ways = {name: _way(name, conv, config) for name, conv in self.convs.items()}
         self.widths = (in_dim, *[0] * len(self.ways))
+        self._cuts: Cuts | None = None
 
     @property
     def convs(self) -> dict[str, MessagePassing]:
@@ -258,13 +289,18 @@ class PyGNet(GNN):
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Logits [N, out_dim] of the rows g owns."""
-        training = g.edge_dropout(0.5) is not None
-        self.net.train(training)
+        training = self._begins(g)
         with mixed(x), keyed_dropout(g, x.shape[0]) if training else nullcontext(), self._folding(g, x.dtype):
             out = self.net(x, Edges(), **self._of_edges(g))
         if isinstance(out, EdgeRows):
             raise ValueError("the model adds rows of edges to rows of nodes; hand edge_attr to convolutions alone")
         return widened(out)
+
+    def _begins(self, g: Graph) -> bool:
+        """Does it train? The user's module is told."""
+        training = g.edge_dropout(0.5) is not None
+        self.net.train(training)
+        return training
 
     def _of_edges(self, g: Graph) -> dict[str, Weights | Types | EdgeRows]:
         """The arguments for what edges carry, where the graph has it or forward needs it."""
@@ -284,17 +320,19 @@ class PyGNet(GNN):
         return given
 
     @contextmanager
-    def _folding(self, g: Graph, dtype: torch.dtype) -> Iterator[None]:
-        """Inside, convolutions aggregate through `g`: instance attributes stand before a class's methods. What they
-        give is rounded to `dtype`, that of the features, where it is narrow."""
+    def _folding(self, g: Graph, dtype: torch.dtype, layers: range | None = None) -> Iterator[None]:
+        """Inside, convolutions, or those of `layers`, aggregate through `g`: instance attributes stand before a class's
+        methods. What they give is rounded to `dtype`, that of the features, where it is narrow."""
         replaced: list[tuple[nn.Module, str]] = []
-        rounding = [conv.register_forward_hook(partial(_rounded, dtype)) for conv in self.convs.values()]
+        convs, ways = self.convs, list(enumerate(self.ways.items()))
+        asked = [(i, convs[name], way) for i, (name, way) in ways if layers is None or i in layers]
+        rounding = [conv.register_forward_hook(partial(_rounded, dtype)) for _, conv, _ in asked]
         try:
             for norm in batch_norms(self.net).values():
                 vars(norm)["forward"] = forward_of(norm, g)
                 replaced.append((norm, "forward"))
-            for layer, (name, conv) in enumerate(self.convs.items()):
-                for method, body in self.ways[name].hooks(conv, g.at(layer)).items():
+            for layer, conv, way in asked:
+                for method, body in way.hooks(conv, g.at(layer)).items():
                     vars(conv)[method] = body
                     replaced.append((conv, method))
             yield
@@ -320,9 +358,9 @@ class PyGNet(GNN):
         attr = x.new_zeros(1, self.source.edge_dim) if self.source.edge_dim else None
         try:
             with torch.no_grad():
-                out = self(OneNode(x, edge_attr=attr), x)
+                out = self(Loops(x, edge_attr=attr), x)
                 if "weight" in edge_arguments(self.net):
-                    out = self(OneNode(x, torch.ones(1, dtype=x.dtype), attr), x)
+                    out = self(Loops(x, torch.ones(1, dtype=x.dtype), attr), x)
         except ValueError as error:
             raise ValueError(f"model.target={self.source.target}: {error}.") from error
         except Exception as error:  # whatever a forward does with one node
@@ -341,7 +379,81 @@ class PyGNet(GNN):
             )
         if unused := [name for name in self.ways if name not in widths]:
             raise ValueError(f"model.target={self.source.target}: {unused[0]} of the model is not used in forward")
-        self.widths = (self.in_dim, *(widths[name] for name in self.ways))
+        self.ways = {name: self.ways[name] for name in widths}  # as they run
+        self.widths = (self.in_dim, *widths.values())
+
+    @property
+    def cuts(self) -> Cuts:
+        """Its layers apart, recorded when they are first asked for. ValueError where it has none."""
+        if self._cuts is None:
+            try:
+                weighted = {self._weighted(example(self, 1, self.in_dim, False, given)[0]) for given in (False, True)}
+                cuts = cut(self, tuple(self.ways), self.in_dim, weighted=sorted(weighted))
+                self._compare(cuts)
+            except Exception as error:  # whatever a forward does with a few nodes
+                raise ValueError(f"{self.source.target} runs in one piece: {_why(error)}") from error
+            self._cuts = cuts
+        return self._cuts
+
+    def _compare(self, cuts: Cuts) -> None:
+        """ValueError where a copy gives other values layer by layer."""
+        twin = copy.deepcopy(self)
+        twin._cuts = cuts
+        for training, weighted in cuts.programs:
+            g, x = example(twin, 7, self.in_dim, training, weighted)
+            with torch.no_grad():
+                expected, carry = twin(g, x), twin.begin(g, x)
+                for i in range(self.num_layers):
+                    carry = twin.run_layer(i, g, tuple(t.clone() for t in carry))
+                if not torch.equal(twin.end(g, carry), expected):
+                    raise ValueError("layer by layer it gives other values than as a whole")
+
+    def _weighted(self, g: Graph) -> bool:
+        """Is forward given weights of edges?"""
+        return any(isinstance(each, Weights) for each in self._of_edges(g).values())
+
+    def begin(self, g: Graph, x: Tensor) -> Rows:
+        return self._run_segment(0, range(0), g, (x,))
+
+    def run_layer(self, layer: int, g: Graph, carry: Rows) -> Rows:
+        return self._run_segment(1 + layer, range(layer, layer + 1), g, carry)
+
+    def end(self, g: Graph, carry: Rows) -> Tensor:
+        return widened(self._run_segment(-1, range(0), g, carry)[0])
+
+    def _run_segment(self, place: int, layers: range, g: Graph, carry: Rows) -> Rows:
+        """Rows leave in the type in which they came, but for logits."""
+        training = self._begins(g)
+        segment, (first, *_) = self.cuts.programs[training, self._weighted(g)][place], carry
+        masks = keyed_dropout(g, len(first), after=segment.after) if training else nullcontext()
+        with mixed(first), masks, self._folding(g, first.dtype, layers):
+            out = segment.run(self.net, carry)
+        return out if place == -1 else tuple(t.to(first.dtype) for t in out)
+
+    def carry_widths(self, layer: int) -> tuple[int, ...]:
+        return self.cuts.widths[layer]
+
+    def cut_before(self, layer: int) -> str:
+        names, widths, titles = tuple(self.ways), self.cuts.widths[layer], self.cuts.titles[layer]
+        rows = ", ".join(f"{width} of {title}" for width, title in zip(widths, titles, strict=True))
+        return f"cut between {names[layer - 1]} and {names[layer]}: {rows}"
+
+    def keep_layers(self, layers: Collection[int], *, first: bool, last: bool) -> None:
+        for name, layer in self.cuts.layer_of.items():
+            if layer not in layers:
+                owner, _, leaf = name.rpartition(".")
+                self.net.get_submodule(owner).register_parameter(leaf, None)
+
+    def layer_of(self, parameter: str) -> int | None:
+        """Of a convolution's own, and where the model has layers apart, of all that they read."""
+        name = parameter.removeprefix("net.")
+        for layer, conv in enumerate(self.ways):
+            if name == conv or name.startswith(f"{conv}."):
+                return layer
+        try:
+            return self.cuts.layer_of.get(name)
+        except ValueError:
+            return None
 
     @property
     def num_layers(self) -> int:
@@ -362,47 +474,3 @@ def _way(name: str, conv: MessagePassing, config: PyG) -> Way:
         return way_of(conv, self_loops=config.self_loops)
     except ValueError as error:
         raise ValueError(f"{name} of model.target={config.target} ({type(conv).__name__}) {error}.") from error
-
-
-class OneNode:
-    """A graph of one node and its self loop, in evaluation."""
-
-    def __init__(self, like: Tensor, in_weight: Tensor | None = None, edge_attr: Tensor | None = None) -> None:
-        self.node_ids = torch.zeros(1, dtype=torch.int64)
-        self.in_degree = torch.ones(1, dtype=like.dtype)
-        self.in_weight, self.edge_attr = in_weight, edge_attr
-        self.edge_ids = self.node_ids
-        weight = None if in_weight is None else torch.ones_like(in_weight)
-        self._block = Block.from_edges(
-            self.node_ids,
-            self.node_ids,
-            num_dst=1,
-            num_src=1,
-            src_ids=self.node_ids,
-            edges=EdgeData(ids=self.edge_ids, weight=weight),
-        )
-
-    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
-        return x
-
-    def type_degree(self, types: int) -> Tensor:
-        return self.in_degree[:, None].expand(-1, types)
-
-    def moments(self, x: Tensor) -> None:
-        """It evaluates."""
-
-    def at(self, layer: int) -> Self:
-        return self
-
-    def source(self, message: Message, *rows: Tensor) -> Rows:
-        return message(self, *rows)
-
-    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
-        return self, rows
-
-    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
-        return None
-
-    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        x = Operands(src, dst, edge, shared)
-        return agg.finish(agg.update(agg.init(1, x), self._block, x))[0]
