@@ -613,3 +613,126 @@ class CentredByType(nn.Module):
     def forward(self, x_dict, edge_index_dict):
         x = self.conv(x_dict, edge_index_dict)["a"]
         return self.lin(x - x.mean(0))
+
+
+class InitialResidual(nn.Module):
+    """GCNII: the first rows are read by every convolution."""
+
+    def __init__(self, in_channels, out_channels, hidden=8, num_layers=4):
+        super().__init__()
+        self.begin, self.end = nn.Linear(in_channels, hidden), nn.Linear(hidden, out_channels)
+        self.convs = nn.ModuleList(pyg.GCN2Conv(hidden, 0.1, theta=0.5, layer=i + 1) for i in range(num_layers))
+
+    def forward(self, x, edge_index):
+        h = first = self.begin(F.dropout(x, 0.2, self.training)).relu()
+        for conv in self.convs:
+            h = conv(F.dropout(h, 0.3, training=self.training), first, edge_index).relu()
+        return self.end(F.dropout(h, 0.3, training=self.training))
+
+
+class Residual(nn.Module):
+    """Blocks that add what they compute to their input, in modules of their own; the ReLU writes in place."""
+
+    def __init__(self, in_channels, out_channels, hidden=8, num_layers=4, kind="sage"):
+        super().__init__()
+        self.begin, self.end = nn.Linear(in_channels, hidden), nn.Linear(hidden, out_channels)
+        made = Gated if kind == "gated" else SAGEConv
+        self.blocks = nn.ModuleList(Block(made(hidden, hidden), hidden) for _ in range(num_layers))
+
+    def forward(self, x, edge_index):
+        x = self.begin(x)
+        for block in self.blocks:
+            x = block(x, edge_index)
+        return self.end(x)
+
+
+class Block(nn.Module):
+    def __init__(self, conv, hidden):
+        super().__init__()
+        self.conv, self.norm, self.act = conv, nn.LayerNorm(hidden), nn.ReLU(inplace=True)
+
+    def forward(self, x, edge_index):
+        return x + F.dropout(self.act(self.norm(self.conv(x, edge_index))), p=0.3, training=self.training)
+
+
+class Branches(nn.Module):
+    """Two convolutions of the same rows, shapes and types that are read from rows, a share that is learned, in-place
+    writes, and another way in training than in evaluation."""
+
+    def __init__(self, in_channels, out_channels, hidden=6):
+        super().__init__()
+        self.left, self.right = SAGEConv(in_channels, hidden), GCNConv(in_channels, hidden)
+        self.last, self.share = GraphConv(hidden, out_channels), nn.Parameter(torch.tensor([0.3, -0.2]))
+        self.register_buffer("scale", torch.tensor(0.7))
+
+    def forward(self, x, edge_index):
+        left, right = self.left(x, edge_index), self.right(x, edge_index)
+        left, _ = torch.stack([left, -left], -1).view(x.size(0), -1, 2).max(dim=-1)
+        parts = self.share.softmax(0)
+        rows = parts[0] * left + parts[1] * right.to(x.dtype)
+        rows += torch.ones(x.shape[0], 1, dtype=x.dtype, device=x.device)
+        rows[:, :2] = rows[:, :2] * self.scale
+        if self.training:
+            rows = F.dropout(rows, 0.25)
+        return self.last(rows, edge_index) + x[:, :1]
+
+
+class Wavering(TwoLayers):
+    """Its way depends on values."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(SAGEConv(in_channels, 8), SAGEConv(8, out_channels))
+
+    def forward(self, x, edge_index):
+        x = self.conv1(x, edge_index)
+        return self.conv2(x.relu() if (x > 0).any() else x, edge_index)
+
+
+class Repeated(nn.Module):
+    """One convolution, several times."""
+
+    def __init__(self, in_channels, out_channels, hidden=8):
+        super().__init__()
+        self.begin, self.conv, self.end = (
+            nn.Linear(in_channels, hidden),
+            SAGEConv(hidden, hidden),
+            nn.Linear(hidden, out_channels),
+        )
+
+    def forward(self, x, edge_index):
+        x = self.conv(self.begin(x), edge_index).relu()
+        return self.end(self.conv(x, edge_index))
+
+
+class Shared(TwoLayers):
+    """One activation with a parameter in two layers."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(SAGEConv(in_channels, 8), SAGEConv(8, out_channels))
+        self.act = nn.PReLU()
+
+    def forward(self, x, edge_index):
+        return self.conv2(self.act(self.conv1(self.act(x), edge_index)), edge_index)
+
+
+class Outside(TwoLayers):
+    """Reads a tensor that is neither a parameter nor a buffer."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(SAGEConv(in_channels, 8), SAGEConv(8, out_channels))
+        self.scale = torch.tensor(2.0)
+
+    def forward(self, x, edge_index):
+        return self.conv2(self.conv1(x, edge_index) * self.scale, edge_index)
+
+
+class Backwards(nn.Module):
+    """Registered in another order than it runs."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.first, self.second = SAGEConv(8, 8), SAGEConv(in_channels, 8)
+        self.head = nn.Linear(8, out_channels)
+
+    def forward(self, x, edge_index):
+        return self.head(self.first(self.second(x, edge_index).relu(), edge_index))

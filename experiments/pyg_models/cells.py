@@ -44,15 +44,26 @@ SHORT = {"strategy.codec.period": 2, "strategy.codec.warmup": 1, "strategy.codec
 """How often AdaQP chooses bits in a run of a few epochs."""
 
 OWN = "PyG's loop"
+PAIRED = "PyG's loop, our masks"
+"""The same with the masks that gnnpar draws; for models without attention dropout, which PyG draws by its own edges."""
 CONTROL = "control"
+ONE_PIPE, ONE_HYBRID = "gnnpipe, one chunk", "hybrid, one chunk"
 STRATEGIES: Mapping[str, Mapping[str, object]] = {
     "single": {},
     "graph_parallel": {},
     "adaqp": {},
     "sar": {},
+    ONE_PIPE: {"strategy": "gnnpipe", "strategy.chunks": "one"},
+    ONE_HYBRID: {"strategy": "hybrid", "strategy.chunks": "one", "world_size": 4},
     "gnnpipe": {},
+    "minibatch": {},
     CONTROL: {"strategy": "graph_parallel", "codec": "drop"},
 }
+
+LOSSES_ALONE = (ONE_PIPE, ONE_HYBRID)
+"""Variants whose losses say all: they are those of `single`."""
+BY_MASKS = ("GCN", "GraphSAGE", "GIN", "PNA", "EdgeCNN")
+"""Models of the stage `paired`."""
 
 MORE = ("GIN", "GCN", "EdgeCNN")
 """Models of the stage `more`: PyG's loop and `single` alone, seeds up to MORE_SEEDS."""

@@ -13,8 +13,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any  # of JSON
+from typing import Any, Self  # of JSON
 
 import torch
 import torch.nn.functional as F
@@ -30,13 +31,16 @@ sys.path.insert(0, str(HERE.parent))
 
 import records
 from cells import (
+    BY_MASKS,
     CONTROL,
     DEGREES,
     EVALUATED,
+    LOSSES_ALONE,
     MODULE,
     MORE,
     MORE_SEEDS,
     OWN,
+    PAIRED,
     RANKS,
     SHORT,
     SPECS,
@@ -47,10 +51,12 @@ from cells import (
 
 import gnnpar
 from gnnpar.models.initial import construct
+from gnnpar.models.pyg.dropout import keyed_dropout
+from gnnpar.parallel.local import LocalRows, Pass
 
 Key = tuple[str, str, str, int]
 FEW = 40  # epochs below which AdaQP chooses bits more often
-STAGES = ("losses", "accuracy", "more")
+STAGES = ("losses", "accuracy", "paired", "more")
 KEPT = ("strategy", "world_size", "seed", "epochs", "metric", "bytes_per_epoch", "hardware", "versions", "commit")
 
 
@@ -74,8 +80,25 @@ def narrowed(data: Data, width: int) -> Data:
     return out
 
 
-def plain(name: str, data: Data, seed: int, *, epochs: int, dtype: torch.dtype, dropout: float) -> dict[str, Any]:
-    """PyG's own loop, from the initial weights that gnnpar draws for the same seed; masks are torch's own."""
+class Masks(LocalRows):
+    """Rows of all nodes in one epoch, as `single` draws their masks."""
+
+    def at(self, layer: int) -> Self:
+        return self
+
+
+def masks(seed: int, epoch: int, num_nodes: int) -> AbstractContextManager[None]:
+    """Inside, dropout drops what it drops under gnnpar."""
+    ids = torch.arange(num_nodes)
+    rows = Masks(ids, ids, run=Pass(seed, epoch, training=True))
+    return keyed_dropout(rows, num_nodes)  # pyright: ignore[reportArgumentType] - masks are all that is asked of it
+
+
+def plain(
+    name: str, data: Data, seed: int, *, epochs: int, dtype: torch.dtype, dropout: float, paired: bool = False
+) -> dict[str, Any]:
+    """PyG's own loop, from the initial weights that gnnpar draws for the same seed; masks are torch's own, or, paired,
+    gnnpar's."""
     spec = SPECS[name]
     x, edge_index, y = data.x.to(dtype), data.edge_index, data.y
     kwargs = dict(spec.kwargs)
@@ -91,7 +114,9 @@ def plain(name: str, data: Data, seed: int, *, epochs: int, dtype: torch.dtype, 
     for epoch in range(epochs):
         net.train()
         optimizer.zero_grad()
-        loss = F.cross_entropy(net(x, edge_index)[data.train_mask], y[data.train_mask])
+        with masks(seed, epoch, data.num_nodes) if paired else nullcontext():
+            logits = net(x, edge_index)
+        loss = F.cross_entropy(logits[data.train_mask], y[data.train_mask])
         loss.backward()
         optimizer.step()
         losses.append(float(loss))
@@ -134,13 +159,14 @@ def ours(name: str, strategy: str, data: Data | None, seed: int, **overrides: ob
 
 
 def cell(stage: str, name: str, variant: str, seed: int, data: Data, data_dir: Path, epochs: int) -> dict[str, Any]:
-    """losses: all features, fp64, no dropout. accuracy, more: fp32, dropout, some models on fewer features."""
+    """losses: all features, fp64, no dropout. accuracy, paired, more: fp32, dropout, some models on fewer features."""
     spec: Spec = SPECS[name]
     exact = stage == "losses"
     dropout = 0.0 if exact else spec.dropout
     shown = narrowed(data, spec.width) if spec.width and not exact else data
-    if variant == OWN:
-        return plain(name, shown, seed, epochs=epochs, dtype=torch.float64 if exact else torch.float32, dropout=dropout)
+    if variant in (OWN, PAIRED):
+        dtype = torch.float64 if exact else torch.float32
+        return plain(name, shown, seed, epochs=epochs, dtype=dtype, dropout=dropout, paired=variant == PAIRED)
     given: dict[str, Any] = {
         "model.kwargs": {**spec.kwargs, "dropout": dropout},
         "epochs": epochs,
@@ -188,10 +214,13 @@ def cells_of(stage: str, names: Sequence[str], seeds: int) -> list[Key]:
     if stage == "more":
         asked, variants = range(seeds, MORE_SEEDS), (OWN, "single")
         names = [name for name in MORE if name in names]
+    elif stage == "paired":
+        asked, variants = range(seeds), (PAIRED,)
+        names = [name for name in names if name in BY_MASKS]
     elif stage == "losses":
         asked, variants = range(1), (OWN, *(name for name in STRATEGIES if name != CONTROL))
     else:
-        asked, variants = range(seeds), (OWN, *STRATEGIES)
+        asked, variants = range(seeds), (OWN, *(name for name in STRATEGIES if name not in LOSSES_ALONE))
     return [(stage, name, variant, seed) for name in names for seed in asked for variant in variants]
 
 

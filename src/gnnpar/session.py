@@ -101,7 +101,7 @@ class Session:
         mine = {name: parameter.detach().cpu() for name, parameter in run.engine.named_weights()}
         parts = run.comm.gather(mine)
         merged = None if parts is None else {name: each for part in parts for name, each in part.items()}
-        prefix = "net." if run.settings.model.in_one_piece else ""
+        prefix = "net." if run.settings.model.wraps else ""
         return {name.removeprefix(prefix): each for name, each in run.comm.broadcast(merged).items()}
 
     def close(self) -> None:

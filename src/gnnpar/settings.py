@@ -283,7 +283,7 @@ class Settings:
 
 
 _MEMBERS = {  # group -> what is called of its object, whose class a file or the user may name
-    "model": ("build", "on", "num_layers", "in_one_piece"),
+    "model": ("build", "on", "num_layers", "in_one_piece", "wraps"),
     "dataset": ("load",),
     "task": ("prepare", "of", "decoder"),
     "partition": ("part_of",),

@@ -27,7 +27,7 @@ EVIL = """
 from pathlib import Path
 Path({marker!r}).write_text("ran")
 class Evil:
-    num_layers, in_one_piece = 1, False
+    num_layers, in_one_piece, wraps = 1, "", False
     def __init__(self, **_):
         Path({marker!r}).write_text("ran")
     def build(self, *_, **__):

@@ -13,7 +13,7 @@ def _own_models_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     """test_soundness.py looks at each of gnnpar's own models; every check() would, anew for every configuration."""
 
     def find_fault(config: ModelSource) -> soundness.Fault | None:
-        own = type(config).__module__.startswith("gnnpar.models.") and not config.in_one_piece
+        own = type(config).__module__.startswith("gnnpar.models.") and not config.wraps
         return None if own else soundness.find_fault(config)
 
     monkeypatch.setattr(conformance, "find_fault", find_fault)

@@ -163,15 +163,9 @@ def test_what_normalises_is_told_from_what_sums():
     assert summed.edge_data == {"weight"} and not summed.takes_root
 
 
-@pytest.mark.parametrize("strategy", ["gnnpipe", "hybrid", "minibatch"])
-def test_strategies_of_layers_refuse_it(strategy):
-    with pytest.raises(ValueError, match="runs a model layer by layer, and model=pyg runs in one piece"):
-        check(configured("strategy", strategy), {"pyg": PyG(target="pyg_nets.gcn")}, worlds=(2,))
-
-
-def test_sar_names_the_setting_that_keeps_it_from_a_model_in_one_piece():
+def test_sar_names_the_setting_that_keeps_it_from_a_model_of_pyg():
     out_of_core = configured("strategy", "sar", "strategy.logical_parts=3")
-    line = r"^strategy=sar with strategy\.logical_parts=3 runs .*; leave strategy\.logical_parts=3 out, or choose"
+    line = r"^strategy=sar with strategy\.logical_parts=3 lets parts take turns within a module, which model=pyg"
     with pytest.raises(ValueError, match=line):
         refuse_one_piece(out_of_core, PyG(target="pyg_nets.gcn"), {"strategy": "sar"})
 
@@ -254,9 +248,6 @@ def test_the_command_trains_it_and_the_trained_model_is_the_users(run_here: Run,
     assert result["settings"]["model"]["kwargs"] == {"hidden": 16}
     with pytest.raises(ValueError, match=r"names mynet\.gcn, which is no class of gnnpar"):
         gnnpar.load(tmp_path / "run")
-    done = run_here("train", *command[1:], "strategy=gnnpipe", *there)
-    assert done.returncode == 2
-    assert "strategy=gnnpipe runs a model layer by layer, and model=pyg runs in one piece" in done.stderr
 
 
 def test_the_prepared_graph_has_one_loop_a_node_or_none():

@@ -10,7 +10,6 @@ from composing import configured, names
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.sum import Sum
-from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import LocalRows, Pass
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.whole import WholeGraph
@@ -86,7 +85,8 @@ def test_nobody_computes_the_gradient_of_the_features(model, order, sums, produc
 
 
 def test_layers_know_their_parameters():
-    assert [GNN.layer_of(n) for n in ("layers.2.conv.weight", "encoder.weight", "decoder.bias")] == [2, 0, None]
+    model = configured("model", "gcn").build(6, 3, seed=0)
+    assert [model.layer_of(n) for n in ("layers.2.conv.weight", "encoder.weight", "decoder.bias")] == [2, 0, None]
 
 
 @pytest.mark.parametrize(

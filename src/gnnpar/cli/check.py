@@ -57,7 +57,8 @@ def run(argv: list[str]) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     show(cases, first.names.get("strategy", "?"))
-    for line in (line for model in found.values() for line in model.ways()):
+    cutting = first.strategy.capabilities.by_layers
+    for line in (line for model in found.values() for line in (*model.ways(), *(model.cuts() if cutting else ()))):
         say(line)
     failed = sum(not case.passed for case in cases)
     say(f"{len(cases) - failed} of {len(cases)} cases pass")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Protocol, Self, runtime_checkable
 
@@ -37,9 +37,15 @@ _ENCODER_MASK, _DECODER_MASK = 1, 2  # dropout tags; a layer's own mask has tag 
 
 
 class ModelSource(Protocol):
-    """What the configuration `model` gives: a ModelConfig, or a PyG model. `in_one_piece`: it has no layers apart."""
+    """What the configuration `model` gives: a ModelConfig, or a PyG model. `wraps`: the module is a user's, as `net`,
+    and runs for one graph at a time."""
 
-    in_one_piece: ClassVar[bool]
+    wraps: ClassVar[bool]
+
+    @property
+    def in_one_piece(self) -> str:
+        """Why its layers cannot run apart; empty: they can, or only the widths of a dataset can tell."""
+        ...
 
     @property
     def edge_data(self) -> frozenset[EdgeKind]:
@@ -74,6 +80,10 @@ class ModelSource(Protocol):
         """A line a convolution where that is worth one: how it aggregates."""
         ...
 
+    def cuts(self) -> list[str]:
+        """A line between two layers where that is worth one: what a stage boundary would carry."""
+        ...
+
     def on(self, sizes: EdgeSizes) -> ModelSource:
         """The same, where what it leaves open is that of the dataset: the number of types of edges, the width of their
         attributes, the histogram of in-degrees. Called before `build`."""
@@ -104,7 +114,11 @@ class ModelConfig:
     decoder: Literal["none", "linear"] = "none"
     order: Order = "auto"
     jump: Jump = "none"
-    in_one_piece: ClassVar[bool] = False
+    wraps: ClassVar[bool] = False
+
+    @property
+    def in_one_piece(self) -> str:
+        return ""
 
     @property
     def takes_root(self) -> bool:
@@ -130,6 +144,9 @@ class ModelConfig:
         return False
 
     def ways(self) -> list[str]:
+        return []
+
+    def cuts(self) -> list[str]:
         return []
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
@@ -284,9 +301,13 @@ class GNN(nn.Module):
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Logits [N, out_dim] of the rows g owns."""
         carry = self.begin(g, x)
-        for i, layer in enumerate(self.layers):
-            carry = layer(g.at(i), carry)
+        for i in range(self.num_layers):
+            carry = self.run_layer(i, g, carry)
         return self.end(g, carry)
+
+    def run_layer(self, layer: int, g: Graph, carry: Rows) -> Rows:
+        """What leaves a layer, of what enters it."""
+        return self.layers[layer](g.at(layer), carry)
 
     def begin(self, g: Graph, x: Tensor) -> Rows:
         """What enters the first layer, in the type of the features."""
@@ -325,6 +346,20 @@ class GNN(nn.Module):
         jumped = {"cat": made, "max": made[:1]}.get(self.config.jump, ())
         return (self.widths[layer], *self._first_widths, *jumped)
 
+    def cut_before(self, layer: int) -> str:
+        """A line where it is worth one: which modules a stage boundary in front of a layer parts, and what crosses."""
+        return ""
+
+    def keep_layers(self, layers: Collection[int], *, first: bool, last: bool) -> None:
+        """Let go of all other layers; first, last: keep what stands before the first, behind the last."""
+        for i in range(self.num_layers):
+            if i not in layers:
+                self.layers[i] = nn.Identity()
+        if not first:
+            self.encoder = None
+        if not last:
+            self.decoder = self.final_norm = None
+
     @property
     def _first_widths(self) -> tuple[int, ...]:
         """Of the rows that every layer sees."""
@@ -353,8 +388,7 @@ class GNN(nn.Module):
         """Does a layer draw masks or read rows by edge?"""
         return any(isinstance(conv, EdgeReader) and conv.needs_edge_ids for conv in self.convolutions)
 
-    @staticmethod
-    def layer_of(parameter: str) -> int | None:
+    def layer_of(self, parameter: str) -> int | None:
         """The layer a parameter belongs to by its name; the encoder is part of the first, None: the decoder's."""
         head, *rest = parameter.split(".")
         return {"layers": int(rest[0]) if rest and rest[0].isdigit() else None, "encoder": 0}.get(head)

@@ -101,7 +101,7 @@ class Capabilities:
     plan is `flat_plan` of one part a rank. `vertex_cut`: edges have parts of their own. `chunks`: the nodes of a rank
     may be cut into chunks, one after the other in time. `folds`: aggregators it can carry; None: any.
     `cached_first_layer`: it runs with first_layer=cached. `by_layers`: it runs layers one by one, and so no model in
-    one piece; text: the setting that makes it do so. `edge_data`: what it carries of what edges have.
+    one piece. `no_pyg`: why it runs no model of PyG, after its name. `edge_data`: what it carries of what edges have.
     `whole_neighborhoods`: a fold may have all in-edges of a row at once. `moments`: its ranks together hold all rows of
     a layer at once, so that a model may ask for their mean and variance.
     `replicated_weights`: every rank holds all parameters, so there is one stage. `crosses_epochs`: rows of one epoch
@@ -118,7 +118,8 @@ class Capabilities:
     chunks: bool = False
     folds: tuple[type[Aggregator], ...] | None = None
     cached_first_layer: bool = True
-    by_layers: bool | str = False
+    by_layers: bool = False
+    no_pyg: str = ""
     edge_data: frozenset[EdgeKind] = frozenset()
     whole_neighborhoods: bool = True
     moments: bool = False
@@ -205,16 +206,13 @@ def refuse_empty_clusters(strategy: Strategy, num_nodes: int) -> None:
 
 
 def refuse_one_piece(strategy: Strategy, model: ModelSource, names: Mapping[str, str]) -> None:
-    """ValueError where the strategy needs the layers of a model apart, and it has none apart."""
-    if (by_layers := strategy.capabilities.by_layers) and model.in_one_piece:
-        name, kind = names.get("strategy") or type(strategy).__name__, names.get("model") or "pyg"
-        setting, remedy = "", ""
-        if isinstance(by_layers, str):
-            setting, remedy = f" with {by_layers}", f"leave {by_layers} out, or "
-        raise ValueError(
-            f"strategy={name}{setting} runs a model layer by layer, and model={kind} runs in one piece; {remedy}"
-            "choose single, graph_parallel or another that gnnpar check accepts"
-        )
+    """ValueError where the strategy needs the layers of a model apart, and it has none apart; or runs none of PyG's."""
+    name, kind = names.get("strategy") or type(strategy).__name__, names.get("model") or "pyg"
+    others = "choose single, graph_parallel or another that gnnpar check accepts"
+    if model.wraps and (why := strategy.capabilities.no_pyg):
+        raise ValueError(f"strategy={name} {why}, which model={kind} does not allow; {others}")
+    if strategy.capabilities.by_layers and (why := model.in_one_piece):
+        raise ValueError(f"strategy={name} runs a model layer by layer, and of model={kind} {why}; {others}")
 
 
 def refuse_neighborhoods(strategy: Strategy, model: ModelSource, names: Mapping[str, str]) -> None:

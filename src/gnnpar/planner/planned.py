@@ -78,10 +78,10 @@ class Inputs:
         kinds, name = dataset.edges.kinds, dataset.name
         refuse_edges_of_model(settings.model, kinds, dataset.in_weight, name, settings.names)
         task = make_task(dataset.task, dataset.num_classes)
-        if settings.model.in_one_piece:
+        if settings.model.wraps:
             raise ValueError(
-                f"model={settings.names.get('model')} runs in one piece, and the planner prices layers; choose one of "
-                "gnnpar's models"
+                f"model={settings.names.get('model')} runs code of its own, for which the planner has no rates; choose "
+                "one of gnnpar's models"
             )
         model = settings.build_model(dataset.num_features, task.out_dim, dataset.edge_sizes)
         ir = record(model, dataset.num_features)

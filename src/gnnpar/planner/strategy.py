@@ -58,7 +58,11 @@ class TAG:
     def capabilities(self) -> Capabilities:
         """Those of whatever it may choose."""
         return Capabilities(
-            chunks=True, by_layers=True, moments=True, replicated_weights=False, plans_again=self.replan
+            chunks=True,
+            no_pyg="prices the operations of layers",
+            moments=True,
+            replicated_weights=False,
+            plans_again=self.replan,
         )
 
     def exact_limit(self) -> TAG:

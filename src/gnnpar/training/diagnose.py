@@ -26,7 +26,7 @@ def finite_weights(engine: Engine) -> bool:
     return not found or bool(torch.stack(found).all())
 
 
-def first_not_finite(engine: Engine, model: nn.Module, shard: Shard, comm: Communicator, epoch: int) -> str:
+def first_not_finite(engine: Engine, model: GNN, shard: Shard, comm: Communicator, epoch: int) -> str:
     """The first tensor that is not finite, in the order of a training pass, and its layer. Collective.
 
     The pass is made again, exactly (no codec, no history), at the weights the epoch began with.
@@ -45,16 +45,16 @@ def first_not_finite(engine: Engine, model: nn.Module, shard: Shard, comm: Commu
     if not named:  # outputs come before gradients, whichever stage they are of
         return "every tensor of an exact pass is finite: what the strategy does otherwise (codec, history) is not"
     rank, what = named[0]
-    return f"the first tensor that is not finite is {what}{_layer(what)}, on rank {rank}"
+    return f"the first tensor that is not finite is {what}{_layer(what, model)}, on rank {rank}"
 
 
 def _first_of(named: list[tuple[str, Tensor]]) -> str | None:
     return next((name for name, t in named if t.is_floating_point() and not bool(torch.isfinite(t).all())), None)
 
 
-def _layer(what: str) -> str:
+def _layer(what: str, model: GNN) -> str:
     name = what.rpartition(" ")[2]
-    layer = GNN.layer_of(name)
+    layer = model.layer_of(name)
     return "" if layer is None else f" (layer {layer})"
 
 

@@ -219,6 +219,9 @@ def prepare(
             )
         plan.save(run_dir, part_of=source and source.part_of)
         tracker.start(start_facts(settings, job.world, source.manifest if source else dataset, plan, model.widths))
+        for layers in plan.placement.layers_of[1:]:
+            if line := model.cut_before(layers.start):
+                say(line)
     with stopwatch(setup_seconds, "shard"):
         shared = comm.broadcast(plan and plan.without_nodes())
         if source is not None:

@@ -160,7 +160,7 @@ def _run(model: GNN, graph: WholeGraph, i: int, x: Tensor, entering: Rows) -> tu
     leaves = tuple(t.clone().requires_grad_() for t in entering)
     _synchronize(x)
     began = perf_counter()
-    carry = model.layers[i](graph.at(i), model.begin(graph, x) if i == 0 else leaves)
+    carry = model.run_layer(i, graph, model.begin(graph, x) if i == 0 else leaves)
     ends = (model.end(graph, carry),) if i == model.num_layers - 1 else carry
     torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
     _synchronize(x)

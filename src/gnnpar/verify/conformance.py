@@ -215,7 +215,7 @@ def check(
         refuse_one_piece(strategy, config, {"model": name})
         refuse_neighborhoods(strategy, config, {"model": name})
         refuse_moments(strategy, config, {"model": name})
-        if config.in_one_piece:
+        if config.wraps:
             cases.append(_untouched_case(name, config, graphs[name]))
         reference = train_in_threads(Single(), config, graphs[name], world=1)
         for world in (w for w in worlds if runs_on(limit, w, config)):
@@ -320,13 +320,13 @@ def _case(
 
 
 def graph_for(strategy: Strategy, config: ModelSource, dataset: Dataset) -> Dataset:
-    """The same graph, whose edges carry what the model reads and the strategy takes, but no weights."""
-    if not config.in_one_piece:
+    """The same graph, whose edges carry what the model reads and the strategy takes; weights for PyG models alone."""
+    if not config.wraps:
         carried = config.edge_data & strategy.capabilities.edge_data - {"weight"}
         return with_edge_data(dataset, carried - dataset.edges.kinds)
     from gnnpar.verify.untouched import prepared  # imports PyG
 
-    return prepared(dataset, config)
+    return prepared(dataset, config, carried=strategy.capabilities.edge_data)
 
 
 def _untouched_case(name: str, config: ModelSource, dataset: Dataset) -> Case:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from torch import Tensor
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import canonical_edges
 from gnnpar.data.tasks import make_task
+from gnnpar.folds.edge_data import ALL_KINDS, EdgeKind
 from gnnpar.models.gnn import ModelSource
 from gnnpar.models.pyg.dropout import keyed_dropout
 from gnnpar.models.pyg.layout import Layout
@@ -38,10 +40,10 @@ class Difference:
     module: str
 
 
-def prepared(dataset: Dataset, model: ModelSource) -> Dataset:
+def prepared(dataset: Dataset, model: ModelSource, *, carried: frozenset[EdgeKind] = ALL_KINDS) -> Dataset:
     """The dataset as the model says that its datasets are: one self loop a node, none, or one at every second node
-    where they are kept; no edge twice, and of what edges carry all that the model reads. For a model of dictionaries, a
-    graph of the types that it reads, unless the dataset is one."""
+    where they are kept; no edge twice, and of what edges carry all that the model reads and that is `carried`. For a
+    model of dictionaries, a graph of the types that it reads, unless the dataset is one."""
     assert isinstance(model, PyG)
     if (typed := typed_dataset(model)) is not None:
         return typed if dataset.edge_sizes.schema is None else dataset
@@ -56,7 +58,7 @@ def prepared(dataset: Dataset, model: ModelSource) -> Dataset:
         x=dataset.x,
         y=dataset.y,
         edge_index=edges,
-        edges=drawn(edges.shape[1], model.edge_data),
+        edges=drawn(edges.shape[1], model.edge_data & carried),
         masks=masks,
         num_classes=dataset.num_classes,
         task=dataset.task,
@@ -94,7 +96,12 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float) -> Diffe
     x, edges, carried = shard.x, dataset.edge_index, dataset.edges.to(shard.x.device, torch.float64).tensors
     if layout is not None:
         x, edges, carried = dictionaries(dataset, shard.x)
-    given = {name: carried[kind] for kind, name in edge_arguments(theirs.net).items() if kind in carried}
+    asked = inspect.signature(theirs.net.forward).parameters
+    given = {
+        name: carried.get(kind)
+        for kind, name in edge_arguments(theirs.net).items()
+        if kind in carried or asked[name].default is inspect.Parameter.empty
+    }
 
     def untouched() -> Tensor:
         theirs.net.train()

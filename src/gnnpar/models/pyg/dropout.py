@@ -15,7 +15,7 @@ from gnnpar.models.pyg.edge_rows import EdgeRows
 from gnnpar.models.pyg.layout import Layout
 from gnnpar_kernels import keep_mask
 
-_TAG = 16  # of the first dropout of a pass; those of gnnpar's own models have smaller ones
+LAST_TAG = 16  # before the first dropout of a pass; those of gnnpar's own models have smaller ones
 _DROPOUTS = frozenset({F.dropout, torch.dropout})
 _OTHER_NOISE = frozenset(
     {F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout, F.gumbel_softmax}
@@ -24,12 +24,18 @@ _OTHER_NOISE = frozenset(
 
 @contextmanager
 def keyed_dropout(
-    g: Graph, num_rows: int, edge_ids: Tensor | None = None, layout: Layout | None = None
+    g: Graph,
+    num_rows: int,
+    edge_ids: Tensor | None = None,
+    layout: Layout | None = None,
+    *,
+    after: int = LAST_TAG,
 ) -> Iterator[None]:
     """Inside, dropout draws masks keyed by node, on rows of edges by edge; other noise that torch's functions draw is
     refused. Shapes: edge_ids [E]: tensors of E rows that are not `num_rows` are rows of edges, as EdgeRows are.
-    `layout`: rows are those of one type of nodes, and none of edges."""
-    with _KeyedDropout(g.at(0), num_rows, edge_ids=edge_ids, layout=layout):
+    `layout`: rows are those of one type of nodes, and none of edges. `after`: the tag of the last dropout of the pass
+    before."""
+    with _KeyedDropout(g.at(0), num_rows, edge_ids=edge_ids, layout=layout, after=after):
         yield
 
 
@@ -82,10 +88,11 @@ class _KeyedDropout(TorchFunctionMode):
         by_edge: bool = False,
         edge_ids: Tensor | None = None,
         layout: Layout | None = None,
+        after: int = LAST_TAG,
     ) -> None:
         super().__init__()
         self.layout = layout
-        self.g, self.num_rows, self.by_edge, self.edge_ids, self.calls = g, num_rows, by_edge, edge_ids, 0
+        self.g, self.num_rows, self.by_edge, self.edge_ids, self.tag = g, num_rows, by_edge, edge_ids, after
 
     def __torch_function__(
         self, func: Callable[..., Tensor], types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
@@ -105,8 +112,8 @@ class _KeyedDropout(TorchFunctionMode):
         if self.g is not None and self.layout is not None:
             if isinstance(x, EdgeRows):
                 raise ValueError("the model drops entries of edge_attr_dict, which is not carried; hand it on whole")
-            self.calls += 1
-            return self.layout.dropout(self.g, x, float(p), tag=_TAG + self.calls)
+            self.tag += 1
+            return self.layout.dropout(self.g, x, float(p), tag=self.tag)
         edge_ids = self.edge_ids
         by_edge = self.by_edge or (edge_ids is not None and x.shape[0] == len(edge_ids) != self.num_rows)
         if self.g is not None and isinstance(x, EdgeRows):
@@ -117,11 +124,11 @@ class _KeyedDropout(TorchFunctionMode):
                 f"the model drops entries of {list(x.shape)}, which are no rows of nodes; a message has "
                 "no dropout of its own"
             )
-        self.calls += 1
+        self.tag += 1
         if by_edge:
-            drop = self.g.edge_dropout(float(p), tag=_TAG + self.calls)
+            drop = self.g.edge_dropout(float(p), tag=self.tag)
             if drop is None or edge_ids is None:
                 return x
             keep = keep_mask(edge_ids, x[0].numel() if len(x) else 0, p=drop.p, key=drop.key)
             return x * keep.view_as(x) / (1 - drop.p)
-        return self.g.dropout(x, float(p), tag=_TAG + self.calls)
+        return self.g.dropout(x, float(p), tag=self.tag)

@@ -1,14 +1,15 @@
-"""`model=pyg model.target=my_package.Net`: a PyG model, unchanged, under strategies that run a model in one piece."""
+"""`model=pyg model.target=my_package.Net`: a PyG model, unchanged."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +17,15 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models.basic_gnn import PNA, BasicGNN
 
 from gnnpar.capacity import require_memory
-from gnnpar.folds.aggregator import Aggregator, EdgeDropout
-from gnnpar.folds.block import Block, Operands, Rows, widened
-from gnnpar.folds.edge_data import Degrees, EdgeData, EdgeKind, EdgeSizes, Schema, SelfLoops
-from gnnpar.graph import Graph, Message
+from gnnpar.folds.block import Rows, widened
+from gnnpar.folds.edge_data import Degrees, EdgeKind, EdgeSizes, Schema, SelfLoops
+from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN, MOST_LAYERS
 from gnnpar.models.initial import construct
+from gnnpar.models.pyg.cuts import Cuts, cut, example
 from gnnpar.models.pyg.dropout import keyed_dropout, no_dropout_in_evaluation
 from gnnpar.models.pyg.edge_rows import EdgeRows
+from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.hetero import (
     ANY_SCHEMA,
     EDGE_DICTIONARIES,
@@ -73,7 +75,7 @@ class PyG:
     self_loops: SelfLoops = True
     edge_dim: int | None = None
     edge_types: int | None = None
-    in_one_piece: ClassVar[bool] = True
+    wraps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.target:
@@ -125,13 +127,18 @@ class PyG:
             if not sizes.degrees:
                 raise ValueError(f"model.target={self.target} needs {_DEGREES}, and in-degrees were not counted")
             kwargs[_DEGREES] = _dense(sizes.degrees)
-        told = {"target": self.target, "self_loops": self.self_loops, "edge_dim": sizes.attr, "edge_types": types}
         if not reads_dictionaries(self._sample()):
-            return replace(self, **told, kwargs=kwargs)
+            return replace(self, kwargs=kwargs, edge_dim=sizes.attr, edge_types=types)
         if sizes.schema is None:
             raise self._lacks_schema()
-        own_loops: SelfLoops = "keep" if self.self_loops == "keep" else False  # none is added to edges of a type
-        return HeteroPyG(**told | {"self_loops": own_loops}, kwargs=kwargs, types=sizes.schema)
+        return HeteroPyG(
+            target=self.target,
+            kwargs=kwargs,
+            self_loops="keep" if self.self_loops == "keep" else False,  # none is added to edges of a type
+            edge_dim=sizes.attr,
+            edge_types=types,
+            types=sizes.schema,
+        )
 
     def _lacks_schema(self) -> ValueError:
         return ValueError(
@@ -152,6 +159,34 @@ class PyG:
         """A line a convolution: how it aggregates."""
         found = _convolutions(self._sample()).items()
         return [f"{name}: {type(conv).__name__}, {_way(name, conv, self).title}" for name, conv in found]
+
+    @property
+    def in_one_piece(self) -> str:
+        try:
+            if (net := self._run_sample()) is not None:
+                net.cuts  # noqa: B018 - recorded, or refused
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def cuts(self) -> list[str]:
+        """A line for each cut; none where it has none, or only the widths of a dataset can tell."""
+        net = None if self.in_one_piece else self._run_sample()
+        return [] if net is None else [net.cut_before(layer) for layer in range(1, net.num_layers)]
+
+    def _run_sample(self) -> PyGNet | None:
+        """The model for some widths, run; None where they are not those that it was made for."""
+        in_dim, out_dim = (
+            next((width for name in names if isinstance(width := self.kwargs.get(name), int)), usual)
+            for names, usual in ((_IN, 8), (_OUT, 4))
+        )
+        try:
+            with torch_seeded(0):
+                net = PyGNet(self, self._make(in_dim, out_dim), in_dim, out_dim)
+                net.measure()
+        except ValueError:
+            return None
+        return net
 
     def _sample(self) -> nn.Module:
         """The module for some widths, to look at."""
@@ -330,8 +365,8 @@ def _rounded(dtype: torch.dtype, conv: nn.Module, arguments: object, output: obj
 
 
 class PyGNet(GNN):
-    """A user's module `net`, one layer a convolution; it runs in one piece. `answers`: the types of nodes that a model
-    of dictionaries gives logits for."""
+    """A user's module `net`, a layer for each convolution: it runs in one piece, or, where it can be cut, by layers.
+    `answers`: the types of nodes that a model of dictionaries gives logits for."""
 
     def __init__(self, config: PyG, net: nn.Module, in_dim: int, out_dim: int) -> None:
         nn.Module.__init__(self)  # GNN makes layers of a configuration
@@ -343,6 +378,7 @@ class PyGNet(GNN):
         self.schema, self.answers = config.schema, tuple[str, ...]()
         if self.schema is not None and self.schema.width != in_dim:
             raise ValueError(f"rows have {in_dim} columns, and those of its types have {self.schema.width}")
+        self._cuts: Cuts | None = None
 
     @property
     def convs(self) -> dict[str, MessagePassing]:
@@ -361,14 +397,19 @@ class PyGNet(GNN):
 
     def _output(self, g: Graph, x: Tensor, layout: Layout | None) -> object:
         """What the user's forward gives."""
-        training = g.edge_dropout(0.5) is not None
-        self.net.train(training)
+        training = self._begins(g)
         keyed = keyed_dropout(g, x.shape[0], layout=layout) if training else nullcontext()
         with mixed(x), keyed, self._folding(g, x.dtype, layout):
             if layout is None:
                 return self.net(x, Edges(), **self._of_edges(g))
             typed = TypedGraph(g, layout)
             return self.net(layout.features(x), typed.edges(), **self._of_edges(g, typed))
+
+    def _begins(self, g: Graph) -> bool:
+        """Does it train? The user's module is told."""
+        training = g.edge_dropout(0.5) is not None
+        self.net.train(training)
+        return training
 
     def _of_edges(self, g: Graph, typed: TypedGraph | None = None) -> dict[str, object]:
         """The arguments for what edges carry, where the graph has it or forward needs it."""
@@ -388,17 +429,21 @@ class PyGNet(GNN):
         return given
 
     @contextmanager
-    def _folding(self, g: Graph, dtype: torch.dtype, layout: Layout | None) -> Iterator[None]:
-        """Inside, convolutions aggregate through `g`: instance attributes stand before a class's methods. What they
-        give is rounded to `dtype`, that of the features, where it is narrow."""
+    def _folding(
+        self, g: Graph, dtype: torch.dtype, layout: Layout | None = None, *, layers: range | None = None
+    ) -> Iterator[None]:
+        """Inside, convolutions, or those of `layers`, aggregate through `g`: instance attributes stand before a class's
+        methods. What they give is rounded to `dtype`, that of the features, where it is narrow."""
         replaced: list[tuple[nn.Module, str]] = []
-        rounding = [conv.register_forward_hook(partial(_rounded, dtype)) for conv in self.convs.values()]
+        convs, ways = self.convs, list(enumerate(self.ways.items()))
+        asked = [(i, convs[name], way) for i, (name, way) in ways if layers is None or i in layers]
+        rounding = [conv.register_forward_hook(partial(_rounded, dtype)) for _, conv, _ in asked]
         try:
             for norm in batch_norms(self.net).values():
                 vars(norm)["forward"] = forward_of(norm, g, layout)
                 replaced.append((norm, "forward"))
-            for layer, (name, conv) in enumerate(self.convs.items()):
-                way, view = self.ways[name], g.at(layer)
+            for layer, conv, way in asked:
+                view = g.at(layer)
                 hooks = way.hooks(conv, view) if layout is None else TypedGraph(view, layout).hooks(way, conv)
                 for method, body in hooks.items():
                     vars(conv)[method] = body
@@ -422,22 +467,26 @@ class PyGNet(GNN):
             for name, conv in self.convs.items()
         ]
         parameter = next(self.net.parameters(), torch.zeros(0))
-        ends = one_node() if self.schema is None else one_of_each(self.schema)
+        ends = None if self.schema is None else one_of_each(self.schema)
         num_nodes = 1 if self.schema is None else len(self.schema.nodes)
         x = torch.zeros(num_nodes, self.in_dim, dtype=parameter.dtype)
         if num_nodes > 1:
             x[:, -num_nodes:] = torch.eye(num_nodes)
-        attr = x.new_zeros(len(ends[0]), self.source.edge_dim) if self.source.edge_dim else None
+        attr = (
+            x.new_zeros(len(x) if ends is None else len(ends[0]), self.source.edge_dim)
+            if self.source.edge_dim
+            else None
+        )
         try:
             with torch.no_grad(), no_dropout_in_evaluation():
-                view = FewNodes(x, ends, edge_attr=attr)
+                view = FewNodes(x, edge_attr=attr, ends=ends)
                 if self.schema is not None:
                     layout = Layout.of(self.schema, x)
                     self.answers = tuple(layout.answers(self._output(view, x, layout), self.out_dim))
                     self.unanswered = tuple(name for name in self.schema.names if name not in self.answers)
                 out = self(view, x)
                 if "weight" in edge_arguments(self.net):
-                    out = self(FewNodes(x, ends, torch.ones(num_nodes, dtype=x.dtype), attr), x)
+                    out = self(FewNodes(x, torch.ones(num_nodes, dtype=x.dtype), attr, ends=ends), x)
         except ValueError as error:
             raise ValueError(f"model.target={self.source.target}: {error}.") from error
         except Exception as error:  # whatever a forward does with one node
@@ -456,7 +505,83 @@ class PyGNet(GNN):
             )
         if unused := [name for name in self.ways if name not in widths]:
             raise ValueError(f"model.target={self.source.target}: {unused[0]} of the model is not used in forward")
-        self.widths = (self.in_dim, *(widths[name] for name in self.ways))
+        self.ways = {name: self.ways[name] for name in widths}  # as they run
+        self.widths = (self.in_dim, *widths.values())
+
+    @property
+    def cuts(self) -> Cuts:
+        """Its layers apart, recorded when they are first asked for. ValueError where it has none."""
+        if self.schema is not None:
+            raise ValueError(f"{self.source.target} runs in one piece: it reads dictionaries by type")
+        if self._cuts is None:
+            try:
+                weighted = {self._weighted(example(self, 1, self.in_dim, False, given)[0]) for given in (False, True)}
+                cuts = cut(self, tuple(self.ways), self.in_dim, weighted=sorted(weighted))
+                self._compare(cuts)
+            except Exception as error:  # whatever a forward does with a few nodes
+                raise ValueError(f"{self.source.target} runs in one piece: {_why(error)}") from error
+            self._cuts = cuts
+        return self._cuts
+
+    def _compare(self, cuts: Cuts) -> None:
+        """ValueError where a copy gives other values layer by layer."""
+        twin = copy.deepcopy(self)
+        twin._cuts = cuts
+        for training, weighted in cuts.programs:
+            g, x = example(twin, 7, self.in_dim, training, weighted)
+            with torch.no_grad():
+                expected, carry = twin(g, x), twin.begin(g, x)
+                for i in range(self.num_layers):
+                    carry = twin.run_layer(i, g, tuple(t.clone() for t in carry))
+                if not torch.equal(twin.end(g, carry), expected):
+                    raise ValueError("layer by layer it gives other values than as a whole")
+
+    def _weighted(self, g: Graph) -> bool:
+        """Is forward given weights of edges?"""
+        return any(isinstance(each, Weights) for each in self._of_edges(g).values())
+
+    def begin(self, g: Graph, x: Tensor) -> Rows:
+        return self._run_segment(0, range(0), g, (x,))
+
+    def run_layer(self, layer: int, g: Graph, carry: Rows) -> Rows:
+        return self._run_segment(1 + layer, range(layer, layer + 1), g, carry)
+
+    def end(self, g: Graph, carry: Rows) -> Tensor:
+        return widened(self._run_segment(-1, range(0), g, carry)[0])
+
+    def _run_segment(self, place: int, layers: range, g: Graph, carry: Rows) -> Rows:
+        """Rows leave in the type in which they came, but for logits."""
+        training = self._begins(g)
+        segment, (first, *_) = self.cuts.programs[training, self._weighted(g)][place], carry
+        masks = keyed_dropout(g, len(first), after=segment.after) if training else nullcontext()
+        with mixed(first), masks, self._folding(g, first.dtype, layers=layers):
+            out = segment.run(self.net, carry)
+        return out if place == -1 else tuple(t.to(first.dtype) for t in out)
+
+    def carry_widths(self, layer: int) -> tuple[int, ...]:
+        return self.cuts.widths[layer]
+
+    def cut_before(self, layer: int) -> str:
+        names, widths, titles = tuple(self.ways), self.cuts.widths[layer], self.cuts.titles[layer]
+        rows = ", ".join(f"{width} of {title}" for width, title in zip(widths, titles, strict=True))
+        return f"cut between {names[layer - 1]} and {names[layer]}: {rows}"
+
+    def keep_layers(self, layers: Collection[int], *, first: bool, last: bool) -> None:
+        for name, layer in self.cuts.layer_of.items():
+            if layer not in layers:
+                owner, _, leaf = name.rpartition(".")
+                self.net.get_submodule(owner).register_parameter(leaf, None)
+
+    def layer_of(self, parameter: str) -> int | None:
+        """Of a convolution's own, and where the model has layers apart, of all that they read."""
+        name = parameter.removeprefix("net.")
+        for layer, conv in enumerate(self.ways):
+            if name == conv or name.startswith(f"{conv}."):
+                return layer
+        try:
+            return self.cuts.layer_of.get(name)
+        except ValueError:
+            return None
 
     @property
     def num_layers(self) -> int:
@@ -477,61 +602,3 @@ def _way(name: str, conv: MessagePassing, config: PyG) -> Way:
         return hetero_way(conv, typed=config.schema is not None) or way_of(conv, self_loops=config.self_loops)
     except ValueError as error:
         raise ValueError(f"{name} of model.target={config.target} ({type(conv).__name__}) {error}.") from error
-
-
-def one_node() -> tuple[Tensor, Tensor, Tensor]:
-    """Its self loop: source, destination, type [1]."""
-    none = torch.zeros(1, dtype=torch.int64)
-    return none, none, none
-
-
-class FewNodes:
-    """A graph of a few nodes, in evaluation. Shapes: `ends`: sources, destinations, types [E], by destination."""
-
-    def __init__(
-        self,
-        like: Tensor,
-        ends: tuple[Tensor, Tensor, Tensor],
-        in_weight: Tensor | None = None,
-        edge_attr: Tensor | None = None,
-    ) -> None:
-        source, destination, types = ends
-        self.num_nodes = len(like)
-        self.node_ids = torch.arange(self.num_nodes)
-        self.in_degree = torch.bincount(destination, minlength=self.num_nodes).to(like.dtype)
-        self.in_weight, self.edge_attr = in_weight, edge_attr
-        self.edge_ids, self.edge_type = torch.arange(len(source)), types
-        weight = None if in_weight is None else torch.ones(len(source), dtype=in_weight.dtype)
-        self._block = Block.from_edges(
-            destination,
-            source,
-            num_dst=self.num_nodes,
-            num_src=self.num_nodes,
-            src_ids=self.node_ids,
-            edges=EdgeData(ids=self.edge_ids, weight=weight, type=types),
-        )
-
-    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
-        return x
-
-    def type_degree(self, types: int) -> Tensor:
-        return self.in_degree[:, None].expand(-1, types)
-
-    def moments(self, x: Tensor) -> None:
-        """It evaluates."""
-
-    def at(self, layer: int) -> Self:
-        return self
-
-    def source(self, message: Message, *rows: Tensor) -> Rows:
-        return message(self, *rows)
-
-    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
-        return self, rows
-
-    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
-        return None
-
-    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        x = Operands(src, dst, edge, shared)
-        return agg.finish(agg.update(agg.init(self.num_nodes, x), self._block, x))[0]

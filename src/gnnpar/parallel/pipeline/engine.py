@@ -191,7 +191,7 @@ class PipelineEngine(EngineDefaults):
         if layers.start == 0:
             carry = self._model.begin(graph, self._shard.x[self._part.chunks.order[graph.span.rows]])
         for i in layers:
-            carry = self._model.layers[i](graph.at(i), carry)
+            carry = self._model.run_layer(i, graph, carry)
         if layers.stop < self._model.num_layers:
             return carry
         rows, labels = self._targets[graph.chunk]

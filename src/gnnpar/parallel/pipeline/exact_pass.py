@@ -70,7 +70,7 @@ class ExactForward:
             if torch.is_grad_enabled():
                 leaves = carry = tuple(t.requires_grad_() for t in carry)
         for i in exact_pass.layers_of[stage]:
-            carry = model.layers[i](graph.at(i), carry)
+            carry = model.run_layer(i, graph, carry)
         if stage + 1 == len(exact_pass.layers_of):
             self.logits = model.end(graph, carry)
         else:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
-from torch import nn
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
@@ -311,10 +310,4 @@ def keep_stages(model: GNN, layers_of: tuple[range, ...], stages: Communicator) 
     """Let go of the layers that other stages hold."""
     mine = [s for s in range(len(layers_of)) if s % stages.size == stages.rank]
     held = {i for s in mine for i in layers_of[s]}
-    for i in range(model.num_layers):
-        if i not in held:
-            model.layers[i] = nn.Identity()
-    if 0 not in mine:
-        model.encoder = None
-    if len(layers_of) - 1 not in mine:
-        model.decoder = model.final_norm = None
+    model.keep_layers(held, first=0 in mine, last=len(layers_of) - 1 in mine)

@@ -116,8 +116,8 @@ class MinibatchEngine(FlatEngine):
     def _logits(self, g: SampledGraph) -> Tensor:
         """Of the seeds: the model's layers, each on the rows that the next one reads."""
         carry = self._model.begin(g, self._graph.x[g.node_ids])
-        for i, (layer, hops) in enumerate(zip(self._model.layers, self._hops, strict=True)):
-            carry = layer(g.at(i), carry)
+        for i, hops in enumerate(self._hops):
+            carry = self._model.run_layer(i, g, carry)
             g = g.inwards(hops)
             carry = tuple(first_rows(rows, g.num_rows) for rows in carry)
         return self._model.end(g, carry)

@@ -84,8 +84,9 @@ class SAR:
             from_shards=not out_of_core,
             chunks=out_of_core,
             edge_data=IN_BLOCKS if out_of_core else ALL_KINDS,
-            # parts take turns within a module, and a PyG model runs for one graph at a time
-            by_layers=f"strategy.logical_parts={self.logical_parts}" if out_of_core else False,
+            no_pyg=f"with strategy.logical_parts={self.logical_parts} lets parts take turns within a module"
+            if out_of_core
+            else "",
             whole_neighborhoods=False,
             moments=not out_of_core,
             less_memory=self._less_memory,

@@ -1,0 +1,217 @@
+"""A PyG model as a list of layers: its forward, recorded, and cut once between any two convolutions.
+
+A layer is one convolution and the steps around it that treat each row alone. Where two convolutions follow each other,
+the cut lies where the tensors that are still read afterwards have the fewest columns, of several such places at the
+first. All of these tensors travel: the input of a residual, what jumping knowledge gathers, the first rows of GCNII.
+What depends on no row (a softmax of a parameter) is made anew in the layer that reads it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from gnnpar.folds.block import Rows
+from gnnpar.models.pyg.dropout import LAST_TAG
+from gnnpar.models.pyg.few_nodes import FewNodes
+from gnnpar.models.pyg.tape import FEATURES, Own, Step, Tape, merged, recording
+
+_ROWS = (11, 13)  # of the two recordings
+_NOWHERE = 2**60  # columns of what cannot travel
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """The steps of a layer, or of what stands before the first or behind the last. `reads`, `gives`: values that enter
+    and leave; `tails`: shapes of their rows; `copied`: of what enters, what steps write into; `dropped`: after each
+    step, values that nothing reads any more. `after`: the tag of the last dropout before."""
+
+    steps: tuple[Step, ...]
+    reads: tuple[str, ...]
+    gives: tuple[str, ...]
+    tails: Mapping[str, tuple[int, ...]]
+    copied: tuple[str, ...]
+    dropped: tuple[tuple[str, ...], ...]
+    after: int
+
+    def run(self, net: nn.Module, carry: Rows) -> Rows:
+        """Shapes: carry [N, columns] of each of `reads` -> [N, columns] of each of `gives`."""
+        own = {Own.ROWS: len(carry[0]), Own.DTYPE: carry[0].dtype, Own.DEVICE: carry[0].device}
+        values = {name: t.view(len(t), *self.tails[name]) for name, t in zip(self.reads, carry, strict=True)}
+        values |= {name: values[name].clone() for name in self.copied}
+        for step, dropped in zip(self.steps, self.dropped, strict=True):
+            step.run(net, values, own)
+            for name in dropped:
+                values.pop(name, None)
+        return tuple(values[name].reshape(len(carry[0]), self.columns(name)) for name in self.gives)
+
+    def columns(self, name: str) -> int:
+        return math.prod(self.tails[name])
+
+
+Program = tuple[Segment, ...]
+"""What stands before the first layer, the layers, what stands behind the last."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cuts:
+    """`programs`: by (does the model train, have edges weights). `widths`: of the carry in front of each layer in
+    training. `titles`: what made it. `layer_of`: of parameters that are read in a layer."""
+
+    programs: Mapping[tuple[bool, bool], Program]
+    widths: tuple[tuple[int, ...], ...]
+    titles: tuple[tuple[str, ...], ...]
+    layer_of: Mapping[str, int]
+
+    def __deepcopy__(self, memo: object) -> Cuts:
+        return self
+
+
+def cut(model: nn.Module, convs: Sequence[str], in_dim: int, *, weighted: Iterable[bool]) -> Cuts:
+    """Of a model whose submodule `net` is the user's. ValueError says why it has no layers apart.
+
+    convs: names of the convolutions in `net`, in the order in which they run.
+    """
+    programs: dict[tuple[bool, bool], Program] = {}
+    titles: tuple[tuple[str, ...], ...] = ()
+    dtype = next(model.parameters(), torch.zeros(0)).dtype
+    other = torch.float32 if dtype == torch.float64 else torch.float64
+    twins = [copy.deepcopy(model).to(each) for each in (dtype, other)]
+    for weights in weighted:
+        for training in (False, True):
+            recordings = [
+                recording(twin, twin.get_submodule("net"), *example(twin, rows, in_dim, training, weights))
+                for twin, rows in zip(twins, _ROWS, strict=True)
+            ]
+            tape = merged(*recordings)
+            programs[training, weights] = segments = _segments(tape, convs)
+            titles = tuple(_titles(tape, segment) for segment in segments[1:-1])
+    widths = [tuple(map(_widths, program[1:-1])) for program in programs.values()]
+    if len({each[1:] for each in widths}) > 1:
+        raise ValueError("its forward keeps other rows between convolutions in training than in evaluation")
+    net = model.get_submodule("net")
+    return Cuts(programs, widths[-1], titles, _layers_of_parameters(programs.values(), net))
+
+
+def example(model: nn.Module, rows: int, in_dim: int, training: bool, weighted: bool) -> tuple[FewNodes, Tensor]:
+    """A graph of so many rows, and features of them [rows, in_dim]."""
+    like = next(model.parameters(), torch.zeros(0))
+    x = torch.randn(rows, in_dim, generator=torch.Generator().manual_seed(rows)).to(like)
+    return FewNodes(x, torch.ones(rows).to(like) if weighted else None, training=training), x
+
+
+def _widths(segment: Segment) -> tuple[int, ...]:
+    return tuple(map(segment.columns, segment.reads))
+
+
+def _titles(tape: Tape, segment: Segment) -> tuple[str, ...]:
+    """What made the rows that enter."""
+    made = {FEATURES: FEATURES}
+    for step in tape.steps:
+        for name in step.results:
+            made.setdefault(name, step.title)
+    return tuple(made[name] for name in segment.reads)
+
+
+def _layers_of_parameters(programs: Iterable[Program], net: nn.Module) -> dict[str, int]:
+    """ValueError where one is read in two layers, which may be of two ranks."""
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    found: dict[str, int] = {}
+    for program in programs:
+        for i, segment in enumerate(program):
+            layer = min(max(i - 1, 0), len(program) - 3)
+            for name in (names[id(each)] for step in segment.steps for each in step.parameters(net)):
+                if found.setdefault(name, layer) != layer:
+                    raise ValueError(f"{name} is read in two layers, {found[name]} and {layer}")
+    return found
+
+
+class _Flow:
+    """Which values depend on rows, and from where to where they live. A cut at c is in front of step c."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape, end = tape, len(tape.steps)
+        self.made, self.last = {FEATURES: -1}, {FEATURES: -1}
+        self.of_rows = {FEATURES}
+        for i, step in enumerate(tape.steps):
+            read = step.values
+            self.last.update(dict.fromkeys(read, i))
+            for name in step.results:
+                self.made.setdefault(name, i)
+            if not self.of_rows.isdisjoint(read):
+                self.of_rows.update(step.results, step.written)
+        if tape.out not in self.of_rows:
+            raise ValueError("its forward gives what is not made of the features by its modules and torch's functions")
+        self.last[tape.out] = end
+        change = [0] * (end + 2)
+        for name in (name for name in self.of_rows if self.last.get(name, -1) > self.made[name]):
+            columns = math.prod(tape.tails[name]) if name in tape.tails else _NOWHERE
+            change[self.made[name] + 1] += columns
+            change[self.last[name] + 1] -= columns
+        self.columns = [sum(change[:1])]
+        for each in change[1 : end + 1]:
+            self.columns.append(self.columns[-1] + each)
+
+    def alive(self, at: int) -> tuple[str, ...]:
+        """Values that a cut hands on, in the order in which they were made."""
+        return tuple(
+            name for name, made in self.made.items() if name in self.of_rows and made < at <= self.last.get(name, -1)
+        )
+
+    def between(self, first: int, second: int, names: str) -> int:
+        """The place of the fewest columns behind step `first` and in front of step `second`."""
+        best = min(range(first + 1, second + 1), key=lambda at: self.columns[at])
+        if self.columns[best] >= _NOWHERE:
+            kept = next(name for name in self.alive(best) if name not in self.tape.tails)
+            made = self.tape.steps[self.made[kept]].title
+            raise ValueError(f"what {made} gives is still read {names}, and is no row of numbers of a node")
+        return best
+
+
+def _segments(tape: Tape, convs: Sequence[str]) -> Program:
+    flow, end, wanted = _Flow(tape), len(tape.steps), set(convs)
+    called = [(i, step.called) for i, step in enumerate(tape.steps) if step.called in wanted]
+    times = Counter(name for _, name in called)
+    if twice := [name for name in convs if times[name] > 1]:
+        raise ValueError(f"its forward calls {twice[0]} more than once")
+    if inside := [name for name in convs if not times[name]]:
+        raise ValueError(f"{inside[0]} runs inside of another convolution")
+    places = [i for i, _ in called]
+    inner = [
+        flow.between(first, second, f"between {one} and {other}") for (first, one), (second, other) in pairwise(called)
+    ]
+    begin = next(at for at in range(places[0], -1, -1) if flow.columns[at] < _NOWHERE)
+    behind = next(at for at in range(places[-1] + 1, end + 1) if flow.columns[at] < _NOWHERE)
+    cuts = [0, begin, *inner, behind, end]
+    return tuple(_segment(flow, *ends) for ends in pairwise(cuts))
+
+
+def _segment(flow: _Flow, first: int, last: int) -> Segment:
+    tape, reads = flow.tape, flow.alive(first)
+    gives = (tape.out,) if last == len(tape.steps) else flow.alive(last)
+    chosen: list[Step] = []
+    needed = set[str]()
+    for i in range(last - 1, -1, -1):  # backwards: what depends on no row is taken where somebody reads it
+        step = tape.steps[i]
+        of_rows = not flow.of_rows.isdisjoint((*step.values, *step.results))
+        if (of_rows and i >= first) or (not of_rows and not needed.isdisjoint(step.results)):
+            chosen.append(step)
+            needed.update(name for name in step.values if name not in flow.of_rows)
+    steps = tuple(reversed(chosen))
+    final = {name: i for i, step in enumerate(steps) for name in (*step.results, *step.values)}
+    return Segment(
+        steps,
+        reads,
+        gives,
+        {name: tape.tails[name] for name in (*reads, *gives)},
+        tuple(name for name in reads if any(name in step.written for step in steps)),
+        tuple(tuple(name for name, at in final.items() if at == i and name not in gives) for i in range(len(steps))),
+        tape.steps[first - 1].last_tag if first else LAST_TAG,
+    )

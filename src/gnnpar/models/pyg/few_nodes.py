@@ -1,0 +1,77 @@
+"""The graph on which a PyG model is looked at before it is trained: a few nodes."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from gnnpar.folds.aggregator import Aggregator, EdgeDropout
+from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.edge_data import EdgeData
+from gnnpar.graph import Message
+from gnnpar.models.pyg.dropout import LAST_TAG
+
+Ends = tuple[Tensor, Tensor, Tensor]
+"""Sources, destinations and types of edges, each [E], by destination."""
+
+
+class FewNodes:
+    """n nodes, each with a self loop, or edges of their own. Shapes: like [n, ...]; in_weight [n]; edge_attr [E, D].
+
+    `training`: masks are asked for, and those of rows keep everything. `last_tag`: of dropout of rows so far.
+    """
+
+    def __init__(
+        self,
+        like: Tensor,
+        in_weight: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+        *,
+        ends: Ends | None = None,
+        training: bool = False,
+    ) -> None:
+        self.node_ids = torch.arange(len(like), device=like.device)
+        source, destination, types = ends or (self.node_ids, self.node_ids, torch.zeros_like(self.node_ids))
+        self.in_degree = torch.bincount(destination, minlength=len(like)).to(like.dtype)
+        self.in_weight, self.edge_attr, self.training = in_weight, edge_attr, training
+        self.edge_ids, self.last_tag = torch.arange(len(source), device=like.device), LAST_TAG
+        self.edge_type = types
+        weight = None if in_weight is None else in_weight.new_ones(len(source))
+        self._block = Block.from_edges(
+            destination,
+            source,
+            num_dst=len(like),
+            num_src=len(like),
+            src_ids=self.node_ids,
+            edges=EdgeData(ids=self.edge_ids, weight=weight, type=types),
+        )
+
+    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
+        if not self.training:
+            return x
+        self.last_tag = tag
+        return x.clone()
+
+    def type_degree(self, types: int) -> Tensor:
+        return self.in_degree[:, None].expand(-1, types)
+
+    def moments(self, x: Tensor) -> None:
+        """Running statistics are used."""
+
+    def at(self, layer: int) -> Self:
+        return self
+
+    def source(self, message: Message, *rows: Tensor) -> Rows:
+        return message(self, *rows)
+
+    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
+        return self, rows
+
+    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
+        return EdgeDropout(p, 0) if self.training and p > 0 else None
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        x = Operands(src, dst, edge, shared)
+        return agg.finish(agg.update(agg.init(len(self.node_ids), x), self._block, x))[0]

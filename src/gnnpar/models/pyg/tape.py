@@ -1,0 +1,330 @@
+"""What a user's module does, written down while it runs: every call of a torch function, and of a module that holds no
+convolution, is a step; so is a convolution.
+
+Values are tensors of the module. What they are is told by two recordings, of other numbers of rows and in other types:
+a number that is the number of rows in both stands for it, and a tensor with a row for each is one of rows of nodes.
+Python's control flow leaves no step, so a module that reads values of tensors is refused.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+from torch_geometric.nn import MessagePassing
+
+from gnnpar.models.pyg.few_nodes import FewNodes
+from gnnpar.models.pyg.propagate import Edges
+
+_READS_VALUES = frozenset(
+    {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__", "__complex__"}
+    | {"is_nonzero", "equal", "allclose", "__array__"}
+)
+_SETS_GRADIENTS = frozenset({"_set_grad_enabled", "set_grad_enabled"})
+
+
+class Own(enum.Enum):
+    """What a rank puts in."""
+
+    ROWS = "number of rows"
+    DTYPE = "type of rows"
+    DEVICE = "device"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that a step made; `x`: the features."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """A parameter or a buffer of the module."""
+
+    name: str
+
+
+Called = Callable[..., object]
+FEATURES = "x"
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """`called`: a module, by its name, or a function. `results`: names of the tensors that it gives, `written`: of
+    those that it changed in place. `last_tag`: of dropout until it ended."""
+
+    called: str | Called
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    results: tuple[str, ...]
+    written: tuple[str, ...]
+    last_tag: int
+
+    @property
+    def title(self) -> str:
+        return self.called if isinstance(self.called, str) else self.called.__name__.strip("_")
+
+    @property
+    def values(self) -> list[str]:
+        """Names of the tensors that it reads."""
+        return [leaf.name for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Value)]
+
+    def parameters(self, net: nn.Module) -> list[nn.Parameter]:
+        """Those that it is given, and those of its module."""
+        given = [_held(net, leaf.name) for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Held)]
+        inside = net.get_submodule(self.called).parameters() if isinstance(self.called, str) else ()
+        return [each for each in (*given, *inside) if isinstance(each, nn.Parameter)]
+
+    def run(self, net: nn.Module, values: dict[str, Tensor], own: Mapping[Own, object]) -> None:
+        """Adds its results to `values`."""
+
+        def filled(leaf: object) -> object:
+            if isinstance(leaf, Value):
+                return values[leaf.name]
+            if isinstance(leaf, Held):
+                return _held(net, leaf.name)
+            return own[leaf] if isinstance(leaf, Own) else leaf
+
+        called: Called = net.get_submodule(self.called) if isinstance(self.called, str) else self.called
+        kwargs = {name: _mapped(value, filled) for name, value in self.kwargs.items()}
+        out = called(*(_mapped(value, filled) for value in self.args), **kwargs)
+        values.update(zip(self.results, tensors_of(out), strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Tape:
+    """`tails`: of each value that is one of rows of nodes, in the type of the features, the shape of a row."""
+
+    steps: tuple[Step, ...]
+    tails: Mapping[str, tuple[int, ...]]
+    out: str
+
+    def __deepcopy__(self, memo: object) -> Tape:
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """One run. `forms`: of every value."""
+
+    steps: tuple[Step, ...]
+    forms: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    out: str
+    rows: int
+    dtype: torch.dtype
+
+
+def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from _leaves(each)
+    elif isinstance(value, Mapping):
+        yield from _leaves(list(value.values()))
+    elif isinstance(value, slice):
+        yield from _leaves((value.start, value.stop, value.step))
+    else:
+        yield value
+
+
+def _mapped(value: object, by: Callable[[object], object]) -> object:
+    if isinstance(value, tuple):
+        return tuple(_mapped(each, by) for each in value)
+    if isinstance(value, list):
+        return [_mapped(each, by) for each in value]
+    if isinstance(value, Mapping):
+        return {key: _mapped(each, by) for key, each in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_mapped(each, by) for each in (value.start, value.stop, value.step)))
+    return by(value)
+
+
+def tensors_of(value: object) -> list[Tensor]:
+    return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _held(net: nn.Module, name: str) -> Tensor:
+    owner, _, leaf = name.rpartition(".")
+    module = net.get_submodule(owner)
+    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}[leaf]
+
+
+class _Recorder(TorchFunctionMode):
+    """Steps of one call of `net`. Inside of a module that is a step, nothing is written down."""
+
+    def __init__(self, net: nn.Module, view: FewNodes) -> None:
+        super().__init__()
+        self.view, self.steps = view, list[Step]()
+        self.depth, self.out = 0, ""
+        self.forms: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        self._alive: list[Tensor] = []  # so that an id stands for one tensor
+        self._given: tuple[tuple[object, ...], Mapping[str, object], list[tuple[Tensor, int]]] = ((), {}, [])
+        named = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
+        self._known: dict[int, Value | Held] = {id(t): Held(name) for name, t in reversed(named)}
+
+    def __torch_function__(
+        self, func: Called, types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        given = dict(kwargs or {})
+        if self.depth:
+            return func(*args, **given)
+        name = func.__name__
+        if name in _READS_VALUES:
+            raise ValueError(f"its forward reads values of tensors ({name.strip('_')}), which no recording follows")
+        if name in _SETS_GRADIENTS:
+            raise ValueError("its forward switches gradients off or on; use detach")
+        read = [(t, t._version) for t in tensors_of((args, given))]
+        out = func(*args, **given)
+        changed = [t for t, version in read if t._version != version]
+        if tensors_of(out) or changed:
+            self._note(func, *self._told(args, given, name), out, changed)
+        return out
+
+    def begin(self, net: nn.Module, args: tuple[object, ...]) -> None:
+        x = args[0] if args else None
+        if not isinstance(x, Tensor):
+            raise ValueError("its forward takes no tensor of rows first")
+        self._name(x, FEATURES)
+        self.__enter__()
+
+    def end(self, net: nn.Module, args: tuple[object, ...], out: object) -> None:
+        self.__exit__(None, None, None)
+        known = self._known.get(id(out))
+        self.out = known.name if isinstance(known, Value) else ""
+
+    def enter(self, name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        self.depth += 1
+        if self.depth == 1:
+            read = [(t, t._version) for t in tensors_of((args, kwargs))]
+            self._given = *self._told(args, kwargs, name), read
+
+    def leave(self, name: str, out: object) -> None:
+        self.depth -= 1
+        if not self.depth:
+            args, kwargs, read = self._given
+            self._note(name, args, kwargs, out, [t for t, version in read if t._version != version])
+
+    def _told(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], by: str
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """What a call was given, with names in the place of tensors."""
+
+        def told(leaf: object) -> object:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if id(leaf) not in self._known:
+                raise ValueError(
+                    f"{by} reads a tensor that is made neither of x nor of parameters and buffers; register_buffer it"
+                )
+            return self._known[id(leaf)]
+
+        return tuple(_mapped(each, told) for each in args), {k: _mapped(each, told) for k, each in kwargs.items()}
+
+    def _note(
+        self,
+        called: str | Called,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        out: object,
+        changed: Sequence[Tensor],
+    ) -> None:
+        written = [self._known[id(t)] for t in changed]
+        if lasting := [each.name for each in written if isinstance(each, Held)]:
+            raise ValueError(f"its forward writes into {lasting[0]}")
+        results = tuple(self._name(t) for t in tensors_of(out))
+        names = tuple(each.name for each in written)
+        self.steps.append(Step(called, args, kwargs, results, names, self.view.last_tag))
+
+    def _name(self, tensor: Tensor, name: str = "") -> str:
+        known = self._known.get(id(tensor))
+        found = known.name if isinstance(known, Value) else name or f"v{len(self._alive)}"
+        self._known[id(tensor)] = Value(found)
+        self._alive.append(tensor)
+        self.forms[found] = tuple(tensor.shape), tensor.dtype
+        return found
+
+
+def recording(model: Callable[[FewNodes, Tensor], Tensor], net: nn.Module, view: FewNodes, x: Tensor) -> Recording:
+    recorder = _Recorder(net, view)
+    handles: list[RemovableHandle] = [
+        net.register_forward_pre_hook(recorder.begin),
+        net.register_forward_hook(recorder.end, always_call=True),  # an error inside is not to be recorded on
+    ]
+    for name, module in net.named_modules():
+        if name and _is_step(module):
+            entering = partial(recorder.enter, name)
+            handles.append(module.register_forward_pre_hook(_before(entering), with_kwargs=True))
+            leaving = partial(recorder.leave, name)
+            handles.append(module.register_forward_hook(_after(leaving)))
+    try:
+        with torch.no_grad():
+            model(view, x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Recording(tuple(recorder.steps), recorder.forms, recorder.out, len(x), x.dtype)
+
+
+def _before(entering: Callable[[tuple[object, ...], Mapping[str, object]], None]) -> Callable[..., None]:
+    return lambda _, args, kwargs: entering(args, kwargs)
+
+
+def _after(leaving: Callable[[object], None]) -> Callable[..., None]:
+    return lambda _, args, out: leaving(out)
+
+
+def _is_step(module: nn.Module) -> bool:
+    inside = (each for each in module.modules() if each is not module)
+    return isinstance(module, MessagePassing) or not any(isinstance(each, MessagePassing) for each in inside)
+
+
+def merged(a: Recording, b: Recording) -> Tape:
+    """What holds for any number of rows and either type. ValueError where the recordings differ otherwise."""
+    if len(a.steps) != len(b.steps):
+        raise ValueError(_OTHERWISE)
+    steps = tuple(_merged_step(one, other, a, b) for one, other in zip(a.steps, b.steps, strict=True))
+    tails = {
+        name: shape[1:]
+        for name, (shape, dtype) in a.forms.items()
+        if shape[:1] == (a.rows,) and dtype == a.dtype and b.forms.get(name) == ((b.rows, *shape[1:]), b.dtype)
+    }
+    return Tape(steps, tails, a.out)
+
+
+_OTHERWISE = "its forward takes another way, or other numbers, for another number of rows"
+
+
+def _merged_step(one: Step, other: Step, a: Recording, b: Recording) -> Step:
+    if (one.called, one.results, one.written) != (other.called, other.results, other.written):
+        raise ValueError(_OTHERWISE)
+
+    def both(x: object, y: object) -> object:
+        if isinstance(x, tuple | list) and isinstance(y, tuple | list) and len(x) == len(y):
+            pairs = [both(*pair) for pair in zip(x, y, strict=True)]
+            return tuple(pairs) if isinstance(x, tuple) else pairs
+        if isinstance(x, Mapping) and isinstance(y, Mapping) and list(x) == list(y):
+            return {key: both(x[key], y[key]) for key in x}
+        if isinstance(x, slice) and isinstance(y, slice):
+            return slice(*(both(*ends) for ends in ((x.start, y.start), (x.stop, y.stop), (x.step, y.step))))
+        if isinstance(x, Edges) and type(x) is type(y):
+            return x
+        if isinstance(x, torch.device):
+            return Own.DEVICE
+        if (x, y) == (a.dtype, b.dtype):
+            return Own.DTYPE
+        if (x, y) == (a.rows, b.rows):
+            return Own.ROWS
+        if x == y:
+            return x
+        raise ValueError(_OTHERWISE)
+
+    args, kwargs = both(one.args, other.args), both(one.kwargs, other.kwargs)
+    assert isinstance(args, tuple)
+    assert isinstance(kwargs, dict)
+    return Step(one.called, args, kwargs, one.results, one.written, one.last_tag)
