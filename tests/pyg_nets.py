@@ -670,8 +670,8 @@ class Branches(nn.Module):
         left, _ = torch.stack([left, -left], -1).view(x.size(0), -1, 2).max(dim=-1)
         parts = self.share.softmax(0)
         rows = parts[0] * left + parts[1] * right.to(x.dtype)
-        rows += torch.ones(x.shape[0], 1, dtype=x.dtype, device=x.device)
-        rows[:, :2] = rows[:, :2] * self.scale
+        rows[:, :2].mul_(self.scale)
+        rows = rows + torch.ones(x.shape[0], 1, dtype=x.dtype, device=x.device)
         if self.training:
             rows = F.dropout(rows, 0.25)
         return self.last(rows, edge_index) + x[:, :1]

@@ -234,7 +234,8 @@ class _Recorder(TorchFunctionMode):
         out: object,
         changed: Sequence[Tensor],
     ) -> None:
-        written = [self._known[id(t)] for t in changed]
+        touched = [each for t in changed for each in (t, t._base) if each is not None]  # what a view looks at, too
+        written = [self._known[id(each)] for each in touched if id(each) in self._known]
         if lasting := [each.name for each in written if isinstance(each, Held)]:
             raise ValueError(f"its forward writes into {lasting[0]}")
         results = tuple(self._name(t) for t in tensors_of(out))
