@@ -29,7 +29,7 @@ from gnnpar.partition.shard import cut
 from gnnpar.verify import untouched
 from gnnpar.verify.conformance import check, small_graph
 from gnnpar.verify.soundness import find_fault
-from gnnpar.verify.typed import Dictionaries, dictionaries
+from gnnpar.verify.typed import Dictionaries, dictionaries, typed_graph
 from gnnpar.verify.untouched import difference, prepared, typed_dataset
 
 NETS: list[tuple[str, dict[str, Any]]] = [
@@ -129,6 +129,13 @@ def test_a_hetero_data_with_a_type_without_features() -> None:
 def test_ranks_without_nodes_of_a_type_and_without_edges_of_a_relation() -> None:
     """16 parts of 21 nodes."""
     for case in check(GraphParallel(), {"pyg": config("PapersAndAuthors", hidden=8)}, worlds=(16,), dataset=typed()):
+        assert case.passed, case
+
+
+def test_one_type_of_nodes_and_two_of_edges() -> None:
+    schema = Schema((("a", 4),), (("a", "to", "a"), ("a", "by", "a")), "a")
+    data = typed_graph(schema, (), labelled=("a",))
+    for case in check(GraphParallel(), {"pyg": config("Typed2", hidden=8, kind="sage")}, worlds=(2,), dataset=data):
         assert case.passed, case
 
 
