@@ -160,8 +160,9 @@ def test_what_a_rank_holds_is_its_copies_its_masks_and_its_own_nodes() -> None:
         engine = strategy.build(job.plan, shard, model, make_task(data.task, 3), comm, seed=1)
         optimizer = job.optim.build(engine.named_parameters(), epochs=9, layer_of=lambda name: 0)
         before = engine.live_bytes()
-        assert before["structure"] == shard.structure_nbytes + copies.shard.inner.nbytes
-        for epoch in range(9):  # both masks are drawn
+        masks = before["structure"] - shard.structure_nbytes - copies.shard.inner.nbytes
+        assert masks > 0, "they are there before an epoch draws one"
+        for epoch in range(9):  # both are drawn, and transposed
             engine.train_epoch(epoch, optimizer)
         more = engine.live_bytes()["structure"] - before["structure"]
         rows = before["features"] - shard.features_nbytes - copies.shard.features_nbytes
