@@ -6,6 +6,7 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, current_thread
 
 import jsonschema
 import pytest
@@ -25,6 +26,7 @@ from gnnpar.models.gnn import GNN, ModelConfig
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling import strategy as minibatch
 from gnnpar.parallel.sampling.batches import SeedBatches
+from gnnpar.parallel.sampling.engine import one_ahead
 from gnnpar.parallel.sampling.neighbours import native, sampler_of
 from gnnpar.parallel.sampling.replica import Replica, replica_of
 from gnnpar.parallel.sampling.strategy import Minibatch
@@ -152,7 +154,7 @@ def on_a_sample(config: ModelConfig, call) -> tuple[int, ...]:
         ranks=1,
     )
     sub = batches[0, 0]
-    assert sub.scale is not None
+    assert sub.weights is not None
     assert sorted(set(sub.ends)) == list(sub.ends), "every hop reaches rows"
     view = SampledGraph(sub, Pass(0, training=True), hops=3)
     call(model, view, shard.x[view.node_ids].requires_grad_(model.encoder is not None))
@@ -360,6 +362,28 @@ def test_a_run_says_what_it_cost_and_workers_change_no_bit(tmp_path: Path) -> No
     assert sent == dict.fromkeys(("reduce", "total"), told["sample/steps"] * 2 * 4 * numbers)
     assert told["sample/nodes"] > 32
     assert 0.5 < found["fidelity"]["cosine"]["last"] < 0.9999
+
+
+def test_a_thread_draws_the_next_sample_while_a_step_has_the_last() -> None:
+    """In order, one ahead and no more; what goes wrong in it goes wrong where the sample is asked for."""
+    begun = [Event() for _ in range(4)]
+
+    def draw(at: tuple[int, int]) -> tuple[int, int, str]:
+        begun[at[1]].set()
+        if at[1] == 2:
+            raise ValueError("no sample")
+        return (*at, current_thread().name)
+
+    drawn = one_ahead(draw, [(5, step) for step in range(4)])
+    assert not begun[0].is_set(), "nothing is drawn before it is asked for"
+    epoch, step, thread = next(drawn)
+    assert (epoch, step) == (5, 0)
+    assert thread != current_thread().name
+    assert begun[1].wait(timeout=60), "the next one is drawn though nobody asked yet"
+    assert not begun[2].is_set()
+    assert next(drawn)[1] == 1
+    with pytest.raises(ValueError, match="no sample"):
+        next(drawn)
 
 
 @pytest.mark.skipif(native() is None, reason="neither pyg-lib nor torch-sparse is installed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from composing import configured
 from gnnpar.comm import ThreadWorld
 from gnnpar.config.compose import compose
+from gnnpar.folds.aggregator import ByBlock
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
 from gnnpar.folds.sum import Sum
@@ -19,10 +20,11 @@ from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling.batches import DRAW, Induced, shuffled
+from gnnpar.parallel.sampling.neighbours import sampler_of
 from gnnpar.parallel.sampling.replica import Replica, replica_of
 from gnnpar.parallel.sampling.saint import NodeSets, SaintBatches, estimated
 from gnnpar.parallel.sampling.strategy import Minibatch
-from gnnpar.parallel.sampling.view import SampledGraph
+from gnnpar.parallel.sampling.view import SampledGraph, subgraph_of
 from gnnpar.partition.shard import Shard
 from gnnpar.settings import ConfigError
 from gnnpar.verify.conformance import check, make_job, relative_error, small_graph, train_in_threads
@@ -177,6 +179,18 @@ def test_a_fold_of_an_edge_function_is_weighted_as_a_sum_is_and_maxima_are_not()
     torch.testing.assert_close(of_own, of_linear)
     plain = SampledGraph(sub._replace(weights=None), Pass(0), hops=1)
     assert torch.equal(view.aggregate(Max(), (rows,)), plain.aggregate(Max(), (rows,)))
+
+
+def test_a_fold_that_cannot_count_an_edge_more_than_once_is_refused_where_edges_are_left_out() -> None:
+    class Own(ByBlock):
+        summed = True
+
+    graph, x = replica()
+    sampler, _ = sampler_of(graph.edges, (2,), "own")
+    sub = subgraph_of(sampler.draw(torch.arange(20), 1), graph, "graph")
+    assert sub.weights is not None
+    with pytest.raises(ValueError, match=r"fold Own cannot count an edge more than once.*normalize=subgraph"):
+        SampledGraph(sub, Pass(0), hops=1).aggregate(cast(Any, Own()), (x[sub.node_ids],))
 
 
 @pytest.mark.parametrize("sampler", LIMITS)

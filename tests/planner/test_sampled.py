@@ -62,8 +62,8 @@ def work_of(ir: ModelIR, ranks: int = 1, nodes: int = 5000, edges: int = 60_000)
 
 def whole_step(ir: ModelIR, work: Work, **changed: Any) -> Step:
     """All nodes and edges in every layer."""
-    ring = Ring(rows=work.graph.nodes, edges=work.graph.edges, loops=0)
-    step = Step(rings=(ring,) * ir.num_layers, seeds=work.graph.train, times=1.0, scaled=False)
+    ring = Ring(rows=work.graph.nodes, edges=work.graph.edges)
+    step = Step(rings=(ring,) * ir.num_layers, seeds=work.graph.train, times=1.0)
     return replace(step, **changed)
 
 
@@ -84,13 +84,13 @@ def test_smaller_samples_take_less_and_sums_that_are_made_up_more() -> None:
     ir = record(configured("model", "gcn", "model.hidden=32").build(32, 3, seed=3), 32)
     work = work_of(ir)
     full = whole_step(ir, work)
-    rings = tuple(Ring(rows=4000 // 4**i, edges=20_000 // 4**i, loops=1000 // 4**i) for i in range(ir.num_layers))
+    rings = tuple(Ring(rows=4000 // 4**i, edges=20_000 // 4**i) for i in range(ir.num_layers))
     few = replace(full, rings=rings, seeds=60)
-    scaled = replace(few, scaled=True)
-    seconds = [step_seconds(s, ir, NOMINAL) for s in (few, scaled, full)]
+    weighted = replace(few, weighted=True)
+    seconds = [step_seconds(s, ir, NOMINAL) for s in (few, weighted, full)]
     assert seconds == sorted(set(seconds))
-    peaks = [sampled_epoch([s], work, machine(1), NOTHING).peak_bytes for s in (few, scaled, full)]
-    assert peaks[0] <= peaks[1] < peaks[2]
+    peaks = [sampled_epoch([s], work, machine(1), NOTHING).peak_bytes for s in (few, weighted, full)]
+    assert peaks[0] < peaks[1] < peaks[2]
 
 
 def test_the_decoder_sees_the_seeds_alone() -> None:
@@ -131,7 +131,8 @@ def test_the_batches_that_are_drawn_stand_for_all() -> None:
     everything = drawn(Minibatch(batch_size=None, fanout=(-1,), sampler="own"), inputs, ranks=2)
     assert len(everything.steps) == 1
     assert everything.steps[0].seeds == -(-train // 2)
-    assert not everything.steps[0].scaled
+    assert not everything.steps[0].weighted
+    assert found.steps[0].weighted
     assert everything.whole.features > found.whole.features  # rows of other ranks' nodes
 
 
@@ -145,7 +146,7 @@ def test_batches_of_clusters_and_drawn_subgraphs_are_priced_as_they_are_drawn() 
     assert rows[-1] < rows[0] < data.num_nodes
     saint = drawn(Minibatch(sampler="saint", batch_size=40), inputs, ranks=2)
     assert (saint.num, saint.by) == (5, "saint, walk")
-    assert all(s.weighted and not s.scaled and s.rings[0].rows <= 20 for s in saint.steps)
+    assert all(s.weighted and s.rings[0].rows <= 20 for s in saint.steps)
     work = work_of(inputs.ir, 2)
     plain = [replace(s, weighted=False) for s in saint.steps]
     weighted, lighter = (sampled_epoch(steps, work, machine(2), saint.whole) for steps in (saint.steps, plain))

@@ -25,6 +25,7 @@ from gnnpar.training.checkpoint.policy import CheckpointPolicy
 VARIANTS = {
     "random bits": ("strategy=graph_parallel", "codec=random", "codec.period=3"),
     "uniform bits": ("strategy=sar", "codec=uniform", "codec.bits=4"),
+    "differences": ("strategy=graph_parallel", "codec=delta", "codec.least_bits=1", "model.dropout=0"),
     "kept features": ("strategy=graph_parallel", "first_layer=cached", "model=gat", "codec=bf16"),
     "kept sums, adaptive": ("strategy=adaqp", "first_layer=cached", *ADAPTIVE),
     "out of core": ("strategy=sar", "strategy.logical_parts=3", "model=gat"),

@@ -45,6 +45,11 @@ class Codec(Wire, Protocol):
         nothing in the codec. Where not, messages in flight are drained before `begin_epoch`."""
         ...
 
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of rows that it keeps between epochs."""
+        ...
+
     def begin_epoch(self, epoch: int) -> None: ...
     def facts(self) -> JsonDict:
         """Metrics of the epoch that has begun by their names in track.keys, once; on rank 0."""
@@ -123,6 +128,10 @@ class CodecDefaults(WireDefaults):
     @property
     def profile(self) -> SavedProfile | None:
         return None
+
+    @property
+    def held_nbytes(self) -> int:
+        return 0
 
     def facts(self) -> JsonDict:
         return {}

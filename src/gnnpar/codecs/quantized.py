@@ -125,7 +125,7 @@ class QuantizedRows(CodecDefaults):
 
     def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
         packings = [self._packing(i, num_rows, each, site, peer, sending=False) for i, each in enumerate(like)]
-        return partial(_decode, num_rows=num_rows, like=like, packings=packings)
+        return partial(decode_rows, num_rows=num_rows, like=like, packings=packings)
 
     def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
         like = RowLike.of(rows)
@@ -134,7 +134,7 @@ class QuantizedRows(CodecDefaults):
             codes = codes[torch.searchsorted(self.lists.sent[peer], index)]
         packings = [_pack(self._code(i, each, codes), len(index), each) for i, each in enumerate(like)]
         ids = self.ids_of(index, len(index), site, peer)
-        return _decode(self._encode(rows, index, ids, packings, site, peer), len(index), like, packings)
+        return decode_rows(self._encode(rows, index, ids, packings, site, peer), len(index), like, packings)
 
     def _is_list(self, peer: int, out: Outgoing, rows: Rows) -> bool:
         """Are they the whole list of rows that the peer reads, out of `rows`?"""
@@ -272,7 +272,8 @@ def _places(packings: Sequence[Packing]) -> list[slice]:
     return places
 
 
-def _decode(buffer: Tensor, num_rows: int, like: Sequence[RowLike], packings: Sequence[Packing]) -> Rows:
+def decode_rows(buffer: Tensor, num_rows: int, like: Sequence[RowLike], packings: Sequence[Packing]) -> Rows:
+    """All operands of a buffer that was packed so."""
     rows: list[Tensor] = []
     for each, how, place in zip(like, packings, _places(packings), strict=True):
         part = buffer[place]

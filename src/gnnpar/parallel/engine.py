@@ -297,7 +297,7 @@ class FlatEngine(EngineDefaults):
         return {
             "features": self._shard.features_nbytes,
             "structure": self._shard.structure_nbytes + sum(s.nbytes for s in self._structure),
-            "halo": sum(part.nbytes for part in self._parts.values()),
+            "halo": sum(p.nbytes for p in self._parts.values()) + sum(c.held_nbytes for c in self._codecs),
             "history": 0,
             "host": 0,
         }

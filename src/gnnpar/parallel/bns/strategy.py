@@ -15,6 +15,7 @@ from annotated_types import Ge, Le
 
 from gnnpar.codecs.adaptive.codec import Adaptive, with_edge_weights
 from gnnpar.codecs.codec import Codec, CodecConfig, Exactness, Identity, check_epochs
+from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange, Communicator, RowLists
 from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS
@@ -52,6 +53,8 @@ class BoundarySampling:
             raise ValueError(f"strategy.rate={self.rate} is no probability: give a number from 0 to 1 (the paper: 0.1)")
         if self.rate > 0 and 1 - self.rate == 1:
             raise ValueError(f"strategy.rate={self.rate} is too small to draw by: give 0, which sends nothing, or more")
+        if self.rate < 1:
+            refuse_delta(self.codec, "bns", "draws other rows in every epoch")
         if self.rate < 1 and isinstance(self.codec, Adaptive):
             raise ValueError(
                 "codec=adaptive chooses bits of rows by what they sent before, but strategy=bns draws other rows every "

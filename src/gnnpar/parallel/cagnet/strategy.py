@@ -14,6 +14,7 @@ from annotated_types import Ge
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs, is_constant
+from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS, IN_BLOCKS
@@ -65,6 +66,7 @@ class Cagnet:
         )
 
     def __post_init__(self) -> None:
+        refuse_delta(self.codec, "cagnet", "sends whole parts, and every rank would hold all rows of the graph")
         if isinstance(self.codec, Adaptive):
             raise ValueError(
                 "codec=adaptive weighs halo rows by the edges that read them, and strategy=cagnet sends all rows, read "

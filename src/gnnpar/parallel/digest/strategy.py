@@ -14,6 +14,7 @@ from annotated_types import Ge
 
 from gnnpar.codecs.adaptive.codec import Adaptive, with_edge_weights
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
+from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS
@@ -52,6 +53,8 @@ class Digest:
     overlap: Overlap = "edges"
 
     def __post_init__(self) -> None:
+        if not self._is_halo_exchange:
+            refuse_delta(self.codec, "digest", "does not send rows and gradients in every epoch")
         if isinstance(self.codec, Adaptive) and not self._is_halo_exchange:
             raise ValueError(
                 "codec=adaptive chooses bits by the rows and gradients of every epoch, but strategy=digest sends rows "

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs, is_constant
+from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import IN_BLOCKS
@@ -54,6 +55,7 @@ class FeatureParallel:
         )
 
     def __post_init__(self) -> None:
+        refuse_delta(self.codec, "feature", "sends columns of all rows and would hold all of them a second time")
         if isinstance(self.codec, Adaptive):
             raise ValueError(
                 "codec=adaptive weighs halo rows by the edges that read them, and strategy=feature sends no halo rows: "

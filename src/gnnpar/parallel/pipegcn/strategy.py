@@ -15,6 +15,7 @@ from annotated_types import Ge, Lt
 
 from gnnpar.codecs.adaptive.codec import with_edge_weights
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
+from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.comm.communicator import Phase
 from gnnpar.data.tasks import Task
@@ -55,6 +56,8 @@ class PipeGCN:
     overlap: Overlap = "edges"
 
     def __post_init__(self) -> None:
+        if self.staleness:
+            refuse_delta(self.codec, "pipegcn", "reads messages after the next epoch has begun")
         if self.staleness == 0 and (self.smooth_features or self.smooth_gradients):
             name = "smooth_features" if self.smooth_features else "smooth_gradients"
             raise ValueError(

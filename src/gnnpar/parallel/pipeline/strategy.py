@@ -23,6 +23,7 @@ from annotated_types import Ge, Gt, Le
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
+from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.comm.mesh import Mesh
 from gnnpar.data.tasks import Task
@@ -94,6 +95,8 @@ class GNNPipe:
     remat: Remat = "none"
 
     def __post_init__(self) -> None:
+        for codec in (self.boundary, self.codec):
+            refuse_delta(codec, "gnnpipe or hybrid", "has stages that know only rows of their own chunks and layers")
         if isinstance(self.boundary, Adaptive):
             raise ValueError("boundary=adaptive needs traces of halo rows; use uniform, bf16 or identity")
         if isinstance(self.codec, Adaptive):

@@ -2,8 +2,9 @@
 
 Layer i of a step reads the rows within h hops of its seeds and folds the edges drawn for those within h - 1, which are
 the rows of the next layer and all that it computes after its fold (view.py): it is priced as `single` prices graphs of
-these sizes. Besides: rows of features gathered, sums made up for what was left out, and a sum over ranks a step.
-Drawing and sorting samples have no rates: who draws them measures it. Units: seconds, bytes; a number is 4 bytes.
+these sizes. Besides: rows of features gathered, weights of edges that make up for what was left out, and a sum over
+ranks a step. Drawing and sorting samples have no rates: who draws them measures it. Units: seconds, bytes; a number is
+4 bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sampling.statistics import Ring, Step, Whole, draw
 from gnnpar.parallel.strategy import check_first_layer
 from gnnpar.pricing.flat import ring_bytes
-from gnnpar.pricing.ir import Fold, Group, ModelIR
+from gnnpar.pricing.ir import Group, ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Price, Traffic
 from gnnpar.pricing.quantity import seconds_text
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from gnnpar.parallel.sampling.strategy import Minibatch
 
 _ENGINE, _NUMBER = "single", 4.0
-_MADE_UP = (2, 5.0)  # scale what was drawn, add loops: kernels, and numbers read and written for one of the result
 
 
 def cost(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
@@ -43,9 +43,7 @@ def cost(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
         steps = tuple(replace(s, draw_seconds=0.0, sort_seconds=0.0) for s in steps)
         notes += (f"{what} is not in the time: the topology's devices have speeds of their own",)
     else:
-        notes += (f"{what} and sorting the edges drawn are in the time",)
-        if strategy.num_workers:
-            notes += (f"drawing is counted in full: num_workers={strategy.num_workers} draws ahead, on other cores",)
+        notes += (f"{what} and sorting the edges drawn are in the time, though another core may do it meanwhile",)
     epoch = sampled_epoch(steps, work, machine, drawn.whole)
     sent = num_steps(steps) * ring_bytes(problem.ranks, problem.params + 1, problem.summed)
     return replace(epoch, traffic=Traffic(reduce=sent), notes=notes)
@@ -89,29 +87,15 @@ def _layer_seconds(step: Step, ir: ModelIR, layer: int, rates: Rates, *, backwar
         total += rates.dense_seconds(group, _rows_of(group, step, layer), backward=backward)
     after = step.after(layer)
     for fold in ir.folds(layer):
-        apart = ring.loops if made_up(step, fold) else 0
-        total += rates.fold_seconds(fold, ring.edges - apart, after, table=ring.rows, backward=backward)
-        if made_up(step, fold) and (fold.learned or not backward):
-            total += rates.fold_seconds(fold, apart, after, table=after, backward=backward)
-            kernels, numbers = _MADE_UP
-            total += _streamed(rates, kernels, numbers * fold.out * after)
+        total += rates.fold_seconds(fold, ring.edges, after, table=ring.rows, backward=backward)
         if step.weighted and fold.linear:
-            total += _streamed(rates, 0, ring.edges)  # each weight is read once
+            total += rates.kernel * rates.elementwise.seconds(0.0, ring.edges, calls=0)  # each weight is read once
     return total
 
 
 def _rows_of(group: Group, step: Step, layer: int) -> int:
     """What comes before the fold is done for the rows that it reads, all else for those that it gives."""
     return step.rings[layer].rows if group.phase in ("begin", "transform") else step.after(layer)
-
-
-def made_up(step: Step, fold: Fold) -> bool:
-    """Sums alone: maxima and attention have no degrees."""
-    return step.scaled and fold.linear
-
-
-def _streamed(rates: Rates, kernels: int, numbers: float) -> float:
-    return rates.kernel * rates.elementwise.seconds(0.0, numbers, calls=kernels)
 
 
 def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ...]:
@@ -145,10 +129,8 @@ def _sample_bytes(ring: Ring, *, weighted: bool) -> float:
 
 def _moments(step: Step, ir: ModelIR) -> Iterator[tuple[float, float]]:
     """(kept for gradients, passing) in every layer, while it folds and while its products are made. Forward and
-    backward alike: what the layers before it keep is there, what those after it keep is not.
-
-    Sums that are made up hold their loops beside the result, and their sources, which are the rows that came in where a
-    layer folds first.
+    backward alike: what the layers before it keep is there, what those after it keep is not. Sums read their sources,
+    which are the rows that came in where a layer folds first.
     """
     kept = _NUMBER * step.rings[0].rows * ir.in_dim
     for i, ring in enumerate(step.rings):
@@ -156,9 +138,7 @@ def _moments(step: Step, ir: ModelIR) -> Iterator[tuple[float, float]]:
         first = sum(rows * g.saved for g in groups if g.phase in ("begin", "transform"))
         sources = any(g.phase == "transform" for g in groups)
         after = _NUMBER * step.after(i)
-        folding = max(
-            [rows * sources * f.width + after * f.out * (2 if made_up(step, f) else 1) for f in folds], default=0.0
-        )
+        folding = max([rows * sources * f.width + after * f.out for f in folds], default=0.0)
         yield kept + first, folding
         kept += first
         for group in groups:

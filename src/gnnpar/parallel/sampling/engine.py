@@ -1,12 +1,14 @@
 """Many steps an epoch, each on a subgraph with some training nodes (seeds): X[seeds and around] -> loss of seeds.
 
 All ranks step together: a batch is dealt out over them, gradients are summed in one message, so that a step is that of
-one rank with the whole batch. A rank without a seed in a batch takes part with zeros.
+one rank with the whole batch. A rank without a seed in a batch takes part with zeros. While a step trains, the sample
+of the next one is drawn: by a thread, or by worker processes further ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -50,7 +52,8 @@ class MinibatchEngine(FlatEngine):
         super().__init__(view=exact, exact=exact, shard=shard, model=model, task=task, comm=comm, seed=seed)
         self._task, self._graph, self._batches = task, graph, batches
         self._hops, self._drawn_by = tuple(hops), drawn_by
-        self._steps: list[At] = []  # what the workers draw next: the epoch's steps
+        self._steps: list[At] = []  # what is drawn next: the epoch's steps
+        self._held = 0
         self._workers: DataLoader[Subgraph] | None = None
         if num_workers:
             self._workers = DataLoader(
@@ -88,14 +91,26 @@ class MinibatchEngine(FlatEngine):
         held["structure"] += self._graph.structure_nbytes + self._batches.nbytes
         return held
 
+    def peak_elsewhere(self) -> int:
+        """A thread or a process made the sample at hand and the next one."""
+        return self._held
+
     def _subgraphs(self, epoch: int) -> Iterator[Subgraph]:
-        """On this rank's device. Waiting for workers counts as sampling."""
+        """On this rank's device. Waiting for whoever draws counts as sampling."""
         self._steps[:] = [(epoch, step) for step in range(len(self._batches))]
-        drawn = iter(self._workers) if self._workers else map(self._batches.__getitem__, self._steps)
+        self._held = 0
+        drawn = iter(self._workers) if self._workers else one_ahead(self._draw, self._steps)
         for _ in self._steps:
             with self._comm.clock("sample"):
-                sub = next(drawn).to(self._comm.device)
+                sub = next(drawn)
+                if self._comm.device.type == "cpu":
+                    self._held = max(self._held, 2 * sub.nbytes)
+                sub = sub.to(self._comm.device)
             yield sub
+
+    def _draw(self, at: At) -> Subgraph:
+        sub = self._batches[at]
+        return sub.pinned() if self._comm.device.type == "cuda" else sub
 
     def _mean_gradient(self, epoch: int) -> dict[str, Tensor]:
         """Of the epoch's batches at the current weights, by their sizes. Not counted."""
@@ -115,12 +130,25 @@ class MinibatchEngine(FlatEngine):
 
     def _logits(self, g: SampledGraph) -> Tensor:
         """Of the seeds: the model's layers, each on the rows that the next one reads."""
-        carry = self._model.begin(g, self._graph.x[g.node_ids])
+        carry = self._model.begin(g, self._graph.x.index_select(0, g.node_ids))
         for i, hops in enumerate(self._hops):
             carry = self._model.run_layer(i, g, carry)
             g = g.inwards(hops)
             carry = tuple(first_rows(rows, g.num_rows) for rows in carry)
         return self._model.end(g, carry)
+
+
+Drawn = TypeVar("Drawn")
+
+
+def one_ahead(draw: Callable[[At], Drawn], steps: Sequence[At]) -> Iterator[Drawn]:
+    """Of every step in turn; while the caller has one, a thread draws the next."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="gnnpar-draw") as thread:
+        following = thread.submit(draw, steps[0])
+        for at in steps[1:]:
+            sub, following = following.result(), thread.submit(draw, at)
+            yield sub
+        yield following.result()
 
 
 def _as_it_is(item: Subgraph) -> Subgraph:

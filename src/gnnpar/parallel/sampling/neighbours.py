@@ -84,22 +84,23 @@ class Uniform:
     def draw(self, seeds: Tensor, key: int) -> Sample:
         rng = np.random.Generator(np.random.Philox(key=key))
         hops: list[np.ndarray] = [seeds.numpy()]
-        counts: list[np.ndarray] = []
-        edges: list[np.ndarray] = []
+        counts: list[np.ndarray] = [np.empty(0, np.int64)]
+        edges: list[np.ndarray] = [np.empty(0, np.int64)]
+        reached: list[np.ndarray] = [np.empty(0, np.int64)]  # sources of the edges
         ends = [len(seeds)]
         self._place[hops[0]] = np.arange(ends[0])
         for fanout in self._fanout:
             of_node, places = self._expand(hops[-1], fanout, rng)
             counts.append(of_node)
             edges.append(places)
-            hops.append(self._fresh(self._sources[places]))
+            reached.append(self._sources[places])
+            hops.append(self._fresh(reached[-1]))
             self._place[hops[-1]] = np.arange(ends[-1], ends[-1] + len(hops[-1]))
             ends.append(ends[-1] + len(hops[-1]))
-        nodes, drawn = np.concatenate(hops), np.concatenate([np.empty(0, np.int64), *edges])
-        sources = self._place[self._sources[drawn]]
+        nodes = np.concatenate(hops)
+        sources = self._place[np.concatenate(reached)]
         self._place[nodes] = -1
-        of_all = np.concatenate([np.empty(0, np.int64), *counts])
-        arrays = (torch.as_tensor(each) for each in (nodes, of_all, sources, drawn))
+        arrays = (torch.as_tensor(each) for each in (nodes, np.concatenate(counts), sources, np.concatenate(edges)))
         return Sample(next(arrays), tuple(ends), *arrays)
 
     def _expand(self, nodes: np.ndarray, fanout: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -126,13 +127,12 @@ def distinct(below: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
 
     Shapes: -> [n, count]. Takes n count^2 comparisons, which suits fan-outs.
     """
-    chosen = np.empty((len(below), count), np.int64)
+    chosen = np.empty((count, len(below)), np.int64)  # a row a draw: comparing whole rows is twice as fast
     for i in range(count):
         last = below - count + i
         drawn = rng.integers(0, last + 1)
-        taken = (chosen[:, :i] == drawn[:, None]).any(1)
-        chosen[:, i] = np.where(taken, last, drawn)
-    return np.sort(chosen, axis=1)
+        chosen[i] = np.where((chosen[:i] == drawn).any(0), last, drawn)
+    return np.sort(chosen.T, axis=1)
 
 
 class Loader:

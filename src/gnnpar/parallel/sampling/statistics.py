@@ -24,24 +24,21 @@ _REPEATS = 2  # the quicker one counts: the first one fills the caches
 
 @dataclass(frozen=True, kw_only=True)
 class Ring:
-    """What one layer of a step works on. `rows`: that it reads; `edges`: drawn, loops with them; `loops`: those that
-    are folded apart."""
+    """What one layer of a step works on. `rows`: that it reads; `edges`: drawn, loops with them."""
 
     rows: int
     edges: int
-    loops: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A rank's share of one, which stands for `times` steps of an epoch. `rings`: of each layer. `scaled`: do sums make
-    up for edges left out, by row? `weighted`: or by edge? `draw_seconds`, `sort_seconds`: of drawing it, and of its
-    edges sorted by source for gradients; 0 where nobody knows."""
+    """A rank's share of one, which stands for `times` steps of an epoch. `rings`: of each layer. `weighted`: do sums
+    make up for edges left out? `draw_seconds`, `sort_seconds`: of drawing it, and of its edges sorted by source for
+    gradients; 0 where nobody knows."""
 
     rings: tuple[Ring, ...]
     seeds: int
     times: float
-    scaled: bool
     weighted: bool = False
     draw_seconds: float = 0.0
     sort_seconds: float = 0.0
@@ -111,7 +108,6 @@ def _once(batches: Batches, step: int, hops: list[int], ir: ModelIR) -> Step:
         rings=rings,
         seeds=sub.ends[0],
         times=1.0,
-        scaled=sub.scale is not None,
         weighted=sub.weights is not None,
         draw_seconds=drawn - began,
         sort_seconds=perf_counter() - drawn,
@@ -123,14 +119,11 @@ def _rings(sub: Subgraph, hops: list[int], ir: ModelIR) -> tuple[Ring, ...]:
     graph = SampledGraph(sub, Pass(0), sum(hops))
     rings: list[Ring] = []
     for i, count in enumerate(hops):
-        folds = ir.folds(i)
-        blocks = [graph.block] if folds else []
-        if sub.scale is not None and any(f.linear for f in folds):
-            blocks = list(graph.parts[:2])
+        folds, block = ir.folds(i), graph.block
+        if folds and sub.weights is not None:
+            block = graph.counted
         if any(f.learned or not f.linear for f in folds):
-            for block in blocks:
-                _ = block.reverse
-        edges, loops = sum(b.num_edges for b in blocks), blocks[1].num_edges if len(blocks) > 1 else 0
-        rings.append(Ring(rows=graph.num_rows, edges=edges, loops=loops))
+            _ = block.reverse
+        rings.append(Ring(rows=graph.num_rows, edges=block.num_edges if folds else 0))
         graph = graph.at(i).inwards(count)
     return tuple(rings)

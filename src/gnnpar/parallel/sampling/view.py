@@ -1,5 +1,7 @@
 """A sampled subgraph: Y[i] = loops of i + d_i / k_i . (k_i of i's d_i other in-edges), for the nodes around some seeds.
 
+What makes up for edges left out, d_i / k_i, is a weight of each edge, so that a sum stays one walk over its edges.
+
 A layer's input are the rows within h hops of the seeds, its result those within h - 1, which the next layer reads. A
 layer that does not ask for its `destinations` gives rows within h hops, which are right for those within h - 1; the
 others are cut off (PyG calls that trim_to_layer). Self loops are never sampled away, as PyG's layers add them after
@@ -23,7 +25,7 @@ from gnnpar.parallel.keys import to_device
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, as_messages, by_type
 from gnnpar.parallel.sampling.neighbours import Sample
 from gnnpar.parallel.sampling.replica import Replica
-from gnnpar.parallel.sampling.scaled import Parts, fold_scaled, fold_weighted
+from gnnpar.parallel.sampling.weighted import fold_weighted
 from gnnpar.parallel.torch_types import integers
 from gnnpar.parallel.whole import fold_block
 
@@ -33,10 +35,9 @@ Normalize = Literal["graph", "subgraph"]
 class Subgraph(NamedTuple):
     """A sample with its self loops, as CSR by destination, loops first in a row. Plain tensors: workers send them.
 
-    Shapes: node_ids [n]; ends as in Sample, `edges_within` and `loops_within`: how many in-edges, and self loops among
-    them, the nodes within so many hops have; indptr [m + 1], indices [e] (int32), edge_ids [e] or None; loops [m];
-    in_degree [n]; scale [m]: d_i / k_i (None: nothing was left out, or sums are not scaled); weights [e]: how often an
-    in-edge counts in sums, loss_weight [seeds]: the loss of a seed (None: once).
+    Shapes: node_ids [n]; ends as in Sample, `edges_within`: how many in-edges the nodes within so many hops have;
+    indptr [m + 1], indices [e] (int32), edge_ids [e] or None; in_degree [n]; weights [e]: how often an in-edge counts
+    in sums, loss_weight [seeds]: the loss of a seed (None: once).
     """
 
     node_ids: Tensor
@@ -44,54 +45,62 @@ class Subgraph(NamedTuple):
     indptr: Tensor
     indices: Tensor
     edge_ids: Tensor | None
-    loops: Tensor
     in_degree: Tensor
-    scale: Tensor | None
     edges_within: tuple[int, ...]
-    loops_within: tuple[int, ...]
     weights: Tensor | None = None
     loss_weight: Tensor | None = None
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: t for name, t in self._asdict().items() if isinstance(t, Tensor)}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors.values())
+
+    def pinned(self) -> Subgraph:
+        """In memory from which a GPU copies while the host goes on."""
+        return self._replace(**{name: t.pin_memory() for name, t in self.tensors.items()})
+
     def to(self, device: torch.device) -> Subgraph:
-        return self._replace(**{k: to_device(t, device) for k, t in self._asdict().items() if isinstance(t, Tensor)})
+        return self._replace(**{name: to_device(t, device) for name, t in self.tensors.items()})
 
 
 def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize, *, weights: Tensor | None = None) -> Subgraph:
     """Loops, degrees and weights put to a sample.
 
     `normalize`: graph has the degrees of the whole graph, and sums that make up for what was left out: by `weights` of
-    the edges drawn [e] where they are given, else by scale; subgraph has the degrees within the sample, as PyG's layers
-    count them.
+    the edges drawn [e] where they are given, else by d_i / k_i; subgraph has the degrees within the sample, as PyG's
+    layers count them.
     """
     inside = sample.nodes[: len(sample.counts)]
     loops, counts = graph.loops[inside], sample.counts
     indptr = torch.cat([counts.new_zeros(1), (loops + counts).cumsum(0)])
-    rows = torch.arange(len(inside))
     place = torch.arange(len(sample.sources)) + loops.cumsum(0).repeat_interleave(counts)
     of_loop = ranges(indptr[:-1], loops, int(loops.sum()))
     indices = torch.empty(int(indptr[-1]), dtype=torch.int32)
-    indices[place], indices[of_loop] = sample.sources.int(), rows.repeat_interleave(loops).int()
+    indices[place] = sample.sources.int()
+    indices[of_loop] = torch.arange(len(inside), dtype=torch.int32).repeat_interleave(loops)
     ids = None
     if graph.edge_ids is not None and graph.loop_ids is not None:
         ids = torch.empty(len(indices), dtype=torch.int64)
         ids[place] = graph.edge_ids[sample.edges]
         ids[of_loop] = graph.loop_ids[ranges(graph.first_loop[inside], loops, int(loops.sum()))]
-    dtype, scale, of_edge = graph.in_degree.dtype, None, None
-    if weights is not None:
-        of_edge = torch.ones(len(indices), dtype=dtype)
-        of_edge[place] = weights
+    dtype = graph.in_degree.dtype
     if normalize == "graph":
         in_degree = graph.in_degree[sample.nodes]
         others = graph.edges.indptr[inside + 1] - graph.edges.indptr[inside]
         if weights is None and bool((counts < others).any()):
-            scale = torch.where(counts > 0, others.to(dtype) / counts.clamp_min(1), 1.0).to(dtype)
+            weights = (others.to(dtype) / counts).to(dtype).repeat_interleave(counts)
     else:
         in_degree = graph.loops[sample.nodes].to(dtype)
         in_degree[: len(inside)] += counts
-    ends, before = torch.tensor(sample.ends[:-1], dtype=torch.int64), torch.cat([loops.new_zeros(1), loops.cumsum(0)])
-    edges_within, loops_within = tuple(integers(indptr[ends])), tuple(integers(before[ends]))
-    parts = sample.nodes, sample.ends, indptr.int(), indices, ids, loops, in_degree, scale
-    return Subgraph(*parts, edges_within, loops_within, of_edge)
+    of_edge = None
+    if weights is not None:
+        of_edge = torch.ones(len(indices), dtype=dtype)
+        of_edge[place] = weights
+    edges_within = tuple(integers(indptr[torch.tensor(sample.ends[:-1], dtype=torch.int64)]))
+    return Subgraph(sample.nodes, sample.ends, indptr.int(), indices, ids, in_degree, edges_within, of_edge)
 
 
 def ranges(first: Tensor, counts: Tensor, total: int) -> Tensor:
@@ -181,10 +190,8 @@ class SampledGraph(OwnRows):
             place = torch.searchsorted(ids.sort().values, ids)
             edge = tuple(rows[place] for rows in edge)
         if self.sub.weights is not None and agg.summed:
-            return fold_weighted(agg, self.block, self.sub.weights[: self.block.num_edges], src, dst, edge, shared)
-        if self.sub.scale is None or not agg.summed:
-            return fold_block(agg, self.block, src, dst, edge, shared)
-        return fold_scaled(agg, self.parts, self.sub.scale[: self.num_read], src, dst, edge, shared)
+            return fold_weighted(agg, self.counted, src, dst, edge, shared)
+        return fold_block(agg, self.block, src, dst, edge, shared)
 
     @cached_property
     def block(self) -> Block:
@@ -192,27 +199,16 @@ class SampledGraph(OwnRows):
         indptr = self.sub.indptr[: self.num_read + 1]
         last = self.sub.edges_within[self.hops - 1]
         ids = None if self.sub.edge_ids is None else self.sub.edge_ids[:last]
-        return self._of(indptr, self.sub.indices[:last], ids, self.num_rows)
+        places = torch.arange(self.num_rows, device=indptr.device)
+        edges = EdgeData(ids=ids)
+        return Block(indptr, self.sub.indices[:last], self.num_read, self.num_rows, src_ids=places, edges=edges)
 
     @cached_property
-    def parts(self) -> Parts:
-        """The block in two: what was left something out of, and self loops, which come first in a row."""
-        block, loops = self.block, self.sub.loops[: self.num_read]
-        first, drawn = block.indptr[:-1].long(), block.indptr.long().diff() - loops
-        num_loops = self.sub.loops_within[self.hops - 1]
-        of_drawn = ranges(first + loops, drawn, block.num_edges - num_loops)
-        of_loops = ranges(first, loops, num_loops)
-
-        def part(places: Tensor, counts: Tensor, num_src: int) -> Block:
-            indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
-            ids = None if block.edge_ids is None else block.edge_ids[places]
-            return self._of(indptr, block.indices[places], ids, num_src)
-
-        return Parts(part(of_drawn, drawn, self.num_rows), part(of_loops, loops, self.num_read), of_drawn, of_loops)
-
-    def _of(self, indptr: Tensor, indices: Tensor, ids: Tensor | None, num_src: int) -> Block:
-        places = torch.arange(num_src, device=indices.device)
-        return Block(indptr, indices, self.num_read, num_src, src_ids=places, edges=EdgeData(ids=ids))
+    def counted(self) -> Block:
+        """The block with how often an edge counts in sums as its weights."""
+        assert self.sub.weights is not None
+        weights = self.sub.weights[: self.block.num_edges]
+        return replace(self.block, edges=replace(self.block.edges, weight=weights))
 
 
 def first_rows(rows: Tensor, count: int) -> Tensor:

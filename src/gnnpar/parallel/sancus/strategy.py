@@ -15,6 +15,7 @@ from annotated_types import Ge
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
+from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS
@@ -59,6 +60,7 @@ class Sancus:
                 "strategy.period=null strategy.bound=null would read the rows of the initial weights to the end: set "
                 "strategy.period (epochs), strategy.bound (relative change), or both"
             )
+        refuse_delta(self.codec, "sancus", "sends whole parts, and not in every epoch")
         if isinstance(self.codec, Adaptive):
             raise ValueError(
                 "codec=adaptive weighs halo rows by the edges that read them, and strategy=sancus sends all rows, read "

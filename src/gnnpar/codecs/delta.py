@@ -1,0 +1,235 @@
+"""Differences: a row travels as its quantized difference from the row that both ends hold of the last epoch.
+
+h_e = h_{e-1} + Q(x_e - h_{e-1}), at both ends from the same bytes; h_e is what is read. What rounding left out of h_e
+is part of the next difference, which is error feedback without a buffer of its own (EF21: Richtarik, Sokolov,
+Fatkhullin, EF21: A New, Simpler, Theoretically Better, and Practically Faster Error Feedback, NeurIPS 2021, arXiv
+2106.05203).
+
+Which bits a row has follows from what both ends decoded in the last two epochs, so that nothing is sent for it: with r
+the range of h_{e-1} and d that of h_{e-1} - h_{e-2}, the fewest bits b with d / (2^b - 1) <= r / (2^bits - 1), whose
+steps are no coarser than those of codec=uniform in `bits`. Where d >= r, as with other dropout masks in every epoch,
+the row travels itself, as codec=uniform has it. Rows that SAR pushes always do.
+
+Deviation from EF21: rounding is stochastic, as everywhere in this project, and bits change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gnnpar.codecs.codec import Codec, CodecConfig, CodecDefaults, Exactness, WirePrice
+from gnnpar.codecs.quantized import Key, QuantizedRows, decode_rows, price_of_codes
+from gnnpar.codecs.uniform import Bits, GridBits, bits_of_code, code_of
+from gnnpar.comm import Communicator, Outgoing, RowLike, RowLists, Site
+from gnnpar.comm.rows import Decoder
+from gnnpar.durable import StateDict
+from gnnpar.folds.block import Rows
+from gnnpar_kernels.csr import accumulate_dtype
+
+_GRIDS: tuple[GridBits, ...] = (1, 2, 4, 8)
+At = tuple[Key, int, bool]  # the exchange, the peer, and whether rows go there
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta:
+    """`bits`: of a row whose difference is as wide as itself, and of all rows in the first two epochs; 32: differences
+    as they are. `least_bits`: down to which bits fall; as many as `bits`: they are fixed, and steps narrow instead.
+
+    `score_bits`: operands beside the feature rows, which travel as they are and not as differences.
+    """
+
+    bits: Literal[2, 4, 8, 32] = 8
+    least_bits: Literal[1, 2, 4, 8] = 2
+    score_bits: Bits = 8
+
+    def __post_init__(self) -> None:
+        if self.least_bits > self.bits:
+            raise ValueError(f"codec.least_bits={self.least_bits} is more than codec.bits={self.bits}; lower it")
+
+    @property
+    def exactness(self) -> frozenset[Exactness]:
+        return frozenset[Exactness]({"rounded" if self.bits == 32 else "quantized"})
+
+    def build(self, lists: RowLists, comm: Communicator, seed: int) -> Codec:
+        return _Delta(lists, seed, self)
+
+    def price(self, num_rows: float, widths: Sequence[int], *, itemsize: int = 4, gradient: bool = False) -> WirePrice:
+        scores = code_of(32 if self.bits == 32 else self.score_bits)
+        nbytes = price_of_codes(num_rows, widths, [code_of(self.bits)], scores, itemsize=itemsize)
+        if self.bits in (32, self.least_bits):
+            return WirePrice(*nbytes, bits_of_code(code_of(self.bits)))
+        notes = (f"bytes are those of codec.bits={self.bits}; bits fall to {self.least_bits} as differences narrow",)
+        return WirePrice(*nbytes, self.bits, "most", notes)
+
+
+def refuse_delta(codec: CodecConfig, strategy: str, why: str) -> None:
+    """ValueError where a strategy does not send the same rows in every epoch."""
+    if isinstance(codec, Delta):
+        raise ValueError(
+            f"codec=delta sends each row as its difference from the last epoch's, but strategy={strategy} {why}: "
+            "use codec=uniform, random, bf16, drop or identity"
+        )
+
+
+class _Held:
+    """The rows of one list as both ends have them. `fresh`: those of this epoch, as far as they are known.
+
+    Shapes: rows, fresh [n, D]; codes [n] uint8; itself [n]: travels the row, and no difference?
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self.rows: Tensor | None = None
+        self.fresh: Tensor | None = None
+        self.codes: Tensor | None = None
+        self.itself: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (self.rows, self.fresh, self.codes, self.itself) if t is not None)
+
+    def reference(self, at: slice | Tensor) -> Tensor | None:
+        """What is taken from rows before they travel; None: nothing."""
+        if self.rows is None:
+            return None
+        if self.itself is None:
+            return self.rows[at]
+        return self.rows[at].masked_fill(self.itself[at, None], 0.0)
+
+    def advanced(self, first: int, decoded: Tensor) -> Tensor:
+        """The rows from `first` on of which these differences came. Shapes: [m, ...] -> [m, ...]."""
+        at = slice(first, first + len(decoded))
+        reference = self.reference(at)
+        wide = decoded.flatten(1).to(accumulate_dtype(decoded.dtype))
+        rows = wide if reference is None else reference + wide
+        if self.fresh is None:
+            unsent = rows.new_zeros(self._num_rows, rows.shape[1]) if self.rows is None else self.rows.clone()
+            self.fresh = unsent  # until they come
+        self.fresh[at] = rows
+        return rows.to(decoded.dtype).view_as(decoded)
+
+    def commit(self, bits: int, least_bits: int) -> None:
+        """The epoch is over: its rows are the last ones, and say which bits the next ones have."""
+        if self.fresh is None:
+            return
+        if self.rows is not None and bits != 32:
+            wide, moved = _range(self.fresh), _range(self.fresh - self.rows)
+            wanted = (2**bits - 1) * moved
+            self.codes = torch.full_like(wide, bits, dtype=torch.uint8)
+            for b in reversed([b for b in _GRIDS if least_bits <= b < bits]):
+                self.codes.masked_fill_(wanted <= (2**b - 1) * wide, b)
+            self.itself = (moved >= wide) & (moved > 0)
+            self.codes.masked_fill_(self.itself, bits)
+        self.rows, self.fresh = self.fresh, None
+
+
+def _range(rows: Tensor) -> Tensor:
+    """Shapes: [n, D] -> [n]; 0 where a row has no columns."""
+    if not rows.shape[1]:
+        return rows.new_zeros(len(rows))
+    low, high = rows.aminmax(dim=1)
+    return high - low
+
+
+class _Delta(QuantizedRows):
+    """Within an epoch every encoding of a row is the same: what is held changes when the next one begins."""
+
+    decodes_late = False
+
+    def __init__(self, lists: RowLists, seed: int, config: Delta) -> None:
+        super().__init__(lists, seed=seed, score_bits=code_of(32 if config.bits == 32 else config.score_bits))
+        self._config = config
+        self._held: dict[At, _Held] = {}
+
+    @property
+    def held_nbytes(self) -> int:
+        return sum(held.nbytes for held in self._held.values())
+
+    def begin_epoch(self, epoch: int) -> None:
+        super().begin_epoch(epoch)
+        self._commit()
+        self.forget_packings()
+
+    def codes(self, key: Key, peer: int, *, sending: bool) -> int | Tensor:
+        held = self._held.get((key, peer, sending))
+        return code_of(self._config.bits) if held is None or held.codes is None else held.codes
+
+    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+        num_rows = len(rows[0]) if index is None else len(index)
+        held = self._of(site, peer, sending=True)
+        if held is None:
+            return super().encode(rows, index, site, peer)
+        rows = _differences(rows, index, held.reference(slice(site.first, site.first + num_rows)))
+        like = RowLike.of(rows)
+        packings = [self._packing(i, num_rows, each, site, peer, sending=True) for i, each in enumerate(like)]
+        ids = self.ids_of(index, num_rows, site, peer)
+        buffer = self._encode(rows, None, ids, packings, site, peer)
+        held.advanced(site.first, decode_rows(buffer, num_rows, like, packings)[0])
+        return buffer
+
+    def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
+        return CodecDefaults.encode_all(self, outgoing, site)
+
+    def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
+        decode, held = super().decoder(num_rows, like, site, peer), self._of(site, peer, sending=False)
+        if held is None:
+            return decode
+
+        def added(buffer: Tensor) -> Rows:
+            first, *rest = decode(buffer)
+            return (held.advanced(site.first, first), *rest)
+
+        return added
+
+    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+        held = self._of(site, peer, sending=True)
+        if held is None or held.rows is None:
+            return super().as_received(rows, index, site, peer)
+        at = torch.searchsorted(self.lists.sent[peer], index)
+        reference = held.reference(at)
+        assert reference is not None
+        spread = tuple(t.new_zeros(self.lists.num_rows, *t.shape[1:]) for t in rows)
+        for into, part in zip(spread, _differences(rows, index, reference), strict=True):
+            into[index] = part  # noise goes by the node, and nodes by their places
+        first, *rest = super().as_received(spread, index, site, peer)
+        whole = reference + first.flatten(1).to(reference.dtype)
+        return (whole.to(first.dtype).view_as(first), *rest)
+
+    def state_dict(self) -> StateDict:
+        self._commit()
+        return {at: (held.rows, held.codes, held.itself) for at, held in self._held.items()}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        for (key, peer, sending), (rows, codes, itself) in state.items():
+            held = self._held[Key(*key), peer, sending] = _Held(len(rows))
+            held.rows, held.codes, held.itself = rows, codes, itself
+        self.forget_packings()
+
+    def _commit(self) -> None:
+        for held in self._held.values():
+            held.commit(self._config.bits, self._config.least_bits)
+
+    def _of(self, site: Site, peer: int, *, sending: bool) -> _Held | None:
+        """None: of what SAR pushes nothing is held."""
+        key = Key.of(site)
+        if key.direction == "push":
+            return None
+        at = key, peer, sending
+        if at not in self._held:
+            whole = self.lists.sent if sending == (key.direction == "forward") else self.lists.read
+            self._held[at] = _Held(len(whole[peer]))
+        return self._held[at]
+
+
+def _differences(rows: Rows, index: Tensor | None, reference: Tensor | None) -> Rows:
+    """rows[index], the first of them less what is held. Shapes: reference [n, D]."""
+    chosen = rows if index is None else tuple(t.index_select(0, index) for t in rows)
+    first = chosen[0].detach()
+    if reference is not None:
+        first = (first.flatten(1).to(reference.dtype) - reference).to(first.dtype).view_as(first)
+    return (first, *chosen[1:])
