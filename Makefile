@@ -13,7 +13,7 @@ DEMO_JOB := model=gcn dataset=sbm world_size=2 epochs=50 fidelity_every=25
 
 COMPARE := outputs/compare$(if $(QUICK),-quick)
 
-.PHONY: dist demo compare test test-documents test-studies test-attack test-kernels test-all test-gpu-versions kills lint bench sparse docs clean
+.PHONY: bench-peers dist demo compare test test-documents test-studies test-attack test-kernels test-all test-gpu-versions kills lint bench sparse docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,8 @@ help:
 	@echo "make kills          runs of every strategy struck by signals, 15 times each; counts in outputs/kills.json, an hour or more"
 	@echo "make lint           ruff, pyright, import contracts, pip-audit where it is installed and online"
 	@echo "make bench          benchmarks for the hardware at hand"
+	@echo "make bench-peers    epochs beside DGL 1.1.3, SAR and PyG, which take turns; 20 minutes of a quiet machine. DGL gets .venv-dgl;"
+	@echo "                    SAR=FOLDER is a checkout of its code, which no registry has; what cannot be had is named and left out"
 	@echo "make dist           wheel and sdist in dist/, tried in a clean environment (TORCH=torch==2.6.0: with that one)"
 	@echo "make docs           the documentation in site/, tables measured anew where the code changed (1 to 2 minutes); no warnings, links checked"
 	@echo "make sparse         build the [sparse] extra against the installed torch (10 to 30 minutes)"
@@ -91,6 +93,15 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python kernels/bench/run.py $(if $(shell command -v nvidia-smi),--device cuda)
 	$(BIN)/python experiments/epoch_speed/run.py
+
+# DGL 1.1.3 is the last one whose wheel loads beside torch 2.13; `sar` on PyPI is another program
+bench-peers: $(STAMP)
+	test -x .venv-dgl/bin/python || $(PYTHON) -m venv .venv-dgl
+	.venv-dgl/bin/python -m pip install --quiet "$(TORCH)" numpy scipy packaging "setuptools<81" pydantic pyyaml pandas ifaddr "dgl==1.1.3" \
+	  || echo "DGL 1.1.3 cannot be installed here"
+	$(if $(SAR),.venv-dgl/bin/python -m pip install --quiet --no-deps "$(SAR)" || echo "SAR cannot be installed from $(SAR)")
+	$(BIN)/python experiments/bench_peers/run.py --dgl .venv-dgl/bin/python
+	$(BIN)/python experiments/bench_peers/report.py
 
 sparse: $(STAMP)
 	$(BIN)/python -m pip install --no-build-isolation "torch_scatter>=2.1.2" "torch_sparse>=0.6.18"

@@ -260,6 +260,25 @@ def _dropout(width: int, dtype: torch.dtype, *, per_edge: bool) -> Case:
     )
 
 
+def _dense(inside: int, outside: int) -> Case:
+    def race(data: Inputs) -> Race:
+        x = torch.randn(data.size.nodes, inside, device=data.device)
+        weight, bias = torch.randn(outside, inside, device=data.device), torch.randn(outside, device=data.device)
+        linear = torch.nn.functional.linear
+        return Race(
+            op=lambda body: body.dense(x, weight, bias=bias),
+            others={"F.linear": lambda: partial(linear, x, weight, bias)},
+        )
+
+    return Case(
+        name="dense",
+        shape=f"{inside}x{outside}",
+        dtype=FP32,
+        race=race,
+        floor=lambda size: size.nodes * 4 * (inside + outside),
+    )
+
+
 def _quantize(width: int, bits: int, dtype: torch.dtype, *, ops: str) -> Case:
     """`ops`: "quantize", its "dequantize", or "quantize and back"."""
 
@@ -341,6 +360,8 @@ def _of_cpu() -> Iterator[Case]:
         yield _attend(4, 32, FP32, drop=drop)
         yield _attend_grad(4, 32, FP32, drop=drop)
     yield _extremum(128)
+    yield _dense(128, 128)
+    yield _dense(128, 8)
     yield _dropout(128, FP32, per_edge=False)
     yield _dropout(4, FP32, per_edge=True)
     for bits in (2, 8):

@@ -1,4 +1,4 @@
-"""Graph kernels as pure functions: sums, attention, maxima, row moves, dropout, quantization. No autograd here."""
+"""Graph kernels as pure functions: sums, attention, maxima, row moves, products, dropout, codes. No autograd here."""
 
 from gnnpar_kernels.attend import (
     attend,
@@ -11,6 +11,7 @@ from gnnpar_kernels.attend import (
 )
 from gnnpar_kernels.attend_v2 import attend_v2, attend_v2_grad
 from gnnpar_kernels.csr import Csr
+from gnnpar_kernels.dense import dense
 from gnnpar_kernels.dispatch import Choice, implementations
 from gnnpar_kernels.dropout import apply_mask, dropout, keep_mask
 from gnnpar_kernels.extremum import extremum, extremum_finish, extremum_grad
@@ -32,6 +33,7 @@ __all__ = [
     "attend_grad_src",
     "attend_v2",
     "attend_v2_grad",
+    "dense",
     "dequantize_rows",
     "dropout",
     "extremum",

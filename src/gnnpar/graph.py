@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
@@ -120,4 +120,14 @@ class Graph(Local, Protocol):
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         """The key of attention dropout for an aggregator; None when evaluating or p = 0."""
+        ...
+
+
+@runtime_checkable
+class SymmetricSums(Protocol):
+    """A graph that sums with symmetric normalisation in one walk over the edges, in the place of a message that scales,
+    `aggregate` and a product with the result."""
+
+    def symmetric_sum(self, h: Tensor) -> Tensor:
+        """D^-1/2 A D^-1/2 h, A by the weights of edges. Shapes: [N, F] -> [N, F]."""
         ...

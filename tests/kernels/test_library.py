@@ -53,6 +53,8 @@ def _everything(forward: Csr, reverse: Csr, t: dict[str, torch.Tensor]) -> list[
     total = kernels.spmm(*csr, t["x"], num_rows=n)
     found.append(kernels.spmm(*csr, t["x"], num_rows=n, out=total))
     found.append(kernels.spmm(*csr, t["x"], num_rows=n, weights=t["x"].new_ones(indices.shape[0])))
+    flat = t["x"].flatten(1)
+    found += [kernels.dense(flat, flat[:5]), kernels.dense(flat, flat[:5], bias=flat[0, :5], add=flat[:, :5])]
     best = kernels.extremum(*csr, t["x"], t["ids"], num_rows=n)
     best = kernels.extremum(*csr, t["x"] + 0.1, t["ids"], num_rows=n, state=best)
     found += [kernels.extremum_finish(best), kernels.extremum_grad(best[1], t["ids"], t["grad_out"])]

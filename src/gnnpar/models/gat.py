@@ -13,16 +13,20 @@ from torch import Tensor, nn
 from gnnpar.folds.block import Rows
 from gnnpar.folds.softmax import Softmax
 from gnnpar.graph import Graph, Local
+from gnnpar.models.dense import dense
 from gnnpar.models.gnn import ModelConfig, Probability
 
 
 def head_scores(x: Tensor, attend: Tensor) -> Tensor:
     """<attend_h, x_h> of every head as one matrix product: no [N, H, D] temporary, forward or backward.
 
+    As a dense layer of H outputs, whose weights' gradient is grad^T x: x^T grad, which autograd makes of x @ matrix,
+    takes ten times as long where the matrix is narrow (50,000 x 128, 8 columns: 32 against 3 ms).
+
     Shapes: x [N, H, D], attend [H, D] -> [N, H].
     """
     heads = torch.eye(len(attend), dtype=attend.dtype, device=attend.device)
-    return x.flatten(1) @ (attend[:, :, None] * heads[:, None, :]).flatten(0, 1)
+    return dense(x.flatten(1), (heads[:, :, None] * attend[None, :, :]).flatten(1))
 
 
 class GATConv(nn.Module):
@@ -46,7 +50,7 @@ class GATConv(nn.Module):
         return self.p > 0
 
     def message(self, g: Local, h: Tensor) -> Rows:
-        x = F.linear(h, self.weight).unflatten(-1, (self.heads, -1))
+        x = dense(h, self.weight).unflatten(-1, (self.heads, -1))
         return x, head_scores(x, self.attend_src)
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
 from gnnpar.folds.edge_data import EdgeKind
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Graph, Local
+from gnnpar.graph import Graph, Local, SymmetricSums
+from gnnpar.models.dense import dense
 from gnnpar.models.gnn import ModelConfig
 
 
@@ -33,13 +33,16 @@ class GCNConv(nn.Module):
         self.aggregate_first = aggregate_first
 
     def message(self, g: Local, h: Tensor) -> Rows:
-        return (symmetric_norm(g) * (h if self.aggregate_first else F.linear(h, self.weight)),)
+        return (symmetric_norm(g) * (h if self.aggregate_first else dense(h, self.weight)),)
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
-        src = g.source(self.message, h)
-        g, _ = g.destinations()
-        out = symmetric_norm(g) * g.aggregate(Sum(weighted=True), src)
-        return F.linear(out, self.weight, self.bias) if self.aggregate_first else out + self.bias
+        if isinstance(g, SymmetricSums):
+            out = g.symmetric_sum(h if self.aggregate_first else dense(h, self.weight))
+        else:
+            src = g.source(self.message, h)
+            g, _ = g.destinations()
+            out = symmetric_norm(g) * g.aggregate(Sum(weighted=True), src)
+        return dense(out, self.weight, self.bias) if self.aggregate_first else out + self.bias
 
 
 @dataclass(frozen=True, kw_only=True)

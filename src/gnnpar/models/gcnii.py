@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
 from gnnpar.folds.edge_data import EdgeKind
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Graph, Local
+from gnnpar.graph import Graph, Local, SymmetricSums
+from gnnpar.models.dense import dense
 from gnnpar.models.gcn import symmetric_norm
 from gnnpar.models.gnn import ModelConfig
 
@@ -35,11 +35,14 @@ class GCNIIConv(nn.Module):
         return (symmetric_norm(g) * h,)
 
     def forward(self, g: Graph, h: Tensor, first: Tensor) -> Tensor:
-        src = g.source(self.message, h)
-        g, (first,) = g.destinations(first)
-        smooth = symmetric_norm(g) * g.aggregate(Sum(weighted=True), src)
+        if isinstance(g, SymmetricSums):
+            smooth = g.symmetric_sum(h)
+        else:
+            src = g.source(self.message, h)
+            g, (first,) = g.destinations(first)
+            smooth = symmetric_norm(g) * g.aggregate(Sum(weighted=True), src)
         smooth = (1 - self.alpha) * smooth + self.alpha * first
-        return (1 - self.beta) * smooth + self.beta * F.linear(smooth, self.weight)
+        return (1 - self.beta) * smooth + self.beta * dense(smooth, self.weight)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from gnnpar.models.dense import dense
 from gnnpar.torch_seed import torch_seeded
 from gnnpar_kernels import fold_key
 
@@ -33,6 +34,9 @@ class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return dense(input, self.weight, self.bias)
 
 
 def construct(make: Callable[[], T], seed: int) -> T:

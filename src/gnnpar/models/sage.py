@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
 from gnnpar.folds.max import Max
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
+from gnnpar.models.dense import dense
 from gnnpar.models.gnn import ModelConfig
 from gnnpar.models.initial import Linear
 
@@ -30,7 +30,7 @@ class SAGEConv(nn.Module):
         self.aggregator, self.aggregate_first = aggregator, aggregate_first
 
     def message(self, g: Local, h: Tensor) -> Rows:
-        return (h if self.aggregate_first else F.linear(h, self.neighbours),)
+        return (h if self.aggregate_first else dense(h, self.neighbours),)
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
         src = g.source(self.message, h)
@@ -40,7 +40,7 @@ class SAGEConv(nn.Module):
         else:
             out = g.aggregate(Sum(), src) * g.in_degree.clamp_min(1).reciprocal()[:, None]
         own = self.own(h)
-        return torch.addmm(own, out, self.neighbours.T) if self.aggregate_first else own + out
+        return dense(out, self.neighbours, add=own) if self.aggregate_first else own + out
 
 
 @dataclass(frozen=True, kw_only=True)

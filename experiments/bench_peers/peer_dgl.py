@@ -1,0 +1,161 @@
+"""Worker: the models on DGL's layers, in an environment that has DGL. kind=dgl: whole graph; dgl_batches: mini-batches;
+dgl_sar: one of several ranks over SAR."""
+
+import datetime
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("DGLBACKEND", "pytorch")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import dgl
+import dgl.nn
+import torch
+import torch.nn.functional as F
+from serve import Epoch, Job, serve
+from torch import Tensor, nn
+
+FANOUT = (15, 10, 5)  # from the training nodes outwards
+BATCH = 1024
+job = Job.of_command_line()
+
+
+class Net(nn.Module):
+    """Layers with an activation between them; `graphs`: one for each layer, or one for all."""
+
+    def __init__(self, weights: list[dict[str, Tensor]]) -> None:
+        super().__init__()
+        self.layers, self.act = nn.ModuleList(), F.elu if job.model == "gat" else F.relu
+        for index, given in enumerate(weights):
+            self.layers.append(self._layer(given, last=index == len(weights) - 1))
+
+    @torch.no_grad()
+    def _layer(self, given: dict[str, Tensor], *, last: bool) -> nn.Module:
+        if job.model == "gcn":
+            out, inside = given["weight"].shape
+            layer = dgl.nn.GraphConv(inside, out, norm="both", allow_zero_in_degree=True)
+            layer.weight.copy_(given["weight"].T)
+            layer.bias.copy_(given["bias"])
+        elif job.model == "sage":
+            out, inside = given["neighbours"].shape
+            layer = dgl.nn.SAGEConv(inside, out, "mean")
+            layer.fc_neigh.weight.copy_(given["neighbours"])
+            layer.fc_self.weight.copy_(given["own.weight"])
+            (layer.fc_self.bias if layer.fc_self.bias is not None else layer.bias).copy_(given["own.bias"])
+        else:
+            heads, width = given["attend_src"].shape
+            layer = dgl.nn.GATConv(given["weight"].shape[1], width, heads, allow_zero_in_degree=True)
+            layer.fc.weight.copy_(given["weight"])
+            layer.attn_l.copy_(given["attend_src"][None])
+            layer.attn_r.copy_(given["attend_dst"][None])
+            layer.bias.copy_(given["bias"])
+        return layer
+
+    def forward(self, graphs, x: Tensor) -> Tensor:
+        for index, layer in enumerate(self.layers):
+            x = layer(graphs[index] if isinstance(graphs, list) else graphs, x)
+            if job.model == "gat":
+                x = x.flatten(1)
+            if index < len(self.layers) - 1:
+                x = self.act(x)
+        return x
+
+
+def whole_graph() -> Epoch:
+    edges, x, y, train = job.array("edges"), job.array("x"), job.array("y"), job.array("train").nonzero().flatten()
+    graph = dgl.graph((edges[0], edges[1]), num_nodes=len(x))
+    graph.create_formats_()
+    model = Net(job.weights()).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def epoch() -> float:
+        loss = F.cross_entropy(model(graph, x)[train], y[train])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return epoch
+
+
+def batches() -> Epoch:
+    import dgl.dataloading
+
+    edges, x, y, train = job.array("edges"), job.array("x"), job.array("y"), job.array("train").nonzero().flatten()
+    graph = dgl.graph((edges[0], edges[1]), num_nodes=len(x))
+    graph.create_formats_()
+    sampler = dgl.dataloading.NeighborSampler(list(reversed(FANOUT)))  # DGL lists the layer of the features first
+    loader = dgl.dataloading.DataLoader(graph, train, sampler, batch_size=BATCH, shuffle=True, num_workers=0)
+    model = Net(job.weights()).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def epoch() -> float:
+        total = 0.0
+        for inputs, outputs, blocks in loader:
+            loss = F.cross_entropy(model(blocks, x[inputs]), y[outputs])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(outputs)
+        return total / len(train)
+
+    return epoch
+
+
+def sar_rank() -> Epoch:
+    """SAR's partition of the same cut: nodes are renumbered by part."""
+    import sar
+    from dgl.distributed.graph_partition_book import RangePartitionBook
+    from sar.common_tuples import PartitionData, ShardEdgesAndFeatures
+
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{job.folder}/sar_{Path(job.address).name}",
+        rank=job.rank,
+        world_size=job.ranks,
+        timeout=datetime.timedelta(seconds=120),
+    )
+    sar.initialize_comms(job.rank, job.ranks, "127.0.0.1", "gloo")
+    edges, part_of = job.array("edges"), job.array("part_of")
+    order = torch.argsort(part_of, stable=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    ends = torch.cumsum(torch.bincount(part_of, minlength=job.ranks), 0).tolist()
+    ranges = list(zip([0, *ends[:-1]], ends, strict=True))
+    src, dst = place[edges]
+    shards = []
+    for rank in range(job.ranks):
+        chosen = (part_of[edges[0]] == rank) & (part_of[edges[1]] == job.rank)
+        types = {dgl.ETYPE: torch.zeros(int(chosen.sum()), dtype=torch.int32)}
+        shards.append(ShardEdgesAndFeatures((src[chosen], dst[chosen]), types))
+    first, last = ranges[job.rank]
+    mine = order[first:last]
+    features = {dgl.NTYPE: torch.zeros(last - first, dtype=torch.int32)}
+    kind = ("_N", "_E", "_N")
+    nodes = {"_N": torch.tensor(ranges)}
+    edge_ends = torch.cumsum(torch.bincount(part_of[edges[1]], minlength=job.ranks), 0).tolist()
+    edge_ranges = {kind: torch.tensor(list(zip([0, *edge_ends[:-1]], edge_ends, strict=True)))}
+    book = RangePartitionBook(job.rank, job.ranks, nodes, edge_ranges, {"_N": 0}, {kind: 0})
+    graph = sar.construct_full_graph(PartitionData(shards, ranges, features, ["_N"], [kind], book))
+    if job.model == "gat":  # sar.patch_dgl tests for the graph of one relation, which GATConv cannot use
+        dgl.nn.pytorch.conv.gatconv.edge_softmax = sar.edge_softmax
+    model = Net(job.weights()).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    x, y, mask = job.array("x")[mine], job.array("y")[mine], job.array("train")
+    train, count = mask[mine].nonzero().flatten(), int(mask.sum())
+
+    def epoch() -> float:
+        loss = F.cross_entropy(model(graph, x)[train], y[train], reduction="sum") / count
+        optimizer.zero_grad()
+        loss.backward()
+        sar.gather_grads(model)
+        optimizer.step()
+        total = loss.detach().clone()
+        torch.distributed.all_reduce(total)
+        return total.item()
+
+    return epoch
+
+
+serve(job, {"dgl": whole_graph, "dgl_batches": batches, "dgl_sar": sar_rank}[job.kind])

@@ -1,0 +1,120 @@
+"""What every worker of bench_peers shares, in any environment: the graph, initial weights, and epochs on demand.
+
+A worker is a process (or several ranks, each one) that loads, connects to the study and runs one epoch whenever it is
+asked, so that epochs of different programs take turns on an idle machine. Needs numpy and torch alone.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Epoch = Callable[[], float]
+"""Trains one epoch and returns its loss before the step (of mini-batches: the mean)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is asked for; the command line holds it as JSON."""
+
+    folder: str
+    address: str
+    kind: str
+    graph: str
+    model: str
+    threads: int
+    ranks: int = 1
+    rank: int = 0
+
+    @staticmethod
+    def of_command_line() -> "Job":
+        return Job(**json.loads(sys.argv[1]))
+
+    def array(self, name: str) -> Tensor:
+        return torch.from_numpy(np.load(Path(self.folder) / f"{name}.npy"))
+
+    def weights(self) -> list[dict[str, Tensor]]:
+        """Initial weights by layer and name; matrices are [out, in]."""
+        layers: list[dict[str, Tensor]] = []
+        with np.load(Path(self.folder) / f"{self.model}.npz") as file:
+            for key in file.files:
+                index, name = key.split(".", 1)
+                while len(layers) <= int(index):
+                    layers.append({})
+                layers[int(index)][name] = torch.from_numpy(file[key])
+        return layers
+
+
+class Resident:
+    """The resident set: now, and its highest value while `watching` (sampled, since Linux keeps one peak a life)."""
+
+    def __init__(self) -> None:
+        self.page = os.sysconf("SC_PAGE_SIZE")
+
+    def now(self) -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * self.page
+
+    def peak_of(self, epoch: Epoch) -> int:
+        highest, done = [self.now()], threading.Event()
+
+        def watch() -> None:
+            while not done.wait(0.002):
+                highest[0] = max(highest[0], self.now())
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        epoch()
+        done.set()
+        thread.join()
+        return max(highest[0], self.now())
+
+
+def live_peak(epoch: Epoch) -> int:
+    """Bytes that the allocator of torch gave out in an epoch at most, above what was alive before it."""
+    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
+        torch._C._autograd._enable_record_function(False)
+        try:
+            epoch()
+        finally:
+            torch._C._autograd._enable_record_function(True)
+    level = highest = 0
+    events = (e for e in profile.kineto_results.events() if e.name() == "[memory]")
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        level += event.nbytes()
+        highest = max(highest, level)
+    return highest
+
+
+def serve(job: Job, make: Callable[[], Epoch]) -> None:
+    """Build what runs epochs, then answer the study until it hangs up."""
+    torch.set_num_threads(job.threads)
+    resident = Resident()
+    bare = resident.now()
+    epoch = make()
+    with Client(job.address, family="AF_UNIX") as study:
+        while (asked := study.recv()) != "stop":
+            if asked == "epoch":
+                faults = page_faults()
+                began = time.perf_counter()
+                loss = epoch()
+                study.send(
+                    {"seconds": time.perf_counter() - began, "loss": loss, "page_faults": page_faults() - faults}
+                )
+            else:
+                peak = resident.peak_of(epoch)
+                study.send({"rss_mib": (peak - bare) / 2**20, "live_mib": live_peak(epoch) / 2**20})
+
+
+def page_faults() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

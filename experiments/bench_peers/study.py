@@ -1,0 +1,58 @@
+"""The graphs and models of bench_peers, and the files by which workers of other environments read them."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.npz import NPZ
+from gnnpar.data.synthetic import SBM
+from gnnpar.models.gat import GAT
+from gnnpar.models.gcn import GCN
+from gnnpar.models.gnn import ModelConfig
+from gnnpar.models.sage import SAGE
+from gnnpar.partition.partition import Metis, partition
+
+SHAPE = {"num_layers": 3, "hidden": 128, "dropout": 0.0}
+MODELS: dict[str, ModelConfig] = {"gcn": GCN(**SHAPE), "sage": SAGE(**SHAPE), "gat": GAT(**SHAPE, heads=4)}
+NODES = {"sbm_tenth": 5_000, "sbm": 50_000, "sbm_four": 200_000}  # sbm: the graph of epoch_speed
+
+DEBIAN = NPZ(  # conf/dataset/debian.yaml
+    name="debian",
+    path=f"{os.environ.get('GNNPAR_DATA', 'data')}/debian/debian.npz",
+    self_loops=False,
+    symmetrize=False,
+    split="public",
+)
+
+
+def dataset_of(graph: str) -> Dataset:
+    if graph == "debian":
+        return DEBIAN.load(None, 0)
+    return SBM(
+        num_nodes=NODES[graph],
+        avg_degree=20,
+        homophily=0.8,
+        num_features=128,
+        graph_seed=0,
+        bridge_share=0.05,
+        lateral_share=0.05,
+    ).load(None, 0)
+
+
+def write(graph: str, folder: Path) -> Dataset:
+    """The graph, its cut into two parts, and initial weights of every model by layer and name."""
+    dataset = dataset_of(graph)
+    arrays = {"edges": dataset.edge_index, "x": dataset.x, "y": dataset.y, "train": dataset.train_mask}
+    arrays["part_of"] = partition(dataset, 2, by=Metis(), cache=folder, say=lambda _: None)
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array.numpy())
+    for name, config in MODELS.items():
+        model = config.build(dataset.num_features, dataset.num_classes, seed=0)
+        weights = {
+            key.removeprefix("layers.").replace(".conv.", "."): value.numpy()
+            for key, value in model.state_dict().items()
+        }
+        np.savez(folder / f"{name}.npz", **weights)
+    return dataset

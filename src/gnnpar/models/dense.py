@@ -1,0 +1,46 @@
+"""A dense layer that takes the fast body of `gnnpar_kernels.dense` where there is one; elsewhere F.linear."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+import gnnpar_kernels as kernels
+
+
+def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+    """x weight^T + bias + add. Shapes: x [N, F], weight [O, F], bias [O] or None, add [N, O] or None -> [N, O]."""
+    plain = not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")
+    if plain and x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32:
+        return _Dense.apply(x, weight, bias, add)
+    if add is None:
+        return F.linear(x, weight, bias)
+    return torch.addmm(add if bias is None else add + bias, x, weight.T)
+
+
+class _Saved(FunctionCtx):
+    """What torch does not declare."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+
+class _Dense(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Saved, x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return kernels.dense(x, weight, bias=bias, add=add)
+
+    @staticmethod
+    def backward(ctx: _Saved, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias, of_add = ctx.needs_input_grad
+        grad = grad_outputs[0].contiguous()
+        return (
+            kernels.dense(grad, weight.T) if of_x else None,
+            grad.T @ x if of_weight else None,
+            grad.sum(0) if of_bias else None,
+            grad if of_add else None,
+        )
