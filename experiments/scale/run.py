@@ -11,6 +11,7 @@ What is there is not run again. Shards lie in a temporary folder (--scratch; 2^2
 """
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,7 @@ KEPT = ("memory_bytes", "bytes_per_epoch", "loss", "hashes", "cores", "hardware"
 BLOCKS = 5
 TIMED = ["epochs=55", "eval_every=55"]
 PACED = ["launch=paced", "launch.rate_gbps=1"]
+EDGES = re.compile(r"rmat: \d+ nodes, (\d+) edges")
 STAGES = ("memory", "times", "dilated")
 
 
@@ -70,15 +72,17 @@ def measure_memory(scales: list[int], scratch: Path | None) -> None:
         names = [name for s, r, name in todo if (s, r) == (scale, ranks)]
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             size, shards = f"dataset.scale={scale}", f"{folder}/shards"
-            if names != ["gnnpipe"]:
-                gnnpar("partition", *GRAPH, size, f"world_size={ranks}", f"out={shards}")
+            said = gnnpar("partition", *GRAPH, size, f"world_size={ranks}", f"out={shards}")
+            counted = EDGES.search(said)
+            assert counted is not None
+            edges = int(counted[1])  # in-edges, self loops included
             for name in names:
                 whole = name == "gnnpipe"
                 source = [*GRAPH, size, f"world_size={ranks}"] if whole else [f"shards={shards}"]
                 asked = (STRATEGIES | PIPE).get(name, ["strategy=single"]) + (CHOSEN if name == "adaqp" else [])
                 result = blocks.train([*source, *MODEL, *BRIEF, *asked])["result"]
                 told: dict[str, Any] = {key: result[key] for key in KEPT}
-                records.append(out, [{"scale": scale, "ranks": ranks, "strategy": name, **told}])
+                records.append(out, [{"scale": scale, "ranks": ranks, "strategy": name, "edges": edges, **told}])
                 peak = max(result["memory_bytes"]["peak"]) / 2**20
                 clock.tell(f"2^{scale} {name} on {ranks}: {peak:.0f} MiB")
 
