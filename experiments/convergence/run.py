@@ -48,7 +48,11 @@ def listed(cells: list[Cell], methods: list[str], seeds: int) -> None:
         names = {cell.job(method): method for method in methods}
         there = [row for row in rows if row["job"] in names and row["block"] < seeds]
         mine = [row["result"] for row in rows if row["job"].startswith(f"{cell.name};")]
-        wall = [each["train_wall_seconds"] + each["cold_start_seconds"] for each in mine if each["error"] is None]
+        wall = [
+            each["train_wall_seconds"] + sum(each["cold_start_seconds"].values())
+            for each in mine
+            if each["error"] is None
+        ]
         left = len(names) * seeds - len(there)
         hours = f"{left * sum(wall) / len(wall) / 3600:.1f} core hours left" if wall else "no line says how long"
         print(f"{cell.name}: {len(there)} of {len(names) * seeds} runs; {hours}")

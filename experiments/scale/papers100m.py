@@ -1,6 +1,6 @@
 """ogbn-papers100M on paper: what the planner's prices say of SAR's cluster, beside what SAR published of it.
 
-    python experiments/scale/papers100m.py     # writes papers100m.jsonl, seconds
+    python experiments/scale/run.py papers     # writes papers100m.jsonl, seconds
 
 Nothing is measured: rates are derived from a data sheet, the partition follows a law. Graph: 111,059,956 nodes, 3.2e9
 edges in both directions; machines of two 36-core Ice Lake processors, 200 Gbit/s between any two (SAR, MLSys 2022).
@@ -50,7 +50,3 @@ def main() -> None:
                     seconds, peak = paper.epoch(candidate).seconds, paper.peak_bytes(candidate)
                     rows.append(row | {"seconds": float(f"{seconds:.6g}"), "peak_bytes": round(peak)})
     records.replace(HERE / "papers100m.jsonl", rows)
-
-
-if __name__ == "__main__":
-    main()

@@ -117,8 +117,8 @@ def times(rows: Sequence[Any]) -> Iterable[str]:
 def papers(rows: Sequence[Any]) -> Iterable[str]:
     """The planner's prices on paper between two cuts, beside SAR's charts."""
     yield (
-        "| model | ranks | SAR, GB: modelled | published | vanilla, GB: modelled | published | "
-        "SAR, s an epoch: modelled | published |"
+        "| model | ranks | SAR, GB: modelled | SAR: published | vanilla, GB: modelled | vanilla: published | "
+        "SAR, s an epoch: modelled | epoch: published |"
     )
     yield "|---|---|---|---|---|---|---|---|"
     priced = {(row["model"], row["ranks"], row["strategy"], row["cut"]): row for row in rows}
@@ -168,14 +168,15 @@ def main() -> None:
             ("24 GiB, extrapolated", limits(found)),
         ):
             print(f"### {title}\n")
-            print("\n".join(lines), "\n")
+            print("\n".join(lines) + "\n")
         draw(found, figure)
     for stage, title in (("times", "Epochs over loopback, measured"), ("dilated", "Epochs over 1 Gbit/s, dilated")):
         if rows := records.read(HERE / f"{stage}.jsonl"):
             print(f"### {title}\n")
-            print("\n".join(times(rows)), "\n")
-    print("### Papers100M on paper, beside SAR's charts\n")
-    print("\n".join(papers(records.read(HERE / "papers100m.jsonl"))))
+            print("\n".join(times(rows)) + "\n")
+    if rows := records.read(HERE / "papers100m.jsonl"):
+        print("### Papers100M on paper, beside SAR's charts\n")
+        print("\n".join(papers(rows)))
 
 
 if __name__ == "__main__":

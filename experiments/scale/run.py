@@ -4,6 +4,7 @@
     python experiments/scale/run.py memory --scales 14 16 18 20   # some sizes
     python experiments/scale/run.py times                         # of one and two ranks over loopback: a quiet machine
     python experiments/scale/run.py dilated                       # of 2, 4 and 8 ranks over 1 Gbit/s: quiet, and root
+    python experiments/scale/run.py papers                        # papers100m.jsonl, on paper: seconds
     python experiments/scale/run.py STAGE --list                  # runs done of how many
     python experiments/scale/report.py
 
@@ -22,9 +23,11 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import blocks
+import papers100m
 import records
 
-SCALES = tuple(range(16, 25))
+SCALES = {"memory": list(range(16, 25)), "times": [14, 16, 18, 20], "dilated": [14, 16]}
+PAPER = "papers"  # the stage that measures nothing
 GRAPH = ["dataset=rmat", "dataset.num_features=32", "partition=ldg"]
 MODEL = ["model=gcn", "model.num_layers=2", "model.hidden=32", "threads_per_rank=1", "seed=0", "checkpoint.keep=0"]
 STRATEGIES = {
@@ -42,7 +45,6 @@ BLOCKS = 5
 TIMED = ["epochs=55", "eval_every=55"]
 PACED = ["launch=paced", "launch.rate_gbps=1"]
 EDGES = re.compile(r"rmat: \d+ nodes, (\d+) edges")
-STAGES = ("memory", "times", "dilated")
 
 
 def file_of(stage: str) -> Path:
@@ -104,13 +106,16 @@ def jobs(stage: str, scales: list[int]) -> blocks.Jobs:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("stage", choices=STAGES)
-    parser.add_argument("--scales", nargs="+", type=int, help="log2 of the nodes (memory: 16 to 24; timed: 14 to 20)")
+    parser.add_argument("stage", choices=[*SCALES, PAPER])
+    parser.add_argument("--scales", nargs="+", type=int, help="log2 of the nodes; default by stage")
     parser.add_argument("--blocks", type=int, default=BLOCKS)
     parser.add_argument("--scratch", type=Path, help="folder for shards while they are needed")
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
     options = parser.parse_args()
-    stage, scales = options.stage, options.scales or list(SCALES if options.stage == "memory" else range(14, 21, 2))
+    if options.stage == PAPER:
+        papers100m.main()
+        return
+    stage, scales = options.stage, options.scales or SCALES[options.stage]
     if options.list:
         runs = len(cells(scales)) if stage == "memory" else len(jobs(stage, scales)) * options.blocks
         print(f"{stage}: {len(records.read(file_of(stage)))} lines are there, of {runs} for these sizes")
