@@ -11,15 +11,17 @@ PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 5 --dist worksteal
 DEMO := outputs/demo
 DEMO_JOB := model=gcn dataset=sbm world_size=2 epochs=50 fidelity_every=25
 
-COMPARE := outputs/compare$(if $(QUICK),-quick)
+COMPARE := outputs/compare$(if $(QUICK),-quick)$(if $(STUDIES),-some)
 
-.PHONY: bench-peers dist demo compare test test-documents test-studies test-attack test-kernels test-all test-gpu-versions kills lint bench sparse docs clean
+.PHONY: bench-peers dist demo compare studies test test-documents test-studies test-attack test-kernels test-all test-gpu-versions kills lint bench sparse docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo           train every strategy on the embedded dataset with 2 ranks, then compare: a table and report.html"
-	@echo "make compare        every strategy by the protocol, table, figures and page in outputs/compare; 9 hours, goes on where it was stopped"
-	@echo "                    (QUICK=1: a rehearsal of ten minutes in outputs/compare-quick; STUDIES='speed cora': only these)"
+	@echo "make compare        every study that the decision table of experiments/README.md rests on, tables and figures in outputs/compare;"
+	@echo "                    11.5 hours of a quiet machine, goes on where it was stopped"
+	@echo "                    (QUICK=1: a rehearsal of ten minutes in outputs/compare-quick; STUDIES='speed cora': these of compare_all alone)"
+	@echo "make studies        all other studies, in outputs/studies, likewise; experiments/all_studies.py rest --list says how long each takes"
 	@echo "make test           the test suite; no network, no GPU, no data"
 	@echo "make test-kernels   the kernels, a package of its own: specification, CPU and Triton bodies, the latter interpreted"
 	@echo "make test-documents README, tutorials, examples and site hold what they say; the wheel trains"
@@ -52,11 +54,18 @@ demo: $(STAMP)
 	$(BIN)/gnnpar train strategy=graph_parallel codec=drop $(DEMO_JOB) hydra.run.dir=$(DEMO)/control
 	$(BIN)/gnnpar compare $(DEMO) --html $(DEMO)/report.html --csv > $(DEMO)/table.csv
 
-# from nothing but its own lines: what outputs/compare holds is not run again
+# from nothing: what outputs/compare holds is not run again
 compare: $(STAMP)
+ifeq ($(QUICK)$(STUDIES),)
+	$(BIN)/python experiments/all_studies.py compare --out $(COMPARE)
+else
 	$(BIN)/python experiments/compare_all/run.py $(STUDIES) $(if $(QUICK),--quick) --out $(COMPARE) || failed=$$?; \
 	  $(BIN)/python experiments/compare_all/report.py $(if $(QUICK),--quick) --folder $(COMPARE) --page $(COMPARE) && \
 	  exit $${failed:-0}
+endif
+
+studies: $(STAMP)
+	$(BIN)/python experiments/all_studies.py rest --out outputs/studies
 
 test: $(STAMP)
 	$(PYTEST) -m "not slow and not gpu and not fault" --durations=10 --ignore tests/documents --ignore tests/studies --ignore tests/attack \

@@ -69,6 +69,29 @@ def sweep(jobs: Jobs, *, common: Sequence[str], out: Path, failures: bool = Fals
         clock.tell(f"{name}: {len(found)} runs")
 
 
+def seeded(jobs: Jobs, *, seeds: Sequence[int], common: Sequence[str], out: Path, at_once: int = 1) -> None:
+    """Every job once a seed, where times do not matter: `at_once` seeds at a time, of which all jobs come together.
+
+    A run that fails is a row with its reason.
+    """
+    done = {(row["job"], row["block"]) for row in records.read(out)}
+    todo = []
+    for first in range(0, len(seeds), at_once):
+        for name in jobs:
+            if missing := [seed for seed in seeds[first : first + at_once] if (name, seed) not in done]:
+                todo.append((name, missing))
+    common = [*common, "hydra/launcher=parallel", f"hydra.launcher.n_jobs={at_once}"] if at_once > 1 else common
+    clock = Clock(len(todo))
+    for name, missing in todo:
+        with tempfile.TemporaryDirectory() as folder:
+            some = f"seed={','.join(map(str, missing))}"
+            call(["-m", *common, *jobs[name], some, f"hydra.sweep.dir={folder}"], failures=True)
+            found = [collected(file.parent) for file in Path(folder).rglob("result.json")]
+            rows = [{"block": each["result"]["seed"], "job": name, **each} for each in found]
+            records.append(out, sorted(rows, key=lambda row: row["block"]))
+        clock.tell(f"{name}: seeds {', '.join(map(str, missing))}")
+
+
 class Clock:
     """What of how many is done, and the seconds that the rest will take at this pace."""
 

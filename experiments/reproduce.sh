@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # experiments/reproduce.sh                    every experiment, with the time its README expects
 # experiments/reproduce.sh NAME [arguments]   say what is expected, run it (arguments go to run.py), then print its report, whether its
-#                                             headline numbers lie inside (exit code 1 if one does not), and how much changed
+#                                             headline numbers lie inside (exit code 1 if one does not), and how much changed;
+#                                             in a copy without lines, outputs/reproduced/NAME: started again, it goes on there
 # PYTHON: the interpreter, python by default; in a checkout PYTHON=.venv/bin/python
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -33,18 +34,20 @@ if [ ! -f "$name/README.md" ]; then
   exit 2
 fi
 command_of "$name"
-[ ! -f expected.py ] || "$python" expected.py --list "$name"
+"$python" expected.py --list "$name"
 if [ ! -f "$name/run.py" ]; then
   echo "$name has no run.py: its commands stand above" >&2
   exit 2
 fi
-"$python" "$name/run.py" "$@"
-report=$("$python" "$name/report.py")
+copy=../outputs/reproduced/$name # without its lines: what is there counts as done
+mkdir -p "$copy"
+export GNNPAR_DATA=${GNNPAR_DATA:-$(realpath -m ../../shared/data)}
+"$python" -c 'import all_studies, pathlib, sys; all_studies.copied(pathlib.Path(sys.argv[1]).resolve())' "$copy"
+"$python" "$copy/experiments/$name/run.py" "$@"
+report=$("$python" "$copy/experiments/$name/report.py")
 echo "$report"
 outside=0
-if [ -f expected.py ]; then
-  "$python" expected.py "$name" <<<"$report" || outside=1
-fi
+"$python" expected.py "$name" <<<"$report" || outside=1
 changed=$(grep '^|' <<<"$report" | grep -cvxFf <(cat "$name"/*.md) || true)
-echo "$changed lines of these tables differ from those of its pages"
+echo "$changed lines of these tables differ from those of its pages; lines and figures lie in outputs/reproduced/$name/experiments/$name"
 exit $outside

@@ -1,5 +1,6 @@
 """Figures of compare_all: epochs and accuracy on sbm, accuracy on every dataset, validation against time and bytes."""
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,24 +17,18 @@ from gnnpar.report.statistics import Estimate, geometric_mean, mean
 STYLES = {"speed": ("#7a8794", -0.12), "paced": ("#2b7bba", 0.12)}
 MODELS = {"gcn": ("#2b7bba", -0.2), "sage": ("#1a9e77", 0.0), "gat": ("#e09f1f", 0.2), "resgcn": ("#8e5ea2", 0.0)}
 COLUMNS = 5  # of panels beside each other
-LINES = (
-    "#000000",
-    "#7a8794",
-    "#2b7bba",
-    "#76b7d8",
-    "#d9480f",
-    "#f2a65a",
-    "#c2255c",
-    "#1a9e77",
-    "#8fcfb0",
-    "#6b4fa0",
-    "#b39ddb",
-    "#e09f1f",
-    "#8d6e63",
-    "#3c7d22",
-    "#5c940d",
-    "#00838f",
-)
+# of time to accuracy: exact blue, rounded green, quantized orange, stale violet; those between look like one of them
+LINES = {
+    "single, all threads": "#000000",
+    "vanilla": "#76b7d8",
+    "graph_parallel": "#2b7bba",
+    "graph_parallel bf16": "#1a9e77",
+    "adaqp": "#d9780f",
+    "gnnpipe": "#8e5ea2",
+    "minibatch": "#c2255c",
+    "control": "#7a8794",
+}
+EDGE = 6.0  # points; what is beyond is a number at the edge, so that intervals stay readable
 
 
 def overview(studies: Mapping[str, Rows], file: Path) -> None:
@@ -92,21 +87,20 @@ def datasets(studies: Mapping[str, Rows], file: Path) -> None:
 
 
 def to_target(studies: Mapping[str, Rows], file: Path) -> None:
-    """Validation against training seconds and megabytes sent; means over seeds."""
+    """Validation against training seconds and megabytes sent, of some methods; means over seeds."""
     cells = {study: methods for (study, _), methods in by_cell(studies).items()}
     if not cells:
         return
     plt = pictures.pyplot(7)
     figure, axes = plt.subplots(len(cells), 2, figsize=(8, 2.8 * len(cells)), squeeze=False, layout="constrained")
-    names = methods_of(by_cell(studies))
     for row, (study, methods) in zip(axes, cells.items(), strict=True):
         for axis, key, unit in zip(row, ("time/train_seconds", "comm/total_bytes_so_far"), (1, 1e6), strict=True):
-            for name, runs in methods.items():
+            for name, runs in ((name, methods[name]) for name in LINES if name in methods):
                 at = list(zip(*(run["curve"] for run in runs), strict=False))
                 x = [mean([point[key] / unit for point in epoch]).value for epoch in at]
                 y = [mean([100 * point["metric/val"] for point in epoch]).value for epoch in at]
                 if x[-1] > 0:
-                    axis.plot(x, y, color=LINES[names.index(name) % len(LINES)], linewidth=1, label=name)
+                    axis.plot(x, y, color=LINES[name], linewidth=1, label=name)
         row[0].set(xlabel="training seconds", ylabel=f"{study}: validation, %", xscale="log")
         row[1].set(xlabel="MB sent", xscale="log")
         _legend(row[1], row, fontsize=5, loc="upper left", bbox_to_anchor=(1, 1))
@@ -120,12 +114,19 @@ def _accuracy(axes: Any, models: Mapping[str, Mapping[str, Rows]], names: Sequen
             found = differences(methods.get(name, ()), methods.get("single", ()))
             if found and name != "single":
                 _point(axes, mean(found), i + shift, colour, model)
-    axes.set_xscale("symlog")
-    axes.set_xticks([-10, -1, 0, 1, 10], ["-10", "-1", "0", "1", "10"])
+    axes.set_xlim(-EDGE, EDGE)
+    axes.axvline(0.0, color="#5a6572", linewidth=0.6)
     axes.axvline(-0.3, color="#5a6572", linewidth=0.6, linestyle=":")
 
 
 def _point(axes: Any, e: Estimate, at: float, colour: str, label: str) -> None:
+    if abs(e.value) > EDGE and label in MODELS:  # models beside each other, as they stand above each other else
+        row = round(at)
+        inwards = EDGE - 0.3 - 1.5 * round((at - row) / 0.2 + 1)
+        side, ends = math.copysign(inwards, e.value), "left" if e.value < 0 else "right"
+        axes.text(side, row, f"{e.value:+.1f}", color=colour, size=5, va="center", ha=ends)
+        axes.plot([], [], "o", color=colour, markersize=3.5, label=label)
+        return
     if e.low == e.low:
         axes.plot([e.low, e.high], [at, at], color=colour, linewidth=1)
     axes.plot([e.value], [at], "o", color=colour, markersize=3.5, label=label)

@@ -22,7 +22,7 @@ from gnnpar.report.formatting import interval
 from gnnpar.report.statistics import mean, non_inferiority
 from studies import QUICK, STUDIES, Study
 
-FIGURES = ("figure.svg", "datasets.svg", "target.svg", "rivals.svg")
+FIGURES = ("figure.svg", "datasets.svg", "target.svg", "rivals.svg", "deep.svg")
 TRIALS = ("| strategy | as it comes | tuned | gain | over single, both tuned | verdict |", "|" + "---|" * 6)
 ACCURACY = ("strategy", "cells", *VERDICTS, "unfit", "mean difference", "worst")
 NOTE = "A rehearsal in small: these figures show that everything runs, and nothing else.\n"
@@ -85,15 +85,17 @@ def trials(rows: Rows) -> Iterable[str]:
 
 
 def draw(found: Mapping[str, Rows], studies: Mapping[str, Study], file: Path) -> None:
-    """figure.svg, and beside it those of datasets, of time to accuracy and of rivals where these were run."""
+    """figure.svg, and beside it those of datasets, of time to accuracy, of rivals and of a deep model, where these were
+    run: the last two have methods of their own."""
     plain = {name.removeprefix("quick_"): rows for name, rows in found.items()}
     figures.overview(plain, file)
     others = {
         n: rows for n, rows in found.items() if studies[n].seeds and not studies[n].trials and "accuracy" not in n
     }
-    rivals = {"rivals": others.pop("rivals")} if "rivals" in others else {}
+    for name, figure in (("rivals", FIGURES[3]), ("deep", FIGURES[4])):
+        alone = {n: others.pop(n) for n in (name, f"quick_{name}") if n in others}
+        figures.datasets(alone, file.with_name(figure))
     figures.datasets(others, file.with_name(FIGURES[1]))
-    figures.datasets(rivals, file.with_name(FIGURES[3]))
     figures.to_target({n: rows for n, rows in plain.items() if "target" in n}, file.with_name(FIGURES[2]))
 
 

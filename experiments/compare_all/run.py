@@ -1,9 +1,9 @@
 """Every strategy by one protocol: time in blocks, accuracy over seeds, on sbm, its presets and real graphs.
 
 python experiments/compare_all/run.py --list           # the studies, how many runs, about how long
-python experiments/compare_all/run.py speed accuracy   # some of them, or all (9 hours); lines land beside this file
+python experiments/compare_all/run.py speed accuracy   # some of them, or all (9.5 hours); lines land beside this file
 python experiments/compare_all/run.py --quick          # the rehearsal: all in small, ten minutes
-make compare                                           # all of it from nothing in outputs/compare, with table and page
+make compare                                           # most of it, from nothing, beside other studies (all_studies.py)
 
 A study that was stopped goes on where it was; of one in blocks the block begins again.
 """

@@ -89,6 +89,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="sbm, one model, two seeds, few epochs")
     parser.add_argument("--studies", nargs="+", default=list(STUDIES), choices=list(STUDIES))
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--variants", nargs="+", default=ALL, choices=ALL, metavar="VARIANT", help="default: all")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--chunks", type=int, default=8, help="K = 4 P of 2 ranks")
@@ -120,7 +121,8 @@ def main() -> None:
                 f"seed={','.join(map(str, range(options.seeds)))}",
             ]
             at_once = 1 if options.smoke else num_cores()
-            blocks.sweep(jobs(study, model, options.chunks, variants[model]), common=common, out=out, at_once=at_once)
+            wanted = [name for name in variants[model] if name in options.variants]
+            blocks.sweep(jobs(study, model, options.chunks, wanted), common=common, out=out, at_once=at_once)
 
 
 if __name__ == "__main__":

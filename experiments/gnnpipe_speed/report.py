@@ -40,6 +40,11 @@ def mean_ms(found: Sequence[dict[str, Any]], *names: str) -> float:
     return 1e3 * statistics.fmean(sum(r["breakdown_seconds"][name] for name in names) for r in found)
 
 
+def median_of(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The launch whose mean epoch is the median, the faster of two in the middle."""
+    return sorted(found, key=lambda result: result["epoch_seconds"]["mean"])[(len(found) - 1) // 2]
+
+
 def faster(rows: Rows, job: str) -> list[float]:
     """How many times faster than the base, one a block."""
     links, model, _ = named(job)
@@ -96,7 +101,8 @@ def summary(rows: Rows) -> Iterable[str]:
 
 
 def draw(rows: Rows, file: Path) -> None:
-    """Where an epoch goes, a bar a strategy, over the shaped link."""
+    """Where an epoch goes over the shaped link, a bar a strategy: of the block whose epoch is the median, since one
+    that was disturbed rules a mean."""
     plt = pictures.pyplot()
     jobs = sorted({row["job"] for row in rows if row["job"].startswith("paced")})
     models = list(dict.fromkeys(named(job)[1] for job in jobs))
@@ -111,13 +117,13 @@ def draw(rows: Rows, file: Path) -> None:
         mine = [job for job in jobs if named(job)[1] == model]
         below = [0.0] * len(mine)
         for (phase, names), colour in zip(phases.items(), COLOURS, strict=False):
-            values = [mean_ms(results(rows, job), *names) for job in mine]
+            values = [mean_ms([median_of(results(rows, job))], *names) for job in mine]
             axis.bar(range(len(mine)), values, bottom=below, color=colour, label=phase)
             below = [a + b for a, b in zip(below, values, strict=True)]
         axis.set_xticks(range(len(mine)), [named(job)[2] for job in mine], rotation=60, ha="right", fontsize=7)
-        axis.set_title(model)
-    axes[0, 0].set_ylabel("ms an epoch")
-    axes[0, 0].legend(frameon=False, fontsize=7)
+        axis.set_title(f"{model}, {results(rows, mine[0])[0]['paced']['rates']['host_gbps']:.2f} Gbit/s")
+    axes[0, 0].set_ylabel("ms an epoch, median block")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(phases), frameon=False)
     pictures.save(figure, file)
 
 

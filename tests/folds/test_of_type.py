@@ -57,7 +57,7 @@ def folded(agg: Aggregator, blocks: list[Block], x: Operands) -> tuple[torch.Ten
 @pytest.mark.parametrize("number", [0, 1, 2, KINDS])
 def test_it_is_the_fold_without_the_other_edges(fold: Aggregator, x: Operands, number: int) -> None:
     """The number beyond all types has no edge."""
-    whole, alone = block(torch.arange(E)), block(torch.nonzero(number == TYPES).flatten())
+    whole, alone = block(torch.arange(E)), block(torch.eq(TYPES, number).nonzero().flatten())
     out, (grads,) = folded(OfType(fold, number), [whole], x)
     expected, (others,) = folded(fold, [alone], x)
     assert torch.equal(out, expected)

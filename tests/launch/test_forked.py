@@ -100,8 +100,8 @@ class Tell:
 
     def __call__(self, rank: int) -> None:
         server = psutil.Process(os.getppid()).ppid()
-        told = [server, os.getcwd(), os.environ.get("GNNPAR_OF_THE_RUN"), "of_the_run" in vars(sys)]
-        sys.of_the_run = True
+        told = [server, os.getcwd(), os.environ.get("GNNPAR_OF_THE_RUN"), "of_the_run" in sys.modules]
+        sys.modules["of_the_run"] = sys
         self.file.with_suffix(f".{rank}").write_text(json.dumps(told))
         os._exit(self.code)
 

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,6 +62,16 @@ def test_the_report_says_what_the_readme_shows(folder: Path, rebuilt: Rebuilt) -
         drawn, kept = (file.read_text(encoding="utf-8") for file in (figure, folder / "figure.svg"))
         if maker(drawn) == maker(kept):
             assert drawn == kept
+
+
+def test_the_figure_of_the_decision_table_is_drawn_from_the_lines(tmp_path: Path) -> None:
+    """In a process of its own: its neighbours have names of modules that other studies have, too."""
+    drawn = tmp_path / "figure.svg"
+    subprocess.run([sys.executable, str(EXPERIMENTS / "overview.py"), "--figure", str(drawn)], check=True)
+    new, kept = (file.read_text(encoding="utf-8") for file in (drawn, EXPERIMENTS / "figure.svg"))
+    assert "<svg" in new and len(new) > 20_000
+    if maker(new) == maker(kept):
+        assert new == kept
 
 
 def test_every_experiment_says_how_it_was_made() -> None:

@@ -36,7 +36,7 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.external import EDGE_TYPES, EdgeChunk, canonical_csr
 from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, check_split, checked, refuse_unread, task_of
-from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, hashes_of, no_progress
+from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, no_progress
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 from gnnpar.paths import expanded
 
@@ -92,30 +92,17 @@ class Folder(Preprocess):
             kinds={kind: tuple(column.shape[1:]) for kind, column in files.carried.items()},
             on_progress=on_progress,
         )
-        x, y, masks = _Features(self, files.x), raw.y.numpy(), (train.numpy(), val.numpy(), test.numpy())
-        graph, split = hashes_of(
-            x,
-            y,
-            indptr,
-            indices,
-            masks,
+        return Stored.hashed(
+            name=self.name,
+            x=_Features(self, files.x),
+            y=raw.y.numpy(),
+            indptr=indptr,
+            indices=indices,
+            masks=(train.numpy(), val.numpy(), test.numpy()),
             num_classes=raw.num_classes,
             task=raw.task,
             carried=carried,
             on_progress=on_progress,
-        )
-        return Stored(
-            name=self.name,
-            x=x,
-            y=y,
-            indptr=indptr,
-            indices=indices,
-            carried=carried,
-            masks=masks,
-            num_classes=raw.num_classes,
-            task=raw.task,
-            graph_hash=graph,
-            split_hash=split,
         )
 
 

@@ -113,6 +113,39 @@ class Stored:
         return EdgeSizes(types, width, degree_histogram(self.in_degree), self.schema)
 
     @staticmethod
+    def hashed(
+        *,
+        name: str,
+        x: Slices,
+        y: np.ndarray,
+        indptr: np.ndarray,
+        indices: Slices,
+        masks: tuple[np.ndarray, np.ndarray, np.ndarray],
+        num_classes: int,
+        task: TaskName,
+        carried: Mapping[str, Slices] | None = None,
+        on_progress: OnProgress = no_progress,
+    ) -> Stored:
+        """With the hashes that the same graph has in memory, which a pass over it makes."""
+        carried = carried or {}
+        graph, split = hashes_of(
+            x, y, indptr, indices, masks, num_classes=num_classes, task=task, carried=carried, on_progress=on_progress
+        )
+        return Stored(
+            name=name,
+            x=x,
+            y=y,
+            indptr=indptr,
+            indices=indices,
+            masks=masks,
+            num_classes=num_classes,
+            task=task,
+            graph_hash=graph,
+            split_hash=split,
+            carried=carried,
+        )
+
+    @staticmethod
     def of(dataset: Dataset) -> Stored:
         """A dataset in memory, seen this way; nothing is copied but the row pointers."""
         indptr = np.concatenate([[0], np.cumsum(dataset.in_degree.numpy())]).astype(np.int64)

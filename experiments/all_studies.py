@@ -1,0 +1,165 @@
+"""Studies from nothing, on one commit: those that the decision table of README.md rests on, and all others.
+
+    python experiments/all_studies.py compare [--list]     # make compare: what the table rests on
+    python experiments/all_studies.py rest [--list]        # make studies: the others
+    python experiments/all_studies.py bandwidth sar_speed  # these; experiments/reproduce.sh NAME takes one
+
+They run in a copy of this folder without lines, OUT/experiments: what is committed stays as it is, and none of it
+counts as done. Stopped with Ctrl-C and started again, the same command goes on: a study that has ended is marked,
+others go on with what is not there. Tables and figures of a study then lie in its folder of the copy (report.md,
+figure.svg), and whether its headline numbers lie where expected.toml has them is printed.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+SHARED = ROOT.parent / "shared" / "data"
+LINES = ("*.jsonl", "*.xz", "*.csv", "*.svg", "*.npz", "*.part", "rates.json", "__pycache__", "smoke*", "quick*")
+REPORT = "report.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """`runs`: arguments of run.py, a call each. `minutes`: on two cores, by what its lines took. `root`: it needs root
+    and iproute2, or cgroups. `quiet`: its times count, so that nothing else may run."""
+
+    name: str
+    minutes: int
+    runs: Sequence[Sequence[str]] = ((),)
+    report: Sequence[str] = ()
+    root: bool = False
+    quiet: bool = True
+    folder: str = ""  # of the study; empty: its name
+
+    @property
+    def where(self) -> str:
+        return self.folder or self.name
+
+    def ended(self, experiments: Path) -> Path:
+        """The file that marks it."""
+        return experiments / self.where / f"ended.{self.name}"
+
+
+COMPARED = ("speed", "paced", "accuracy", "rivals", "verdict", "deep", "sbm_products", "sbm_reddit", "cora", "citeseer")
+COMPARED += ("computers", "cs", "squirrel", "tolokers")
+BESIDE = ("target", "target_paced", "tuned")  # of compare_all, which the decision table does not read
+CONVERGED = ("--models", "gcnii", "resgcn", "--variants", "exact", "gnnpipe", "drop")
+
+COMPARE = [
+    Study(name="compare_all", minutes=440, runs=(COMPARED,), report=("--page", "."), root=True),
+    Study(name="bandwidth", minutes=25, root=True),
+    Study(name="adaqp_throughput", minutes=15, root=True),
+    Study(name="gnnpipe_speed", minutes=45, runs=(("--scale", "0.0125", "--epochs", "10"),), root=True),
+    Study(name="gnnpipe_convergence", minutes=35, runs=(CONVERGED,), quiet=False),
+    Study(name="planner_accuracy", minutes=45, runs=(("--blocks", "3"),), root=True),
+    Study(name="planner_choice", minutes=20, runs=((), ("--pool",)), root=True),
+    Study(name="planner_scale", minutes=5, quiet=False),
+    Study(name="sar_memory", minutes=15, quiet=False),
+    Study(name="sar_speed", minutes=10),
+    Study(name="sar_out_of_core", minutes=5, root=True),
+    Study(name="rivals", minutes=30, runs=(("--stage", "bytes", "memory", "times"),), root=True),
+]
+REST = [
+    Study(
+        name="compare_all_beside", minutes=145, folder="compare_all", runs=(BESIDE,), report=("--page", "."), root=True
+    ),
+    Study(name="gnnpipe_convergence_all", minutes=85, folder="gnnpipe_convergence", quiet=False),
+    Study(name="rivals_accuracy", minutes=105, folder="rivals", runs=(("--stage", "accuracy"),), quiet=False),
+    Study(name="convergence", minutes=6000, quiet=False),
+    Study(name="scale", minutes=600, runs=(("papers",), ("memory",), ("times",), ("dilated",)), root=True),
+    Study(name="adaqp_accuracy", minutes=20, quiet=False),
+    Study(name="adaqp_knobs", minutes=50, root=True),
+    Study(name="bf16", minutes=25, quiet=False),
+    Study(name="dilation", minutes=20, root=True),
+    Study(name="epoch_speed", minutes=5),
+    Study(name="gnnpipe_memory", minutes=5, quiet=False),
+    Study(name="gnnpipe_simulator", minutes=25, root=True),
+    Study(name="gnnpipe_volume", minutes=10, quiet=False),
+    Study(name="layer_speed", minutes=10),
+    Study(name="planner_search", minutes=10),
+    Study(name="pyg_models", minutes=50, quiet=False),
+    Study(name="row_order", minutes=5),
+    Study(name="shards_memory", minutes=15, quiet=False),
+    Study(name="strong_scaling", minutes=10),
+    Study(name="typed_debian", minutes=25, quiet=False),
+]
+ELSEWHERE = ("ablation", "accuracy", "beside_the_originals")  # no run.py, or code of others: their pages say how
+LISTS = {"compare": COMPARE, "rest": REST}
+
+
+def copied(out: Path) -> Path:
+    """This folder without its lines in `out`, brought up to date; lines that are there stay."""
+    folder = out / "experiments"
+    shutil.copytree(HERE, folder, ignore=shutil.ignore_patterns(*LINES), dirs_exist_ok=True)
+    tests = out / "tests"  # graphs of some studies are made by modules of the tests
+    if not tests.is_symlink():
+        tests.symlink_to(ROOT / "tests", target_is_directory=True)
+    return folder
+
+
+def run(study: Study, experiments: Path) -> bool:
+    """Whether it ended, with its tables written."""
+    folder = experiments / study.where
+    for arguments in study.runs:
+        if subprocess.run([sys.executable, str(folder / "run.py"), *arguments], check=False).returncode:
+            return False
+    report = [sys.executable, str(folder / "report.py"), *study.report]
+    told = subprocess.run(report, stdout=subprocess.PIPE, text=True, check=False, cwd=folder)
+    if told.returncode:
+        return False
+    (folder / REPORT).write_text(told.stdout, encoding="utf-8")
+    expected = [sys.executable, str(experiments / "expected.py"), study.where]
+    subprocess.run(expected, input=told.stdout, text=True, check=False)  # what lies outside is said, and no failure
+    study.ended(experiments).touch()
+    return True
+
+
+def listed(studies: Sequence[Study], experiments: Path) -> None:
+    for study in studies:
+        done = study.ended(experiments).exists()
+        needs = [what for what, asked in (("root", study.root), ("a quiet machine", study.quiet)) if asked]
+        print(f"{study.name}: {study.minutes} minutes, needs {' and '.join(needs) or 'nothing'}{', done' * done}")
+    print(f"{sum(study.minutes for study in studies) / 60:.1f} hours in all")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("studies", nargs="+", metavar="STUDY", help=f"{', '.join(LISTS)}, or names")
+    parser.add_argument("--list", action="store_true", help="say what would run and how long, and run nothing")
+    parser.add_argument("--out", type=Path, help="folder of the copy (outputs/compare, outputs/studies)")
+    options = parser.parse_args()
+    known = {study.name: study for study in (*REST, *COMPARE)}
+    if unknown := [name for name in options.studies if name not in known and name not in LISTS]:
+        raise SystemExit(f"there is no study {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    studies = [study for name in options.studies for study in (LISTS.get(name) or [known[name]])]
+    out = options.out or ROOT / "outputs" / ("compare" if options.studies == ["compare"] else "studies")
+    if options.list:
+        listed(studies, out / "experiments")
+        return
+    os.environ.setdefault("GNNPAR_DATA", str(SHARED))
+    out.mkdir(parents=True, exist_ok=True)
+    experiments, broken = copied(out.resolve()), []
+    for i, study in enumerate(studies):
+        after = sum(other.minutes for other in studies[i + 1 :])
+        state = "done" if study.ended(experiments).exists() else f"{study.minutes} minutes"
+        print(f"[{i + 1}/{len(studies)}] {study.name}: {state}, then {after}", flush=True)
+        if state != "done" and not run(study, experiments):
+            print(f"{study.name} is not whole", flush=True)
+            broken.append(study.name)
+    if broken:
+        raise SystemExit(f"not whole: {', '.join(broken)}; the same command goes on")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; the same command goes on from here") from None

@@ -1,0 +1,136 @@
+"""Tables of README.md from results.jsonl: `python experiments/convergence/report.py [FILE] [--figure FILE]`.
+
+Differences are paired by seed; verdicts of a method over its cells are corrected for their number (Holm), margin 0.3
+points. Cells whose lines are few are tables all the same: their heading says how many of how many runs are there.
+"""
+
+import statistics
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import pictures
+import records
+import reports
+from cells import CELLS, LONGEST, METHODS, SEEDS, Cell
+
+from gnnpar.report.formatting import interval
+from gnnpar.report.statistics import Verdict, family, mean
+
+MARGIN = 0.3  # points
+EXACT, CONTROL = "exact", "drop"
+COLOURS = {"exact": "#000000", "drop": "#7a8794", "gnnpipe": "#8e5ea2", "gnnpipe, exact start": "#c59bd8"}
+COLOURS |= {"adaqp": "#d9780f"}
+HEADINGS = ("method", "seeds", "test, %", "over exact, points", "verdict", "epochs", "at the limit", "failed")
+Runs = Mapping[int, Any]  # seed -> row
+Trained = Mapping[str, Runs]  # method -> completed runs
+
+
+def read(file: Path) -> tuple[dict[Cell, dict[str, dict[int, Any]]], dict[tuple[Cell, str], int]]:
+    """Completed runs of cells that have some; how many failed."""
+    named = {cell.job(method): (cell, method) for cell in CELLS for method in METHODS}
+    found: dict[Cell, dict[str, dict[int, Any]]] = {}
+    failed: dict[tuple[Cell, str], int] = {}
+    for row in records.read(file):
+        cell, method = named[row["job"]]
+        if row["result"]["status"] == "completed":
+            found.setdefault(cell, {}).setdefault(method, {})[row["block"]] = row
+        else:
+            failed[cell, method] = failed.get((cell, method), 0) + 1
+    ordered = {cell: {m: found[cell][m] for m in METHODS if m in found[cell]} for cell in CELLS if cell in found}
+    return ordered, failed
+
+
+def points(row: Any) -> float:
+    """Test metric at the best validation, in percent."""
+    return 100 * row["result"]["metric"]["test_at_best_val"]
+
+
+def differences(ours: Runs, exact: Runs) -> list[float]:
+    return [points(ours[seed]) - points(exact[seed]) for seed in sorted(ours.keys() & exact.keys())]
+
+
+def verdicts(cells: Mapping[Cell, Trained]) -> dict[tuple[Cell, str], Verdict]:
+    """Of every method in every cell, corrected over the cells of the method."""
+    found: dict[tuple[Cell, str], Verdict] = {}
+    for method in (method for method in METHODS if method != EXACT):
+        mine = {c: differences(t[method], t[EXACT]) for c, t in cells.items() if method in t and EXACT in t}
+        mine = {cell: values for cell, values in mine.items() if values}
+        found |= {(cell, method): v for cell, v in zip(mine, family(list(mine.values()), MARGIN), strict=True)}
+    return found
+
+
+def table(cell: Cell, trained: Trained, judged: Mapping[tuple[Cell, str], Verdict], failed: Any) -> Iterable[str]:
+    yield f"| {' | '.join(HEADINGS)} |"
+    yield "|---" * len(HEADINGS) + "|"
+    for method, runs in trained.items():
+        gap = differences(runs, trained.get(EXACT, {})) if method != EXACT else []
+        epochs = [run["result"]["epochs_done"] for run in runs.values()]
+        shown = [
+            method,
+            str(len(runs)),
+            interval(mean([points(run) for run in runs.values()])),
+            interval(mean(gap), signed=True) if gap else "-",
+            judged.get((cell, method), "-"),
+            f"{statistics.median(epochs):.0f}",
+            str(sum(done >= LONGEST for done in epochs)),
+            str(failed.get((cell, method), 0)),
+        ]
+        yield f"| {' | '.join(shown)} |"
+
+
+def fitness(cell: Cell, judged: Mapping[tuple[Cell, str], Verdict]) -> str:
+    """What the control says of the cell."""
+    says = {
+        "inferior": "The control is inferior: the cell can carry a claim.",
+        "not inferior": "The control is not inferior: the cell is unfit, sending nothing does as well.",
+        "inconclusive": "The control is inconclusive: the cell may not carry a claim.",
+        "not enough runs": "The control has fewer seeds than a verdict needs.",
+    }
+    return says[judged.get((cell, CONTROL), "not enough runs")]
+
+
+def draw(cells: Mapping[Cell, Trained], file: Path) -> None:
+    """Mean validation against the epoch, while all seeds of a method still train."""
+    plt = pictures.pyplot(8)
+    columns = min(3, len(cells))
+    lines = -(-len(cells) // columns)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(3.2 * columns, 2.6 * lines), squeeze=False, layout="constrained"
+    )
+    for axis, (cell, trained) in zip(axes.flat, cells.items(), strict=False):
+        for method, colour in COLOURS.items():
+            runs = trained.get(method, {})
+            at = list(zip(*(run["curve"] for run in runs.values()), strict=False))
+            x = [epoch[0]["epoch"] + 1 for epoch in at]
+            y = [100 * statistics.fmean(point["metric/val"] for point in epoch) for epoch in at]
+            axis.plot(x, y, color=colour, lw=1, label=method)
+        axis.set(title=cell.name, xlabel="epoch", ylabel="validation, %")
+    for axis in axes.flat[len(cells) :]:
+        axis.set_axis_off()
+    axes.flat[0].legend(frameon=False)
+    pictures.save(figure, file)
+
+
+def main() -> None:
+    options = reports.asked(HERE, file="results.jsonl")
+    cells, failed = read(options.file)
+    judged = verdicts(cells)
+    there = sum(len(runs) for trained in cells.values() for runs in trained.values()) + sum(failed.values())
+    every = len(CELLS) * len(METHODS) * SEEDS
+    print(f"{there} of {every} runs are here, of {len(cells)} of {len(CELLS)} cells.")
+    for cell, trained in cells.items():
+        count = sum(len(runs) for runs in trained.values())
+        print(f"\n### {cell.name}: {count} of {len(METHODS) * SEEDS} runs\n")
+        print("\n".join(table(cell, trained, judged, failed)))
+        print(f"\n{fitness(cell, judged)}")
+    if cells:
+        draw(cells, options.figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""rmat: graphs of 2^scale nodes with power-law degrees, for studies of size: Graph500's Kronecker generator.
+
+D. Chakrabarti, Y. Zhan, C. Faloutsos, "R-MAT: A recursive model for graph mining", SDM 2004; parameters and edge factor
+of the Graph500 benchmark (specification 3.0): (A, B, C, D) = (0.57, 0.19, 0.19, 0.05), 16 pairs a node, ids scrambled.
+
+Pair k descends `scale` levels of the adjacency matrix. At each it falls into one of four quadrants, by 32 bits hashed
+from (graph seed, k, level): no pair depends on another one, on the size of a chunk, or on how many threads draw. So
+`gnnpar train` and `gnnpar partition` make the same graph, the latter in O(nodes) of memory. Of N * edge_factor pairs
+some coincide and are dropped, as are loops; the reverses are added. Many nodes of such a graph have no edge.
+
+Deviation: scrambling is a keyed bijection of the ids, not a random permutation, which would have to be held.
+Labels are hashed from the ids, features show the label through noise: neighbours say nothing of a class, so that
+accuracy is no subject here. Time, memory and bytes are.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt, Le
+from torch import Tensor
+
+from gnnpar.capacity import require_memory
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.external import EdgeChunk, canonical_csr
+from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
+from gnnpar.data.raw import RawGraph, check_split, checked
+from gnnpar.data.stored import OnProgress, Stored, no_progress
+from gnnpar_kernels.hashing import entry_hash, fold_key, key_words
+
+CHUNK_PAIRS = 1 << 17  # of a pass over all pairs: 32 bits a pair and level, as int64
+NODE_BYTES = 48  # of what is held of a node while edges pass by: label, masks, counts, row pointers
+PAIR_DISK = 24  # bytes of scratch files: 12 an edge, of both directions
+Share = Annotated[float, Gt(0), Le(1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMAT(Preprocess):
+    """The generator; every field a key of `dataset=rmat`. The quadrant (1, 1) has what `a`, `b` and `c` leave."""
+
+    name: str = "rmat"
+    scale: Annotated[int, Ge(4), Le(30)] = 14  # 2^scale nodes
+    edge_factor: Annotated[int, Ge(1), Le(1024)] = 16  # pairs drawn a node, each in both directions
+    a: Share = 0.57  # shares of the quadrants: (0, 0),
+    b: Share = 0.19  # (0, 1),
+    c: Share = 0.19  # (1, 0)
+    num_features: Annotated[int, Ge(1)] = 64
+    num_classes: Annotated[int, Ge(2)] = 8
+    feature_noise: Annotated[float, Ge(0)] = 1.0  # deviation of an entry, beside a code of the class of that of 1
+    graph_seed: Annotated[int, Ge(0)] | None = 0  # null: the run's seed
+    split: Literal["public", "per_class", "random"] = "random"
+
+    @property
+    def generated_nodes(self) -> int:
+        return 1 << self.scale
+
+    @property
+    def num_pairs(self) -> int:
+        return self.edge_factor << self.scale
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        del data_dir  # nothing is read
+        graph = _Graph.of(self, seed)
+        nbytes = 4 * self.generated_nodes * self.num_features + 32 * self.num_pairs
+        change = "lower dataset.scale, or cut it with gnnpar partition, which makes it in chunks"
+        require_memory(nbytes, f"dataset {self.name} of 2^{self.scale} nodes", change)
+        chunks = [np.stack([src, dst]) for src, dst, _ in graph.pairs()]
+        pairs = torch.from_numpy(np.concatenate(chunks, axis=1))
+        return prepare(graph.raw(graph.rows(0, self.generated_nodes), pairs), self, seed=seed)
+
+    def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = no_progress) -> Stored:
+        """The same graph, its edges in canonical order in `scratch`."""
+        del data_dir
+        if self.normalize == "standard":
+            raise ValueError(
+                f"dataset {self.name}: dataset.normalize=standard needs all features in memory; set none or row"
+            )
+        nodes, what = self.generated_nodes, f"dataset {self.name} of 2^{self.scale} nodes"
+        require_memory(NODE_BYTES * nodes, f"{what}, even in chunks,", "lower dataset.scale")
+        needed, free = PAIR_DISK * self.num_pairs, shutil.disk_usage(scratch).free
+        if needed > free:
+            raise ValueError(
+                f"{what} needs {needed / 2**30:,.1f} GiB of disk beside out= while its edges are sorted, "
+                f"{scratch.parent} has {free / 2**30:,.1f}: name another place, or lower dataset.scale"
+            )
+        graph = _Graph.of(self, seed)
+        raw = checked(graph.raw(torch.zeros(nodes, 1), torch.zeros(2, 0, dtype=torch.int64)))
+        train, val, test = make_split(raw, self, seed=seed)
+        check_split(raw, (train, val, test))
+        indptr, indices, _ = canonical_csr(
+            graph.pairs,
+            scratch,
+            name=self.name,
+            num_nodes=nodes,
+            num_edges=self.num_pairs,
+            symmetrize=True,
+            self_loops=self.self_loops,
+            drop_duplicates=self.drop_duplicates,
+            on_progress=on_progress,
+        )
+        return Stored.hashed(
+            name=self.name,
+            x=_Features(graph),
+            y=raw.y.numpy(),
+            indptr=indptr,
+            indices=indices,
+            masks=(train.numpy(), val.numpy(), test.numpy()),
+            num_classes=self.num_classes,
+            task="single_label",
+            on_progress=on_progress,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Graph:
+    """A configuration with its seed: pairs, labels and features of any range of ids."""
+
+    config: RMAT
+    seed: int
+
+    @staticmethod
+    def of(config: RMAT, seed: int) -> "_Graph":
+        if config.a + config.b + config.c >= 1:
+            raise ValueError(
+                f"dataset.a + dataset.b + dataset.c = {config.a + config.b + config.c:g} leave nothing for the fourth "
+                "quadrant: they must stay below 1"
+            )
+        return _Graph(config, seed if config.graph_seed is None else config.graph_seed)
+
+    def pairs(self, limit: int = CHUNK_PAIRS) -> Iterator[EdgeChunk]:
+        """All pairs in their order, `limit` at a time, as scrambled int64 ids."""
+        for first in range(0, self.config.num_pairs, limit):
+            src, dst = self.unscrambled(first, min(first + limit, self.config.num_pairs))
+            yield self.scrambled(src).numpy(), self.scrambled(dst).numpy(), {}
+
+    def unscrambled(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Rows and columns of pairs first..last - 1, int64 [n]: hubs have few bits set."""
+        scale, config = self.config.scale, self.config
+        drawn = entry_hash(torch.arange(first, last), scale, key=fold_key(self.seed, 0))
+        west, north, rest = (round(x * 2**32) for x in (config.a, config.a + config.b, config.a + config.b + config.c))
+        low = drawn >= north  # rows of the lower half
+        east = torch.where(low, drawn >= rest, drawn >= west)
+        place = 1 << torch.arange(scale - 1, -1, -1)
+        return (low * place).sum(1), (east * place).sum(1)
+
+    def scrambled(self, ids: Tensor) -> Tensor:
+        """A bijection of 0..2^scale - 1: products with odd numbers modulo 2^scale, and shifts. Shapes: [n] -> [n]."""
+        scale = self.config.scale
+        most, half = (1 << scale) - 1, scale // 2
+        for turn in range(2):
+            k0, k1, _ = key_words(fold_key(self.seed, 1, turn))
+            ids = (ids * (k0 | 1) + k1) & most
+            ids = ids ^ (ids >> half)
+        return ids
+
+    def labels(self, first: int, last: int) -> Tensor:
+        """Shapes: [n] int64."""
+        return entry_hash(torch.arange(first, last), 1, key=fold_key(self.seed, 2))[:, 0] % self.config.num_classes
+
+    def rows(self, first: int, last: int) -> Tensor:
+        """Features: a code of the class, entries -1 and 1, and uniform noise. Shapes: [n, F] float32."""
+        config = self.config
+        code = entry_hash(torch.arange(config.num_classes), config.num_features, key=fold_key(self.seed, 3)) & 1
+        noise = entry_hash(torch.arange(first, last), config.num_features, key=fold_key(self.seed, 4))
+        uniform = (noise.to(torch.float32) / 2**31 - 1) * (3**0.5 * config.feature_noise)
+        return (2 * code - 1)[self.labels(first, last)].to(torch.float32) + uniform
+
+    def raw(self, x: Tensor, pairs: Tensor) -> RawGraph:
+        return RawGraph(
+            name=self.config.name,
+            x=x,
+            y=self.labels(0, self.config.generated_nodes),
+            edge_index=pairs,
+            task="single_label",
+            pairs=True,
+            num_classes=self.config.num_classes,
+        )
+
+
+class _Features:
+    """Rows by slices, as `prepare` makes them."""
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, graph: _Graph) -> None:
+        self.graph, self.shape = graph, (graph.config.generated_nodes, graph.config.num_features)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice, /) -> np.ndarray:
+        first, last, step = rows.indices(len(self))
+        assert step == 1, "rows are made in order"
+        x = self.graph.rows(first, max(first, last))
+        return normalized(x, self.graph.config.normalize, train_mask=torch.zeros(0, dtype=torch.bool)).numpy()

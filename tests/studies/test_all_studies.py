@@ -1,0 +1,99 @@
+"""make compare runs what the decision table rests on, make studies all else; what has ended is not run again."""
+
+import importlib.util
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import ROOT
+
+EXPERIMENTS = ROOT / "experiments"
+
+
+@pytest.fixture
+def suite() -> Any:
+    spec = importlib.util.spec_from_file_location("all_studies", EXPERIMENTS / "all_studies.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["all_studies"] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["all_studies"]
+
+
+def rested_on() -> set[str]:
+    """Studies that the last column of the decision table names."""
+    lines = (EXPERIMENTS / "README.md").read_text(encoding="utf-8").splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("|") and line.endswith("| rests on |"))
+    rows = []
+    for line in lines[head + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append(line)
+    assert len(rows) > 8
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[-2])}
+
+
+def test_compare_is_what_the_decision_table_rests_on(suite: Any) -> None:
+    assert {study.where for study in suite.COMPARE} == rested_on()
+    assert sum(study.minutes for study in suite.COMPARE) < 12 * 60
+
+
+def test_every_study_is_in_one_of_the_two(suite: Any) -> None:
+    names = [study.name for study in (*suite.COMPARE, *suite.REST)]
+    assert len(names) == len(set(names))
+    folders = {file.parent.name for file in EXPERIMENTS.glob("*/README.md")}
+    assert {study.where for study in (*suite.COMPARE, *suite.REST)} | set(suite.ELSEWHERE) == folders
+    for study in (*suite.COMPARE, *suite.REST):
+        assert (EXPERIMENTS / study.where / "run.py").exists(), study.name
+
+
+def test_all_of_compare_all_is_run(suite: Any) -> None:
+    text = (EXPERIMENTS / "compare_all" / "studies.py").read_text(encoding="utf-8")
+    for name in (*suite.COMPARED, *suite.BESIDE):
+        assert f'name="{name}"' in text or f'"{name}": (' in text or f'real("{name}"' in text
+    minutes = sum(study.minutes for study in (*suite.COMPARE, *suite.REST) if study.where == "compare_all")
+    stated = [int(m) for m in re.findall(r"\n        minutes=(\d+),\n    \)", text.partition("QUICK = [")[0])]
+    real = [int(m) for m in re.findall(r'": \("\w+", \d+, (\d+), \[', text)]
+    assert minutes == pytest.approx(sum(stated) + sum(real), abs=15)
+
+
+def test_the_copy_has_no_lines_and_what_ended_is_not_run_again(
+    suite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = tmp_path / "experiments"
+    (here / "good").mkdir(parents=True)
+    (here / "bad").mkdir()
+    shutil.copy(EXPERIMENTS / "expected.py", here)
+    (here / "expected.toml").write_text("", encoding="utf-8")
+    (here / "good" / "results.jsonl.1.xz").write_bytes(b"committed")
+    (here / "good" / "run.py").write_text(
+        "from pathlib import Path\nout = Path(__file__).with_name('results.jsonl')\n"
+        "assert not Path(__file__).with_name('results.jsonl.1.xz').exists()\nout.open('a').write('{}\\n')\n",
+        encoding="utf-8",
+    )
+    (here / "good" / "report.py").write_text("print('| a |')\n", encoding="utf-8")
+    (here / "bad" / "run.py").write_text("raise SystemExit('no')\n", encoding="utf-8")
+    monkeypatch.setattr(suite, "HERE", here)
+    lists = {"compare": [suite.Study(name="bad", minutes=2), suite.Study(name="good", minutes=3)]}
+    monkeypatch.setattr(suite, "LISTS", lists)
+    monkeypatch.setattr(sys, "argv", ["all_studies.py", "compare", "--out", str(tmp_path / "out")])
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="not whole: bad; the same command goes on"):
+            suite.main()
+    copy = tmp_path / "out" / "experiments" / "good"
+    assert (copy / "results.jsonl").read_text(encoding="utf-8") == "{}\n"
+    assert (copy / "report.md").read_text(encoding="utf-8") == "| a |\n"
+    assert (here / "good" / "results.jsonl.1.xz").read_bytes() == b"committed"
+    assert not (here / "good" / "results.jsonl").exists()
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--list"])
+    suite.main()
+    assert "good: 3 minutes, needs a quiet machine, done\n0.1 hours in all" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["all_studies.py", "nothing"])
+    with pytest.raises(SystemExit, match="there is no study nothing"):
+        suite.main()
