@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from gnnpar.launch.forked import Ranks, warm
+from gnnpar.launch.forked import Ranks
 from gnnpar.launch.signals import postponed
 from gnnpar.planner import calibrate
 
@@ -90,116 +85,6 @@ def test_the_end_comes_at_any_time(tmp_path: Path) -> None:
     assert len(started) == 1
     ranks.end()
     assert gone(list(started))
-
-
-class Tell:
-    """A rank that leaves where it runs, and ends; `code`: how."""
-
-    def __init__(self, file: Path, code: int = 0) -> None:
-        self.file, self.code = file, code
-
-    def __call__(self, rank: int) -> None:
-        server = psutil.Process(os.getppid()).ppid()
-        told = [server, os.getcwd(), os.environ.get("GNNPAR_OF_THE_RUN"), "of_the_run" in sys.modules]
-        sys.modules["of_the_run"] = sys
-        self.file.with_suffix(f".{rank}").write_text(json.dumps(told))
-        os._exit(self.code)
-
-
-@pytest.fixture
-def another_thread() -> Iterator[None]:
-    """This process cannot be forked while there is one."""
-    done = threading.Event()
-    thread = threading.Thread(target=done.wait)
-    thread.start()
-    yield
-    done.set()
-    thread.join()
-
-
-def told(file: Path, code: int = 0) -> list[Any]:
-    """What the two ranks of a run of its own left."""
-    ranks = Ranks(2, Tell(file, code), fork=True)
-    ranks.start()
-    assert collected(ranks, 2) == {0: code, 1: code}
-    ranks.end()
-    return [json.loads(file.with_suffix(f".{rank}").read_text()) for rank in range(2)]
-
-
-def test_ranks_of_several_runs_are_forked_from_one_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, another_thread: None
-) -> None:
-    """It has the environment and the folder of each run, nothing of the last one, and is gone afterwards."""
-    seen = []
-    with warm():
-        for run in ("first", "second"):
-            folder = tmp_path / run
-            folder.mkdir()
-            monkeypatch.chdir(folder)
-            monkeypatch.setenv("GNNPAR_OF_THE_RUN", run)
-            seen.append(told(folder / "told", code=3 * (run == "first")))
-        server = psutil.Process(seen[0][0][0])
-        assert server.ppid() == os.getpid()
-        server.kill()
-        assert gone([server])
-        another = psutil.Process(told(tmp_path / "another")[0][0])
-        assert another.ppid() == os.getpid(), "one that was killed meanwhile costs no run"
-    for run, ranks in zip(("first", "second"), seen, strict=True):
-        assert ranks == [[server.pid, str(tmp_path / run), run, False]] * 2
-    assert gone([another])
-    later = told(tmp_path / "later")
-    assert later[0][0] == os.getpid(), "outside, the process in between is this one's child"
-
-
-@pytest.mark.fault
-@pytest.mark.parametrize("victim", ["rank", "origin", "server"])
-def test_a_run_that_is_ended_takes_its_server_along_and_the_next_has_another(
-    tmp_path: Path, victim: str, another_thread: None
-) -> None:
-    with warm():
-        (tmp_path / "first").mkdir()
-        sleep = Sleep(tmp_path / "first")
-        ranks = Ranks(2, sleep, fork=True)
-        ranks.start()
-        first, second = sleep.processes(2)
-        origin = psutil.Process(first.ppid())
-        server = psutil.Process(origin.ppid())
-        {"rank": first, "origin": origin, "server": server}[victim].kill()
-        both = {0: -signal.SIGKILL, 1: -signal.SIGKILL}
-        assert collected(ranks, 1 if victim == "rank" else 2) == ({0: -signal.SIGKILL} if victim == "rank" else both)
-        ranks.end()
-        assert gone([first, second, origin])
-        assert told(tmp_path / "next")[0][0] != server.pid or victim == "origin"
-
-
-def test_the_end_comes_before_the_server_has_started_anything(tmp_path: Path, another_thread: None) -> None:
-    resource_tracker.ensure_running()
-    before = set(psutil.Process().children())
-    with warm():
-        ranks = Ranks(2, Sleep(tmp_path), fork=True)
-        ranks.start()
-        ranks.end()
-        assert not set(psutil.Process().children()) - before
-        assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.fault
-def test_a_server_ends_with_its_parent(tmp_path: Path) -> None:
-    code = (
-        "import sys, threading, time; sys.path.insert(0, sys.argv[1]); from pathlib import Path;"
-        "from gnnpar.launch import forked; from test_forked import Sleep;"
-        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); context = forked.warm();"
-        "context.__enter__(); ranks = forked.Ranks(2, Sleep(Path(sys.argv[2])), fork=True); ranks.start();"
-        "time.sleep(60)"
-    )
-    here = str(Path(__file__).parent)
-    parent = subprocess.Popen([sys.executable, "-c", code, here, str(tmp_path)], env={**os.environ, "PYTHONPATH": here})
-    first, second = Sleep(tmp_path).processes(2)
-    below = [first, second, psutil.Process(first.ppid()), psutil.Process(psutil.Process(first.ppid()).ppid())]
-    assert below[-1].ppid() == parent.pid
-    parent.kill()
-    parent.wait()
-    assert gone(below)
 
 
 def test_what_a_scheduler_sends_to_all_ends_no_process_between(tmp_path: Path) -> None:

@@ -154,8 +154,6 @@ class Resuming:
 
     def launch(self, job_overrides: Sequence[Overrides], initial_job_idx: int) -> list[Hydras]:
         """What Hydra's sweepers call; one JobReturn a job, whose value is the best validation metric."""
-        from gnnpar.launch.forked import warm  # which imports torch
-
         folder = Path(str(self.config.hydra.sweep.dir))
         self.sweep.folder = folder
         with alone_in(folder):
@@ -166,7 +164,7 @@ class Resuming:
             self.sweep.planned += [job.key for job in jobs]
             self.sweep.keys += [job.key for job in jobs if job.key not in self.sweep.keys]
             todo = self.missing(manifest, jobs)
-            with session(), warm(), shown(lambda: snapshot(manifest, [job.key for job in jobs])):
+            with session(), shown(lambda: snapshot(manifest, [job.key for job in jobs])):
                 chunk = self.at_once or len(todo) or 1
                 for start in range(0, len(todo), chunk):
                     self.start(manifest, todo[start : start + chunk])
