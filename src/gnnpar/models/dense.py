@@ -12,7 +12,7 @@ import gnnpar_kernels as kernels
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
     """x weight^T + bias + add. Shapes: x [N, F], weight [O, F], bias [O] or None, add [N, O] or None -> [N, O]."""
-    plain = not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")
+    plain = x.ndim == 2 and not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")
     if plain and x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32:
         return _Dense.apply(x, weight, bias, add)
     if add is None:

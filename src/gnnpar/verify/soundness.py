@@ -287,7 +287,7 @@ class _Trial:
 
 def _data(config: ModelSource) -> Dataset:
     """A small graph that the model reads."""
-    if config.in_one_piece:
+    if config.wraps:
         from gnnpar.verify.untouched import typed_dataset  # imports PyG
 
         if (typed := typed_dataset(config)) is not None:

@@ -53,6 +53,7 @@ _SCHEMA: dict[str, Callable[[Schema], object]] = {
     "node_types": lambda schema: list(schema.names),
 }
 IN_TYPES: frozenset[EdgeKind] = frozenset({"type"})
+_BY_TYPE = "runs in one piece: it reads dictionaries by type"
 _DEGREES = "deg"  # a histogram of in-degrees, as PNAConv and DegreeScalerAggregation take it
 
 
@@ -162,6 +163,8 @@ class PyG:
 
     @property
     def in_one_piece(self) -> str:
+        if reads_dictionaries(self._sample()):
+            return f"{self.target} {_BY_TYPE}"
         try:
             if (net := self._run_sample()) is not None:
                 net.cuts  # noqa: B018 - recorded, or refused
@@ -512,7 +515,7 @@ class PyGNet(GNN):
     def cuts(self) -> Cuts:
         """Its layers apart, recorded when they are first asked for. ValueError where it has none."""
         if self.schema is not None:
-            raise ValueError(f"{self.source.target} runs in one piece: it reads dictionaries by type")
+            raise ValueError(f"{self.source.target} {_BY_TYPE}")
         if self._cuts is None:
             try:
                 weighted = {self._weighted(example(self, 1, self.in_dim, False, given)[0]) for given in (False, True)}
