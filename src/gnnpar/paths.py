@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 GROUP = "gnnpar.conf"
-_LONGEST = 200  # no file system has a folder of a longer name
 
 
 def expanded(path: str | Path) -> Path:
@@ -73,10 +73,15 @@ def checkout_dir() -> Path | None:
 
 def is_group(name: str) -> bool:
     """Whether Hydra takes an override of this key for the choice of a file: of gnnpar's, a plugin's or one in the
-    working directory, where a folder makes any key a group."""
-    return is_brought_group(name) or (len(name) <= _LONGEST and Path(name).is_dir())
+    working directory, where a folder makes any key a group. A name that the system cannot look up is one, too."""
+    try:
+        return is_brought_group(name) or Path(name).is_dir()
+    except OSError:
+        return True
 
 
 def is_brought_group(name: str) -> bool:
     """Whether a key is that of a group of gnnpar or of a plugin, whatever folders the working directory has."""
-    return len(name) <= _LONGEST and any((folder / name).is_dir() for folder in (conf_dir(), *installed_confs()))
+    with suppress(OSError):  # a name that is too long
+        return any((folder / name).is_dir() for folder in (conf_dir(), *installed_confs()))
+    return False

@@ -242,7 +242,8 @@ class Plan:
 
     @staticmethod
     def of_data(data: JsonObject, arrays: Mapping[str, Tensor]) -> Plan:
-        """What `as_data` gave, with its arrays."""
+        """What `as_data` gave, with its arrays. ValueError, or KeyError, where it did not."""
+        Plan._check(data)
         placement = Placement(
             tuple(tuple(map(int, ranks)) for ranks in data["mesh"]),
             arrays["part_of"],
@@ -274,34 +275,40 @@ class Plan:
         """What stands in plan.json, its keys and their kinds checked; ValueError where it is no plan."""
         with clear(file):
             data = _read(file)
-            shapes = {
-                "mesh": list,
-                "layers_of": list,
-                "arrays": dict,
-                "strategy": dict,
-                "hashes": dict,
-                "statistics": dict,
-                "predicted": (dict, type(None)),
-            }
-            for name, kind in shapes.items():
-                if not isinstance(data[name], kind):
-                    raise ValueError(f"{name} is a {type(data[name]).__name__}")
-            if not data["mesh"] or not data["layers_of"]:
-                raise ValueError("mesh or layers_of are empty")
-            if unknown := sorted(data["arrays"].keys() - {"part_of", "chunk_of", "edge_part_of"}):
-                raise ValueError(f"nothing reads arrays.{unknown[0]}")
-            for name in data["arrays"].values():
-                if not isinstance(name, str) or Path(name).name != name:
-                    raise ValueError(f"the array {str(name)[:80]} is no file beside it")
-            for ends in data["layers_of"]:
-                first, last = ends
-                if not 0 <= first <= last <= _MAX_LAYERS:
-                    raise ValueError(f"layers_of has {first} to {last}")
-            for name, value in data["hashes"].items():
-                if not isinstance(value, str) or re.fullmatch("[0-9a-f]*", value) is None:
-                    raise ValueError(f"hashes.{name}={str(value)[:80]} is no hash")
-            _check_predicted(data["predicted"])
+            Plan._check(data)
             return data
+
+    @staticmethod
+    def _check(data: JsonObject) -> None:
+        """ValueError, or KeyError, where keys of a plan, in whatever file it stands, are not there or of no such kind:
+        hashes are names of files."""
+        shapes = {
+            "mesh": list,
+            "layers_of": list,
+            "arrays": dict,
+            "strategy": dict,
+            "hashes": dict,
+            "statistics": dict,
+            "predicted": (dict, type(None)),
+        }
+        for name, kind in shapes.items():
+            if not isinstance(data[name], kind):
+                raise ValueError(f"{name} is a {type(data[name]).__name__}")
+        if not data["mesh"] or not data["layers_of"]:
+            raise ValueError("mesh or layers_of are empty")
+        if unknown := sorted(data["arrays"].keys() - {"part_of", "chunk_of", "edge_part_of"}):
+            raise ValueError(f"nothing reads arrays.{unknown[0]}")
+        for name in data["arrays"].values():
+            if not isinstance(name, str) or Path(name).name != name:
+                raise ValueError(f"the array {str(name)[:80]} is no file beside it")
+        for ends in data["layers_of"]:
+            first, last = ends
+            if not 0 <= first <= last <= _MAX_LAYERS:
+                raise ValueError(f"layers_of has {first} to {last}")
+        for name, value in data["hashes"].items():
+            if not isinstance(value, str) or re.fullmatch("[0-9a-f]*", value) is None:
+                raise ValueError(f"hashes.{name}={str(value)[:80]} is no hash")
+        _check_predicted(data["predicted"])
 
 
 @contextmanager

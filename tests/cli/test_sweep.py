@@ -232,7 +232,14 @@ def test_what_a_resumed_sweep_is_told(tmp_path: Path) -> None:
     argv = ["-m", "seed=0,1", "hydra.sweep.dir=x", "hydra/launcher=parallel"]
     assert asked(argv) == ["seed=0,1", "hydra/launcher=parallel"]
     Manifest(tmp_path, asked(argv), {"k": jobs.Job("k", "0", ("seed=0",))}).save()
-    expected = ["-m", "seed=0,1", "hydra/launcher=parallel", "device=cpu", f"hydra.sweep.dir='{tmp_path}'"]
+    expected = [
+        "-m",
+        "seed=0,1",
+        "hydra/launcher=parallel",
+        "device=cpu",
+        "hydra.searchpath=[]",
+        f"hydra.sweep.dir='{tmp_path}'",
+    ]
     assert resumed(["--resume", str(tmp_path), "device=cpu"])[0] == expected
     for text in ("it's", "a\\b", "a\\\\b", "ends\\", "\\'", "''", "a b, {c}: [$]"):
         (override,) = OverridesParser.create().parse_overrides([f"hydra.sweep.dir={quoted(text)}"])

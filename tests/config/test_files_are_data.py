@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -197,6 +198,12 @@ def test_shards_name_no_foreign_class(marker: Path, tmp_path: Path) -> None:
         "hydra.sweeper.custom_search_space=evil.Evil",
         "+hydra.sweeper.params.model=own",
         "+hydra.launcher.additional_parameters.task_prolog=evil.sh",
+        "debug=",  # which Hydra reads as debug/.yaml
+        "debug=[]",
+        "hydra/launcher=",
+        f"+model/{'a' * 210}=evil",  # longer than no folder may be called
+        f"+model/{'a' * 5000}=evil",
+        "epochs=3",  # where a folder has this name
         "model.target=evil${hydra:job.num}.Evil",  # which is no name before the job runs
         "model.target=${hydra.job.num}",
         "--config-dir=own",
@@ -205,14 +212,18 @@ def test_shards_name_no_foreign_class(marker: Path, tmp_path: Path) -> None:
 def test_a_sweep_replays_nothing_that_may_run_code(
     marker: Path, tmp_path: Path, override: str, capsys: pytest.CaptureFixture
 ) -> None:
-    Path("model").mkdir()
-    Path("model/own.yaml").write_text("_target_: evil.Evil\n")
+    for folder in ("model", "epochs", "debug", f"model/{'a' * 210}"):
+        Path(folder).mkdir()
+    for file in ("model/own", "epochs/3", "debug/", f"model/{'a' * 210}/evil"):
+        Path(f"{file}.yaml").write_text("_target_: evil.Evil\n")
     Path("hydra/launcher").mkdir(parents=True)
     Path("hydra/launcher/submitit_local.yaml").write_text("_target_: evil.Evil\n")
     Path("sweep").mkdir()
     Manifest(Path("sweep"), ["seed=0,1", override], {"k": Job("k", "0", ("seed=0",))}).save()
     assert run("train", ["--resume", "sweep"]) == 2
-    assert f"sweep.json has {override}, which may run code of its own" in capsys.readouterr().err
+    assert re.search(
+        rf"sweep.json has {re.escape(override[:50])}.*, which may run code of its own", capsys.readouterr().err
+    )
     assert not marker.exists()
 
 
@@ -231,8 +242,32 @@ def test_a_job_of_a_sweep_chooses_no_yaml_of_the_folder(
     assert "sweep.json has +hydra.sweeper.params.debug=evil, which may run code" in capsys.readouterr().err
     monkeypatch.setattr("gnnpar.config.replay._is_harmless", lambda override: True)
     assert run("train", ["--resume", "sweep"]) == 2
+    assert "debug=evil does not exist" in capsys.readouterr().err  # Hydra does not look into this folder
+    monkeypatch.setattr("gnnpar.config.replay._names_yaml", lambda override: True)
+    assert run("train", ["--resume", "sweep", "seed=0"]) == 2
     assert "sweep.json chooses debug=evil of this folder: type it again" in capsys.readouterr().err
     assert not marker.exists()
+
+
+def test_a_file_that_is_typed_names_no_class(marker: Path, capsys: pytest.CaptureFixture) -> None:
+    """Any word with a dot in what was typed was taken for one."""
+    Path("sweep").mkdir()
+    stored = ["debug=tiny", "strategy=single", "model=pyg", "model.target=evil.npz"]
+    Manifest(Path("sweep"), stored, {"k": Job("k", "0", ("seed=0",))}).save()
+    assert run("train", ["--resume", "sweep", "data_dir=evil.npz"]) == 2
+    assert "sweep.json names evil.npz, which is no class of gnnpar" in capsys.readouterr().err
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("override", ["seed=range(0,1000000000)", "+hydra.sweeper.params.seed=range(0,1000000000)"])
+def test_a_sweep_without_end_is_refused_before_it_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("train", ["-m", "model.hidden=8,16", override]) == 2
+    assert "the sweep asks for 2,000,000,000 jobs, at most 100,000 are listed" in capsys.readouterr().err
+    assert run("train", ["-m", "--cfg", "job", "seed=0,1"]) == 2
+    assert "--cfg shows the configuration of one run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("typed", ["model.self_loops=true", "model=pyg", "model.kwargs={}"])

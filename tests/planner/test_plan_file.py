@@ -120,6 +120,23 @@ def test_malformed_files(change: Callable[[dict], dict], said: str, tmp_path: Pa
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hashes": {"graph": "0", "split": "0", "partition": "../../elsewhere"}}, "is no hash"),
+        ({"layers_of": [[0, 1 << 40]]}, "layers_of has 0 to"),
+        ({"predicted": 3}, "predicted is a int"),
+    ],
+)
+def test_what_a_checkpoint_has_of_a_plan_is_checked_as_a_file_is(change: dict, said: str) -> None:
+    """Its partition's hash is the name of a file that is written."""
+    plan = pipeline()
+    data = plan.as_data(dict.fromkeys(plan.arrays, "rank-0.pt"))
+    assert Plan.of_data(data, plan.arrays).placement.layers_of == plan.placement.layers_of
+    with pytest.raises(ValueError, match=said):
+        Plan.of_data(data | change, plan.arrays)
+
+
 def test_a_changed_array_is_noticed(tmp_path: Path) -> None:
     file = pipeline().save(tmp_path)
     name = json.loads(file.read_text())["arrays"]["part_of"]

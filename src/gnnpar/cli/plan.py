@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -92,7 +93,7 @@ def run(argv: list[str]) -> int:
     show(planner.COLUMNS, planner.table_rows(planned.evaluated, options.top, measured))
     for line in planner.why(planned, planner.timeline(planned).seconds):
         say(f"- {line}")
-    go = f"gnnpar train plan={file} world_size={plan.num_ranks}"
+    go = f"gnnpar train {shlex.quote(f'plan={file}')} world_size={plan.num_ranks}"
     say(f"chosen: {planned.chosen.label}  ->  {file}, its arrays beside it  ({go})")
     return 0
 

@@ -44,6 +44,8 @@ def run_jobs(
         codes.append(job(config))
 
     multirun = listed is not None or any(flag in argv for flag in FLAGS)
+    if multirun and any(argument.startswith("--cfg") or argument == "-c" for argument in argv):
+        raise ConfigError("--cfg shows the configuration of one run; leave -m, or --resume, out")
     main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)  # Hydra's is untyped
     application: Callable[[], None] = main(job if multirun else single)
     argv, listed = spelled(argv), None if listed is None else [spelled(each) for each in listed]

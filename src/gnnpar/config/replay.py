@@ -19,7 +19,7 @@ from gnnpar.config.compose import chosen_files
 from gnnpar.config.errors import OF_HYDRA
 from gnnpar.config.jobs import MANIFEST, Manifest
 from gnnpar.config.study import key_of
-from gnnpar.paths import conf_dir, installed_confs, is_group
+from gnnpar.paths import conf_dir, installed_confs, is_brought_group, is_group
 from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, Settings, show
 from gnnpar.targets import TRUST, refuse_foreign
 
@@ -36,6 +36,10 @@ _JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
 _PLAIN = re.compile(r"[\w.,:+()-]*")
 """A value that is numbers, names or ranges."""
 _CLASS = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
+_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_KEYS = frozenset(field.name for field in dataclasses.fields(Settings))
+_WITHOUT_FOLDER = "hydra.searchpath=[]"
+"""Hydra then finds no YAML of the working directory."""
 _CHOICES = re.compile(r"(?:choice\(|\[)?([\w,\s-]*)[)\]]?")
 
 
@@ -58,8 +62,7 @@ class Replay:
             return refuse_foreign(config, str(self.file), remedy=self.remedy)
         own = {key_of(override) for override in self.typed}
         files = chosen_files([override for override in overrides if key_of(override) in own])
-        values = [override.partition("=")[2] for override in self.typed]
-        classes = [{"_target_": name} for value in values for name in _CLASS.findall(value)]
+        classes = [{"_target_": name} for override in self.typed for name in _typed_classes(override)]
         try:
             refuse_foreign(config, str(self.file), remedy=self.remedy, named=[files, classes])
         except ValueError as error:
@@ -119,7 +122,8 @@ def resumed(argv: Sequence[str]) -> tuple[list[str], Replay | None]:
     replay = Replay(folder / MANIFEST, tuple(typed), again)
     for override in stored:
         replay.check_override(override)
-    return ["-m", *stored, *typed, f"hydra.sweep.dir={quoted(str(folder))}"], replay
+    fenced = [] if os.environ.get(TRUST) == "1" or any(map(_names_yaml, typed)) else [_WITHOUT_FOLDER]
+    return ["-m", *stored, *typed, *fenced, f"hydra.sweep.dir={quoted(str(folder))}"], replay
 
 
 def _again(argv: Sequence[str], manifest: Manifest) -> tuple[list[str], frozenset[str]]:
@@ -139,7 +143,7 @@ def _again(argv: Sequence[str], manifest: Manifest) -> tuple[list[str], frozense
 
 def asked(argv: Sequence[str]) -> list[str]:
     """What sweep.json keeps of a command line: all but the sweep's folder and the flag."""
-    return [a for a in argv if a not in FLAGS and not a.startswith("hydra.sweep.dir=")]
+    return [a for a in argv if a not in (*FLAGS, _WITHOUT_FOLDER) and not a.startswith("hydra.sweep.dir=")]
 
 
 def quoted(text: str) -> str:
@@ -154,6 +158,8 @@ def _is_harmless(override: str) -> bool:
     group = key.lstrip("+~").partition("@")[0]
     if override.startswith("-") or "_target_" in override or "custom_search_space" in key:
         return False
+    if override.startswith("~") and "=" not in override:
+        return is_brought_group(group)
     numbered = _JOB_NUMBER.sub("", value) if group.startswith("hydra.sweep.") else value  # elsewhere it hides a name
     if "$" in key + numbered:  # reads the environment: secrets, and folders elsewhere; \{ becomes { when it is parsed
         return False
@@ -167,7 +173,24 @@ def _is_harmless(override: str) -> bool:
         return _is_harmless(override.replace(_PARAMS, "", 1))
     if "hydra" in key:
         return re.fullmatch(r"hydra\.sweep\.\w+", group) is not None or (group in _HYDRA_KEYS and _is_plain(value))
-    return "@" not in key and re.split(r"[./]", group)[0] in {field.name for field in dataclasses.fields(Settings)}
+    return _KEY.fullmatch(group) is not None and group.partition(".")[0] in _KEYS and "@" not in key
+
+
+def _typed_classes(override: str) -> list[str]:
+    """The classes that an override of the command line names: by its key, or in a dictionary."""
+    key, _, value = override.partition("=")
+    if key.rpartition(".")[2] in ("target", "_target_"):
+        return _CLASS.findall(value)
+    return [name for found in _IN_DICTIONARY.findall(value) for name in _CLASS.findall(found)]
+
+
+_IN_DICTIONARY = re.compile(r"_target_['\"]?\s*:\s*['\"]?([\w.]+)")
+
+
+def _names_yaml(override: str) -> bool:
+    """Whether it chooses YAML that gnnpar and plugins have not."""
+    group = key_of(override).partition("@")[0]
+    return _is_group(group) and not _is_harmless(override)
 
 
 def _is_plain(value: str) -> bool:
@@ -181,7 +204,12 @@ def _is_group(name: str) -> bool:
 def _is_brought(group: str, option: str) -> bool:
     """Whether the YAML that Hydra finds is gnnpar's, a plugin's or its own, and not of the working directory."""
     file = Path(group, f"{option}.yaml")
-    if not option or (conf_dir() / file).exists():  # no option: the group is taken out
-        return True
-    brought = option in OF_HYDRA.get(group, ()) or any((folder / file).exists() for folder in installed_confs())
-    return brought and not file.exists()  # Hydra looks into the working directory before plugins
+    if not option:  # Hydra reads a file without a name
+        return False
+    try:
+        if (conf_dir() / file).exists():
+            return True
+        brought = option in OF_HYDRA.get(group, ()) or any((folder / file).exists() for folder in installed_confs())
+        return brought and not file.exists()  # Hydra looks into the working directory before plugins
+    except OSError:  # a name that is too long
+        return False

@@ -24,7 +24,7 @@ from gnnpar.targets import TRUST, refuse_foreign
 Mode = Literal["grid", "one_at_a_time", "leave_one_out"]
 Overrides = tuple[str, ...]
 Repeats = Annotated[int, at.Ge(1), at.Le(10_000)]
-_MOST_RUNS = 100_000
+MOST_RUNS = 100_000
 _REFERENCE = re.compile(r"\$\{[A-Za-z_][\w.]*\}")
 """The value of another key. Whatever else $ begins may be a resolver, whose name may be a reference again, also where
 a backslash stands before the brace, which Hydra takes away."""
@@ -72,8 +72,8 @@ class Study:
         if self.mode == "grid":
             variants = math.prod(1 + len(levels) for levels in self.factors.values())
         runs = variants * len(self.seed_list) * self.blocks
-        if runs > _MOST_RUNS:
-            raise ValueError(f"the study asks for {runs:,} runs, at most {_MOST_RUNS:,} are listed; name fewer factors")
+        if runs > MOST_RUNS:
+            raise ValueError(f"the study asks for {runs:,} runs, at most {MOST_RUNS:,} are listed; name fewer factors")
 
     @property
     def seed_list(self) -> list[int]:

@@ -6,6 +6,7 @@ is in the folder are left out, and a job that fails, in whatever way, ends neith
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import os
@@ -13,7 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,9 @@ from gnnpar.config.jobs import (
     snapshot,
 )
 from gnnpar.config.replay import Replay, asked, quoted
+from gnnpar.config.study import MOST_RUNS
 from gnnpar.durable import JsonObject, refuse_links_below
+from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
@@ -72,6 +75,8 @@ class Sweep:
             _take_link_away(Path(str(given["config"].hydra.sweep.dir)) / "multirun.yaml")  # Hydra writes it
             if self.listed is not None:
                 return Listed(launcher(plugins, **given), self.listed)
+            if "optuna" in str(given["config"].hydra.sweeper._target_):
+                _import_optuna()
             made: Hydras = make_sweeper(plugins, **given)
             logging.getLogger("optuna").setLevel(logging.WARNING)
             if type(made).__name__ == "BasicSweeper":  # by name: Hydra loads its plugins' modules a second time
@@ -259,6 +264,12 @@ class Resuming:
         return end
 
 
+def _import_optuna() -> None:
+    """It imports matplotlib, which evaluates a matplotlibrc of the working directory."""
+    with suppress(ImportError), chdir(conf_dir()):
+        importlib.import_module("optuna")
+
+
 def _take_link_away(file: Path) -> None:
     if file.is_symlink():
         file.unlink()
@@ -282,6 +293,7 @@ def per_job(argv: Sequence[str]) -> list[str]:
         parsed = OverridesParser.create().parse_overrides([a for a in argv if not a.startswith("-")])
     except OverrideParseException:  # Hydra says so itself
         return words
+    _refuse_too_many(parsed)
     swept = tuple(f"{o.key_or_group}." for o in parsed if o.is_sweep_override() and "." not in o.key_or_group)
     for o in parsed:
         plain = not (o.is_sweep_override() or o.is_add() or o.is_force_add() or o.is_delete())
@@ -289,6 +301,25 @@ def per_job(argv: Sequence[str]) -> list[str]:
             key, _, value = str(o.input_line).partition("=")
             words[words.index(str(o.input_line))] = f"{key}=choice({value})"
     return words
+
+
+def _refuse_too_many(parsed: Sequence[Hydras]) -> None:
+    """ConfigError where overrides ask for more jobs than anybody waits for: Hydra lists all before the first."""
+    asked = math.prod(_choices(o.value()) for o in parsed)
+    if asked > MOST_RUNS:
+        raise ConfigError(f"the sweep asks for {asked:,} jobs, at most {MOST_RUNS:,} are listed; give fewer values")
+
+
+def _choices(value: Hydras) -> int:
+    """How many values a swept key takes; 1 of a key that is not swept, or of an interval."""
+    from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
+
+    if isinstance(value, RangeSweep):
+        start, stop, step = (float(end or 0) for end in (value.start, value.stop, value.step))
+        return max(0, math.ceil((stop - start) / step)) if step else MOST_RUNS + 1
+    if isinstance(value, ChoiceSweep):
+        return sum(_choices(each) for each in value.list)
+    return 1
 
 
 def settle(manifest: Manifest, keys: Sequence[str]) -> None:

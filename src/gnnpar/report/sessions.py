@@ -32,7 +32,7 @@ def time_again(results: Sequence[tuple[Path, Result]], baseline: str) -> list[st
             jobs.setdefault(sweep, {}).update(dict.fromkeys(str(place.relative_to(sweep)) for place in pair))
     lines = []
     for sweep, names in jobs.items():
-        command = f"gnnpar train --resume {shlex.quote(os.path.relpath(sweep))} --again {','.join(names)}"
+        command = f"gnnpar train --resume {shlex.quote(os.path.relpath(sweep))} --again {shlex.quote(','.join(names))}"
         lines.append(f"to time them side by side: {command}")
     if alone:
         lines.append(
