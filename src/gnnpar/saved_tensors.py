@@ -58,6 +58,11 @@ def _sparse_tensors(found: object, classes: tuple[type, ...]) -> Iterator[Tensor
             left.extend(vars(each).values())
 
 
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether a strided tensor has more numbers than its memory holds: what copies it takes memory that no file has."""
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
+
+
 def _hold_to_shape(tensor: Tensor) -> None:
     """RuntimeError where an index of a sparse tensor is outside its shape.
 

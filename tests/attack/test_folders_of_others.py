@@ -698,6 +698,15 @@ def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[JsonDic
     return lambda manifest, tree: tree["model"].update({name: change(w) for name, w in tree["model"].items()})
 
 
+def moments(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[JsonDict, JsonDict], None]:
+    def changed(_: JsonDict, tree: JsonDict) -> None:
+        for slots in tree["optimizer"]["state"].values():
+            slots["exp_avg"] = change(slots["exp_avg"])
+
+    return changed
+
+
+LARGE = 10**10  # numbers: 40 GB, were they made
 FORGED: dict[str, tuple[Callable[[JsonDict, JsonDict], None], str]] = {
     "types": (in_run(edge_types=None), "run.edge_types is None, no number from 0 to"),
     "width": (in_run(edge_attr=10**15), "run.edge_attr is 10+, no number from 0 to"),
@@ -707,6 +716,15 @@ FORGED: dict[str, tuple[Callable[[JsonDict, JsonDict], None], str]] = {
     "sparse": (weights(torch.Tensor.to_sparse), "holds a tensor that is sparse"),
     "meta": (weights(lambda w: w.to("meta")), "sparse, nested, quantized or has no values"),
     "names": (lambda manifest, tree: tree["model"].update({1: torch.ones(1)}), "holds no model, optimizer"),
+    "expanded moments": (moments(lambda m: torch.zeros(1).expand(LARGE)), "a tensor of more numbers than its memory"),
+    "expanded engine": (
+        lambda manifest, tree: tree["engine"].update(x=[torch.zeros(1).expand(LARGE)]),
+        "a tensor of more numbers than its memory",
+    ),
+    "expanded generator": (
+        lambda manifest, tree: tree["random"].update(cpu=torch.zeros(1, dtype=torch.uint8).expand(LARGE)),
+        "a tensor of more numbers than its memory",
+    ),
     "random": (lambda manifest, tree: tree.update(random={}), "cannot be opened"),
 }
 
