@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gnnpar.capacity import require_memory
+
 
 def load_saved(
     file: Path, *, places: str | dict[str, str] = "cpu", known: Iterable[type] = (), mmap: bool = False
@@ -63,21 +65,33 @@ def is_expanded(tensor: Tensor) -> bool:
     return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The strided tensors that a sparse one is made of; indices come first."""
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    ends = tensor.crow_indices() if by_row else tensor.ccol_indices()
+    return ends, tensor.col_indices() if by_row else tensor.row_indices(), tensor.values()
+
+
 def _hold_to_shape(tensor: Tensor) -> None:
-    """RuntimeError where an index of a sparse tensor is outside its shape.
+    """RuntimeError where an index of a sparse tensor is outside its shape; ValueError where it takes more memory than
+    its file or this machine has.
 
     torch's switch for such checks is one for the whole process: ranks that are threads would be checked by it too.
     """
+    *indices, values = _parts(tensor)
+    if any(map(is_expanded, indices)):  # the checks below would make them whole
+        raise ValueError("indices of a sparse tensor are one number, repeated; save it by torch.save")
+    nbytes = sum(part.numel() * part.element_size() for part in (*indices, values))
+    require_memory(nbytes, "a sparse tensor", "store fewer numbers")
     if tensor.layout == torch.sparse_coo:
         torch._validate_sparse_coo_tensor_args(  # pyright: ignore[reportPrivateImportUsage]
-            tensor._indices(), tensor._values(), tensor.shape, tensor.is_coalesced()
+            *indices, values, tensor.shape, tensor.is_coalesced()
         )
         return
-    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-    ends = tensor.crow_indices() if by_row else tensor.ccol_indices()
-    indices = tensor.col_indices() if by_row else tensor.row_indices()
     torch._validate_sparse_compressed_tensor_args(  # pyright: ignore[reportPrivateImportUsage]
-        ends, indices, tensor.values(), tensor.shape, tensor.layout
+        *indices, values, tensor.shape, tensor.layout
     )
 
 

@@ -7,6 +7,7 @@ runs at once, or a run killed half way, never see half a cache.
 
 import contextlib
 import fcntl
+import gzip
 import hashlib
 import io
 import logging
@@ -17,12 +18,15 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from gnnpar.capacity import memory_bytes, require_memory
 from gnnpar.paths import expanded
 
 _LOG = logging.getLogger(__name__)
+_PIECE = 1 << 24  # bytes of a file that are unpacked at once
 _PROBE_SECONDS = 4.0
 _DOWNLOAD_SECONDS = 30.0  # without a byte, before a download counts as failed
 
@@ -68,6 +72,20 @@ def _plain(name: str) -> str:
 def missing_files(folder: Path | None, files: Sequence[str]) -> list[str]:
     """Those of `files` that are not in `folder`."""
     return [name for name in files if folder is None or not (folder / name).exists()]
+
+
+def require_unpacked(file: Path) -> None:
+    """ValueError where a .zip, .npz or .gz unpacks to more than this machine's memory; a library would find out by
+    filling it. Of a .gz no size is known: it is read, and thrown away, until its end or that bound."""
+    size = 0
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            size = sum(each.file_size for each in archive.infolist())
+    elif file.suffix == ".gz":
+        with gzip.open(file) as content:
+            while size <= memory_bytes() and (piece := content.read(_PIECE)):
+                size += len(piece)
+    require_memory(size, f"{file.name}, unpacked,", "store fewer or smaller arrays")
 
 
 def fingerprint(folder: Path, files: Sequence[str]) -> str:

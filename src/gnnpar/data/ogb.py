@@ -30,6 +30,7 @@ from gnnpar.data.files import (
     one_line,
     quiet,
     reachable,
+    require_unpacked,
 )
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
@@ -68,14 +69,21 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
     missing = missing_files(folder, files)
     reader = _reader(name)
 
+    def opened(root: Path) -> Any:  # Any: as _reader
+        if not (root / folder_name / "processed" / "data_processed").exists():  # OGB reads the raw files then
+            for file in files:
+                if (root / folder_name / file).exists():
+                    require_unpacked(root / folder_name / file)
+        with _ogb_speaks():
+            return reader(own, root=str(root))
+
     def from_files(root: Path) -> None:
         assert folder is not None
         link_files(folder, root / folder_name, files)
         (root / folder_name / "processed").mkdir()
         (root / folder_name / "RELEASE_v1.txt").touch()  # without it OGB asks on the terminal whether to update
         try:
-            with _ogb_speaks():
-                reader(own, root=str(root))
+            opened(root)
         except (Exception, SystemExit) as error:
             raise ValueError(f"dataset {name}: the files in {folder} cannot be read ({one_line(error)}).") from error
 
@@ -98,8 +106,8 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
     else:
         root = cached_folder(f"ogb/{name}-{fingerprint(folder, files)}", from_files)
     try:
+        dataset = opened(root)
         with _ogb_speaks():
-            dataset = reader(own, root=str(root))
             (graph, labels), parts = dataset[0], dataset.get_idx_split()
     except Exception as error:  # of a cache that somebody else has filled, or that is damaged
         raise ValueError(
