@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,9 +35,9 @@ from gnnpar.config.compose import compose
 from gnnpar.config.jobs import state_of
 from gnnpar.config.replay import resumed
 from gnnpar.config.sweep import Resuming, _write_results_apart
-from gnnpar.data import ogb
+from gnnpar.data import ogb, pyg
 from gnnpar.data.columns import Column
-from gnnpar.data.files import fingerprint
+from gnnpar.data.files import cached_folder, fingerprint
 from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
 from gnnpar.durable import JsonDict, WriteError, read_checked_json, read_json, refuse_links_below, write_checked_json
@@ -54,6 +55,7 @@ from gnnpar.track.jsonl import read_rows
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.shards import check_partition
 
+CORA = [f"ind.cora.{part}" for part in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")]
 PRECIOUS = "what is outside of the folder"
 
 
@@ -205,21 +207,78 @@ def test_raw_files_of_a_dataset_run_no_code(tmp_path: Path, monkeypatch: pytest.
 def test_a_cache_that_pyg_reads_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """PyG unpickles its notes of transforms, and what torch refuses for a class that one could allow."""
     monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
-    files = [f"ind.cora.{part}" for part in ("x", "tx", "allx", "y", "ty", "ally", "graph")] + ["ind.cora.test.index"]
     raw = tmp_path / "Cora" / "raw"
     raw.mkdir(parents=True)
-    for file in files:
+    for file in CORA:
         (raw / file).write_bytes(b"")
-    root = tmp_path / "cache" / "pyg" / f"cora-{fingerprint(raw, files)}" / "Cora"
+    root = tmp_path / "cache" / "pyg" / f"cora-{fingerprint(raw, CORA)}" / "Cora"
     shutil.copytree(raw, root / "raw")
-    (root / "away").mkdir()
-    (root / "processed").symlink_to(root / "away")
+    (root / "processed").mkdir()
     content = {"data.pt": (Data(x=torch.ones(2, 2)).to_dict(), None, Data)}
     for file, what in (content | {name: Code(tmp_path / "ran")}).items():
         torch.save(what, root / "processed" / file)
     with contextlib.suppress(ValueError):  # a graph without edges, or the file
         PyGDataset(name="cora").load(tmp_path, 0)
     assert not (tmp_path / "ran").exists()
+
+
+WAITING: dict[str, tuple[str, str]] = {  # dataset, the pipe that a reader would wait for
+    "raw of PyG": ("cora", "Cora/raw/ind.cora.x"),
+    "processed of PyG": ("cora", "cache/pyg/cora-downloaded/Cora/processed/data.pt"),
+    "raw of OGB": ("ogbn_arxiv", "ogbn_arxiv/raw/edge.csv.gz"),
+    "processed of OGB": ("ogbn_arxiv", "cache/ogb/ogbn_arxiv-downloaded/ogbn_arxiv/processed/data_processed"),
+}
+
+
+@pytest.mark.parametrize("kind", WAITING)
+def test_pipes_among_the_files_of_a_dataset_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(ogb, "_reader", lambda name: lambda own, root: pytest.fail("it was opened"))
+    monkeypatch.setattr(pyg, "_arrays_alone", lambda: pytest.fail("it was opened"))
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was opened"))
+    monkeypatch.setattr(zipfile, "is_zipfile", lambda file: pytest.fail("it was opened"))
+    dataset, pipe = WAITING[kind]
+    if not pipe.startswith("cache"):
+        for name in CORA if dataset == "cora" else ogb.required_files(dataset):
+            file = (tmp_path / "Cora" / "raw" if dataset == "cora" else tmp_path / dataset) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    file = tmp_path / pipe
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    with pytest.raises(ValueError, match=rf"{file.name} is no file, but a pipe"):
+        (PyGDataset(name="cora") if dataset == "cora" else ogb.OGBDataset(name="ogbn_arxiv")).load(tmp_path, 0)
+
+
+def test_a_cache_that_goes_round_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two links to their own folder: a walk that follows them has 2^40 paths."""
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "cache" / "pyg" / "cora-downloaded"
+    root.mkdir(parents=True)
+    (root / "a").symlink_to(".")
+    with pytest.raises(ValueError, match=r"of the cache cannot be read \(ValueError: .*/a is a link to a folder\)"):
+        PyGDataset(name="cora").load(tmp_path, 0)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_lock_of_a_cache_is_no_pipe_and_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precious: Path, kind: str
+) -> None:
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    lock = tmp_path / "cache" / "a" / ".b.lock"
+    lock.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(lock)
+        assert cached_folder("a/b", lambda made: (made / "x").touch()).is_dir()
+        return
+    target = next(file for file in precious.rglob("*") if file.is_file())
+    lock.symlink_to(target)
+    with pytest.raises(ValueError, match="cannot write to the cache folder"):
+        cached_folder("a/b", lambda made: None)
+    assert untouched(precious)
 
 
 class OwnReader:

@@ -70,8 +70,28 @@ def _plain(name: str) -> str:
 
 
 def missing_files(folder: Path | None, files: Sequence[str]) -> list[str]:
-    """Those of `files` that are not in `folder`."""
-    return [name for name in files if folder is None or not (folder / name).exists()]
+    """Those of `files` that are not in `folder`. ValueError where one is a pipe or a device, whose end nobody knows."""
+    there = [] if folder is None else [name for name in files if (folder / name).exists()]
+    for name in there:
+        assert folder is not None
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder / name} is no file, but a pipe, a device or a folder; put the file there.")
+    return [name for name in files if name not in there]
+
+
+def plain_files(folder: Path) -> list[Path]:
+    """All files in and below a folder. ValueError where one is none, but a pipe, a device or a link to a folder: a
+    library that reads the folder would wait for an end, or go round."""
+    found = []
+    for at, folders, names in os.walk(folder):
+        for name in folders:
+            if Path(at, name).is_symlink():
+                raise ValueError(f"{Path(at, name)} is a link to a folder")
+        for name in names:
+            if not Path(at, name).is_file():
+                raise ValueError(f"{Path(at, name)} is no file, but a pipe, a device or a link to nothing")
+            found.append(Path(at, name))
+    return sorted(found)
 
 
 def require_unpacked(file: Path) -> None:
@@ -121,7 +141,8 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
         return final
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(final.parent / f".{final.name}.lock", "w")  # noqa: SIM115
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # through no link; it waits for no pipe
+        lock = os.fdopen(os.open(final.parent / f".{final.name}.lock", flags, 0o666), "wb", 0)
     except OSError as error:
         raise ValueError(
             f"cannot write to the cache folder {cache_root()} ({error.strerror}); set GNNPAR_CACHE to one."

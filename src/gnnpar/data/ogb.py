@@ -28,6 +28,7 @@ from gnnpar.data.files import (
     missing_files,
     not_found,
     one_line,
+    plain_files,
     quiet,
     reachable,
     require_unpacked,
@@ -70,6 +71,7 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
     reader = _reader(name)
 
     def opened(root: Path) -> Any:  # Any: as _reader
+        plain_files(root)
         if not (root / folder_name / "processed" / "data_processed").exists():  # OGB reads the raw files then
             for file in files:
                 if (root / folder_name / file).exists():
