@@ -298,6 +298,45 @@ class OwnReader:
         return {name: np.array([row]) for row, name in enumerate(("train", "valid", "test"))}
 
 
+@pytest.mark.parametrize(
+    ("num_nodes", "train_rows", "line"),
+    [
+        (3, np.array([0, 9]), "the split train names nodes 0 to 9, but there are 0 to 2"),
+        (3, np.array([-1]), "the split train names nodes -1 to -1, but there are 0 to 2"),
+        (3, np.array([0.5]), "the split train is no list of node ids"),
+        (3, np.array([[0]]), "the split train is no list of node ids"),
+        (10**15, np.array([0]), "it says 1000000000000000 nodes, but has features of 3"),
+    ],
+)
+def test_ogb_names_no_node_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_nodes: int, train_rows: np.ndarray, line: str
+) -> None:
+    class Reader(OwnReader):
+        def get_idx_split(self) -> JsonDict:
+            return super().get_idx_split() | {"train": train_rows}
+
+    monkeypatch.setattr(ogb, "_reader", lambda name: Reader)
+    monkeypatch.setattr(ogb, "cached_folder", lambda key, build: tmp_path)
+    edges = np.array([[0, 1, 2], [1, 2, 0]])
+    graph = {"num_nodes": num_nodes, "node_feat": np.eye(3, dtype=np.float32), "edge_index": edges}
+    saved = {"graph": graph, "labels": np.array([[0], [1], [1]])}
+    torch.save(saved, tmp_path / "data_processed", pickle_protocol=4)
+    with pytest.raises(ValueError, match=f"^dataset ogbn_arxiv: {line}"):
+        ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0)
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_yaml_that_is_none_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "broken.yaml").write_text("a: [1\nb: {")
+    monkeypatch.chdir(tmp_path)
+    assert run(command, ["model=broken", *(["strategy=single", "epochs=1"] if command == "train" else [])]) == 2
+    said = capsys.readouterr().err
+    assert "model/broken.yaml is no YAML: " in said and "in line 2; correct it" in said and "Traceback" not in said
+
+
 @pytest.mark.parametrize("evil", [False, True])
 def test_ogb_reads_arrays_and_runs_no_code_of_a_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evil: bool
