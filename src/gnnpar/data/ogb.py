@@ -71,14 +71,12 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
     missing = missing_files(folder, files)
     reader = _reader(name)
 
-    def opened(root: Path) -> Any:  # Any: as _reader
+    def look_at_files(root: Path) -> None:
         plain_files(root)
         if not (root / folder_name / "processed" / "data_processed").exists():  # OGB reads the raw files then
             for file in files:
                 if (root / folder_name / file).exists():
                     require_unpacked(root / folder_name / file)
-        with _ogb_speaks():
-            return reader(own, root=str(root))
 
     def from_files(root: Path) -> None:
         assert folder is not None
@@ -86,7 +84,9 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
         (root / folder_name / "processed").mkdir()
         (root / folder_name / "RELEASE_v1.txt").touch()  # without it OGB asks on the terminal whether to update
         try:
-            opened(root)
+            look_at_files(root)
+            with _ogb_speaks():
+                reader(own, root=str(root))
         except (Exception, SystemExit) as error:
             raise ValueError(f"dataset {name}: the files in {folder} cannot be read ({one_line(error)}).") from error
 
@@ -109,8 +109,9 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
     else:
         root = cached_folder(f"ogb/{name}-{fingerprint(folder, files)}", from_files)
     try:
-        dataset = opened(root)
+        look_at_files(root)
         with _ogb_speaks():
+            dataset = reader(own, root=str(root))
             (graph, labels), parts = dataset[0], dataset.get_idx_split()
     except Exception as error:  # of a cache that somebody else has filled, or that is damaged
         raise ValueError(
