@@ -65,13 +65,12 @@ def is_expanded(tensor: Tensor) -> bool:
     return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
-def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The strided tensors that a sparse one is made of; indices come first."""
-    if tensor.layout == torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-    ends = tensor.crow_indices() if by_row else tensor.ccol_indices()
-    return ends, tensor.col_indices() if by_row else tensor.row_indices(), tensor.values()
+def _require_small(indices: tuple[Tensor, ...], values: Tensor) -> None:
+    """ValueError where the strided tensors of a sparse one take more memory than the file or this machine has."""
+    if any(map(is_expanded, indices)):  # torch's checks would make them whole
+        raise ValueError("indices of a sparse tensor are one number, repeated; store each")
+    nbytes = sum(part.numel() * part.element_size() for part in (*indices, values))
+    require_memory(nbytes, "a sparse tensor", "store fewer numbers")
 
 
 def _hold_to_shape(tensor: Tensor) -> None:
@@ -80,18 +79,18 @@ def _hold_to_shape(tensor: Tensor) -> None:
 
     torch's switch for such checks is one for the whole process: ranks that are threads would be checked by it too.
     """
-    *indices, values = _parts(tensor)
-    if any(map(is_expanded, indices)):  # the checks below would make them whole
-        raise ValueError("indices of a sparse tensor are one number, repeated; save it by torch.save")
-    nbytes = sum(part.numel() * part.element_size() for part in (*indices, values))
-    require_memory(nbytes, "a sparse tensor", "store fewer numbers")
     if tensor.layout == torch.sparse_coo:
+        _require_small((tensor._indices(),), tensor._values())
         torch._validate_sparse_coo_tensor_args(  # pyright: ignore[reportPrivateImportUsage]
-            *indices, values, tensor.shape, tensor.is_coalesced()
+            tensor._indices(), tensor._values(), tensor.shape, tensor.is_coalesced()
         )
         return
+    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    ends = tensor.crow_indices() if by_row else tensor.ccol_indices()
+    indices = tensor.col_indices() if by_row else tensor.row_indices()
+    _require_small((ends, indices), tensor.values())
     torch._validate_sparse_compressed_tensor_args(  # pyright: ignore[reportPrivateImportUsage]
-        *indices, values, tensor.shape, tensor.layout
+        ends, indices, tensor.values(), tensor.shape, tensor.layout
     )
 
 

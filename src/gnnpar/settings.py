@@ -522,7 +522,7 @@ def _is_plain(hint: object) -> bool:
 def _item(hint: object) -> object | None:
     """The type of what stands in a list of this type; None: no list is of it."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint in (object, Any, list, tuple):
+    if hint in (object, typing.Any, list, tuple):
         return object
     if origin is Annotated:
         return _item(args[0])

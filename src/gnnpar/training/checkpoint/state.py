@@ -91,7 +91,7 @@ def check_tree(file: Path) -> None:
         raise ValueError(f"{file.name} holds {flaw}")
 
 
-def _flaw(tree: Any) -> str | None:  # Any: a tree
+def _flaw(tree: JsonDict) -> str | None:
     """What no rank writes; tensors first, before anything reads their numbers."""
     if any(oddity(t) or t.layout != torch.strided for t in _tensors(tree)):
         return "a tensor that is sparse, nested, quantized or has no values"
