@@ -290,10 +290,16 @@ class Plan:
             "hashes": dict,
             "statistics": dict,
             "predicted": (dict, type(None)),
+            "quality": (list, type(None)),
+            "devices": list,
+            "setup": dict,
         }
         for name, kind in shapes.items():
-            if not isinstance(data[name], kind):
+            if name in data and not isinstance(data[name], kind):
                 raise ValueError(f"{name} is a {type(data[name]).__name__}")
+        for name in ("quality", "devices"):
+            if odd := [each for each in data.get(name) or () if not isinstance(each, str)]:
+                raise ValueError(f"{name} holds {str(odd[0])[:80]}, which is no name")
         if not data["mesh"] or not data["layers_of"]:
             raise ValueError("mesh or layers_of are empty")
         if unknown := sorted(data["arrays"].keys() - {"part_of", "chunk_of", "edge_part_of"}):

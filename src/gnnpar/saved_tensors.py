@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gnnpar.capacity import require_memory
+
 
 def load_saved(
     file: Path, *, places: str | dict[str, str] = "cpu", known: Iterable[type] = (), mmap: bool = False
@@ -58,12 +60,27 @@ def _sparse_tensors(found: object, classes: tuple[type, ...]) -> Iterator[Tensor
             left.extend(vars(each).values())
 
 
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether a strided tensor has more numbers than its memory holds: what copies it takes memory that no file has."""
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
+
+
+def _require_small(indices: tuple[Tensor, ...], values: Tensor) -> None:
+    """ValueError where the strided tensors of a sparse one take more memory than the file or this machine has."""
+    if any(map(is_expanded, indices)):  # torch's checks would make them whole
+        raise ValueError("indices of a sparse tensor are one number, repeated; store each")
+    nbytes = sum(part.numel() * part.element_size() for part in (*indices, values))
+    require_memory(nbytes, "a sparse tensor", "store fewer numbers")
+
+
 def _hold_to_shape(tensor: Tensor) -> None:
-    """RuntimeError where an index of a sparse tensor is outside its shape.
+    """RuntimeError where an index of a sparse tensor is outside its shape; ValueError where it takes more memory than
+    its file or this machine has.
 
     torch's switch for such checks is one for the whole process: ranks that are threads would be checked by it too.
     """
     if tensor.layout == torch.sparse_coo:
+        _require_small((tensor._indices(),), tensor._values())
         torch._validate_sparse_coo_tensor_args(  # pyright: ignore[reportPrivateImportUsage]
             tensor._indices(), tensor._values(), tensor.shape, tensor.is_coalesced()
         )
@@ -71,6 +88,7 @@ def _hold_to_shape(tensor: Tensor) -> None:
     by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     ends = tensor.crow_indices() if by_row else tensor.ccol_indices()
     indices = tensor.col_indices() if by_row else tensor.row_indices()
+    _require_small((ends, indices), tensor.values())
     torch._validate_sparse_compressed_tensor_args(  # pyright: ignore[reportPrivateImportUsage]
         ends, indices, tensor.values(), tensor.shape, tensor.layout
     )

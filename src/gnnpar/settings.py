@@ -13,7 +13,7 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
@@ -389,7 +389,9 @@ def _value(hint: object, value: object, path: str) -> Any:  # Any: of the type t
         if nested := _dataclasses_in(hint):
             return _construct(nested[0], value, path)
     elif isinstance(value, list) and any(isinstance(v, Mapping) and "_target_" in v for v in value):
-        return tuple(_value(object, v, f"{path}[{i}]") for i, v in enumerate(value))
+        if (item := _item(hint)) is None:
+            raise ConfigError(f"{path}={show(value)} must be {describe(hint)}")
+        return tuple(_value(item, v, f"{path}[{i}]") for i, v in enumerate(value))
     return checked(hint, value, path)
 
 
@@ -515,6 +517,19 @@ def _is_plain(hint: object) -> bool:
     if origin is Annotated:
         return _is_plain(args[0])
     return origin is Literal or hint in (bool, int, float, str, Path, type(None))
+
+
+def _item(hint: object) -> object | None:
+    """The type of what stands in a list of this type; None: no list is of it."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint in (object, typing.Any, list, tuple):
+        return object
+    if origin is Annotated:
+        return _item(args[0])
+    if origin in (list, tuple, Sequence):
+        return args[0]
+    options = args if origin in (typing.Union, types.UnionType) else ()
+    return next((item for option in options if (item := _item(option)) is not None), None)
 
 
 def _is_protocol(cls: type) -> bool:

@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,9 +35,9 @@ from gnnpar.config.compose import compose
 from gnnpar.config.jobs import state_of
 from gnnpar.config.replay import resumed
 from gnnpar.config.sweep import Resuming, _write_results_apart
-from gnnpar.data import ogb
+from gnnpar.data import ogb, pyg
 from gnnpar.data.columns import Column
-from gnnpar.data.files import fingerprint
+from gnnpar.data.files import cached_folder, fingerprint
 from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
 from gnnpar.durable import JsonDict, WriteError, read_checked_json, read_json, refuse_links_below, write_checked_json
@@ -54,6 +55,7 @@ from gnnpar.track.jsonl import read_rows
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.shards import check_partition
 
+CORA = [f"ind.cora.{part}" for part in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")]
 PRECIOUS = "what is outside of the folder"
 
 
@@ -205,21 +207,78 @@ def test_raw_files_of_a_dataset_run_no_code(tmp_path: Path, monkeypatch: pytest.
 def test_a_cache_that_pyg_reads_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """PyG unpickles its notes of transforms, and what torch refuses for a class that one could allow."""
     monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
-    files = [f"ind.cora.{part}" for part in ("x", "tx", "allx", "y", "ty", "ally", "graph")] + ["ind.cora.test.index"]
     raw = tmp_path / "Cora" / "raw"
     raw.mkdir(parents=True)
-    for file in files:
+    for file in CORA:
         (raw / file).write_bytes(b"")
-    root = tmp_path / "cache" / "pyg" / f"cora-{fingerprint(raw, files)}" / "Cora"
+    root = tmp_path / "cache" / "pyg" / f"cora-{fingerprint(raw, CORA)}" / "Cora"
     shutil.copytree(raw, root / "raw")
-    (root / "away").mkdir()
-    (root / "processed").symlink_to(root / "away")
+    (root / "processed").mkdir()
     content = {"data.pt": (Data(x=torch.ones(2, 2)).to_dict(), None, Data)}
     for file, what in (content | {name: Code(tmp_path / "ran")}).items():
         torch.save(what, root / "processed" / file)
     with contextlib.suppress(ValueError):  # a graph without edges, or the file
         PyGDataset(name="cora").load(tmp_path, 0)
     assert not (tmp_path / "ran").exists()
+
+
+WAITING: dict[str, tuple[str, str]] = {  # dataset, the pipe that a reader would wait for
+    "raw of PyG": ("cora", "Cora/raw/ind.cora.x"),
+    "processed of PyG": ("cora", "cache/pyg/cora-downloaded/Cora/processed/data.pt"),
+    "raw of OGB": ("ogbn_arxiv", "ogbn_arxiv/raw/edge.csv.gz"),
+    "processed of OGB": ("ogbn_arxiv", "cache/ogb/ogbn_arxiv-downloaded/ogbn_arxiv/processed/data_processed"),
+}
+
+
+@pytest.mark.parametrize("kind", WAITING)
+def test_pipes_among_the_files_of_a_dataset_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(ogb, "_reader", lambda name: lambda own, root: pytest.fail("it was opened"))
+    monkeypatch.setattr(pyg, "_arrays_alone", lambda: pytest.fail("it was opened"))
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was opened"))
+    monkeypatch.setattr(zipfile, "is_zipfile", lambda file: pytest.fail("it was opened"))
+    dataset, pipe = WAITING[kind]
+    if not pipe.startswith("cache"):
+        for name in CORA if dataset == "cora" else ogb.required_files(dataset):
+            file = (tmp_path / "Cora" / "raw" if dataset == "cora" else tmp_path / dataset) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    file = tmp_path / pipe
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    with pytest.raises(ValueError, match=rf"{file.name} is no file, but a pipe"):
+        (PyGDataset(name="cora") if dataset == "cora" else ogb.OGBDataset(name="ogbn_arxiv")).load(tmp_path, 0)
+
+
+def test_a_cache_that_goes_round_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two links to their own folder: a walk that follows them has 2^40 paths."""
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "cache" / "pyg" / "cora-downloaded"
+    root.mkdir(parents=True)
+    (root / "a").symlink_to(".")
+    with pytest.raises(ValueError, match=r"of the cache cannot be read \(ValueError: .*/a is a link to a folder\)"):
+        PyGDataset(name="cora").load(tmp_path, 0)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_lock_of_a_cache_is_no_pipe_and_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precious: Path, kind: str
+) -> None:
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    lock = tmp_path / "cache" / "a" / ".b.lock"
+    lock.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(lock)
+        assert cached_folder("a/b", lambda made: (made / "x").touch()).is_dir()
+        return
+    target = next(file for file in precious.rglob("*") if file.is_file())
+    lock.symlink_to(target)
+    with pytest.raises(ValueError, match="cannot write to the cache folder"):
+        cached_folder("a/b", lambda made: None)
+    assert untouched(precious)
 
 
 class OwnReader:
@@ -237,6 +296,45 @@ class OwnReader:
 
     def get_idx_split(self) -> JsonDict:
         return {name: np.array([row]) for row, name in enumerate(("train", "valid", "test"))}
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "train_rows", "line"),
+    [
+        (3, np.array([0, 9]), "the split train names nodes 0 to 9, but there are 0 to 2"),
+        (3, np.array([-1]), "the split train names nodes -1 to -1, but there are 0 to 2"),
+        (3, np.array([0.5]), "the split train is no list of node ids"),
+        (3, np.array([[0]]), "the split train is no list of node ids"),
+        (10**15, np.array([0]), "it says 1000000000000000 nodes, but has features of 3"),
+    ],
+)
+def test_ogb_names_no_node_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_nodes: int, train_rows: np.ndarray, line: str
+) -> None:
+    class Reader(OwnReader):
+        def get_idx_split(self) -> JsonDict:
+            return super().get_idx_split() | {"train": train_rows}
+
+    monkeypatch.setattr(ogb, "_reader", lambda name: Reader)
+    monkeypatch.setattr(ogb, "cached_folder", lambda key, build: tmp_path)
+    edges = np.array([[0, 1, 2], [1, 2, 0]])
+    graph = {"num_nodes": num_nodes, "node_feat": np.eye(3, dtype=np.float32), "edge_index": edges}
+    saved = {"graph": graph, "labels": np.array([[0], [1], [1]])}
+    torch.save(saved, tmp_path / "data_processed", pickle_protocol=4)
+    with pytest.raises(ValueError, match=f"^dataset ogbn_arxiv: {line}"):
+        ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0)
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_yaml_that_is_none_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "broken.yaml").write_text("a: [1\nb: {")
+    monkeypatch.chdir(tmp_path)
+    assert run(command, ["model=broken", *(["strategy=single", "epochs=1"] if command == "train" else [])]) == 2
+    said = capsys.readouterr().err
+    assert "model/broken.yaml is no YAML: " in said and "in line 2; correct it" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize("evil", [False, True])
@@ -698,6 +796,15 @@ def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[JsonDic
     return lambda manifest, tree: tree["model"].update({name: change(w) for name, w in tree["model"].items()})
 
 
+def moments(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[JsonDict, JsonDict], None]:
+    def changed(_: JsonDict, tree: JsonDict) -> None:
+        for slots in tree["optimizer"]["state"].values():
+            slots["exp_avg"] = change(slots["exp_avg"])
+
+    return changed
+
+
+LARGE = 10**10  # numbers: 40 GB, were they made
 FORGED: dict[str, tuple[Callable[[JsonDict, JsonDict], None], str]] = {
     "types": (in_run(edge_types=None), "run.edge_types is None, no number from 0 to"),
     "width": (in_run(edge_attr=10**15), "run.edge_attr is 10+, no number from 0 to"),
@@ -707,6 +814,15 @@ FORGED: dict[str, tuple[Callable[[JsonDict, JsonDict], None], str]] = {
     "sparse": (weights(torch.Tensor.to_sparse), "holds a tensor that is sparse"),
     "meta": (weights(lambda w: w.to("meta")), "sparse, nested, quantized or has no values"),
     "names": (lambda manifest, tree: tree["model"].update({1: torch.ones(1)}), "holds no model, optimizer"),
+    "expanded moments": (moments(lambda m: torch.zeros(1).expand(LARGE)), "a tensor of more numbers than its memory"),
+    "expanded engine": (
+        lambda manifest, tree: tree["engine"].update(x=[torch.zeros(1).expand(LARGE)]),
+        "a tensor of more numbers than its memory",
+    ),
+    "expanded generator": (
+        lambda manifest, tree: tree["random"].update(cpu=torch.zeros(1, dtype=torch.uint8).expand(LARGE)),
+        "a tensor of more numbers than its memory",
+    ),
     "random": (lambda manifest, tree: tree.update(random={}), "cannot be opened"),
 }
 

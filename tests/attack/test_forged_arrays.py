@@ -5,6 +5,7 @@ Of numpy and scipy, such a file chooses what memory they write to, and which cla
 
 from __future__ import annotations
 
+import gzip
 import io
 import pickle
 import struct
@@ -22,7 +23,10 @@ from scipy.sparse import csr_matrix
 from torch_geometric.data import Data
 
 from data.samples import shared
+from gnnpar import capacity
 from gnnpar.comm import Communicator, RowLike, ThreadWorld
+from gnnpar.data import files as data_files
+from gnnpar.data import ogb
 from gnnpar.data.array_pickle import load_arrays
 from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
@@ -195,6 +199,37 @@ def test_a_forged_matrix_of_an_npz_is_refused(
         PyGDataset(name="computers").load(tmp_path, 0)
 
 
+@pytest.mark.parametrize("place", ["data_dir", "cache"])
+def test_raw_arrays_beyond_memory_are_refused_before_they_are_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(capacity, "memory_bytes", lambda: 10**6)
+    root = tmp_path if place == "data_dir" else tmp_path / "cache" / "pyg" / "computers-downloaded"
+    raw = root / "Computers" / "raw"
+    raw.mkdir(parents=True)
+    np.savez_compressed(raw / "amazon_electronics_computers.npz", attr_data=np.zeros(10**6, np.float32))
+    with pytest.raises(ValueError, match=r"cannot be read \(ValueError: amazon_.*npz, unpacked, needs"):
+        PyGDataset(name="computers").load(tmp_path, 0)
+
+
+@pytest.mark.parametrize("place", ["data_dir", "cache"])
+def test_raw_lines_beyond_memory_are_refused_before_they_are_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(capacity, "memory_bytes", lambda: 10**6)
+    monkeypatch.setattr(data_files, "memory_bytes", lambda: 10**6)
+    monkeypatch.setattr(ogb, "_reader", lambda name: pytest.fail)
+    root = tmp_path if place == "data_dir" else tmp_path / "cache" / "ogb" / "ogbn_arxiv-downloaded"
+    for name in ogb.required_files("ogbn_arxiv"):
+        file = root / "ogbn_arxiv" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(gzip.compress(b"0," * 10**6 if "node-feat" in name else b"0"))
+    with pytest.raises(ValueError, match=r"cannot be read \(ValueError: node-feat.csv.gz, unpacked, needs"):
+        ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0)
+
+
 NODES = 40
 
 
@@ -217,12 +252,20 @@ def listed(columns: int, entry: tuple[int, int], *, coalesced: bool = False) -> 
     )
 
 
+def repeated(indices: int, *, values: int) -> torch.Tensor:
+    """A COO matrix whose entries are one in the file, repeated."""
+    ends = torch.zeros(2, 1, dtype=torch.int64).expand(2, indices)
+    matrix = torch.sparse_coo_tensor(ends, torch.ones(1).expand(values), (NODES, NODES), check_invariants=False)
+    return matrix._coalesced_(True)
+
+
 SPARSE: dict[str, Callable[[], dict[str, object]]] = {
     "a row that ends far away": lambda: {"x": compressed(NODES, 4, end=NODES + 3000)},
     "a column that is none": lambda: {"x": compressed(NODES, 4, column=4)},
     "an entry beyond the rows": lambda: {"x": listed(4, (NODES, 0))},
     "an entry beyond the columns": lambda: {"x": listed(4, (1, 4))},
     "one that says it is coalesced": lambda: {"x": listed(4, (NODES, 1), coalesced=True)},
+    "indices of one number": lambda: {"edge_index": None, "adj_t": repeated(10**10, values=10**10)},
     "attributes of edges": lambda: {"edge_attr": listed(2, (1, 2))},
     "an adjacency": lambda: {"edge_index": None, "adj_t": compressed(NODES, NODES, end=NODES + 3000)},
     "a nested tensor": lambda: {"x": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])},
@@ -247,7 +290,9 @@ def graph_of(changed: dict[str, object]) -> Data:
 def test_a_forged_tensor_of_a_saved_graph_is_refused(kind: str, tmp_path: Path) -> None:
     """Of torch, its indices would choose what memory is written to when it is made dense."""
     torch.save(graph_of(SPARSE[kind]()), tmp_path / "g.pt")
-    with pytest.raises(ValueError, match=r"^dataset pt: [^\n]*(is not satisfied|inconsistent|is nested|is quantized)"):
+    with pytest.raises(
+        ValueError, match=r"^dataset pt: [^\n]*(is not satisfied|inconsistent|is nested|is quantized|one number)"
+    ):
         PT(path=str(tmp_path / "g.pt")).load(None, 0)
 
 

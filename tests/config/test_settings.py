@@ -195,6 +195,8 @@ def test_nested_dataclasses_are_built_and_checked() -> None:
             {"inner": {}, "many": [{"_target_": f"{__name__}.Inner", "kind": "c"}]},
             "g.many[0].kind=c must be one of a, b",
         ),
+        ({"inner": {}, "note": ["a", {"_target_": f"{__name__}.Inner"}]}, "g.note=['a', {"),
+        ({"inner": {}, "pair": [1, {"_target_": f"{__name__}.Inner"}]}, "g.pair[1]={"),
         ({"inner": {}, "note": 3}, "g.note=3 must be text"),
         ({"inner": {}, "anything": {"_target_": "nowhere.X"}}, "g.anything._target_=nowhere.X cannot be imported"),
     ],

@@ -80,8 +80,18 @@ def test_strategies_that_run_a_model_in_one_piece_carry_it(strategy, target):
 @pytest.mark.parametrize(
     ("refuse", "strategy", "target", "line"),
     [
-        (refuse_one_piece, "gnnpipe", "HGTNet", "layer by layer, and of model=pyg pyg_nets.HGTNet runs in one piece: it reads dictionaries by type"),
-        (refuse_one_piece, "minibatch", "HGTNet", "layer by layer, and of model=pyg pyg_nets.HGTNet runs in one piece: it reads dictionaries by type"),
+        (
+            refuse_one_piece,
+            "gnnpipe",
+            "HGTNet",
+            "layer by layer, and of model=pyg pyg_nets.HGTNet runs in one piece: it reads dictionaries by type",
+        ),
+        (
+            refuse_one_piece,
+            "minibatch",
+            "HGTNet",
+            "layer by layer, and of model=pyg pyg_nets.HGTNet runs in one piece: it reads dictionaries by type",
+        ),
         (refuse_neighborhoods, "sar", "Typed2", "folds neighbourhoods in pieces, and convs.0.convs.<a___to___b> of"),
         (refuse_moments, "cofree", "hetero_of", "never holds all rows of a layer at once, and norm.a.module of"),
     ],

@@ -109,6 +109,10 @@ def test_a_plan_for_something_else() -> None:
         (lambda d: d | {"schema": 2}, "is no plan of schema 1"),
         (lambda d: d | {"arrays": d["arrays"] | {"order": "a.npy"}}, "nothing reads arrays.order"),
         (lambda d: d | {"layers_of": []}, "mesh or layers_of are empty"),
+        (lambda d: d | {"setup": ""}, "setup is a str"),
+        (lambda d: d | {"devices": ["a", [[]]]}, "devices holds [[]], which is no name"),
+        (lambda d: d | {"devices": "abcd"}, "devices is a str"),
+        (lambda d: d | {"quality": [1]}, "quality holds 1, which is no name"),
         (lambda d: d | {"arrays": {"part_of": "missing.npy"}}, "cannot be read (FileNotFoundError)"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import gnnpar
 import pyg_nets
 from checkpoints import train
 from composing import configured, names
+from conftest import ROOT
 from gnnpar.cli.main import run
 from gnnpar.comm import ThreadWorld
 from gnnpar.config.compose import compose
@@ -94,6 +96,15 @@ def test_layers_that_read_those_before_have_a_program_for_any_graph(tmp_path: Pa
     program = torch.export.load(tmp_path / "taken" / "program.pt2").module()
     with torch.no_grad():
         assert largest_error(program(*few), Plain(loaded.model)(*few)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat"])
+def test_a_program_names_no_folder_of_this_machine(name: str, tmp_path: Path) -> None:
+    torch.export.save(traced(built(name)), tmp_path / "program.pt2")
+    with zipfile.ZipFile(tmp_path / "program.pt2") as archive:
+        said = b"".join(archive.read(each) for each in archive.infolist())
+    assert b"weight" in said and b'.py"' not in said and b".py\\" not in said
+    assert all(str(folder).encode() not in said for folder in (ROOT, sys.prefix))
 
 
 @pytest.mark.slow  # processes that start: 15 s

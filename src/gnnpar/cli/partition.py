@@ -111,9 +111,8 @@ def cut_into(settings: Settings, out: Path) -> None:
             f"as a vertex cut: replication factor {vertex_cut['replication_factor']:.3f}, "
             f"{min(vertex_cut['copied_edges'])} to {max(vertex_cut['copied_edges'])} edges a part"
         )
-    say(
-        f"{num_bytes(size)} in {time.perf_counter() - began:.1f} s  ->  {out}  (gnnpar train {shlex.quote(f'shards={out}')})"
-    )
+    command = f"gnnpar train {shlex.quote(f'shards={out}')}"
+    say(f"{num_bytes(size)} in {time.perf_counter() - began:.1f} s  ->  {out}  ({command})")
 
 
 def needs_edge_ids(settings: Settings, graph: Stored) -> bool:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gnnpar.paths import conf_dir
 from gnnpar.settings import closest, show, unknown_key
+
+if TYPE_CHECKING:
+    from yaml import YAMLError
 
 CONFIG = "config"
 """The file of conf/ that lists the groups."""
@@ -18,7 +23,8 @@ OF_HYDRA = {group: ("basic", *names) for group, names in PLUGINS.items()} | {
 
 
 def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
-    """One line for an exception of Hydra or OmegaConf; None for any other."""
+    """One line for an exception of Hydra, OmegaConf or the YAML that they read; None for any other."""
+    import yaml
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -26,6 +32,8 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
         return "an override chooses no name in a group, but a list of numbers or nulls; write group=name"
     if isinstance(error, AssertionError) and _is_of_hydra(error):
         return f"an override sets a key below something that has none ({' '.join(str(error).split())}); leave it out"
+    if isinstance(error, yaml.YAMLError):
+        return _yaml_line(error)
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
         return None
     text = " ".join(str(error).split()) or f"the configuration cannot be read: {' '.join(str(error.__cause__).split())}"
@@ -48,6 +56,16 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
     if match := re.search(r"[Ii]n '[^']*': Could not find '([^']+)'|You must specify '([^']+)'", text):
         return f"{match[1] or match[2]} does not exist"
     return re.sub(r"\S*/(conf|site-packages)/\S*", "the configuration", text)
+
+
+def _yaml_line(error: YAMLError) -> str:
+    """Of a file that is no YAML: where it is, and what the parser says."""
+    from yaml import MarkedYAMLError
+
+    mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+    if not isinstance(error, MarkedYAMLError) or mark is None:
+        return f"a file is no YAML ({' '.join(str(error).split())[:200]}); correct it"
+    return f"{os.path.relpath(mark.name)} is no YAML: {error.problem} in line {mark.line + 1}; correct it"
 
 
 def _is_of_hydra(error: Exception) -> bool:

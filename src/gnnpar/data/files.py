@@ -7,6 +7,7 @@ runs at once, or a run killed half way, never see half a cache.
 
 import contextlib
 import fcntl
+import gzip
 import hashlib
 import io
 import logging
@@ -17,12 +18,15 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from gnnpar.capacity import memory_bytes, require_memory
 from gnnpar.paths import expanded
 
 _LOG = logging.getLogger(__name__)
+_PIECE = 1 << 24  # bytes of a file that are unpacked at once
 _PROBE_SECONDS = 4.0
 _DOWNLOAD_SECONDS = 30.0  # without a byte, before a download counts as failed
 
@@ -66,8 +70,42 @@ def _plain(name: str) -> str:
 
 
 def missing_files(folder: Path | None, files: Sequence[str]) -> list[str]:
-    """Those of `files` that are not in `folder`."""
-    return [name for name in files if folder is None or not (folder / name).exists()]
+    """Those of `files` that are not in `folder`. ValueError where one is a pipe or a device, whose end nobody knows."""
+    there = [] if folder is None else [name for name in files if (folder / name).exists()]
+    for name in there:
+        assert folder is not None
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder / name} is no file, but a pipe, a device or a folder; put the file there.")
+    return [name for name in files if name not in there]
+
+
+def plain_files(folder: Path) -> list[Path]:
+    """All files in and below a folder. ValueError where one is none, but a pipe, a device or a link to a folder: a
+    library that reads the folder would wait for an end, or go round."""
+    found = []
+    for at, folders, names in os.walk(folder):
+        for name in folders:
+            if Path(at, name).is_symlink():
+                raise ValueError(f"{Path(at, name)} is a link to a folder")
+        for name in names:
+            if not Path(at, name).is_file():
+                raise ValueError(f"{Path(at, name)} is no file, but a pipe, a device or a link to nothing")
+            found.append(Path(at, name))
+    return sorted(found)
+
+
+def require_unpacked(file: Path) -> None:
+    """ValueError where a .zip, .npz or .gz unpacks to more than this machine's memory; a library would find out by
+    filling it. Of a .gz no size is known: it is read, and thrown away, until its end or that bound."""
+    size = 0
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            size = sum(each.file_size for each in archive.infolist())
+    elif file.suffix == ".gz":
+        with gzip.open(file) as content:
+            while size <= memory_bytes() and (piece := content.read(_PIECE)):
+                size += len(piece)
+    require_memory(size, f"{file.name}, unpacked,", "store fewer or smaller arrays")
 
 
 def fingerprint(folder: Path, files: Sequence[str]) -> str:
@@ -103,7 +141,8 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
         return final
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(final.parent / f".{final.name}.lock", "w")  # noqa: SIM115
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # through no link; it waits for no pipe
+        lock = os.fdopen(os.open(final.parent / f".{final.name}.lock", flags, 0o666), "wb", 0)
     except OSError as error:
         raise ValueError(
             f"cannot write to the cache folder {cache_root()} ({error.strerror}); set GNNPAR_CACHE to one."

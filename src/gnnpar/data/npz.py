@@ -16,7 +16,6 @@ Files of the heterophilous-graph collections are read too: `node_features`, `nod
 pairs, so they are symmetrised) and `train_masks`, `val_masks`, `test_masks`.
 """
 
-import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
@@ -28,7 +27,7 @@ from torch import Tensor
 from gnnpar.capacity import require_memory
 from gnnpar.data.columns import tensor_of
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.files import find_file
+from gnnpar.data.files import find_file, require_unpacked
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread, task_of
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
@@ -58,8 +57,7 @@ class NPZ(Preprocess):
 def _open(config: NPZ, data_dir: Path | None) -> dict[str, np.ndarray]:
     found = find_file(config.name, config.path, data_dir, example="dataset=npz dataset.path=my.npz")
     try:
-        with zipfile.ZipFile(found) as archive:  # compressed, it may hold a thousand times its own size
-            require_memory(sum(each.file_size for each in archive.infolist()), "its arrays", "store fewer or smaller")
+        require_unpacked(found)  # compressed, it may hold a thousand times its own size
         with np.load(found, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
     except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds

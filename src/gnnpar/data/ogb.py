@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gnnpar.data.array_pickle import load_saved_arrays
 from gnnpar.data.dataset import Dataset
@@ -28,8 +29,10 @@ from gnnpar.data.files import (
     missing_files,
     not_found,
     one_line,
+    plain_files,
     quiet,
     reachable,
+    require_unpacked,
 )
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
@@ -68,12 +71,20 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
     missing = missing_files(folder, files)
     reader = _reader(name)
 
+    def look_at_files(root: Path) -> None:
+        plain_files(root)
+        if not (root / folder_name / "processed" / "data_processed").exists():  # OGB reads the raw files then
+            for file in files:
+                if (root / folder_name / file).exists():
+                    require_unpacked(root / folder_name / file)
+
     def from_files(root: Path) -> None:
         assert folder is not None
         link_files(folder, root / folder_name, files)
         (root / folder_name / "processed").mkdir()
         (root / folder_name / "RELEASE_v1.txt").touch()  # without it OGB asks on the terminal whether to update
         try:
+            look_at_files(root)
             with _ogb_speaks():
                 reader(own, root=str(root))
         except (Exception, SystemExit) as error:
@@ -98,6 +109,7 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
     else:
         root = cached_folder(f"ogb/{name}-{fingerprint(folder, files)}", from_files)
     try:
+        look_at_files(root)
         with _ogb_speaks():
             dataset = reader(own, root=str(root))
             (graph, labels), parts = dataset[0], dataset.get_idx_split()
@@ -112,18 +124,38 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
 def _to_raw(
     name: str, graph: JsonDict, labels: np.ndarray, parts: dict[str, np.ndarray], *, num_classes: int
 ) -> RawGraph:
-    masks = torch.zeros(3, graph["num_nodes"], dtype=torch.bool)
+    features = np.asarray(graph["node_feat"])
+    num_nodes = len(features) if features.ndim else 0
+    if graph["num_nodes"] != num_nodes:
+        raise ValueError(
+            f"dataset {name}: it says {graph['num_nodes']} nodes, but has features of {num_nodes}; "
+            "fetch its files again."
+        )
+    masks = torch.zeros(3, num_nodes, dtype=torch.bool)
     for row, part in enumerate(("train", "valid", "test")):
-        masks[row, torch.as_tensor(parts[part]).long()] = True
+        masks[row, _nodes_of(name, part, np.asarray(parts[part]), num_nodes)] = True
     return RawGraph(
         name=name,
-        x=torch.from_numpy(np.ascontiguousarray(graph["node_feat"])),
+        x=torch.from_numpy(np.ascontiguousarray(features)),
         y=torch.from_numpy(np.ascontiguousarray(labels)),
         edge_index=torch.from_numpy(np.ascontiguousarray(graph["edge_index"])),
         task="single_label",
         masks=(masks[0], masks[1], masks[2]),
         num_classes=num_classes,
     )
+
+
+def _nodes_of(name: str, part: str, nodes: np.ndarray, num_nodes: int) -> Tensor:
+    """A part of the split, [nodes] int64. ValueError where one is no node; torch counts negative ones from the end."""
+    if nodes.dtype.kind not in "iu" or nodes.ndim != 1:
+        raise ValueError(f"dataset {name}: the split {part} is no list of node ids; fetch its files again.")
+    low, high = (nodes.min(), nodes.max()) if len(nodes) else (0, -1)
+    if low < 0 or high >= num_nodes:
+        raise ValueError(
+            f"dataset {name}: the split {part} names nodes {low} to {high}, but there are 0 to {num_nodes - 1}; "
+            "fetch its files again."
+        )
+    return torch.from_numpy(nodes.astype(np.int64))
 
 
 def _reader(name: str) -> Any:  # Any: OGB has no types

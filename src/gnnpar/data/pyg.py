@@ -34,6 +34,7 @@ from gnnpar.data.files import (
     one_line,
     quiet,
     reachable,
+    require_unpacked,
 )
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
@@ -163,6 +164,8 @@ def _downloaded(name: str, source: _Source, data_dir: Path | None, missing: list
 
 def _open(source: _Source, root: Path) -> Data:
     refuse_saved_code(root)
+    for file in _raw_of(source, root).glob("*.npz"):
+        require_unpacked(file)
     cls = getattr(importlib.import_module("torch_geometric.datasets"), source.cls)
     with _arrays_alone():
         dataset = cls(str(root)) if source.named is None else cls(str(root), source.named)

@@ -6,7 +6,6 @@ weights_only, so that none of its code runs.
 
 from __future__ import annotations
 
-import glob
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor
 from gnnpar.capacity import require_memory
 from gnnpar.data.adjacency import edge_list_of
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.files import find_file, one_line
+from gnnpar.data.files import find_file, one_line, plain_files
 from gnnpar.data.hetero import flattened, schema_in, stores_of
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread, task_of
@@ -59,8 +58,9 @@ def refuse_saved_code(folder: Path) -> None:
 
     Raises ValueError. Its notes of transforms, which it unpickles, too, are removed: there are none.
     """
-    for path in sorted(glob.glob(f"{glob.escape(str(folder))}/**/*.pt", recursive=True, include_hidden=True)):
-        file = Path(path)
+    for file in plain_files(folder):
+        if file.suffix != ".pt":
+            continue
         if file.name in ("pre_transform.pt", "pre_filter.pt"):
             file.unlink(missing_ok=True)
             continue

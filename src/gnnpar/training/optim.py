@@ -205,11 +205,27 @@ class Stepper:
         return {"kind": type(self.optimizer).__name__, "state": state}
 
     def load_state_dict(self, state: JsonDict) -> None:
-        """Of the parameters that this rank holds."""
+        """Of the parameters that this rank holds. ValueError where a slot has another shape than its parameter."""
         by_name = {name: p for p, name in self.names.items()}
         for name, slots in state["state"].items():
             if (p := by_name.get(name)) is not None:
+                _check_shapes(name, slots, p)
                 self.optimizer.state[p] = {k: _placed(k, v, p) for k, v in slots.items()}
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")  # one number for each of the parameter
+
+
+def _check_shapes(name: str, slots: JsonDict, parameter: nn.Parameter) -> None:
+    """Before they are copied: an expanded tensor is of any size."""
+    for slot, value in slots.items():
+        if isinstance(value, torch.Tensor) and (slot == "step" or slot in _MOMENTS):
+            wanted = torch.Size() if slot == "step" else parameter.shape
+            if value.shape != wanted:
+                raise ValueError(
+                    f"the optimizer's {slot} of {name} has shape {list(value.shape)}, {list(wanted)} is needed: "
+                    "resume another checkpoint, or change optim to start its state anew"
+                )
 
 
 def _placed(slot: str, value: object, parameter: nn.Parameter) -> object:

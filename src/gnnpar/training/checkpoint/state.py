@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.durable import JsonDict, file_hash
-from gnnpar.saved_tensors import load_saved, oddity
+from gnnpar.saved_tensors import is_expanded, load_saved, oddity
 
 _SCALARS = (bool, int, float, str)
 _WORDS, _LEFT, _NEXT = 624, 8, 16  # of a generator: its words, and where it says how many are left and used
@@ -84,18 +84,24 @@ def write_tree(file: Path, tree: object) -> JsonDict:
 def check_tree(file: Path) -> None:
     """ValueError where a file is nothing that a rank left, or cannot be opened."""
     try:
-        tree = read_tree(file, torch.device("cpu"))
-        parts = [tree["model"], tree["optimizer"]["state"], tree["engine"], tree["random"]]
-        kinds = all(isinstance(part, dict) for part in parts) and isinstance(tree["optimizer"]["kind"], str)
-        kinds = kinds and _is_random_state(tree["random"]["cpu"]) and "cuda" in tree["random"]
-        kinds = kinds and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tree["model"].items())
-        odd = any(oddity(t) or t.layout != torch.strided for t in _tensors(tree))
+        flaw = _flaw(read_tree(file, torch.device("cpu")))
     except Exception as error:  # torch's readers raise errors of all kinds
         raise ValueError(f"{file.name} cannot be opened ({type(error).__name__})") from error
-    if not kinds:
-        raise ValueError(f"{file.name} holds no model, optimizer, engine and random state")
-    if odd:
-        raise ValueError(f"{file.name} holds a tensor that is sparse, nested, quantized or has no values")
+    if flaw:
+        raise ValueError(f"{file.name} holds {flaw}")
+
+
+def _flaw(tree: JsonDict) -> str | None:
+    """What no rank writes; tensors first, before anything reads their numbers."""
+    if any(oddity(t) or t.layout != torch.strided for t in _tensors(tree)):
+        return "a tensor that is sparse, nested, quantized or has no values"
+    if any(map(is_expanded, _tensors(tree))):
+        return "a tensor of more numbers than its memory has"
+    parts = [tree["model"], tree["optimizer"]["state"], tree["engine"], tree["random"]]
+    kinds = all(isinstance(part, dict) for part in parts) and isinstance(tree["optimizer"]["kind"], str)
+    kinds = kinds and _is_random_state(tree["random"]["cpu"]) and "cuda" in tree["random"]
+    kinds = kinds and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tree["model"].items())
+    return None if kinds else "no model, optimizer, engine and random state"
 
 
 def _is_random_state(state: object) -> bool:

@@ -192,13 +192,17 @@ def traced(model: GNN) -> torch.export.ExportedProgram:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.export.export(Plain(model).eval(), inputs, dynamic_shapes=_ANY_SIZE)
+            program = torch.export.export(Plain(model).eval(), inputs, dynamic_shapes=_ANY_SIZE)
     except Exception as error:  # whatever a model of the user's own does that cannot be traced
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(
             f"{type(model.config).__name__} has no program: {type(error).__name__}: {lines[0][:200]}; a forward "
             "pass can be traced that uses tensors and the graph alone"
         ) from error
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # lines of the source, with the folders of this machine
+    return program
 
 
 def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
