@@ -53,6 +53,9 @@ def config(target: str, **kwargs: Any) -> PyG:
     return PyG(target=f"pyg_nets.{target}", kwargs=kwargs, self_loops=False)
 
 
+IN_ONE_PIECE = "runs in one piece: it reads dictionaries by type"
+
+
 @pytest.mark.parametrize(("target", "kwargs"), NETS, ids=IDS)
 def test_equals_pyg_and_is_the_same_on_several_ranks(target, kwargs):
     cases = check(GraphParallel(), {"pyg": config(target, **kwargs)}, worlds=(1, 2, 4))
@@ -84,13 +87,13 @@ def test_strategies_that_run_a_model_in_one_piece_carry_it(strategy, target):
             refuse_one_piece,
             "gnnpipe",
             "HGTNet",
-            "layer by layer, and of model=pyg pyg_nets.HGTNet runs in one piece: it reads dictionaries by type",
+            IN_ONE_PIECE,
         ),
         (
             refuse_one_piece,
             "minibatch",
             "HGTNet",
-            "layer by layer, and of model=pyg pyg_nets.HGTNet runs in one piece: it reads dictionaries by type",
+            IN_ONE_PIECE,
         ),
         (refuse_neighborhoods, "sar", "Typed2", "folds neighbourhoods in pieces, and convs.0.convs.<a___to___b> of"),
         (refuse_moments, "cofree", "hetero_of", "never holds all rows of a layer at once, and norm.a.module of"),
