@@ -173,10 +173,11 @@ def test_reproduce_lists_every_experiment_and_refuses_an_unknown_one(tmp_path: P
 
 def test_reproduce_runs_an_experiment_and_its_report(tmp_path: Path) -> None:
     """A copy of the script beside a study of one line; a changed line is counted."""
-    study = tmp_path / "echo"
-    study.mkdir()
-    script = tmp_path / "reproduce.sh"
-    script.write_bytes((ROOT / "experiments" / "reproduce.sh").read_bytes())
+    study = tmp_path / "experiments" / "echo"
+    study.mkdir(parents=True)
+    script = study.parent / "reproduce.sh"
+    for name in (script.name, "all_studies.py", "expected.py", "expected.toml"):
+        (study.parent / name).write_bytes((ROOT / "experiments" / name).read_bytes())
     script.chmod(0o755)
     (study / "README.md").write_text("# Echo\n\n**Command** (1 minute): `run.py`\n\n**Result**\n\n| a |\n| 1 |\n")
     (study / "run.py").write_text("import sys; open('result', 'w').write(sys.argv[1])\n")
@@ -190,5 +191,6 @@ def test_reproduce_runs_an_experiment_and_its_report(tmp_path: Path) -> None:
             env={"PATH": "/usr/bin:/bin", "PYTHON": "python3"},
         )
         assert done.returncode == 0, done.stderr
-        assert done.stdout.endswith(f"\n{changed} lines of these tables differ from those of its pages\n")
+        where = "lines and figures lie in outputs/reproduced/echo/experiments/echo"
+        assert done.stdout.endswith(f"\n{changed} lines of these tables differ from those of its pages; {where}\n")
         assert "1 minute" in done.stdout
