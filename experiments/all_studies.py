@@ -91,12 +91,8 @@ REST = [
     Study(name="strong_scaling", minutes=10),
     Study(name="typed_debian", minutes=25, quiet=False),
 ]
-ELSEWHERE = (
-    "ablation",
-    "accuracy",
-    "bench_peers",
-    "beside_the_originals",
-)  # no run.py, or code of others: their pages say how
+# without a run.py, or beside code of others: their pages say how
+ELSEWHERE = ("ablation", "accuracy", "bench_peers", "beside_the_originals")
 LISTS = {"compare": COMPARE, "rest": REST}
 
 
