@@ -16,7 +16,7 @@ from gnnpar.graph import Graph, Moments
 
 
 class NodeRows(Tensor):
-    """Rows of nodes of one type: a tensor whose results are marked as it is, so that they are told from rows of another
+    """Rows of nodes of one type: a tensor whose results are marked as it is, which sets them apart from rows of another
     type, of which a rank may hold as many. Rows of two types do not mix."""
 
     kind: ClassVar[int]

@@ -264,7 +264,7 @@ def _dense(degrees: Degrees) -> list[int]:
 
 
 class _Sizes(NamedTuple):
-    """What a class is told of a dataset, where it has an argument for it."""
+    """What a class is given of a dataset, where it has an argument for it."""
 
     features: int
     logits: int
@@ -409,7 +409,7 @@ class PyGNet(GNN):
             return self.net(layout.features(x), typed.edges(), **self._of_edges(g, typed))
 
     def _begins(self, g: Graph) -> bool:
-        """Does it train? The user's module is told."""
+        """Does it train? Sets the mode of the user's module."""
         training = g.edge_dropout(0.5) is not None
         self.net.train(training)
         return training
