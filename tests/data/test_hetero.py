@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
+import gnnpar
 from data.samples import hetero
 from gnnpar.data.dataset import TaskName
 from gnnpar.data.preprocess import prepare
@@ -121,3 +122,44 @@ def test_a_mistake_is_one_clear_line(spoil: Callable[[HeteroData], None], line: 
         raw_graph("given", data)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("dataset given")
+
+
+def weights_of(value: float) -> Callable[[HeteroData], None]:
+    def spoil(data: HeteroData) -> None:
+        for kind in data.edge_types:
+            data[kind].edge_weight = torch.full((20,), value)
+
+    return spoil
+
+
+def attributes(*shape: int) -> Callable[[HeteroData], None]:
+    def spoil(data: HeteroData) -> None:
+        for kind in data.edge_types:
+            data[kind].edge_attr = torch.zeros(shape)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (puts("author", "x", torch.full((5, 2), 1e300, dtype=torch.float64)), "0 NaN and 10 infinite values"),
+        (puts("author", "x", torch.full((5, 2), torch.nan)), "10 NaN and 0 infinite values"),
+        (weights_of(torch.inf), "edge_weight of edge 0 is inf"),
+        (attributes(19, 2), r"edge_attr must be \[100, width\], one row an edge, got \[95, 2\]"),
+        (attributes(20, 2, 2), r"edge_attr must be \[100, width\], one row an edge, got \[100, 2, 2\]"),
+        (short, "of type paper"),
+    ],
+)
+def test_so_it_is_where_the_graph_is_asked_for(spoil: Callable[[HeteroData], None], line: str) -> None:
+    data = hetero()
+    spoil(data)
+    with pytest.raises(ValueError, match=line) as caught:
+        gnnpar.homogeneous(data)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, Data()])
+def test_what_is_no_typed_graph_is_named(given: HeteroData) -> None:
+    with pytest.raises(ValueError, match=f"there is a {type(given).__name__}, not a torch_geometric.data.HeteroData"):
+        gnnpar.homogeneous(given)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from gnnpar.capacity import require_memory
 from gnnpar.data.dataset import MATRICES
-from gnnpar.data.raw import TaskChoice, refuse_unread, task_of
-from gnnpar.folds.edge_data import Schema
+from gnnpar.data.files import one_line
+from gnnpar.data.raw import TaskChoice, checked_data, checked_features, refuse_unread, task_of
+from gnnpar.folds.edge_data import EdgeData, Schema
 from gnnpar.saved_tensors import oddity
 
 if TYPE_CHECKING:
@@ -37,11 +38,16 @@ class Stores(NamedTuple):
     counts: dict[str, int | None]
 
 
-def stores_of(data: HeteroData) -> Stores:
-    """An error of any kind where the object is damaged."""
-    nodes = {str(key): dict(data[key].items()) for key in data.node_types}
-    edges = {key: dict(data[key].items()) for key in data.edge_types}
-    return Stores(nodes, edges, {str(key): data[key].num_nodes for key in data.node_types})
+def stores_of(name: str, data: HeteroData) -> Stores:
+    """ValueError where the object is damaged."""
+    try:
+        nodes = {str(key): dict(data[key].items()) for key in data.node_types}
+        edges = {key: dict(data[key].items()) for key in data.edge_types}
+        return Stores(nodes, edges, {str(key): data[key].num_nodes for key in data.node_types})
+    except Exception as error:  # of a file that holds half of one
+        raise ValueError(
+            f"dataset {name}: its HeteroData cannot be read ({one_line(error)}); make it again."
+        ) from error
 
 
 def homogeneous(data: HeteroData, *, known: Schema | None = None) -> Data:
@@ -51,10 +57,12 @@ def homogeneous(data: HeteroData, *, known: Schema | None = None) -> Data:
 
     ValueError in one line where it cannot be laid out so, or its types are not those that are `known` of a model.
     """
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data, HeteroData
 
-    stores = stores_of(data)
-    found = Data.from_dict(flattened("given", stores, task=None))
+    if not isinstance(data, HeteroData):
+        raise ValueError(f"there is a {type(data).__name__}, not a torch_geometric.data.HeteroData; give one.")
+    stores = stores_of("given", data)
+    found = Data.from_dict(_as_trained("given", flattened("given", stores, task=None)))
     mine = _schema(stores)
     if known is not None and (known.nodes, known.edges) != (mine.nodes, mine.edges):
         raise ValueError(
@@ -62,6 +70,16 @@ def homogeneous(data: HeteroData, *, known: Schema | None = None) -> Data:
             f"{dict(known.nodes)} and {list(known.edges)}, in this order"
         )
     return found
+
+
+def _as_trained(name: str, fields: _Fields) -> _Fields:
+    """The same fields in the types that they are trained in; ValueError where a graph with them would be refused."""
+    x, ends, weight, attr = (fields.get(key) for key in ("x", "edge_index", "edge_weight", "edge_attr"))
+    assert isinstance(x, Tensor)
+    assert isinstance(ends, Tensor)
+    given = {key: value for key, value in (("weight", weight), ("attr", attr)) if isinstance(value, Tensor)}
+    edges = checked_data(name, EdgeData(**given), ends.shape[1])
+    return fields | {"x": checked_features(name, x)} | {f"edge_{key}": value for key, value in edges.tensors.items()}
 
 
 def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _Fields:

@@ -150,14 +150,12 @@ def _checked(name: str, data: object, task: TaskChoice) -> dict[str, object]:
         raise ValueError(
             f"dataset {name}: there is a {type(data).__name__}, not a torch_geometric.data.Data; give one."
         )
+    if isinstance(data, HeteroData):
+        return flattened(name, stores_of(name, data), task)
     try:
-        stores = stores_of(data) if isinstance(data, HeteroData) else None
-        fields = data.to_dict() if stores is None else {}
-        found = {str(key): value for key, value in fields.items() if value is not None}
+        return {str(key): value for key, value in data.to_dict().items() if value is not None}
     except Exception as error:  # of a file that holds half of one
-        kind = type(data).__name__
-        raise ValueError(f"dataset {name}: its {kind} cannot be read ({one_line(error)}); save it again.") from error
-    return found if stores is None else flattened(name, stores, task)
+        raise ValueError(f"dataset {name}: its Data cannot be read ({one_line(error)}); save it again.") from error
 
 
 def _masks(name: str, fields: dict[str, object]) -> tuple[Tensor, Tensor, Tensor] | None:
