@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gnnpar.folds.aggregator import Aggregator, ByBlock, Separates
 from gnnpar.folds.block import Block, Operands, Rows, widened
+from gnnpar.folds.wrapped import Wrapped
 from gnnpar.parallel.view import edge_order, rows_left
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import fold_key, keep_mask
@@ -71,40 +71,11 @@ def _columns(block: Block, keep: Tensor, src_ids: Tensor) -> Block:
 
 
 @dataclass(frozen=True, eq=False)
-class Reweighted(ByBlock):
+class Reweighted(Wrapped):
     """A summed fold in which in-edges of the blocks `drawn` count `weight` times: unbiased for weight = 1 / rate."""
 
-    fold: Aggregator
     weight: float
     drawn: frozenset[Block]
-    summed = True
-
-    @property
-    def needs_src(self) -> bool:
-        return self.fold.needs_src
-
-    @property
-    def linear(self) -> bool:
-        return self.fold.linear
-
-    @property
-    def separates(self) -> Separates:
-        return self.fold.separates
-
-    @property
-    def separates_values(self) -> bool:
-        return self.fold.separates_values
-
-    @property
-    def whole_neighborhood(self) -> bool:
-        return self.fold.whole_neighborhood
-
-    @property
-    def needs_edge_ids(self) -> bool:
-        return self.fold.needs_edge_ids
-
-    def init(self, num_dst: int, x: Operands) -> Rows:
-        return self.fold.init(num_dst, x)
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
         if block not in self.drawn:
@@ -114,18 +85,9 @@ class Reweighted(ByBlock):
         (part,) = self.fold.update(self.fold.init(block.num_dst, x), block, x)
         return (state[0].add_(part, alpha=self.weight),) if state else (part * self.weight,)
 
-    def finish(self, state: Rows) -> tuple[Tensor, Rows]:
-        return self.fold.finish(state)
-
-    def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
-        return self.fold.prepare(saved, grad_out)
-
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         grads = self.fold.grad(block, x, prepared, grad_out)
         return Operands(*map(self._weighted, grads)) if block in self.drawn else grads
-
-    def grad_dst(self, prepared: Rows, grad_out: Tensor) -> Rows:
-        return self.fold.grad_dst(prepared, grad_out)
 
     def _weighted(self, rows: Rows) -> Rows:
         return tuple(widened(t) * self.weight if t.is_floating_point() else t for t in rows)

@@ -1,0 +1,63 @@
+"""A fold around another: it is what the other one is, but for what it overrides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gnnpar.folds.aggregator import Aggregator, Separates
+from gnnpar.folds.block import Block, Operands, Rows
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """An `Aggregator` that does what `fold` does. Not Pushable, whatever `fold` is."""
+
+    fold: Aggregator
+
+    @property
+    def needs_src(self) -> bool:
+        return self.fold.needs_src
+
+    @property
+    def linear(self) -> bool:
+        return self.fold.linear
+
+    @property
+    def summed(self) -> bool:
+        return self.fold.summed
+
+    @property
+    def separates(self) -> Separates:
+        return self.fold.separates
+
+    @property
+    def separates_values(self) -> bool:
+        return self.fold.separates_values
+
+    @property
+    def whole_neighborhood(self) -> bool:
+        return self.fold.whole_neighborhood
+
+    @property
+    def needs_edge_ids(self) -> bool:
+        return self.fold.needs_edge_ids
+
+    def init(self, num_dst: int, x: Operands) -> Rows:
+        return self.fold.init(num_dst, x)
+
+    def update(self, state: Rows, block: Block, x: Operands) -> Rows:
+        return self.fold.update(state, block, x)
+
+    def finish(self, state: Rows) -> tuple[Tensor, Rows]:
+        return self.fold.finish(state)
+
+    def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
+        return self.fold.prepare(saved, grad_out)
+
+    def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
+        return self.fold.grad(block, x, prepared, grad_out)
+
+    def grad_dst(self, prepared: Rows, grad_out: Tensor) -> Rows:
+        return self.fold.grad_dst(prepared, grad_out)
