@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
 
 from gnnpar.aliases import current
@@ -23,17 +24,47 @@ from gnnpar.printable import printable
 TRUST = "GNNPAR_TRUST"
 """The environment variable that --trust sets for every process of the command: 1 lets files name any class."""
 
+FENCE = "GNNPAR_CLASSES"
+"""The environment variable of commands whose jobs a file lists: the classes, with colons between them, that they and
+their ranks may import beside those of gnnpar and of plugins. Not set: any that is named."""
+
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """Of a class, with its module: whatever else there is, as ${, may become another name."""
 
 
 def locate(target: str) -> object:
-    """What a `_target_` names. Raises ImportError, AttributeError or ValueError where there is no such thing.
+    """What a `_target_` names. Raises ImportError, AttributeError or ValueError where there is no such thing, or where
+    it is beyond the fence.
 
     A module of the user's own is looked up in the working directory, after everything that is installed.
     """
+    within = os.environ.get(FENCE)
+    if within is not None and target not in within.split(":") and not _is_trusted(target):
+        raise ValueError("a file names it, and is no class of gnnpar or of a plugin: name it yourself, or --trust")
     module, _, name = current(target).rpartition(".")
     return getattr(_imported(module), name)  # by name: that is what a _target_ is
+
+
+@contextmanager
+def fenced(outside: bool = False) -> Iterator[None]:
+    """Inside, and in processes that are started there, a class has to be trusted, or let in by `let_in`, before it is
+    imported, whichever way its name has come. `outside`, or --trust: nothing is different."""
+    if outside or os.environ.get(TRUST) == "1":
+        yield
+        return
+    before = os.environ.get(FENCE)
+    os.environ[FENCE] = before or ""
+    try:
+        yield
+    finally:
+        os.environ.pop(FENCE)
+        os.environ.update({} if before is None else {FENCE: before})
+
+
+def let_in(named: object) -> None:
+    """Classes that the configuration names, which the user has chosen, may be imported in spite of the fence."""
+    if (within := os.environ.get(FENCE)) is not None:
+        os.environ[FENCE] = ":".join(dict.fromkeys([*filter(None, within.split(":")), *_targets(named)]))
 
 
 def is_own(target: str) -> bool:

@@ -9,17 +9,21 @@ import os
 import pickle
 import shutil
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
 
 import gnnpar
 from checkpoints import train
@@ -42,6 +46,7 @@ from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
 from gnnpar.durable import JsonDict, WriteError, read_checked_json, read_json, refuse_links_below, write_checked_json
 from gnnpar.folder_lock import FILE, FolderInUse, Owner, working_in
+from gnnpar.models.pyg.model import PyG
 from gnnpar.partition.chunking import Range, chunk
 from gnnpar.partition.manifest import read_manifest
 from gnnpar.placement import Placement, Plan
@@ -49,6 +54,7 @@ from gnnpar.report.comparison import compare
 from gnnpar.report.page.page import schedules
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError
+from gnnpar.targets import FENCE
 from gnnpar.track import jsonl, wandb
 from gnnpar.track.console import say
 from gnnpar.track.jsonl import read_rows
@@ -742,6 +748,27 @@ def test_a_sweep_reads_no_environment_and_chooses_no_folder(tmp_path: Path, over
         resumed(["--resume", str(sweep_of(tmp_path, argv=("seed=0", override)))])
 
 
+PLAN = {"schema": 1, "mesh": [[0]], "layers_of": [[0, 2]], "arrays": {}, "hashes": {}, "statistics": {}}
+SINGLE = {"name": "single", "_target_": "gnnpar.parallel.single.strategy.Single"}
+
+
+def test_a_job_that_can_be_read_only_when_it_runs_imports_no_class_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its plan lies in its own folder, which is not there while it is planned: what it names is then not known."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("open('PWNED', 'w')")
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "p.json").write_text(json.dumps(PLAN | {"predicted": None, "strategy": SINGLE}))
+    argv = ("model=pyg", "model.target=evil.Net", "plan=sweep/1/../p.json", "dataset=sbm", "debug=tiny", "epochs=1")
+    sweep_of(tmp_path / "sweep", argv=argv)
+    assert run("train", ["--resume", "sweep"]) in (1, 2)
+    told = capfd.readouterr()
+    assert "a file names it, and is no class of gnnpar or of a plugin" in told.out + told.err
+    assert not Path("PWNED").exists()
+    assert FENCE not in os.environ
+
+
 ESCAPED = (
     r"early_stopping.patience=$\{oc.create\:$\{oc.select\:$\{oc.env\:GNNPAR_JOBS_AT_ONCE\,resume\}\,\\\{_targ$\{oc.env\:NOPE\,et_\}"
     r"\\\:\ subprocess.Popen\\\,\ args\\\:\ touch\ PWNED\\\,\ shell\\\:\ true\\\}\}\}"
@@ -786,6 +813,39 @@ def test_a_sweep_may_number_its_jobs(tmp_path: Path) -> None:
 def test_a_number_that_would_run_for_days_or_draws_nothing_is_refused(strategy: str, key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"strategy.{key}={value:g}|strategy.{key}={value}"):
         compose([f"strategy={strategy}", f"strategy.{key}={value}"])
+
+
+def test_rows_that_are_none_are_not_read_into_memory(tmp_path: Path) -> None:
+    """60 GB of holes are a few bytes in an archive."""
+    (tmp_path / jsonl.FILE).write_text('{"epoch": 0}\n')
+    os.truncate(tmp_path / jsonl.FILE, 60 << 30)
+    assert read_rows(tmp_path) == [{"epoch": 0}]
+    assert jsonl.RowDigest(tmp_path).read().count == 1
+
+
+class OnlyHere(MessagePassing):
+    """A convolution of no other test: PyG generates the code of a class once a process."""
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        return self.propagate(edge_index, x=x)
+
+
+def test_code_that_pyg_generates_lies_where_nobody_else_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder of all users, who could put its compiled form beside it, and is gone afterwards."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    make, folders = tempfile.NamedTemporaryFile, {}
+
+    def seen(*args: Any, **options: Any) -> Any:
+        file = make(*args, **options)
+        folder = Path(file.name).parent
+        folders[folder] = stat.S_IMODE(folder.stat().st_mode)
+        return file
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", seen)
+    PyG(target=f"{__name__}.OnlyHere").build(4, 4, seed=0)
+    assert set(folders.values()) == {0o700}
+    assert tmp_path not in folders
+    assert list(tmp_path.iterdir()) == []
 
 
 def in_run(**changes: object) -> Callable[[JsonDict, JsonDict], None]:

@@ -30,7 +30,7 @@ from gnnpar.config.study import Variant, job_overrides, read_study
 from gnnpar.durable import Json, JsonDict, JsonObject, write_text_whole
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
-from gnnpar.targets import refuse_foreign
+from gnnpar.targets import let_in, refuse_foreign
 from gnnpar.track.console import num_bytes, say, seconds, stdout
 from gnnpar.training.result.result import epoch_time, read_result
 
@@ -117,10 +117,12 @@ def refuse_classes(file: Path, tree: JsonObject, overrides: Sequence[str]) -> No
     remedy = "put it into a YAML file of its group and choose it by name, or --trust"
     with suppress(ValueError):
         return refuse_foreign(tree, str(file), remedy=remedy)
+    chosen = chosen_files(overrides)
     try:
-        refuse_foreign(tree, str(file), remedy=remedy, named=chosen_files(overrides))
+        refuse_foreign(tree, str(file), remedy=remedy, named=chosen)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    let_in(chosen)
 
 
 def key_of(settings: Settings) -> str:

@@ -17,6 +17,7 @@ from gnnpar.config.sweep import Overrides, Sweep, per_job
 from gnnpar.durable import JsonObject
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
+from gnnpar.targets import fenced
 
 
 def run_jobs(
@@ -33,7 +34,7 @@ def run_jobs(
     `job`: a function at the top of its module, which other processes import; Hydra calls it with a configuration, and
     `HydraJob.running` reads that. `listed`: the jobs, instead of those that a sweeper makes of argv. `show`: called
     with the folder of a sweep of argv that has results. `replay`: where argv comes from a file. `check`: of listed
-    jobs, as in `Sweep`.
+    jobs, as in `Sweep`; with it, or a replay, no class is imported but trusted ones and those that it lets in.
     """
     import hydra
 
@@ -55,7 +56,7 @@ def run_jobs(
     options = [argument for argument in given if not _is_override(argument)]  # argparse takes overrides in one row
     sys.argv = ["gnnpar train", *options, *filter(_is_override, given)]
     try:
-        with sweep.through_hydra():
+        with fenced(outside=sweep.check is None), sweep.through_hydra():
             application()
     except KeyboardInterrupt:
         sweep.close()

@@ -21,7 +21,7 @@ from gnnpar.config.jobs import MANIFEST, Manifest
 from gnnpar.config.study import key_of
 from gnnpar.paths import conf_dir, installed_confs, is_brought_group, is_group
 from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, Settings, show
-from gnnpar.targets import TRUST, refuse_foreign
+from gnnpar.targets import TRUST, let_in, refuse_foreign
 
 FLAGS = ("-m", "--multirun")
 _LAUNCHER = "n_jobs pre_dispatch batch_size timeout_min nodes tasks_per_node cpus_per_task gpus_per_node mem_gb"
@@ -67,6 +67,7 @@ class Replay:
             refuse_foreign(config, str(self.file), remedy=self.remedy, named=[files, classes])
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        let_in([files, classes])
 
     def check_choices(self, choices: Mapping[str, object], overrides: Sequence[str]) -> None:
         """Refuse a job, however its sweeper came to it, with an override that could bring code, or with YAML of the

@@ -14,6 +14,8 @@ from gnnpar.durable import DISK_FULL, Json, JsonDict, JsonObject, WriteError, pa
 from gnnpar.track import keys
 
 FILE = "metrics.jsonl"
+_LONGEST = 1 << 24
+"""Bytes of a row, at most: a file is not read into memory to find out that it holds none."""
 
 
 class Room(Protocol):
@@ -97,17 +99,16 @@ def read_rows(run_dir: Path) -> list[JsonDict]:
     if not path.is_file():
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if (row := _row(line)) is None:
-            break
-        rows.append(row)
+    with path.open("rb") as file:
+        while (row := _row(file.readline(_LONGEST))) is not None:
+            rows.append(row)
     return rows
 
 
-def _row(line: str) -> JsonDict | None:
+def _row(line: bytes) -> JsonDict | None:
     """A line of metrics.jsonl; None where it is no row."""
     try:
-        row = parse_json(line)
+        row = parse_json(line.decode(errors="replace"))
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("epoch"), int) and keys.fits(row) else None
@@ -130,8 +131,8 @@ class RowDigest:
             if sync:
                 os.fsync(file.fileno())
             file.seek(self._offset)
-            while self._count != stop and (line := file.readline()).endswith(b"\n"):
-                if (row := _row(line.decode(errors="replace"))) is None:
+            while self._count != stop and (line := file.readline(_LONGEST)).endswith(b"\n"):
+                if (row := _row(line)) is None:
                     break
                 self._hash.update(json.dumps(_results_only(row), sort_keys=True).encode())
                 self._offset, self._count = self._offset + len(line), self._count + 1

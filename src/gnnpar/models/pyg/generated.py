@@ -1,0 +1,29 @@
+"""Where PyG puts the code that it generates: into a folder of this process alone.
+
+A convolution that is made writes a module of its own into the folder of temporary files, and imports it there. Python
+looks for the module's compiled form in __pycache__ beside it, which anybody may have made in a folder that all users
+write to.
+"""
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+
+from torch_geometric import template
+
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def generated_apart() -> Iterator[None]:
+    """Inside, generated modules are written into a folder of mode 0700 and gone afterwards; they stay imported."""
+    with _LOCK, tempfile.TemporaryDirectory(prefix="gnnpar-pyg-") as own:
+        usual = template.tempfile
+        template.tempfile = SimpleNamespace(NamedTemporaryFile=partial(tempfile.NamedTemporaryFile, dir=own))
+        try:
+            yield
+        finally:
+            template.tempfile = usual
