@@ -113,7 +113,7 @@ def train(overrides: Sequence[str], *, failures: bool = False) -> dict[str, Any]
 
 def call(arguments: Sequence[str], *, failures: bool = False) -> None:
     """`gnnpar train`, silently. failures: runs that fail leave their results (rows with the reason) and end nothing."""
-    command = [sys.executable, "-m", "gnnpar", "train", *arguments, "tracker=jsonl"]
+    command = [sys.executable, "-P", "-m", "gnnpar", "train", *arguments, "tracker=jsonl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     folder = Path(arguments[-1].partition("=")[2])  # hydra.run.dir or hydra.sweep.dir
     ends = {json.loads(file.read_text(encoding="utf-8"))["status"] for file in folder.rglob("result.json")}

@@ -46,7 +46,7 @@ KEPT = ("model", "strategy", "memory_bytes", "loss", "commit", "versions", "hard
 def sweep(asked: tuple[str, ...]) -> list[dict[str, Any]]:
     """A row a job."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "gnnpar", "train", "-m", *asked, *COMMON, f"hydra.sweep.dir={folder}"]
+        command = [sys.executable, "-P", "-m", "gnnpar", "train", "-m", *asked, *COMMON, f"hydra.sweep.dir={folder}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

@@ -49,7 +49,7 @@ def cell(model: str, depth: int, strategy: str) -> dict[str, Any]:
     """One run: what it sent, and what the formulas need."""
     with tempfile.TemporaryDirectory() as folder:
         asked = [*COMMON, f"model={model}", f"model.num_layers={depth}", *STRATEGIES[strategy]]
-        command = [sys.executable, "-m", "gnnpar", "train", *asked, f"hydra.run.dir={folder}"]
+        command = [sys.executable, "-P", "-m", "gnnpar", "train", *asked, f"hydra.run.dir={folder}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

@@ -127,11 +127,11 @@ def commands(given: Mapping[str, object]) -> dict[str, list[str]]:
     """The same training from the command line and from Python, on a graph of 3,000 nodes."""
     given = {**given, "tracker.every": 1}
     overrides = [f"{key}={value}" for key, value in given.items()]
-    line = ["-m", "gnnpar", "train", "dataset=sbm", "model=gcn", "epochs=3", "hydra.run.dir=run", *overrides]
+    line = ["-P", "-m", "gnnpar", "train", "dataset=sbm", "model=gcn", "epochs=3", "hydra.run.dir=run", *overrides]
     script = f"import gnnpar; gnnpar.train('gcn', 'sbm', epochs=3, folder='run', **{given!r})"
     return {
         "gnnpar train": [sys.executable, *line],
-        "gnnpar.train": [sys.executable, "-c", script],
+        "gnnpar.train": [sys.executable, "-P", "-c", script],
     }
 
 

@@ -34,7 +34,7 @@ COMMON = ["epochs=4", "eval_every=4", "threads_per_rank=1", "seed=0"]
 
 
 def train(overrides: list[str], folder: str) -> dict:
-    command = [sys.executable, "-m", "gnnpar", "train", *overrides, f"hydra.run.dir={folder}"]
+    command = [sys.executable, "-P", "-m", "gnnpar", "train", *overrides, f"hydra.run.dir={folder}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

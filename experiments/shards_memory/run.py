@@ -41,10 +41,10 @@ KEPT = (
 def steps(graph: Path, shards: Path, runs: Path) -> dict[str, list[str]]:
     """Name -> what is run."""
     gnnpar, source = (
-        [sys.executable, "-m", "gnnpar"],
+        [sys.executable, "-P", "-m", "gnnpar"],
         ["dataset=folder", f"dataset.path={graph}", "dataset.symmetrize=true"],
     )
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "-m"]
+    ranks = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "-m"]
     train = [*ranks, "gnnpar", "train", *MODEL, *COMMON]  # a rank's number stands in its environment: it can be sampled
     return {
         "partition": [*gnnpar, "partition", *source, "partition=ldg", f"world_size={RANKS}", f"out={shards}"],
@@ -75,7 +75,7 @@ def main() -> None:
     if given.smoke:
         given.nodes, given.edges = 100_000, 2_000_000
     scratch = Path(tempfile.mkdtemp(dir=given.scratch, prefix="shards-memory-"))
-    environment = os.environ | {"GNNPAR_CACHE": str(scratch / "cache")}
+    environment = os.environ | {"GNNPAR_CACHE": str(scratch / "cache"), "PYTHONSAFEPATH": "1"}
     size = ["--nodes", str(given.nodes), "--edges", str(given.edges)]
     all_steps = {"generate": [sys.executable, str(HERE / "generate.py"), str(scratch / "graph"), *size]}
     all_steps |= steps(scratch / "graph", scratch / "shards", scratch)
