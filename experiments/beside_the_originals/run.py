@@ -147,7 +147,17 @@ def original(python: Path, code: Path, method: str, folder: Path, arguments: lis
 
 def our_losses(folder: Path, overrides: list[str], seed: int, partition_hash: str) -> list[float]:
     """Of the weights that `export` has written for this seed, and of draws of our own."""
-    command = [sys.executable, "-P", "-m", "gnnpar", "train", *COMMON, *overrides, f"hydra.run.dir={folder}", "tracker=jsonl"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "gnnpar",
+        "train",
+        *COMMON,
+        *overrides,
+        f"hydra.run.dir={folder}",
+        "tracker=jsonl",
+    ]
     ended = subprocess.run([*command, f"seed={seed}"], capture_output=True, text=True, check=False)
     if ended.returncode:
         raise SystemExit(f"{' '.join(command)}\n{ended.stdout[-1000:]}{ended.stderr[-3000:]}")
