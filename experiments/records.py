@@ -15,6 +15,7 @@ import itertools
 import json
 import lzma
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any  # of JSON
 HERE = Path(__file__).parent
 PART_BYTES = 1_000_000  # of plain lines in a part; at most 145 kB compressed, today
 LIMIT_BYTES = 200_000  # of a tracked file
+CHANGED = re.compile(rb'"commit": "[0-9a-f]+\+"')  # as runs write it that are not of a commit alone
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -47,8 +49,14 @@ def replace(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def pack(file: Path) -> None:
-    """The plain file as compressed parts. It is removed last: until then it counts, and packing can be repeated."""
+    """The plain file as compressed parts. It is removed last: until then it counts, and packing can be repeated.
+
+    SystemExit where lines that are not packed yet are of a checkout with changes: nobody can run them again.
+    """
     text = file.read_bytes()
+    known = {line for part in parts(file) for line in lzma.decompress(part.read_bytes()).splitlines()}
+    if changed := sum(bool(CHANGED.search(line)) for line in text.splitlines() if line not in known):
+        raise SystemExit(f"{file}: {changed} new lines are of a checkout with changes; commit them and measure again")
     chunks = list(_cut(text.splitlines(keepends=True)))
     for number, chunk in enumerate(chunks, 1):
         part = _part(file, number)

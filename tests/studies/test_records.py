@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import lzma
 import random
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,37 @@ def test_fewer_lines_leave_no_part_of_the_former(file: Path) -> None:
     records.pack(file)
     assert records.read(file) == rows(50, 53)
     assert len(list(file.parent.iterdir())) == 1
+
+
+def test_new_lines_of_a_changed_checkout_are_not_packed(file: Path) -> None:
+    """Those of before stay what they are."""
+    records.append(file, [{"block": 0, "result": {"commit": "0123abc+"}}])
+    with pytest.raises(SystemExit, match="1 new lines are of a checkout with changes; commit them and measure again"):
+        records.pack(file)
+    (file.parent / f"{file.name}.1.xz").write_bytes(lzma.compress(file.read_bytes()))
+    records.append(file, [{"block": 1, "result": {"commit": "0123abc"}}])
+    records.pack(file)
+    assert len(records.read(file)) == 2
+
+
+def test_lines_of_changed_checkouts_become_no_more() -> None:
+    """Studies that are to be measured again; who does so takes them out."""
+    found = Counter(
+        part.parent.name
+        for part in (ROOT / "experiments").glob("*/*.jsonl.*.xz")
+        for line in lzma.decompress(part.read_bytes()).splitlines()
+        if records.CHANGED.search(line)
+    )
+    assert found == {
+        "adaqp_accuracy": 150,
+        "adaqp_throughput": 576,
+        "gnnpipe_convergence": 576,
+        "gnnpipe_volume": 24,
+        "planner_accuracy": 130,
+        "sar_out_of_core": 3,
+        "sar_speed": 32,
+        "strong_scaling": 33,
+    }
 
 
 @pytest.mark.parametrize("after", range(4))
