@@ -119,7 +119,7 @@ def open_whole(file: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
 def write_text_whole(file: Path, text: str, *, sync: bool = False) -> None:
     """UTF-8. Raises WriteError."""
     with open_whole(file, sync=sync) as out:
-        out.write(text.encode())
+        out.write(text.encode(errors="backslashreplace"))  # of names of files that are not UTF-8
 
 
 def write_json_whole(file: Path, data: object, *, indent: int | None = 1, sync: bool = False) -> None:

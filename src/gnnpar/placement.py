@@ -6,6 +6,7 @@ import hashlib
 import math
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -152,11 +153,11 @@ class Plan:
         mesh, layers_of = self.placement.mesh, self.placement.layers_of
         ranks = [rank for stage in mesh for rank in stage]
         if not mesh or not all(mesh):
-            yield f"a stage of mesh={list(map(list, mesh))} has no rank"
-        if twice := sorted({rank for rank in ranks if ranks.count(rank) > 1}):
+            yield f"a stage of mesh={str(list(map(list, mesh)))[:80]} has no rank"
+        if twice := sorted(rank for rank, times in Counter(ranks).items() if times > 1):
             yield f"rank {twice[0]} stands twice in mesh"
         if sorted(ranks) != list(range(len(ranks))):
-            yield f"mesh has the ranks {sorted(ranks)}, not 0 to {len(ranks) - 1}"
+            yield f"mesh has the ranks {str(sorted(ranks))[:80]}, not 0 to {len(ranks) - 1}"
         if len(widths := {len(stage) for stage in mesh}) > 1:
             yield f"stages have {sorted(widths)} parts, but one partition serves all of them"
         if not layers_of or len(layers_of) % max(1, len(mesh)):  # a stage may have several groups of layers

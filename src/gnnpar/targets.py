@@ -25,8 +25,9 @@ TRUST = "GNNPAR_TRUST"
 """The environment variable that --trust sets for every process of the command: 1 lets files name any class."""
 
 FENCE = "GNNPAR_CLASSES"
-"""The environment variable of commands whose jobs a file lists: the classes, with colons between them, that they and
-their ranks may import beside those of gnnpar and of plugins. Not set: any that is named."""
+"""The environment variable that every command sets: the classes, with colons between them, that it, its jobs and their
+ranks may import beside those of gnnpar and of plugins. It begins with ! where a file lists the jobs. Not set, as in a
+script of the user's own: any that is named."""
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """Of a class, with its module: whatever else there is, as ${, may become another name."""
@@ -38,22 +39,21 @@ def locate(target: str) -> object:
 
     A module of the user's own is looked up in the working directory, after everything that is installed.
     """
-    within = os.environ.get(FENCE)
-    if within is not None and target not in within.split(":") and not _is_trusted(target):
+    if FENCE in os.environ and target not in _within() and not _is_trusted(target):
         raise ValueError("a file names it, and is no class of gnnpar or of a plugin: name it yourself, or --trust")
     module, _, name = current(target).rpartition(".")
     return getattr(_imported(module), name)  # by name: that is what a _target_ is
 
 
 @contextmanager
-def fenced(outside: bool = False) -> Iterator[None]:
+def fenced(*, of_file: bool = False) -> Iterator[None]:
     """Inside, and in processes that are started there, a class has to be trusted, or let in by `let_in`, before it is
-    imported, whichever way its name has come. `outside`, or --trust: nothing is different."""
-    if outside or os.environ.get(TRUST) == "1":
+    imported, whichever way its name has come. With --trust nothing is different. `of_file`: a file lists the jobs."""
+    if os.environ.get(TRUST) == "1":
         yield
         return
     before = os.environ.get(FENCE)
-    os.environ[FENCE] = before or ""
+    os.environ[FENCE] = "!" * of_file + (before or "").lstrip("!")
     try:
         yield
     finally:
@@ -61,10 +61,17 @@ def fenced(outside: bool = False) -> Iterator[None]:
         os.environ.update({} if before is None else {FENCE: before})
 
 
-def let_in(named: object) -> None:
-    """Classes that the configuration names, which the user has chosen, may be imported in spite of the fence."""
-    if (within := os.environ.get(FENCE)) is not None:
-        os.environ[FENCE] = ":".join(dict.fromkeys([*filter(None, within.split(":")), *_targets(named)]))
+def let_in(named: object, *, checked: bool = False) -> None:
+    """The classes that a configuration names may be imported in spite of the fence: the user has chosen it. Not where a
+    file lists the jobs, unless what it names is `checked`."""
+    within = os.environ.get(FENCE)
+    if within is not None and (checked or not within.startswith("!")):
+        kind = "!" * within.startswith("!")
+        os.environ[FENCE] = kind + ":".join(dict.fromkeys([*_within(), *_targets(named)]))
+
+
+def _within() -> list[str]:
+    return [name for name in os.environ.get(FENCE, "").lstrip("!").split(":") if name]
 
 
 def is_own(target: str) -> bool:

@@ -35,7 +35,7 @@ from gnnpar.cli import completion
 from gnnpar.cli.main import run
 from gnnpar.cli.predict import checked_pairs
 from gnnpar.cli.train import run_training
-from gnnpar.config.compose import compose
+from gnnpar.config.compose import compose, refuse_led_away
 from gnnpar.config.jobs import state_of
 from gnnpar.config.replay import resumed
 from gnnpar.config.sweep import Resuming, _write_results_apart
@@ -46,6 +46,7 @@ from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
 from gnnpar.durable import JsonDict, WriteError, read_checked_json, read_json, refuse_links_below, write_checked_json
 from gnnpar.folder_lock import FILE, FolderInUse, Owner, working_in
+from gnnpar.folds.edge_data import Schema
 from gnnpar.models.pyg.model import PyG
 from gnnpar.partition.chunking import Range, chunk
 from gnnpar.partition.manifest import read_manifest
@@ -496,6 +497,19 @@ def test_yaml_of_the_working_directory_takes_no_place_of_hydra(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("group", ["debug", "codec"])
+def test_yaml_that_nobody_chose_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], group: str
+) -> None:
+    """Of a group without a choice Hydra opens None.yaml, which may be endless."""
+    file = tmp_path / group / "None.yaml"
+    file.parent.mkdir()
+    file.write_text("a: 1\n")
+    monkeypatch.chdir(tmp_path)
+    assert run("train", ["strategy=single"]) == 2
+    assert f"{file} would be read where no {group} is chosen: rename it" in capsys.readouterr().err
+
+
 def test_a_page_holds_no_file_that_a_run_links_to(tmp_path: Path, precious: Path, trained: Path) -> None:
     """schedule.svg -> ~/.ssh/id_rsa went out with the page; a pipe was waited for."""
     shutil.copytree(trained.parents[1], tmp_path / "run")
@@ -813,6 +827,51 @@ def test_a_sweep_may_number_its_jobs(tmp_path: Path) -> None:
 def test_a_number_that_would_run_for_days_or_draws_nothing_is_refused(strategy: str, key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"strategy.{key}={value:g}|strategy.{key}={value}"):
         compose([f"strategy={strategy}", f"strategy.{key}={value}"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '[[], [["a", "b", "c"]], null]',
+        '[[[[], 1]], [["a", "b", "c"]], null]',
+        '[[["a", 1]], [["a", "b", "a"]], {}]',
+        '[[["a", 1]], [["a", "b", ["a"]]], null]',
+        '[[["a", 1], ["a", 1]], [["a", "b", "a"]], null]',
+    ],
+)
+def test_types_of_nodes_that_a_file_spells_wrong_are_one_line(text: str) -> None:
+    with pytest.raises(ValueError, match=r"does not list the types|a type without a name of its own"):
+        Schema.of(text)
+
+
+def test_a_folder_that_is_no_checkpoint_hides_none(tmp_path: Path, trained: Path) -> None:
+    shutil.copytree(trained.parents[1], tmp_path / "run")
+    good = checkpoint.folders(tmp_path / "run")
+    (tmp_path / "run" / checkpoint.FOLDER / "epoch-\u00b2").mkdir()  # a digit to str.isdigit, no number to int
+    assert checkpoint.folders(tmp_path / "run") == good != []
+
+
+def test_what_is_written_by_itself_goes_through_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], precious: Path
+) -> None:
+    """multirun/study -> elsewhere; outputs itself may be one, to another disk."""
+    monkeypatch.chdir(tmp_path)
+    study = {"base": ["debug=tiny", "strategy=single"], "factors": {"lr": ["optim.lr=0.1"]}}
+    Path("study.yaml").write_text(json.dumps(study))
+    Path("multirun").mkdir()
+    Path("multirun/study").symlink_to(precious)
+    assert run("ablate", ["study.yaml"]) != 0
+    assert "multirun/study cannot be written: it is a symbolic link" in capsys.readouterr().err
+    for name in ("outputs", "multirun"):
+        Path(name).mkdir(exist_ok=True)
+        Path(name, "2026-01-01").symlink_to(precious)
+        with pytest.raises(WriteError, match="is a symbolic link"):
+            refuse_led_away(Path(name, "2026-01-01", "00-00-00").absolute(), [])
+    refuse_led_away(Path("outputs", "2026-01-01", "00-00-00").absolute(), ["hydra.run.dir=outputs/2026-01-01/00-00-00"])
+    Path("disk").symlink_to(precious)
+    refuse_led_away(Path("disk", "x").absolute(), [])
+    assert untouched(precious)
 
 
 def test_rows_that_are_none_are_not_read_into_memory(tmp_path: Path) -> None:

@@ -213,6 +213,17 @@ def test_raw_arrays_beyond_memory_are_refused_before_they_are_unpacked(
         PyGDataset(name="computers").load(tmp_path, 0)
 
 
+def test_features_beyond_memory_are_refused_before_their_zeros_are_written_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    raw = tmp_path / "Computers" / "raw"
+    raw.mkdir(parents=True)
+    npz(raw / "amazon_electronics_computers.npz", attr_shape=np.array([3, 10**13]))
+    with pytest.raises(ValueError, match=r"amazon_.*npz: features \[3, 10000000000000\] needs .* GiB"):
+        PyGDataset(name="computers").load(tmp_path, 0)
+
+
 @pytest.mark.parametrize("place", ["data_dir", "cache"])
 def test_raw_lines_beyond_memory_are_refused_before_they_are_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str

@@ -1,5 +1,7 @@
 """Laws of a partition and of the shards cut along it."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -88,6 +90,22 @@ def test_cache_is_keyed_by_content(tmp_path):
     partition(small_graph(seed=1), 3, by=Random(), cache=tmp_path)
     partition(dataset, 3, by=Random(seed=1), cache=tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_partitioner_of_ones_own_has_a_cache_of_its_own(tmp_path):
+    """Of the same name and fields as one of gnnpar: it was given the parts of that."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Own(Range):
+        def part_of(self, dataset, parts):
+            return torch.arange(dataset.num_nodes) % parts
+
+    Own.__qualname__ = "Range"
+    dataset = small_graph()
+    partition(dataset, 3, by=Range(), cache=tmp_path)
+    for _ in range(2):
+        assert torch.equal(partition(dataset, 3, by=Own(), cache=tmp_path), torch.arange(dataset.num_nodes) % 3)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("damage", [lambda d: d[:-4], lambda d: d[:40] + b"\xff" + d[41:], lambda d: b""])

@@ -88,6 +88,14 @@ def test_mutated_plans_are_rejected(said: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_plan_of_more_ranks_than_anybody_has_is_refused_in_a_short_line(tmp_path: Path) -> None:
+    """In time that grows with their number, not with its square."""
+    mesh = (tuple(range(1, 100_001)), tuple(range(100_001, 200_001)))
+    with pytest.raises(ValueError, match=r"mesh has the ranks \[1, 2, .*, not 0 to 199999") as caught:
+        Plan.load(placed(mesh=mesh)(pipeline()).save(tmp_path)).verify(num_nodes=12)
+    assert len(str(caught.value)) < 200
+
+
 def test_a_plan_for_something_else() -> None:
     plan = pipeline()
     for given, said in (

@@ -27,10 +27,10 @@ from gnnpar.config.compose import chosen_files, compose
 from gnnpar.config.jobs import Manifest, job_key
 from gnnpar.config.replay import quoted
 from gnnpar.config.study import Variant, job_overrides, read_study
-from gnnpar.durable import Json, JsonDict, JsonObject, write_text_whole
+from gnnpar.durable import Json, JsonDict, JsonObject, refuse_links_below, write_text_whole
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
-from gnnpar.targets import let_in, refuse_foreign
+from gnnpar.targets import fenced, let_in, refuse_foreign
 from gnnpar.track.console import num_bytes, say, seconds, stdout
 from gnnpar.training.result.result import epoch_time, read_result
 
@@ -61,8 +61,11 @@ def run(argv: list[str]) -> int:
     study = read_study(options.study)
     variants = study.variants()
     jobs = study.jobs(variants)
-    check(options.study, variants)
+    with fenced(of_file=True):
+        check(options.study, variants)
     folder = options.folder or Path("multirun") / options.study.stem
+    if options.folder is None:
+        refuse_links_below(folder.parent, folder.name)
     if "${" in str(folder):
         raise ConfigError(f"{folder}: Hydra would read ${{ as a value of its own; give --folder another name")
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +125,7 @@ def refuse_classes(file: Path, tree: JsonObject, overrides: Sequence[str]) -> No
         refuse_foreign(tree, str(file), remedy=remedy, named=chosen)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    let_in(chosen)
+    let_in(chosen, checked=True)
 
 
 def key_of(settings: Settings) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gnnpar.cli.main import file_line, refuse
 from gnnpar.config import jobs
 from gnnpar.config.application import run_jobs, without_folders
-from gnnpar.config.compose import HydraJob
+from gnnpar.config.compose import HydraJob, refuse_led_away
 from gnnpar.config.help import asks_for_help, train_help
 from gnnpar.config.replay import resumed
 from gnnpar.durable import JsonObject, WriteError, write_text_whole
@@ -64,6 +64,7 @@ def train_one(job: HydraJob) -> int:
         return run_one(job)
     with ExitStack() as inside:
         try:
+            refuse_led_away(job.run_dir, job.typed)
             inside.enter_context(working_in(job.run_dir, otherwise="choose another hydra.run.dir", say=say))
         except (FolderInUse, WriteError) as error:
             from gnnpar.launch.joined import refusal

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def run_jobs(
     options = [argument for argument in given if not _is_override(argument)]  # argparse takes overrides in one row
     sys.argv = ["gnnpar train", *options, *filter(_is_override, given)]
     try:
-        with fenced(outside=sweep.check is None), sweep.through_hydra():
+        with fenced(of_file=True) if sweep.check else nullcontext(), sweep.through_hydra():
             application()
     except KeyboardInterrupt:
         sweep.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, cast
 from gnnpar.config.errors import CONFIG, OF_HYDRA, hydra_line
 from gnnpar.config.inputs import Composed, spelled, with_inputs
 from gnnpar.config.study import key_of
-from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.durable import JsonDict, JsonObject, refuse_links_below
 from gnnpar.paths import GROUP, conf_dir, installed_confs, is_group
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
+from gnnpar.targets import let_in
 from gnnpar.track.console import complain
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
     names = {group: str(name) for group, name in choices.items() if not group.startswith("hydra")}
     keys = [str(key) for key in config if key != "hydra"]
     tree = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True, throw_on_missing=True)
+    let_in(tree)
     own = OmegaConf.to_container(config.strategy, resolve=False)
     if isinstance(own, Mapping) and isinstance(own.get("codec"), Mapping):
         for override in overrides:
@@ -97,9 +100,19 @@ def refuse_paths(overrides: Sequence[str]) -> None:
 _ABSOLUTE = re.compile(r"""(^|[\[,'"\s])/""")
 
 
+def refuse_led_away(folder: Path, typed: Sequence[str]) -> None:
+    """WriteError where the folder that runs have by themselves, as outputs/DATE/TIME, lies elsewhere, by a link in it.
+    `outputs` may be one: that is how runs are kept on another disk. `typed`: Hydra's own overrides, which may name it.
+    """
+    if not any(override.lstrip("+").startswith(("hydra.run.dir=", "hydra.sweep.dir=")) for override in typed):
+        first, *rest = Path(os.path.relpath(folder)).parts
+        refuse_links_below(Path(first), Path(*rest))
+
+
 @dataclass(frozen=True)
 class HydraJob:
-    """One job of Hydra's application. `sweep`: the folder of its sweep, None outside of one."""
+    """One job of Hydra's application. `sweep`: the folder of its sweep, None outside of one. `typed`: overrides of
+    Hydra's own keys."""
 
     config: DictConfig
     choices: Mapping[str, object]
@@ -107,6 +120,7 @@ class HydraJob:
     sweep: Path | None
     title: str
     overrides: list[str]
+    typed: list[str]
 
     @staticmethod
     def running(config: object) -> HydraJob:
@@ -123,6 +137,7 @@ class HydraJob:
             sweep=sweep,
             title=f"run {run_dir.name}: {job.job.override_dirname.replace(',', ' ')}" if sweep else "",
             overrides=list(job.overrides.task),
+            typed=list(job.overrides.hydra),
         )
 
     def settings(self) -> Settings:
@@ -153,6 +168,9 @@ def _refuse_shadows(folder: Path) -> None:
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
+    for group in sorted(path.name for path in conf_dir().iterdir() if path.is_dir()):
+        if (file := folder / group / "None.yaml").exists():
+            raise ConfigError(f"{file} would be read where no {group} is chosen: rename it, or call gnnpar elsewhere")
     if not (folder / "hydra").is_dir():
         return
     Plugins.instance()  # which fill the store

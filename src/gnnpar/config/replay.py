@@ -67,7 +67,7 @@ class Replay:
             refuse_foreign(config, str(self.file), remedy=self.remedy, named=[files, classes])
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        let_in([files, classes])
+        let_in([files, classes], checked=True)
 
     def check_choices(self, choices: Mapping[str, object], overrides: Sequence[str]) -> None:
         """Refuse a job, however its sweeper came to it, with an override that could bring code, or with YAML of the

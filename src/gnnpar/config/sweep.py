@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gnnpar.config.compose import resolved
+from gnnpar.config.compose import refuse_led_away, resolved
 from gnnpar.config.jobs import (
     Job,
     Manifest,
@@ -161,6 +161,7 @@ class Resuming:
         """What Hydra's sweepers call; one JobReturn a job, whose value is the best validation metric."""
         folder = Path(str(self.config.hydra.sweep.dir))
         self.sweep.folder = folder
+        refuse_led_away(folder, self.config.hydra.overrides.hydra)
         with alone_in(folder):
             manifest = Manifest.read(folder)
             manifest.argv = asked(self.sweep.argv)

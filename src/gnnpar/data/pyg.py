@@ -11,15 +11,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from gnnpar.capacity import require_memory
 from gnnpar.data.adjacency import edges_of
 from gnnpar.data.array_pickle import ARRAY_PICKLE, checked_csr
 from gnnpar.data.dataset import Dataset, TaskName
@@ -166,10 +169,20 @@ def _open(source: _Source, root: Path) -> Data:
     refuse_saved_code(root)
     for file in _raw_of(source, root).glob("*.npz"):
         require_unpacked(file)
+        _require_dense(file)
     cls = getattr(importlib.import_module("torch_geometric.datasets"), source.cls)
     with _arrays_alone():
         dataset = cls(str(root)) if source.named is None else cls(str(root), source.named)
     return dataset[0]
+
+
+def _require_dense(file: Path) -> None:
+    """ValueError where the features of a file, which PyG writes out with their zeros, are beyond this machine's memory:
+    a sparse matrix of a few bytes may have any shape."""
+    with np.load(file, allow_pickle=False) as arrays:
+        if "attr_shape" in arrays:
+            shape = [int(size) for size in arrays["attr_shape"].flatten()]
+            require_memory(4 * math.prod(shape), f"{file.name}: features {shape}", "compare its checksum")
 
 
 @contextlib.contextmanager

@@ -67,12 +67,13 @@ class Schema:
         try:
             nodes, edges, target = json.loads(text)
             found = Schema(tuple((name, width) for name, width in nodes), tuple((a, r, b) for a, r, b in edges), target)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{text[:40]} does not list the types of nodes and of edges") from error
-        kinds = dict(found.nodes)
-        names = [*kinds, *(name for edge in found.edges for name in edge), *([] if target is None else [target])]
-        if not all(isinstance(name, str) for name in names) or len(kinds) < len(found.nodes) or not found.edges:
+        names = [*found.names, *(name for edge in found.edges for name in edge), *([] if target is None else [target])]
+        alone = all(isinstance(name, str) for name in names) and len(set(found.names)) == len(found.nodes)
+        if not alone or not found.nodes or not found.edges:
             raise ValueError(f"{text[:40]} has a type without a name of its own")
+        kinds = dict(found.nodes)
         if not all(type(width) is int and 0 <= width < 1 << 31 for width in kinds.values()):
             raise ValueError(f"{text[:40]} has a type whose width is no number")
         if not {name for a, _, b in found.edges for name in (a, b)} | {target or found.nodes[0][0]} <= kinds.keys():

@@ -83,7 +83,7 @@ def refusal(error: ValueError, patience: float = Comm().connect_seconds) -> Valu
     """What a rank raises that cannot run what it was asked to: its own error or, where another rank has another one,
     that. All joined ranks know of it then, within `patience` seconds: none waits for one that does not come."""
     size = os.environ.get("WORLD_SIZE", "") if os.environ.get("RANK") is not None else ""
-    if not size.isdigit() or int(size) < 2:
+    if not size.isdecimal() or int(size) < 2:
         return error
     line = f"rank {os.environ['RANK']} on {socket.gethostname()}: {error}"
     try:

@@ -94,7 +94,7 @@ def rendezvous(
     if not 0 <= rank < size:
         raise MeetingError(f"RANK={rank} is none of WORLD_SIZE={size} ranks, numbered from 0: correct one of them")
     master, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
-    if not master or not port.isdigit():
+    if not master or not port.isdecimal():
         raise MeetingError(
             f"RANK={rank} is set, but MASTER_ADDR={master or 'nothing'} MASTER_PORT={port or 'nothing'}:"
             " set them to the address of rank 0's host and to a free port there"

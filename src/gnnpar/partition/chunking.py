@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.durable import JsonDict
-from gnnpar.partition.partition import read_cached, symmetric_csr, write_cached
+from gnnpar.partition.partition import identity, read_cached, symmetric_csr, write_cached
 
 Edges = tuple[Tensor, int]  # edge_index int64 [2, E], number of nodes
 _NODE_WEIGHT = 50  # GNNPipe's weight of a node beside its in-edges: 50 + degree
@@ -165,7 +165,7 @@ def chunk(
 def _key(dataset: Dataset, part_of: Tensor, chunks: int, by: Chunker, seed: int) -> str:
     fields = asdict(by) if is_dataclass(by) and not isinstance(by, type) else {}
     parts = hashlib.sha256(part_of.to(torch.int64).numpy().tobytes()).hexdigest()
-    named = f"chunks/{type(by).__qualname__}"
+    named = f"chunks/{identity(type(by))}"
     text = json.dumps([dataset.graph_hash, parts, chunks, named, fields, seed], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import sys
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -199,5 +202,17 @@ def read_cached(file: Path, num_rows: int, count: int, what: str, say: Callable[
 def _key(dataset: Dataset | Stored, parts: int, by: Partitioner) -> str:
     fields = asdict(by) if is_dataclass(by) and not isinstance(by, type) else {}
     train = dataset.split_hash if fields.get("balance") == "train" else ""
-    text = json.dumps([dataset.graph_hash, train, parts, type(by).__qualname__, fields], sort_keys=True)
+    text = json.dumps([dataset.graph_hash, train, parts, identity(type(by)), fields], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def identity(cls: type) -> str:
+    """Of the class of a partitioner or a chunker, for the name of what it made: two of one name, or one before and
+    after it was changed, are not the same."""
+    if cls.__module__.partition(".")[0] == "gnnpar":
+        return cls.__qualname__
+    try:
+        code = inspect.getsource(sys.modules[cls.__module__])
+    except (OSError, TypeError, KeyError):  # of a notebook: what it was cut by before is not known
+        code = str(uuid.uuid4())
+    return f"{cls.__module__}.{cls.__qualname__} {hashlib.sha256(code.encode()).hexdigest()}"

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from gnnpar.durable import Json, JsonObject
+from gnnpar.printable import printable
 from gnnpar.report import formatting as words
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.groups import Group, cells
@@ -123,8 +124,10 @@ def row_table(rows: Sequence[JsonObject], baseline: str) -> Table:
 
 
 def inert(cell: Json) -> Json:
-    """What a spreadsheet would take for a formula begins with an apostrophe."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@")) else cell
+    """What a spreadsheet would take for a formula begins with an apostrophe; what a terminal would obey is escaped."""
+    if not isinstance(cell, str):
+        return cell
+    return f"'{printable(cell)}" if cell.startswith(("=", "+", "-", "@")) else printable(cell)
 
 
 def markdown_cell(text: str) -> str:

@@ -53,7 +53,7 @@ def _read(file: Path) -> Result:
 
 
 def _natural(file: Path) -> list[tuple[int, int, str]]:
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in file.parts]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in file.parts]
 
 
 def value_at(result: Result, path: Sequence[str]) -> Any:  # Any: the schema says what stands there

@@ -141,7 +141,7 @@ def _finish(partial: Path, final: Path, manifest: JsonObject, everyone: list[Jso
 
 def folders(run_dir: Path) -> list[Path]:
     """Folders that claim to be checkpoints, the latest first."""
-    found = [p for p in (run_dir / FOLDER).glob("epoch-*") if p.is_dir() and p.name.removeprefix("epoch-").isdigit()]
+    found = [p for p in (run_dir / FOLDER).glob("epoch-*") if p.is_dir() and p.name.removeprefix("epoch-").isdecimal()]
     return sorted(found, key=lambda p: int(p.name.removeprefix("epoch-")), reverse=True)
 
 
@@ -150,7 +150,7 @@ def read(folder: Path) -> Checkpoint:
     try:
         manifest = checked(with_current_targets(read_checked_json(folder / MANIFEST)))
         files, named = manifest["files"], folder.name.removeprefix("epoch-")
-        if named.isdigit() and int(named) != manifest["epoch"]:
+        if named.isdecimal() and int(named) != manifest["epoch"]:
             raise ValueError(f"it says that {manifest['epoch']} epochs are done, its name {named}")
         for name, told in files.items():
             if file_hash(folder / Path(name).name) != told["sha256"]:
