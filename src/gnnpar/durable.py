@@ -139,11 +139,15 @@ def read_json(file: Path) -> JsonDict:
     """The object in a JSON file. Raises OSError, and ValueError where it is none or beyond the bounds of parse_json."""
     if (size := require_file(file)) > MAX_BYTES:
         raise ValueError(f"it is {size} bytes, more than {MAX_BYTES}")
-    with file.open("rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as source:
+    with open(file, "rb", opener=_without_waiting) as source:
         content: bytes | None = source.read(MAX_BYTES + 1)
     if content is None or len(content) > MAX_BYTES:  # of /proc, whose files have no size and may wait for their writer
         raise ValueError(f"it has no end within {MAX_BYTES} bytes")
     return parse_json(content.decode())
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse_json(text: str | bytes) -> JsonDict:
