@@ -21,6 +21,21 @@ def expanded(path: str | Path) -> Path:
         raise ValueError(f"{path}: there is no such user; write the folder out") from error
 
 
+def own_cache() -> Path:
+    """gnnpar in XDG_CACHE_HOME, or ~/.cache: the user's own folder for what can be made again."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "gnnpar"
+
+
+def keep_torch_apart() -> None:
+    """torch's compiler, which PyG imports and exports ask, keeps files in the user's cache, where that can be written,
+    and not in /tmp by a name that others can foresee and take before."""
+    folder = own_cache() / "torch"
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if os.access(there, os.W_OK):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
 def path_of(given: object, name: str) -> Path:
     """What a caller gives for a path. ValueError in one line where it is none: bytes, a number, an open file."""
     if isinstance(given, str | os.PathLike) and isinstance(path := os.fspath(given), str):

@@ -42,6 +42,7 @@ from gnnpar.config.sweep import Resuming, _write_results_apart
 from gnnpar.data import ogb, pyg
 from gnnpar.data.columns import Column
 from gnnpar.data.files import cached_folder, fingerprint
+from gnnpar.data.given import _of_arrays
 from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
 from gnnpar.durable import JsonDict, WriteError, read_checked_json, read_json, refuse_links_below, write_checked_json
@@ -852,6 +853,17 @@ def test_a_folder_that_is_no_checkpoint_hides_none(tmp_path: Path, trained: Path
     assert checkpoint.folders(tmp_path / "run") == good != []
 
 
+def test_numbers_of_other_widths_and_orders_are_read_and_masked_ones_are_not() -> None:
+    edges = np.array([[0, 1], [1, 2]], dtype=">i8")
+    x = np.arange(6).reshape(3, 2)
+    for dtype in (">f4", np.longdouble):
+        found = _of_arrays({"x": x.astype(dtype), "y": np.arange(3), "edge_index": edges})
+        assert torch.equal(found.x.double(), torch.from_numpy(x).double())
+        assert torch.equal(found.edge_index, torch.tensor([[0, 1], [1, 2]]))
+    with pytest.raises(ValueError, match="x has masked entries; fill them"):
+        _of_arrays({"x": np.ma.masked_array(x, mask=x > 2), "y": np.arange(3), "edge_index": edges})
+
+
 def test_what_is_written_by_itself_goes_through_no_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], precious: Path
 ) -> None:
@@ -943,6 +955,11 @@ FORGED: dict[str, tuple[Callable[[JsonDict, JsonDict], None], str]] = {
         "a tensor of more numbers than its memory",
     ),
     "random": (lambda manifest, tree: tree.update(random={}), "cannot be opened"),
+    # the run that went on completed, with a result that nobody reads
+    "endless": (
+        lambda manifest, tree: manifest["progress"].update(train_seconds=float("inf")),
+        "train_seconds is missing",
+    ),
 }
 
 
@@ -971,6 +988,11 @@ def test_a_forged_checkpoint_is_no_good_one(trained: Path, tmp_path: Path, kind:
     change, line = FORGED[kind]
     with pytest.raises(ValueError, match=f"is no good checkpoint: .*{line}"):
         checkpoint.read(forged(trained, tmp_path, change))
+
+
+def test_weights_that_are_not_finite_are_no_model(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is no good checkpoint: .* has entries that are not finite"):
+        gnnpar.load(forged(trained, tmp_path, weights(lambda w: w * torch.nan)))
 
 
 def test_a_class_of_gnnpar_that_is_no_model_is_a_line(trained: Path, tmp_path: Path) -> None:

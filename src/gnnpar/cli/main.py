@@ -17,6 +17,7 @@ from gnnpar.config.sweep import inherited
 from gnnpar.durable import WriteError
 from gnnpar.folder_lock import release_all
 from gnnpar.launch.slurm import rank_on_host
+from gnnpar.paths import keep_torch_apart
 from gnnpar.settings import ConfigError
 from gnnpar.targets import TRUST, fenced
 from gnnpar.track.console import complain_once
@@ -56,6 +57,7 @@ def file_line(error: OSError) -> str:
 def run(command: str, argv: list[str]) -> int:
     """One subcommand, `run(argv)` of its file; its exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed and exited on
+    keep_torch_apart()
     trusting = inherited(TRUST, "1") if "--trust" in argv else nullcontext()
     argv = [argument for argument in argv if argument != "--trust"]
     try:

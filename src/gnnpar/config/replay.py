@@ -31,6 +31,8 @@ _HYDRA_KEYS = {f"hydra.launcher.{key}" for key in f"{_LAUNCHER} {_SLURM}".split(
     f"hydra.sweeper.{key}" for key in _SWEEPER.split()
 }
 """Of launchers and sweepers. Others may be commands, as a prolog of Slurm's, or files of the folder."""
+_MOST_WORKERS = 64
+"""Of a launcher on one machine, which starts all of them, however few jobs there are."""
 _PARAMS = "hydra.sweeper.params."
 _JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
 _PLAIN = re.compile(r"[\w.,:+()-]*")
@@ -173,7 +175,10 @@ def _is_harmless(override: str) -> bool:
     if group.startswith(_PARAMS):  # a sweeper makes overrides of jobs of them
         return _is_harmless(override.replace(_PARAMS, "", 1))
     if "hydra" in key:
-        return re.fullmatch(r"hydra\.sweep\.\w+", group) is not None or (group in _HYDRA_KEYS and _is_plain(value))
+        few = not group.endswith(".n_jobs") or (value.isdecimal() and int(value[:9]) <= _MOST_WORKERS)
+        return re.fullmatch(r"hydra\.sweep\.\w+", group) is not None or (
+            group in _HYDRA_KEYS and _is_plain(value) and few
+        )
     return _KEY.fullmatch(group) is not None and group.partition(".")[0] in _KEYS and "@" not in key
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from gnnpar.capacity import memory_bytes, require_memory
-from gnnpar.paths import expanded
+from gnnpar.paths import expanded, own_cache
 
 _LOG = logging.getLogger(__name__)
 _PIECE = 1 << 24  # bytes of a file that are unpacked at once
@@ -36,8 +36,7 @@ def cache_root() -> Path:
     named = os.environ.get("GNNPAR_CACHE")
     if named:
         return expanded(named)
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "gnnpar"
+    return own_cache()
 
 
 def find_file(name: str, path: str | None, data_dir: Path | None, *, example: str) -> Path:

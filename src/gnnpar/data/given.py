@@ -124,10 +124,14 @@ def _tensor(key: str, value: object) -> Tensor:
         if array.size and int(array.max()) >= 1 << 63:
             raise ValueError(f"dataset given: {key} holds {int(array.max())}, beyond 2^63; give int64.")
         array = array.astype(np.int64)  # torch has no arithmetic for the wider unsigned types
-    return torch.from_numpy(np.ascontiguousarray(array))
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
 
 
 def _array(key: str, value: object) -> np.ndarray:
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise ValueError(f"dataset given: {key} has masked entries; fill them, e.g. by x.filled(0).")
     try:
         return np.asarray(value)
     except ValueError as error:  # rows of several lengths

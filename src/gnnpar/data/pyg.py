@@ -167,9 +167,12 @@ def _downloaded(name: str, source: _Source, data_dir: Path | None, missing: list
 
 def _open(source: _Source, root: Path) -> Data:
     refuse_saved_code(root)
-    for file in _raw_of(source, root).glob("*.npz"):
-        require_unpacked(file)
-        _require_dense(file)
+    for file in (_raw_of(source, root) / name for name in source.files):
+        if file.suffix == ".npz" and file.exists():
+            require_unpacked(file)
+            _require_dense(file)
+        elif file.exists():
+            require_memory(file.stat().st_size, file.name, "compare its checksum")
     cls = getattr(importlib.import_module("torch_geometric.datasets"), source.cls)
     with _arrays_alone():
         dataset = cls(str(root)) if source.named is None else cls(str(root), source.named)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 
 import torch
@@ -231,7 +232,7 @@ def _is_histogram(data: object) -> bool:
 def _require(data: object, kinds: JsonObject) -> None:
     for name, kind in kinds.items():
         value = data.get(name, ...) if isinstance(data, dict) else ...
-        if not isinstance(value, kind) or isinstance(value, bool):
+        if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, float) and not isfinite(value)):
             raise ValueError(f"{name} is missing or of another type in {MANIFEST}")
 
 

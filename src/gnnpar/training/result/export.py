@@ -31,6 +31,7 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import by_type
+from gnnpar.paths import keep_torch_apart
 from gnnpar.precision import TYPES
 from gnnpar.training.result.header import versions
 from gnnpar.training.result.onnx_file import onnx_bytes
@@ -188,6 +189,7 @@ def onnx_of(model: GNN) -> bytes:
 
 def traced(model: GNN) -> torch.export.ExportedProgram:
     """The program of torch.export, for any number of nodes and edges. ValueError in one line where it has none."""
+    keep_torch_apart()
     inputs = sample_of(model, next(model.parameters()).dtype)
     try:
         with warnings.catch_warnings():

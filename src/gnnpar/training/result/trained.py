@@ -144,6 +144,8 @@ def check_weights(model: GNN, weights: Mapping[str, Tensor], folder: Path) -> No
         if name not in weights or weights[name].shape != parameter.shape:
             have = list(weights[name].shape) if name in weights else "not there"
             raise ValueError(f"{folder} is no good checkpoint: {name} is {have}, its model has {list(parameter.shape)}")
+        if not bool(torch.isfinite(weights[name]).all()):
+            raise ValueError(f"{folder} is no good checkpoint: {name} has entries that are not finite")
     if unknown := sorted(weights.keys() - model.state_dict().keys()):
         raise ValueError(f"{folder} is no good checkpoint: its model has no {unknown[0][:80]}")
 
