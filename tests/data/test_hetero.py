@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from data.samples import hetero
 from gnnpar.data.dataset import TaskName
 from gnnpar.data.preprocess import prepare
 from gnnpar.data.saved import PT, raw_graph
+from gnnpar.folds.edge_data import Schema
 from gnnpar.models.rgcn import RGCN
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.verify.conformance import check
@@ -122,6 +124,27 @@ def test_a_mistake_is_one_clear_line(spoil: Callable[[HeteroData], None], line: 
         raw_graph("given", data)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("dataset given")
+
+
+def injecting(data: HeteroData) -> None:
+    """What PyG's to_hetero writes between quotation marks into the code of a forward."""
+    evil = 'x",[getattr(__import__("os"),"system")("touch PWNED")]and"y'
+    data["paper", evil, "paper"].edge_index = torch.zeros(2, 1, dtype=torch.long)
+
+
+def test_a_name_that_could_be_code_is_refused_by_every_reader(tmp_path: Path) -> None:
+    data = hetero()
+    injecting(data)
+    torch.save(data, tmp_path / "evil.pt")
+    readers: list[Callable[[], object]] = [
+        lambda: raw_graph("given", data),
+        lambda: gnnpar.homogeneous(data),
+        lambda: PT(path=str(tmp_path / "evil.pt"), self_loops="keep").load(None, 0),
+        lambda: Schema.of('[[["a", 1]], [["a", "x\\"", "a"]], null]'),
+    ]
+    for read in readers:
+        with pytest.raises(ValueError, match=r"the type 'x\".* has more in it than letters, digits, spaces and _ - \."):
+            read()
 
 
 def weights_of(value: float) -> Callable[[HeteroData], None]:

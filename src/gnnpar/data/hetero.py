@@ -63,7 +63,7 @@ def homogeneous(data: HeteroData, *, known: Schema | None = None) -> Data:
         raise ValueError(f"there is a {type(data).__name__}, not a torch_geometric.data.HeteroData; give one.")
     stores = stores_of("given", data)
     found = Data.from_dict(_as_trained("given", flattened("given", stores, task=None)))
-    mine = _schema(stores)
+    mine = _schema("given", stores)
     if known is not None and (known.nodes, known.edges) != (mine.nodes, mine.edges):
         raise ValueError(
             f"the HeteroData has nodes {dict(mine.nodes)} and edges {list(mine.edges)}, and the model was trained on "
@@ -108,15 +108,18 @@ def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _F
         if (values := _of_all(name, key, edges)) is not None:
             found[key] = values
     target = next((key for key in nodes if labels and nodes[key].get("y") is not None), None)
-    found[SCHEMA] = _schema(stores, target).text
+    found[SCHEMA] = _schema(name, stores, target).text
     return found
 
 
-def _schema(stores: Stores, target: str | None = None) -> Schema:
+def _schema(name: str, stores: Stores, target: str | None = None) -> Schema:
     """Of stores that are laid out."""
     rows = {key: fields.get("x") for key, fields in stores.nodes.items()}
     nodes = tuple((key, x.shape[1] if isinstance(x, Tensor) else 0) for key, x in rows.items())
-    return Schema(nodes, tuple(stores.edges), target)
+    try:
+        return Schema(nodes, tuple((str(a), str(relation), str(b)) for a, relation, b in stores.edges), target)
+    except ValueError as error:
+        raise ValueError(f"dataset {name}: {error}.") from error
 
 
 def schema_in(name: str, fields: Mapping[str, object], width: int, num_types: int) -> Schema | None:

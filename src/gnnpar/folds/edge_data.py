@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ Degrees = tuple[tuple[int, int], ...]
 """A histogram of in-degrees: (degree, nodes that have it), ascending, degrees that no node has left out."""
 
 
+_NAME = re.compile(r"[\w .:/+&-]{1,200}")
+
+
 @dataclass(frozen=True)
 class Schema:
     """Types of nodes and of edges of a `HeteroData` that is laid out as one graph.
@@ -39,6 +43,15 @@ class Schema:
     nodes: tuple[tuple[str, int], ...]
     edges: tuple[tuple[str, str, str], ...]
     target: str | None = None
+
+    def __post_init__(self) -> None:
+        """ValueError where a name is more than a word: PyG's `to_hetero` writes them into code, which runs."""
+        for name in (*self.names, *(part for edge in self.edges for part in edge), self.target):
+            if isinstance(name, str) and not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"the type {name[:60]!r} of nodes or edges has a name that is empty, long or has more in it than "
+                    "letters, digits, spaces and _ - . : / + &; give it another name"
+                )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,10 +78,11 @@ class Schema:
     def of(text: str) -> Schema:
         """ValueError where it is none."""
         try:
-            nodes, edges, target = json.loads(text)
-            found = Schema(tuple((name, width) for name, width in nodes), tuple((a, r, b) for a, r, b in edges), target)
+            listed, joined, target = json.loads(text)
+            nodes, edges = tuple((name, width) for name, width in listed), tuple((a, r, b) for a, r, b in joined)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{text[:40]} does not list the types of nodes and of edges") from error
+        found = Schema(nodes, edges, target)
         names = [*found.names, *(name for edge in found.edges for name in edge), *([] if target is None else [target])]
         alone = all(isinstance(name, str) for name in names) and len(set(found.names)) == len(found.nodes)
         if not alone or not found.nodes or not found.edges:
