@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pickletools
+import re
+import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -17,17 +22,75 @@ def load_saved(
 ) -> object:
     """What torch.save wrote, of tensors, plain values and the classes in `known` alone. `places`: as map_location.
 
-    Indices of sparse tensors are held to their shapes, which torch.load leaves out by itself, and whose sums and
-    conversions then write where indices say. Raises ValueError where records are compressed, which torch.save never
-    does and which may fill any memory, and whatever torch's readers raise.
+    Names that torch or a library lets in beside them, for the whole process, are refused: classes that read other files
+    when they are made, or take memory by a number. Indices of sparse tensors are held to their shapes, which torch.load
+    leaves out by itself, and whose sums and conversions then write where indices say. Raises ValueError, where records
+    are compressed too, which torch.save never does and which may fill any memory; and whatever torch's readers raise.
     """
     classes = tuple(known)
     _refuse_packed(file)
-    with torch.serialization.safe_globals(list(classes)):
+    _refuse_names(file, classes)
+    with _these_alone(classes):
         found = torch.load(file, map_location=places, weights_only=True, mmap=mmap)
     for tensor in _sparse_tensors(found, classes):
         _hold_to_shape(tensor)
     return found
+
+
+_LOADING = threading.Lock()
+
+
+@contextmanager
+def _these_alone(classes: Iterable[type]) -> Iterator[None]:
+    """Inside, torch.load lets in these classes, and none of those that libraries have added, as PyG its ClusterData,
+    which unpickles a file that its arguments name. One thread is inside at a time."""
+    with _LOADING:
+        before = torch.serialization.get_safe_globals()
+        torch.serialization.clear_safe_globals()
+        try:
+            torch.serialization.add_safe_globals(list(classes))
+            yield
+        finally:
+            torch.serialization.clear_safe_globals()
+            torch.serialization.add_safe_globals(before)
+
+
+_PLAIN = {
+    "collections OrderedDict",
+    *("builtins set", "__builtin__ set"),
+    *("torch Size", "torch device", "torch.nn.parameter Parameter", "torch.serialization _get_layout"),
+    *(f"torch._utils _rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "sparse_tensor", "parameter")),
+    "torch.storage UntypedStorage",  # of types that have no storage of their own; made by a number, it is not filled
+    # refused later, by what they are
+    *(f"torch._utils _rebuild_{kind}" for kind in ("qtensor", "nested_tensor", "meta_tensor_no_storage")),
+}
+_STORAGE = re.compile(r"torch (Bool|Byte|Char|Short|Int|Long|Half|BFloat16|Float|Double|Complex\w+|Q\w+)Storage")
+_DTYPE = re.compile(r"torch (bool|b?float\d+\w*|u?int\d+|complex\d+|q\w+|per_(tensor|channel)_\w+)")
+_CALLS = frozenset({"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID"})
+"""By which a pickle names what it calls in another way; torch.save writes none of them."""
+_STREAMS = 5  # of a file of torch before 1.6: two numbers, facts of the machine, the objects, keys of storages
+
+
+def _refuse_names(file: Path, classes: Iterable[type]) -> None:
+    """ValueError where the pickle of a file names anything but tensors, plain values and `classes`."""
+    known = _PLAIN | {f"{each.__module__} {each.__qualname__}" for each in classes}
+    for stream in _pickles(file):
+        for code, argument, _ in pickletools.genops(stream):
+            name = str(argument)
+            plain = name in known or _STORAGE.fullmatch(name) or _DTYPE.fullmatch(name)
+            if code.name in _CALLS or (code.name == "GLOBAL" and not plain):
+                raise ValueError(f"it names {name.replace(' ', '.')[:80]}, which is no tensor and no plain value")
+
+
+def _pickles(file: Path) -> Iterator[bytes | IO[bytes]]:
+    """What torch.load unpickles, as it finds it."""
+    with file.open("rb") as content:
+        if content.read(4) != b"PK\x03\x04":  # which is how torch tells
+            content.seek(0)
+            for _ in range(_STREAMS):
+                yield content
+            return
+    yield torch._C.PyTorchFileReader(str(file)).get_record("data.pkl")
 
 
 def _refuse_packed(file: Path) -> None:

@@ -5,6 +5,7 @@ Of numpy and scipy, such a file chooses what memory they write to, and which cla
 
 from __future__ import annotations
 
+import _codecs
 import gzip
 import io
 import pickle
@@ -21,9 +22,10 @@ import torch
 from numpy._core.multiarray import _reconstruct, scalar
 from scipy.sparse import csr_matrix
 from torch_geometric.data import Data
+from torch_geometric.loader import ClusterData
 
 from data.samples import shared
-from gnnpar import capacity
+from gnnpar import capacity, saved_tensors
 from gnnpar.comm import Communicator, RowLike, ThreadWorld
 from gnnpar.data import files as data_files
 from gnnpar.data import ogb
@@ -428,3 +430,44 @@ def test_a_memo_is_no_longer_than_its_file(code: str) -> None:
     put = b"r" + struct.pack("<I", far) if code == "LONG_BINPUT" else b"p%d\n" % far
     with pytest.raises(pickle.UnpicklingError, match=f"keeps its object {far}"):
         load_arrays(io.BytesIO(b"\x80\x02K\x01" + put + b"."))
+
+
+NAMES: dict[str, object] = {
+    "a class that reads another file": Calls(ClusterData, (Data(), 1, False, "elsewhere")),
+    "as many bytes as it likes": Calls(bytearray, (1 << 40,)),
+    "a tensor by its size": Calls(torch.Tensor, (1 << 40,)),
+    "an encoder": Calls(_codecs.encode, ("x", "zlib")),
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_saved_file_names_tensors_and_plain_values_alone(tmp_path: Path, kind: str, zipped: bool) -> None:
+    """Whatever torch, or a library, lets in: PyG lets in ClusterData, which unpickles the file that it is told."""
+    assert ClusterData in torch.serialization.get_safe_globals()
+    torch.save({"x": NAMES[kind]}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(ValueError, match=r"it names .*, which is no tensor and no plain value"):
+        load_saved(tmp_path / "a.pt", known=[Data])
+    assert ClusterData in torch.serialization.get_safe_globals()
+
+
+def test_what_a_library_lets_in_is_not_let_in_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where the look at the names has missed it."""
+    monkeypatch.setattr(saved_tensors, "_refuse_names", lambda file, classes: None)
+    torch.save(Calls(ClusterData, (Data(), 1, False, "elsewhere")), tmp_path / "a.pt")
+    with pytest.raises(pickle.UnpicklingError, match="ClusterData was not an allowed global by default"):
+        load_saved(tmp_path / "a.pt", known=[Data])
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
+def test_what_graphs_and_checkpoints_hold_is_read(tmp_path: Path, zipped: bool) -> None:
+    rows = {
+        str(dtype): torch.ones(2, dtype=dtype) for dtype in (torch.bool, torch.int8, torch.bfloat16, torch.complex64)
+    }
+    saved = {**rows, "p": torch.nn.Parameter(torch.ones(3)), "n": [None, 1, 2.5, "x", (True,)], "s": {1, 2}}
+    saved |= {"sparse": torch.eye(3).to_sparse(), "csr": torch.eye(3).to_sparse_csr(), "size": torch.ones(2, 3).shape}
+    torch.save(saved, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    found = load_saved(tmp_path / "a.pt")
+    assert isinstance(found, dict) and found.keys() == saved.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in rows.items())
+    assert torch.equal(found["csr"].to_dense(), torch.eye(3)) and found["n"] == saved["n"] and found["s"] == {1, 2}

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
@@ -130,11 +132,28 @@ def test_ranks_that_measure_run_no_script_again(monkeypatch: pytest.MonkeyPatch)
     """`gnnpar.plan` of a script ran the script in each of them."""
     mains = []
 
-    def spawn(*arguments: object, **more: object) -> None:
+    def start(process: BaseProcess) -> None:
         mains.append((vars(sys.modules["__main__"]).get("__file__"), os.environ["PYTHONSAFEPATH"]))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torch.multiprocessing.spawn", spawn)
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", start)
     with pytest.raises(KeyboardInterrupt):
         calibrate.world_samples(2, 1)
     assert mains == [(None, "1")]
+
+
+def fails(rank: int, *_: object) -> None:
+    sys.exit(7 if rank == 1 else 0)
+
+
+def test_a_rank_that_fails_to_measure_is_one_line_and_nothing_is_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's spawn unpickled the errors of ranks from a file of /tmp that others could put there."""
+    monkeypatch.setattr(calibrate, "_rank", fails)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made, make = [], tempfile.NamedTemporaryFile
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda *a, **k: (made.append(k), make(*a, **k))[1])
+    with pytest.raises(RuntimeError, match="rank 1 of the measurement has ended with exit code 7"):
+        calibrate.world_samples(2, 1)
+    assert made == [] == list(tmp_path.iterdir())

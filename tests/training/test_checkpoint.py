@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -252,11 +251,11 @@ def test_nothing_foreign_is_unpickled(run: Path, tmp_path: Path, capsys) -> None
     manifest = durable.read_checked_json(folder / "manifest.json")
     manifest["files"]["rank-0.pt"]["sha256"] = durable.file_hash(folder / "rank-0.pt")
     durable.write_checked_json(folder / "manifest.json", manifest)
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(ValueError, match=r"it names __builtin__\.getattr, which is no tensor"):
         state.read_tree(folder / "rank-0.pt", torch.device("cpu"))
     assert train(run, "resume=auto", "epochs=7", "strategy=graph_parallel").exit_code == 0
     said = capsys.readouterr().out
-    assert "is no good checkpoint: rank-0.pt cannot be opened (UnpicklingError); going back to the one before" in said
+    assert "is no good checkpoint: rank-0.pt cannot be opened (ValueError); going back to the one before" in said
     assert not (tmp_path / "executed").exists()
 
 

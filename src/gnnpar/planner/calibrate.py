@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import multiprocessing
 import os
 import platform
 import secrets
@@ -36,6 +37,7 @@ from gnnpar.printable import counted
 from gnnpar.training.result.record import contention
 
 if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
     from multiprocessing.queues import SimpleQueue
 
 MEASURING_SECONDS = 20.0  # past half of it a sample is taken fewer times, and past three quarters a trial is shorter
@@ -154,19 +156,33 @@ def world_samples(ranks: int, threads: int, say: Callable[[str], None] = lambda 
             return [_everything(ThreadWorld(1).communicators()[0], say)]
         finally:
             torch.set_num_threads(before)
-    import torch.multiprocessing as mp
-
+    # not torch's spawn: it unpickles errors of ranks from a file of /tmp whose name others may take
     with scratch_folder() as folder, environment(**NO_WORKING_DIRECTORY):
-        key = secrets.token_bytes(32)
-        steps = mp.get_context("spawn").SimpleQueue()
-        arguments = (ranks, threads, str(folder), key, steps)
-        with without_main():
-            started = mp.spawn(_rank, args=arguments, nprocs=ranks, join=False)  # type: ignore[attr-defined]  # not among what torch exports
-        assert started is not None  # as always with join=False
-        while not started.join(timeout=0.1):
-            while not steps.empty():
-                say(steps.get())
+        context = multiprocessing.get_context("spawn")
+        steps: SimpleQueue[str] = context.SimpleQueue()
+        given = (ranks, threads, str(folder), secrets.token_bytes(32), steps)
+        processes = [context.Process(target=_rank, args=(rank, *given)) for rank in range(ranks)]
+        try:
+            with without_main():
+                for process in processes:
+                    process.start()
+            while any(process.is_alive() for process in processes):
+                _refuse_failed(processes)
+                time.sleep(0.1)
+                while not steps.empty():
+                    say(steps.get())
+            _refuse_failed(processes)
+        finally:
+            for process in processes:
+                if process.pid is not None:
+                    process.kill()
         return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
+
+
+def _refuse_failed(processes: Sequence[BaseProcess]) -> None:
+    for rank, process in enumerate(processes):
+        if process.exitcode:
+            raise RuntimeError(f"rank {rank} of the measurement has ended with exit code {process.exitcode}")
 
 
 def _everything(comm: Communicator, say: Callable[[str], None]) -> Samples:
