@@ -321,6 +321,17 @@ def test_many_silent_strangers_do_not_keep_a_rank_out(watched: Watched) -> None:
         stranger.close()
 
 
+def test_who_comes_after_many_silent_strangers_is_heard(watched: Watched) -> None:
+    """The oldest of them is hung up on, not the newcomer, who may be a rank."""
+    strangers = [socket.create_connection(watched.hub) for _ in range(100)]
+    with socket.create_connection(watched.hub) as last:
+        last.settimeout(5)
+        assert len(challenge_of(last)) == 32
+    assert closed(strangers[0])
+    for stranger in strangers:
+        stranger.close()
+
+
 def test_a_line_that_is_changed_repeated_or_turned_round_is_not_read() -> None:
     one, other = socket.socketpair()
     with one, other, ThreadPoolExecutor(1) as pool:

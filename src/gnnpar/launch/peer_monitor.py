@@ -184,9 +184,9 @@ class _Hub:
     def _accept(self, selector: selectors.BaseSelector) -> None:
         with suppress(OSError):
             connection, _ = self.world.listener.accept()
-            if sum(peer.rank is None for peer in self.peers) > _MOST_STRANGERS + len(self.world.members):
-                connection.close()
-                return
+            strangers = [peer for peer in self.peers if peer.rank is None]
+            if len(strangers) > _MOST_STRANGERS + len(self.world.members):
+                self._drop(selector, strangers[0])  # who has been silent longest: a rank answers at once
             connection.setblocking(False)
             keep_alive(connection, self.seconds)
             peer = _Peer(connection, secrets.token_hex(16).encode(), time.monotonic())
@@ -203,7 +203,8 @@ class _Hub:
         with suppress(KeyError):
             selector.unregister(peer.connection)
         peer.connection.close()
-        self.peers.remove(peer)
+        if peer in self.peers:
+            self.peers.remove(peer)
 
     def _receive(self, selector: selectors.BaseSelector, peer: _Peer) -> None:
         try:
