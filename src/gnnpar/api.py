@@ -357,7 +357,7 @@ def _dataset(data: object, *, labelled: bool) -> list[str]:
     try:
         return list(_spelled({"dataset": "pt", "dataset.path": write_given(data, labelled=labelled)}))
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(str(error)) from None
 
 
 def _model_node(model: object, dataset: JsonObject) -> JsonDict:

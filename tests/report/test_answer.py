@@ -65,6 +65,16 @@ def test_runs_of_a_busy_machine_settle_no_speed(plant: Plant, tmp_path: Path) ->
     assert "Not settled: speed (the machine was busy when 4 of 10 runs began) and accuracy (no verdict" in line
 
 
+def test_one_block_of_a_busy_machine_recommends_nothing(plant: Plant, tmp_path: Path) -> None:
+    """`use digest (37.8 x single)`, of two cores that others kept busy."""
+    for strategy, seconds in ((None, 37.8), ("digest", 1.0)):
+        ours = {} if strategy is None else OURS | {"strategy": strategy}
+        plant(epoch=seconds, cores=2, load={"before": 9.0, "after": 9.0}, **ours, **accurate(80))
+    (line,) = answers(tmp_path)
+    assert "not settled, as the machine was busy when 2 of 2 runs began: train again on a quiet machine. " in line
+    assert "use" not in line.split() and "digest" in line  # it sends least
+
+
 def test_what_loses_accuracy_is_not_recommended(plant: Plant, tmp_path: Path) -> None:
     study(plant, 1.0, loss=5.0)
     (line,) = answers(tmp_path)

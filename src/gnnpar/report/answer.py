@@ -37,6 +37,9 @@ def _answer(rivals: Sequence[Group], baseline: str) -> str:
     timed = [group for group in sound if group.speedup is not None and _is_fair(group)]
     if len(timed) < 2:
         return f"not settled, as no ratio is fair: {_reason(sound, baseline)}. {_least_sent(rivals)}"
+    num_busy, num_runs = _num_busy(timed)
+    if 2 * num_busy > num_runs and min(len(group.ratios) for group in timed) < FEWEST_BLOCKS:
+        return f"not settled, as {_busy(timed)[0]}: train again on a quiet machine. {_least_sent(rivals)}"
     usable = [group for group in timed if group.verdict != "inferior"]
     best = max(usable or timed, key=_speedup)
     if best.first["world_size"] == 1 and all(group.first["world_size"] == 1 for group in timed):
@@ -76,11 +79,15 @@ def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
     return f"{settled}. Other machines and links: gnnpar plan topology=NAME"
 
 
-def _busy(timed: Sequence[Group]) -> list[str]:
-    """How many of the runs shared their cores with other programs when they began."""
+def _num_busy(timed: Sequence[Group]) -> tuple[int, int]:
+    """(runs that shared their cores with other programs when they began, runs that say whether they did)."""
     loads = [(run["load"]["before"], run["cores"]) for group in timed for run in group.completed if run.get("load")]
-    num_busy = sum(before > _BUSY * cores for before, cores in loads)
-    return [f"the machine was busy when {num_busy} of {counted(len(loads), 'run')} began"] if num_busy else []
+    return sum(before > _BUSY * cores for before, cores in loads), len(loads)
+
+
+def _busy(timed: Sequence[Group]) -> list[str]:
+    num_busy, num_runs = _num_busy(timed)
+    return [f"the machine was busy when {num_busy} of {counted(num_runs, 'run')} began"] if num_busy else []
 
 
 def _tag(rivals: Sequence[Group]) -> list[str]:
