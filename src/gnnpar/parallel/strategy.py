@@ -232,7 +232,7 @@ def refuse_moments(strategy: Strategy, model: ModelSource, names: Mapping[str, s
         raise ValueError(
             f"strategy={name} never holds all rows of a layer at once, and {modules[0]} of "
             f"model={names.get('model') or type(model).__name__} normalises by their mean and variance; choose single, "
-            "graph_parallel, sar or another that does, or normalise row by row (model.norm=layer; in a PyG model nn.LayerNorm)"
+            "graph_parallel, sar or another that does, or normalise row by row (model.norm=layer; of PyG nn.LayerNorm)"
         )
 
 
