@@ -30,6 +30,12 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
 
     if isinstance(error, TypeError) and _is_of_hydra(error):
         return "an override chooses no name in a group, but a list of numbers or nulls; write group=name"
+    if isinstance(error, ValueError) and "Config group override must be" in str(error) and _is_of_hydra(error):
+        there = [override for override in argv if os.path.isdir(override.partition("=")[0])]
+        what = there[0] if there else "an override"
+        return f"{what}: Hydra takes the folder of this name here for a group; rename it"
+    if isinstance(error, AttributeError) and _is_of_hydra(error):
+        return f"a key of hydra is not what its plugin reads ({str(error).splitlines()[0]}); write it key by key"
     if isinstance(error, AssertionError) and _is_of_hydra(error):
         return f"an override sets a key below something that has none ({' '.join(str(error).split())}); leave it out"
     if isinstance(error, yaml.YAMLError):

@@ -132,4 +132,4 @@ def inert(cell: Json) -> Json:
 
 def markdown_cell(text: str) -> str:
     """Of a pipe table: names of files are no HTML, links or pictures there."""
-    return re.sub(r"<(?=[a-zA-Z/!?])|\||(?<=\])\(", r"\\\g<0>", text)
+    return re.sub(r"\\|<(?=[a-zA-Z/!?])|\||(?<=\])\(", r"\\\g<0>", text)
