@@ -138,7 +138,7 @@ def stamp() -> dict[str, Any]:
 
 
 def has(python: str, module: str) -> bool:
-    return subprocess.run([python, "-W", "ignore", "-c", f"import {module}"], capture_output=True).returncode == 0
+    return subprocess.run([python, "-P", "-W", "ignore", "-c", f"import {module}"], capture_output=True).returncode == 0
 
 
 def main() -> None:

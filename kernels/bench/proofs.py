@@ -140,7 +140,7 @@ def nccl(device: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-c", program, backend, where, f"file://{folder}/meeting"],
+                [sys.executable, "-P", "-c", program, backend, where, f"file://{folder}/meeting"],
                 env=os.environ | {"GNNPAR_SHARE_GPU": "1", "WORLD_SIZE": "2", "RANK": str(rank)},
             )
             for rank in range(2)
@@ -158,7 +158,9 @@ def table(folder: str) -> str:
 
 
 def _gnnpar(*arguments: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "gnnpar", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "gnnpar", *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"gnnpar {arguments[0]}: {(done.stderr or done.stdout).strip()[-300:]}"
 
 

@@ -68,6 +68,7 @@ _STORAGE = re.compile(r"torch (Bool|Byte|Char|Short|Int|Long|Half|BFloat16|Float
 _DTYPE = re.compile(r"torch (bool|b?float\d+\w*|u?int\d+|complex\d+|q\w+|per_(tensor|channel)_\w+)")
 _CALLS = frozenset({"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID"})
 """By which a pickle names what it calls in another way; torch.save writes none of them."""
+_LONGS = frozenset({"LONG", "LONG1", "LONG4", "INT"})
 _STREAMS = 5  # of a file of torch before 1.6: two numbers, facts of the machine, the objects, keys of storages
 
 
@@ -76,10 +77,18 @@ def _refuse_names(file: Path, classes: Iterable[type]) -> None:
     known = _PLAIN | {f"{each.__module__} {each.__qualname__}" for each in classes}
     for stream in _pickles(file):
         for code, argument, _ in pickletools.genops(stream):
+            if is_beyond(code, argument) and argument != torch.serialization.MAGIC_NUMBER:  # of files before 1.6
+                raise ValueError("it holds a whole number beyond 64 bits")
             name = str(argument)
             plain = name in known or _STORAGE.fullmatch(name) or _DTYPE.fullmatch(name)
             if code.name in _CALLS or (code.name == "GLOBAL" and not plain):
                 raise ValueError(f"it names {name.replace(' ', '.')[:80]}, which is no tensor and no plain value")
+
+
+def is_beyond(code: pickletools.OpcodeInfo, argument: object) -> bool:
+    """Whether a pickle gives a whole number beyond 64 bits. Multiples of 2^61 - 1 hash alike, and a dict of them takes
+    time with the square of their number."""
+    return code.name in _LONGS and isinstance(argument, int) and abs(argument) >= 1 << 63
 
 
 def _pickles(file: Path) -> Iterator[bytes | IO[bytes]]:

@@ -990,6 +990,21 @@ def test_a_forged_checkpoint_is_no_good_one(trained: Path, tmp_path: Path, kind:
         checkpoint.read(forged(trained, tmp_path, change))
 
 
+def test_what_is_made_of_a_checkpoint_alone_lies_in_it(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was written, and files were removed, two folders above."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a" / "export").mkdir(parents=True)
+    (tmp_path / "a" / "export" / "predict.py").write_text("mine")
+    shutil.copytree(trained, tmp_path / "a" / "b" / "gift")
+    assert run("export", ["a/b/gift"]) == 0
+    assert (tmp_path / "a" / "b" / "gift" / "export" / "weights.pt").exists()
+    assert run("export", ["a/b/gift", "--out", "a/export"]) == 2
+    assert "holds predict.py, which no export has written: name another folder by --out" in capsys.readouterr().err
+    assert [file.name for file in (tmp_path / "a" / "export").iterdir()] == ["predict.py"]
+
+
 def test_weights_that_are_not_finite_are_no_model(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is no good checkpoint: .* has entries that are not finite"):
         gnnpar.load(forged(trained, tmp_path, weights(lambda w: w * torch.nan)))

@@ -471,3 +471,13 @@ def test_what_graphs_and_checkpoints_hold_is_read(tmp_path: Path, zipped: bool) 
     assert isinstance(found, dict) and found.keys() == saved.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in rows.items())
     assert torch.equal(found["csr"].to_dense(), torch.eye(3)) and found["n"] == saved["n"] and found["s"] == {1, 2}
+
+
+def test_keys_that_hash_alike_are_refused(tmp_path: Path) -> None:
+    """A megabyte of them was read for a minute and a half, ten for two hours."""
+    keys = {k * (2**61 - 1): None for k in range(10)}
+    torch.save(keys, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match="a whole number beyond 64 bits"):
+        load_saved(tmp_path / "a.pt")
+    with pytest.raises(pickle.UnpicklingError, match="a whole number beyond 64 bits"):
+        load_arrays(io.BytesIO(pickle.dumps(keys, protocol=2)))

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Self
 import numpy as np
 
 from gnnpar.capacity import require_memory
+from gnnpar.saved_tensors import is_beyond
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -115,6 +116,8 @@ def _refuse_far_memos(content: bytes) -> None:
     """A memo is a table as long as its largest index: one that no number of objects before it explains takes memory
     of the file's choice."""
     for code, argument, place in pickletools.genops(content):
+        if is_beyond(code, argument):
+            raise pickle.UnpicklingError("it holds a whole number beyond 64 bits")
         if code.name in _MEMOS and not 0 <= int(argument or 0) <= (place or 0):
             raise pickle.UnpicklingError(f"it keeps its object {argument} after {place} bytes")
 

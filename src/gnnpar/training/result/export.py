@@ -33,6 +33,7 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import by_type
 from gnnpar.paths import keep_torch_apart
 from gnnpar.precision import TYPES
+from gnnpar.settings import ConfigError
 from gnnpar.training.result.header import versions
 from gnnpar.training.result.onnx_file import onnx_bytes
 from gnnpar.training.result.trained import Trained
@@ -212,6 +213,10 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
     be written. `onnx`: an ONNX file, too, which needs the extra [onnx]."""
     model = trained.model.cpu().eval()
     folder.mkdir(parents=True, exist_ok=True)
+    if (there := [n for n in (WEIGHTS, PROGRAM, SCRIPT, ONNX) if (folder / n).exists()]) and not (
+        folder / MODEL
+    ).exists():
+        raise ConfigError(f"{folder} holds {there[0]}, which no export has written: name another folder by --out")
     problems = []
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     _write(folder / WEIGHTS, lambda out: torch.save(weights, out))
