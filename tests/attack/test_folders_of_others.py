@@ -990,6 +990,26 @@ def test_a_forged_checkpoint_is_no_good_one(trained: Path, tmp_path: Path, kind:
         checkpoint.read(forged(trained, tmp_path, change))
 
 
+@pytest.mark.parametrize("name", ["multirun.yaml", "optimization_results.yaml"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "second name"])
+def test_what_a_sweeper_writes_takes_the_place_of_what_is_no_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precious: Path, kind: str, name: str
+) -> None:
+    """optuna's wrote its best values, which may be words of a shell, over ~/.bashrc."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "sweep" / name
+    file.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        (file.symlink_to if kind == "link" else file.hardlink_to)(precious / "file")
+    swept = ["-m", "debug=tiny", "strategy=single", "seed=choice(0,1)", "hydra.sweep.dir=sweep"]
+    optuna = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=1"] if name.startswith("optimization") else []
+    assert run("train", [*swept, *optuna]) == 0
+    assert untouched(precious)
+    assert file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1
+
+
 def test_what_is_made_of_a_checkpoint_alone_lies_in_it(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,10 +6,12 @@ is in the folder are left out, and a job that fails, in whatever way, ends neith
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import math
 import os
+import stat
 import tempfile
 import time
 import uuid
@@ -34,7 +36,7 @@ from gnnpar.config.jobs import (
 )
 from gnnpar.config.replay import Replay, asked, quoted
 from gnnpar.config.study import MOST_RUNS
-from gnnpar.durable import JsonObject, refuse_links_below
+from gnnpar.durable import JsonObject, WriteError, refuse_links_below
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
@@ -72,7 +74,8 @@ class Sweep:
         make_sweeper, make_launcher = Plugins.instantiate_sweeper, Plugins.instantiate_launcher
 
         def sweeper(plugins: Hydras, **given: Hydras) -> Hydras:
-            _take_link_away(Path(str(given["config"].hydra.sweep.dir)) / "multirun.yaml")  # Hydra writes it
+            for name in ("multirun.yaml", "optimization_results.yaml"):  # which Hydra, or optuna's sweeper, writes
+                _make_way(Path(str(given["config"].hydra.sweep.dir)) / name)
             if self.listed is not None:
                 return Listed(launcher(plugins, **given), self.listed)
             if "optuna" in str(given["config"].hydra.sweeper._target_):
@@ -271,9 +274,15 @@ def _import_optuna() -> None:
         importlib.import_module("optuna")
 
 
-def _take_link_away(file: Path) -> None:
-    if file.is_symlink():
-        file.unlink()
+def _make_way(file: Path) -> None:
+    """Before somebody writes it who writes through links, or waits for a pipe: in a folder of somebody else's it may be
+    one, or a second name of another file. WriteError where it is a folder."""
+    with suppress(FileNotFoundError):
+        there = file.lstat()
+        if stat.S_ISDIR(there.st_mode):
+            raise WriteError(errno.EISDIR, "it is a folder; rename it", str(file))
+        if not stat.S_ISREG(there.st_mode) or there.st_nlink > 1:
+            file.unlink()
 
 
 def _write_results_apart(launcher: Hydras, folder: Path) -> None:
