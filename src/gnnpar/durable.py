@@ -24,7 +24,7 @@ StateDict = dict[Any, Any]  # Any: its owner alone reads it; `Engine.state_dict`
 """What a checkpoint has of one object."""
 
 MAX_DEPTH = 64
-MAX_BYTES = 1 << 28
+MAX_BYTES = 1 << 26
 _LARGEST = (1 << 63) - 1
 _BLOCK = 1 << 22
 
