@@ -88,6 +88,14 @@ class DeviceTensor(Tensor):
     def data_ptr(self) -> int:
         return self.held.data_ptr()
 
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """With its counterpart: by these a module that is converted, as by `double()`, takes new parameters."""
+        return ["held"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], context: None, size: object, stride: object) -> DeviceTensor:
+        return DeviceTensor(inner["held"])
+
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"on the simulated GPU: {self.held!r}"
 

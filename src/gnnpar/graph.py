@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Protocol, Self
 
 from torch import Tensor
 
@@ -29,6 +29,11 @@ class Local(Protocol):
     @property
     def in_weight(self) -> Tensor | None:
         """[N] global sums of the weights of in-edges, in the dtype of the features; None: edges have no weights."""
+        ...
+
+    @property
+    def normalised(self) -> bool:
+        """Do the weights of edges hold d_i^-1/2 d_j^-1/2 already, of destination and source? See Shard.normalised."""
         ...
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
@@ -120,14 +125,4 @@ class Graph(Local, Protocol):
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         """The key of attention dropout for an aggregator; None when evaluating or p = 0."""
-        ...
-
-
-@runtime_checkable
-class SymmetricSums(Protocol):
-    """A graph that sums with symmetric normalisation in one walk over the edges, in the place of a message that scales,
-    `aggregate` and a product with the result."""
-
-    def symmetric_sum(self, h: Tensor) -> Tensor:
-        """D^-1/2 A D^-1/2 h, A by the weights of edges. Shapes: [N, F] -> [N, F]."""
         ...

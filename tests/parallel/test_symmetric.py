@@ -1,47 +1,103 @@
-"""Symmetric normalisation in the weights of edges: the same sums and gradients as rows scaled before and after."""
+"""Symmetric normalisation in the weights of edges: the same losses and gradients as rows scaled before and after."""
+
+import copy
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from composing import configured
 from gnnpar.comm import ThreadWorld
-from gnnpar.graph import SymmetricSums
+from gnnpar.data.tasks import make_task
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gcnii import GCNII
+from gnnpar.parallel import normalised
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.single.view import SingleGraph
-from gnnpar.parallel.view import FeatureCache
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
-from gnnpar.verify.conformance import small_graph
+from gnnpar.training.optim import SGD
+from gnnpar.verify.conformance import Job, make_job, merge_ranks, small_graph
+from gnnpar.verify.edges import with_edge_data
 
 MODELS = {
     "gcn": GCN(num_layers=3, hidden=16),
+    "transform_first": GCN(num_layers=2, hidden=4, order="transform_first"),
     "gcnii": GCNII(num_layers=3, hidden=16, encoder="linear", decoder="linear"),
 }
+INSIDE = [  # strategy, options, ranks
+    ("single", "", 1),
+    ("graph_parallel", "strategy.overlap=edges", 3),
+    ("graph_parallel", "strategy.overlap=none", 2),
+    ("graph_parallel", "strategy.overlap=central_marginal", 3),
+    ("sar", "strategy.rounds=peer", 3),
+    ("sar", "strategy.rounds=one strategy.backward=pull", 3),
+    ("sar", "strategy.logical_parts=3", 1),
+    ("cagnet", "", 3),
+    ("cagnet", "strategy.replication=2", 4),
+    ("feature", "", 3),
+]
+OUTSIDE = [
+    ("graph_parallel", "codec=bf16", 2),
+    ("graph_parallel", "codec=uniform", 2),
+    ("graph_parallel", "codec=drop", 2),
+    ("pipegcn", "", 2),
+    ("digest", "", 2),
+    ("sancus", "", 2),
+    ("gnnpipe", "strategy.chunks=4", 2),
+    ("bns", "", 2),
+    ("minibatch", "strategy.batch_size=16", 2),
+]
 
 
-def shard_of() -> Shard:
-    (comm,) = ThreadWorld(1).communicators()
-    data = small_graph()
-    shard = Shard.open(data, torch.zeros(data.num_nodes, dtype=torch.int64), comm)
-    return shard.to(torch.device("cpu"), torch.float64)
+def job_of(strategy: str, options: str, world: int, model: str = "gcn", *, weighted: bool = False, **more) -> Job:
+    data = with_edge_data(small_graph(), {"weight"} if weighted else set())
+    return make_job(configured("strategy", strategy, *options.split()), MODELS[model], data, world=world, **more)
 
 
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Shard]:
+    """The shards whose edges are weighted."""
+    found: list[Shard] = []
+    weigh = normalised.normalised
+    monkeypatch.setattr(normalised, "normalised", lambda shard: found.append(weigh(shard)) or found[-1])
+    return found
+
+
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("cached", [False, True])
-def test_losses_and_gradients(model: str, cached: bool) -> None:
-    shard, run = shard_of(), Pass(0, 1, training=True)
-    net = MODELS[model].build(shard.x.shape[1], 3, seed=0).double()
-    found = []
-    for view in (
-        WholeGraph(shard, run),
-        SingleGraph(shard, run, cache=FeatureCache() if cached and model == "gcn" else None),
-    ):
-        out = net(view, shard.x)
-        found.append((out, *torch.autograd.grad(out.square().sum(), list(net.parameters()))))
-    for expected, got in zip(*found, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11)
+@pytest.mark.parametrize(("strategy", "options", "world"), INSIDE)
+def test_losses_and_gradients(strategy, options, world, model, weighted, made, monkeypatch) -> None:
+    job = job_of(strategy, options, world, model, weighted=weighted)
+    inside = merge_ranks(job, ThreadWorld(world).run(job))
+    assert len(made) >= world
+    monkeypatch.setattr(normalised, "normalised", lambda shard: shard)
+    outside = merge_ranks(job, ThreadWorld(world).run(job))
+    assert inside.traffic == outside.traffic
+    torch.testing.assert_close(inside.losses, outside.losses, rtol=1e-12, atol=0)
+    torch.testing.assert_close(inside.gradients, outside.gradients, rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(inside.logits, outside.logits, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize(("strategy", "options", "world"), OUTSIDE)
+def test_messages_of_a_codec_and_rows_that_are_kept_stay_scaled(strategy, options, world, made) -> None:
+    job = job_of(strategy, options, world)
+    ThreadWorld(world).run(job)
+    assert not made
+
+
+@pytest.mark.parametrize("more", [{"first_layer": "cached"}, {"dtype": torch.bfloat16}])
+@pytest.mark.parametrize("strategy", ["single", "graph_parallel", "sar", "cagnet", "feature"])
+def test_so_do_sums_that_are_kept_and_rows_of_16_bits(strategy, more, made) -> None:
+    world = 1 if strategy == "single" else 2
+    ThreadWorld(world).run(job_of(strategy, "", world, **more))
+    assert not made
+
+
+def test_and_those_of_other_models(made) -> None:
+    ThreadWorld(2).run(
+        make_job(configured("strategy", "graph_parallel"), configured("model", "sage"), small_graph(), world=2)
+    )
+    assert not made
 
 
 class Widest(TorchDispatchMode):
@@ -58,28 +114,32 @@ class Widest(TorchDispatchMode):
         return out
 
 
-def test_no_pass_scales_rows() -> None:
+@pytest.mark.parametrize(("strategy", "world"), [("single", 1), ("graph_parallel", 2), ("sar", 2)])
+def test_no_pass_scales_rows(strategy, world, monkeypatch) -> None:
     """Two a layer forward, two backward (layer 0: none) where rows are scaled; none where edges are."""
-    shard, run = shard_of(), Pass(0, 1, training=True)
-    net = GCN(num_layers=3, hidden=16, dropout=0.0).build(shard.x.shape[1], 3, seed=0).double()
-    counts = []
-    for view in (WholeGraph(shard, run), SingleGraph(shard, run)):
-        with Widest(len(shard.x)) as passes:
-            torch.autograd.grad(net(view, shard.x).sum(), list(net.parameters()))
-        counts.append(passes.count)
-    assert counts[0] >= 10
-    assert counts[1] == 0
-    assert isinstance(SingleGraph(shard, run), SymmetricSums)
-    assert not isinstance(WholeGraph(shard, run), SymmetricSums)
+    job = job_of(strategy, "", world, "gcn")
+
+    def passes(comm) -> int:
+        model = GCN(num_layers=3, hidden=16, dropout=0.0).build(job.dataset.num_features, 3, seed=0).double()
+        shard = Shard.open(job.dataset if comm.rank == 0 else None, job.plan.part_of, comm)
+        shard = shard.to(comm.device, torch.float64)
+        task = make_task("single_label", 3)
+        engine = job.strategy.build(job.plan, shard, copy.deepcopy(model), task, comm, seed=0)
+        optimizer = SGD(lr=0.1).build(engine.named_parameters(), epochs=1, layer_of=model.layer_of)
+        with Widest(shard.num_inner) as counted:
+            engine.train_epoch(0, optimizer)
+        return counted.count
+
+    assert ThreadWorld(world).run(passes) == [0] * world
+    monkeypatch.setattr(normalised, "normalised", lambda shard: shard)
+    assert min(ThreadWorld(world).run(passes)) >= 10
 
 
 def test_the_weights_are_counted_as_structure() -> None:
-    shard = shard_of()
-    before = shard.inner.nbytes
-    block = shard.inner.scaled(torch.rand(len(shard.x), dtype=torch.float64))
-    assert shard.inner.scaled(torch.rand(len(shard.x), dtype=torch.float64)) is block
-    edges = shard.inner.num_edges
-    assert shard.inner.nbytes >= before + 8 * edges
-    middle = shard.inner.nbytes
-    assert len(block.reverse.indices) == edges
-    assert shard.inner.nbytes >= middle + 8 * edges
+    (comm,) = ThreadWorld(1).communicators()
+    data = small_graph()
+    shard = Shard.open(data, torch.zeros(data.num_nodes, dtype=torch.int64), comm)
+    plain, weighted = shard.structure_nbytes, normalised.normalised(shard)
+    assert weighted.structure_nbytes == plain + (4 + 8) * data.num_edges  # with the destinations of edges
+    assert not WholeGraph(shard, Pass(0)).normalised
+    assert WholeGraph(weighted, Pass(0)).normalised

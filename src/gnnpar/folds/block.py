@@ -137,21 +137,13 @@ class Block:
         kept = self.__dict__.get("reverse_order")
         return torch.argsort(self.indices, stable=True) if kept is None else kept
 
-    def scaled(self, scale: Tensor) -> Block:
-        """The same edges with weights w_ij s_i s_j, of a block whose rows are its columns. Made at the first call, of
-        which the later ones give the same. Shapes: scale [num_dst]."""
-        made = self._scaled
-        if not made:
-            weight = scale[self.edge_dst] * scale[self.indices]
-            weight = weight if self.weights is None else weight * self.weights
-            block = replace(self, edges=replace(self.edges, weight=weight), by_type={})
-            block.__dict__["edge_dst"] = self.edge_dst
-            made.append(block)
-        return made[0]
-
-    @cached_property
-    def _scaled(self) -> list[Block]:
-        return []
+    def scaled(self, dst: Tensor, src: Tensor) -> Block:
+        """The same edges with weights dst_i w_ij src_j. Shapes: dst [num_dst], src [num_src]."""
+        weight = dst[self.edge_dst] * src[self.indices]
+        weight = weight if self.weights is None else weight * self.weights
+        block = replace(self, edges=replace(self.edges, weight=weight), by_type={})
+        block.__dict__["edge_dst"] = self.edge_dst
+        return block
 
     def forward_by_type(self, types: int) -> Csr:
         """CSR by pair: row = destination * types + type of the edge; kept. Edges without types are all of type 0."""
@@ -340,8 +332,6 @@ class Block:
         cached += tuple(t for csr in self.__dict__.get("_csr_by_type", {}).values() for t in csr)
         if (by_id := self.__dict__.get("by_id")) is not None:
             cached += (by_id[0].indices, by_id[0].src_ids, by_id[1])
-        for block in self.__dict__.get("_scaled", ()):  # all else is shared
-            cached += (block.weights, *block.__dict__.get("reverse", ()))
         spans = (rows for cut in self.__dict__.get("_spans", {}).values() for _, rows in cut)
         held = (*self._structure.values(), *self.edges.tensors.values(), *cached, *spans)
         pairs = sum(block.nbytes for block in self.__dict__.get("_pairs", {}).values())

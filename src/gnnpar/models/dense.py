@@ -12,12 +12,18 @@ import gnnpar_kernels as kernels
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
     """x weight^T + bias + add. Shapes: x [N, F], weight [O, F], bias [O] or None, add [N, O] or None -> [N, O]."""
-    plain = x.ndim == 2 and not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")
-    if plain and x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32:
+    if has_fast_body(x, weight):
         return _Dense.apply(x, weight, bias, add)
     if add is None:
         return F.linear(x, weight, bias)
     return torch.addmm(add if bias is None else add + bias, x, weight.T)
+
+
+def has_fast_body(x: Tensor, weight: Tensor) -> bool:
+    """In fp32 on a CPU, and not where torch compiles or chooses types."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    return x.ndim == 2 and x.dtype == weight.dtype == torch.float32
 
 
 class _Saved(FunctionCtx):

@@ -10,21 +10,27 @@ from torch import Tensor, nn
 from gnnpar.folds.block import Rows
 from gnnpar.folds.edge_data import EdgeKind
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Graph, Local, SymmetricSums
+from gnnpar.graph import Graph, Local
 from gnnpar.models.dense import dense
 from gnnpar.models.gnn import ModelConfig
 
 
-def symmetric_norm(g: Local) -> Tensor:
-    """d^-1/2 of the global in-degree, [N, 1]; of weighted edges, d is the sum of weights, and 0^-1/2 is 0."""
-    if g.in_weight is not None:
-        return torch.where(g.in_weight > 0, g.in_weight, torch.inf).rsqrt()[:, None]
-    return g.in_degree.clamp_min(1).rsqrt()[:, None]
+def inverse_root(in_degree: Tensor, in_weight: Tensor | None) -> Tensor:
+    """d^-1/2 of in-degrees, [N]; of weighted edges, d is the sum of weights, and 0^-1/2 is 0."""
+    if in_weight is not None:
+        return torch.where(in_weight > 0, in_weight, torch.inf).rsqrt()
+    return in_degree.clamp_min(1).rsqrt()
+
+
+def scaled(g: Local, rows: Tensor) -> Tensor:
+    """Rows times d^-1/2, by the global in-degree; as they are where the weights of edges hold that. [N, ...]."""
+    return rows if g.normalised else inverse_root(g.in_degree, g.in_weight)[:, None] * rows
 
 
 class GCNConv(nn.Module):
     glorot = ("weight",)
     degree_powers = (-0.5, -0.5)  # an edge's weight by in-degree of its destination and of its source
+    takes_normalised = True
 
     def __init__(self, in_dim: int, out_dim: int, *, aggregate_first: bool) -> None:
         super().__init__()
@@ -33,15 +39,12 @@ class GCNConv(nn.Module):
         self.aggregate_first = aggregate_first
 
     def message(self, g: Local, h: Tensor) -> Rows:
-        return (symmetric_norm(g) * (h if self.aggregate_first else dense(h, self.weight)),)
+        return (scaled(g, h if self.aggregate_first else dense(h, self.weight)),)
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
-        if isinstance(g, SymmetricSums):
-            out = g.symmetric_sum(h if self.aggregate_first else dense(h, self.weight))
-        else:
-            src = g.source(self.message, h)
-            g, _ = g.destinations()
-            out = symmetric_norm(g) * g.aggregate(Sum(weighted=True), src)
+        src = g.source(self.message, h)
+        g, _ = g.destinations()
+        out = scaled(g, g.aggregate(Sum(weighted=True), src))
         return dense(out, self.weight, self.bias) if self.aggregate_first else out + self.bias
 
 

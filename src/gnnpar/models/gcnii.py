@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from gnnpar.folds.block import Rows
 from gnnpar.folds.edge_data import EdgeKind
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Graph, Local, SymmetricSums
+from gnnpar.graph import Graph, Local
 from gnnpar.models.dense import dense
-from gnnpar.models.gcn import symmetric_norm
+from gnnpar.models.gcn import scaled
 from gnnpar.models.gnn import ModelConfig
 
 
@@ -24,6 +24,7 @@ class GCNIIConv(nn.Module):
 
     glorot = ("weight",)
     degree_powers = (-0.5, -0.5)
+    takes_normalised = True
 
     def __init__(self, dim: int, *, alpha: float, beta: float) -> None:
         super().__init__()
@@ -32,15 +33,12 @@ class GCNIIConv(nn.Module):
 
     @staticmethod
     def message(g: Local, h: Tensor) -> Rows:
-        return (symmetric_norm(g) * h,)
+        return (scaled(g, h),)
 
     def forward(self, g: Graph, h: Tensor, first: Tensor) -> Tensor:
-        if isinstance(g, SymmetricSums):
-            smooth = g.symmetric_sum(h)
-        else:
-            src = g.source(self.message, h)
-            g, (first,) = g.destinations(first)
-            smooth = symmetric_norm(g) * g.aggregate(Sum(weighted=True), src)
+        src = g.source(self.message, h)
+        g, (first,) = g.destinations(first)
+        smooth = scaled(g, g.aggregate(Sum(weighted=True), src))
         smooth = (1 - self.alpha) * smooth + self.alpha * first
         return (1 - self.beta) * smooth + self.beta * dense(smooth, self.weight)
 

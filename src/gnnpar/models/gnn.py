@@ -28,6 +28,14 @@ class EdgeReader(Protocol):
     needs_edge_ids: bool
 
 
+@runtime_checkable
+class SymmetricConv(Protocol):
+    """A convolution all of whose sums over in-edges are D^-1/2 A D^-1/2, and which leaves that to the weights of edges
+    where `Local.normalised`."""
+
+    takes_normalised: bool
+
+
 Order = Literal["auto", "transform_first", "aggregate_first"]
 Jump = Literal["none", "last", "cat", "max"]
 Probability = Annotated[float, Ge(0.0), Lt(1.0)]
@@ -387,6 +395,11 @@ class GNN(nn.Module):
     def needs_edge_ids(self) -> bool:
         """Does a layer draw masks or read rows by edge?"""
         return any(isinstance(conv, EdgeReader) and conv.needs_edge_ids for conv in self.convolutions)
+
+    @property
+    def takes_normalised(self) -> bool:
+        """Are all of its sums over in-edges D^-1/2 A D^-1/2?"""
+        return all(isinstance(conv, SymmetricConv) and conv.takes_normalised for conv in self.convolutions)
 
     def layer_of(self, parameter: str) -> int | None:
         """The layer a parameter belongs to by its name; the encoder is part of the first, None: the decoder's."""

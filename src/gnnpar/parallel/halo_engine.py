@@ -11,6 +11,7 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import FlatEngine, Stateful
 from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph, Overlap
 from gnnpar.parallel.local import Pass
+from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.strategy import FirstLayer
 from gnnpar.parallel.view import FeatureCache
 from gnnpar.partition.shard import Shard
@@ -36,6 +37,7 @@ def halo_engine(
 
     `parts`, `crosses_epochs`: those of FlatEngine; the views' own parts are added.
     """
+    shard = normalised_for(model, shard, exactness, first_layer)
     exact_exchange = CodedExchange(comm, Identity().build(shard.row_lists, comm, seed))
     edges = EdgeOrder(shard, overlap)
     cache = FeatureCache.of(first_layer)

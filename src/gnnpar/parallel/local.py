@@ -62,6 +62,8 @@ def by_type(type_degree: Tensor | None, in_degree: Tensor, types: int) -> Tensor
 class LocalRows:
     """Some nodes' rows in one layer of one pass."""
 
+    normalised = False
+
     def __init__(
         self, node_ids: Tensor, in_degree: Tensor, in_weight: Tensor | None = None, *, run: Pass, layer: int = 0
     ) -> None:
@@ -106,6 +108,10 @@ class OwnRows:
     """The half of a view that its own rows answer."""
 
     local: LocalRows
+
+    @property
+    def normalised(self) -> bool:
+        return False
 
     @property
     def node_ids(self) -> Tensor:

@@ -69,6 +69,10 @@ class View(OwnRows):
         self.local = LocalRows(*rows, run=self.run, layer=self.layer)
 
     @property
+    def normalised(self) -> bool:
+        return self.shard.normalised
+
+    @property
     def edge_ids(self) -> Tensor:
         return edge_order(self.shard)
 

@@ -38,7 +38,7 @@ class Shard:
     are the inner rows that p needs, in the order in which p's block numbers them. `copies`: this rank's part of a
     vertex cut, where there is one. edge_attr [E, D]: attributes of all in-edges of its nodes, by ascending edge id;
     `edge_sizes`: of the whole graph, degrees not counted. `pairs`: examples of link prediction whose sources are nodes
-    of this part.
+    of this part. `normalised`: the weights of edges are w_ij d_i^-1/2 d_j^-1/2, degrees are what they were.
     """
 
     part: int
@@ -68,6 +68,7 @@ class Shard:
     edge_sizes: EdgeSizes = EdgeSizes()
     copies: Copies | None = None
     pairs: OwnPairs | None = None
+    normalised: bool = False
 
     @property
     def num_inner(self) -> int:

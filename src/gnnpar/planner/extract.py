@@ -85,6 +85,7 @@ class Tracing:
     edge_ids: Tensor
     layer: int = 0
     in_weight: None = None  # weights change no shape
+    normalised: bool = False
     edge_attr: Tensor | None = None
 
     def type_degree(self, types: int) -> Tensor:

@@ -23,6 +23,8 @@ class FewNodes:
     `training`: masks are asked for, and those of rows keep everything. `last_tag`: of dropout of rows so far.
     """
 
+    normalised = False
+
     def __init__(
         self,
         like: Tensor,

@@ -152,6 +152,8 @@ class RelationGraph:
     is of the destinations; a convolution that reads it of its sources, GCN's norm, takes one type alone.
     """
 
+    normalised = False
+
     def __init__(self, typed: TypedGraph, number: int) -> None:
         source, _, destination = typed.schema.edges[number]
         self.typed, self.number, self.g, self.layout = typed, number, typed.g, typed.layout

@@ -25,6 +25,7 @@ from gnnpar.parallel.cagnet.replicated import ReplicatedGraph, refuse_fold
 from gnnpar.parallel.engine import Engine, FlatEngine, Stateful
 from gnnpar.parallel.halo_graph import EdgeOrder, HeldRows
 from gnnpar.parallel.local import Pass
+from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
 from gnnpar.parallel.view import FeatureCache
@@ -121,6 +122,7 @@ class Cagnet:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
+        shard = normalised_for(model, shard, self.exactness, first_layer)
         if self.replication > 1:
             return self._replicated(shard, model, task, comm, seed=seed, first_layer=first_layer)
         shard = whole_parts(shard, comm)

@@ -22,6 +22,7 @@ from gnnpar.parallel.engine import Engine, FlatEngine, Stateful, Structure
 from gnnpar.parallel.feature.slices import slices_of
 from gnnpar.parallel.feature.view import FeatureGraph, row_lists, structure_of
 from gnnpar.parallel.local import Pass
+from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
 from gnnpar.parallel.view import FeatureCache
@@ -100,6 +101,7 @@ class FeatureParallel:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
+        shard = normalised_for(model, shard, self.exactness, first_layer)
         if comm.size > 1:
             for use in sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim))):
                 slices_of(use.agg, use.src, 0, comm.size, use.layer)

@@ -154,6 +154,10 @@ class Snapshot:
         return self.view.in_weight
 
     @property
+    def normalised(self) -> bool:
+        return self.view.normalised
+
+    @property
     def edge_attr(self) -> Tensor | None:
         return self.view.edge_attr
 

@@ -32,6 +32,7 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine, FlatEngine, Stateful
 from gnnpar.parallel.halo_graph import EdgeOrder, HeldRows
 from gnnpar.parallel.local import Pass
+from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.sequential.cuts import Cuts, Pushes
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
 from gnnpar.parallel.sequential.prefetch import Residency
@@ -173,6 +174,7 @@ class SAR:
         self, shard: Shard, model: GNN, task: Task, comm: Communicator, *, seed: int, first_layer: FirstLayer
     ) -> FlatEngine:
         """Of one part."""
+        shard = normalised_for(model, shard, self.exactness, first_layer)
         schedule = Schedule.agree(self.rounds, shard, comm)
         uses = sketch(model, shard)
         pushed = [use.pushed for use in uses if use.pushed and self.backward == "push"]

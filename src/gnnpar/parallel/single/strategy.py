@@ -13,9 +13,10 @@ from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.single.view import SingleGraph
+from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload
 from gnnpar.parallel.view import FeatureCache
+from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 
@@ -78,7 +79,8 @@ class Single:
         first_layer: FirstLayer = "live",
     ) -> Engine:
         cache = FeatureCache.of(first_layer)
-        view = SingleGraph(shard, Pass(seed), cache=cache)
+        shard = normalised_for(model, shard, self.exactness, first_layer)
+        view = WholeGraph(shard, Pass(seed), cache=cache)
         return FlatEngine(
             view=view,
             exact=view,

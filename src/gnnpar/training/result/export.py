@@ -51,6 +51,8 @@ class PlainGraph:
     Shapes: edge_index [2, E], (source, destination), of N nodes.
     """
 
+    normalised = False
+
     def __init__(self, edge_index: Tensor, num_nodes: int, like: Tensor) -> None:
         self._src, self._dst, self._num_nodes = edge_index[0], edge_index[1], num_nodes
         self._ones = like.new_ones(edge_index.shape[1])

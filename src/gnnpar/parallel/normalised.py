@@ -1,0 +1,40 @@
+"""GCN's scaling inside the sum: the edges of a shard weigh w_ij d_i^-1/2 d_j^-1/2, made once, when a run starts.
+
+Rows scaled before and after every sum are two passes over [N, F] in each direction. Rows then travel unscaled, so this
+is for strategies that send rows as they are, in the epoch that makes them: a codec's message is of scaled rows, and
+rows that are kept over epochs are in checkpoints as they were sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import torch
+
+from gnnpar.codecs.codec import Exactness
+from gnnpar.models.gcn import inverse_root
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.strategy import FirstLayer
+from gnnpar.partition.shard import Shard
+from gnnpar.precision import is_narrow
+
+
+def normalised_for(model: GNN, shard: Shard, exactness: Collection[Exactness], first_layer: FirstLayer) -> Shard:
+    """The shard that an engine of such a strategy trains the model on, itself where its rows are scaled.
+
+    first_layer=cached keeps sums, without the scale, in checkpoints; 16-bit rows with weights are widened on a CPU.
+    """
+    if set(exactness) != {"exact"} or first_layer == "cached" or is_narrow(shard.x.dtype):
+        return shard
+    return normalised(shard) if model.takes_normalised else shard
+
+
+def normalised(shard: Shard) -> Shard:
+    """The shard with weights of D^-1/2 A D^-1/2, by the degrees of the whole graph."""
+    own = inverse_root(shard.in_degree, shard.in_weight)
+    parts = sorted(shard.halo)
+    sizes = [shard.halo[p].num_src for p in parts]
+    theirs = torch.split(inverse_root(shard.halo_in_degree, shard.halo_in_weight), sizes)
+    halo = {p: shard.halo[p].scaled(own, roots) for p, roots in zip(parts, theirs, strict=True)}
+    return replace(shard, inner=shard.inner.scaled(own, own), halo=halo, normalised=True)
