@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch_geometric import nn as pyg
@@ -28,19 +29,22 @@ from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
 from gnnpar.folds.softmax_v2 import SoftmaxV2
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Graph, Local
+from gnnpar.graph import Graph, Local, SymmetricSums
 from gnnpar.models.pyg.dropout import edge_dropout, no_dropout
 from gnnpar.models.pyg.edge_rows import EdgeRows
 from gnnpar.models.pyg.norm import in_a_fold
 from gnnpar.models.rgcn import relational_product
 
 Propagate = Callable[..., Tensor]
+Hooks = Mapping[str, Callable[..., object]]
 
 _WHOLE = {"index", "ptr", "size", "size_i", "size_j", "dim_size", "edge_index", "edge_index_i", "edge_index_j", "adj_t"}
 _SELF_LOOPS = {"add_self_loops", "add_remaining_self_loops", "remove_self_loops"}
 _OF_ALL_EDGES = frozenset({"gcn_norm", "get_laplacian", "degree", "__norm__"} | _SELF_LOOPS)
 _NORMALIZED = (pyg.GCNConv, pyg.GCN2Conv, pyg.SGConv, pyg.TAGConv, pyg.LGConv, pyg.APPNP)  # gcn_norm, then sums
 _PLAIN = (MessagePassing, pyg.SAGEConv, pyg.GINConv, pyg.GraphConv, pyg.GCNConv)  # their message is x_j
+_LINEAR: Mapping[type[MessagePassing], str] = {pyg.GCNConv: "lin", pyg.SAGEConv: "lin_l", pyg.GraphConv: "lin_rel"}
+"""The matrix beside their sum: of source rows in front of `propagate` (GCNConv), or of what it gives."""
 _REDUCTIONS = {pyg.SumAggregation: "sum", pyg.MeanAggregation: "mean", pyg.MaxAggregation: "max"}
 
 
@@ -147,7 +151,7 @@ def _normalized(conv: MessagePassing, reduction: str | None, self_loops: SelfLoo
             "true, or false where the graph has none"
         )
     adds = wants_loops and not self_loops
-    return NormalizedSum(loop=(2 if options.get("improved") else 1) if adds else 0)
+    return NormalizedSum(loop=(2 if options.get("improved") else 1) if adds else 0, looped=self_loops is True)
 
 
 def _attention(conv: pyg.GATConv | pyg.GATv2Conv, self_loops: SelfLoops) -> Way:
@@ -246,12 +250,48 @@ class Fold:
         return {"propagate": propagate}
 
 
+def narrower_first(conv: MessagePassing, way: Way, hooks: Hooks) -> Hooks:
+    """`hooks` with those that exchange a sum and the matrix beside it, where a convolution has it in an order that
+    aggregates the wider side: A (X W) = (A X) W. At equal widths the sum is first: of features it needs no gradient.
+
+    A matrix that is more than PyG's Linear (replaced, parametrized, with hooks of its own) stays where it is.
+    """
+    base = next((each for each in _LINEAR if isinstance(conv, each)), None)
+    sums = isinstance(way, NormalizedSum) or (isinstance(way, Fold) and way.reduction != "max")
+    if base is None or not sums or _of(type(conv), "forward") is not _of(base, "forward"):
+        return hooks
+    name, propagate = _LINEAR[base], hooks["propagate"]
+    linear = conv.get_submodule(name)
+    hooked = linear._forward_pre_hooks or linear._forward_hooks or linear._backward_hooks
+    if type(linear) is not pyg.Linear or hooked:
+        return hooks
+    multiplies_first, widens = base is pyg.GCNConv, linear.in_channels <= linear.out_channels
+    if multiplies_first != widens:
+        return hooks
+
+    def sum_first(edge_index: object, size: object = None, **given: object) -> object:
+        return linear(propagate(edge_index, size=size, **given))
+
+    def matrix_first(edge_index: object, size: object = None, **given: object) -> object:
+        source, destination = _source_and_destination(given["x"], "x")
+        assert source is not None
+        return propagate(edge_index, size=size, **{**given, "x": (F.linear(source, linear.weight), destination)})
+
+    def added(rows: Tensor) -> Tensor:
+        return rows if linear.bias is None else rows + linear.bias
+
+    if multiplies_first:
+        return {**hooks, "propagate": sum_first, name: lambda rows: rows}
+    return {**hooks, "propagate": matrix_first, name: added}
+
+
 @dataclass(frozen=True)
 class NormalizedSum:
     """D^-1/2 A D^-1/2 X with the degrees of the whole graph. `loop`: A has no self loops, and one a node of this weight
-    is added; 0: none is."""
+    is added; 0: none is. `looped`: every node has one, so no degree is 0."""
 
     loop: int
+    looped: bool
     title = "mapped to GCN's sum"
 
     def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
@@ -260,6 +300,8 @@ class NormalizedSum:
             weighted = _weighted(given)
             rows, _ = _source_and_destination(given["x"], "x")
             assert rows is not None
+            if self.looped and isinstance(g, SymmetricSums) and (weighted or g.in_weight is None):
+                return g.symmetric_sum(rows)
             source = g.source(lambda local, h: (self._scale(local, weighted) * h,), rows)
             out = g.aggregate(Sum(weighted=weighted), source)
             loop = self._loop_of(g, weighted)
