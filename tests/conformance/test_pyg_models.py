@@ -17,7 +17,7 @@ from composing import configured
 from conftest import Run
 from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.model import PyG
-from gnnpar.models.pyg.propagate import Edges, narrower_first, way_of
+from gnnpar.models.pyg.propagate import Edges, way_of, with_matrices
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import refuse_one_piece
@@ -155,7 +155,7 @@ def test_the_narrower_side_of_a_sum_and_its_matrix_is_summed(case):
     x, edges = torch.randn(7, conv.in_channels, dtype=torch.float64), torch.arange(7).repeat(2, 1)
     with torch.no_grad():
         expected = conv(x, edges)
-        vars(conv).update(narrower_first(conv, way, way.hooks(conv, g)))
+        vars(conv).update(with_matrices(conv, way, way.hooks(conv, g)))
         torch.testing.assert_close(conv(x, Edges()), expected, rtol=1e-12, atol=1e-14)
     assert g.width == width
 

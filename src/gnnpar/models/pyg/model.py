@@ -45,8 +45,8 @@ from gnnpar.models.pyg.propagate import (
     Way,
     Weights,
     drops_edges,
-    narrower_first,
     way_of,
+    with_matrices,
 )
 from gnnpar.models.row_local import refuse_row_mixing
 from gnnpar.precision import is_narrow, mixed
@@ -458,7 +458,7 @@ class PyGNet(GNN):
             for layer, conv, way in asked:
                 view = g.at(layer)
                 hooks = way.hooks(conv, view) if layout is None else TypedGraph(view, layout).hooks(way, conv)
-                for method, body in narrower_first(conv, way, hooks).items():
+                for method, body in with_matrices(conv, way, hooks).items():
                     vars(conv)[method] = body
                     replaced.append((conv, method))
             yield
