@@ -85,7 +85,7 @@ REST = [
     Study(name="gnnpipe_volume", minutes=10, quiet=False),
     Study(name="layer_speed", minutes=10),
     Study(name="planner_search", minutes=10),
-    Study(name="pyg_models", minutes=50, quiet=False),
+    Study(name="pyg_models", minutes=90, quiet=False),
     Study(name="row_order", minutes=5),
     Study(name="shards_memory", minutes=15, quiet=False),
     Study(name="strong_scaling", minutes=10),

@@ -91,6 +91,28 @@ def gated(in_channels, out_channels, hidden=8, aggr="mean"):
     return TwoLayers(Gated(in_channels, hidden, aggr), Gated(hidden, out_channels, aggr))
 
 
+class InPlace(MessagePassing):
+    """Writes into what `propagate` gives, which is a sum of features in the first layer."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(in_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        out = self.propagate(edge_index, x=x)
+        out += x
+        return self.lin(out)
+
+
+class InPlaceNet(nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.conv1, self.conv2 = InPlace(in_channels, 8), InPlace(8, out_channels)
+
+    def forward(self, x, edge_index):
+        return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
+
+
 class Jumping(nn.Module):
     """JumpingKnowledge over four convolutions of different kinds."""
 

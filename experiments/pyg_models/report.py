@@ -7,7 +7,7 @@ of the test nodes at the best validation, and their differences paired by seed.
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any  # of JSON
 
@@ -16,7 +16,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import records
 import reports
-from cells import OWN, PAIRED, SPECS, STRATEGIES
+from cells import BY_MASKS, LOSSES_ALONE, OWN, PAIRED, SPECS, STRATEGIES
 
 from gnnpar.report.statistics import FEWEST_SEEDS, mean
 
@@ -29,8 +29,13 @@ Cells = dict[tuple[str, str], dict[int, Row]]  # model, variant -> seed -> row
 def main() -> None:
     rows = records.read(reports.asked(HERE, file="results.jsonl").file)
     show("losses: strategy x model", losses_table(of_stage(rows, "losses")))
-    show("accuracy: five seeds", accuracy_table(of_stage(rows, "accuracy")))
-    show("accuracy: the same masks", paired_table(rows))
+    five, paired = of_stage(rows, "accuracy"), of_stage(rows, "paired")
+    refused = {(row["model"], row["variant"]) for row in rows if "refused" in row}
+    own, masked = {name: five[name, OWN] for name in SPECS}, {name: paired[name, PAIRED] for name in BY_MASKS}
+    show("accuracy: strategy x model, points over PyG's loop", matrix(five, own, refused))
+    show("accuracy: strategy x model, points over PyG's loop with our masks", matrix(five, masked, refused))
+    show("accuracy: the same masks", paired_table(five, paired))
+    show("accuracy: five seeds", accuracy_table(five))
     show("accuracy: fifteen more seeds", accuracy_table(of_stage(rows, "more")))
     show("accuracy: all twenty", accuracy_table(with_more(rows)))
     show("refused", refusals(rows))
@@ -75,6 +80,26 @@ def loss_cell(cells: Cells, name: str, strategy: str) -> str:
     return f"{'equal' if error <= EQUAL else 'approximate'} ({error:.0e})"
 
 
+def matrix(cells: Cells, own: Mapping[str, Mapping[int, Row]], refused: Collection[tuple[str, str]]) -> Iterator[str]:
+    """Mean difference of accuracy, and what a seed differs by at most."""
+    yield "| strategy | " + " | ".join(own) + " |"
+    yield "|" + "---|" * (1 + len(own))
+    for strategy in STRATEGIES:
+        shown = [
+            "refused" if (name, strategy) in refused else gap_cell(cells.get((name, strategy), {}), runs)
+            for name, runs in own.items()
+        ]
+        if any(shown) and strategy not in LOSSES_ALONE:
+            yield f"| {strategy} | " + " | ".join(shown) + " |"
+
+
+def gap_cell(runs: Mapping[int, Row], own: Mapping[int, Row]) -> str:
+    if not (gaps := differences(runs, own)):
+        return ""
+    gap = statistics.fmean(gaps)
+    return f"{gap:+.1f} (a seed: {max(map(abs, gaps)):.1f}), {'within' if abs(gap) <= MARGIN else 'beyond'}"
+
+
 def accuracy_table(cells: Cells) -> Iterator[str]:
     yield "| model | run | test, % | over PyG's loop, points (95 %) | within a point | seeds |"
     yield "|" + "---|" * 6
@@ -94,11 +119,10 @@ def accuracy(runs: Mapping[int, Row], own: Mapping[int, Row], variant: str) -> s
     return f"{tests} | {gap.value:+.1f} ({gap.low:+.1f} to {gap.high:+.1f}) | {inside}"
 
 
-def paired_table(rows: Sequence[Row]) -> Iterator[str]:
+def paired_table(ours: Cells, theirs: Cells) -> Iterator[str]:
     """`single` beside PyG's loop with the masks of gnnpar: seeds, weights, masks and evaluations are the same."""
     yield "| model | PyG's loop, our masks, % | single, % | largest difference of a seed, points | seeds |"
     yield "|" + "---|" * 5
-    theirs, ours = of_stage(rows, "paired"), of_stage(rows, "accuracy")
     for name in SPECS:
         if own := theirs.get((name, PAIRED)):
             runs = {seed: row for seed, row in ours[name, "single"].items() if seed in own}

@@ -277,21 +277,21 @@ def plan(
 
 def check(
     model: Model,
+    data: object = None,
     *,
     strategy: str = "graph_parallel",
     worlds: Sequence[int] = (1, 2, 3, 4),
     **overrides: object,
 ) -> list[Case]:
     """Is the model sound, and the strategy with it equal to the single device? Prints the table of `gnnpar check`;
-    a case has `passed` and `error`."""
-    from gnnpar.cli.check import refuse_unread, show
-    from gnnpar.verify import conformance
+    a case has `passed` and `error`. On a small graph, or on `data`, as `train` takes it, whole."""
+    from gnnpar.cli.check import asks_for_graph, cases_of, refuse_unread
 
-    refuse_unread(list(_spelled(overrides)))
-    settings = _settings(model, None, {**overrides, "strategy": strategy})
-    cases = conformance.check(settings.strategy, {_name(model): settings.model}, worlds=worlds)
-    show(cases, strategy)
-    return cases
+    spelled = list(_spelled(overrides))
+    refuse_unread(spelled)
+    settings = _settings(model, data, {**overrides, "strategy": strategy})
+    own_graph = data is not None or any(map(asks_for_graph, spelled))
+    return cases_of(settings, {_name(model): settings.model}, worlds=worlds, own_graph=own_graph)
 
 
 def _train(settings: Settings, folder: Path) -> Run:

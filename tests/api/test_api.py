@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -290,10 +291,26 @@ def test_a_class_inside_a_function_is_refused():
         gnnpar.train(lambda in_dim, out_dim: torch.nn.Linear(in_dim, out_dim), graph())
 
 
-@pytest.mark.parametrize("further", [{"task": "link"}, {"dataset": "cora"}, {"dataset": {"split": "random"}}])
+@pytest.mark.parametrize("further", [{"task": "link"}, {"partition": "random"}])
 def test_a_check_refuses_what_it_does_not_read(further):
-    with pytest.raises(ConfigError, match=r"gnnpar check has small labelled graphs of its own, and reads no"):
+    with pytest.raises(ConfigError, match=r"gnnpar check trains on labels, parts drawn at random, and reads no"):
         gnnpar.check("gcn", worlds=(1,), **further)
+
+
+def test_a_check_on_a_graph_of_ones_own(capsys):
+    data = graph()
+    data = Data(**{**data.to_dict(), "edge_index": raw_graph().edge_index.unique(dim=1)})
+    data.edge_weight = torch.rand(data.num_edges) + 0.5
+    cases = gnnpar.check(pyg_nets.weighted, data, strategy="sar", worlds=(3,))
+    assert [(case.reference, case.passed) for case in cases] == [("PyG", True), ("single device", True)]
+    assert re.search(r"6 nodes, \d+ edges", capsys.readouterr().out)
+    with pytest.raises(ConfigError, match=r"has weights on edges"):
+        gnnpar.check(pyg_nets.gcn, data, worlds=(2,))
+    with pytest.raises(ConfigError, match=r"has weights on edges, which strategy=\w+ does not carry"):
+        gnnpar.check(pyg_nets.weighted, data, strategy="minibatch", worlds=(2,))
+    sbm = {"num_nodes": 80, "num_features": 5}
+    (case,) = gnnpar.check("sage", "sbm", worlds=(2,), dataset=sbm)
+    assert case.passed
 
 
 def test_a_codec_that_is_not_read_is_told(capsys):

@@ -38,9 +38,10 @@ def test_equals_pyg_and_is_the_same_on_four_ranks(kind: str) -> None:
     assert bool(model.whole_neighborhoods) == (kind in WHOLE)
 
 
-@pytest.mark.parametrize("aggr", ["add", "mean", "max"])
-def test_weights_that_a_model_makes_of_attributes(aggr: str) -> None:
-    model = PyG(target="pyg_nets.LearnedWeights", kwargs={"aggr": aggr}, self_loops=False)
+@pytest.mark.parametrize(("aggr", "hidden"), [("add", 6), ("mean", 6), ("max", 6), ("add", 2), ("mean", 2)])
+def test_weights_that_a_model_makes_of_attributes(aggr: str, hidden: int) -> None:
+    """With hidden=2, both sums change places with their matrices."""
+    model = PyG(target="pyg_nets.LearnedWeights", kwargs={"aggr": aggr, "hidden": hidden}, self_loops=False)
     for case in check(GraphParallel(), {"pyg": model}, worlds=(2,)):
         assert case.passed, case
 

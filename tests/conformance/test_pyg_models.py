@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.parametrizations import spectral_norm
+from torch_geometric import nn as pyg
+from torch_geometric.nn import MessagePassing
 
 import gnnpar
 from composing import configured
 from conftest import Run
+from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.model import PyG
+from gnnpar.models.pyg.propagate import Edges, way_of, with_matrices
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import refuse_one_piece
@@ -38,6 +43,7 @@ NETS: list[tuple[str, dict[str, Any]]] = [
     ("pyg_nets.gated", {}),
     ("pyg_nets.gated", {"aggr": "sum"}),
     ("pyg_nets.Jumping", {}),
+    ("pyg_nets.InPlaceNet", {}),
     ("pyg_nets.weighted", {}),
     ("pyg_nets.weighted", {"improved": True, "normalize": False}),
     ("pyg_nets.weighted", {"kind": "GraphConv"}),
@@ -103,9 +109,60 @@ def test_equals_pyg_on_a_graph_without_self_loops(target, kwargs):
     assert case.passed, case
 
 
-@pytest.mark.parametrize("target", ["pyg_nets.gcn", "pyg_nets.sage"])
+class Watched(FewNodes):
+    """Notes the width of the rows that it aggregates."""
+
+    width = 0
+
+    def aggregate(self, agg, src, dst=(), edge=(), shared=()):
+        self.width = src[0].shape[1]
+        return super().aggregate(agg, src, dst, edge, shared)
+
+
+def _changed(conv: MessagePassing, name: str) -> MessagePassing:
+    spectral_norm(conv.get_submodule(name))
+    return conv
+
+
+class OfItsOwn(pyg.SAGEConv):
+    def forward(self, x, edge_index, size=None):
+        return self.lin_l(self.propagate(edge_index, x=(x, x), size=size).relu())
+
+
+ORDERS = {
+    "GCN widens": (pyg.GCNConv(3, 5), 3),
+    "GCN keeps the width": (pyg.GCNConv(4, 4), 4),
+    "GCN narrows": (pyg.GCNConv(5, 3), 3),
+    "GCN that does not normalise": (pyg.GCNConv(3, 5, normalize=False), 3),
+    "SAGE widens": (pyg.SAGEConv(3, 5), 3),
+    "SAGE keeps the width": (pyg.SAGEConv(4, 4), 4),
+    "SAGE narrows": (pyg.SAGEConv(5, 3), 3),
+    "SAGE without bias": (pyg.SAGEConv(5, 3, bias=False), 3),
+    "GraphConv narrows": (pyg.GraphConv(5, 3), 3),
+    "a maximum": (pyg.SAGEConv(5, 3, aggr="max"), 5),
+    "a forward of its own": (OfItsOwn(5, 3), 5),
+    "a parametrized matrix": (_changed(pyg.SAGEConv(5, 3), "lin_l"), 5),
+    "another module in the place of a matrix": (pyg.GCNConv(3, 5), 5),
+}
+ORDERS["another module in the place of a matrix"][0].lin = torch.nn.Linear(3, 5, bias=False)
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_the_narrower_side_of_a_sum_and_its_matrix_is_summed(case):
+    conv, width = ORDERS[case]
+    conv = conv.double().eval()
+    g, way = Watched(torch.ones(7, dtype=torch.float64)[:, None]), way_of(conv, self_loops=True)
+    x, edges = torch.randn(7, conv.in_channels, dtype=torch.float64), torch.arange(7).repeat(2, 1)
+    with torch.no_grad():
+        expected = conv(x, edges)
+        vars(conv).update(with_matrices(conv, way, way.hooks(conv, g)))
+        torch.testing.assert_close(conv(x, Edges()), expected, rtol=1e-12, atol=1e-14)
+    assert g.width == width
+
+
+@pytest.mark.parametrize("target", ["pyg_nets.gcn", "pyg_nets.sage", "pyg_nets.InPlaceNet"])
 def test_a_cached_first_layer_is_exact(target):
-    model = PyG(target=target, kwargs={"hidden": 4})
+    model = PyG(target=target, kwargs={"hidden": 4} if target.islower() else {})
     for case in check(GraphParallel(), {"pyg": model}, worlds=(2,), first_layer="cached"):
         assert case.passed, case
 

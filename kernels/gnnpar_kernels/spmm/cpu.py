@@ -26,7 +26,8 @@ def spmm(
         weights = weights.to(wide)
     assert rows is not None or indptr.shape[0] == num_rows + 1, f"{indptr.shape[0] - 1} CSR rows, {num_rows} of output"
     if out is None and rows is None:
-        return bag(table, indices, indptr, weights).view(num_rows, *x.shape[1:]).to(x.dtype)
+        total = bag(table, indices, indptr, weights).to(x.dtype)
+        return total if x.ndim == 2 else total.view(num_rows, *x.shape[1:])  # autograd lets nobody write into a view
     result = x.new_zeros((num_rows, *x.shape[1:])) if out is None else out
     if indices.shape[0] == 0 or table.shape[1] == 0:
         return result

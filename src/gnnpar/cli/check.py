@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,18 +14,20 @@ from rich.table import Table
 
 from gnnpar.config.compose import compose
 from gnnpar.paths import conf_dir, installed_confs
-from gnnpar.settings import ConfigError
+from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import TRUST
 from gnnpar.track.console import say, stdout
 
 if TYPE_CHECKING:
     from gnnpar.codecs.codec import CodecConfig
+    from gnnpar.models.gnn import ModelSource
     from gnnpar.verify.conformance import Case
 
 HELP = """Every strategy must equal the single device in fp64, in its exact limit, for every model and world: the loss
 and each gradient, on the GPU if there is one (device=cpu: not there). One with an oracle must equal that, as it is
 configured. `gnnpar check strategy=mine model=my_model` looks into strategy/ and model/ of this folder, too; without
 model=, for every model there is, into model/ with --trust alone, because nobody has named what lies there.
+On a small graph, or with dataset=... on that, whole, in fp64, in every world: give one of some thousand nodes.
 `gnnpar check codec=mine`, without a strategy: the laws that every codec keeps."""
 
 
@@ -45,18 +47,8 @@ def run(argv: list[str]) -> int:
     models = chosen[-1].split(",") if chosen else model_names()
     settings = {name: compose([*rest, f"model={name}"]) for name in models}
     first = next(iter(settings.values()))
-    import torch
-
-    from gnnpar.launch.launch import device_of
-    from gnnpar.verify import conformance
-
-    try:
-        device = torch.device(device_of(first.device))
-        found = {name: s.model for name, s in settings.items()}
-        cases = conformance.check(first.strategy, found, worlds=worlds, device=device)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    show(cases, first.names.get("strategy", "?"))
+    found = {name: s.model for name, s in settings.items()}
+    cases = cases_of(first, found, worlds=worlds, own_graph=any(map(asks_for_graph, options.overrides)))
     cutting = first.strategy.capabilities.by_layers
     for line in (line for model in found.values() for line in (*model.ways(), *(model.cuts() if cutting else ()))):
         say(line)
@@ -65,14 +57,45 @@ def run(argv: list[str]) -> int:
     return 1 if failed or not cases else 0
 
 
+def cases_of(
+    settings: Settings, models: Mapping[str, ModelSource], *, worlds: Sequence[int], own_graph: bool
+) -> list[Case]:
+    """The cases of a strategy, on the dataset of the settings or on a small graph, and their table, printed."""
+    import torch
+
+    from gnnpar.launch.launch import device_of
+    from gnnpar.verify import conformance
+
+    try:
+        device = torch.device(device_of(settings.device))
+        dataset = settings.load_dataset() if own_graph else None
+        if dataset is not None:
+            say(f"{dataset.name}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges")
+        cases = conformance.check(
+            settings.strategy, models, worlds=worlds, dataset=dataset, as_it_is=own_graph, device=device
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    show(cases, settings.names.get("strategy", "?"))
+    return cases
+
+
 def refuse_unread(overrides: Sequence[str]) -> None:
-    """ConfigError where a graph or a task is asked for. `dataset.self_loops` is one of the check's graph."""
+    """ConfigError where a task or a partition is asked for."""
     for override in overrides:
-        group = override.lstrip("+~").partition("=")[0].partition(".")[0]
-        if group in ("dataset", "task", "shards", "partition") and not override.startswith("dataset.self_loops="):
+        if (group := _group(override)) in ("task", "shards", "partition"):
             raise ConfigError(
-                f"{override}: gnnpar check has small labelled graphs of its own, and reads no {group}; leave it out"
+                f"{override}: gnnpar check trains on labels, parts drawn at random, and reads no {group}; leave it out"
             )
+
+
+def asks_for_graph(override: str) -> bool:
+    """`dataset.self_loops` alone is a setting of the check's own graph."""
+    return _group(override) == "dataset" and not override.startswith("dataset.self_loops=")
+
+
+def _group(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0].partition(".")[0]
 
 
 def run_codec(codec: CodecConfig, title: str) -> int:

@@ -122,12 +122,13 @@ class View(OwnRows):
         return call
 
     def kept_result(self, call: int, agg: Aggregator, src: Rows) -> Tensor | None:
-        """A X from an earlier epoch, where it cannot have changed."""
-        return None if self.cache is None or not self._constant(agg, src) else self.cache.folds.get(call)
+        """A X from an earlier epoch, where it cannot have changed. A copy: a user's module may write into it."""
+        kept = None if self.cache is None or not self._constant(agg, src) else self.cache.folds.get(call)
+        return None if kept is None else kept.clone()
 
     def keep_result(self, call: int, agg: Aggregator, src: Rows, out: Tensor) -> Tensor:
         if self.cache is not None and self._constant(agg, src):
-            self.cache.folds[call] = out
+            self.cache.folds[call] = out.clone()
         return out
 
     def _constant(self, agg: Aggregator, src: Rows) -> bool:

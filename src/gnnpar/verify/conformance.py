@@ -25,6 +25,7 @@ from gnnpar.parallel.strategy import (
     FirstLayer,
     Strategy,
     Workload,
+    refuse_edge_data,
     refuse_moments,
     refuse_neighborhoods,
     refuse_one_piece,
@@ -192,12 +193,15 @@ def check(
     *,
     worlds: Sequence[int] = (1, 2, 3, 4),
     dataset: Dataset | None = None,
+    as_it_is: bool = False,
     first_layer: FirstLayer = "live",
     device: torch.device = CPU,
 ) -> list[Case]:
     """Every model on every world the strategy can use: its exact limit against the single device, then, where it has an
     oracle and is not exact, itself against that.
 
+    dataset: a small graph where there is none. as_it_is: its edges and what they carry are a user's; otherwise they are
+    made what the model reads.
     Ranks run on `device`, what they are compared with on the CPU. A model that is not sound has one case, which names
     the fault.
     ValueError where `exact_limit` is not exact by its own words.
@@ -210,8 +214,10 @@ def check(
     faults = {name: find_fault(config) for name, config in models.items()}
     cases = [_failed(name, 1, str(fault)) for name, fault in faults.items() if fault is not None]
     models = {name: config for name, config in models.items() if faults[name] is None}
-    graphs = {name: graph_for(strategy, config, dataset) for name, config in models.items()}
+    graphs = {name: dataset if as_it_is else graph_for(strategy, config, dataset) for name, config in models.items()}
     for name, config in models.items():
+        if as_it_is:
+            refuse_edge_data(strategy, config, dataset.edges.kinds, dataset.in_weight, dataset.name, {"model": name})
         refuse_one_piece(strategy, config, {"model": name})
         refuse_neighborhoods(strategy, config, {"model": name})
         refuse_moments(strategy, config, {"model": name})

@@ -29,7 +29,7 @@ from gnnpar.graph import Graph, Local, Message, Moments
 from gnnpar.models import hgt
 from gnnpar.models.pyg.edge_rows import EdgeRows
 from gnnpar.models.pyg.layout import Layout
-from gnnpar.models.pyg.propagate import Edges, Propagate, Relational, Way, Weights
+from gnnpar.models.pyg.propagate import Edges, Hooks, Propagate, Relational, Way, Weights
 
 _BY_KEY = "__"  # joins the names of an edge type in what to_hetero makes, and in PyG's ModuleDict
 
@@ -124,7 +124,7 @@ class TypedGraph:
         assert self.g.edge_type is not None
         return (self.g.edge_type == number).nonzero().flatten()
 
-    def hooks(self, way: Way, conv: MessagePassing) -> Mapping[str, Callable[..., object]]:
+    def hooks(self, way: Way, conv: MessagePassing) -> Hooks:
         """As `way.hooks`, on the relation whose edges the convolution is given."""
         if isinstance(way, TypedAttention):
             return {"forward": way.forward(conv, self)}

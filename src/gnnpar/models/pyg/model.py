@@ -38,7 +38,17 @@ from gnnpar.models.pyg.hetero import (
 )
 from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.norm import batch_norms, forward_of, wrappers
-from gnnpar.models.pyg.propagate import Edges, Neighborhood, NormalizedSum, Types, Way, Weights, drops_edges, way_of
+from gnnpar.models.pyg.propagate import (
+    Edges,
+    Neighborhood,
+    NormalizedSum,
+    Types,
+    Way,
+    Weights,
+    drops_edges,
+    way_of,
+    with_matrices,
+)
 from gnnpar.models.row_local import refuse_row_mixing
 from gnnpar.precision import is_narrow, mixed
 from gnnpar.targets import locate
@@ -449,7 +459,7 @@ class PyGNet(GNN):
             for layer, conv, way in asked:
                 view = g.at(layer)
                 hooks = way.hooks(conv, view) if layout is None else TypedGraph(view, layout).hooks(way, conv)
-                for method, body in hooks.items():
+                for method, body in with_matrices(conv, way, hooks).items():
                     vars(conv)[method] = body
                     replaced.append((conv, method))
             yield

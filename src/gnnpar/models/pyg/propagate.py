@@ -12,9 +12,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from functools import partial
+from typing import NoReturn, Protocol, TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch_geometric import nn as pyg
@@ -28,19 +30,30 @@ from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
 from gnnpar.folds.softmax_v2 import SoftmaxV2
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Graph, Local
+from gnnpar.graph import Graph, Local, SymmetricSums
+from gnnpar.models.dense import dense
 from gnnpar.models.pyg.dropout import edge_dropout, no_dropout
 from gnnpar.models.pyg.edge_rows import EdgeRows
 from gnnpar.models.pyg.norm import in_a_fold
 from gnnpar.models.rgcn import relational_product
 
 Propagate = Callable[..., Tensor]
+Hooks = Mapping[str, Callable[..., object]]
 
 _WHOLE = {"index", "ptr", "size", "size_i", "size_j", "dim_size", "edge_index", "edge_index_i", "edge_index_j", "adj_t"}
 _SELF_LOOPS = {"add_self_loops", "add_remaining_self_loops", "remove_self_loops"}
 _OF_ALL_EDGES = frozenset({"gcn_norm", "get_laplacian", "degree", "__norm__"} | _SELF_LOOPS)
 _NORMALIZED = (pyg.GCNConv, pyg.GCN2Conv, pyg.SGConv, pyg.TAGConv, pyg.LGConv, pyg.APPNP)  # gcn_norm, then sums
 _PLAIN = (MessagePassing, pyg.SAGEConv, pyg.GINConv, pyg.GraphConv, pyg.GCNConv)  # their message is x_j
+_MATRICES: Mapping[type[MessagePassing], tuple[str, ...]] = {
+    pyg.GCNConv: ("lin",),
+    pyg.SAGEConv: ("lin_l", "lin_r", "lin"),
+    pyg.GraphConv: ("lin_rel", "lin_root"),
+    pyg.GATConv: ("lin",),
+    pyg.GATv2Conv: ("lin_l", "lin_r"),
+}
+"""Of convolutions whose forward only calls them; the first, where they sum: in front of `propagate` (GCNConv), or of
+what it gives."""
 _REDUCTIONS = {pyg.SumAggregation: "sum", pyg.MeanAggregation: "mean", pyg.MaxAggregation: "max"}
 
 
@@ -147,7 +160,7 @@ def _normalized(conv: MessagePassing, reduction: str | None, self_loops: SelfLoo
             "true, or false where the graph has none"
         )
     adds = wants_loops and not self_loops
-    return NormalizedSum(loop=(2 if options.get("improved") else 1) if adds else 0)
+    return NormalizedSum(loop=(2 if options.get("improved") else 1) if adds else 0, looped=self_loops is True)
 
 
 def _attention(conv: pyg.GATConv | pyg.GATv2Conv, self_loops: SelfLoops) -> Way:
@@ -246,12 +259,74 @@ class Fold:
         return {"propagate": propagate}
 
 
+def with_matrices(conv: MessagePassing, way: Way, hooks: Hooks) -> Hooks:
+    """`hooks` with those of the matrices of PyG's own convolutions, whose products take the fast body of `dense`.
+
+    A sum and the matrix beside it are exchanged where a convolution has them in an order that aggregates the wider
+    side: A (X W) = (A X) W. At equal widths the sum is first: of features it needs no gradient. A matrix that is more
+    than PyG's Linear (replaced, parametrized, with hooks of its own) stays as it is.
+    """
+    base = next((each for each in _MATRICES if isinstance(conv, each)), None)
+    if base is None or _of(type(conv), "forward") is not _of(base, "forward"):
+        return hooks
+    plain = {name: each for name, each in conv.named_children() if name in _MATRICES[base] and _is_plain(each)}
+    found = dict(hooks)
+    found |= {name: _Matrix(each, partial(_product, each.weight, each.bias)) for name, each in plain.items()}
+    name, multiplies_first, propagate = _MATRICES[base][0], base is pyg.GCNConv, hooks["propagate"]
+    sums = isinstance(way, NormalizedSum) or (isinstance(way, Fold) and way.reduction != "max")
+    if not sums or name not in plain:
+        return found
+    linear = plain[name]
+    if multiplies_first != (linear.in_channels <= linear.out_channels):
+        return found
+
+    def sum_first(edge_index: object, size: object = None, **given: object) -> object:
+        rows = propagate(edge_index, size=size, **given)
+        assert isinstance(rows, Tensor)
+        return _product(linear.weight, linear.bias, rows)
+
+    def matrix_first(edge_index: object, size: object = None, **given: object) -> object:
+        source, destination = _source_and_destination(given["x"], "x")
+        assert source is not None
+        rows = _product(linear.weight, None, source), destination
+        return propagate(edge_index, size=size, **{**given, "x": rows})
+
+    def added(rows: Tensor) -> Tensor:
+        return rows if linear.bias is None else rows + linear.bias
+
+    if multiplies_first:
+        return {**found, "propagate": sum_first, name: _Matrix(linear, lambda rows: rows)}
+    return {**found, "propagate": matrix_first, name: _Matrix(linear, added)}
+
+
+class _Matrix(nn.Module):
+    """Stands where a convolution looks for its matrix; a module, as functional_call looks there for parameters, too."""
+
+    def __init__(self, linear: pyg.Linear, body: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight, self.bias, self.body = linear.weight, linear.bias, body
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.body(rows)
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[pyg.Linear]:
+    hooked = module._forward_pre_hooks or module._forward_hooks or module._backward_hooks
+    return type(module) is pyg.Linear and not hooked
+
+
+def _product(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
+    """Shapes: weight [O, F], bias [O] or None, rows [..., F] -> [..., O]."""
+    return dense(rows, weight, bias) if type(rows) is Tensor else F.linear(rows, weight, bias)
+
+
 @dataclass(frozen=True)
 class NormalizedSum:
     """D^-1/2 A D^-1/2 X with the degrees of the whole graph. `loop`: A has no self loops, and one a node of this weight
-    is added; 0: none is."""
+    is added; 0: none is. `looped`: every node has one, so no degree is 0."""
 
     loop: int
+    looped: bool
     title = "mapped to GCN's sum"
 
     def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
@@ -260,6 +335,8 @@ class NormalizedSum:
             weighted = _weighted(given)
             rows, _ = _source_and_destination(given["x"], "x")
             assert rows is not None
+            if self.looped and isinstance(g, SymmetricSums) and (weighted or g.in_weight is None):
+                return g.symmetric_sum(rows)
             source = g.source(lambda local, h: (self._scale(local, weighted) * h,), rows)
             out = g.aggregate(Sum(weighted=weighted), source)
             loop = self._loop_of(g, weighted)
