@@ -42,11 +42,12 @@ def _fold_tile(best, source, value, other):
 def _write(best, arg, src_ids, place, mask, top, source, FRESH: tl.constexpr):
     """Merge the winners of this block into the state."""
     won = mask & (source != NO_WINNER)
-    if not FRESH:  # what cannot win needs no id
+    if FRESH:
+        winner = tl.load(src_ids + source, mask=won, other=-1)
+    else:  # what cannot win needs no id
         best_before, arg_before = tl.load(best + place, mask=won, other=0.0), tl.load(arg + place, mask=won, other=0)
         won &= (top >= best_before) | (arg_before < 0)
-    winner = tl.load(src_ids + source, mask=won, other=-1)
-    if not FRESH:
+        winner = tl.load(src_ids + source, mask=won, other=-1)
         mask = won & ((top != best_before) | (winner < arg_before) | (arg_before < 0))
     tl.store(best + place, top, mask=mask)
     tl.store(arg + place, winner, mask=mask)
