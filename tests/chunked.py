@@ -40,6 +40,8 @@ class _Memory:
 class _Slot:
     """The Graph of all nodes whose turn is in one slot; columns of other nodes are fresh or constants."""
 
+    normalised = False
+
     def __init__(self, study: ByAutograd, slot_of: Tensor, slot: int, run: Pass, layer: int = 0) -> None:
         self.study, self.slot_of, self.slot, self.run, self.layer, self.calls = study, slot_of, slot, run, layer, 0
         self.rows = (slot_of == slot).nonzero().flatten()

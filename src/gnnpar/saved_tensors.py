@@ -57,7 +57,7 @@ def _these_alone(classes: Iterable[type]) -> Iterator[None]:
 
 _PLAIN = {
     "collections OrderedDict",
-    *("builtins set", "__builtin__ set"),
+    "builtins set",
     *("torch Size", "torch device", "torch.nn.parameter Parameter", "torch.serialization _get_layout"),
     *(f"torch._utils _rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "sparse_tensor", "parameter")),
     "torch.storage UntypedStorage",  # of types that have no storage of their own; made by a number, it is not filled
@@ -79,7 +79,7 @@ def _refuse_names(file: Path, classes: Iterable[type]) -> None:
         for code, argument, _ in pickletools.genops(stream):
             if is_beyond(code, argument) and argument != torch.serialization.MAGIC_NUMBER:  # of files before 1.6
                 raise ValueError("it holds a whole number beyond 64 bits")
-            name = str(argument)
+            name = str(argument).replace("__builtin__ ", "builtins ")  # as Python 2 had it
             plain = name in known or _STORAGE.fullmatch(name) or _DTYPE.fullmatch(name)
             if code.name in _CALLS or (code.name == "GLOBAL" and not plain):
                 raise ValueError(f"it names {name.replace(' ', '.')[:80]}, which is no tensor and no plain value")

@@ -858,8 +858,8 @@ def test_numbers_of_other_widths_and_orders_are_read_and_masked_ones_are_not() -
     x = np.arange(6).reshape(3, 2)
     for dtype in (">f4", np.longdouble):
         found = _of_arrays({"x": x.astype(dtype), "y": np.arange(3), "edge_index": edges})
-        assert torch.equal(found.x.double(), torch.from_numpy(x).double())
-        assert torch.equal(found.edge_index, torch.tensor([[0, 1], [1, 2]]))
+        assert found.x is not None and torch.equal(found.x.double(), torch.from_numpy(x).double())
+        assert found.edge_index is not None and torch.equal(found.edge_index, torch.tensor([[0, 1], [1, 2]]))
     with pytest.raises(ValueError, match="x has masked entries; fill them"):
         _of_arrays({"x": np.ma.masked_array(x, mask=x > 2), "y": np.arange(3), "edge_index": edges})
 

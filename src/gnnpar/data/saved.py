@@ -7,6 +7,7 @@ weights_only, so that none of its code runs.
 from __future__ import annotations
 
 import zipfile
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -74,9 +75,14 @@ def _without_code(file: Path, *, mmap: bool = False) -> object:
     """What torch.save wrote, tensors and PyG's own classes alone."""
     from torch_geometric.data import Data, HeteroData
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.feature_store import TensorAttr
+    from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
     from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+    from torch_geometric.typing import EdgeTypeStr
 
-    known = [Data, HeteroData, DataEdgeAttr, DataTensorAttr, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
+    stores = (BaseStorage, EdgeStorage, GlobalStorage, NodeStorage)
+    attributes = (DataEdgeAttr, DataTensorAttr, EdgeAttr, EdgeLayout, EdgeTypeStr, TensorAttr)
+    known = (Data, HeteroData, *stores, *attributes, dict, list, defaultdict)
     return load_saved(file, known=known, mmap=mmap)
 
 

@@ -396,9 +396,8 @@ class GNN(nn.Module):
         """Does a layer draw masks or read rows by edge?"""
         return any(isinstance(conv, EdgeReader) and conv.needs_edge_ids for conv in self.convolutions)
 
-    @property
-    def takes_normalised(self) -> bool:
-        """Are all of its sums over in-edges D^-1/2 A D^-1/2?"""
+    def takes_normalised(self, *, weighted: bool) -> bool:
+        """Are all of its sums over in-edges D^-1/2 A D^-1/2, of edges with weights or without?"""
         return all(isinstance(conv, SymmetricConv) and conv.takes_normalised for conv in self.convolutions)
 
     def layer_of(self, parameter: str) -> int | None:

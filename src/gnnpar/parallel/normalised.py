@@ -27,7 +27,7 @@ def normalised_for(model: GNN, shard: Shard, exactness: Collection[Exactness], f
     """
     if set(exactness) != {"exact"} or first_layer == "cached" or is_narrow(shard.x.dtype):
         return shard
-    return normalised(shard) if model.takes_normalised else shard
+    return normalised(shard) if model.takes_normalised(weighted=shard.in_weight is not None) else shard
 
 
 def normalised(shard: Shard) -> Shard:

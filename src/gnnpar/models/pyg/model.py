@@ -419,6 +419,13 @@ class PyGNet(GNN):
             typed = TypedGraph(g, layout)
             return self.net(layout.features(x), typed.edges(), **self._of_edges(g, typed))
 
+    def takes_normalised(self, *, weighted: bool) -> bool:
+        """Not with weights: which convolution is handed them is known when forward runs."""
+        plain = not weighted and self.schema is None
+        return plain and all(
+            isinstance(way, NormalizedSum) and way.looped and not way.loop for way in self.ways.values()
+        )
+
     def _begins(self, g: Graph) -> bool:
         """Does it train? Sets the mode of the user's module."""
         training = g.edge_dropout(0.5) is not None

@@ -30,7 +30,7 @@ from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
 from gnnpar.folds.softmax_v2 import SoftmaxV2
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Graph, Local, SymmetricSums
+from gnnpar.graph import Graph, Local
 from gnnpar.models.dense import dense
 from gnnpar.models.pyg.dropout import edge_dropout, no_dropout
 from gnnpar.models.pyg.edge_rows import EdgeRows
@@ -335,8 +335,8 @@ class NormalizedSum:
             weighted = _weighted(given)
             rows, _ = _source_and_destination(given["x"], "x")
             assert rows is not None
-            if self.looped and isinstance(g, SymmetricSums) and (weighted or g.in_weight is None):
-                return g.symmetric_sum(rows)
+            if g.normalised:
+                return g.aggregate(Sum(weighted=True), g.source(_same, rows))
             source = g.source(lambda local, h: (self._scale(local, weighted) * h,), rows)
             out = g.aggregate(Sum(weighted=weighted), source)
             loop = self._loop_of(g, weighted)
