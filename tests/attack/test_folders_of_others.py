@@ -755,6 +755,7 @@ def test_a_job_of_a_sweep_lies_below_it(tmp_path: Path, name: str) -> None:
         r"hydra.sweep.subdir=$\{oc.env:HOME\}",
         "hydra.sweep.subdir=${oc.env:HOME}",
         "cache_dir=/elsewhere",
+        "tracker.entity=somebody",
         "strategy.host_dir=/elsewhere",
     ],
 )

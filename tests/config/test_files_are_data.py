@@ -484,3 +484,10 @@ def test_where_a_file_lists_the_jobs_their_configuration_lets_nothing_in(marker:
         instantiate({"_target_": "evil.Evil"})
     assert marker.exists()
     assert FENCE not in os.environ
+
+
+def test_a_study_sends_no_runs_to_whom_it_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = {"base": ["debug=tiny", "strategy=single", "tracker=wandb"], "factors": {"a": ["tracker.entity=somebody"]}}
+    (tmp_path / "study.yaml").write_text(json.dumps(study))
+    assert run("ablate", [str(tmp_path / "study.yaml")]) == 2
+    assert "tracker.entity=somebody sends runs to whom the study names" in capsys.readouterr().err

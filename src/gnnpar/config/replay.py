@@ -166,7 +166,7 @@ def _is_harmless(override: str) -> bool:
     numbered = _JOB_NUMBER.sub("", value) if group.startswith("hydra.sweep.") else value  # elsewhere it hides a name
     if "$" in key + numbered:  # reads the environment: secrets, and folders elsewhere; \{ becomes { when it is parsed
         return False
-    if re.split(r"[./]", group)[-1] in WRITTEN_FOLDERS and value != "null":
+    if (re.split(r"[./]", group)[-1] in WRITTEN_FOLDERS or group == "tracker.entity") and value != "null":
         return False
     if _is_group(group):
         options = _CHOICES.fullmatch(value)

@@ -199,6 +199,10 @@ def _check(key: str, override: str) -> None:
         raise ValueError(
             f"{key}={show(override)}: a study, which is data, chooses no folder to write to: take it out, or --trust"
         )
+    if key_of(override) == "tracker.entity" and os.environ.get(TRUST) != "1":
+        raise ValueError(
+            f"{key}={show(override)} sends runs to whom the study names: set WANDB_ENTITY in its place, or --trust"
+        )
     group = key_of(override).partition("@")[0]
     if is_group(group) and not is_brought_group(group) and os.environ.get(TRUST) != "1":
         raise ValueError(

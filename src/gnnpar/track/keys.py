@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -82,11 +81,15 @@ def fits(row: Mapping[str, object]) -> bool:
     return kinds and is_finite(row)
 
 
+_LARGEST = 1e150
+"""Squares and sums of smaller numbers are numbers."""
+
+
 def is_finite(tree: object) -> bool:
-    """Every number in it, which Python's JSON also reads where it is NaN or Infinity."""
+    """Every number in it, and what is reckoned of some; Python's JSON also reads NaN and Infinity."""
     if isinstance(tree, (Mapping, list)):
         return all(map(is_finite, tree.values() if isinstance(tree, Mapping) else tree))
-    return not isinstance(tree, float) or math.isfinite(tree)
+    return not isinstance(tree, float) or abs(tree) < _LARGEST
 
 
 def _kind(name: str) -> tuple[type, ...]:
