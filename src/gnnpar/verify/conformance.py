@@ -36,7 +36,7 @@ from gnnpar.partition.row_order import Order, in_order
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 from gnnpar.training.optim import SGD, Adam
-from gnnpar.verify.differences import relative_error, rounding
+from gnnpar.verify.differences import TOLERANCE, relative_error, rounding
 from gnnpar.verify.edges import with_edge_data
 from gnnpar.verify.soundness import find_fault
 from gnnpar_kernels.csr import accumulate_dtype
@@ -45,8 +45,6 @@ EPOCHS = 2
 ORACLE_EPOCHS = 4
 """Rows of earlier epochs, and means over epochs, differ from each other by then."""
 CPU = torch.device("cpu")
-TOLERANCE = 1e-9
-"""Largest difference allowed, per tensor, relative to the reference's largest entry."""
 
 
 @dataclass(frozen=True)
@@ -315,7 +313,7 @@ def _case(
         return _failed(name, world, f"{type(error).__name__}: {error}")
     worst, parameter = 0.0, ""
     for mine, theirs in zip(got.gradients, reference.gradients, strict=True):
-        least = rounding(theirs.values())
+        least = rounding(theirs.values(), dataset.num_nodes)
         for key, expected in theirs.items():
             error = relative_error(mine.get(key), expected, least=least)
             if error >= worst:

@@ -121,7 +121,7 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float) -> Diffe
     mine = passes(ours, lambda: ours(view, shard.x))
     pyg = passes(theirs, untouched)
     first = next((name for (name, a), (_, b) in zip(mine[3], pyg[3], strict=False) if _error(a, b) > tolerance), "")
-    least = rounding(pyg[2].values())
+    least = rounding(pyg[2].values(), dataset.num_nodes)
     gradients = {
         name: relative_error(mine[2][name].detach(), expected.detach(), least=least)
         for name, expected in pyg[2].items()
