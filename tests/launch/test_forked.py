@@ -105,6 +105,7 @@ def test_what_a_scheduler_sends_to_all_ends_no_process_between(tmp_path: Path) -
 def test_a_signal_waits_until_the_ranks_are_started() -> None:
     """One thread had it blocked, another received it, and the pipe to the new process was left empty."""
     reached = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where make runs in the background
 
     def start() -> None:
         with postponed([signal.SIGINT]):
@@ -112,10 +113,13 @@ def test_a_signal_waits_until_the_ranks_are_started() -> None:
             reached.append(1)
         time.sleep(1.0)
 
-    with pytest.raises(KeyboardInterrupt):
-        start()
-    assert reached == [1]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
+        assert reached == [1]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_only_a_process_of_one_thread_is_forked() -> None:
