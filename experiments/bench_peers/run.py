@@ -39,20 +39,35 @@ def cells() -> dict[str, dict[str, Any]]:
     for model in ("gcn", "sage", "gat"):
         for threads, name in ((1, "1 thread"), (2, "2 threads")):
             found[f"{model} | {name}"] = {
-                "graph": "sbm", "model": model, "threads": threads, "kinds": (*OURS, "dgl", "pyg")
-            }  # fmt: skip
+                "graph": "sbm",
+                "model": model,
+                "threads": threads,
+                "kinds": (*OURS, "dgl", "pyg"),
+            }
     for model in ("gcn", "sage", "gat"):
         found[f"{model} | 2 ranks"] = {
-            "graph": "sbm", "model": model, "threads": 1, "ranks": 2, "kinds": (*RANKS, "dgl_sar")
-        }  # fmt: skip
+            "graph": "sbm",
+            "model": model,
+            "threads": 1,
+            "ranks": 2,
+            "kinds": (*RANKS, "dgl_sar"),
+        }
     found["sage | batches"] = {
-        "graph": "sbm", "model": "sage", "threads": 2, "kinds": ("minibatch", "dgl_batches"), "rounds": 5
-    }  # fmt: skip
+        "graph": "sbm",
+        "model": "sage",
+        "threads": 2,
+        "kinds": ("minibatch", "dgl_batches"),
+        "rounds": 5,
+    }
     for graph in ("sbm_tenth", "sbm_four", "debian"):
         for model in ("gcn", "sage", "gat"):
             found[f"{model} | {graph}"] = {
-                "graph": graph, "model": model, "threads": 1, "kinds": (*OURS, "dgl"), "rounds": 7
-            }  # fmt: skip
+                "graph": graph,
+                "model": model,
+                "threads": 1,
+                "kinds": (*OURS, "dgl"),
+                "rounds": 7,
+            }
     return found
 
 
@@ -68,9 +83,15 @@ class Worker:
         with Listener(address, family="AF_UNIX") as listener:
             for rank in range(cell.get("ranks", 1)):
                 job = {
-                    "folder": str(folder), "address": address, "kind": kind, "graph": cell["graph"],
-                    "model": cell["model"], "threads": cell["threads"], "ranks": cell.get("ranks", 1), "rank": rank,
-                }  # fmt: skip
+                    "folder": str(folder),
+                    "address": address,
+                    "kind": kind,
+                    "graph": cell["graph"],
+                    "model": cell["model"],
+                    "threads": cell["threads"],
+                    "ranks": cell.get("ranks", 1),
+                    "rank": rank,
+                }
                 environment = os.environ | {"OMP_NUM_THREADS": str(cell["threads"]), "PYTHONWARNINGS": "ignore"}
                 command = [self.python, str(HERE / script), json.dumps(job)]
                 self.processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))

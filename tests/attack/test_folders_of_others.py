@@ -884,6 +884,7 @@ def test_what_is_written_by_itself_goes_through_no_link(
     refuse_led_away(Path("outputs", "2026-01-01", "00-00-00").absolute(), ["hydra.run.dir=outputs/2026-01-01/00-00-00"])
     Path("disk").symlink_to(precious)
     refuse_led_away(Path("disk", "x").absolute(), [])
+    refuse_led_away(Path.cwd(), [])
     assert untouched(precious)
 
 

@@ -443,7 +443,7 @@ NAMES: dict[str, object] = {
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
 @pytest.mark.parametrize("kind", NAMES)
 def test_a_saved_file_names_tensors_and_plain_values_alone(tmp_path: Path, kind: str, zipped: bool) -> None:
-    """Whatever torch, or a library, lets in: PyG lets in ClusterData, which unpickles the file that it is told."""
+    """Although torch.load allows more: importing PyG adds ClusterData, whose constructor unpickles a second file."""
     assert ClusterData in torch.serialization.get_safe_globals()
     torch.save({"x": NAMES[kind]}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
     with pytest.raises(ValueError, match=r"it names .*, which is no tensor and no plain value"):

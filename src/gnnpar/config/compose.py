@@ -105,8 +105,8 @@ def refuse_led_away(folder: Path, typed: Sequence[str]) -> None:
     `outputs` may be one: that is how runs are kept on another disk. `typed`: Hydra's own overrides, which may name it.
     """
     if not any(override.lstrip("+").startswith(("hydra.run.dir=", "hydra.sweep.dir=")) for override in typed):
-        first, *rest = Path(os.path.relpath(folder)).parts
-        refuse_links_below(Path(first), Path(*rest))
+        parts = Path(os.path.relpath(folder)).parts  # none: YAML of the user's own runs in the working directory
+        refuse_links_below(Path(*parts[:1]), Path(*parts[1:]))
 
 
 @dataclass(frozen=True)
