@@ -18,6 +18,7 @@ from gnnpar.durable import WriteError
 from gnnpar.folder_lock import release_all
 from gnnpar.launch.slurm import rank_on_host
 from gnnpar.paths import keep_torch_apart
+from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError
 from gnnpar.targets import TRUST, fenced
 from gnnpar.track.console import complain_once
@@ -62,7 +63,7 @@ def run(command: str, argv: list[str]) -> int:
     argv = [argument for argument in argv if argument != "--trust"]
     try:
         execute: Callable[[list[str]], int] = import_module(f"gnnpar.cli.{command}").run
-        with trusting, fenced():
+        with trusting, fenced(), own_temporary_files():
             return execute(argv)
     except ConfigError as error:
         return refuse(error)

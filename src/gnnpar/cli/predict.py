@@ -41,7 +41,7 @@ def run(argv: list[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     from gnnpar.cli.train import plan_source_of
     from gnnpar.launch.launch import launch, world_of
-    from gnnpar.launch.processes import scratch_folder
+    from gnnpar.scratch import scratch_folder
     from gnnpar.training.checks import check
     from gnnpar.training.predict import Hooks, Prediction
     from gnnpar.training.result.trained import find

@@ -38,6 +38,7 @@ from gnnpar.config.replay import Replay, asked, quoted
 from gnnpar.config.study import MOST_RUNS
 from gnnpar.durable import JsonObject, WriteError, refuse_links_below
 from gnnpar.paths import conf_dir
+from gnnpar.scratch import give_back_environment
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
@@ -290,6 +291,7 @@ def _write_results_apart(launcher: Hydras, folder: Path) -> None:
     if "submitit" in type(launcher).__module__:
         own = tempfile.mkdtemp(prefix=".submitit-", dir=folder.absolute())
         launcher.params["submitit_folder"] = f"{own}/%j"
+        give_back_environment()
 
 
 def per_job(argv: Sequence[str]) -> list[str]:

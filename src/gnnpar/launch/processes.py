@@ -11,10 +11,8 @@ import json
 import math
 import os
 import secrets
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,14 +25,13 @@ from gnnpar.comm import interfaces
 from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.dilation import dilate
 from gnnpar.durable import write_json_whole
-from gnnpar.folder_lock import FILE as LOCK_FILE
-from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.launch import cpu_shares
 from gnnpar.launch.forked import Ranks
 from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of
 from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
 from gnnpar.launch.signals import Stop, blocked, listen_in_rank, postponed, received
 from gnnpar.launch.slurm import rank_on_host
+from gnnpar.scratch import scratch_folder
 from gnnpar.settings import Comm, Launch
 from gnnpar.track.console import say
 
@@ -48,7 +45,6 @@ if TYPE_CHECKING:
 _SHUTDOWN_SECONDS = 15.0  # for a rank to end after rank 0 has
 _PATIENCE_SECONDS = 5.0
 _PARENT_FIRST_SECONDS = 15.0  # the parent's monitor speaks before a rank's own time-out
-_SCRATCH = "gnnpar-ranks-"
 NO_WORKING_DIRECTORY = {"PYTHONSAFEPATH": "1"}
 """For processes that Python starts: they import nothing of the folder that they are started in."""
 _STOP = "stop"  # the file in the scratch folder by which the parent asks for the end
@@ -110,23 +106,6 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
             raise RankFailed(monitor.failure or blame(failed, ranks.exit_codes[failed], read_failures(scratch)))
     if _INTERRUPTED in ranks.exit_codes.values():
         raise KeyboardInterrupt
-
-
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """Where ranks and their parent leave each other files, gone afterwards; so is what parents left that were killed,
-    who could not remove theirs."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/{LOCK_FILE}"):
-        with suppress(FolderInUse, OSError):
-            if left.parent.lstat().st_uid == os.getuid():
-                with working_in(left.parent, otherwise="", say=lambda line: None):
-                    shutil.rmtree(left.parent)
-    scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH))
-    try:
-        with working_in(scratch, otherwise="", say=say):
-            yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def first_to_fail(ranks: Ranks, seconds: float, is_over: Callable[[int], bool]) -> int | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gnnpar.comm.world import num_cores
 from gnnpar.durable import JsonDict
-from gnnpar.launch.processes import scratch_folder
+from gnnpar.scratch import scratch_folder
 from gnnpar.placement import Plan
 from gnnpar.planner.planned import Planned
 from gnnpar.planner.planner import Evaluated

@@ -1,0 +1,70 @@
+"""Temporary files of a command: in a folder of its own, which nobody can foresee."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gnnpar.cli.main import run
+from gnnpar.scratch import give_back_environment, own_temporary_files
+
+
+def probe(monkeypatch: pytest.MonkeyPatch, found: dict[str, str]) -> None:
+    """In the place of `gnnpar cite`."""
+    command = ModuleType("gnnpar.cli.cite")
+
+    def execute(argv: list[str]) -> int:
+        child = [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"]
+        found["own"], found["variable"] = tempfile.gettempdir(), os.environ["TMPDIR"]
+        found["child"] = subprocess.check_output(child, text=True).strip()
+        found["mode"] = oct(stat.S_IMODE(Path(found["own"]).stat().st_mode))
+        return 0
+
+    command.run = execute  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "gnnpar.cli.cite", command)
+
+
+def test_a_command_and_its_processes_have_a_folder_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    found: dict[str, str] = {}
+    probe(monkeypatch, found)
+    assert run("cite", []) == 0
+    assert found["own"] == found["variable"] == found["child"]
+    assert Path(found["own"]).parent == tmp_path
+    assert found["mode"] == "0o700"
+    assert not list(tmp_path.iterdir())
+    assert os.environ["TMPDIR"] == str(tmp_path)
+
+
+def test_jobs_of_a_scheduler_get_the_folder_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with own_temporary_files():
+        own = tempfile.gettempdir()
+        give_back_environment()
+        assert os.environ["TMPDIR"] == str(tmp_path)
+        assert tempfile.gettempdir() == own
+    monkeypatch.delenv("TMPDIR")
+    with own_temporary_files():
+        assert "TMPDIR" in os.environ
+        give_back_environment()
+        assert "TMPDIR" not in os.environ
+
+
+def test_where_no_folder_can_be_made_a_command_that_needs_none_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    before = os.environ.get("TMPDIR")
+    with own_temporary_files():
+        assert os.environ.get("TMPDIR") == before
