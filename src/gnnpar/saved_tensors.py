@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickletools
 import re
+import struct
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -94,7 +96,7 @@ def is_beyond(code: pickletools.OpcodeInfo, argument: object) -> bool:
 def _pickles(file: Path) -> Iterator[bytes | IO[bytes]]:
     """What torch.load unpickles, as it finds it."""
     with file.open("rb") as content:
-        if content.read(4) != b"PK\x03\x04":  # which is how torch tells
+        if content.read(4) != _ZIP:
             content.seek(0)
             for _ in range(_STREAMS):
                 yield content
@@ -103,13 +105,46 @@ def _pickles(file: Path) -> Iterator[bytes | IO[bytes]]:
 
 
 def _refuse_packed(file: Path) -> None:
-    if not zipfile.is_zipfile(file):  # of torch before 1.6: records as they are
-        return
+    with file.open("rb") as content:
+        if content.read(4) != _ZIP:  # of torch before 1.6: records as they are
+            return
+        size = content.seek(0, os.SEEK_END)
+        content.seek(max(0, size - _END.size - _LOCATOR.size - _END64.size))
+        if not _ends_as_saved(content.read(), size):
+            raise ValueError("its end is not what torch.save writes: it is damaged, or was made by another program")
     with zipfile.ZipFile(file) as archive:
         records = archive.infolist()
-    size = sum(record.file_size for record in records)
-    if any(record.compress_type != zipfile.ZIP_STORED for record in records) or size > file.stat().st_size:
-        raise ValueError(f"its records are compressed, or lie over each other ({size} bytes); save it by torch.save")
+    stated = sum(record.file_size for record in records)
+    if any(record.compress_type != zipfile.ZIP_STORED for record in records) or stated > size:
+        raise ValueError(f"its records are compressed, or lie over each other ({stated} bytes); save it by torch.save")
+
+
+_ZIP = b"PK\x03\x04"  # by which torch tells
+_END = struct.Struct("<4s4H2LH")
+_LOCATOR = struct.Struct("<4sLQL")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+
+
+def _ends_as_saved(tail: bytes, size: int) -> bool:
+    """Whether Python's zipfile and torch's reader, which look for it in different ways, find one directory of records:
+    it ends where the last bytes of the file begin, which say so, and nothing follows them."""
+    if len(tail) < _END.size:
+        return False
+    name, _, _, _, count, nbytes, offset, comment = _END.unpack(tail[-_END.size :])
+    if name != b"PK\x05\x06" or comment:
+        return False
+    end, before = size - _END.size, tail[: -_END.size]
+    if before[-_LOCATOR.size :].startswith(b"PK\x06\x07"):
+        end -= _LOCATOR.size + _END64.size
+        if len(before) < _LOCATOR.size + _END64.size:
+            return False
+        _, _, at, _ = _LOCATOR.unpack(before[-_LOCATOR.size :])
+        name64, *_, count64, nbytes64, offset64 = _END64.unpack(before[: _END64.size])
+        given = ((count, count64, 0xFFFF), (nbytes, nbytes64, 0xFFFFFFFF), (offset, offset64, 0xFFFFFFFF))
+        if at != end or name64 != b"PK\x06\x06" or any(small not in (large, full) for small, large, full in given):
+            return False
+        nbytes, offset = nbytes64, offset64
+    return offset + nbytes == end
 
 
 def _sparse_tensors(found: object, classes: tuple[type, ...]) -> Iterator[Tensor]:

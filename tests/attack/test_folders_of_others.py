@@ -482,7 +482,14 @@ def test_a_process_number_that_cannot_be_is_no_record_of_a_job(tmp_path: Path, p
 
 @pytest.mark.parametrize(
     "name",
-    ["config.yaml", "sweeper/basic.yaml", "launcher/joblib.yaml", "sweeper/sampler/tpe.yaml", "launcher/None.yaml"],
+    [
+        "config.yaml",
+        "sweeper/basic.yaml",
+        "launcher/joblib.yaml",
+        "sweeper/sampler/tpe.yaml",
+        "launcher/None.yaml",
+        "callbacks/None.yaml",
+    ],
 )
 def test_yaml_of_the_working_directory_takes_no_place_of_hydra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str

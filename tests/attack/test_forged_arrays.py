@@ -9,6 +9,7 @@ import _codecs
 import gzip
 import io
 import pickle
+import shutil
 import struct
 import zipfile
 from collections import defaultdict
@@ -355,6 +356,35 @@ def test_compressed_records_of_a_saved_graph_are_refused(tmp_path: Path) -> None
             packed.writestr(record.filename, whole.read(record), zipfile.ZIP_DEFLATED)
     with pytest.raises(ValueError, match="its records are compressed, or lie over each other"):
         PT(path=str(tmp_path / "p.pt")).load(None, 0)
+
+
+@pytest.mark.parametrize("change", ["more behind it", "half of an end behind it", "before it", "another directory"])
+def test_a_zip_that_two_readers_may_read_differently_is_refused(tmp_path: Path, change: str) -> None:
+    """Python's zipfile looks for the directory of records in another way than torch's reader, which unpacks them."""
+    file = tmp_path / "g.pt"
+    torch.save(graph_of({}), file)
+    whole = file.read_bytes()
+    assert PT(path=str(file), split="random").load(None, 0).num_nodes == NODES
+    changed = {
+        "more behind it": whole + b"x",
+        "half of an end behind it": whole + b"PK\x05\x06",
+        "before it": whole[:4] + b"x" + whole[4:],
+        "another directory": whole[:-42] + struct.pack("<4sLQL", b"PK\x06\x07", 0, 0, 1) + whole[-22:],
+    }
+    file.write_bytes(changed[change])
+    with pytest.raises(ValueError, match=r"its end is not what torch\.save writes"):
+        PT(path=str(file), split="random").load(None, 0)
+
+
+def test_test_nodes_that_lie_far_apart_are_refused_before_rows_are_made_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(shared("CiteSeer") / "CiteSeer" / "raw", tmp_path / "CiteSeer" / "raw")
+    index = tmp_path / "CiteSeer" / "raw" / "ind.citeseer.test.index"
+    index.write_text(index.read_text() + "90000000\n")
+    with pytest.raises(ValueError, match=r"ind.citeseer.test.index has 1001 nodes, from 2312 to 90000000"):
+        PyGDataset(name="citeseer").load(tmp_path, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

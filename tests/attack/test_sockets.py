@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
@@ -143,6 +144,7 @@ def test_a_secret_is_in_a_file_that_only_its_user_can_read(tmp_path: Path) -> No
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     found = meet(free_port(), tokens=("", ""), marker=str(file))
     assert all(isinstance(each, JoinedWorld) for each in found), found
+    assert list(tmp_path.iterdir()) == [file], "the copy for rank 1"
     with pytest.raises(FileExistsError):  # nothing that another has put there is taken
         token.leave(file)
 
@@ -160,8 +162,16 @@ def test_a_file_that_others_could_write_is_no_secret(
     else:
         file = tmp_path / ".meeting-link"
         file.symlink_to(tmp_path / ".meeting")
-    with pytest.raises((MeetingError, OSError)):
+        assert token.secret_of({}, str(file)) is None
+        return
+    with pytest.raises(MeetingError, match="can be written or read by others"):
         token.secret_of({}, str(file))
+
+
+@pytest.mark.parametrize("file", ["/a/.meeting\0", "/root/.meeting" * 2000, "relative/.meeting", "/proc/1/.meeting"])
+def test_no_path_that_a_stranger_names_is_a_traceback(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token, "_FILE_SECONDS", 0.1)
+    assert token.secret_of({}, file) is None
 
 
 @pytest.mark.parametrize("key", ["0", "agreed"])
@@ -199,26 +209,44 @@ def test_a_stranger_who_ends_a_meeting_without_a_reason_is_a_line(trouble: str) 
         rendezvous(env, about={}, patience=2.0)
 
 
-@pytest.mark.parametrize("name", ["vmlinuz", ".meeting-0123abcd"])
+@pytest.mark.parametrize(("name", "text"), [("vmlinuz", b"MZ" * 100), (".meeting-0123abcd", b"ab" * 32)])
+@pytest.mark.parametrize("answered", [True, False])
 def test_a_stranger_cannot_name_a_file_whose_content_he_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: bytes, answered: bool
 ) -> None:
-    """Ranks without GNNPAR_TOKEN read the secret from the file that the record of rank 0 names: not from any file that
-    only their user can read."""
+    """Ranks without GNNPAR_TOKEN read the secret from a file whose name they choose themselves, beside the one that the
+    record of rank 0 names: not from one that was there before, out of an archive of the stranger's."""
     monkeypatch.setattr(token, "_FILE_SECONDS", 0.1)
     known = tmp_path / name
-    known.write_bytes(b"MZ" * 100)
+    known.write_bytes(text)
     known.chmod(0o600)
     port = free_port()
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
     store.add("gnnpar/generation", 1)
     member = {"rank": 0, "host": "h", "interface": "lo", "address": "127.0.0.1", "port": 1}
     record = json.dumps({"member": member, "about": {"WORLD_SIZE": "2"}, "nonce": "0", "marker": str(known)})
-    proven = proof(b"MZ" * 100, b"gnnpar/1", b"0", record.encode()).hex()
+    proven = proof(text, b"gnnpar/1", b"0", record.encode()).hex()
     store.set("gnnpar/1/0", json.dumps({"record": record, "proof": proven}))
+    if answered:
+        store.set("gnnpar/1/answered/1", "{}")
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with pytest.raises(MeetingError, match="has no GNNPAR_TOKEN, and does not see rank 0's run folder"):
+    line = "has no GNNPAR_TOKEN, and does not see rank 0's run folder" if answered else "but rank 0 has not within 2 s"
+    with pytest.raises(MeetingError, match=line):
         rendezvous(env, about={}, patience=2.0)
+
+
+@pytest.mark.parametrize("chosen", ["../../x", "", "0" * 17, 7, None])
+def test_rank_0_answers_no_name_that_it_could_not_have_been_asked_for(chosen: object, tmp_path: Path) -> None:
+    file = tmp_path / ".meeting"
+    token.leave(file)
+    store = HashStore()
+    store.set("gnnpar/1/asks/1", json.dumps({"chosen": chosen}))
+    me = Member(rank=0, host="h", interface="lo", address="127.0.0.1", port=1)
+    secret = functools.partial(token.secret_of, {})
+    table = _Table(store, me, 2, "here", 0.5, agent=False, refuses=False, secret=secret, given=False)
+    with pytest.raises(MeetingError, match="rank 1 of 2 has not come"):
+        table.lay({}, str(file), "")
+    assert [each.name for each in tmp_path.iterdir()] == [".meeting"]
 
 
 class Forgetful(HashStore):
@@ -233,7 +261,8 @@ def test_a_rank_that_finds_a_forged_record_ends_whatever_a_stranger_does_meanwhi
     store.add("gnnpar/generation", 1)
     store.set("gnnpar/1/0", json.dumps({"record": "{}", "proof": "00"}))
     me = Member(rank=1, host="h", interface="lo", address="127.0.0.1", port=1)
-    table = _Table(store, me, 2, "here", 1.0, agent=False, refuses=False, secret=lambda marker: SECRET.encode())
+    secret = SECRET.encode()
+    table = _Table(store, me, 2, "here", 1.0, agent=False, refuses=False, secret=lambda marker: secret, given=True)
     with pytest.raises(MeetingError, match="does not prove this run's GNNPAR_TOKEN"):
         table.join({}, "")
 

@@ -28,6 +28,7 @@ def row(epoch: int) -> dict[str, Any]:
         "loss/train": 1.0,
         "metric/val": 0.5,
         "metric/test": 0.5,
+        "time/timed": 1,
         "time/epoch_seconds": 0.1,
         "time/train_seconds": 0.1 * epoch,
         "time/comm_total_seconds": 0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from gnnpar.track.jsonl import Jsonl, read_rows
 from gnnpar.track.picture import figure, picture
 from gnnpar.track.tracker import Null, Quiet, Tee
 
-ROW = {"epoch": 0, "loss/train": 1.5, "time/epoch_seconds": 0.25}
+ROW = {"epoch": 0, "loss/train": 1.5, "time/timed": 1, "time/epoch_seconds": 0.25, "time/train_seconds": 0.25}
 
 
 def test_rows_come_back_and_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
@@ -26,6 +27,14 @@ def test_rows_come_back_and_a_torn_last_line_is_left_out(tmp_path: Path) -> None
         file.write('{"epoch": 2, "loss')
     assert read_rows(tmp_path) == [ROW, ROW | {"epoch": 1, "loss/train": None}]
     assert read_rows(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("lacking", ROW)
+@pytest.mark.parametrize("how", ["without", "null"])
+def test_a_line_without_what_every_row_has_is_no_row(tmp_path: Path, lacking: str, how: str) -> None:
+    row = {k: v for k, v in ROW.items() if k != lacking} if how == "without" else ROW | {lacking: None}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert len(read_rows(tmp_path)) == (lacking == "loss/train" and how == "null")
 
 
 def test_only_names_of_the_table_are_written(tmp_path: Path) -> None:

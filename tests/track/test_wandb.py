@@ -42,7 +42,23 @@ def load(folder: Path, name: str = "result.json") -> dict[str, Any]:
     return json.loads((folder / name).read_text())
 
 
+def set_trap(folder: Path) -> Path:
+    """A checkout whose own settings make git run a program, which leaves this file."""
+    left, program = folder / "ran", folder / "program"
+    program.write_text(f"#!/bin/sh\ntouch {left}\n")
+    program.chmod(0o755)
+    (folder / "file").write_text("before")
+    who = ("-c", "user.name=n", "-c", "user.email=e")
+    for command in (("init", "-q"), ("add", "file"), (*who, "commit", "-qm", "m")):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    (folder / "file").write_text("after")
+    for name in ("diff.external", "core.fsmonitor"):
+        subprocess.run(["git", "config", name, str(program)], cwd=folder, check=True)
+    return left
+
+
 def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
+    left = set_trap(tmp_path)
     done = gnnpar(
         "train",
         "model=gat",
@@ -59,6 +75,9 @@ def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
         WANDB_API_KEY=KEY,
     )
     assert (done.returncode, done.stderr) == (0, "")
+    assert not left.exists()
+    subprocess.run(["git", "diff"], cwd=tmp_path, check=True, capture_output=True)
+    assert left.exists(), "the trap works"
     assert KEY not in done.stdout
     written = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert len(written) > 5

@@ -177,6 +177,7 @@ def _refuse_shadows(folder: Path) -> None:
     there = {str(path) for path in _paths(ConfigStore.instance().repo.get("hydra", {}), Path("hydra"))}
     there |= {f"{group}/{option}.yaml" for group, options in OF_HYDRA.items() for option in options}
     there |= {str(Path(name).with_name("None.yaml")) for name in there}  # of a group with nothing chosen
+    there |= {str(file.relative_to(folder)) for file in (folder / "hydra").glob("*/None.yaml")}  # nor any to choose
     for name in sorted(there):
         if (folder / name).exists():
             raise ConfigError(

@@ -11,13 +11,15 @@ import errno
 import functools
 import hmac
 import json
+import re
 import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -26,12 +28,13 @@ from gnnpar.comm import interfaces
 from gnnpar.comm.authentication import proof
 from gnnpar.comm.interfaces import MeetingError
 from gnnpar.durable import JsonDict, JsonObject, parse_json
-from gnnpar.launch.token import VARIABLE, secret_of
+from gnnpar.launch.token import VARIABLE, answer, answer_to, secret_of
 
 _POLL_SECONDS = 0.1
 _LAST_LINE_SECONDS = 1.0  # rank 0 may hold the store: the others have to read why it ends
 _REACH_SECONDS = 10.0
 _GENERATION = "gnnpar/generation"
+_CHOSEN = re.compile(r"[0-9a-f]{16}")  # by a rank, for the file that rank 0 answers it with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +114,8 @@ def rendezvous(
     agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     bound = _bound(master, address, inside=inside)
     store = _store(master, int(port), rank, patience, agent=agent, trouble=trouble, bound=bound)
-    secret = functools.partial(secret_of, env)
-    table = _Table(store, me, size, where, patience, agent=agent, refuses=bool(refusal), secret=secret)
+    secret, given = functools.partial(secret_of, env), bool(env.get(VARIABLE))
+    table = _Table(store, me, size, where, patience, agent=agent, refuses=bool(refusal), secret=secret, given=given)
     try:
         agreed = table.lay(about, marker, trouble) if rank == 0 else table.join(about, trouble)
         members = tuple(Member(**each) for each in agreed["members"])
@@ -223,11 +226,14 @@ class _Table:
         agent: bool,
         refuses: bool,
         secret: Callable[[str], bytes | None],
+        given: bool,
     ) -> None:
         self.store, self.me, self.size, self.where, self.patience = store, me, size, where, patience
         self.generation, self._began, self._nonce = 0, time.monotonic(), secrets.token_hex(8)
         self._agent, self._refuses = agent, refuses
         self._find_secret, self._secret = secret, b""
+        self._given = given
+        self._answered: set[int] = set()
 
     @property
     def room(self) -> str:
@@ -244,14 +250,16 @@ class _Table:
             self._fail(trouble)
         self._learn_secret(marker)
         self._put("0", self._record(about) | {"marker": marker})
-        records = self._all(
-            "",
-            lambda missing: (
-                f"{_ranks(missing)} of {self.size} {'has' if len(missing) == 1 else 'have'} not come to {self.where} "
-                f"within {self.patience:g} s (comm.connect_seconds): were they started, with this address and "
-                "port?"
-            ),
-        )
+        with ExitStack() as answers:
+            records = self._all(
+                "",
+                lambda missing: (
+                    f"{_ranks(missing)} of {self.size} {'has' if len(missing) == 1 else 'have'} not come to "
+                    f"{self.where} within {self.patience:g} s (comm.connect_seconds): were they started, with this "
+                    "address and port?"
+                ),
+                meanwhile=lambda missing: self._answer(missing, marker, answers),
+            )
         agreed = {
             "members": [record["member"] for record in records],
             "nonces": [record["nonce"] for record in records],
@@ -259,6 +267,34 @@ class _Table:
         }
         self._put("agreed", agreed)
         return agreed
+
+    def _answer(self, ranks: Sequence[int], marker: str, answers: ExitStack) -> None:
+        """Rank 0: its secret for those that ask, in files that last as long as `answers`; where it is GNNPAR_TOKEN,
+        they have that themselves, or none."""
+        for rank in ranks:
+            asked = self._plain(f"asks/{rank}")
+            if asked is None or rank in self._answered:
+                continue
+            self._answered.add(rank)
+            chosen = asked.get("chosen")
+            if not self._given and isinstance(chosen, str) and _CHOSEN.fullmatch(chosen):
+                try:
+                    copy = answer(Path(marker), chosen)
+                except OSError as error:
+                    self._fail(f"rank 0 on {self.me.place} cannot write beside {marker}: {error.strerror}")
+                answers.callback(copy.unlink, missing_ok=True)
+            self.store.set(f"{self.room}/answered/{rank}", "{}")
+
+    def _ask(self, marker: str) -> str | None:
+        """Another rank: the file with the secret, by a name that this rank has chosen; what the store names may be any
+        file. None: nobody answers, or a newer meeting has begun."""
+        self.store.set(f"{self.room}/asks/{self.me.rank}", json.dumps({"chosen": self._nonce}))
+        while self._plain(f"answered/{self.me.rank}") is None:
+            self._end_at_trouble()
+            if self._waited() or self.store.add(_GENERATION, 0) > self.generation:
+                return None
+            time.sleep(_POLL_SECONDS)
+        return answer_to(marker, self._nonce)
 
     def join(self, about: Mapping[str, str], trouble: str) -> JsonDict:
         """Another rank: come to the newest generation until one is really about this meeting."""
@@ -298,7 +334,11 @@ class _Table:
             return
         if trouble:
             self._fail(trouble)
-        self._learn_secret(_marker_of(stated))
+        marker = _marker_of(stated)
+        file = marker if self._given or not marker else self._ask(marker)
+        if file is None:
+            return
+        self._learn_secret(file)
         first = self._get("0")
         assert first is not None
         for name in sorted({**first["about"], **mine["about"]}):
@@ -315,15 +355,15 @@ class _Table:
             )
         self._put(str(self.me.rank), mine)
 
-    def _learn_secret(self, marker: str) -> None:
+    def _learn_secret(self, file: str) -> None:
         try:
-            found = self._find_secret(marker)
+            found = self._find_secret(file)
         except MeetingError as error:
             self._fail(f"rank {self.me.rank} on {self.me.place}: {error}")
         if found is None:
             self._fail(
                 f"rank {self.me.rank} on {self.me.place} has no {VARIABLE}, and does not see rank 0's run folder "
-                f"{marker.rpartition('/')[0]}: set {VARIABLE} to the same output of `openssl rand -hex 32` on all "
+                f"{file.rpartition('/')[0]}: set {VARIABLE} to the same output of `openssl rand -hex 32` on all "
                 "hosts, or share the folder"
             )
         self._secret = found
@@ -336,12 +376,15 @@ class _Table:
         self._put(f"ready/{self.me.rank}", {})
         self._all("ready/", lambda missing: f"{_ranks(missing)} went silent while ranks were meeting at {self.where}")
 
-    def _all(self, kind: str, silent: Callable[[list[int]], str]) -> list[JsonDict]:
-        """What all ranks put down under their numbers."""
+    def _all(
+        self, kind: str, silent: Callable[[list[int]], str], *, meanwhile: Callable[[list[int]], None] = lambda _: None
+    ) -> list[JsonDict]:
+        """What all ranks put down under their numbers. `meanwhile`: what those need that have not."""
         found: dict[int, JsonDict] = {}
         while len(found) < self.size:
             self._end_at_trouble()
             missing = [rank for rank in range(self.size) if rank not in found]
+            meanwhile(missing)
             found |= {rank: record for rank in missing if (record := self._get(f"{kind}{rank}")) is not None}
             if len(found) < self.size and self._waited():
                 self._fail(silent([rank for rank in range(self.size) if rank not in found]))

@@ -1,7 +1,8 @@
 """The secret of a run whose ranks others have started: what they prove to each other before anything is read.
 
-It is in GNNPAR_TOKEN, the same text on all hosts, or else in a file of rank 0 that only this user can read, in a folder
-that the hosts share.
+It is in GNNPAR_TOKEN, the same text on all hosts, or else in files of rank 0 that only this user can read, in a folder
+that the hosts share: one for each rank, by a name that the rank chose for this meeting. A file that was there before,
+out of an archive say, whose content others know, cannot have it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,23 @@ def leave(file: Path) -> None:
         out.write(secrets.token_hex(32))
 
 
+def answer(file: Path, chosen: str) -> Path:
+    """Rank 0: the secret of `file` once more, for the rank that chose this name. FileExistsError: it is taken."""
+    found = file.read_bytes()
+    copy = Path(answer_to(str(file), chosen))
+    with os.fdopen(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+        out.write(found)
+    return copy
+
+
+def answer_to(file: str, chosen: str) -> str:
+    """Where a rank finds it."""
+    return f"{file}.{chosen}"
+
+
 def secret_of(env: Mapping[str, str], file: str) -> bytes | None:
-    """The secret: of the environment, else of rank 0's file; None where there is neither. MeetingError says in one line
-    why one is of no use."""
+    """The secret: of the environment, else of a file of rank 0's; None where there is neither. MeetingError says in one
+    line why one is of no use."""
     if given := env.get(VARIABLE, ""):
         if len(given) < _SHORTEST:
             raise MeetingError(
@@ -42,11 +57,16 @@ def secret_of(env: Mapping[str, str], file: str) -> bytes | None:
         return given.encode()
     began = time.monotonic()
     while file and time.monotonic() - began < _FILE_SECONDS:
-        with suppress(FileNotFoundError, NotADirectoryError):
+        try:
             return _read(file)
-        with suppress(OSError):
-            os.listdir(Path(file).parent)  # file systems of networks look again
-        time.sleep(0.1)
+        except (FileNotFoundError, NotADirectoryError):
+            with suppress(OSError):
+                os.listdir(Path(file).parent)  # file systems of networks look again
+            time.sleep(0.1)
+        except (OSError, ValueError) as error:
+            if isinstance(error, MeetingError):
+                raise
+            return None  # a link, a folder that may not be read, a zero byte: not what rank 0 has written
     return None
 
 

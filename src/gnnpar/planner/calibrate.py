@@ -30,11 +30,11 @@ from gnnpar.comm.world import num_cores
 from gnnpar.durable import JsonDict, read_json, write_json_whole
 from gnnpar.launch.forked import without_main
 from gnnpar.launch.processes import NO_WORKING_DIRECTORY, environment
-from gnnpar.scratch import scratch_folder
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
 from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
 from gnnpar.printable import counted
+from gnnpar.scratch import scratch_folder
 from gnnpar.training.result.record import contention
 
 if TYPE_CHECKING:

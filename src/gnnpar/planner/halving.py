@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from gnnpar.comm.world import num_cores
 from gnnpar.durable import JsonDict
-from gnnpar.scratch import scratch_folder
 from gnnpar.placement import Plan
 from gnnpar.planner.planned import Planned
 from gnnpar.planner.planner import Evaluated
 from gnnpar.pricing.quantity import seconds_text
 from gnnpar.pricing.topology import Machines
+from gnnpar.scratch import scratch_folder
 from gnnpar.settings import Settings
 from gnnpar.training.result.header import WARMUP_EPOCHS
 

@@ -75,7 +75,7 @@ def _row(folder: Path, result: Result, changed: str, ratio: float | None, why: s
         epoch_time(result),
         ratio,
         result["bytes_per_epoch"]["total"],
-        max(peak) if peak else None,
+        max((nbytes for nbytes in peak or () if nbytes is not None), default=None),
         metric["name"],
         metric["val"],
         metric["test"],

@@ -14,9 +14,10 @@ class Key(NamedTuple):
 PHASES = ("compute", "sample", "encode", "exposed_wire", "exposed_skew", "bubble", "reduce", "other")
 BYTE_PHASES = ("forward", "backward", "remat", "push", "stage", "reduce", "assign", "pairs")
 
+LOSS = "loss/train"
 KEYS: dict[str, Key] = {
     "epoch": Key("1", "epoch of the row, from 0"),
-    "loss/train": Key("1", "training loss of the epoch, mean over all training nodes, before the step"),
+    LOSS: Key("1", "training loss of the epoch, mean over all training nodes, before the step"),
     "optim/lr": Key("1", "learning rate of the epoch"),
     "time/epoch_seconds": Key("s", "wall time of the epoch's training window on the slowest rank"),
     "time/timed": Key(
@@ -75,8 +76,14 @@ _OBJECTS = ("comm/layer_bytes", "metric/more", "fidelity/layers", "memory/live_b
 _OBJECTS += ("assign/variance", "assign/seconds", "assign/objective")
 
 
+_ALWAYS = ("epoch", "time/timed", "time/epoch_seconds", "time/train_seconds")
+
+
 def fits(row: Mapping[str, object]) -> bool:
-    """Whether every figure of a row is finite and of the kind that is written under its name, or null."""
+    """Whether a row has what every row has, and every figure is finite and of the kind that is written under its name,
+    or null."""
+    if not isinstance(row.get("epoch"), int) or any(row.get(name) is None for name in _ALWAYS) or LOSS not in row:
+        return False
     kinds = all(value is None or isinstance(value, _kind(name)) for name, value in row.items() if name in KEYS)
     return kinds and is_finite(row)
 

@@ -197,12 +197,14 @@ def refuse_settings_of(folder: Path) -> None:
 
 
 def begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: str, arguments: JsonObject) -> Run:
-    """wandb.init without what disturbs a measurement: no console capture, no sampling of the system, no code."""
+    """wandb.init without what disturbs a measurement: no console capture, no sampling of the system, no code. Nor git,
+    which runs programs that the settings of a checkout name: the working directory may be somebody else's."""
     settings = wandb.Settings(
         silent=True,
         console="off",
         x_disable_stats=True,
         save_code=False,
+        disable_git=True,
         init_timeout=config.connect_seconds,
         finish_timeout=config.upload_seconds / 2,
         finish_timeout_raises=True,
