@@ -13,6 +13,7 @@ import json
 import os
 import re
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -169,12 +170,27 @@ def release_all() -> None:
 
 
 def _open(file: Path) -> tuple[int, bool]:
-    """A handle, and whether the file is new."""
+    """A handle, and whether the file is new. WriteError where it is a device, a pipe or another name of a file: in a
+    folder of somebody else's it may be, and it is written in place."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     try:
         return os.open(file, flags | os.O_EXCL, 0o666), True
     except FileExistsError:
-        return os.open(file, flags, 0o666), False
+        _require_own(file, os.lstat(file))
+    handle = os.open(file, flags, 0o666)
+    try:
+        _require_own(file, os.fstat(handle))
+    except WriteError:
+        os.close(handle)
+        raise
+    return handle, False
+
+
+def _require_own(file: Path, facts: os.stat_result) -> None:
+    if stat.S_ISLNK(facts.st_mode):
+        raise WriteError(errno.ELOOP, os.strerror(errno.ELOOP), str(file))
+    if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
+        raise WriteError(errno.EEXIST, "it is no file of one name, as gnnpar writes it; remove it", str(file))
 
 
 def _flock(handle: int) -> bool | None:

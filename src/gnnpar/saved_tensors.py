@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.capacity import require_memory
+from gnnpar.pickled import Opcode, is_beyond, refuse_alike
 
 
 def load_saved(
@@ -34,8 +35,9 @@ def load_saved(
     _refuse_names(file, classes)
     with _these_alone(classes):
         found = torch.load(file, map_location=places, weights_only=True, mmap=mmap)
-    for tensor in _sparse_tensors(found, classes):
-        _hold_to_shape(tensor)
+    for tensor in tensors_in(found, classes):
+        if tensor.layout != torch.strided and not tensor.is_nested:
+            _hold_to_shape(tensor)
     return found
 
 
@@ -70,7 +72,6 @@ _STORAGE = re.compile(r"torch (Bool|Byte|Char|Short|Int|Long|Half|BFloat16|Float
 _DTYPE = re.compile(r"torch (bool|b?float\d+\w*|u?int\d+|complex\d+|q\w+|per_(tensor|channel)_\w+)")
 _CALLS = frozenset({"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID"})
 """By which a pickle names what it calls in another way; torch.save writes none of them."""
-_LONGS = frozenset({"LONG", "LONG1", "LONG4", "INT"})
 _STREAMS = 5  # of a file of torch before 1.6: two numbers, facts of the machine, the objects, keys of storages
 
 
@@ -78,19 +79,19 @@ def _refuse_names(file: Path, classes: Iterable[type]) -> None:
     """ValueError where the pickle of a file names anything but tensors, plain values and `classes`."""
     known = _PLAIN | {f"{each.__module__} {each.__qualname__}" for each in classes}
     for stream in _pickles(file):
-        for code, argument, _ in pickletools.genops(stream):
-            if is_beyond(code, argument) and argument != torch.serialization.MAGIC_NUMBER:  # of files before 1.6
-                raise ValueError("it holds a whole number beyond 64 bits")
-            name = str(argument).replace("__builtin__ ", "builtins ")  # as Python 2 had it
-            plain = name in known or _STORAGE.fullmatch(name) or _DTYPE.fullmatch(name)
-            if code.name in _CALLS or (code.name == "GLOBAL" and not plain):
-                raise ValueError(f"it names {name.replace(' ', '.')[:80]}, which is no tensor and no plain value")
+        refuse_alike(_named(stream, known))
 
 
-def is_beyond(code: pickletools.OpcodeInfo, argument: object) -> bool:
-    """Whether a pickle gives a whole number beyond 64 bits. Multiples of 2^61 - 1 hash alike, and a dict of them takes
-    time with the square of their number."""
-    return code.name in _LONGS and isinstance(argument, int) and abs(argument) >= 1 << 63
+def _named(stream: bytes | IO[bytes], known: set[str]) -> Iterator[Opcode]:
+    """The opcodes of a pickle that names nothing else."""
+    for code, argument, place in pickletools.genops(stream):
+        if is_beyond(code, argument) and argument != torch.serialization.MAGIC_NUMBER:  # of files before 1.6
+            raise ValueError("it holds a whole number beyond 64 bits")
+        name = str(argument).replace("__builtin__ ", "builtins ")  # as Python 2 had it
+        plain = name in known or _STORAGE.fullmatch(name) or _DTYPE.fullmatch(name)
+        if code.name in _CALLS or (code.name == "GLOBAL" and not plain):
+            raise ValueError(f"it names {name.replace(' ', '.')[:80]}, which is no tensor and no plain value")
+        yield code, argument, place
 
 
 def _pickles(file: Path) -> Iterator[bytes | IO[bytes]]:
@@ -147,8 +148,8 @@ def _ends_as_saved(tail: bytes, size: int) -> bool:
     return offset + nbytes == end
 
 
-def _sparse_tensors(found: object, classes: tuple[type, ...]) -> Iterator[Tensor]:
-    """All that containers and objects of `classes` hold; these may hold each other in a circle."""
+def tensors_in(found: object, classes: tuple[type, ...] = ()) -> Iterator[Tensor]:
+    """All that containers and objects of `classes` hold, each once; these may hold each other in a circle."""
     met: dict[int, object] = {}
     left = [found]
     while left:
@@ -157,8 +158,7 @@ def _sparse_tensors(found: object, classes: tuple[type, ...]) -> Iterator[Tensor
             continue
         met[id(each)] = each
         if isinstance(each, Tensor):
-            if each.layout != torch.strided and not each.is_nested:
-                yield each
+            yield each
         elif isinstance(each, Mapping):
             left.extend(each.values())
         elif isinstance(each, (list, tuple, set)):

@@ -761,6 +761,10 @@ def test_a_job_of_a_sweep_lies_below_it(tmp_path: Path, name: str) -> None:
         r"epochs=1,$\\\{oc.env:GNNPAR_TOKEN\\\}",  # and, of a choice, twice
         r"hydra.sweep.subdir=$\{oc.env:HOME\}",
         "hydra.sweep.subdir=${oc.env:HOME}",
+        "+hydra.sweep.mode=777",  # of the sweep's folder, in which submitit unpickles results
+        "hydra.sweep.mode=777",
+        "++hydra.sweep.mode='777'",
+        "+hydra.sweep.subdir=a",
         "cache_dir=/elsewhere",
         "tracker.entity=somebody",
         "strategy.host_dir=/elsewhere",

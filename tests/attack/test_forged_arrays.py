@@ -9,10 +9,11 @@ import _codecs
 import gzip
 import io
 import pickle
+import pickletools
 import shutil
 import struct
 import zipfile
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
 from gnnpar.parallel.pipeline.history import History
 from gnnpar.parallel.sancus.copies import Copies, Rule
+from gnnpar.pickled import refuse_alike
 from gnnpar.saved_tensors import load_saved
 from gnnpar_kernels.cpu_bags import bag, weighted_sums
 from gnnpar_kernels.extremum.cpu import extremum
@@ -511,3 +513,51 @@ def test_keys_that_hash_alike_are_refused(tmp_path: Path) -> None:
         load_saved(tmp_path / "a.pt")
     with pytest.raises(pickle.UnpicklingError, match="a whole number beyond 64 bits"):
         load_arrays(io.BytesIO(pickle.dumps(keys, protocol=2)))
+
+
+PAIRS: dict[str, object] = {
+    "a dict": {(1, 2): None},
+    "a dict of one": {((1, "a"), "b"): None},
+    "a set": {(1, 2), (2, 1)},
+    "a set of frozen sets": {frozenset({1})},
+    "an ordered dict": OrderedDict({(1, 2): 3}),
+    "within": [{"a": {(1.5, 2): 3}}],
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
+@pytest.mark.parametrize("what", PAIRS)
+def test_tuples_of_numbers_are_no_keys(tmp_path: Path, what: str, zipped: bool) -> None:
+    """Their hashes hold no secret of the process: a file may bring any number that hash alike."""
+    torch.save(PAIRS[what], tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(ValueError, match=r"a dict or set with a key that is|names builtins\.frozenset"):
+        load_saved(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("protocol", range(5))
+def test_a_list_of_pairs_makes_no_dict_unseen(protocol: int) -> None:
+    """As arguments of the class, and by opcodes that torch.save does not write."""
+    pairs = [((1, 2), None)]
+    for kind in (dict, OrderedDict, set):
+        with pytest.raises(ValueError, match="a key that is a tuple"):
+            refuse_alike(pickletools.genops(pickle.dumps(Calls(kind, (pairs,)), protocol=protocol)))
+    with pytest.raises(ValueError, match="a key that is a tuple"):
+        refuse_alike(pickletools.genops(pickle.dumps({(1, 2): 3}, protocol=protocol)))
+    kept = {"a": {1: 2, ("a", "to", "b"): [1, (2, 3)], None: 1.5, False: {4}}, "b": OrderedDict({"c": (1, {2: 3})})}
+    refuse_alike(pickletools.genops(pickle.dumps([kept, kept], protocol=protocol)))
+    if protocol == 4:
+        with pytest.raises(ValueError, match="a key that is"):
+            refuse_alike(pickletools.genops(pickle.dumps({frozenset({1}), 2}, protocol=protocol)))
+
+
+def test_opcodes_that_do_not_belong_together_are_a_line() -> None:
+    for broken in (b"s.", b"(u.", b"g7\n.", b"0.", b"\x86."):
+        with pytest.raises(ValueError, match="it is damaged"):
+            refuse_alike(pickletools.genops(broken))
+
+
+def test_lists_that_are_shared_a_thousandfold_are_looked_at_once(tmp_path: Path) -> None:
+    node: list[object] = [torch.zeros(1)]
+    for _ in range(60):
+        node = [node, node]
+    assert len(list(saved_tensors.tensors_in(node))) == 1

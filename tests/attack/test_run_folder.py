@@ -20,6 +20,7 @@ from conftest import Run, environment
 from gnnpar import durable
 from gnnpar.cli import main
 from gnnpar.data.files import cached_folder
+from gnnpar.durable import WriteError
 from gnnpar.folder_lock import FILE, FolderInUse, Lock, Owner, started, working_in
 from gnnpar.track.jsonl import Jsonl
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
@@ -139,6 +140,24 @@ def test_what_a_lock_says_decides_on_any_file_system(tmp_path: Path, file_system
     assert str(refused.value).endswith(f": wait for it, or {remedy}")
     file.unlink()
     take(tmp_path).release()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "another name", "link", "folder"])
+def test_a_lock_that_is_no_file_of_its_own_is_not_written(tmp_path: Path, kind: str) -> None:
+    precious, file = tmp_path / "precious", tmp_path / "run" / FILE
+    file.parent.mkdir()
+    precious.write_text("mine")
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "another name":
+        file.hardlink_to(precious)
+    elif kind == "link":
+        file.symlink_to(precious)
+    else:
+        file.mkdir()
+    with pytest.raises(WriteError):
+        take(tmp_path / "run")
+    assert precious.read_text() == "mine"
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"pid": 1}', "\0" * 300])

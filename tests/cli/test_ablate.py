@@ -75,6 +75,9 @@ def test_blocks_hold_every_run_once_in_orders_of_their_own(tmp_path: Path) -> No
         ("factors: {x: [codec=bf16], y: [codec=identity]}", "factors.y[0] (codec=identity) is the same run as"),
         ("a: [", "is no YAML"),
         ("- a", "must hold keys"),
+        ("factors: {x: [codec=bf16]}\nseeds: 2020-01-01", "it holds a date (2020-01-01); put it into quotes"),
+        ("factors: {x: [codec=bf16]}\nblocks: !!binary aaaa", "it holds a bytes"),
+        ("base: !!set {a}\nfactors: {x: [codec=bf16]}", "it holds a set"),
     ],
 )
 def test_a_wrong_study_is_one_line_with_the_key(

@@ -260,7 +260,14 @@ def test_a_file_that_is_typed_names_no_class(marker: Path, capsys: pytest.Captur
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("override", ["seed=range(0,1000000000)", "+hydra.sweeper.params.seed=range(0,1000000000)"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=range(0,1000000000)",
+        "+hydra.sweeper.params.seed=range(0,1000000000)",
+        "+hydra.sweeper.params.seed='range(0,1000000000)'",
+    ],
+)
 def test_a_sweep_without_end_is_refused_before_it_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, capsys: pytest.CaptureFixture
 ) -> None:
@@ -269,6 +276,12 @@ def test_a_sweep_without_end_is_refused_before_it_is_listed(
     assert "the sweep asks for 2,000,000,000 jobs, at most 100,000 are listed" in capsys.readouterr().err
     assert run("train", ["-m", "--cfg", "job", "seed=0,1"]) == 2
     assert "--cfg shows the configuration of one run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["inf", "nan", "-inf"])
+def test_a_range_without_end_is_a_line(end: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", ["-m", "debug=tiny", f"seed=range(0,{end})"]) == 2
+    assert "the sweep asks for 100,001 jobs, at most 100,000 are listed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("typed", ["model.self_loops=true", "model=pyg", "model.kwargs={}"])
@@ -439,7 +452,9 @@ def test_no_rank_imports_from_the_working_directory_first(run_cli: Run, tmp_path
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("key", ["hydra.launcher.n_jobs", "hydra.sweeper.n_jobs"])
+@pytest.mark.parametrize(
+    "key", ["hydra.launcher.n_jobs", "hydra.sweeper.n_jobs", "hydra.launcher.tasks_per_node", "hydra.launcher.nodes"]
+)
 @pytest.mark.parametrize("value", ["65", "-1", "9" * 30, "1e3"])
 def test_a_sweep_starts_no_thousand_workers(tmp_path: Path, key: str, value: str) -> None:
     jobs = {"k": Job("k", "0", ("seed=0",))}

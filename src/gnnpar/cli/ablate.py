@@ -28,6 +28,7 @@ from gnnpar.config.jobs import Manifest, job_key
 from gnnpar.config.replay import quoted
 from gnnpar.config.study import Variant, job_overrides, read_study
 from gnnpar.durable import Json, JsonDict, JsonObject, refuse_links_below, write_text_whole
+from gnnpar.printable import printable
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import fenced, let_in, refuse_foreign
@@ -232,7 +233,8 @@ def display(rows: Sequence[Row], base: Mapping[str, float | None], *, speed: boo
         ratio = interval(each.epoch, lambda x: f"{x:.3f}")
         sizes = [interval(estimate, signed_bytes) for estimate in (each.bytes, each.memory)]
         points = interval(each.accuracy, lambda x: f"{x:+.2f}")
-        table.add_row(escape(each.variant), str(each.pairs), *greyed([ratio, *sizes, points], speed), cosine(each))
+        name = escape(printable(each.variant))
+        table.add_row(name, str(each.pairs), *greyed([ratio, *sizes, points], speed), cosine(each))
     console = stdout()
     if not console.is_terminal:
         console.width = 200

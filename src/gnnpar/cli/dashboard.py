@@ -76,7 +76,8 @@ def place_of(folders: Sequence[Path], entity: str) -> tuple[str, str, str]:
         raise ConfigError(f"{missing[0]} has no wandb run; train with tracker=wandb")
     try:
         links = [read_json(file) for file in files]
-        places = sorted({(entity or link["entity"] or "", str(link["project"]), link["group"] or "") for link in links})
+        said = [[str(link[name] or "") for name in ("entity", "project", "group")] for link in links]
+        places = sorted({(entity or owner, project, study) for owner, project, study in said})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{LINK} of a run cannot be read ({error}); train again with tracker=wandb") from error
     if len(places) > 1:

@@ -79,6 +79,9 @@ def run(command: str, argv: list[str]) -> int:
         return 1
     except BrokenPipeError:
         raise
+    except RecursionError as error:
+        line = "what was given is nested too deep: folders in folders, or brackets in brackets"
+        return refuse(ConfigError(line), error)
     except Exception as error:
         if (line := hydra_line(error, argv)) is not None:  # some of Hydra's errors are OSErrors
             return refuse(ConfigError(line), error)

@@ -33,7 +33,8 @@ _HYDRA_KEYS = {f"hydra.launcher.{key}" for key in f"{_LAUNCHER} {_SLURM}".split(
 """Of launchers and sweepers. Others may be commands, as a prolog of Slurm's, or files of the folder."""
 _MOST_WORKERS = 64
 """Of a launcher on one machine, which starts all of them, however few jobs there are."""
-_PARAMS = "hydra.sweeper.params."
+_STARTED = (".n_jobs", ".tasks_per_node", ".nodes")
+PARAMS = "hydra.sweeper.params."
 _JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
 _PLAIN = re.compile(r"[\w.,:+()-]*")
 """A value that is numbers, names or ranges."""
@@ -77,7 +78,7 @@ class Replay:
 
         `choices`: group -> the file or files that Hydra chose in it.
         """
-        own = {key_of(override).removeprefix(_PARAMS) for override in self.typed}
+        own = {key_of(override).removeprefix(PARAMS) for override in self.typed}
         for override in overrides:
             if key_of(override) not in own:
                 self.check_override(override)
@@ -172,12 +173,12 @@ def _is_harmless(override: str) -> bool:
         options = _CHOICES.fullmatch(value)
         at_hydra = "hydra" in key.partition("@")[2]
         return not at_hydra and bool(options) and all(_is_brought(group, o.strip()) for o in options[1].split(","))
-    if group.startswith(_PARAMS):  # a sweeper makes overrides of jobs of them
-        return _is_harmless(override.replace(_PARAMS, "", 1))
+    if group.startswith(PARAMS):  # a sweeper makes overrides of jobs of them
+        return _is_harmless(override.replace(PARAMS, "", 1))
     if "hydra" in key:
-        few = not group.endswith(".n_jobs") or (value.isdecimal() and int(value[:9]) <= _MOST_WORKERS)
-        return re.fullmatch(r"hydra\.sweep\.\w+", group) is not None or (
-            group in _HYDRA_KEYS and _is_plain(value) and few
+        few = not group.endswith(_STARTED) or (value.isdecimal() and int(value[:9]) <= _MOST_WORKERS)
+        return not key.startswith("+") and (
+            group == "hydra.sweep.subdir" or (group in _HYDRA_KEYS and _is_plain(value) and few)
         )
     return _KEY.fullmatch(group) is not None and group.partition(".")[0] in _KEYS and "@" not in key
 

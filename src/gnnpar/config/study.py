@@ -149,7 +149,21 @@ def plain_yaml(file: Path) -> object:
     text = file.read_text(encoding="utf-8")
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
         raise ValueError("it repeats a part of itself by *; write it out")
-    return yaml.safe_load(text)
+    return _plain(yaml.safe_load(text))
+
+
+def _plain(node: object) -> object:
+    """The same. ValueError where YAML makes more of it than JSON knows: dates, bytes, sets."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            _plain(key)
+            _plain(value)
+    elif isinstance(node, list):
+        for each in node:
+            _plain(each)
+    elif not isinstance(node, str | int | float | None):
+        raise ValueError(f"it holds a {type(node).__name__} ({show(str(node))}); put it into quotes")
+    return node
 
 
 def listed(level: str | Sequence[str]) -> Overrides:

@@ -34,7 +34,7 @@ from gnnpar.config.jobs import (
     read_record,
     snapshot,
 )
-from gnnpar.config.replay import Replay, asked, quoted
+from gnnpar.config.replay import PARAMS, Replay, asked, quoted
 from gnnpar.config.study import MOST_RUNS
 from gnnpar.durable import JsonObject, WriteError, refuse_links_below
 from gnnpar.paths import conf_dir
@@ -317,9 +317,21 @@ def per_job(argv: Sequence[str]) -> list[str]:
 
 def _refuse_too_many(parsed: Sequence[Hydras]) -> None:
     """ConfigError where overrides ask for more jobs than anybody waits for: Hydra lists all before the first."""
-    asked = math.prod(_choices(o.value()) for o in parsed)
+    asked = math.prod(_choices(o.value()) for o in [*parsed, *_of_sweeper(parsed)])
     if asked > MOST_RUNS:
         raise ConfigError(f"the sweep asks for {asked:,} jobs, at most {MOST_RUNS:,} are listed; give fewer values")
+
+
+def _of_sweeper(parsed: Sequence[Hydras]) -> list[Hydras]:
+    """What a sweeper makes sweeps of, `hydra.sweeper.params.KEY='VALUES'`, as overrides."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    given = [(o.key_or_group.removeprefix(PARAMS), o.value()) for o in parsed if o.key_or_group.startswith(PARAMS)]
+    params = [f"{key}={value}" for key, value in given if isinstance(value, str)]
+    with suppress(OverrideParseException):  # the sweeper says so itself
+        return list(OverridesParser.create().parse_overrides(params))
+    return []
 
 
 def _choices(value: Hydras) -> int:
@@ -328,7 +340,8 @@ def _choices(value: Hydras) -> int:
 
     if isinstance(value, RangeSweep):
         start, stop, step = (float(end or 0) for end in (value.start, value.stop, value.step))
-        return max(0, math.ceil((stop - start) / step)) if step else MOST_RUNS + 1
+        count = (stop - start) / step if step else math.inf
+        return max(0, math.ceil(count)) if math.isfinite(count) else MOST_RUNS + 1
     if isinstance(value, ChoiceSweep):
         return sum(_choices(each) for each in value.list)
     return 1

@@ -12,7 +12,7 @@ import pickle
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Self
@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Self
 import numpy as np
 
 from gnnpar.capacity import require_memory
-from gnnpar.saved_tensors import is_beyond
+from gnnpar.pickled import Opcode, is_beyond, refuse_alike
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -115,11 +115,16 @@ def load_arrays(file: IO[bytes], *, encoding: str = "ASCII") -> object:
 def _refuse_far_memos(content: bytes) -> None:
     """A memo is a table as long as its largest index: one that no number of objects before it explains takes memory
     of the file's choice."""
+    refuse_alike(_near(content))
+
+
+def _near(content: bytes) -> Iterator[Opcode]:
     for code, argument, place in pickletools.genops(content):
         if is_beyond(code, argument):
             raise pickle.UnpicklingError("it holds a whole number beyond 64 bits")
         if code.name in _MEMOS and not 0 <= int(argument or 0) <= (place or 0):
             raise pickle.UnpicklingError(f"it keeps its object {argument} after {place} bytes")
+        yield code, argument, place
 
 
 ARRAY_PICKLE = SimpleNamespace(__name__="pickle of arrays", load=load_arrays)

@@ -7,6 +7,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gnnpar.capacity import require_memory
 from gnnpar.models.gnn import GNN
 from gnnpar.models.initial import Linear, construct
 
@@ -34,6 +35,7 @@ def with_scorer(model: GNN, decoder: Literal["dot", "mlp"] | None, seed: int) ->
             "forward return a dictionary with rows of all types, of width task.width"
         )
     if decoder == "mlp":
+        require_memory(4 * model.out_dim**2, f"a decoder of width {model.out_dim}", "set a smaller task.width")
         model.add_module(_NAME, construct(lambda: Scorer(model.out_dim), seed))
     return model
 

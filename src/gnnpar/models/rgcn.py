@@ -13,6 +13,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
+from gnnpar.capacity import require_memory
 from gnnpar.folds.block import Rows
 from gnnpar.folds.edge_data import EdgeKind, EdgeSizes
 from gnnpar.folds.sum import Sum
@@ -60,6 +61,8 @@ class Matrices(NamedTuple):
                     "a divisor of both, or set model.encoder=linear and model.decoder=linear"
                 )
             shape = (relations, blocks, in_dim // blocks, out_dim // blocks)
+        numbers = math.prod(shape) + relations * (bases or 0)
+        require_memory(4 * numbers, f"a layer of {relations} types of edges", "give fewer types, bases or columns")
         weight = nn.Parameter(glorot_uniform(*shape))
         return Matrices(weight, None if bases is None else nn.Parameter(glorot_uniform(relations, bases)))
 

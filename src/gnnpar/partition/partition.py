@@ -45,6 +45,9 @@ class EdgePartitioner(Partitioner, Protocol):
 _OBJECTIVES = {"cut": 0, "volume": 1}  # METIS_OBJTYPE_CUT, METIS_OBJTYPE_VOL
 
 
+_LARGEST_SUM = 2**31 - 1  # of the weights of all nodes: METIS adds them in 32 bits
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metis:
     """METIS through pymetis. `objective`: cut edges or communication volume; `balance`: what parts get equally.
@@ -78,7 +81,8 @@ class Metis:
         if self.balance == "edges":
             return (dataset.in_degree + 1).numpy().astype(np.int64)
         if self.balance == "train":
-            return dataset.train_mask.numpy().astype(np.int64) * max(1, dataset.num_nodes) + 1
+            train, nodes = dataset.train_mask.numpy().astype(np.int64), max(1, dataset.num_nodes)
+            return train * min(nodes, (_LARGEST_SUM - nodes) // max(1, int(train.sum()))) + 1
         return None
 
 

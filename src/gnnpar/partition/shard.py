@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator, RowLists
 from gnnpar.comm.rows import PartEdges
 from gnnpar.data.dataset import Dataset
@@ -316,6 +317,8 @@ def degrees_by_type(blocks: Sequence[Block], types: int) -> Tensor:
 
 
 def _counted(dst: Tensor, types: Tensor, num_dst: int, num_types: int) -> Tensor:
+    what = f"a table of {num_dst} nodes by {num_types} types of edges"
+    require_memory(8 * num_dst * num_types, what, "give fewer types")
     return torch.bincount(dst * num_types + types, minlength=num_dst * num_types).view(num_dst, num_types)
 
 

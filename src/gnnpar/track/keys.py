@@ -85,18 +85,20 @@ def fits(row: Mapping[str, object]) -> bool:
     if not isinstance(row.get("epoch"), int) or any(row.get(name) is None for name in _ALWAYS) or LOSS not in row:
         return False
     kinds = all(value is None or isinstance(value, _kind(name)) for name, value in row.items() if name in KEYS)
-    return kinds and is_finite(row)
+    layers = row.get("fidelity/layers") or {}
+    pairs = isinstance(layers, Mapping) and all(isinstance(v, list) and len(v) == 2 for v in layers.values())
+    return kinds and pairs and is_finite(row)
 
 
 _LARGEST = 1e150
-"""Squares and sums of smaller numbers are numbers."""
+"""Squares, sums and quotients of numbers below it, and above one over it, are numbers."""
 
 
 def is_finite(tree: object) -> bool:
     """Every number in it, and what is reckoned of some; Python's JSON also reads NaN and Infinity."""
     if isinstance(tree, (Mapping, list)):
         return all(map(is_finite, tree.values() if isinstance(tree, Mapping) else tree))
-    return not isinstance(tree, float) or abs(tree) < _LARGEST
+    return not isinstance(tree, float) or tree == 0 or 1 / _LARGEST < abs(tree) < _LARGEST
 
 
 def _kind(name: str) -> tuple[type, ...]:

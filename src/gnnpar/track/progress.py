@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from gnnpar.printable import printable
 from gnnpar.track.console import stdout
 
 SHOWN = "GNNPAR_SWEEP_SHOWN"  # set for jobs while the parent shows them: they are silent then
@@ -55,7 +56,7 @@ def shown(look: Callable[[], Snapshot]) -> Iterator[None]:
         now = look()
         ended = now.done + now.failed
         bar.update(task, total=now.total, completed=ended, detail=escape(now.line.partition(" done")[2].lstrip(", ")))
-        lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in now.running[:_MOST_LINES]]
+        lines = [Text(printable(line), no_wrap=True, overflow="ellipsis") for line in now.running[:_MOST_LINES]]
         return Group(bar, *lines)
 
     ended = threading.Event()

@@ -336,7 +336,8 @@ def flat(row: JsonObject) -> JsonDict:
 def against(row: JsonObject) -> JsonDict:
     """The curves of a row under the names that are drawn against seconds and gigabytes, and the gigabytes."""
     curves = {f"{prefix}/{curve}": row[curve] for prefix in AXES for curve in CURVES if curve in row}
-    return curves | {GIGABYTES: row["comm/total_bytes_so_far"] / 1e9}
+    sent = row.get("comm/total_bytes_so_far")
+    return curves | ({} if sent is None else {GIGABYTES: sent / 1e9})
 
 
 def within(seconds: float, act: Callable[[], object]) -> None:

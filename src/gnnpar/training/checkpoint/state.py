@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.durable import JsonDict, file_hash
-from gnnpar.saved_tensors import is_expanded, load_saved, oddity
+from gnnpar.saved_tensors import is_expanded, load_saved, oddity, tensors_in
 
 _SCALARS = (bool, int, float, str)
 _WORDS, _LEFT, _NEXT = 624, 8, 16  # of a generator: its words, and where it says how many are left and used
@@ -93,9 +93,9 @@ def check_tree(file: Path) -> None:
 
 def _flaw(tree: JsonDict) -> str | None:
     """What no rank writes; tensors first, before anything reads their numbers."""
-    if any(oddity(t) or t.layout != torch.strided for t in _tensors(tree)):
+    if any(oddity(t) or t.layout != torch.strided for t in tensors_in(tree)):
         return "a tensor that is sparse, nested, quantized or has no values"
-    if any(map(is_expanded, _tensors(tree))):
+    if any(map(is_expanded, tensors_in(tree))):
         return "a tensor of more numbers than its memory has"
     parts = [tree["model"], tree["optimizer"]["state"], tree["engine"], tree["random"]]
     kinds = all(isinstance(part, dict) for part in parts) and isinstance(tree["optimizer"]["kind"], str)
@@ -112,15 +112,6 @@ def _is_random_state(state: object) -> bool:
     left = int.from_bytes(said[_LEFT : _LEFT + 4], sys.byteorder)
     used = int.from_bytes(said[_NEXT : _NEXT + 8], sys.byteorder)
     return left + used == _WORDS + 1 or (left, used) == (1, 0)
-
-
-def _tensors(tree: object) -> Iterator[Tensor]:
-    """All that are in a plain tree."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (Mapping, list, tuple)):
-        for each in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from _tensors(each)
 
 
 def read_tree(file: Path, device: torch.device) -> Any:  # Any: a tree
