@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -128,11 +129,28 @@ def write_json_whole(file: Path, data: object, *, indent: int | None = 1, sync: 
 
 
 def require_file(file: Path) -> int:
-    """The size of a file; OSError where it is none, but a pipe or a device, whose end a reader might wait for."""
+    """The size of a file; OSError where it is none, but a pipe, a device or one of /proc, whose end a reader might wait
+    for."""
     found = file.stat()
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(found.st_mode) or found.st_dev == _device_of_proc():
         raise OSError(errno.EINVAL, "it is no file", str(file))
     return found.st_size
+
+
+def is_readable_file(file: Path) -> bool:
+    """Whether it is there, and a file in the sense of `require_file`."""
+    try:
+        require_file(file)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+@functools.cache
+def _device_of_proc() -> int | None:
+    with suppress(OSError):
+        return os.stat("/proc/self/stat").st_dev
+    return None
 
 
 def read_json(file: Path) -> JsonDict:

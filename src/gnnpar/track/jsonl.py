@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gnnpar.durable import DISK_FULL, Json, JsonDict, JsonObject, WriteError, parse_json, write_text_whole
+from gnnpar.durable import (
+    DISK_FULL,
+    Json,
+    JsonDict,
+    JsonObject,
+    WriteError,
+    is_readable_file,
+    parse_json,
+    write_text_whole,
+)
 from gnnpar.track import keys
 
 FILE = "metrics.jsonl"
@@ -96,7 +105,7 @@ class Jsonl:
 def read_rows(run_dir: Path) -> list[JsonDict]:
     """The rows of a run, up to the first line that is none: the last may be cut short by a kill."""
     path = run_dir / FILE
-    if not path.is_file():
+    if not is_readable_file(path):
         return []
     rows = []
     with path.open("rb") as file:
@@ -125,7 +134,7 @@ class RowDigest:
 
     def read(self, *, stop: int | None = None, sync: bool = False) -> RowCount:
         """Of all rows that are whole by now, or of the first `stop`. `sync`: they reach the disk before."""
-        if not self._file.is_file():
+        if not is_readable_file(self._file):
             return RowCount(self._count, self._hash.hexdigest())
         with self._file.open("rb") as file:
             if sync:

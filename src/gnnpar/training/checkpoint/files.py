@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from gnnpar.aliases import with_current_targets
+from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator
 from gnnpar.durable import (
     DISK_FULL,
@@ -154,6 +155,8 @@ def read(folder: Path) -> Checkpoint:
         if named.isdecimal() and int(named) != manifest["epoch"]:
             raise ValueError(f"it says that {manifest['epoch']} epochs are done, its name {named}")
         for name, told in files.items():
+            size = (folder / Path(name).name).stat().st_size
+            require_memory(size, name, "give the file that was saved")  # holes cost no disk, and hours to read
             if file_hash(folder / Path(name).name) != told["sha256"]:
                 raise ValueError(f"{name} has another checksum than manifest.json says")
             check_tree(folder / Path(name).name)
