@@ -1,14 +1,15 @@
 """What a pickle would make, looked at before anything is made: numbers, keys of dicts, members of sets.
 
-Python hashes text and bytes with a secret of the process, whole numbers and tuples of them without one: a file may hold
-any number of them that hash alike, and a dict of those takes time with the square of their number.
+Python hashes text and bytes with a secret of the process, numbers and tuples of them without one: a file may hold any
+number of tuples that hash alike, and a dict of those takes time with the square of their number. Tuples of 50 bits, as
+of three numbers below 2^16, are too few for that: of so many hardly five share a hash of 64 bits.
 """
 
 from __future__ import annotations
 
 import pickletools
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 _LONGS = frozenset({"LONG", "LONG1", "LONG4", "INT"})
 
@@ -18,7 +19,7 @@ def is_beyond(code: pickletools.OpcodeInfo, argument: object) -> bool:
     return code.name in _LONGS and isinstance(argument, int) and abs(argument) >= 1 << 63
 
 
-Opcode = tuple[pickletools.OpcodeInfo, Any, int | None]
+Opcode = tuple[pickletools.OpcodeInfo, object, int | None]
 """As pickletools.genops gives it: what it does, its argument, its place."""
 
 
@@ -27,28 +28,30 @@ class _List(list["Made"]):
 
 
 Made: TypeAlias = "str | tuple[Made, ...] | _List"
-"""'text', 'plain' (numbers, None), 'name C' of a class, 'object' for what is not known; tuples and lists of them."""
+"""'text', 'constant' (True, False, None), 'small' (whole numbers below 2^16), 'number' (others), 'name C' of a
+class, 'object' for what is not known; tuples and lists of them."""
 
 _TEXTS = ("UNICODE", "STRING", "BYTES", "BYTEARRAY")  # in the names of opcodes
-_PLAIN = frozenset(
-    {*_LONGS, "BININT", "BININT1", "BININT2", "FLOAT", "BINFLOAT", "NEWTRUE", "NEWFALSE", "NONE"},
-)
+_NUMBERS = frozenset({*_LONGS, "BININT", "BININT1", "BININT2", "FLOAT", "BINFLOAT"})
+_CONSTANTS = frozenset({"NEWTRUE", "NEWFALSE", "NONE"})
+_BITS = {"text": 0, "constant": 2, "small": 16}
+_MOST_BITS, _MOST_PARTS = 50, 64  # of a tuple that is a key
 _GETS, _PUTS = frozenset({"GET", "BINGET", "LONG_BINGET"}), frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 _SETS = ("set", "frozenset", "Counter")  # which hash what they are given
 _DICTS = ("dict", "OrderedDict", "defaultdict")  # the first of each pair
-_MARK = "mark"
+_MARK, _ANY_NAME = "mark", "name of the stack"
 
 
 def refuse_alike(opcodes: Iterable[Opcode]) -> None:
     """ValueError where a dict, or a set, of one pickle gets a key that is neither text, a number, the name of a class
-    nor a tuple of text, and where opcodes do not belong together."""
+    nor a tuple of text and a few small numbers, and where opcodes do not belong together."""
     stack: list[Made] = []
     memo: dict[int, Made] = {}
     try:
         for code, argument, _ in opcodes:
             for key in _step(code, argument, stack, memo):
-                kind = "a tuple of numbers or more" if isinstance(key, tuple) else "an object"
-                raise ValueError(f"it holds a dict or set with a key that is {kind}; keys are text or numbers")
+                kind = "a tuple of large or many numbers" if isinstance(key, tuple) else "an object"
+                raise ValueError(f"it holds a dict or set with a key that is {kind}, which may hash alike")
     except (IndexError, KeyError) as error:
         raise ValueError("it is damaged: what it takes from its stack is not there") from error
 
@@ -86,13 +89,16 @@ def _step(code: pickletools.OpcodeInfo, argument: object, stack: list[Made], mem
         case "REDUCE" | "NEWOBJ":
             called, given = taken
             of = called.rpartition(".")[2] if isinstance(called, str) else ""
-            if of in _SETS or of in _DICTS:
-                yield from _unsafe(_hashed(given, pairs=of in _DICTS))
+            for classes, pairs in ((_SETS, False), (_DICTS, True)):
+                if of in classes or called == _ANY_NAME:
+                    yield from _unsafe(_hashed(given, pairs=pairs))
             stack.append("text" if of == "EdgeTypeStr" else "object")
+        case "STACK_GLOBAL":
+            stack.append(_ANY_NAME)
         case "GLOBAL":
             stack.append("name " + str(argument).replace(" ", "."))
         case _:
-            kind = "text" if any(each in name for each in _TEXTS) else "plain" if name in _PLAIN else "object"
+            kind = _kind(name, argument)
             stack += [_MARK if each is pickletools.markobject else kind for each in code.stack_after]
 
 
@@ -114,8 +120,36 @@ def _hashed(given: Made, *, pairs: bool) -> Iterator[Made]:
             yield member[0] if pairs and isinstance(member, (tuple, _List)) and member else member
 
 
+def _kind(name: str, argument: object) -> str:
+    """Of what an opcode without parts pushes."""
+    if any(each in name for each in _TEXTS):
+        return "text"
+    if name in _CONSTANTS:
+        return "constant"
+    if name in _NUMBERS:
+        return "small" if isinstance(argument, int) and 0 <= argument < 1 << _BITS["small"] else "number"
+    return "object"
+
+
 def _unsafe(keys: Iterable[Made]) -> Iterator[Made]:
     for key in keys:
-        texts = isinstance(key, tuple) and all(each == "text" for each in key)
-        if not texts and key not in ("text", "plain") and not (isinstance(key, str) and key.startswith("name ")):
+        alone = isinstance(key, str) and (key in _BITS or key == "number" or key.startswith("name "))
+        if not alone and not _is_small(key):
             yield key
+
+
+def _is_small(key: Made) -> bool:
+    """Whether it is a tuple of text and a few small numbers, or of such tuples."""
+    if not isinstance(key, tuple):
+        return False
+    left, parts, bits = list(key), 0, 0
+    while left:
+        each = left.pop()
+        parts += 1
+        if isinstance(each, tuple):
+            left += each
+        else:
+            bits += _BITS.get(each, _MOST_BITS + 1) if isinstance(each, str) else _MOST_BITS + 1
+        if max(parts, len(left)) > _MOST_PARTS or bits > _MOST_BITS:
+            return False
+    return True

@@ -57,7 +57,7 @@ from gnnpar.report.page.page import schedules
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError
 from gnnpar.targets import FENCE
-from gnnpar.track import jsonl, wandb
+from gnnpar.track import jsonl, keys, wandb
 from gnnpar.track.console import say
 from gnnpar.track.jsonl import read_rows
 from gnnpar.training.checkpoint import files as checkpoint
@@ -1052,7 +1052,9 @@ def test_a_class_of_gnnpar_that_is_no_model_is_a_line(trained: Path, tmp_path: P
 
 
 def test_an_epoch_beyond_all_rows_takes_no_memory(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epoch": 3}\n')
+    rest = dict.fromkeys(keys.ALWAYS, 0)
+    rows = [json.dumps({"epoch": epoch, **rest}) for epoch in (1, 3)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
     assert jsonl.missing_epochs(tmp_path, 10**18) == f"0, 2, 4-{10**18 - 1}"
     assert jsonl.missing_epochs(tmp_path, 3) == "0, 2"
 

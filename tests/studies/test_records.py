@@ -85,7 +85,6 @@ def test_lines_of_changed_checkouts_become_no_more() -> None:
         "adaqp_accuracy": 150,
         "adaqp_throughput": 576,
         "gnnpipe_convergence": 576,
-        "planner_accuracy": 130,
         "sar_out_of_core": 3,
         "sar_speed": 32,
         "strong_scaling": 33,

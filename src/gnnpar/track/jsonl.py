@@ -120,7 +120,7 @@ def _row(line: bytes) -> JsonDict | None:
         row = parse_json(line.decode(errors="replace"))
     except ValueError:
         return None
-    return row if isinstance(row, dict) and keys.fits(row) else None
+    return row if isinstance(row, dict) and isinstance(row.get("epoch"), int) and keys.fits(row) else None
 
 
 class RowDigest:
@@ -157,8 +157,9 @@ class RowCount:
 
 
 def missing_epochs(run_dir: Path, count: int) -> str:
-    """The epochs below `count` of which metrics.jsonl has no row: '3, 5-7'; empty: none."""
-    there = sorted({row["epoch"] for row in read_rows(run_dir) if 0 <= row["epoch"] < count})
+    """The epochs below `count` of which metrics.jsonl has no whole row: '3, 5-7'; empty: none."""
+    rows = [row for row in read_rows(run_dir) if keys.is_whole(row)]
+    there = sorted({row["epoch"] for row in rows if 0 <= row["epoch"] < count})
     gaps = [(a + 1, b - 1) for a, b in zip([-1, *there], [*there, count], strict=True) if b > a + 1]
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in gaps)
 

@@ -76,14 +76,17 @@ _OBJECTS = ("comm/layer_bytes", "metric/more", "fidelity/layers", "memory/live_b
 _OBJECTS += ("assign/variance", "assign/seconds", "assign/objective")
 
 
-_ALWAYS = ("epoch", "time/timed", "time/epoch_seconds", "time/train_seconds")
+ALWAYS = (LOSS, "time/timed", "time/epoch_seconds", "time/train_seconds", "comm/total_bytes", "comm/total_bytes_so_far")
+"""What every row of a run has; null may be the loss alone."""
+
+
+def is_whole(row: Mapping[str, object]) -> bool:
+    """Whether it is the row of a run; those of a study's lines are parts of rows."""
+    return all(name in row and (name == LOSS or row[name] is not None) for name in ALWAYS)
 
 
 def fits(row: Mapping[str, object]) -> bool:
-    """Whether a row has what every row has, and every figure is finite and of the kind that is written under its name,
-    or null."""
-    if not isinstance(row.get("epoch"), int) or any(row.get(name) is None for name in _ALWAYS) or LOSS not in row:
-        return False
+    """Whether every figure of a row is finite and of the kind that is written under its name, or null."""
     kinds = all(value is None or isinstance(value, _kind(name)) for name, value in row.items() if name in KEYS)
     layers = row.get("fidelity/layers") or {}
     pairs = isinstance(layers, Mapping) and all(isinstance(v, list) and len(v) == 2 for v in layers.values())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from gnnpar.durable import JsonDict, JsonObject, read_json, write_json_whole
 from gnnpar.placement import Plan
 from gnnpar.track.jsonl import read_rows
-from gnnpar.track.keys import BYTE_PHASES, PHASES, is_finite
+from gnnpar.track.keys import BYTE_PHASES, PHASES, is_finite, is_whole
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def schema_path() -> Path:
 
 def write_result(run_dir: Path, header: Row, status: Status, error: str | None) -> JsonDict:
     """Build result.json from the files of a run folder and write it."""
-    result = build_result(header, _plan_in(run_dir), read_rows(run_dir), status, error)
+    rows = [row for row in read_rows(run_dir) if is_whole(row)]  # of a run that somebody else began, not all may be
+    result = build_result(header, _plan_in(run_dir), rows, status, error)
     result["load"] = {"before": header["load_before"], "after": os.getloadavg()[0]}
     write_json_whole(run_dir / FILE, result)
     return result
