@@ -220,6 +220,8 @@ def test_a_stranger_cannot_name_a_file_whose_content_he_knows(
     known = tmp_path / name
     known.write_bytes(text)
     known.chmod(0o600)
+    if answered:  # who can write into the folder gives it the name that the rank waits for
+        monkeypatch.setattr("gnnpar.launch.rendezvous.answer_to", lambda file, chosen: str(known))
     port = free_port()
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
     store.add("gnnpar/generation", 1)
@@ -262,7 +264,9 @@ def test_a_rank_that_finds_a_forged_record_ends_whatever_a_stranger_does_meanwhi
     store.set("gnnpar/1/0", json.dumps({"record": "{}", "proof": "00"}))
     me = Member(rank=1, host="h", interface="lo", address="127.0.0.1", port=1)
     secret = SECRET.encode()
-    table = _Table(store, me, 2, "here", 1.0, agent=False, refuses=False, secret=lambda marker: secret, given=True)
+    table = _Table(
+        store, me, 2, "here", 1.0, agent=False, refuses=False, secret=lambda file, chosen: secret, given=True
+    )
     with pytest.raises(MeetingError, match="does not prove this run's GNNPAR_TOKEN"):
         table.join({}, "")
 

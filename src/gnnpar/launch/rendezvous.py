@@ -34,7 +34,7 @@ _POLL_SECONDS = 0.1
 _LAST_LINE_SECONDS = 1.0  # rank 0 may hold the store: the others have to read why it ends
 _REACH_SECONDS = 10.0
 _GENERATION = "gnnpar/generation"
-_CHOSEN = re.compile(r"[0-9a-f]{16}")  # by a rank, for the file that rank 0 answers it with
+_CHOSEN = re.compile(r"[0-9a-f]{16}")  # by a rank, for the file of rank 0's answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +225,7 @@ class _Table:
         *,
         agent: bool,
         refuses: bool,
-        secret: Callable[[str], bytes | None],
+        secret: Callable[[str, str], bytes | None],
         given: bool,
     ) -> None:
         self.store, self.me, self.size, self.where, self.patience = store, me, size, where, patience
@@ -248,7 +248,7 @@ class _Table:
         self.generation = self.store.add(_GENERATION, 1)
         if trouble:
             self._fail(trouble)
-        self._learn_secret(marker)
+        self._learn_secret(marker, "")
         self._put("0", self._record(about) | {"marker": marker})
         with ExitStack() as answers:
             records = self._all(
@@ -286,8 +286,8 @@ class _Table:
             self.store.set(f"{self.room}/answered/{rank}", "{}")
 
     def _ask(self, marker: str) -> str | None:
-        """Another rank: the file with the secret, by a name that this rank has chosen; what the store names may be any
-        file. None: nobody answers, or a newer meeting has begun."""
+        """Another rank: the file with the secret, which begins with a word that this rank has chosen; what the store
+        names may be any file. None: nobody answers, or a newer meeting has begun."""
         self.store.set(f"{self.room}/asks/{self.me.rank}", json.dumps({"chosen": self._nonce}))
         while self._plain(f"answered/{self.me.rank}") is None:
             self._end_at_trouble()
@@ -338,7 +338,7 @@ class _Table:
         file = marker if self._given or not marker else self._ask(marker)
         if file is None:
             return
-        self._learn_secret(file)
+        self._learn_secret(file, self._nonce)
         first = self._get("0")
         assert first is not None
         for name in sorted({**first["about"], **mine["about"]}):
@@ -355,9 +355,9 @@ class _Table:
             )
         self._put(str(self.me.rank), mine)
 
-    def _learn_secret(self, file: str) -> None:
+    def _learn_secret(self, file: str, chosen: str) -> None:
         try:
-            found = self._find_secret(file)
+            found = self._find_secret(file, chosen)
         except MeetingError as error:
             self._fail(f"rank {self.me.rank} on {self.me.place}: {error}")
         if found is None:

@@ -1,8 +1,8 @@
 """The secret of a run whose ranks others have started: what they prove to each other before anything is read.
 
 It is in GNNPAR_TOKEN, the same text on all hosts, or else in files of rank 0 that only this user can read, in a folder
-that the hosts share: one for each rank, by a name that the rank chose for this meeting. A file that was there before,
-out of an archive say, whose content others know, cannot have it.
+that the hosts share: one for each rank, which begins with a word that the rank chose for this meeting. No file that was
+there before, out of an archive say, whose content others know, does so, by whatever name.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def leave(file: Path) -> None:
 
 
 def answer(file: Path, chosen: str) -> Path:
-    """Rank 0: the secret of `file` once more, for the rank that chose this name. FileExistsError: it is taken."""
+    """Rank 0: the secret of `file` once more, for the rank that chose this word. FileExistsError: the name is taken."""
     found = file.read_bytes()
     copy = Path(answer_to(str(file), chosen))
     with os.fdopen(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        out.write(found)
+        out.write(chosen.encode() + b" " + found)
     return copy
 
 
@@ -45,9 +45,9 @@ def answer_to(file: str, chosen: str) -> str:
     return f"{file}.{chosen}"
 
 
-def secret_of(env: Mapping[str, str], file: str) -> bytes | None:
-    """The secret: of the environment, else of a file of rank 0's; None where there is neither. MeetingError says in one
-    line why one is of no use."""
+def secret_of(env: Mapping[str, str], file: str, chosen: str = "") -> bytes | None:
+    """The secret: of the environment, else of a file of rank 0's, which begins with what this rank has chosen; None
+    where there is neither. MeetingError says in one line why one is of no use."""
     if given := env.get(VARIABLE, ""):
         if len(given) < _SHORTEST:
             raise MeetingError(
@@ -58,7 +58,7 @@ def secret_of(env: Mapping[str, str], file: str) -> bytes | None:
     began = time.monotonic()
     while file and time.monotonic() - began < _FILE_SECONDS:
         try:
-            return _read(file)
+            return _read(file, chosen)
         except (FileNotFoundError, NotADirectoryError):
             with suppress(OSError):
                 os.listdir(Path(file).parent)  # file systems of networks look again
@@ -70,14 +70,14 @@ def secret_of(env: Mapping[str, str], file: str) -> bytes | None:
     return None
 
 
-def _read(file: str) -> bytes | None:
-    """What `leave` wrote. The name of the file comes from a store that anybody reaches: it may be any other file of the
-    user's, whose content others know."""
+def _read(file: str, chosen: str) -> bytes | None:
+    """What `leave` wrote, or `answer` for this rank. The name of the file comes from a store that anybody reaches: it
+    may be any other file of the user's, whose content others know."""
     if not Path(file).name.startswith(NAME):
         return None
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
         facts = os.fstat(opened.fileno())
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
             raise MeetingError(f"{file} of rank 0 can be written or read by others: set {VARIABLE} on all hosts")
-        found = opened.read(200)
-    return found if _SECRET.fullmatch(found) else None
+        word, _, found = opened.read(200).rpartition(b" ")
+    return found if _SECRET.fullmatch(found) and word == chosen.encode() else None
