@@ -59,7 +59,7 @@ def cells() -> dict[str, dict[str, Any]]:
         "kinds": ("minibatch", "dgl_batches"),
         "rounds": 5,
     }
-    for graph in ("sbm_tenth", "sbm_four", "debian"):
+    for graph in ("sbm_tenth", "sbm_four", "debian", "rmat"):
         for model in ("gcn", "sage", "gat"):
             found[f"{model} | {graph}"] = {
                 "graph": graph,

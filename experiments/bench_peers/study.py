@@ -7,6 +7,7 @@ import numpy as np
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.npz import NPZ
+from gnnpar.data.rmat import RMAT
 from gnnpar.data.synthetic import SBM
 from gnnpar.models.gat import GAT
 from gnnpar.models.gcn import GCN
@@ -27,9 +28,14 @@ DEBIAN = NPZ(  # conf/dataset/debian.yaml
 )
 
 
+R_MAT = RMAT(scale=15, edge_factor=16, num_features=128, graph_seed=0)
+
+
 def dataset_of(graph: str) -> Dataset:
     if graph == "debian":
         return DEBIAN.load(None, 0)
+    if graph == "rmat":
+        return R_MAT.load(None, 0)
     return SBM(
         num_nodes=NODES[graph],
         avg_degree=20,

@@ -318,7 +318,7 @@ def degrees_by_type(blocks: Sequence[Block], types: int) -> Tensor:
 
 def _counted(dst: Tensor, types: Tensor, num_dst: int, num_types: int) -> Tensor:
     what = f"a table of {num_dst} nodes by {num_types} types of edges"
-    require_memory(8 * num_dst * num_types, what, "give fewer types")
+    require_memory(3 * 8 * num_dst * num_types, what, "give fewer types")  # and its copies
     return torch.bincount(dst * num_types + types, minlength=num_dst * num_types).view(num_dst, num_types)
 
 
