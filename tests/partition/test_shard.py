@@ -1,6 +1,7 @@
 """Laws of a partition and of the shards cut along it."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,6 +52,16 @@ def test_partitioners_fill_every_part(by, parts):
     if not (isinstance(by, Metis) and by.balance != "nodes"):
         assert int(sizes.max()) <= 1.1 * 200 / parts + 1
     assert torch.equal(part_of, partition(dataset, parts, by=by)), "equal seeds, equal parts"
+
+
+@pytest.mark.parametrize("nodes", [7, 100_000, 3_000_000])
+def test_weights_of_training_nodes_fit_into_32_bits(nodes):
+    """METIS adds them up in those."""
+    dataset = SimpleNamespace(train_mask=torch.arange(nodes) % 3 > 0, num_nodes=nodes)
+    weights = Metis(balance="train")._weights(dataset)
+    assert weights.sum() < 2**31
+    assert set(weights[dataset.train_mask.numpy()]) == {weights.max()}
+    assert weights.max() > 100 * weights.min() or nodes == 7
 
 
 def test_metis_balances_what_it_is_told_to():
