@@ -24,18 +24,30 @@ Opcode = tuple[pickletools.OpcodeInfo, object, int | None]
 
 
 class _List(list["Made"]):
-    """What a list, or a dict, that is made holds."""
+    """What a list holds."""
 
 
-Made: TypeAlias = "str | tuple[Made, ...] | _List"
+class _Dict:
+    """How many keys and values a dict holds."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+
+Made: TypeAlias = "str | tuple[Made, ...] | _List | _Dict"
 """'text', 'constant' (True, False, None), 'small' (whole numbers below 2^16), 'number' (others), 'name C' of a
 class, 'object' for what is not known; tuples and lists of them."""
 
 _TEXTS = ("UNICODE", "STRING", "BYTES", "BYTEARRAY")  # in the names of opcodes
 _NUMBERS = frozenset({*_LONGS, "BININT", "BININT1", "BININT2", "FLOAT", "BINFLOAT"})
 _CONSTANTS = frozenset({"NEWTRUE", "NEWFALSE", "NONE"})
-_BITS = {"text": 0, "constant": 2, "small": 16}
+_BITS = {"text": 0, "constant": 2, "small": 16, "number": 40}
 _MOST_BITS, _MOST_PARTS = 50, 64  # of a tuple that is a key
+_MOST_KEYS = 1 << 16  # a dict of more could be led through its full part by each, whatever their hashes
+_FEW = 10_000
 _GETS, _PUTS = frozenset({"GET", "BINGET", "LONG_BINGET"}), frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 _SETS = ("set", "frozenset", "Counter")  # which hash what they are given
 _DICTS = ("dict", "OrderedDict", "defaultdict")  # the first of each pair
@@ -44,62 +56,94 @@ _MARK, _ANY_NAME = "mark", "name of the stack"
 
 def refuse_alike(opcodes: Iterable[Opcode]) -> None:
     """ValueError where a dict, or a set, of one pickle gets a key that is neither text, a number, the name of a class
-    nor a tuple of text and a few small numbers, and where opcodes do not belong together."""
-    stack: list[Made] = []
-    memo: dict[int, Made] = {}
+    nor a tuple of text and a few small numbers, or very many that are numbers; where one list is given to many objects,
+    each of which copies it; and where opcodes do not belong together."""
+    machine = _Machine()
     try:
         for code, argument, _ in opcodes:
-            for key in _step(code, argument, stack, memo):
-                kind = "a tuple of large or many numbers" if isinstance(key, tuple) else "an object"
-                raise ValueError(f"it holds a dict or set with a key that is {kind}, which may hash alike")
+            machine.step(code, argument)
     except (IndexError, KeyError) as error:
         raise ValueError("it is damaged: what it takes from its stack is not there") from error
 
 
-def _step(code: pickletools.OpcodeInfo, argument: object, stack: list[Made], memo: dict[int, Made]) -> Iterator[Made]:
-    """What is done to the stack; the keys that are not safe."""
-    name = code.name
-    if name in _PUTS or name == "MEMOIZE":
-        memo[len(memo) if name == "MEMOIZE" else int(str(argument))] = stack[-1]
-        return
-    if name in _GETS:
-        stack.append(memo[int(str(argument))])
-        return
-    if name == "DUP":
-        stack.append(stack[-1])
-        return
-    taken = _take(code, stack)
-    match name:
-        case "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3" | "EMPTY_TUPLE":
-            stack.append(tuple(taken))
-        case "LIST" | "EMPTY_LIST":
-            stack.append(_List(taken))
-        case "APPEND" | "APPENDS":
-            target, *items = taken
-            if isinstance(target, _List):
-                target.extend(items)
-            stack.append(target)
-        case "SETITEM" | "SETITEMS" | "ADDITEMS":
-            target, *items = taken
-            yield from _unsafe(items if name == "ADDITEMS" else items[::2])
-            stack.append(target)
-        case "DICT" | "FROZENSET":
-            yield from _unsafe(taken if name == "FROZENSET" else taken[::2])
-            stack.append("object")
-        case "REDUCE" | "NEWOBJ":
-            called, given = taken
-            of = called.rpartition(".")[2] if isinstance(called, str) else ""
-            for classes, pairs in ((_SETS, False), (_DICTS, True)):
-                if of in classes or called == _ANY_NAME:
-                    yield from _unsafe(_hashed(given, pairs=pairs))
-            stack.append("text" if of == "EdgeTypeStr" else "object")
-        case "STACK_GLOBAL":
-            stack.append(_ANY_NAME)
-        case "GLOBAL":
-            stack.append("name " + str(argument).replace(" ", "."))
-        case _:
-            kind = _kind(name, argument)
-            stack += [_MARK if each is pickletools.markobject else kind for each in code.stack_after]
+class _Machine:
+    """What a pickle does, without doing it."""
+
+    def __init__(self) -> None:
+        self._stack: list[Made] = []
+        self._memo: dict[int, Made] = {}
+        self._steps = self._copied = self._numbers = 0
+
+    def step(self, code: pickletools.OpcodeInfo, argument: object) -> None:
+        name, stack, memo = code.name, self._stack, self._memo
+        self._steps += 1
+        if name in _PUTS or name == "MEMOIZE":
+            memo[len(memo) if name == "MEMOIZE" else int(str(argument))] = stack[-1]
+            return
+        if name in _GETS:
+            stack.append(memo[int(str(argument))])
+            return
+        if name == "DUP":
+            stack.append(stack[-1])
+            return
+        taken = _take(code, stack)
+        match name:
+            case "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3" | "EMPTY_TUPLE":
+                stack.append(tuple(taken))
+            case "LIST" | "EMPTY_LIST":
+                stack.append(_List(taken))
+            case "APPEND" | "APPENDS":
+                target, *items = taken
+                if isinstance(target, _List):
+                    target.extend(items)
+                stack.append(target)
+            case "EMPTY_DICT" | "DICT":
+                self._hash(taken[::2])
+                stack.append(_Dict(len(taken)))
+            case "SETITEM" | "SETITEMS" | "ADDITEMS":
+                target, *items = taken
+                self._hash(items if name == "ADDITEMS" else items[::2])
+                if isinstance(target, _Dict):
+                    target.size += len(items)
+                stack.append(target)
+            case "FROZENSET":
+                self._hash(taken)
+                stack.append("object")
+            case "REDUCE" | "NEWOBJ":
+                called, given = taken
+                of = called.rpartition(".")[2] if isinstance(called, str) else ""
+                self._copy(given)
+                for classes, pairs in ((_SETS, False), (_DICTS, True)):
+                    if of in classes or called == _ANY_NAME:
+                        self._hash(_hashed(given, pairs=pairs))
+                stack.append("text" if of == "EdgeTypeStr" else "object")
+            case "BUILD":
+                self._copy(taken[1])
+                stack.append(taken[0])
+            case "STACK_GLOBAL":
+                stack.append(_ANY_NAME)
+            case "GLOBAL":
+                stack.append("name " + str(argument).replace(" ", "."))
+            case _:
+                kind = _kind(name, argument)
+                stack += [_MARK if each is pickletools.markobject else kind for each in code.stack_after]
+
+    def _copy(self, given: Made) -> None:
+        """An object gets these arguments, or this state. What stands in the file once takes a step each to write."""
+        parts = given if isinstance(given, tuple) else (given,)
+        self._copied += sum(len(each) if isinstance(each, (tuple, _List, _Dict)) else 1 for each in parts)
+        if self._copied > 2 * self._steps + _FEW:
+            raise ValueError("it gives one list to many objects, each of which copies it")
+
+    def _hash(self, keys: Iterable[Made]) -> None:
+        for key in keys:
+            bits = _bits(key)
+            if bits > _MOST_BITS:
+                kind = "a tuple of large or many numbers" if isinstance(key, tuple) else "an object"
+                raise ValueError(f"it holds a dict or set with a key that is {kind}, which may hash alike")
+            self._numbers += bits > _BITS["small"] or (bits > 0 and isinstance(key, tuple))
+        if self._numbers > _MOST_KEYS:
+            raise ValueError(f"it holds dicts or sets with more than {_MOST_KEYS} keys of large numbers")
 
 
 def _take(code: pickletools.OpcodeInfo, stack: list[Made]) -> list[Made]:
@@ -131,17 +175,12 @@ def _kind(name: str, argument: object) -> str:
     return "object"
 
 
-def _unsafe(keys: Iterable[Made]) -> Iterator[Made]:
-    for key in keys:
-        alone = isinstance(key, str) and (key in _BITS or key == "number" or key.startswith("name "))
-        if not alone and not _is_small(key):
-            yield key
-
-
-def _is_small(key: Made) -> bool:
-    """Whether it is a tuple of text and a few small numbers, or of such tuples."""
+def _bits(key: Made) -> int:
+    """How much of a key a file may choose without knowing the process: of numbers, alone or in tuples of text."""
+    if isinstance(key, str):
+        return _BITS.get(key, 0 if key.startswith("name ") else _MOST_BITS + 1)
     if not isinstance(key, tuple):
-        return False
+        return _MOST_BITS + 1
     left, parts, bits = list(key), 0, 0
     while left:
         each = left.pop()
@@ -149,7 +188,8 @@ def _is_small(key: Made) -> bool:
         if isinstance(each, tuple):
             left += each
         else:
-            bits += _BITS.get(each, _MOST_BITS + 1) if isinstance(each, str) else _MOST_BITS + 1
+            alone = _BITS.get(each, _MOST_BITS + 1) if isinstance(each, str) else _MOST_BITS + 1
+            bits += alone if each != "number" else _MOST_BITS + 1
         if max(parts, len(left)) > _MOST_PARTS or bits > _MOST_BITS:
-            return False
-    return True
+            return _MOST_BITS + 1
+    return bits

@@ -553,6 +553,36 @@ def test_a_list_of_pairs_makes_no_dict_unseen(protocol: int) -> None:
             refuse_alike(pickletools.genops(pickle.dumps({frozenset({1}), 2}, protocol=protocol)))
 
 
+@pytest.mark.parametrize("kind", ["size", "set", "state"])
+def test_a_list_that_is_given_to_many_objects_is_refused_before_they_are_made(kind: str) -> None:
+    """A file of 400 kB took 20 GB."""
+    parts = tuple(range(2000))
+    args, state = {
+        "size": ((torch.Size, (parts,)), None),
+        "set": ((set, (parts,)), None),
+        "state": ((OrderedDict, ()), dict.fromkeys(map(str, parts))),
+    }[kind]
+    made = [Calls(*args, state) for _ in range(100)]
+    with pytest.raises(ValueError, match="it gives one list to many objects"):
+        refuse_alike(pickletools.genops(pickle.dumps(made, protocol=2)))
+    refuse_alike(pickletools.genops(pickle.dumps(made[:2], protocol=2)))
+
+
+def test_many_keys_of_large_numbers_are_refused() -> None:
+    keys = {(1 << 20) + key: None for key in range(70_000)}
+    with pytest.raises(ValueError, match="more than 65536 keys of large numbers"):
+        refuse_alike(pickletools.genops(pickle.dumps(keys, protocol=2)))
+    refuse_alike(pickletools.genops(pickle.dumps(dict.fromkeys(range(60_000)), protocol=2)))
+
+
+def test_bytes_that_are_given_to_many_arrays_are_refused() -> None:
+    content = np.zeros(1000).tobytes()
+    state = (1, (1000,), np.dtype("<f8"), False, content)
+    arrays = [Calls(_reconstruct, (np.ndarray, (0,), b"b"), state) for _ in range(10)]
+    with pytest.raises(pickle.UnpicklingError, match="it gives the bytes of one array to many"):
+        load_arrays(io.BytesIO(pickle.dumps(arrays, protocol=3)))
+
+
 def test_opcodes_that_do_not_belong_together_are_a_line() -> None:
     for broken in (b"s.", b"(u.", b"g7\n.", b"0.", b"\x86."):
         with pytest.raises(ValueError, match="it is damaged"):

@@ -109,7 +109,22 @@ def load_arrays(file: IO[bytes], *, encoding: str = "ASCII") -> object:
     """
     content = file.read()
     _refuse_far_memos(content)
-    return _made(_Reader(io.BytesIO(content), encoding=encoding).load(), {}, 0)
+    return _made(_Reader(io.BytesIO(content), encoding=encoding).load(), _Found(len(content)), 0)
+
+
+class _Found(dict[int, object]):
+    """What records have become, by their identity. `left`: bytes that arrays may still take; all stand in the file,
+    each for one."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def take(self, content: bytes) -> bytes:
+        self.left -= len(content)
+        if self.left < 0:
+            raise pickle.UnpicklingError("it gives the bytes of one array to many")
+        return content
 
 
 def _refuse_far_memos(content: bytes) -> None:
@@ -166,8 +181,8 @@ def checked_csr(
     return make((data, indices, indptr), shape=(rows, columns))
 
 
-def _made(node: object, made: dict[int, object], depth: int) -> object:
-    """A tree with its records made into what they say; `made`: by the identity of a node."""
+def _made(node: object, made: _Found, depth: int) -> object:
+    """A tree with its records made into what they say."""
     if node is None or type(node) in _PLAIN:
         return node
     if id(node) in made:
@@ -184,11 +199,11 @@ def _made(node: object, made: dict[int, object], depth: int) -> object:
     elif type(node) is tuple:
         found = tuple(_made(value, made, depth + 1) for value in node)
     elif isinstance(node, _Array):
-        found = _array(node)
+        found = _array(node, made)
     elif isinstance(node, _Scalar):
         found = _scalar(node)
     elif isinstance(node, _Csr):
-        found = _csr(node)
+        found = _csr(node, made)
     else:
         raise pickle.UnpicklingError("it holds what is no array")
     made[id(node)] = found
@@ -211,10 +226,10 @@ def _bytes(data: object) -> bytes:
     raise pickle.UnpicklingError("it holds an array without its bytes")
 
 
-def _array(record: _Array) -> np.ndarray:
+def _array(record: _Array, made: _Found) -> np.ndarray:
     match record.args, record.state:
         case (of, (0,), b"b" | "b"), (1, tuple(shape), kind, fortran, content) if of is _NDArray:
-            data, dtype = _bytes(content), _type(kind)
+            data, dtype = made.take(_bytes(content)), _type(kind)
             if all(type(length) is int and length >= 0 for length in shape):
                 count = int(np.prod(shape, dtype=object)) if shape else 1
                 if count * dtype.itemsize == len(data):
@@ -232,7 +247,7 @@ def _scalar(record: _Scalar) -> np.generic:
     raise pickle.UnpicklingError("it holds a number whose type and bytes do not belong together")
 
 
-def _csr(record: _Csr) -> csr_matrix:
+def _csr(record: _Csr, made: _Found) -> csr_matrix:
     from scipy import sparse
 
     match record.args, record.state:
@@ -244,7 +259,7 @@ def _csr(record: _Csr) -> csr_matrix:
         }:
             match shape:
                 case (int() as rows, int() as columns) if min(rows, columns) >= 0:
-                    arrays = _array(data), _array(indices), _array(indptr)
+                    arrays = _array(data, made), _array(indices, made), _array(indptr, made)
                     nbytes = rows * columns * arrays[0].itemsize  # it is made dense
                     require_memory(nbytes, "a matrix of the file", "compare its checksum")
                     return checked_csr(sparse.csr_matrix, arrays, (rows, columns))

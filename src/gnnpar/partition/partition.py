@@ -81,9 +81,14 @@ class Metis:
         if self.balance == "edges":
             return (dataset.in_degree + 1).numpy().astype(np.int64)
         if self.balance == "train":
-            train, nodes = dataset.train_mask.numpy().astype(np.int64), max(1, dataset.num_nodes)
-            return train * min(nodes, (_LARGEST_SUM - nodes) // max(1, int(train.sum()))) + 1
+            return train_weights(dataset.train_mask)
         return None
+
+
+def train_weights(train_mask: Tensor) -> np.ndarray:
+    """Of nodes, so that parts with equal sums have equal numbers of training nodes. Shapes: [N] bool -> [N] int64."""
+    train, nodes = train_mask.numpy().astype(np.int64), max(1, len(train_mask))
+    return train * min(nodes, (_LARGEST_SUM - nodes) // max(1, int(train.sum()))) + 1
 
 
 @dataclass(frozen=True, kw_only=True)
