@@ -24,10 +24,21 @@ def scratch_folder() -> Iterator[Path]:
                 with _working_in(left.parent):
                     shutil.rmtree(left.parent)
     scratch = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    _made.append(scratch)
     try:
         with _working_in(scratch):
             yield scratch
     finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        _made.remove(scratch)
+
+
+_made: list[Path] = []
+
+
+def remove_all() -> None:
+    """Before a process ends without leaving its blocks (os._exit)."""
+    for scratch in _made:
         shutil.rmtree(scratch, ignore_errors=True)
 
 

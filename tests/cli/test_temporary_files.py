@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 
 import pytest
@@ -68,3 +69,16 @@ def test_where_no_folder_can_be_made_a_command_that_needs_none_runs(monkeypatch:
     before = os.environ.get("TMPDIR")
     with own_temporary_files():
         assert os.environ.get("TMPDIR") == before
+
+
+def test_a_process_that_ends_without_leaving_its_blocks_leaves_no_folder(tmp_path: Path) -> None:
+    code = """
+    import os
+    from gnnpar.scratch import own_temporary_files, remove_all
+    with own_temporary_files():
+        remove_all()
+        os._exit(7)
+    """
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", dedent(code)], env=env, check=False).returncode == 7
+    assert not list(tmp_path.iterdir())

@@ -25,6 +25,7 @@ from gnnpar.launch.monitor import failure_of
 from gnnpar.launch.peer_monitor import PeerFailure, PeerMonitor
 from gnnpar.launch.rendezvous import JoinedWorld, rendezvous
 from gnnpar.launch.slurm import rank_on_host
+from gnnpar.scratch import remove_all
 from gnnpar.settings import Comm, ConfigError
 from gnnpar.track.console import complain
 
@@ -120,6 +121,7 @@ class JoinedRank:
         else:
             complain(line)
         release_all()
+        remove_all()
         os._exit(1)
 
     def line_of(self, failure: PeerFailure) -> str:
