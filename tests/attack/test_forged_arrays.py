@@ -557,12 +557,12 @@ def test_a_list_of_pairs_makes_no_dict_unseen(protocol: int) -> None:
 def test_a_list_that_is_given_to_many_objects_is_refused_before_they_are_made(kind: str) -> None:
     """A file of 400 kB took 20 GB."""
     parts = tuple(range(2000))
-    args, state = {
-        "size": ((torch.Size, (parts,)), None),
-        "set": ((set, (parts,)), None),
-        "state": ((OrderedDict, ()), dict.fromkeys(map(str, parts))),
+    state = dict.fromkeys(map(str, parts))
+    made = {
+        "size": [Calls(torch.Size, (parts,)) for _ in range(100)],
+        "set": [Calls(set, (parts,)) for _ in range(100)],
+        "state": [Calls(OrderedDict, (), state) for _ in range(100)],
     }[kind]
-    made = [Calls(*args, state) for _ in range(100)]
     with pytest.raises(ValueError, match="it gives one list to many objects"):
         refuse_alike(pickletools.genops(pickle.dumps(made, protocol=2)))
     refuse_alike(pickletools.genops(pickle.dumps(made[:2], protocol=2)))
