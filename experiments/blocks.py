@@ -17,6 +17,7 @@ from typing import Any
 import records
 
 CURVE = ("epoch", "loss/train", "metric/val", "metric/test", "time/train_seconds", "comm/total_bytes_so_far")
+GNNPAR = (sys.executable, "-P", "-m", "gnnpar")  # which imports nothing of the folder that it is called in
 Jobs = Mapping[str, Sequence[str]]  # name -> overrides of `gnnpar train`
 
 
@@ -113,7 +114,7 @@ def train(overrides: Sequence[str], *, failures: bool = False) -> dict[str, Any]
 
 def call(arguments: Sequence[str], *, failures: bool = False) -> None:
     """`gnnpar train`, silently. failures: runs that fail leave their results (rows with the reason) and end nothing."""
-    command = [sys.executable, "-P", "-m", "gnnpar", "train", *arguments, "tracker=jsonl"]
+    command = [*GNNPAR, "train", *arguments, "tracker=jsonl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     folder = Path(arguments[-1].partition("=")[2])  # hydra.run.dir or hydra.sweep.dir
     ends = {json.loads(file.read_text(encoding="utf-8"))["status"] for file in folder.rglob("result.json")}

@@ -21,6 +21,7 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+import blocks
 import records
 
 from gnnpar.config.compose import compose
@@ -148,10 +149,7 @@ def original(python: Path, code: Path, method: str, folder: Path, arguments: lis
 def our_losses(folder: Path, overrides: list[str], seed: int, partition_hash: str) -> list[float]:
     """Of the weights that `export` has written for this seed, and of draws of our own."""
     command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "gnnpar",
+        *blocks.GNNPAR,
         "train",
         *COMMON,
         *overrides,

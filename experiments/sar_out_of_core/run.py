@@ -17,6 +17,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+import blocks
 import records
 
 PROBLEM = ["dataset=sbm", "dataset.num_nodes=60000", "model=gat", "model.hidden=256", "model.num_layers=4"]
@@ -51,10 +52,7 @@ def train(what: str, overrides: list[str], limit: int | None) -> dict[str, Any]:
     group = Cgroup(limit)
     with tempfile.TemporaryDirectory(dir=HERE) as folder:  # a disk: a result in memory would count
         command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "gnnpar",
+            *blocks.GNNPAR,
             "train",
             *PROBLEM,
             *COMMON,

@@ -17,7 +17,7 @@ import pytest
 from gnnpar import report
 from gnnpar.cli import compare as command
 from gnnpar.report.latex import TEXT_WIDTH, as_latex
-from gnnpar.report.rows import COLUMNS
+from gnnpar.report.rows import COLUMNS, table_rows
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import read_rows
 from planted_runs import DROP, Plant, accurate, real_run
@@ -79,6 +79,11 @@ def test_json_holds_runs_groups_and_what_was_asked(study: Path, capsys: pytest.C
         "inferior",
     )
     assert ours["seconds_to_target"] == 3.0
+
+
+def test_the_peak_of_a_run_is_that_of_the_ranks_that_have_one(plant: Plant, tmp_path: Path) -> None:
+    results = [(tmp_path, plant(memory_bytes__peak=peak)) for peak in ([None, 7], [None], [], None)]
+    assert [row["memory_peak_bytes"] for row in table_rows(results, baseline="single")] == [7, None, None, None]
 
 
 def test_csv_of_groups_holds_the_values_of_json(study: Path, capsys: pytest.CaptureFixture) -> None:
