@@ -19,7 +19,7 @@ COMPARE := outputs/compare$(if $(QUICK),-quick)$(if $(STUDIES),-some)
 help:
 	@echo "make demo           train every strategy on the embedded dataset with 2 ranks, then compare: a table and report.html"
 	@echo "make compare        every study that the decision table of experiments/README.md rests on, tables and figures in outputs/compare;"
-	@echo "                    11.5 hours of a quiet machine, goes on where it was stopped"
+	@echo "                    11.5 hours, the last 5.5 of a quiet machine; goes on where it was stopped"
 	@echo "                    (QUICK=1: a rehearsal of ten minutes in outputs/compare-quick; STUDIES='speed cora': these of compare_all alone)"
 	@echo "make studies        all other studies, in outputs/studies, likewise; experiments/all_studies.py rest --list says how long each takes"
 	@echo "make test           the test suite; no network, no GPU, no data"
@@ -34,7 +34,7 @@ help:
 	@echo "make bench          benchmarks for the hardware at hand"
 	@echo "make bench-peers    epochs beside DGL 1.1.3, SAR and PyG, which take turns; 20 minutes of a quiet machine. DGL gets .venv-dgl;"
 	@echo "                    SAR=FOLDER is a checkout of its code, which no registry has; what cannot be had is named and left out"
-	@echo "make dist           wheel and sdist in dist/, tried in a clean environment (TORCH=torch==2.6.0: with that one)"
+	@echo "make dist           wheel and sdist in dist/, tried in a clean environment (TORCH=torch==2.10.0: with that one)"
 	@echo "make docs           the documentation in site/, tables measured anew where the code changed (1 to 2 minutes); no warnings, links checked"
 	@echo "make sparse         build the [sparse] extra against the installed torch (10 to 30 minutes)"
 
@@ -120,7 +120,7 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "site/index.html opens as it is; its search needs a server: $(BIN)/python -m http.server -d site"
 
-# wheel and sdist, tried in an environment that has nothing else: TORCH names the torch in it (the oldest supported is 2.6)
+# wheel and sdist, tried in an environment that has nothing else: TORCH names the torch in it (the oldest supported is 2.10)
 dist: $(STAMP)
 	rm -rf dist build/try build/from-sdist
 	$(BIN)/python -m hatchling build

@@ -33,10 +33,15 @@ class Quoted(NamedTuple):
     cell: Mapping[str, Any]
 
 
+def entries(file: Path = FILE) -> list[dict[str, Any]]:
+    """Texts and their cells, as the file has them."""
+    return tomllib.loads(file.read_text(encoding="utf-8"))["quoted"]
+
+
 def quoted(file: Path = FILE) -> list[Quoted]:
     """Every number of the file; ValueError where a text no longer stands, or has not one cell a number."""
     found: list[Quoted] = []
-    for entry in tomllib.loads(file.read_text(encoding="utf-8"))["quoted"]:
+    for entry in entries(file):
         name, text, cells = entry["in"], entry["text"], entry["of"]
         shown = BRACES.findall(text)
         words = BRACES.sub(r"\1", text)
@@ -48,18 +53,27 @@ def quoted(file: Path = FILE) -> list[Quoted]:
     return found
 
 
+def value(cell: Mapping[str, Any], lines: Sequence[Line]) -> float:
+    """What the lines have; ValueError where that is no number, or not one."""
+    found = value_of(cell, lines)
+    if "over" in cell:
+        found /= value_of(cell["over"], lines)
+    return abs(found) if cell.get("without_sign") else found
+
+
+def rounded(found: float, shown: str) -> str:
+    """With as many digits as what is shown, and its sign."""
+    sign = "+" if shown.startswith("+") else ""
+    return f"{found:{sign}.{len(shown.partition('.')[2])}f}"
+
+
 def difference(quote: Quoted, lines: Sequence[Line]) -> str | None:
     """What is wrong with it, if something is."""
     try:
-        value = value_of(quote.cell, lines)
-        if "over" in quote.cell:
-            value /= value_of(quote.cell["over"], lines)
+        found = value(quote.cell, lines)
     except ValueError as error:
         return str(error)
-    if quote.cell.get("without_sign"):
-        value = abs(value)
-    digits = len(quote.shown.partition(".")[2])
-    return None if round(value, digits) == float(quote.shown) else f"the lines have {value:g}"
+    return None if float(rounded(found, quote.shown)) == float(quote.shown) else f"the lines have {found:g}"
 
 
 def report_of(study: str) -> str:

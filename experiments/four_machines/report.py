@@ -52,7 +52,7 @@ def table(cells: Cells, layers: str) -> list[str]:
             found = times(cells, job, f"{layers}; {base}")
             line.append("1" if name == base else f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})")
         line.append(f"{100 * mean([share(r) for r in results], fewest=3).value:.0f}%")
-        line.append(f"{max(r['memory_bytes']['peak'] for r in results) / 2**20:.0f}")
+        line.append(f"{max(max(r['memory_bytes']['peak']) for r in results) / 2**20:.0f}")
         lines.append("| " + " | ".join(line) + " |")
     return lines
 

@@ -7,7 +7,6 @@ Every figure is of one training epoch, from the allocator's events (protocol, ru
 
 import itertools
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+import blocks
 import records
 
 MODELS = ("gcn", "resgcn", "gat")
@@ -34,7 +34,6 @@ COMMON = (
     "eval_every=3",
     "threads_per_rank=1",
     "world_size=1",
-    "tracker=jsonl",
     "seed=0",
     "checkpoint.keep=0",
     f"model={','.join(MODELS)}",
@@ -46,10 +45,7 @@ KEPT = ("model", "strategy", "memory_bytes", "loss", "commit", "versions", "hard
 def sweep(asked: tuple[str, ...]) -> list[dict[str, Any]]:
     """A row a job."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-P", "-m", "gnnpar", "train", "-m", *asked, *COMMON, f"hydra.sweep.dir={folder}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        blocks.call(["-m", *asked, *COMMON, f"hydra.sweep.dir={folder}"])
         results = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(Path(folder).rglob("result.json"))]
     rows = []
     for result in results:

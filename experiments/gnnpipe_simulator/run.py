@@ -63,7 +63,7 @@ def common(layers: int, chunks: int, nodes: int) -> list[str]:
 
 
 def start(overrides: list[str], folder: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-m", "gnnpar", "train", *overrides, f"hydra.run.dir={folder}"]
+    command = [*blocks.GNNPAR, "train", *overrides, f"hydra.run.dir={folder}"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -10,7 +10,6 @@ Ranks are threads: the bytes of processes, no statement on time.
 import argparse
 import itertools
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+import blocks
 import records
 
 RANKS = 4
@@ -41,7 +41,6 @@ COMMON = (
     "comm=threads",
     "threads_per_rank=1",
     f"world_size={RANKS}",
-    "tracker=jsonl",
 )
 
 
@@ -49,10 +48,7 @@ def cell(model: str, depth: int, strategy: str) -> dict[str, Any]:
     """One run: what it sent, and what the formulas need."""
     with tempfile.TemporaryDirectory() as folder:
         asked = [*COMMON, f"model={model}", f"model.num_layers={depth}", *STRATEGIES[strategy]]
-        command = [sys.executable, "-P", "-m", "gnnpar", "train", *asked, f"hydra.run.dir={folder}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        blocks.call([*asked, f"hydra.run.dir={folder}"])
         result = json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
         plan = json.loads((Path(folder) / "plan.json").read_text(encoding="utf-8"))
     mesh = plan["mesh"]

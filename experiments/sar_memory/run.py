@@ -6,16 +6,14 @@ Every figure is of one training epoch, from the allocator's events (protocol, ru
 """
 
 import itertools
-import json
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+import blocks
 import records
 
 RANKS = (1, 2, 4, 8)
@@ -33,14 +31,6 @@ DATASET = ["dataset=sbm", "dataset.num_nodes=20000", "dataset.num_features=128"]
 COMMON = ["epochs=4", "eval_every=4", "threads_per_rank=1", "seed=0"]
 
 
-def train(overrides: list[str], folder: str) -> dict:
-    command = [sys.executable, "-P", "-m", "gnnpar", "train", *overrides, f"hydra.run.dir={folder}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
-
-
 def main() -> None:
     cases = [
         (model, cut, name, ranks)
@@ -51,9 +41,8 @@ def main() -> None:
     out = HERE / "results.jsonl"
     records.replace(out, [])
     for i, (model, cut, name, ranks) in enumerate(cases):
-        with tempfile.TemporaryDirectory() as folder:
-            overrides = [*MODELS[model], *STRATEGIES[name], *DATASET, *COMMON, f"partition={cut}"]
-            result = train([*overrides, f"world_size={ranks}"], folder)
+        overrides = [*MODELS[model], *STRATEGIES[name], *DATASET, *COMMON, f"partition={cut}", f"world_size={ranks}"]
+        result = blocks.train(overrides)["result"]
         row = {"model": model, "cut": cut, "variant": name, "ranks": ranks}
         kept = ("memory_bytes", "bytes_per_epoch", "loss", "hashes", "hardware", "versions", "commit")
         row |= {key: result[key] for key in kept}

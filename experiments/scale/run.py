@@ -53,7 +53,7 @@ def file_of(stage: str) -> Path:
 
 def gnnpar(command: str, *overrides: str) -> str:
     """What it prints. SystemExit with its last lines where it fails."""
-    done = subprocess.run([sys.executable, "-P", "-m", "gnnpar", command, *overrides], capture_output=True, text=True)
+    done = subprocess.run([*blocks.GNNPAR, command, *overrides], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"gnnpar {command} {' '.join(overrides)}\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
     return done.stdout

@@ -18,6 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import blocks
 import records
 import sample
 
@@ -40,14 +41,11 @@ KEPT = (
 
 def steps(graph: Path, shards: Path, runs: Path) -> dict[str, list[str]]:
     """Name -> what is run."""
-    gnnpar, source = (
-        [sys.executable, "-P", "-m", "gnnpar"],
-        ["dataset=folder", f"dataset.path={graph}", "dataset.symmetrize=true"],
-    )
+    source = ["dataset=folder", f"dataset.path={graph}", "dataset.symmetrize=true"]
     ranks = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "-m"]
     train = [*ranks, "gnnpar", "train", *MODEL, *COMMON]  # a rank's number stands in its environment: it can be sampled
     return {
-        "partition": [*gnnpar, "partition", *source, "partition=ldg", f"world_size={RANKS}", f"out={shards}"],
+        "partition": [*blocks.GNNPAR, "partition", *source, "partition=ldg", f"world_size={RANKS}", f"out={shards}"],
         "from shards": [*train, f"shards={shards}", f"hydra.run.dir={runs / 'shards'}"],
         "from memory": [*train, *source, "partition=ldg", f"hydra.run.dir={runs / 'memory'}"],
     }

@@ -246,6 +246,6 @@ def _refusal(folder: Path, owner: Owner | None, me: Owner, otherwise: str) -> st
     with suppress(ValueError, OverflowError, OSError):  # of a file that anybody may have written
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.since))
     remedy = f"wait for it, or {otherwise}"
-    if owner.host != me.host:
-        remedy += f"; if that process has ended, remove {folder / FILE}"
+    left = "has ended" if owner.host != me.host else "is none of gnnpar's"
+    remedy += f"; if that process {left}, remove {folder / FILE}"
     return f"{folder} is in use by {owner.describe(me)} since {since}: {remedy}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,9 +32,10 @@ def keep_torch_apart() -> None:
     """torch's compiler, which PyG imports and exports ask, keeps files in the user's cache, where that can be written,
     and not in /tmp by a name that others can foresee and take before."""
     folder = own_cache() / "torch"
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if os.access(there, os.W_OK):
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    with suppress(OSError):  # a home of somebody else's, that cannot be looked into
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        if os.access(there, os.W_OK):
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def path_of(given: object, name: str) -> Path:
@@ -49,17 +51,42 @@ def conf_dir() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "conf"
 
 
+def look_last_in(folder: str) -> None:
+    """Modules that are nowhere else are found in a folder from now on; distributions that lie there do not count as
+    installed."""
+    sys.path.append(folder)
+    _last.add(folder)
+
+
+_last: set[str] = set()
+
+
+def _installed() -> tuple[str, ...]:
+    return tuple(entry for entry in sys.path if entry not in _last)
+
+
+@contextmanager
+def _importing_installed() -> Iterator[None]:
+    before = list(sys.path)
+    sys.path[:] = _installed()
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
 def installed_confs() -> list[Path]:
     """Folders of YAML that installed packages bring, each by an entry point of GROUP that names a package of its own.
 
     ValueError: there is no such package.
     """
     found = []
-    for point in _points(tuple(sys.path)):
-        try:
-            spec = find_spec(point.value)
-        except ModuleNotFoundError:
-            spec = None
+    for point in _points(_installed()):
+        with _importing_installed():
+            try:
+                spec = find_spec(point.value)
+            except ModuleNotFoundError:
+                spec = None
         if spec is None or not spec.submodule_search_locations:
             raise ValueError(
                 f"the entry point {point.name} = {point.value} of {GROUP} names no package that is installed; "
@@ -71,13 +98,14 @@ def installed_confs() -> list[Path]:
 
 @cache
 def _points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """The entry points of GROUP on a path: all distributions' files are read for them."""
-    return tuple(entry_points(group=GROUP))
+    """The entry points of GROUP on a path: all distributions' files are read for them, the first of each name."""
+    by_name = {found.name: found for found in reversed(list(distributions(path=list(path)))) if found.name}
+    return tuple(point for found in by_name.values() for point in found.entry_points if point.group == GROUP)
 
 
 def plugin_packages() -> set[str]:
     """The packages at the top whose distributions bring YAML by an entry point of GROUP."""
-    return {point.value.partition(".")[0] for point in _points(tuple(sys.path))}
+    return {point.value.partition(".")[0] for point in _points(_installed())}
 
 
 def checkout_dir() -> Path | None:

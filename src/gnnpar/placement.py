@@ -371,12 +371,16 @@ def _read(file: Path) -> JsonDict:
 
 def _load_array(file: Path) -> Tensor:
     """[N] int64. Its name is the hash of its contents."""
+    import numpy as np
     import torch
 
+    from gnnpar.capacity import require_memory
     from gnnpar.npy import load_npy
 
     try:
-        array = torch.from_numpy(load_npy(file)).long()
+        table = load_npy(file, mapped=True)
+        require_memory(8 * table.size, "an array of the plan", "plan for a smaller graph")
+        array = torch.from_numpy(np.array(table, dtype=np.int64))
     except Exception as error:  # as above
         raise ValueError(
             f"{file} of the plan cannot be read ({type(error).__name__}); it lies beside plan.json"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickletools
 import re
 import struct
 import threading
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -35,7 +36,7 @@ def load_saved(
     _refuse_names(file, classes)
     with _these_alone(classes):
         found = torch.load(file, map_location=places, weights_only=True, mmap=mmap)
-    for tensor in tensors_in(found, classes):
+    for tensor in tensors_in(found):
         if tensor.layout != torch.strided and not tensor.is_nested:
             _hold_to_shape(tensor)
     return found
@@ -148,23 +149,36 @@ def _ends_as_saved(tail: bytes, size: int) -> bool:
     return offset + nbytes == end
 
 
-def tensors_in(found: object, classes: tuple[type, ...] = ()) -> Iterator[Tensor]:
-    """All that containers and objects of `classes` hold, each once; these may hold each other in a circle."""
+def tensors_in(found: object) -> Iterator[Tensor]:
+    """All that containers and other objects hold, each once; these may hold each other in a circle.
+
+    A file may give an object attributes: they are looked through too, and ValueError where one is in the place of a
+    method, by which the object would show others something else than what it holds.
+    """
     met: dict[int, object] = {}
     left = [found]
     while left:
         each = left.pop()
-        if id(each) in met:
+        if id(each) in met or isinstance(each, type):
             continue
         met[id(each)] = each
         if isinstance(each, Tensor):
             yield each
-        elif isinstance(each, Mapping):
-            left.extend(each.values())
+        if isinstance(each, dict):
+            left.extend(dict.values(each))
         elif isinstance(each, (list, tuple, set)):
             left.extend(each)
-        elif isinstance(each, classes):
-            left.extend(vars(each).values())
+        with suppress(TypeError):  # it has no attributes
+            own = vars(each)
+            if hidden := own.keys() & _methods(type(each)):
+                raise ValueError(f"a {type(each).__name__} has its own {min(hidden)} in the place of a method")
+            left.extend(own.values())
+
+
+@functools.cache
+def _methods(kind: type) -> frozenset[str]:
+    members = ((name, found) for each in kind.__mro__ for name, found in vars(each).items())
+    return frozenset(name for name, found in members if callable(found) or isinstance(found, classmethod))
 
 
 def is_expanded(tensor: Tensor) -> bool:

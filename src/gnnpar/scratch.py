@@ -18,11 +18,9 @@ _PREFIX = "gnnpar-scratch-"
 def scratch_folder() -> Iterator[Path]:
     """A new folder of mode 0700, gone afterwards; so is what processes left that were killed, who could not remove
     theirs."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{FILE}"):
-        with suppress(FolderInUse, OSError):
-            if left.parent.lstat().st_uid == os.getuid():
-                with _working_in(left.parent):
-                    shutil.rmtree(left.parent)
+    for left in _left():
+        with suppress(FolderInUse, OSError), _working_in(left):
+            shutil.rmtree(left)
     scratch = Path(tempfile.mkdtemp(prefix=_PREFIX))
     _made.append(scratch)
     try:
@@ -31,6 +29,19 @@ def scratch_folder() -> Iterator[Path]:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         _made.remove(scratch)
+
+
+def _left() -> list[Path]:
+    """Scratch folders of this user that a process had taken; not those that one is about to take."""
+    found = []
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if entry.name.startswith(_PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    folder = Path(entry)
+                    if (folder / FILE).lstat().st_size:
+                        found.append(folder)
+    return found
 
 
 _made: list[Path] = []
@@ -45,9 +56,12 @@ def remove_all() -> None:
 @contextmanager
 def own_temporary_files() -> Iterator[None]:
     """Temporary files of this process, and of those that it starts, lie in a scratch folder: libraries give some of
-    theirs names that other users of the host can foresee and take before. Where none can be made all stays as it is:
-    who needs one says so."""
+    theirs names that other users of the host can foresee and take before. Where they do already, and where no folder
+    can be made, all stays as it is: who needs one says so."""
     with ExitStack() as stack:
+        if Path(tempfile.gettempdir()).name.startswith(_PREFIX):
+            yield
+            return
         with suppress(OSError):
             _move_temporary_files(stack, stack.enter_context(scratch_folder()))
         yield

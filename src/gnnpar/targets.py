@@ -6,7 +6,6 @@ dataclasses of gnnpar and of installed plugins; any other class has to be named 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -15,10 +14,11 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 
 from gnnpar.aliases import current
-from gnnpar.paths import conf_dir, plugin_packages
+from gnnpar.paths import conf_dir, installed_confs, look_last_in, plugin_packages
 from gnnpar.printable import printable
 
 TRUST = "GNNPAR_TRUST"
@@ -28,9 +28,6 @@ FENCE = "GNNPAR_CLASSES"
 """The environment variable that every command sets: the classes, with colons between them, that it, its jobs and their
 ranks may import beside those of gnnpar and of plugins. It begins with ! where a file lists the jobs. Not set, as in a
 script of the user's own: any that is named."""
-
-_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-"""Of a class, with its module: whatever else there is, as ${, may become another name."""
 
 
 def locate(target: str) -> object:
@@ -97,34 +94,22 @@ def refuse_foreign(tree: object, source: str, *, remedy: str, named: object = No
 
 
 @functools.cache
-def _configurations() -> frozenset[str]:
-    """The classes that gnnpar's own YAML names: its other dataclasses may do something when they are made."""
-    files = conf_dir().rglob("*.yaml")
+def _configurations(folders: tuple[Path, ...]) -> frozenset[str]:
+    """The classes that the YAML of these folders names: other classes may do something when they are made, and other
+    modules when they are imported."""
+    files = (file for folder in folders for file in folder.rglob("*.yaml"))
     return frozenset(name for file in files for name in _IN_YAML.findall(file.read_text(encoding="utf-8")))
 
 
-_IN_YAML = re.compile(r"_target_: *([\w.]+)")
+_IN_YAML = re.compile(r"""_target_['"]?: *['"]?([\w.]+)""")
 
 
 def _is_trusted(target: str) -> bool:
-    """A configuration of gnnpar, or a dataclass of a plugin's. Nothing else is imported."""
+    """A class that the YAML of gnnpar names, or that of the plugin which it is of. Nothing is imported."""
+    name = current(target)
     if is_own(target):
-        return current(target) in _configurations()
-    packages = {*plugin_packages()}
-    module, _, name = current(target).rpartition(".")
-    package = module.partition(".")[0]
-    if package not in packages or not _NAME.fullmatch(target):
-        return False
-    try:
-        members = vars(importlib.import_module(module))
-    except ImportError:
-        return False  # a plugin's name might be found in the working directory
-    if name not in members:
-        return "__getattr__" not in members  # nothing to run, and who builds it says so; but a module may make it
-    found = members[name]
-    return (
-        isinstance(found, type) and dataclasses.is_dataclass(found) and found.__module__.partition(".")[0] in packages
-    )
+        return name in _configurations((conf_dir(),))
+    return name.partition(".")[0] in plugin_packages() and name in _configurations(tuple(installed_confs()))
 
 
 def _targets(tree: object) -> Iterator[str]:
@@ -144,7 +129,7 @@ def _targets(tree: object) -> Iterator[str]:
 def _imported(module: str) -> ModuleType:
     here = os.getcwd()
     if here not in sys.path and _is_absent(module):
-        sys.path.append(here)  # for good: the module may import its neighbours later, and ranks import it again
+        look_last_in(here)  # for good: the module may import its neighbours later, and ranks import it again
         importlib.invalidate_caches()
     return importlib.import_module(module)
 

@@ -54,7 +54,7 @@ def test_every_study_is_in_one_of_the_two(suite: Any) -> None:
 
 def test_all_of_compare_all_is_run(suite: Any) -> None:
     text = (EXPERIMENTS / "compare_all" / "studies.py").read_text(encoding="utf-8")
-    for name in (*suite.COMPARED, *suite.BESIDE):
+    for name in (*suite.TIMED, *suite.TRAINED, *suite.BESIDE):
         assert f'name="{name}"' in text or f'"{name}": (' in text or f'real("{name}"' in text
     minutes = sum(study.minutes for study in (*suite.COMPARE, *suite.REST) if study.where == "compare_all")
     stated = [int(m) for m in re.findall(r"\n        minutes=(\d+),\n    \)", text.partition("QUICK = [")[0])]

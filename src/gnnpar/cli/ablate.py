@@ -64,6 +64,8 @@ def run(argv: list[str]) -> int:
     jobs = study.jobs(variants)
     with fenced(of_file=True):
         check(options.study, variants)
+    if options.folder is None and not options.study.stem.strip("."):
+        raise ConfigError(f"{options.study}: no folder can have the name {options.study.stem}; give --folder")
     folder = options.folder or Path("multirun") / options.study.stem
     if options.folder is None:
         refuse_links_below(folder.parent, folder.name)

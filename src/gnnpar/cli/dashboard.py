@@ -34,8 +34,9 @@ def run(argv: list[str]) -> int:
         require_writable(options.out)
     results = collect(options.folders)
     entity, project, study = place_of([folder for folder, _ in results], options.entity)
-    if options.save and not entity:
-        raise ConfigError("--save needs to know whose project it is; give --entity NAME")
+    if options.save and not (options.entity or os.environ.get("WANDB_ENTITY")):
+        said = f" ({entity}, as the runs say)" if entity else ""
+        raise ConfigError(f"--save needs to know whose project it is; give --entity NAME{said}")
     logged = {name for folder, _ in results for row in read_rows(folder) for name in flat(row) | against(row)}
     sections = dashboard.panels_for(logged)
     where = {"entity": entity, "project": project, "study": study}

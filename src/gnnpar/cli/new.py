@@ -81,7 +81,7 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
 def check_name(kind: str, name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ConfigError(f"{name} is no name of a {kind}; use a small letter, then small letters, digits and _")
-    if keyword.iskeyword(name):
+    if keyword.iskeyword(name) or keyword.iskeyword(class_name(name)):
         raise ConfigError(f"{name} is a word of Python; choose another name")
 
 

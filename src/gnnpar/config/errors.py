@@ -28,6 +28,8 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
 
+    if isinstance(error, ValueError) and "integer string conversion" in str(error):
+        return "an override holds a whole number of more than 4300 digits; give a smaller one"
     if isinstance(error, TypeError) and _is_of_hydra(error):
         return "an override chooses no name in a group, but a list of numbers or nulls; write group=name"
     if isinstance(error, ValueError) and "Config group override must be" in str(error) and _is_of_hydra(error):

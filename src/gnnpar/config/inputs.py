@@ -31,15 +31,15 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
     if (path := config.get("plan")) is None:
         return config, names
     given = [o.lstrip("+~") for o in overrides]
-    asked = [o for o in given if o.startswith(("strategy=", "strategy."))]
+    asked = [o for o in given if re.match(r"(strategy|codec)[=.@]|[\w/]*@strategy", o)]
     if asked:
         raise ConfigError(f"{asked[0]} and plan={path}: the plan sets the strategy; leave one of them out")
     try:
         data = read_json(Path(path))
         strategy = dict(data["strategy"])
-        names["strategy"] = strategy.pop("name")
+        names["strategy"] = _word(strategy.pop("name"))
         setup = dict(data.get("setup") or {})
-        made_for = dict(setup.pop("names", {}))
+        made_for = {group: _word(name) for group, name in dict(setup.pop("names", {})).items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"plan={path} cannot be read: {type(error).__name__} {error}; give a plan.json") from error
     if other := sorted(setup.keys() - set(PLAN_SETUP)):
@@ -53,6 +53,13 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
     _refuse_folders({"strategy": strategy}, f"plan={path}")
     names |= {group: made_for[group] for group in brought if group in made_for}
     return config | brought | {"strategy": strategy}, names
+
+
+def _word(name: object) -> str:
+    """Of what a file calls a group's choice. TypeError."""
+    if not isinstance(name, str):
+        raise TypeError(f"{show(name)} is no name")
+    return name
 
 
 def with_shards(config: JsonObject, names: Mapping[str, str], overrides: Iterable[str]) -> Composed:

@@ -18,7 +18,7 @@ from typing import cast
 from gnnpar.config.compose import chosen_files
 from gnnpar.config.errors import OF_HYDRA
 from gnnpar.config.jobs import MANIFEST, Manifest
-from gnnpar.config.study import key_of
+from gnnpar.config.study import MOST_RUNS, key_of
 from gnnpar.paths import conf_dir, installed_confs, is_brought_group, is_group
 from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, Settings, show
 from gnnpar.targets import TRUST, let_in, refuse_foreign
@@ -31,9 +31,10 @@ _HYDRA_KEYS = {f"hydra.launcher.{key}" for key in f"{_LAUNCHER} {_SLURM}".split(
     f"hydra.sweeper.{key}" for key in _SWEEPER.split()
 }
 """Of launchers and sweepers. Others may be commands, as a prolog of Slurm's, or files of the folder."""
-_MOST_WORKERS = 64
-"""Of a launcher on one machine, which starts all of them, however few jobs there are."""
-_STARTED = (".n_jobs", ".tasks_per_node", ".nodes")
+_LONGEST = 10_000
+"""Letters of an override: its parser takes minutes for longer ones."""
+_MOST = {".n_jobs": 64, ".tasks_per_node": 64, ".nodes": 64, ".n_trials": MOST_RUNS}
+"""Of the processes of a launcher on one machine, which starts all of them, however few jobs there are; of jobs."""
 PARAMS = "hydra.sweeper.params."
 _JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
 _PLAIN = re.compile(r"[\w.,:+()-]*")
@@ -160,11 +161,13 @@ def _is_harmless(override: str) -> bool:
     to."""
     key, _, value = override.partition("=")
     group = key.lstrip("+~").partition("@")[0]
-    if override.startswith("-") or "_target_" in override or "custom_search_space" in key:
+    if len(override) > _LONGEST or override.startswith("-") or "_target_" in override or "custom_search_space" in key:
         return False
     if override.startswith("~") and "=" not in override:
         return is_brought_group(group)
     numbered = _JOB_NUMBER.sub("", value) if group.startswith("hydra.sweep.") else value  # elsewhere it hides a name
+    if "{" in numbered:  # a dictionary, whose keys are not looked at
+        return False
     if "$" in key + numbered:  # reads the environment: secrets, and folders elsewhere; \{ becomes { when it is parsed
         return False
     if (re.split(r"[./]", group)[-1] in WRITTEN_FOLDERS or group == "tracker.entity") and value != "null":
@@ -176,7 +179,8 @@ def _is_harmless(override: str) -> bool:
     if group.startswith(PARAMS):  # a sweeper makes overrides of jobs of them
         return _is_harmless(override.replace(PARAMS, "", 1))
     if "hydra" in key:
-        few = not group.endswith(_STARTED) or (value.isdecimal() and int(value[:9]) <= _MOST_WORKERS)
+        most = next((most for end, most in _MOST.items() if group.endswith(end)), None)
+        few = most is None or (value.isdecimal() and len(value) <= 9 and int(value) <= most)
         return not key.startswith("+") and (
             group == "hydra.sweep.subdir" or (group in _HYDRA_KEYS and _is_plain(value) and few)
         )

@@ -128,7 +128,7 @@ def read_study(file: Path) -> Study:
         raise ConfigError(
             f"{file} cannot be read: {error.strerror if isinstance(error, OSError) else error}"
         ) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
         raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, Mapping):
         raise ConfigError(f"{file} must hold keys: factors, and base, mode, seeds, blocks, order_seed")
@@ -140,15 +140,27 @@ def read_study(file: Path) -> Study:
 
 
 _MOST_BYTES = 1 << 20
+_LONGEST = 10_000  # letters of a value
+_DEEPEST = 20
 
 
 def plain_yaml(file: Path) -> object:
-    """What a YAML file holds. ValueError where it names a part of itself again, which may make it endless."""
+    """What a YAML file holds. ValueError where it names a part of itself again, which may make it endless, or says of a
+    value what it is, which YAML's reader takes at its word."""
     if (size := require_file(file)) > _MOST_BYTES:
         raise ValueError(f"it is {size} bytes, more than {_MOST_BYTES}")
     text = file.read_text(encoding="utf-8")
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-        raise ValueError("it repeats a part of itself by *; write it out")
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError(f"it is nested deeper than {_DEEPEST} levels")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it repeats a part of itself by *; write it out")
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag not in (None, "!"):
+            raise ValueError(f"it says {show(str(event.tag))} of a value; write the value alone")
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > _LONGEST:
+            raise ValueError(f"it holds a value of {len(event.value)} letters, more than {_LONGEST}")
     return _plain(yaml.safe_load(text))
 
 
@@ -229,6 +241,8 @@ def _check(key: str, override: str) -> None:
             f"{key}={show(override)} may run code of its own, and a study is data: put the class into a YAML file of "
             "its group and choose it by name, or --trust"
         )
+    if re.search(r"\{.*:", override.partition("=")[2], re.DOTALL) and os.environ.get(TRUST) != "1":
+        raise ValueError(f"{key}={show(override)} sets several keys at once: write an override a key, or --trust")
     if key_of(override).startswith("hydra"):
         raise ValueError(f"{key}={override} is for the command line: gnnpar ablate FILE {override}")
 

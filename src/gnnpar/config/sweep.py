@@ -339,8 +339,11 @@ def _choices(value: Hydras) -> int:
     from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 
     if isinstance(value, RangeSweep):
-        start, stop, step = (float(end or 0) for end in (value.start, value.stop, value.step))
-        count = (stop - start) / step if step else math.inf
+        try:
+            start, stop, step = (float(end or 0) for end in (value.start, value.stop, value.step))
+            count = (stop - start) / step if step else math.inf
+        except OverflowError:  # of whole numbers beyond floats
+            count = math.inf
         return max(0, math.ceil(count)) if math.isfinite(count) else MOST_RUNS + 1
     if isinstance(value, ChoiceSweep):
         return sum(_choices(each) for each in value.list)

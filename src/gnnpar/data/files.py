@@ -141,14 +141,18 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # through no link; it waits for no pipe
-        lock = os.fdopen(os.open(final.parent / f".{final.name}.lock", flags, 0o666), "wb", 0)
+        lock = os.fdopen(os.open(final.parent / f".{final.name}.lock", flags, 0o600), "wb", 0)
     except OSError as error:
         raise ValueError(
             f"cannot write to the cache folder {cache_root()} ({error.strerror}); set GNNPAR_CACHE to one."
         ) from None
     with lock:
         with contextlib.suppress(OSError):  # a file system without locks: both do the work, and one result is kept
-            fcntl.flock(lock, fcntl.LOCK_EX)  # a second run waits instead of doing the work again
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # a second run waits instead of doing the work again
+                _LOG.warning("%s is being made by another process: waiting for it", final)
+                fcntl.flock(lock, fcntl.LOCK_EX)
         if final.is_dir():
             return final
         with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as scratch:

@@ -200,13 +200,15 @@ class _Hub:
             self._drop(selector, peer)
 
     def _drop(self, selector: selectors.BaseSelector, peer: _Peer) -> None:
-        with suppress(KeyError):
+        with suppress(KeyError, ValueError):  # it was dropped before
             selector.unregister(peer.connection)
         peer.connection.close()
         if peer in self.peers:
             self.peers.remove(peer)
 
     def _receive(self, selector: selectors.BaseSelector, peer: _Peer) -> None:
+        if peer not in self.peers:  # dropped since it was found to have sent something
+            return
         try:
             data, reason = peer.connection.recv(_LINE), _ended()
         except BlockingIOError:

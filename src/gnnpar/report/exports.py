@@ -127,7 +127,7 @@ def inert(cell: Json) -> Json:
     """What a spreadsheet would take for a formula begins with an apostrophe; what a terminal would obey is escaped."""
     if not isinstance(cell, str):
         return cell
-    return f"'{printable(cell)}" if cell.startswith(("=", "+", "-", "@")) else printable(cell)
+    return f"'{printable(cell)}" if cell.lstrip().startswith(("=", "+", "-", "@")) else printable(cell)
 
 
 def markdown_cell(text: str) -> str:

@@ -170,11 +170,14 @@ def load() -> ModuleType:
 
 _HARMLESS = {"entity", "project", "mode", "disabled"}
 _PUBLIC = "https://api.wandb.ai"
+_DEFAULTS = "config-defaults.yaml"
 
 
 def refuse_settings_of(folder: Path) -> None:
     """ValueError where wandb, which reads its settings of the working directory unasked, would find more there than
-    where a run belongs: a server that is named there, or a proxy, gets the user's key."""
+    where a run belongs: a server that is named there, or a proxy, gets the user's key. Or keys of the run's own."""
+    if os.path.lexists(folder / _DEFAULTS):
+        raise ValueError(f"{folder / _DEFAULTS} would give every run keys that it was not asked for; rename it")
     for file in (folder / "wandb" / "settings", folder / ".wandb" / "settings"):
         if not os.path.lexists(file):
             continue

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site, Wire
 from gnnpar.comm.communicator import SavedSite
+from gnnpar.comm.exchange import fitting
 from gnnpar.folds.block import Rows
 
 
@@ -38,7 +39,8 @@ class TableExchange(CodedExchange):
         if travels:
             self._rows[site.layer, site.call] = {}
             return super().post(outgoing, incoming, like, site, counted=counted)
-        return Posted(site, tuple(like), incoming, {}, dict(self._rows[site.layer, site.call]))
+        kept = self._rows.get((site.layer, site.call), {})
+        return Posted(site, tuple(like), incoming, {}, fitting(kept, incoming, like))
 
     def take(self, posted: Posted, peer: int) -> Rows:
         rows, site = super().take(posted, peer), posted.site

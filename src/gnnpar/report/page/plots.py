@@ -65,7 +65,7 @@ def speedup(groups: Sequence[Group], baseline: str, colour: Mapping[str, str]) -
             *(min(_high(g), 2 * g.speedup.value) for g in shown if g.speedup),
         ]
     )
-    layout = _horizontal(names, f"times faster than {baseline}", highest * 1.08)
+    layout = _horizontal(names, f"times faster than {escape(baseline)}", highest * 1.08)
     line = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1, "dash": "dot"}}
     return {"data": data, "layout": layout | {"shapes": [line]}}
 
@@ -182,7 +182,7 @@ def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> S
             inside = [(x / scale, y) for x, y in zip(run.along(axis), run.val, strict=True) if x / scale <= end]
             if k == 0 and inside:  # a grey curve may leave the picture
                 at = {"x": inside[-1][0], "y": inside[-1][1], "strategy": strategy, "shown": group in in_colour}
-                labels.append({"text": short_name(group, [g for g, _ in drawn]), "colour": tint, **at})
+                labels.append({"text": escape(short_name(group, [g for g, _ in drawn])), "colour": tint, **at})
     lows, highs = zip(*((min(run.val), max(run.val)) for _, runs in drawn for run in runs), strict=True)
     target = next((group.target for group in groups if group.target is not None), None)
     shown = [min(lows), max(highs), *([100 * target] if target is not None else [])]
@@ -194,7 +194,7 @@ def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> S
             "range": [0, end],
         },
         "yaxis": {
-            "title": {"text": f"{groups[0].first['metric'] or 'metric'} on validation, %"},
+            "title": {"text": f"{escape(groups[0].first['metric'] or 'metric')} on validation, %"},
             "range": [min(shown) - room, max(shown) + room],
         },
         "showlegend": False,
