@@ -196,6 +196,11 @@ def test_names_that_are_no_folders_and_no_classes(tmp_path: Path, monkeypatch: p
             new.check_name("model", name)
 
 
+def test_arguments_of_a_model_are_no_object_of_another_class() -> None:
+    with pytest.raises(ConfigError, match=r"a Comm is none: remove its _target_"):
+        compose(["model=pyg", "model.target=torch_geometric.nn.GCN", "+model.kwargs._target_=gnnpar.settings.Comm"])
+
+
 def test_defaults_of_wandb_in_the_working_directory_are_refused(tmp_path: Path) -> None:
     refuse_settings_of(tmp_path)
     os.mkfifo(tmp_path / "config-defaults.yaml")

@@ -92,6 +92,10 @@ class PyG:
     def __post_init__(self) -> None:
         if not self.target:
             raise ValueError("model.target is not set; name the class of the model, e.g. model.target=my_package.Net")
+        if not isinstance(self.kwargs, Mapping):
+            raise ValueError(
+                f"kwargs are arguments by name; a {type(self.kwargs).__name__} is none: remove its _target_"
+            )
         if isinstance(layers := self.kwargs.get("num_layers"), int) and layers > MOST_LAYERS:
             raise ValueError(f"model.kwargs.num_layers={layers} is more than {MOST_LAYERS}; lower it")
 
