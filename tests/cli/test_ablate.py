@@ -76,8 +76,8 @@ def test_blocks_hold_every_run_once_in_orders_of_their_own(tmp_path: Path) -> No
         ("a: [", "is no YAML"),
         ("- a", "must hold keys"),
         ("factors: {x: [codec=bf16]}\nseeds: 2020-01-01", "it holds a date (2020-01-01); put it into quotes"),
-        ("factors: {x: [codec=bf16]}\nblocks: !!binary aaaa", "it holds a bytes"),
-        ("base: !!set {a}\nfactors: {x: [codec=bf16]}", "it holds a set"),
+        ("factors: {x: [codec=bf16]}\nblocks: !!binary aaaa", "it says tag:yaml.org,2002:binary of a value"),
+        ("base: !!set {a}\nfactors: {x: [codec=bf16]}", "it says tag:yaml.org,2002:set of a value"),
     ],
 )
 def test_a_wrong_study_is_one_line_with_the_key(

@@ -154,7 +154,7 @@ def plain_yaml(file: Path) -> object:
     for event in yaml.parse(text, yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
-            raise ValueError(f"it is nested deeper than {_DEEPEST} levels")
+            raise ValueError(f"it is nested too deeply: {_DEEPEST} levels at most")
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("it repeats a part of itself by *; write it out")
         if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag not in (None, "!"):
