@@ -113,7 +113,7 @@ class Lock:
                     continue
                 if alone is False or (owner is not None and not owner.has_left(me)):
                     os.close(handle)
-                    raise FolderInUse(_refusal(folder, owner, me, otherwise))
+                    raise FolderInUse(_refusal(folder, owner, me, otherwise, locked=alone is False))
                 _write(handle, me)
                 if alone or _read(handle, after=_SETTLE_SECONDS) == me:
                     break
@@ -239,13 +239,15 @@ def _write(handle: int, owner: Owner) -> None:
     os.fsync(handle)
 
 
-def _refusal(folder: Path, owner: Owner | None, me: Owner, otherwise: str) -> str:
+def _refusal(folder: Path, owner: Owner | None, me: Owner, otherwise: str, *, locked: bool) -> str:
     if owner is None:
         return f"{folder} is in use by another process: wait for it, or {otherwise}"
     since = "an unknown time"
     with suppress(ValueError, OverflowError, OSError):  # of a file that anybody may have written
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.since))
     remedy = f"wait for it, or {otherwise}"
-    left = "has ended" if owner.host != me.host else "is none of gnnpar's"
-    remedy += f"; if that process {left}, remove {folder / FILE}"
+    if owner.host != me.host:
+        remedy += f"; if that process has ended, remove {folder / FILE}"
+    elif not locked:  # the file may be somebody else's word
+        remedy += f"; if that process is none of gnnpar's, remove {folder / FILE}"
     return f"{folder} is in use by {owner.describe(me)} since {since}: {remedy}"
