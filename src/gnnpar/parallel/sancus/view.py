@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from gnnpar.comm import Incoming, Posted, RowLike, Site
+from gnnpar.comm.exchange import fitting
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.broadcast import BroadcastGraph
 from gnnpar.parallel.sancus.copies import Copies
@@ -39,5 +40,7 @@ class SkippingGraph(BroadcastGraph):
     def post_part(self, part: int, src: Rows, site: Site) -> Posted:
         if self.copies is None or part in self._broadcasting:
             return super().post_part(part, src, site)
-        kept = {} if part == self.rank else {part: self.copies.kept[site.layer, site.call].rows[part]}
-        return Posted(site, RowLike.of(src), {q: Incoming(len(rows[0])) for q, rows in kept.items()}, {}, kept)
+        like, rows = RowLike.of(src), self.copies.kept[site.layer, site.call].rows
+        incoming = {} if part == self.rank else {part: Incoming(self.block(part).num_src)}
+        kept = fitting({q: rows.get(q, ()) for q in incoming}, incoming, like)
+        return Posted(site, like, incoming, {}, kept)
