@@ -112,22 +112,27 @@ def copied(out: Path) -> Path:
 
 
 def run(study: Study, experiments: Path) -> bool:
-    """Whether it ended, with its tables written."""
+    """Whether it ended."""
     folder = experiments / study.where
     for arguments in study.runs:
         if subprocess.run([sys.executable, str(folder / "run.py"), *arguments], check=False).returncode:
             return False
-    if study.report is None:
-        study.ended(experiments).touch()
-        return True
-    report = [sys.executable, str(folder / "report.py"), *study.report]
+    if study.report is not None and not reported(study, study.report, experiments):
+        return False
+    study.ended(experiments).touch()
+    return True
+
+
+def reported(study: Study, arguments: Sequence[str], experiments: Path) -> bool:
+    """Whether its tables are written."""
+    folder = experiments / study.where
+    report = [sys.executable, str(folder / "report.py"), *arguments]
     told = subprocess.run(report, stdout=subprocess.PIPE, text=True, check=False, cwd=folder)
     if told.returncode:
         return False
     (folder / REPORT).write_text(told.stdout, encoding="utf-8")
     expected = [sys.executable, str(experiments / "expected.py"), study.where]
     subprocess.run(expected, input=told.stdout, text=True, check=False)  # what lies outside is said, and no failure
-    study.ended(experiments).touch()
     return True
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import all_studies
 import audit
 import measured
 import records
@@ -31,8 +32,12 @@ Lines = list[str]
 
 
 def ended(experiments: Path) -> list[str]:
-    """Studies of a copy that are whole."""
-    return sorted({mark.parent.name for mark in experiments.glob("*/ended.*")})
+    """Folders of a copy in which all that one list of studies runs there has ended."""
+    found: set[str] = set()
+    for studies in all_studies.LISTS.values():
+        folders = {study.where for study in studies}
+        found |= folders - {study.where for study in studies if not study.ended(experiments).exists()}
+    return sorted(found)
 
 
 def take(study: str, copy: Path) -> None:
@@ -69,11 +74,11 @@ def rewrite(pages: Sequence[Path], old: Sequence[str], new: Sequence[str]) -> Li
     after = dict.fromkeys(pages, 0)
     lost: Lines = []
     for before, behind in edits(old, new):
-        page = next((page for page in pages if find(before, texts[page], after[page]) is not None), None)
+        places = ((page, find(before, texts[page], after[page])) for page in pages)
+        page, i = next(((page, i) for page, i in places if i is not None), (None, 0))
         if page is None:
             lost += [f"- {line}" for line in before] + [f"+ {line}" for line in behind]
             continue
-        i = find(before, texts[page], after[page]) or 0
         texts[page][i : i + len(before)] = behind
         after[page] = i + len(behind)
     for page, text in texts.items():
@@ -106,10 +111,12 @@ def requote(studies: Sequence[str]) -> Lines:
     return lost
 
 
-def draw(study: str) -> None:
-    if (HERE / study / "figure.svg").exists():
-        report = [sys.executable, "report.py", "--figure", "figure.svg"]
-        subprocess.run(report, stdout=subprocess.DEVNULL, check=True, cwd=HERE / study)
+def draw(script: Path) -> None:
+    """The figure beside a script, where there is one."""
+    figure = script.with_name("figure.svg")
+    if figure.exists():
+        drawing = [sys.executable, str(script), "--figure", str(figure)]
+        subprocess.run(drawing, stdout=subprocess.DEVNULL, check=True)
 
 
 def main() -> None:
@@ -127,7 +134,8 @@ def main() -> None:
         new = audit.report_of(study).splitlines()
         pages = sorted((HERE / study).glob("*.md"))
         lost += [f"{study}: {line}" for line in rewrite(pages, old, new)]
-        draw(study)
+        draw(HERE / study / "report.py")
+    draw(HERE / "overview.py")
     lost += requote(studies)
     lost += rewrite([HERE / "README.md"], where, measured.table())
     print(*lost, f"{len(studies)} studies, {len(lost)} lines to be placed by hand", sep="\n")

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -361,6 +362,20 @@ def test_who_comes_after_many_silent_strangers_is_heard(watched: Watched) -> Non
         last.settimeout(5)
         assert len(challenge_of(last)) == 32
     assert closed(strangers[0])
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_strangers_who_speak_while_they_are_hung_up_on_end_nothing(watched: Watched) -> None:
+    """A newcomer and the last word of the oldest, whom it pushes out, are found together."""
+    strangers = [socket.create_connection(watched.hub) for _ in range(100)]
+    time.sleep(0.5)
+    for _ in range(300):
+        strangers.append(socket.create_connection(watched.hub))
+        with strangers.pop(0) as oldest, suppress(ConnectionError):
+            oldest.send(b"x")
+    watched.monitors[1].report("rank 1: its own reason")
+    assert watched.told.get(timeout=10).line == "rank 1: its own reason"
     for stranger in strangers:
         stranger.close()
 

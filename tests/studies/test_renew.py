@@ -1,8 +1,9 @@
-"""Pages that take the figures of new lines: rows in their place, quoted numbers, nothing dropped without a word."""
+"""Pages take the figures of new lines: rows, quoted numbers, the table of studies; what has no place is reported."""
 
 import json
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -30,13 +31,10 @@ of = [{{ study = "good", row = {{ job = "b" }}, column = "seconds" }}]
 @pytest.fixture
 def renew(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    loaded = set(sys.modules)
-    import renew  # type: ignore[import-not-found]
-
-    yield renew
-    for name in set(sys.modules) - loaded:
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(EXPERIMENTS)):
-            del sys.modules[name]
+    before = set(sys.modules)
+    yield import_module("renew")
+    for name in (set(sys.modules) - before) & {file.stem for file in EXPERIMENTS.glob("*.py")}:
+        del sys.modules[name]
 
 
 def test_rows_and_quoted_numbers_are_those_of_the_new_lines(
@@ -53,6 +51,8 @@ def test_rows_and_quoted_numbers_are_those_of_the_new_lines(
     monkeypatch.setattr(renew.audit, "HERE", here)
     monkeypatch.setattr(renew.audit, "FILE", here / "quoted.toml")
     monkeypatch.setattr(renew.measured, "HERE", here)
+    parts = [renew.all_studies.Study(name=name, minutes=1, folder="good") for name in ("good", "good_half")]
+    monkeypatch.setattr(renew.all_studies, "LISTS", {"compare": parts})
     plain = here / "good" / "results.jsonl"
     plain.write_text("".join(json.dumps(row) + "\n" for row in [{"job": "a", "s": 1.5}, {"job": "b", "s": 2}]))
     renew.records.pack(plain)
@@ -64,6 +64,9 @@ def test_rows_and_quoted_numbers_are_those_of_the_new_lines(
     renew.main()
     assert (here / "good" / "README.md").read_text(encoding="utf-8") == PAGE  # the study has not ended there
     (copy / "ended.good").touch()
+    renew.main()
+    assert (here / "good" / "README.md").read_text(encoding="utf-8") == PAGE  # nor all of it
+    (copy / "ended.good_half").touch()
     renew.main()
     page = (here / "good" / "README.md").read_text(encoding="utf-8")
     assert page == PAGE.replace("| b | 2 |", "| b | 2.468 |\n| c | 7 |").replace("2.00 s", "2.47 s")
