@@ -13,6 +13,11 @@ if _RUN and sys.path[:1] == [os.getcwd()]:
 from importlib import import_module  # noqa: E402 - after the lines above
 from typing import TYPE_CHECKING  # noqa: E402
 
+if folder := os.environ.get("GNNPAR_OWN_MODULES"):  # a process of gnnpar started this one
+    from gnnpar.own_modules import look_in
+
+    look_in(folder)
+
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:

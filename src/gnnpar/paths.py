@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, distributions
 from importlib.util import find_spec
@@ -51,42 +50,17 @@ def conf_dir() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "conf"
 
 
-def look_last_in(folder: str) -> None:
-    """Modules that are nowhere else are found in a folder from now on; distributions that lie there do not count as
-    installed."""
-    sys.path.append(folder)
-    _last.add(folder)
-
-
-_last: set[str] = set()
-
-
-def _installed() -> tuple[str, ...]:
-    return tuple(entry for entry in sys.path if entry not in _last)
-
-
-@contextmanager
-def _importing_installed() -> Iterator[None]:
-    before = list(sys.path)
-    sys.path[:] = _installed()
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
 def installed_confs() -> list[Path]:
     """Folders of YAML that installed packages bring, each by an entry point of GROUP that names a package of its own.
 
     ValueError: there is no such package.
     """
     found = []
-    for point in _points(_installed()):
-        with _importing_installed():
-            try:
-                spec = find_spec(point.value)
-            except ModuleNotFoundError:
-                spec = None
+    for point in _points(tuple(sys.path)):
+        try:
+            spec = find_spec(point.value)
+        except ModuleNotFoundError:
+            spec = None
         if spec is None or not spec.submodule_search_locations:
             raise ValueError(
                 f"the entry point {point.name} = {point.value} of {GROUP} names no package that is installed; "
@@ -105,7 +79,7 @@ def _points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 def plugin_packages() -> set[str]:
     """The packages at the top whose distributions bring YAML by an entry point of GROUP."""
-    return {point.value.partition(".")[0] for point in _points(_installed())}
+    return {point.value.partition(".")[0] for point in _points(tuple(sys.path))}
 
 
 def checkout_dir() -> Path | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import os
 import re
 import sys
@@ -18,7 +17,8 @@ from pathlib import Path
 from types import ModuleType
 
 from gnnpar.aliases import current
-from gnnpar.paths import conf_dir, installed_confs, look_last_in, plugin_packages
+from gnnpar.own_modules import lies_in, look_in
+from gnnpar.paths import conf_dir, installed_confs, plugin_packages
 from gnnpar.printable import printable
 
 TRUST = "GNNPAR_TRUST"
@@ -127,13 +127,7 @@ def _targets(tree: object) -> Iterator[str]:
 
 
 def _imported(module: str) -> ModuleType:
-    here = os.getcwd()
-    if here not in sys.path and _is_absent(module):
-        look_last_in(here)  # for good: the module may import its neighbours later, and ranks import it again
+    if lies_in(module, here := os.getcwd()):
+        look_in(here)  # for good: the module may import its neighbours later, and ranks import it again
         importlib.invalidate_caches()
     return importlib.import_module(module)
-
-
-def _is_absent(module: str) -> bool:
-    top = module.partition(".")[0]
-    return top not in sys.modules and importlib.util.find_spec(top) is None

@@ -2,12 +2,14 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
-from importlib import invalidate_caches
+from collections.abc import Callable, Iterator
+from importlib import import_module, invalidate_caches
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from gnnpar.config.replay import Replay
 from gnnpar.config.study import read_study
 from gnnpar.folder_lock import FILE
 from gnnpar.folds.block import Block
+from gnnpar.launch.forked import Ranks
 from gnnpar.parallel.sequential.cuts import _Layout, _pack
 from gnnpar.report.exports import inert
 from gnnpar.saved_tensors import load_saved
@@ -35,7 +38,7 @@ METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
 def importing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """sys.path and modules as they were, afterwards."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(paths, "_last", set[str]())
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
@@ -62,10 +65,63 @@ def test_a_distribution_of_the_working_directory_is_no_plugin(
     (tmp_path / "mine.py").write_text("class Net: ...\n")
     monkeypatch.chdir(tmp_path)
     assert targets.locate("mine.Net")
-    assert sys.path[-1] == str(tmp_path)
+    assert str(tmp_path) not in sys.path
     assert "evil" not in paths.plugin_packages()
     assert not [folder for folder in paths.installed_confs() if folder.is_relative_to(tmp_path)]
     assert not (tmp_path / "ran").exists()
+
+
+LOOKING = """
+from importlib import import_module
+
+def look(name):
+    return import_module(name)
+"""
+
+
+def test_who_looks_for_a_module_in_vain_does_not_find_it_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, importing: None
+) -> None:
+    """Modules of it import each other, also later; a library that asks for one that may be there does not get it."""
+    site, here = tmp_path / "site", tmp_path / "here"
+    site.mkdir()
+    here.mkdir()
+    (site / "evil_library.py").write_text(LOOKING)
+    (here / "mine.py").write_text(LOOKING + "import mine_beside\nclass Net: ...\n")
+    (here / "mine_beside.py").write_text("")
+    (here / "mine_later.py").write_text("import evil_library\n")
+    (here / "evil_optional.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    sys.path.append(str(site))
+    monkeypatch.chdir(here)
+    net = targets.locate("mine.Net")
+    mine = sys.modules["mine"]
+    assert mine.look("mine_later").evil_library is sys.modules["evil_library"]
+    with pytest.raises(ModuleNotFoundError):
+        sys.modules["evil_library"].look("evil_optional")
+    with pytest.raises(ModuleNotFoundError):
+        import_module("evil_optional")
+    assert not (tmp_path / "ran").exists()
+    pickled = pickle.dumps(net)
+    del sys.modules["mine"], sys.modules["mine_beside"]
+    with pytest.raises(ModuleNotFoundError):
+        pickle.loads(pickled)  # noqa: S301 - made above; nor does who unpickles what is not gnnpar's own
+
+
+def test_a_process_that_gnnpar_starts_unpickles_classes_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, importing: None
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def body(rank):\n    with open('ran', 'w') as file:\n        file.write(__name__)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    ranks = Ranks(1, cast(Callable[[int], None], targets.locate("mine.body")), fork=False)
+    ranks.start()
+    ended: dict[int, int] = {}
+    while not ended:
+        ended = ranks.wait(60)
+    ranks.end()
+    assert ended == {0: 0}
+    assert (tmp_path / "ran").read_text() == "mine"
 
 
 def test_a_file_names_of_a_plugin_what_its_yaml_names(tmp_path: Path, importing: None) -> None:
