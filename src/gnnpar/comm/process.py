@@ -32,6 +32,7 @@ from gnnpar.comm.flight_recorder import WAITING_FOR_ALL, FlightRecorder
 from gnnpar.comm.interfaces import VARIABLE, check_asked_for
 from gnnpar.comm.ledger import Ledger, Receipt, now
 from gnnpar.comm.mesh import Axis, Mesh
+from gnnpar.comm.sealed_store import SealedStore
 from gnnpar.comm.staging import Staging
 from gnnpar.comm.threads import Ready, ring_reduce_nbytes
 
@@ -60,6 +61,8 @@ def connect(
         os.environ.update(one_gpu.variables(rank))
     if store is not None:
         store.set_timeout(timeout)
+        if backend == "gloo":  # threads of NCCL's own ask the store, also where no Python runs any more
+            store = SealedStore(store, key)
     dist.init_process_group(
         backend,
         init_method=init_method,

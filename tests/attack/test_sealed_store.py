@@ -1,0 +1,74 @@
+"""Addresses of ranks that a stranger has put into the store: nobody connects to them."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from gnnpar.comm.authentication import SIZE, NotOfThisRun
+from gnnpar.comm.sealed_store import SealedStore
+
+RANK = """
+import sys
+from datetime import timedelta
+import torch
+from torch.distributed import PrefixStore, TCPStore
+from gnnpar.comm.process import connect
+
+store = PrefixStore("room", TCPStore("127.0.0.1", int(sys.argv[1]), None, False, timeout=timedelta(seconds=60)))
+connect("gloo", device=torch.device("cpu"), key=b"k" * 32, timeout_seconds=60, store=store)
+"""
+LOOPBACK = bytes((127, 0, 0, 1))
+
+
+def address_of(store: TCPStore, name: str) -> bytes:
+    for _ in range(600):
+        if store.check([name]):
+            return bytes(store.get(name))
+        time.sleep(0.1)
+    raise TimeoutError(name)
+
+
+@pytest.mark.fault
+def test_a_rank_does_not_connect_to_an_address_of_a_stranger() -> None:
+    """Rank 0's own, with the stranger's port, in the place of rank 1's, which has not come yet."""
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(2)
+    environment = os.environ | {"RANK": "0", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-P", "-c", RANK, str(store.port)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as rank:
+        mine = address_of(store, "room/0//cpu//0/0")
+        place = mine.index(LOOPBACK) - 2  # of the port
+        forged = mine[:place] + listener.getsockname()[1].to_bytes(2, "big") + mine[place + 2 :]
+        store.set("room/0//cpu//0/1", forged)  # pyright: ignore[reportArgumentType]
+        try:
+            with pytest.raises(TimeoutError):
+                listener.accept()
+            said = rank.communicate(timeout=60)[1]
+        finally:
+            rank.kill()
+    assert rank.returncode != 0
+    assert "proves no knowledge of the run's key: a stranger writes there" in said
+    listener.close()
+
+
+def test_a_value_is_that_of_its_name() -> None:
+    inner = HashStore()
+    mine, theirs = SealedStore(inner, b"a" * SIZE), SealedStore(inner, b"b" * SIZE)
+    mine.set("one", "1")
+    mine.set("two", b"2")
+    assert (mine.get("one"), mine.get("two")) == (b"1", b"2")
+    with pytest.raises(NotOfThisRun, match="as one what"):
+        theirs.get("one")
+    inner.set("one", inner.get("two"))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(NotOfThisRun, match="as one what"):
+        mine.get("one")
+    inner.set("two", "")
+    with pytest.raises(NotOfThisRun, match="as two what"):
+        mine.get("two")
