@@ -17,6 +17,7 @@ import yaml
 
 from gnnpar import paths, scratch, targets
 from gnnpar.cli import ablate, new
+from gnnpar.cli.main import run
 from gnnpar.comm import Incoming, RowLike
 from gnnpar.comm.exchange import fitting
 from gnnpar.config.compose import compose
@@ -281,3 +282,36 @@ def test_folders_of_others_keep_no_command_from_its_scratch_folder(
     with scratch.scratch_folder() as folder:
         assert folder.parent == tmp_path and folder.is_dir()
     assert about_to_begin.is_dir()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--experimental-rerun", "FILE"],
+        ["--experimental-rerun=FILE"],
+        ["--exp", "FILE"],
+        ["--exp=FILE"],
+        ["-mexp"],
+        ["--"],
+    ],
+)
+@pytest.mark.parametrize("before", [[], ["-m", "seed=0,1"]])
+def test_hydra_unpickles_no_file_of_a_run(
+    option: list[str], before: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    file = tmp_path / "config.pickle"
+    file.write_bytes(pickle.dumps(Calling(str(tmp_path / "ran"))))
+    monkeypatch.chdir(tmp_path)
+    assert run("train", [*before, *(word.replace("FILE", str(file)) for word in option)]) == 2
+    assert "there is no option -" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+
+
+class Calling:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (self.folder,)

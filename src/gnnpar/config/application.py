@@ -17,6 +17,7 @@ from gnnpar.config.replay import FLAGS, Replay
 from gnnpar.config.sweep import Overrides, Sweep, per_job
 from gnnpar.durable import JsonObject
 from gnnpar.paths import conf_dir
+from gnnpar.printable import printable
 from gnnpar.settings import ConfigError
 from gnnpar.targets import fenced
 
@@ -39,6 +40,8 @@ def run_jobs(
     """
     import hydra
 
+    for words in (argv, *(listed or ())):
+        _refuse_other_options(words)
     search_installed()
     codes: list[int] = []
 
@@ -69,6 +72,28 @@ def run_jobs(
     finally:
         sys.argv = before
     return (max(codes) if codes else sweep.close()), sweep.planned
+
+
+_OPTIONS = (
+    *FLAGS,
+    "--cfg",
+    "-c",
+    "--resolve",
+    "--package",
+    "-p",
+    "--info",
+    "-i",
+    "--config-dir",
+    "-cd",
+    "--hydra-help",
+)
+
+
+def _refuse_other_options(argv: Sequence[str]) -> None:
+    """Hydra has others, and takes all of them shortened, too: --experimental-rerun unpickles the file that it names."""
+    for word in argv:
+        if word.startswith("-") and (word.partition("=")[0] if word.startswith("--") else word) not in _OPTIONS:
+            raise ConfigError(f"there is no option {printable(word[:80])}; gnnpar train has {', '.join(_OPTIONS)}")
 
 
 def _is_override(argument: str) -> bool:
