@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -9,8 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 import kills
@@ -172,3 +176,36 @@ def test_the_table_of_the_guide_is_that_of_the_counts() -> None:
     assert page == counts.on(page)
     assert {each.name for each in counts.cases} == {case.name for case in kills.cases()}
     assert {each.outcome for each in counts.cases} == {"survived"}
+
+
+@pytest.mark.fault
+def test_jobs_beside_each_other_end_with_the_process_of_their_sweep(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", exc_type=ImportError)
+    jobs = ["-m", "seed=0,1", "hydra/launcher=parallel", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=."]
+    command = [sys.executable, "-P", "-m", "gnnpar", "train", *jobs, *TINY, "epochs=100000", "strategy=single"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), start_new_session=True) as sweep:
+        try:
+            wait_until(lambda: all((tmp_path / job / "metrics.jsonl").exists() for job in "01"), 120)
+        finally:
+            sweep.kill()
+    wait_until(lambda: not of_session(sweep.pid), 30)
+    results = [json.loads((tmp_path / job / "result.json").read_text()) for job in "01"]
+    assert {result["status"] for result in results} == {"interrupted"}
+
+
+def of_session(session: int) -> list[int]:
+    """Its processes that live."""
+    living = [process for process in psutil.process_iter() if process.pid != os.getpid()]
+    found = []
+    for process in living:
+        with suppress(OSError, psutil.Error):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+def wait_until(what: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "not within its time"
+        time.sleep(0.2)

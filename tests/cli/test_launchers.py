@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +41,7 @@ def test_jobs_in_processes_of_their_own(run_cli: Run, tmp_path: Path, launcher: 
     assert done.returncode == 1
     assert sorted(states(tmp_path)) == ["done", "done", "failed", "failed"]
     assert "sweep: 2 of 4 done, 2 failed  ->  sweep" in done.stdout
-    assert "the loss is nan in epoch 1" in done.stdout
+    assert re.search("the loss is (nan|inf) in epoch 1", done.stdout)  # which, is the machine's
     jobs = [json.loads(file.read_text()) for file in sorted(tmp_path.glob("sweep/*/job.json"))]
     assert len(jobs) == 4
     written = {file: file.stat().st_mtime_ns for file in tmp_path.glob("sweep/*/result.json")}

@@ -18,6 +18,7 @@ from gnnpar.config.application import run_jobs, without_folders
 from gnnpar.config.compose import HydraJob, refuse_led_away
 from gnnpar.config.help import asks_for_help, train_help
 from gnnpar.config.replay import resumed
+from gnnpar.config.sweep import with_its_sweep
 from gnnpar.durable import JsonObject, WriteError, write_text_whole
 from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.launch.environment import check_rank
@@ -62,7 +63,7 @@ def train_one(job: HydraJob) -> int:
     nothing else does: also a defect is the job's alone, whose traceback goes to stderr."""
     if int(os.environ.get("RANK", "0")) != 0:  # of joined ranks, the first has the folder
         return run_one(job)
-    with ExitStack() as inside:
+    with with_its_sweep(), ExitStack() as inside:
         try:
             refuse_led_away(job.run_dir, job.typed)
             inside.enter_context(working_in(job.run_dir, otherwise="choose another hydra.run.dir", say=say))

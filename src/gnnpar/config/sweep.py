@@ -11,6 +11,7 @@ import importlib
 import logging
 import math
 import os
+import signal
 import stat
 import tempfile
 import time
@@ -37,6 +38,7 @@ from gnnpar.config.jobs import (
 from gnnpar.config.replay import PARAMS, Replay, asked, quoted
 from gnnpar.config.study import MOST_RUNS
 from gnnpar.durable import JsonObject, WriteError, refuse_links_below
+from gnnpar.launch.forked import hear_of_its_end
 from gnnpar.paths import conf_dir
 from gnnpar.scratch import give_back_environment
 from gnnpar.settings import ConfigError
@@ -44,6 +46,8 @@ from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
 from gnnpar.training.result.result import read_result
 
+SWEEP = "GNNPAR_SWEEP"
+"""The environment variable that names the sweep's process to its jobs'."""
 Overrides = Sequence[str]
 Hydras = Any  # Hydra hands its objects to launchers and sweepers without types
 _SETTLE_SECONDS = 15.0  # how long a job that a launcher has lost may take to show that it runs
@@ -237,7 +241,8 @@ class Resuming:
     def start(self, manifest: Manifest, jobs: Sequence[tuple[Job, Overrides]]) -> None:
         """Run some jobs to their ends. A launcher that loses one (killed, out of memory) loses no other."""
         try:
-            with inherited("GNNPAR_JOBS_AT_ONCE", str(self.beside_each_other(len(jobs)))):
+            at_once = str(self.beside_each_other(len(jobs)))
+            with inherited("GNNPAR_JOBS_AT_ONCE", at_once), inherited(SWEEP, str(os.getpid())):
                 _write_results_apart(self.inner, manifest.folder)
                 self.inner.launch([overrides for _, overrides in jobs], initial_job_idx=0)
         except Exception as error:
@@ -365,6 +370,21 @@ def session() -> Iterator[None]:
     """All jobs started inside carry one session in result.json."""
     with inherited("GNNPAR_SESSION", uuid.uuid4().hex[:12]):
         yield
+
+
+@contextmanager
+def with_its_sweep() -> Iterator[None]:
+    """A job in a process that the sweep's has started: it ends in order where that ends, and its process with it."""
+    parent = os.getppid()
+    if os.environ.get(SWEEP) != str(parent):
+        yield
+        return
+    hear_of_its_end(parent, signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 @contextmanager

@@ -115,9 +115,14 @@ def _run(body: Callable[[int], None], rank: int, origin: int) -> None:
 
 def _end_with(parent: int) -> None:
     """This process does not outlive the other one, which alone hears of the terminal's Ctrl-C."""
+    hear_of_its_end(parent, signal.SIGKILL)
+
+
+def hear_of_its_end(parent: int, number: signal.Signals) -> None:
+    """The system sends this process a signal when its parent ends."""
     from torch import multiprocessing as of_torch
 
-    of_torch._prctl_pr_set_pdeathsig(signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue]
+    of_torch._prctl_pr_set_pdeathsig(number)  # pyright: ignore[reportAttributeAccessIssue]
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
 

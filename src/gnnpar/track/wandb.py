@@ -164,7 +164,7 @@ def load() -> ModuleType:
     refuse_settings_of(Path.cwd())
     import wandb
 
-    wandb.setup(settings=wandb.Settings(silent=True))
+    wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))
     return wandb
 
 
