@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
