@@ -16,7 +16,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from types import FunctionType
@@ -53,11 +53,11 @@ class TrainingFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left in its folder, read when asked for. `own`: this process has trained it, with a model of the
-    caller's."""
+    """What a run left in its folder, read when asked for. `named`: the settings of a run that this process has made;
+    what lies in the folder may name their classes, and no others of the caller's."""
 
     folder: Path
-    own: bool = False
+    named: object = field(default=None, repr=False)
 
     @property
     def result(self) -> JsonDict:
@@ -82,9 +82,9 @@ class Run:
 
         ValueError where a run of somebody else names classes of its own: `gnnpar.load(folder, trust=True)` runs them.
         """
-        from gnnpar.training.result.trained import load
+        from gnnpar.training.result.trained import find, opened
 
-        found = load(self.folder, trust=self.own)
+        found = opened(*find(self.folder, "best", named=self.named))
         if (best := self.result.get("best_epoch")) not in (None, found.epoch):
             say(f"the model of epoch {found.epoch}; epoch {best} was the best on validation: set checkpoint.every=N")
         return found
@@ -237,8 +237,8 @@ def compare(
     from gnnpar.report.runs import collect
 
     folders = [each.folder if isinstance(each, Run) else path_of(each, "runs") for each in runs]
-    own = {each.folder.resolve() for each in runs if isinstance(each, Run) and each.own}
-    results = tuple(Run(folder, own=folder.resolve() in own) for folder, _ in collect(folders))
+    named = {each.folder.resolve(): each.named for each in runs if isinstance(each, Run)}
+    results = tuple(Run(folder, named.get(folder.resolve())) for folder, _ in collect(folders))
     return Compared(results, baseline, allow_unfair)
 
 
@@ -314,7 +314,7 @@ def _train(settings: Settings, folder: Path) -> Run:
     if outcome.status != "completed":
         raise TrainingFailed(outcome.error or "the run has failed and gives no reason", folder)
     say(summary(folder))
-    return Run(folder, own=True)
+    return Run(folder, settings.resolved)
 
 
 def _rank_environment() -> dict[str, str]:

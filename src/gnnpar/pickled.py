@@ -23,23 +23,17 @@ Opcode = tuple[pickletools.OpcodeInfo, object, int | None]
 """As pickletools.genops gives it: what it does, its argument, its place."""
 
 
-class _List(list["Made"]):
+class _Parts(list["Made"]):
+    """What a dict (keys and values in turn), a set or an object holds, or was given."""
+
+
+class _List(_Parts):
     """What a list holds."""
 
 
-class _Dict:
-    """How many keys and values a dict holds."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-
-Made: TypeAlias = "str | tuple[Made, ...] | _List | _Dict"
+Made: TypeAlias = "str | tuple[Made, ...] | _Parts"
 """'text', 'constant' (True, False, None), 'small' (whole numbers below 2^16), 'number' (others), 'name C' of a
-class, 'object' for what is not known; tuples and lists of them."""
+class, 'object' for what is not known; tuples, lists and parts of them."""
 
 _TEXTS = ("UNICODE", "STRING", "BYTES", "BYTEARRAY")  # in the names of opcodes
 _NUMBERS = frozenset({*_LONGS, "BININT", "BININT1", "BININT2", "FLOAT", "BINFLOAT"})
@@ -48,6 +42,7 @@ _BITS = {"text": 0, "constant": 2, "small": 16, "number": 40}
 _MOST_BITS, _MOST_PARTS = 50, 64  # of a tuple that is a key
 _MOST_KEYS = 1 << 16  # a dict of more could be led through its full part by each, whatever their hashes
 _FEW = 10_000
+_DEEPEST = 200  # Python hashes a tuple by as many calls as it is deep, without a limit
 _GETS, _PUTS = frozenset({"GET", "BINGET", "LONG_BINGET"}), frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 _SETS = ("set", "frozenset", "Counter")  # which hash what they are given
 _DICTS = ("dict", "OrderedDict", "defaultdict")  # the first of each pair
@@ -57,7 +52,8 @@ _MARK, _ANY_NAME = "mark", "name of the stack"
 def refuse_alike(opcodes: Iterable[Opcode]) -> None:
     """ValueError where a dict, or a set, of one pickle gets a key that is neither text, a number, the name of a class
     nor a tuple of text and a few small numbers, or very many that are numbers; where one list is given to many objects,
-    each of which copies it; and where opcodes do not belong together."""
+    each of which copies it, or an object gets what holds one part more often than can be written out, as who reports
+    it would; where what is called is no name of a class; and where opcodes do not belong together."""
     machine = _Machine()
     try:
         for code, argument, _ in opcodes:
@@ -94,32 +90,42 @@ class _Machine:
                 stack.append(_List(taken))
             case "APPEND" | "APPENDS":
                 target, *items = taken
-                if isinstance(target, _List):
+                if isinstance(target, _Parts):
                     target.extend(items)
                 stack.append(target)
             case "EMPTY_DICT" | "DICT":
                 self._hash(taken[::2])
-                stack.append(_Dict(len(taken)))
+                stack.append(_Parts(taken))
             case "SETITEM" | "SETITEMS" | "ADDITEMS":
                 target, *items = taken
                 self._hash(items if name == "ADDITEMS" else items[::2])
-                if isinstance(target, _Dict):
-                    target.size += len(items)
+                if isinstance(target, _Parts):
+                    target.extend(items)
                 stack.append(target)
             case "FROZENSET":
                 self._hash(taken)
-                stack.append("object")
+                stack.append(_Parts(taken))
             case "REDUCE" | "NEWOBJ":
                 called, given = taken
-                of = called.rpartition(".")[2] if isinstance(called, str) else ""
+                if not isinstance(called, str) or not (called.startswith("name ") or called == _ANY_NAME):
+                    raise ValueError("it calls what is no name of a class")
+                of = called.rpartition(".")[2]
                 self._copy(given)
                 for classes, pairs in ((_SETS, False), (_DICTS, True)):
                     if of in classes or called == _ANY_NAME:
                         self._hash(_hashed(given, pairs=pairs))
-                stack.append("text" if of == "EdgeTypeStr" else "object")
+                stack.append("text" if of == "EdgeTypeStr" else _Parts([given]))
             case "BUILD":
-                self._copy(taken[1])
-                stack.append(taken[0])
+                target, state = taken
+                self._copy(state)
+                if isinstance(target, _Parts):
+                    target.append(state)
+                stack.append(target)
+            case "BINPERSID":  # of a storage: what it is, its class, its name, its place, its size
+                self._copy(taken[0])
+                if not _is_flat(taken[0]):
+                    raise ValueError("it names a storage by what is neither text nor a number")
+                stack.append("object")
             case "STACK_GLOBAL":
                 stack.append(_ANY_NAME)
             case "GLOBAL":
@@ -130,10 +136,16 @@ class _Machine:
 
     def _copy(self, given: Made) -> None:
         """An object gets these arguments, or this state. What stands in the file once takes a step each to write."""
-        parts = given if isinstance(given, tuple) else (given,)
-        self._copied += sum(len(each) if isinstance(each, (tuple, _List, _Dict)) else 1 for each in parts)
-        if self._copied > 2 * self._steps + _FEW:
-            raise ValueError("it gives one list to many objects, each of which copies it")
+        left = [(given, 0)]
+        while left:
+            each, depth = left.pop()
+            self._copied += 1
+            if self._copied > 2 * self._steps + _FEW:
+                raise ValueError("it gives one list to many objects, each of which copies it")
+            if depth > _DEEPEST:
+                raise ValueError("it gives an object what is nested too deep")
+            if isinstance(each, (tuple, _Parts)):
+                left += [(part, depth + 1) for part in each]
 
     def _hash(self, keys: Iterable[Made]) -> None:
         for key in keys:
@@ -144,6 +156,14 @@ class _Machine:
             self._numbers += bits > _BITS["small"] or (bits > 0 and isinstance(key, tuple))
         if self._numbers > _MOST_KEYS:
             raise ValueError(f"it holds dicts or sets with more than {_MOST_KEYS} keys of large numbers")
+
+
+def _is_flat(key: Made) -> bool:
+    """A tuple of text, numbers and names; in files of torch before 1.6, with one more in it."""
+    if not isinstance(key, tuple):
+        return False
+    parts = [part for each in key for part in (each if isinstance(each, tuple) else (each,))]
+    return all(isinstance(part, str) and part != "object" for part in parts)
 
 
 def _take(code: pickletools.OpcodeInfo, stack: list[Made]) -> list[Made]:

@@ -291,6 +291,8 @@ def test_folders_of_others_keep_no_command_from_its_scratch_folder(
         ["--experimental-rerun=FILE"],
         ["--exp", "FILE"],
         ["--exp=FILE"],
+        ["--config-path", "FILE"],
+        ["-cd", "FILE"],
         ["-mexp"],
         ["--"],
     ],

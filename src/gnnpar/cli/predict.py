@@ -123,5 +123,5 @@ def run_folder(given: Path) -> Path:
     from gnnpar.training.checkpoint import files as checkpoint
 
     folder = given.resolve()
-    within = (folder / checkpoint.MANIFEST).exists() and folder.parent.name == checkpoint.FOLDER
+    within = checkpoint.is_one(folder) and folder.parent.name == checkpoint.FOLDER
     return folder.parent.parent if within else folder  # a checkpoint that lies alone is a folder of its own

@@ -90,7 +90,8 @@ _OPTIONS = (
 
 
 def _refuse_other_options(argv: Sequence[str]) -> None:
-    """Hydra has others, and takes all of them shortened, too: --experimental-rerun unpickles the file that it names."""
+    """Hydra has others, and takes all of them shortened, too: --experimental-rerun unpickles the file that it names,
+    and --config-path and --config-dir compose YAML of any folder, as the config.yaml of somebody's run."""
     for word in argv:
         if word.startswith("-") and (word.partition("=")[0] if word.startswith("--") else word) not in _OPTIONS:
             raise ConfigError(f"there is no option {printable(word[:80])}; gnnpar train has {', '.join(_OPTIONS)}")

@@ -147,6 +147,11 @@ def folders(run_dir: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name.removeprefix("epoch-")), reverse=True)
 
 
+def is_one(folder: Path) -> bool:
+    """Whether a folder is a checkpoint. What lies beside a run's checkpoints is not the run's: it is none then."""
+    return (folder / MANIFEST).exists() and not folders(folder)
+
+
 def read(folder: Path) -> Checkpoint:
     """A checkpoint whose every byte is as it was written; ValueError says what is not."""
     try:

@@ -61,7 +61,7 @@ def check(settings: Settings) -> None:
 
 
 def _claims(path: Path) -> bool:
-    return (path / checkpoint.MANIFEST).exists() or bool(checkpoint.folders(path))
+    return checkpoint.is_one(path) or bool(checkpoint.folders(path))
 
 
 def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, say: Say) -> Start:
@@ -71,7 +71,7 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
         found = checkpoint.latest(run_dir, say)
     if found is None and isinstance(settings.resume, Path):
         path = settings.resume
-        found = checkpoint.read(path) if (path / checkpoint.MANIFEST).exists() else checkpoint.latest(path, say)
+        found = checkpoint.read(path) if checkpoint.is_one(path) else checkpoint.latest(path, say)
         if found is None:
             raise ValueError(f"resume={path} has no good checkpoint left; give another run's folder, or leave it out")
     if found is None:

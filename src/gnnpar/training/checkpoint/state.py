@@ -21,6 +21,7 @@ from gnnpar.durable import JsonDict, file_hash
 from gnnpar.saved_tensors import is_expanded, load_saved, oddity, tensors_in
 
 _SCALARS = (bool, int, float, str)
+_DEEPEST = 100
 _WORDS, _LEFT, _NEXT = 624, 8, 16  # of a generator: its words, and where it says how many are left and used
 
 
@@ -93,6 +94,8 @@ def check_tree(file: Path) -> None:
 
 def _flaw(tree: JsonDict) -> str | None:
     """What no rank writes; tensors first, before anything reads their numbers."""
+    if not _is_written_out(tree):
+        return "one dict, list or tuple in several places, or too many in each other"
     if any(oddity(t) or t.layout != torch.strided for t in tensors_in(tree)):
         return "a tensor that is sparse, nested, quantized or has no values"
     if any(map(is_expanded, tensors_in(tree))):
@@ -102,6 +105,22 @@ def _flaw(tree: JsonDict) -> str | None:
     kinds = kinds and _is_random_state(tree["random"]["cpu"]) and "cuda" in tree["random"]
     kinds = kinds and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tree["model"].items())
     return None if kinds else "no model, optimizer, engine and random state"
+
+
+def _is_written_out(tree: object) -> bool:
+    """Whether all of a tree stands in it once, as `plain` makes it: read as often as it is held, a small file has no
+    end. The empty tuple is one object in all of Python."""
+    met, left = set[int](), [(tree, 0)]
+    while left:
+        each, depth = left.pop()
+        if not isinstance(each, (dict, list, tuple)) or each == ():
+            continue
+        if id(each) in met or depth > _DEEPEST:
+            return False
+        met.add(id(each))
+        inside = [*each, *each.values()] if isinstance(each, dict) else each
+        left += [(part, depth + 1) for part in inside]
+    return True
 
 
 def _is_random_state(state: object) -> bool:

@@ -110,7 +110,11 @@ def load(
     Nothing foreign is unpickled or imported: a checkpoint that names classes of neither gnnpar nor an installed plugin
     is refused, unless `trust`. ValueError in one line then, and where there is no good checkpoint.
     """
-    found, settings = find(path_of(run, "run"), which, trust=trust)
+    return opened(*find(path_of(run, "run"), which, trust=trust), device)
+
+
+def opened(found: Checkpoint, settings: Settings, device: str | torch.device = "cpu") -> Trained:
+    """The model of a checkpoint; errors as in `load`."""
     saved = found.manifest["run"]
     try:
         model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
@@ -124,9 +128,12 @@ def load(
     return Trained(model, settings, found)
 
 
-def find(folder: Path, which: Literal["best", "last"], *, trust: bool = False) -> tuple[Checkpoint, Settings]:
-    """A checkpoint of a run's folder, or the one that it is, and the settings of its run; errors as in `load`."""
-    if (folder / checkpoint.MANIFEST).exists():
+def find(
+    folder: Path, which: Literal["best", "last"], *, trust: bool = False, named: object = None
+) -> tuple[Checkpoint, Settings]:
+    """A checkpoint of a run's folder, or the one that it is, and the settings of its run; errors as in `load`. `named`:
+    settings whose classes the caller has chosen."""
+    if checkpoint.is_one(folder):
         found = checkpoint.read(folder)
     else:
         found = (checkpoint.best if which == "best" else checkpoint.latest)(folder, complain)
@@ -134,7 +141,7 @@ def find(folder: Path, which: Literal["best", "last"], *, trust: bool = False) -
         raise ValueError(f"{folder} has no good checkpoint; give the folder of a run with {checkpoint.FOLDER}/ in it")
     saved = found.manifest["run"]
     remedy = "with trust=True, or --trust, its code is imported and runs"
-    refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, trust=trust)
+    refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, named=named, trust=trust)
     return found, build_settings(saved["settings"], saved["names"])
 
 
