@@ -83,8 +83,6 @@ _OPTIONS = (
     "-p",
     "--info",
     "-i",
-    "--config-dir",
-    "-cd",
     "--hydra-help",
 )
 
