@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoints import last, train
+from checkpoints import ADAPTIVE, last, train
 from gnnpar.durable import file_hash, read_checked_json, write_checked_json
 from gnnpar.saved_tensors import load_saved
 from gnnpar.training.checkpoint.state import check_tree, read_tree, write_tree
@@ -99,6 +99,28 @@ def test_a_state_is_held_to_stand_in_its_file_once(tmp_path: Path, flaw: str) ->
     torch.save(tree, tmp_path / "bad.pt")
     with pytest.raises(ValueError, match=r"one dict, list or tuple in several places|cannot be opened"):
         check_tree(tmp_path / "bad.pt")
+
+
+@pytest.mark.parametrize(
+    ("flaw", "line"), [("step", "is no count"), ("engine", "another state than this strategy leaves")]
+)
+def test_a_state_that_cannot_be_gone_on_from_is_a_line(tmp_path: Path, flaw: str, line: str) -> None:
+    made = ("strategy=adaqp", "world_size=2", *ADAPTIVE)
+    train(tmp_path / "run", *made, "epochs=3")
+    folder = last(tmp_path / "run").folder
+    manifest = read_checked_json(folder / "manifest.json")
+    for rank in (0, 1):
+        file = folder / f"rank-{rank}.pt"
+        tree = read_tree(file, torch.device("cpu"))
+        if flaw == "step":
+            next(iter(tree["optimizer"]["state"].values()))["step"] = torch.tensor(-3.0)
+        else:
+            tree["engine"] = {"codecs": [{"codes": 3}] * 9}
+        manifest["files"][file.name] = write_tree(file, tree)
+    write_checked_json(folder / "manifest.json", manifest)
+    outcome = train(tmp_path / "next", *made, "epochs=5", f"resume={tmp_path / 'run'}")
+    assert outcome.status == "failed"
+    assert line in str(outcome.error)
 
 
 def forged(source: Path, folder: Path, *, val: float, epoch: int) -> None:

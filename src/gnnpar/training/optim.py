@@ -226,6 +226,8 @@ def _check_shapes(name: str, slots: JsonDict, parameter: nn.Parameter) -> None:
                     f"the optimizer's {slot} of {name} has shape {list(value.shape)}, {list(wanted)} is needed: "
                     "resume another checkpoint, or change optim to start its state anew"
                 )
+        if slot == "step" and not (isinstance(value, (int, float, torch.Tensor)) and float(value) >= 0):
+            raise ValueError(f"the optimizer's step of {name} is no count; resume another checkpoint")
 
 
 def _placed(slot: str, value: object, parameter: nn.Parameter) -> object:

@@ -279,7 +279,13 @@ def restore(
     device = comm.device
     if not changed:
         tree = found.rank(comm.rank, device)
-        engine.load_state_dict(tree["engine"])
+        try:
+            engine.load_state_dict(tree["engine"])
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{found.folder} holds another state than this strategy leaves ({type(error).__name__} {error}): "
+                "resume another checkpoint, or leave resume out"
+            ) from error
         model, saved = tree["model"], tree["optimizer"]
         torch.set_rng_state(tree["random"]["cpu"])
         if device.type == "cuda" and tree["random"]["cuda"] is not None:
