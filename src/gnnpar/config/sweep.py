@@ -38,7 +38,6 @@ from gnnpar.config.jobs import (
 from gnnpar.config.replay import PARAMS, Replay, asked, quoted
 from gnnpar.config.study import MOST_RUNS
 from gnnpar.durable import JsonObject, WriteError, refuse_links_below
-from gnnpar.launch.forked import hear_of_its_end
 from gnnpar.paths import conf_dir
 from gnnpar.scratch import give_back_environment
 from gnnpar.settings import ConfigError
@@ -379,6 +378,8 @@ def with_its_sweep() -> Iterator[None]:
     if os.environ.get(SWEEP) != str(parent):
         yield
         return
+    from gnnpar.launch.forked import hear_of_its_end
+
     hear_of_its_end(parent, signal.SIGTERM)
     try:
         yield
