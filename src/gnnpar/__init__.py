@@ -13,10 +13,10 @@ if _RUN and sys.path[:1] == [os.getcwd()]:
 from importlib import import_module  # noqa: E402 - after the lines above
 from typing import TYPE_CHECKING  # noqa: E402
 
-if folder := os.environ.get("GNNPAR_OWN_MODULES"):  # a process of gnnpar started this one
-    from gnnpar.own_modules import look_in
+if "GNNPAR_OWN_MODULES" in os.environ:  # a process of gnnpar started this one
+    from gnnpar import own_modules
 
-    look_in(folder)
+    own_modules.look_in(os.environ[own_modules.FOLDER])
 
 __version__ = "0.2.0"
 

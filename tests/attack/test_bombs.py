@@ -145,6 +145,10 @@ def test_what_lay_in_the_folder_of_a_run_is_not_its_model(tmp_path: Path, monkey
     run = gnnpar.train("gcn", "sbm", folder="theirs", epochs=2, **given)
     assert trained.find(tmp_path / "theirs", "best")[0].epoch == 2
     assert run.model.epoch == 2
+    forged(good, tmp_path / "without", val=1e9, epoch=3)
+    none = gnnpar.train("gcn", "sbm", folder="without", epochs=2, checkpoint={"keep": 0}, **given)
+    with pytest.raises(ValueError, match="has no good checkpoint"):
+        _ = none.model
     forged(good, tmp_path / "source" / "checkpoint" / "epoch-000001", val=1e9, epoch=1)
     again = gnnpar.train("gcn", "sbm", folder="source", epochs=4, resume="auto", **given)
     with pytest.raises(ValueError, match=r"names subprocess\.Popen, which is no class of gnnpar"):

@@ -148,8 +148,8 @@ def folders(run_dir: Path) -> list[Path]:
 
 
 def is_one(folder: Path) -> bool:
-    """Whether a folder is a checkpoint. What lies beside a run's checkpoints is not the run's: it is none then."""
-    return (folder / MANIFEST).exists() and not folders(folder)
+    """Whether a folder is a checkpoint, and not that of a run: what lies beside a run's own files is not the run's."""
+    return (folder / MANIFEST).exists() and not folders(folder) and not (folder / "config.yaml").exists()
 
 
 def read(folder: Path) -> Checkpoint:
