@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING  # noqa: E402
 if "GNNPAR_OWN_MODULES" in os.environ:  # a process of gnnpar started this one
     from gnnpar import own_modules
 
-    own_modules.look_in(os.environ[own_modules.FOLDER])
+    own_modules.inherit()
 
 __version__ = "0.2.0"
 

@@ -1,7 +1,7 @@
-"""Modules of the working directory, imported by who may, and not because the folder is on Python's path: it never is.
+"""Modules of the working directory, imported by name, and not because the folder is on Python's path: it never is.
 
-Who may: who looks up a class that the user has named (`targets.locate`), modules of that folder, and what unpickles
-for processes of gnnpar. A library that looks for an optional module, or for distributions, does not find them there.
+By name: those of classes that the user has named (`targets.locate`), and what modules of the folder import themselves.
+A library that looks for an optional module, or for distributions, does not find them there.
 """
 
 from __future__ import annotations
@@ -12,37 +12,40 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
 
-FOLDER = "GNNPAR_OWN_MODULES"
-"""The environment variable that names the folder for processes that this one starts."""
+VARIABLE = "GNNPAR_OWN_MODULES"
+"""The environment variable that names them to processes that this one starts: 'mine,beside:/the/folder'."""
 
 _IMPORTING = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
-_MAY = ("gnnpar.targets", "gnnpar.own_modules", "gnnpar.comm.authentication", "multiprocessing")
-_MAY += ("joblib.externals.loky", "joblib.externals.cloudpickle", "cloudpickle", "submitit")
 
 
 class _Finder:
     """The last on sys.meta_path: asked for what is found nowhere else."""
 
     def __init__(self) -> None:
-        self.folder: str | None = None
-        self.found: set[str] = set()
+        self.folder = ""
+        self.names: set[str] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if self.folder is None or path is not None or not self._may_import(sys._getframe(1)):
+        if not self.folder or path is not None:
+            return None
+        if name not in self.names and not self._asked_by_its_own(sys._getframe(1)):
             return None
         if (spec := PathFinder.find_spec(name, [self.folder], target)) is not None:
-            self.found.add(name)
+            self.add(name)
         return spec
 
-    def _may_import(self, frame: FrameType | None) -> bool:
-        """Whether the code that asks for a module, below the frames of the import itself, is among those that may."""
+    def add(self, name: str) -> None:
+        self.names.add(name)
+        os.environ[VARIABLE] = f"{','.join(sorted(self.names))}:{self.folder}"
+
+    def _asked_by_its_own(self, frame: FrameType | None) -> bool:
+        """Whether the code below the frames of the import itself is that of a module of the folder."""
         while frame is not None:
-            who = str(frame.f_globals.get("__name__", ""))
-            top = who.partition(".")[0]
+            top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
             if top not in _IMPORTING:
-                return top in self.found or any(who == each or who.startswith(f"{each}.") for each in _MAY)
+                return top in self.names
             frame = frame.f_back
         return False
 
@@ -50,11 +53,21 @@ class _Finder:
 _FINDER = _Finder()
 
 
-def look_in(folder: str) -> None:
-    """Modules that are nowhere else are found in a folder from now on, here and in processes that are started."""
-    _FINDER.folder = os.environ[FOLDER] = folder
+def look_in(folder: str, *names: str) -> None:
+    """Modules of these names that are nowhere else are found in a folder from now on, and what they import; here and in
+    processes that are started."""
+    if _FINDER.folder != folder:
+        _FINDER.folder, _FINDER.names = folder, set()
+    for name in names:
+        _FINDER.add(name)
     if _FINDER not in sys.meta_path:
         sys.meta_path.append(_FINDER)
+
+
+def inherit() -> None:
+    """What the process that started this one looks for."""
+    names, _, folder = os.environ[VARIABLE].partition(":")
+    look_in(folder, *names.split(","))
 
 
 def lies_in(module: str, folder: str) -> bool:

@@ -128,6 +128,6 @@ def _targets(tree: object) -> Iterator[str]:
 
 def _imported(module: str) -> ModuleType:
     if lies_in(module, here := os.getcwd()):
-        look_in(here)  # for good: the module may import its neighbours later, and ranks import it again
+        look_in(here, module.partition(".")[0])  # for good: ranks import it again, and it its neighbours later
         importlib.invalidate_caches()
     return importlib.import_module(module)
