@@ -176,7 +176,9 @@ def test_no_path_that_a_stranger_names_is_a_traceback(file: str, monkeypatch: py
 
 
 @pytest.mark.parametrize("key", ["0", "agreed"])
-@pytest.mark.parametrize("forged", ["unsigned", "wrong proof", "garbage", "nested", "no record", "no object"])
+@pytest.mark.parametrize(
+    "forged", ["unsigned", "wrong proof", "garbage", "nested", "no record", "no object", "no text"]
+)
 def test_a_record_that_a_stranger_has_put_into_the_store_is_not_believed(key: str, forged: str) -> None:
     """He holds the store himself: rank 1 ends with a line, and joins nothing."""
     port = free_port()
@@ -191,6 +193,7 @@ def test_a_record_that_a_stranger_has_put_into_the_store_is_not_believed(key: st
         "nested": "[" * 100_000,
         "no record": "{}",
         "no object": json.dumps({"record": "[" * 5_000}),
+        "no text": json.dumps({"record": "\ud800", "proof": "\ud800"}),
     }
     store.set(f"gnnpar/1/{key}", texts[forged])
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), token.VARIABLE: SECRET}
@@ -397,6 +400,27 @@ def test_a_line_that_is_changed_repeated_or_turned_round_is_not_read() -> None:
             Channel.read(hub, bad)
         hub._read -= 1
     assert hub.read(second) == {"n": 1}
+
+
+def test_a_rank_does_not_wait_for_a_greeting_that_comes_letter_by_letter() -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(1.0)
+
+    def write() -> None:
+        with suppress(OSError):
+            for _ in range(100):
+                theirs.sendall(b"a")
+                time.sleep(0.2)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    began = time.monotonic()
+    with pytest.raises(NotOfThisRun, match="does not greet as rank 0 does"):
+        greet(ours, b"key", 1)
+    assert time.monotonic() - began < 10
+    ours.close()
+    writing.join()
+    theirs.close()
 
 
 def test_a_rank_does_not_talk_to_who_only_listens_at_the_address() -> None:

@@ -125,7 +125,7 @@ class PeerMonitor:
         reason = ""
         try:
             with self._to_hub.makefile("rb") as lines:
-                for line in lines:
+                while line := lines.readline(2 * _LINE):  # a longer one is cut, and proves nothing
                     message = self._channel.read(line)
                     if "bye" in message:
                         return None
@@ -319,9 +319,11 @@ def admit(line: bytes, key: bytes, challenge: bytes, num_ranks: int) -> tuple[in
 
 
 def _greeting_line(connection: socket.socket) -> bytes:
-    data = b""
+    """Within the connection's time for one answer, however slowly the other side writes."""
+    data, began, patience = b"", time.monotonic(), connection.gettimeout()
     while not data.endswith(b"\n"):
-        if len(data) > _GREETING_LINE or not (more := connection.recv(1)):
+        late = patience is not None and time.monotonic() - began > patience
+        if late or len(data) > _GREETING_LINE or not (more := connection.recv(1)):
             raise NotOfThisRun("who listens at rank 0's address does not greet as rank 0 does")
         data += more
     return data[:-1]
