@@ -36,7 +36,6 @@ CALLS = {
     "storage": b"%sQ.",
     "argument": b"ctorch.serialization\n_get_layout\n%s\x85R.",
     "state": b"ccollections\nOrderedDict\n)R%sb.",
-    "inside": b"ccollections\nOrderedDict\n)R(X\x01\x00\x00\x00a%sub.",
 }
 
 
@@ -48,7 +47,7 @@ def saved(file: Path, body: bytes) -> Path:
     return file
 
 
-@pytest.mark.parametrize("call", [call for call in CALLS if call != "inside"])
+@pytest.mark.parametrize("call", list(CALLS))
 @pytest.mark.parametrize("bomb", [doubled(), deep()], ids=["doubled", "deep"])
 def test_a_tuple_without_end_is_refused(tmp_path: Path, call: str, bomb: bytes) -> None:
     """In a process of its own: torch dies of some, and is never done with the others."""
@@ -97,7 +96,7 @@ def test_a_state_is_held_to_stand_in_its_file_once(tmp_path: Path, flaw: str) ->
     check_tree(tmp_path / "good.pt")
     slots["extra"] = bad
     torch.save(tree, tmp_path / "bad.pt")
-    with pytest.raises(ValueError, match=r"one dict, list or tuple in several places|cannot be opened"):
+    with pytest.raises(ValueError, match="one dict, list or tuple in several places, or too many in each other"):
         check_tree(tmp_path / "bad.pt")
 
 

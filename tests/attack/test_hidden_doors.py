@@ -112,6 +112,8 @@ def test_a_process_that_gnnpar_starts_unpickles_classes_of_the_working_directory
     (tmp_path / "mine.py").write_text(
         "def body(rank):\n    with open('ran', 'w') as file:\n        file.write(__name__)\n"
     )
+    for trap in ("_winapi", "viztracer"):  # for which multiprocessing and joblib look in vain
+        (tmp_path / f"{trap}.py").write_text(f"open({str(tmp_path / 'trapped')!r}, 'w').close()\n")
     monkeypatch.chdir(tmp_path)
     ranks = Ranks(1, cast(Callable[[int], None], targets.locate("mine.body")), fork=False)
     ranks.start()

@@ -195,9 +195,8 @@ def test_jobs_beside_each_other_end_with_the_process_of_their_sweep(tmp_path: Pa
 
 def of_session(session: int) -> list[int]:
     """Its processes that live."""
-    living = [process for process in psutil.process_iter() if process.pid != os.getpid()]
     found = []
-    for process in living:
+    for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
             if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process.pid)
