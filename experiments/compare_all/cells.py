@@ -122,12 +122,18 @@ def counts(verdicts: Sequence[Verdict | str], kinds: Sequence[str]) -> list[str]
 
 
 def verdicts(cells: Cells) -> list[list[str]]:
-    """A line a method: cells, verdicts by kind, the mean difference over cells and the worst."""
+    """A line a method: cells, verdicts by kind, the mean difference and the worst, verdicts where messages matter.
+
+    The last are those of cells whose control is inferior, corrected as one of all cells, like the others.
+    """
     lines = []
+    control = judged(cells, "control")
     for name in methods_of(cells):
         if found := judged(cells, name):
             shown = counts([verdict for verdict, _ in found.values()], (*VERDICTS, "unfit"))
             worst = min(found, key=lambda cell: found[cell][1])
             average = mean([off for _, off in found.values()]).value
-            lines.append([name, str(len(found)), *shown, f"{average:+.2f}", f"{found[worst][1]:+.2f} ({worst})"])
+            telling = [verdict for cell, (verdict, _) in found.items() if control.get(cell, ("",))[0] == "inferior"]
+            there = ", ".join(f"{telling.count(kind)} {kind}" for kind in VERDICTS) if telling else "-"
+            lines.append([name, str(len(found)), *shown, f"{average:+.2f}", f"{found[worst][1]:+.2f} ({worst})", there])
     return lines

@@ -24,7 +24,7 @@ from studies import QUICK, STUDIES, Study
 
 FIGURES = ("figure.svg", "datasets.svg", "target.svg", "rivals.svg", "deep.svg")
 TRIALS = ("| strategy | as it comes | tuned | gain | over single, both tuned | verdict |", "|" + "---|" * 6)
-ACCURACY = ("strategy", "cells", *VERDICTS, "unfit", "mean difference", "worst")
+ACCURACY = ("strategy", "cells", *VERDICTS, "unfit", "mean difference", "worst", "where the control is inferior")
 NOTE = "A rehearsal in small: these figures show that everything runs, and nothing else.\n"
 
 

@@ -200,7 +200,8 @@ def test_verdicts_count_cells_and_leave_out_those_whose_control_passes(module: A
 
     found = cells.by_cell({"deaf": study(0.9), "fit": study(0.7)})
     lines = {name: line for name, *line in cells.verdicts(found)}
-    assert lines["adaqp"] == ["2", "1", "0", "0", "1", "+0.10", "+0.10 (deaf gcn)"]
+    telling = "1 not inferior, 0 inconclusive, 0 inferior"  # `fit`, whose control is inferior
+    assert lines["adaqp"] == ["2", "1", "0", "0", "1", "+0.10", "+0.10 (deaf gcn)", telling]
     assert lines["control"][:5] == ["2", "1", "0", "1", "0"]
 
 
