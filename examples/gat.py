@@ -1,6 +1,6 @@
 """GAT with attention dropout, as a PyG user writes it; SAR never holds the rows of all neighbours.
 
-python examples/gat.py, or on two ranks: torchrun --nproc-per-node 2 examples/gat.py
+python examples/gat.py, or on two ranks: torchrun --master-port 29500 --nproc-per-node 2 examples/gat.py
 """
 
 import torch

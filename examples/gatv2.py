@@ -1,6 +1,6 @@
 """GATv2 with quantized halos, as a PyG user writes it.
 
-python examples/gatv2.py, or on two ranks: torchrun --nproc-per-node 2 examples/gatv2.py
+python examples/gatv2.py, or on two ranks: torchrun --master-port 29500 --nproc-per-node 2 examples/gatv2.py
 """
 
 import torch

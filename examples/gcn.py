@@ -1,6 +1,6 @@
 """GCN with weights of edges, as a PyG user writes it.
 
-python examples/gcn.py, or on two ranks: torchrun --nproc-per-node 2 examples/gcn.py
+python examples/gcn.py, or on two ranks: torchrun --master-port 29500 --nproc-per-node 2 examples/gcn.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """GCNII of 16 layers, as a PyG user writes it.
 
-python examples/gcnii.py, or on two ranks: torchrun --nproc-per-node 2 examples/gcnii.py
+python examples/gcnii.py, or on two ranks: torchrun --master-port 29500 --nproc-per-node 2 examples/gcnii.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """GIN with attributes of edges, as a PyG user writes it.
 
-python examples/gine.py, or on two ranks: torchrun --nproc-per-node 2 examples/gine.py
+python examples/gine.py, or on two ranks: torchrun --master-port 29500 --nproc-per-node 2 examples/gine.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """HeteroConv on a HeteroData, as a PyG user writes it: a convolution for each type of edges.
 
-python examples/hetero_conv.py, or on two ranks: torchrun --nproc-per-node 2 examples/hetero_conv.py
+python examples/hetero_conv.py, or on two ranks: torchrun --master-port 29500 --nproc-per-node 2 examples/hetero_conv.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Jumping knowledge over convolutions of three kinds, as a PyG user writes it; halo rows are an epoch old.
 
-python examples/jumping.py, or on two ranks: torchrun --nproc-per-node 2 examples/jumping.py
+python examples/jumping.py, or on two ranks: torchrun --master-port 29500 --nproc-per-node 2 examples/jumping.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Link prediction with GraphSAGE rows and an MLP decoder, as a PyG user writes the encoder.
 
-python examples/link.py, or on two ranks: torchrun --nproc-per-node 2 examples/link.py
+python examples/link.py, or on two ranks: torchrun --master-port 29500 --nproc-per-node 2 examples/link.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """A convolution with a message of its own, as a PyG user writes it.
 
-python examples/own_message.py, or on two ranks: torchrun --nproc-per-node 2 examples/own_message.py
+python examples/own_message.py, or on two ranks: torchrun --master-port 29500 --nproc-per-node 2 examples/own_message.py
 """
 
 import torch

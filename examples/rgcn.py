@@ -1,6 +1,6 @@
 """R-GCN on a HeteroData, as a PyG user writes it: the types of its edges are the relations.
 
-python examples/rgcn.py, or on two ranks: torchrun --nproc-per-node 2 examples/rgcn.py
+python examples/rgcn.py, or on two ranks: torchrun --master-port 29500 --nproc-per-node 2 examples/rgcn.py
 """
 
 import torch

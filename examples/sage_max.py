@@ -1,6 +1,6 @@
 """GraphSAGE with the maximum of neighbours, as a PyG user writes it.
 
-python examples/sage_max.py, or on two ranks: torchrun --nproc-per-node 2 examples/sage_max.py
+python examples/sage_max.py, or on two ranks: torchrun --master-port 29500 --nproc-per-node 2 examples/sage_max.py
 """
 
 import torch

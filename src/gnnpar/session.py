@@ -166,7 +166,7 @@ def joined_world(settings: Settings) -> World:
     if world.how not in ("joined", "alone"):
         raise ConfigError(
             f"world_size={world.size}, but gnnpar.distribute starts no ranks: start the script with torchrun "
-            f"--nproc-per-node={world.size}, or use gnnpar.train, which starts its own"
+            f"--master-port=29500 --nproc-per-node={world.size}, or use gnnpar.train, which starts its own"
         )
     if world.links is not None:
         raise ConfigError("launch=paced shapes the links of ranks that gnnpar starts; use it with gnnpar.train")

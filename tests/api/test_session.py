@@ -92,7 +92,10 @@ def test_a_pyg_class_loads_its_weights() -> None:
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
-        ({"world_size": 2}, "gnnpar.distribute starts no ranks: start the script with torchrun --nproc-per-node=2"),
+        (
+            {"world_size": 2},
+            "starts no ranks: start the script with torchrun --master-port=29500 --nproc-per-node=2",
+        ),
         ({"world_size": 2, "comm": "threads"}, "starts no ranks"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import os
@@ -9,6 +10,8 @@ import pickle
 import queue
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,23 +22,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from checkpoints import SMALL
+from conftest import environment
 from gnnpar.comm.authentication import NotOfThisRun, opened, proof, sealed
 from gnnpar.comm.interfaces import MeetingError
 from gnnpar.launch import token
 from gnnpar.launch.peer_monitor import Channel, PeerMonitor, admit, greet
 from gnnpar.launch.rendezvous import JoinedWorld, Member, _Table, rendezvous
 from hosts import Hosts, two_hosts, wait_for_epochs
+from ports import free_port
 
+ROOT = Path(__file__).parents[2]
 SECRET = "0123456789abcdef" * 2
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def meet(
@@ -469,6 +471,41 @@ def test_a_stranger_connects_to_every_port_of_two_hosts(hosts: Hosts, tmp_path: 
         stranger = hosts.run(1, ["python3", "-c", script])
         stranger.communicate(timeout=30)
     wait_for_epochs(tmp_path / "run", done + 20, started)
+
+
+def stores(agent: psutil.Process) -> Iterator[TCPStore]:
+    """What torchrun's agent holds, as a stranger opens it."""
+    for each in agent.net_connections("tcp"):
+        if each.status == psutil.CONN_LISTEN:
+            with suppress(RuntimeError):
+                yield TCPStore("127.0.0.1", each.laddr.port, is_master=False, timeout=timedelta(seconds=2))
+
+
+def test_torchrun_as_it_is_documented_unpickles_nothing(tmp_path: Path) -> None:
+    """With a port its agent asks for addresses as text; without one it meets by c10d, whose store holds pickles."""
+    documented = (ROOT / "docs/guide/train.md").read_text().splitlines()
+    (line,) = [line for line in documented if line.startswith("torchrun ")]
+    options = line.partition(" -m gnnpar")[0].split()[1:]
+    assert options == ["--master-port", "29500", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "gnnpar", "train", *LONG]
+    command[command.index("29500")] = str(free_port())
+    evil = base64.b64encode(pickle.dumps(Evil(tmp_path / "ran"))).decode()
+    started = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for_epochs(tmp_path / "run", 3, [started])
+        found = list(stores(psutil.Process(started.pid)))
+        keys = [key for store in found for key in store.list_keys()]
+        assert keys
+        assert not [key for key in keys if "rendezvous" in key], "c10d"
+        for store in found:
+            for key in (*keys, "torch.rendezvous.none", "/torch.rendezvous.none"):
+                store.set(key, evil)
+        time.sleep(7)  # c10d's agent looks every five seconds
+    finally:
+        started.terminate()
+        said = started.communicate(timeout=60)[1]
+    assert not (tmp_path / "ran").exists()
+    assert "without --master-port" not in said
 
 
 def test_threads_are_not_left(watched: Watched) -> None:

@@ -18,13 +18,9 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from gnnpar.comm.interfaces import MeetingError, addresses, towards
 from gnnpar.launch.peer_monitor import PeerFailure, PeerMonitor
 from gnnpar.launch.rendezvous import JoinedWorld, rendezvous
+from ports import free_port
 
 SAME = {"epochs": "8", "the version of torch": "2"}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def env_of(rank: int, size: int, port: int, **more: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from gnnpar.parallel.pipeline.schedule.action import Schedule, fill_drain
 from gnnpar.parallel.pipeline.schedule.lower import lower
 from gnnpar.parallel.pipeline.schedule.simulate import grid
 from gnnpar.training.result.result import schema_path
+from ports import free_port
 
 # one thread a rank: two of them that wait for each other in OpenMP are slow on cores that others use too
 SMALL = ("dataset.num_nodes=600", "dataset.avg_degree=8", "tracker=jsonl", "threads_per_rank=1")
@@ -73,7 +74,8 @@ def test_two_processes_equal_one_and_say_what_they_cost(run_here: Run, tmp_path:
 @pytest.mark.slow  # processes that start: 20 s
 def test_joining_the_ranks_of_torchrun_leaves_one_folder(tmp_path: Path) -> None:
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
-    command = [torchrun or "torchrun", "--standalone", "--nproc-per-node", "2", "-m", "gnnpar", "train"]
+    port = str(free_port())
+    command = [torchrun or "torchrun", "--master-port", port, "--nproc-per-node", "2", "-m", "gnnpar", "train"]
     arguments = ["epochs=8", *SMALL]
     done = subprocess.run(
         [*command, *arguments],
@@ -85,6 +87,7 @@ def test_joining_the_ranks_of_torchrun_leaves_one_folder(tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "gnnpar: " not in done.stderr, "torchrun unpickles nothing here"
     (file,) = tmp_path.rglob("result.json")
     found = result(file.parent)
     assert (found["status"], found["world_size"]) == ("completed", 2)

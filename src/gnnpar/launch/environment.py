@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 
 from gnnpar.printable import printable
@@ -42,6 +43,15 @@ def check_master(env: Mapping[str, str]) -> None:
         raise ConfigError(f"MASTER_ADDR={printable(master)[:100]} is no name of a host ({error})") from error
     if master in _ALL_INTERFACES and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise ConfigError(f"MASTER_ADDR={master} stands for all interfaces: give the address of rank 0's host")
+
+
+def unpickles(env: Mapping[str, str]) -> bool:
+    """Has torchrun chosen by itself how its agent meets others, as it does on one host without --master-port? That is
+    c10d: its agent listens on all interfaces and unpickles what is put there. It then makes up an id, a UUID."""
+    try:
+        return str(uuid.UUID(env.get("TORCHELASTIC_RUN_ID", ""))) == env["TORCHELASTIC_RUN_ID"]
+    except ValueError:
+        return False
 
 
 def number(env: Mapping[str, str], name: str, least: int, most: int, default: str = "") -> int:

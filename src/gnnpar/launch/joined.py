@@ -21,6 +21,7 @@ from gnnpar.comm.interfaces import MeetingError
 from gnnpar.comm.world import Interrupted, Outcome
 from gnnpar.folder_lock import release_all
 from gnnpar.launch import token
+from gnnpar.launch.environment import unpickles
 from gnnpar.launch.monitor import failure_of
 from gnnpar.launch.peer_monitor import PeerFailure, PeerMonitor
 from gnnpar.launch.rendezvous import JoinedWorld, rendezvous
@@ -53,6 +54,11 @@ def assemble(hooks: RunHooks, seconds: float) -> JoinedWorld:
     marker = hooks.run_dir.absolute() / f"{token.NAME}-{secrets.token_hex(4)}"
     if rank == 0:
         token.leave(marker)
+        if unpickles(os.environ):
+            complain(
+                "torchrun without --master-port runs code that anybody who reaches this host sends it (SECURITY.md): "
+                "give --master-port, or leave torchrun out and give world_size"
+            )
     try:
         return rendezvous(
             os.environ,
