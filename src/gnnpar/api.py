@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import quoted
-from gnnpar.durable import JsonDict, JsonObject, write_text_whole
+from gnnpar.durable import JsonDict, JsonObject, refuse_links_below, write_text_whole
 from gnnpar.folder_lock import working_in
-from gnnpar.paths import path_of
+from gnnpar.paths import keep_torch_apart, path_of
 from gnnpar.settings import ConfigError, Settings, build_settings
 from gnnpar.track.console import say
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from gnnpar.verify.conformance import Case
 
     Model = str | type[ModelConfig] | ModelConfig | Callable[..., nn.Module]
+
+keep_torch_apart()  # before PyG imports torch's compiler
 
 
 class TrainingFailed(RuntimeError):
@@ -439,4 +441,5 @@ def _dated(parent: str) -> Path:
     """parent/DATE/TIME, as the command line has it, with a number where it is taken."""
     first = Path(parent) / time.strftime("%Y-%m-%d/%H-%M-%S")
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
-    return next(each for each in itertools.chain([first], others) if not each.exists())
+    refuse_links_below(Path(parent), first.parent.name)
+    return next(each for each in itertools.chain([first], others) if not os.path.lexists(each))

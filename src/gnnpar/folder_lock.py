@@ -174,10 +174,10 @@ def _open(file: Path) -> tuple[int, bool]:
     folder of somebody else's it may be, and it is written in place."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     try:
-        return os.open(file, flags | os.O_EXCL, 0o666), True
+        return os.open(file, flags | os.O_EXCL, 0o600), True  # who may read a file may lock it
     except FileExistsError:
         _require_own(file, os.lstat(file))
-    handle = os.open(file, flags, 0o666)
+    handle = os.open(file, flags, 0o600)
     try:
         _require_own(file, os.fstat(handle))
     except WriteError:

@@ -22,16 +22,20 @@ def expanded(path: str | Path) -> Path:
 
 
 def own_cache() -> Path:
-    """gnnpar in XDG_CACHE_HOME, or ~/.cache: the user's own folder for what can be made again."""
+    """gnnpar in XDG_CACHE_HOME, or ~/.cache: the user's own folder for what can be made again. ValueError where this
+    user has no home."""
     home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "gnnpar"
+    try:
+        return (Path(home) if home else Path.home() / ".cache") / "gnnpar"
+    except RuntimeError as error:
+        raise ValueError("this user has no home folder; set HOME, XDG_CACHE_HOME or GNNPAR_CACHE") from error
 
 
 def keep_torch_apart() -> None:
     """torch's compiler, which PyG imports and exports ask, keeps files in the user's cache, where that can be written,
     and not in /tmp by a name that others can foresee and take before."""
-    folder = own_cache() / "torch"
-    with suppress(OSError):  # a home of somebody else's, that cannot be looked into
+    with suppress(OSError, ValueError):  # a home of somebody else's, that cannot be looked into, or none
+        folder = own_cache() / "torch"
         there = next(path for path in (folder, *folder.parents) if path.exists())
         if os.access(there, os.W_OK):
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))

@@ -49,14 +49,17 @@ _DICTS = ("dict", "OrderedDict", "defaultdict")  # the first of each pair
 _MARK, _ANY_NAME = "mark", "name of the stack"
 
 
-def refuse_alike(opcodes: Iterable[Opcode]) -> None:
+def refuse_alike(opcodes: Iterable[Opcode], *, most: int) -> None:
     """ValueError where a dict, or a set, of one pickle gets a key that is neither text, a number, the name of a class
     nor a tuple of text and a few small numbers, or very many that are numbers; where one list is given to many objects,
     each of which copies it, or an object gets what holds one part more often than can be written out, as who reports
-    it would; where what is called is no name of a class; and where opcodes do not belong together."""
+    it would; where what is called is no name of a class; where opcodes do not belong together; and where there are
+    more of them than `most`: each may make an object of half a kilobyte."""
     machine = _Machine()
     try:
-        for code, argument, _ in opcodes:
+        for steps, (code, argument, _) in enumerate(opcodes):
+            if steps >= most:
+                raise ValueError(f"it makes its objects in more than {most:,} steps; keep numbers in tensors or arrays")
             machine.step(code, argument)
     except (IndexError, KeyError) as error:
         raise ValueError("it is damaged: what it takes from its stack is not there") from error

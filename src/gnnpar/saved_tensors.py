@@ -73,6 +73,7 @@ _STORAGE = re.compile(r"torch (Bool|Byte|Char|Short|Int|Long|Half|BFloat16|Float
 _DTYPE = re.compile(r"torch (bool|b?float\d+\w*|u?int\d+|complex\d+|q\w+|per_(tensor|channel)_\w+)")
 _CALLS = frozenset({"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID"})
 """By which a pickle names what it calls in another way; torch.save writes none of them."""
+_MOST_STEPS = 1_000_000  # a graph or a checkpoint takes some thousands: its numbers are in tensors
 _STREAMS = 5  # of a file of torch before 1.6: two numbers, facts of the machine, the objects, keys of storages
 
 
@@ -80,7 +81,7 @@ def _refuse_names(file: Path, classes: Iterable[type]) -> None:
     """ValueError where the pickle of a file names anything but tensors, plain values and `classes`."""
     known = _PLAIN | {f"{each.__module__} {each.__qualname__}" for each in classes}
     for stream in _pickles(file):
-        refuse_alike(_named(stream, known))
+        refuse_alike(_named(stream, known), most=_MOST_STEPS)
 
 
 def _named(stream: bytes | IO[bytes], known: set[str]) -> Iterator[Opcode]:

@@ -410,16 +410,16 @@ def test_settings_of_wandb_in_the_working_directory_take_no_key(
     monkeypatch.delenv("WANDB_BASE_URL", raising=False)
     file = Path(place, "settings")
     file.parent.mkdir()
-    file.write_text("[default]\nentity = me\nproject = mine\nbase_url = https://api.wandb.ai\n")
-    wandb.refuse_settings_of(tmp_path)
+    file.write_text("[default]\nproject = mine\nbase_url = https://api.wandb.ai\n")
+    wandb.refuse_settings_of(tmp_path, entity=None)
     for line in ("base_url = http://elsewhere", "https_proxy = http://elsewhere"):
         file.write_text(f"[default]\n{line}\n")
         with pytest.raises(ValueError, match=r"settings sets \w+, and decides who gets your key; put it into"):
-            wandb.load()
+            wandb.load(entity=None)
         assert run("dashboard", ["."]) == 2
     file.write_bytes(b"[default]\nbase_url = http://elsewhere\n# \xe9\n")  # wandb reads it where the locale is Latin-1
     with pytest.raises(ValueError, match="settings holds characters that are not ASCII, and decides who gets your key"):
-        wandb.load()
+        wandb.load(entity=None)
 
 
 FIGURES = """

@@ -258,10 +258,10 @@ def test_arguments_of_a_model_are_no_object_of_another_class() -> None:
 
 
 def test_defaults_of_wandb_in_the_working_directory_are_refused(tmp_path: Path) -> None:
-    refuse_settings_of(tmp_path)
+    refuse_settings_of(tmp_path, entity=None)
     os.mkfifo(tmp_path / "config-defaults.yaml")
     with pytest.raises(ValueError, match="would give every run keys that it was not asked for"):
-        refuse_settings_of(tmp_path)
+        refuse_settings_of(tmp_path, entity=None)
 
 
 def test_formulas_behind_blanks_are_inert() -> None:

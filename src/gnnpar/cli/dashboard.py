@@ -27,7 +27,7 @@ def run(argv: list[str]) -> int:
     if importlib.util.find_spec("wandb_workspaces") is None:
         raise ConfigError("gnnpar dashboard needs wandb-workspaces; call pip install 'gnnpar[dashboard]'")
     try:
-        refuse_settings_of(Path.cwd())
+        refuse_settings_of(Path.cwd(), entity=options.entity)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if options.out is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import socket
 import statistics
 import time
@@ -74,6 +75,9 @@ class Manifest:
             jobs = [Job(str(j["key"]), str(j["folder"]), tuple(map(str, j["overrides"]))) for j in data["jobs"]]
             if outside := next((job.folder for job in jobs if not is_inside(job.folder)), None):
                 raise ValueError(f"the job folder {outside} is not below it")
+            folders = Counter(os.path.normpath(job.folder) for job in jobs)
+            if twice := next((name for name, times in folders.items() if times > 1), None):
+                raise ValueError(f"several jobs have the folder {twice}")
             return Manifest(folder, [str(each) for each in data["argv"]], {job.key: job for job in jobs})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{file} cannot be read: {type(error).__name__} {error}; remove it") from error

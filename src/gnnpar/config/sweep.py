@@ -78,8 +78,10 @@ class Sweep:
         make_sweeper, make_launcher = Plugins.instantiate_sweeper, Plugins.instantiate_launcher
 
         def sweeper(plugins: Hydras, **given: Hydras) -> Hydras:
+            folder = Path(str(given["config"].hydra.sweep.dir))
+            refuse_led_away(folder, given["config"].hydra.overrides.hydra)
             for name in ("multirun.yaml", "optimization_results.yaml"):  # which Hydra, or optuna's sweeper, writes
-                _make_way(Path(str(given["config"].hydra.sweep.dir)) / name)
+                _make_way(folder / name)
             if self.listed is not None:
                 return Listed(launcher(plugins, **given), self.listed)
             if "optuna" in str(given["config"].hydra.sweeper._target_):
@@ -168,7 +170,6 @@ class Resuming:
         """What Hydra's sweepers call; one JobReturn a job, whose value is the best validation metric."""
         folder = Path(str(self.config.hydra.sweep.dir))
         self.sweep.folder = folder
-        refuse_led_away(folder, self.config.hydra.overrides.hydra)
         with alone_in(folder):
             manifest = Manifest.read(folder)
             manifest.argv = asked(self.sweep.argv)

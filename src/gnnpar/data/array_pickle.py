@@ -130,7 +130,10 @@ class _Found(dict[int, object]):
 def _refuse_far_memos(content: bytes) -> None:
     """A memo is a table as long as its largest index: one that no number of objects before it explains takes memory
     of the file's choice."""
-    refuse_alike(_near(content))
+    refuse_alike(_near(content), most=_MOST_STEPS)
+
+
+_MOST_STEPS = 4_000_000  # a list of neighbours takes one a neighbour and five a node
 
 
 def _near(content: bytes) -> Iterator[Opcode]:

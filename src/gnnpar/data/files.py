@@ -24,6 +24,7 @@ from pathlib import Path
 
 from gnnpar.capacity import memory_bytes, require_memory
 from gnnpar.paths import expanded, own_cache
+from gnnpar.track.console import complain
 
 _LOG = logging.getLogger(__name__)
 _PIECE = 1 << 24  # bytes of a file that are unpacked at once
@@ -46,6 +47,11 @@ def find_file(name: str, path: str | None, data_dir: Path | None, *, example: st
     given = expanded(path)
     places = [given] if data_dir is None else [given, expanded(data_dir) / given]
     found = next((place for place in places if place.is_file()), None)
+    if all(place.is_file() for place in places) and not os.path.samefile(places[0], places[-1]):
+        raise ValueError(
+            f"dataset {name}: there are two files {path}, {places[0].absolute()} and {places[-1].absolute()}; say by "
+            "dataset.path, whole, which one."
+        )
     if found is None:
         tried = " nor ".join(dict.fromkeys(str(place.absolute()) for place in places))
         raise ValueError(f"dataset {name}: there is no file {tried}; put it there or set dataset.path.")
@@ -151,7 +157,7 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:  # a second run waits instead of doing the work again
-                _LOG.warning("%s is being made by another process: waiting for it", final)
+                complain(f"{final} is being made by another process: waiting for it")
                 fcntl.flock(lock, fcntl.LOCK_EX)
         if final.is_dir():
             return final

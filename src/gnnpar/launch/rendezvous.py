@@ -34,6 +34,7 @@ _POLL_SECONDS = 0.1
 _LAST_LINE_SECONDS = 1.0  # rank 0 may hold the store: the others have to read why it ends
 _REACH_SECONDS = 10.0
 _GENERATION = "gnnpar/generation"
+_MOST_BYTES, _MOST_BYTES_OF_A_RANK = 1 << 16, 1 << 11  # of a record, and what it has more for each rank
 _CHOSEN = re.compile(r"[0-9a-f]{16}")  # by a rank, for the file of rank 0's answer
 
 
@@ -446,12 +447,13 @@ class _Table:
         return parse_json(record)
 
     def _plain(self, key: str) -> JsonDict | None:
-        """What anybody may have put; None: it is not there, or is no object of JSON."""
+        """What anybody may have put; None: it is not there, is larger than any record, or is no object of JSON."""
         key = f"{self.room}/{key}"
         if not self.store.check([key]):
             return None
         try:
-            return parse_json(self.store.get(key))
+            data = self.store.get(key)
+            return parse_json(data) if len(data) <= _MOST_BYTES + _MOST_BYTES_OF_A_RANK * self.size else None
         except ValueError:
             return None
 

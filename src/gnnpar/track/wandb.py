@@ -131,7 +131,7 @@ class Mirror:
 def open_run(config: Wandb, run_dir: Path, job: JsonObject) -> Run:
     """A run on the server, or on disk where it cannot be reached; None, with a line, where there can be neither."""
     try:
-        wandb = load()
+        wandb = load(entity=config.entity)
     except Exception as error:
         complain(f"wandb cannot be used ({reason(error)}); metrics.jsonl has everything")
         return None
@@ -154,28 +154,29 @@ def open_run(config: Wandb, run_dir: Path, job: JsonObject) -> Run:
         return None
 
 
-def load() -> ModuleType:
-    """The package, set to be silent.
+def load(*, entity: str | None) -> ModuleType:
+    """The package, set to be silent. `entity`: whose runs these are, where tracker.entity says.
 
     Its own error reporting goes to the same server and holds up the exit of the process: 20 s where the server does not
     answer. WANDB_ERROR_REPORTING=true brings it back.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    refuse_settings_of(Path.cwd())
+    refuse_settings_of(Path.cwd(), entity=entity)
     import wandb
 
     wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))
     return wandb
 
 
-_HARMLESS = {"entity", "project", "mode", "disabled"}
+_HARMLESS = {"project", "mode", "disabled"}
 _PUBLIC = "https://api.wandb.ai"
 _DEFAULTS = "config-defaults.yaml"
 
 
-def refuse_settings_of(folder: Path) -> None:
+def refuse_settings_of(folder: Path, *, entity: str | None) -> None:
     """ValueError where wandb, which reads its settings of the working directory unasked, would find more there than
-    where a run belongs: a server that is named there, or a proxy, gets the user's key. Or keys of the run's own."""
+    a project: a server that is named there, or a proxy, gets the user's key, and the account of an `entity` the runs,
+    unless tracker.entity or WANDB_ENTITY says whose they are. Or keys of the run's own."""
     if os.path.lexists(folder / _DEFAULTS):
         raise ValueError(f"{folder / _DEFAULTS} would give every run keys that it was not asked for; rename it")
     for file in (folder / "wandb" / "settings", folder / ".wandb" / "settings"):
@@ -192,10 +193,12 @@ def refuse_settings_of(folder: Path) -> None:
             continue
         if named.get("base_url", "").rstrip("/") in ("", _PUBLIC) or "WANDB_BASE_URL" in os.environ:
             named.pop("base_url", None)
+        if entity or "WANDB_ENTITY" in os.environ:
+            named.pop("entity", None)
         if more := sorted(named.keys() - _HARMLESS):
             raise ValueError(
-                f"{file} sets {more[0]}, and decides who gets your key; put it into ~/.config/wandb/settings, or set "
-                f"WANDB_{more[0].upper()}, and take it out there"
+                f"{file} sets {more[0]}, and decides who gets your {'runs' if more[0] == 'entity' else 'key'}; put it "
+                f"into ~/.config/wandb/settings, or set WANDB_{more[0].upper()}, and take it out there"
             )
 
 

@@ -91,7 +91,7 @@ class _Layout:
         ends = 8 * self.num_edges * self.edge_ids
         numbers = buffer[ends:].view(self.index_type)
         indptr, indices = numbers[: self.num_rows + 1], numbers[self.num_rows + 1 :]
-        rises = len(indptr) == 1 or int(indptr.diff().min()) > 0
+        rises = len(indptr) == 1 or int(indptr.long().diff().min()) > 0  # in 64 bits: differences of int32 wrap
         inside = not len(indices) or (int(indices.min()) >= 0 and int(indices.max()) < self.num_columns)
         if not (rises and inside and int(indptr[0]) == 0 and int(indptr[-1]) == self.num_edges):
             raise ValueError(f"rank {peer} has sent other edges than its partition has: is the network shared?")

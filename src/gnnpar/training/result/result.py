@@ -12,7 +12,7 @@ import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from gnnpar.durable import JsonDict, JsonObject, read_json, write_json_whole
 from gnnpar.placement import Plan
@@ -58,13 +58,12 @@ def forget(run_dir: Path) -> None:
 
 
 def read_result(run_dir: Path) -> JsonDict | None:
-    """What rank 0 wrote, if it did; a file that is none counts as none."""
+    """What rank 0 wrote, if it did; a file that is none, by its schema, counts as none."""
     try:
         result = read_json(run_dir / FILE)
     except (OSError, ValueError):
         return None
-    known = isinstance(result, dict) and result.get("status") in get_args(Status)
-    return result if known and isinstance(result.get("error", 0), (str, type(None))) else None
+    return None if fault(result) else result
 
 
 def fault(result: JsonObject) -> str:

@@ -1,0 +1,243 @@
+"""What a network, another user of the host, and files with many small parts could do: links that are laid where a run
+will lie, locks and names that others hold first, counts beyond what a run has."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+
+import gnnpar
+from checkpoints import train
+from conftest import environment
+from gnnpar import paths
+from gnnpar.cli.main import run
+from gnnpar.config.jobs import Manifest, state_of
+from gnnpar.config.study import read_study
+from gnnpar.data import files
+from gnnpar.data.array_pickle import load_arrays
+from gnnpar.durable import WriteError, read_json
+from gnnpar.folder_lock import FILE, working_in
+from gnnpar.launch.environment import unpickles
+from gnnpar.launch.rendezvous import Member, _Table
+from gnnpar.parallel.sequential.cuts import _Layout
+from gnnpar.report.runs import collect
+from gnnpar.saved_tensors import load_saved
+from gnnpar.settings import ConfigError
+from gnnpar.track.wandb import refuse_settings_of
+from gnnpar.training.result.result import fault, read_result, schema_path
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("one")
+    assert train(folder, "strategy=single", "epochs=1").exit_code == 0
+    return read_json(folder / "result.json")
+
+
+# --- what a network, or a rank, sends
+
+
+def test_a_record_beyond_any_record_is_not_read() -> None:
+    """Small lists take thirty times their bytes: each rank was filled by what one stranger had put down."""
+    store = HashStore()
+    me = Member(rank=1, host="h", interface="lo", address="127.0.0.1", port=1)
+    table = _Table(store, me, 2, "here", 1.0, agent=False, refuses=False, secret=lambda *_: b"s", given=True)
+    store.set("gnnpar/0/trouble", json.dumps({"line": "x", "more": [[]] * 10}))
+    assert table._plain("trouble") is not None
+    store.set("gnnpar/0/trouble", json.dumps({"line": "x", "more": [[]] * 100_000}))
+    assert table._plain("trouble") is None
+
+
+def test_rows_that_rise_only_where_differences_wrap_are_other_edges() -> None:
+    most = 2**31 - 1
+    layout = _Layout(num_rows=4, num_columns=3, num_edges=2, edge_ids=False)
+    indptr = torch.tensor([0, most, -5, -2, 2], dtype=torch.int32)
+    assert int(indptr.diff().min()) > 0
+    sent = torch.cat([indptr, torch.zeros(2, dtype=torch.int32)]).view(torch.uint8)
+    with pytest.raises(ValueError, match="rank 1 has sent other edges than its partition has"):
+        layout.unpack(sent, 1)
+
+
+def test_torchrun_that_made_up_its_id_meets_by_c10d() -> None:
+    assert unpickles({"TORCHELASTIC_RUN_ID": "2f9a7d9e-3f52-4d0c-8f0a-8a4b1d7f2f10"})
+    for told in ("none", "reddit", "", "2F9A7D9E3F524D0C8F0A8A4B1D7F2F10"):
+        assert not unpickles({"TORCHELASTIC_RUN_ID": told})
+    assert not unpickles({})
+
+
+# --- results of runs
+
+
+@pytest.mark.parametrize("place", ["metric", "epoch_seconds", "memory_bytes", "bytes_per_epoch", "seed"])
+def test_a_result_that_is_none_by_its_schema_is_none_of_a_job(
+    tmp_path: Path, result: dict[str, Any], place: str
+) -> None:
+    """A study, and a sweep that optuna steers, took its figures as they were."""
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    assert read_result(tmp_path) == result and state_of(tmp_path)[0] == "done"
+    (tmp_path / "result.json").write_text(json.dumps(result | {place: "a text"}))
+    assert read_result(tmp_path) is None and state_of(tmp_path)[0] == "missing"
+
+
+def test_a_result_has_no_more_layers_and_ranks_than_there_can_be(tmp_path: Path, result: dict[str, Any]) -> None:
+    """Each layer of a result became a line of the page: 6 MB of zeros took minutes and 4 GB."""
+    for name in ("bytes_by_layer", "cpu_seconds"):
+        many = copy.deepcopy(result) | {name: [0.0] * 1_000_000}
+        began = time.process_time()
+        assert fault(many).startswith(f"{name}: ")
+        assert time.process_time() - began < 2
+    (tmp_path / "result.json").write_text(json.dumps(result | {"bytes_by_layer": [0.0] * 20_000}))
+    with pytest.raises(ConfigError, match="bytes_by_layer"):
+        collect([tmp_path])
+
+
+def test_lists_of_a_result_say_how_long_they_are_before_what_they_hold() -> None:
+    """jsonschema asks in this order, and an item takes it twelve microseconds."""
+
+    def lists(node: object) -> list[dict[str, Any]]:
+        if isinstance(node, dict):
+            return [node] * ("items" in node) + [each for child in node.values() for each in lists(child)]
+        return [each for child in node for each in lists(child)] if isinstance(node, list) else []
+
+    found = lists(read_json(schema_path()))
+    assert len(found) > 8
+    for each in found:
+        assert list(each).index("maxItems") < list(each).index("items"), each
+
+
+@pytest.mark.parametrize("second", ["0", "0/.", "./0", "0//"])
+def test_jobs_of_a_sweep_share_no_folder(tmp_path: Path, second: str) -> None:
+    jobs = [{"key": key, "folder": folder, "overrides": []} for key, folder in (("a", "0"), ("b", second))]
+    (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "argv": [], "jobs": jobs}))
+    with pytest.raises(ConfigError, match="several jobs have the folder 0"):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{f}\n{f}", "base: [seed=1]\nbase: []\n{f}", "factors: {{a: [seed=1], a: [seed=2]}}"])
+def test_a_study_says_nothing_twice(tmp_path: Path, text: str) -> None:
+    """Of equal keys the last counted, and a factor was not run."""
+    (tmp_path / "s.yaml").write_text(text.format(f="factors: {a: [codec=bf16]}"))
+    with pytest.raises(ConfigError, match=r"it has \w+ twice; of the same keys only one would count"):
+        read_study(tmp_path / "s.yaml")
+
+
+def test_objects_of_a_pickle_are_as_many_as_a_graph_has(tmp_path: Path) -> None:
+    """Two megabytes of empty objects took a gigabyte, and a minute."""
+    torch.save([[] for _ in range(600_000)], tmp_path / "many.pt")
+    began = time.process_time()
+    with pytest.raises(ValueError, match="it makes its objects in more than 1,000,000 steps; keep numbers in tensors"):
+        load_saved(tmp_path / "many.pt")
+    assert time.process_time() - began < 30
+    with pytest.raises(ValueError, match="in more than 4,000,000 steps"):
+        load_arrays(io.BytesIO(pickle.dumps([(i % 7, 0) for i in range(1_500_000)], protocol=2)))
+
+
+# --- places of a host that others write to
+
+
+def led_away(parent: str, target: Path) -> None:
+    """Whatever day it becomes, its folder is a link."""
+    Path(parent).mkdir()
+    for day in (0, 86_400):
+        (Path(parent) / time.strftime("%Y-%m-%d", time.localtime(time.time() + day))).symlink_to(target)
+
+
+def test_a_sweep_writes_nothing_through_a_linked_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("theirs").mkdir()
+    led_away("multirun", tmp_path / "theirs")
+    assert run("train", ["-m", "debug=tiny", "strategy=single", "seed=0,1"]) == 2
+    assert "cannot be written: it is a symbolic link to" in capsys.readouterr().err
+    assert not [each for each in (tmp_path / "theirs").rglob("*") if each.is_file()]
+
+
+def test_runs_of_python_lie_behind_no_linked_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("theirs").mkdir()
+    for parent in ("outputs", "multirun"):
+        led_away(parent, tmp_path / "theirs")
+    for call in (gnnpar.train, gnnpar.sweep, gnnpar.distribute):
+        with pytest.raises(WriteError, match="cannot be written: it is a symbolic link to"):
+            call("gcn", "sbm", strategy="single")
+    assert not list((tmp_path / "theirs").iterdir())
+
+
+def test_runs_go_to_no_account_that_the_working_directory_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a study may not say whose they are."""
+    monkeypatch.delenv("WANDB_ENTITY", raising=False)
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text("[default]\nentity = them\nproject = p\n")
+    with pytest.raises(ValueError, match="settings sets entity, and decides who gets your runs; put it into"):
+        refuse_settings_of(tmp_path, entity=None)
+    refuse_settings_of(tmp_path, entity="me")
+    monkeypatch.setenv("WANDB_ENTITY", "me")
+    refuse_settings_of(tmp_path, entity=None)
+
+
+def test_of_two_files_of_a_dataset_none_is_taken_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("data/d", "d"):
+        Path(folder).mkdir(parents=True)
+        np.savez(f"{folder}/d.npz", x=np.zeros(1))
+    with pytest.raises(ValueError, match=r"dataset d: there are two files d/d\.npz, .* and .*; say by dataset\.path"):
+        files.find_file("d", "d/d.npz", Path("data"), example="")
+    whole = str((tmp_path / "data/d/d.npz").absolute())
+    assert files.find_file("d", whole, Path("data"), example="") == Path(whole)
+    assert files.find_file("d", "d/d.npz", Path(), example="") == Path("d/d.npz")
+    Path("d/d.npz").unlink()
+    assert files.find_file("d", "d/d.npz", Path("data"), example="") == Path("data/d/d.npz")
+
+
+def test_nobody_else_may_lock_what_a_run_has_locked(tmp_path: Path) -> None:
+    with working_in(tmp_path, otherwise="", say=print):
+        assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_user_without_a_home_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", none)
+    for name in ("XDG_CACHE_HOME", "GNNPAR_CACHE", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    paths.keep_torch_apart()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    with pytest.raises(ValueError, match="this user has no home folder; set HOME, XDG_CACHE_HOME or GNNPAR_CACHE"):
+        files.cache_root()
+
+
+def test_the_compiler_of_torch_keeps_no_files_where_others_may_have_been_first(tmp_path: Path) -> None:
+    """Of Python's entry points, and of what an export leaves; its folder in /tmp has a foreseeable name."""
+    told = "import os; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    env = {name: value for name, value in environment().items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    script = (ROOT / "src/gnnpar/templates/export/predict.txt").read_text().partition("\nFOLDER")[0]
+    for code in ("import gnnpar; gnnpar.train; " + told, script + "\n" + told):
+        (tmp_path / "it.py").write_text(code)
+        done = subprocess.run(
+            [sys.executable, "it.py"],
+            cwd=tmp_path,
+            env=env | {"TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.startswith(str(tmp_path)) and "torchinductor_" not in done.stdout
