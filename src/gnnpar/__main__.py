@@ -46,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if argv is None:  # processes that this one starts do not import from the working directory either
         os.environ.setdefault("PYTHONSAFEPATH", "1")
+        drop_working_directory()
         if sys.stdout is None or sys.stderr is None:  # closed by who started this: what is written goes nowhere
             nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
             sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
@@ -78,6 +79,15 @@ def main(argv: list[str] | None = None) -> int:
         if interrupted.is_set():  # libraries that are interrupted while they are imported raise errors of their own
             return 1
         raise
+
+
+def drop_working_directory() -> None:
+    """An empty part of PYTHONPATH, as of a colon at its end, is the working directory, also with -P."""
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if "" in named and (parts := list(filter(None, named))):
+        os.environ["PYTHONPATH"] = os.pathsep.join(parts)
+        if (here := os.getcwd()) in sys.path and here not in map(os.path.abspath, parts):
+            sys.path.remove(here)
 
 
 def flush() -> None:

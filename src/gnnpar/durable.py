@@ -85,6 +85,26 @@ def refuse_links_below(folder: Path, path: str | Path) -> None:
             refuse_link(folder / place)
 
 
+def refuse_others(folder: Path) -> None:
+    """WriteError where another user could put something of his into the place of a folder: he owns it, or one above it,
+    or all may write to one, who are not held to what is theirs (the sticky bit). Members of its group may."""
+    trusted = {os.geteuid(), 0, _overflow_uid()}
+    for place in (folder.resolve(), *folder.resolve().parents):
+        there = place.stat()
+        if there.st_uid not in trusted:
+            raise WriteError(errno.EPERM, "it belongs to another user", str(place))
+        if there.st_mode & stat.S_IWOTH and not there.st_mode & stat.S_ISVTX:
+            raise WriteError(errno.EPERM, "all may write to it; chmod o-w", str(place))
+
+
+def _overflow_uid() -> int:
+    """As whom a container shows users that it does not know, root of the host among them."""
+    try:
+        return int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
 def require_writable(file: Path) -> None:
     """WriteError where a path that a new file shall take is there already and no file: `open_whole` would put a file in
     the place of a device or a pipe."""

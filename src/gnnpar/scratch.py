@@ -80,12 +80,17 @@ def _move_temporary_files(stack: ExitStack, folder: Path) -> None:
     before, found = os.environ.get("TMPDIR"), tempfile.tempdir
     _given.append(before)
     _set_tmpdir(str(folder))
+    joblib_asks = "JOBLIB_TEMP_FOLDER" not in os.environ  # and would take /dev/shm
+    if joblib_asks:
+        os.environ["JOBLIB_TEMP_FOLDER"] = str(folder)
     tempfile.tempdir = None  # it looks once more
 
     @stack.callback
     def back() -> None:
         _given.pop()
         _set_tmpdir(before)
+        if joblib_asks:
+            os.environ.pop("JOBLIB_TEMP_FOLDER", None)
         tempfile.tempdir = found
 
 

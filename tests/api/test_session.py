@@ -122,7 +122,12 @@ def test_what_one_rank_refuses_ends_the_other_with_its_line(
     """This process is one rank, a thread the other; without `bad`, the thread refuses."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GNNPAR_TOKEN": "a secret of tests"}
+    env = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "GNNPAR_TOKEN": "a secret of tests, which is long enough",
+    }
     for name, value in {**env, "RANK": str(mine)}.items():
         monkeypatch.setenv(name, value)
     other, line = 1 - mine, f"rank {1 - mine} on elsewhere: no such folder"

@@ -8,9 +8,13 @@ import io
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +22,27 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+from torch_geometric.data import Data
 
 import gnnpar
 from checkpoints import train
 from conftest import environment
-from gnnpar import paths
+from gnnpar import durable, paths
 from gnnpar.cli.main import run
+from gnnpar.comm.interfaces import MeetingError
 from gnnpar.config.jobs import Manifest, state_of
+from gnnpar.config.replay import resumed
 from gnnpar.config.study import read_study
 from gnnpar.data import files
 from gnnpar.data.array_pickle import load_arrays
+from gnnpar.data.saved import PT
 from gnnpar.durable import WriteError, read_json
 from gnnpar.folder_lock import FILE, working_in
+from gnnpar.launch.cpu_shares import missing
 from gnnpar.launch.environment import unpickles
-from gnnpar.launch.rendezvous import Member, _Table
+from gnnpar.launch.rendezvous import Member, _Table, rendezvous
 from gnnpar.parallel.sequential.cuts import _Layout
+from gnnpar.parallel.sequential.paging import file_system
 from gnnpar.report.runs import collect
 from gnnpar.saved_tensors import load_saved
 from gnnpar.settings import ConfigError
@@ -147,6 +157,22 @@ def test_objects_of_a_pickle_are_as_many_as_a_graph_has(tmp_path: Path) -> None:
         load_arrays(io.BytesIO(pickle.dumps([(i % 7, 0) for i in range(1_500_000)], protocol=2)))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "line"),
+    [
+        ("edge_type", torch.zeros(2, dtype=torch.uint32), "edge_type is torch.uint32; give whole numbers"),
+        ("edge_type", torch.full((2,), torch.inf), "edge_type is torch.float32; give whole numbers"),
+        ("y", torch.zeros(4, 0), r"labels are \[4, 0\], without a class|must have shape"),
+    ],
+)
+def test_what_a_saved_graph_cannot_have_is_one_line(tmp_path: Path, field: str, value: torch.Tensor, line: str) -> None:
+    fields = {"x": torch.ones(4, 2), "y": torch.tensor([0, 1, 0, 1]), "edge_index": torch.tensor([[0, 1], [1, 2]])}
+    torch.save(Data(**(fields | {field: value})), tmp_path / "g.pt")
+    task = "multi_label" if field == "y" else "auto"
+    with pytest.raises(ValueError, match=line):
+        PT(name="g", path=str(tmp_path / "g.pt"), task=task).load(None, seed=0)
+
+
 # --- places of a host that others write to
 
 
@@ -241,3 +267,109 @@ def test_the_compiler_of_torch_keeps_no_files_where_others_may_have_been_first(t
             check=True,
         )
         assert done.stdout.startswith(str(tmp_path)) and "torchinductor_" not in done.stdout
+
+
+@pytest.mark.parametrize("named", ["/opt/lib:", ":/opt/lib", "/opt/lib::/opt"])
+def test_an_empty_part_of_a_path_brings_no_module(tmp_path: Path, named: str) -> None:
+    """Python puts the working directory there, before its own library; what it imports before gnnpar is imported."""
+    for name in ("yaml", "hydra", "torch", "rich"):
+        (tmp_path / f"{name}.py").write_text("open('RAN', 'w').close()\n")
+    command = [sys.executable, "-P", "-m", "gnnpar", "train", "debug=tiny", "strategy=graph_parallel", "world_size=2"]
+    env = environment() | {"PYTHONPATH": named}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "RAN").exists()
+
+
+def test_results_that_are_unpickled_lie_where_nobody_else_puts_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who owned `multirun` put a folder of his in the place of a sweep's while it ran."""
+    inside = tmp_path / "multirun" / "day" / "time"
+    inside.mkdir(parents=True)
+    durable.refuse_others(inside)
+    inside.parent.chmod(0o777)
+    with pytest.raises(WriteError, match="day cannot be written: all may write to it; chmod o-w"):
+        durable.refuse_others(inside)
+    inside.parent.chmod(0o1777)
+    durable.refuse_others(inside)
+    monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+    monkeypatch.setattr(durable, "_overflow_uid", lambda: 54_322)
+    if os.getuid():
+        with pytest.raises(WriteError, match="time cannot be written: it belongs to another user"):
+            durable.refuse_others(inside)
+
+
+def test_a_sweep_that_lost_its_jobs_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sweep\.json has lost jobs of this sweep: another program writes there"):
+        Manifest(tmp_path).states(["a"])
+
+
+@pytest.mark.parametrize("override", ["resume=/home/me/private", "++resume=other/run", "resume=auto,/home/me/private"])
+def test_a_sweep_goes_on_from_no_run_that_its_file_names(tmp_path: Path, override: str) -> None:
+    """Its weights and rows would be left in the folder of the sweep, which may be somebody else's."""
+    jobs = [{"key": "k", "folder": "0", "overrides": ["seed=0"]}]
+    for argv in (["resume=auto"], [override]):
+        (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "argv": argv, "jobs": jobs}))
+        if argv == ["resume=auto"]:
+            resumed(["--resume", str(tmp_path)])
+        else:
+            with pytest.raises(ConfigError, match="type it again beside --resume"):
+                resumed(["--resume", str(tmp_path)])
+
+
+@pytest.mark.parametrize("key", ["+codec@_global_.hydra.job.env_set", "codec@x_global_.hydra", "+codec@hydra.run"])
+def test_a_study_puts_no_yaml_into_hydra(tmp_path: Path, key: str) -> None:
+    """Hydra reads a package from its last `_global_` on."""
+    (tmp_path / "s.yaml").write_text(f"factors: {{a: ['{key}=uniform']}}")
+    with pytest.raises(ConfigError, match="may run code of its own"):
+        read_study(tmp_path / "s.yaml")
+
+
+def test_a_mount_whose_name_is_no_text_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users may mount file systems of their own, by any name."""
+    read = Path.read_bytes
+    monkeypatch.setattr(
+        Path,
+        "read_text",
+        lambda self, encoding=None, errors="strict": (
+            b"tmpfs /\xff tmpfs rw 0 0\next4 / ext4 rw 0 0\n" if str(self).endswith("mounts") else read(self)
+        ).decode(encoding or "utf-8", errors),
+    )
+    assert file_system(tmp_path) == "ext4"
+    missing()
+
+
+@pytest.fixture
+def silent() -> Iterator[tuple[int, list[bytes]]]:
+    """A port whose listener takes connections and gives each the first of these answers to whatever it asks."""
+    answers = [b""]
+    server = socket.create_server(("127.0.0.1", 0))
+    kept: list[socket.socket] = []
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                kept.append(server.accept()[0])
+                kept[-1].sendall(answers[0])
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield server.getsockname()[1], answers
+    server.close()
+    for each in kept:
+        each.close()
+
+
+@pytest.mark.parametrize("answer", [b"", b"\xff" * 64, b"HTTP/1.0 200 OK\r\n\r\n" * 9])
+def test_what_listens_in_the_place_of_rank_0_holds_nobody(
+    silent: tuple[int, list[bytes]], answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's client waits for an answer for ever, and takes a length of 2^60 at its word."""
+    port, answers = silent
+    answers[0] = answer
+    monkeypatch.setattr("gnnpar.launch.rendezvous._MORE_SECONDS", 1.0)
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    began = time.monotonic()
+    with pytest.raises(MeetingError, match=r"rank 1 on .*(does not answer as rank 0 would|does not reach|is gone)"):
+        rendezvous(env | {"GNNPAR_TOKEN": "x" * 32}, about={}, patience=1.0)
+    assert time.monotonic() - began < 20

@@ -130,7 +130,7 @@ _LISTEN = "0A"
         ((SECRET, SECRET.upper()), "does not prove this run's GNNPAR_TOKEN: ranks have different ones, or another"),
         ((SECRET, ""), "has no GNNPAR_TOKEN, and does not see rank 0's run folder"),
         (("", ""), "has no GNNPAR_TOKEN, and does not see rank 0's run folder"),
-        (("short", "short"), "GNNPAR_TOKEN has 5 characters, at least 16 are needed"),
+        (("short", "short"), "GNNPAR_TOKEN has 5 characters, at least 32 are needed"),
     ],
 )
 def test_a_wrong_secret_or_none_is_one_line_on_both_ranks(

@@ -92,7 +92,12 @@ def test_who_is_alone_raises_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
 def two(folder: Path) -> list[JoinedWorld]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GNNPAR_TOKEN": "a secret of tests"}
+    env = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "GNNPAR_TOKEN": "a secret of tests, which is long enough",
+    }
     with ThreadPoolExecutor(2) as pool:
         return list(
             pool.map(

@@ -25,7 +25,7 @@ SAME = {"epochs": "8", "the version of torch": "2"}
 
 def env_of(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
     told = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return told | {"GNNPAR_TOKEN": "a secret of tests"} | more
+    return told | {"GNNPAR_TOKEN": "a secret of tests, which is long enough"} | more
 
 
 def gather(

@@ -343,7 +343,7 @@ def test_trouble_on_the_way_is_one_line_and_then_silence(tmp_path: Path, capsys:
 def test_without_a_working_wandb_training_has_no_mirror(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    def absent() -> Any:
+    def absent(**_: object) -> Any:
         raise ModuleNotFoundError("No module named 'wandb'")
 
     monkeypatch.setattr(mirror, "load", absent)

@@ -261,6 +261,7 @@ class ProcessCommunicator:
     timeout: timedelta  # of every wait; a group that is not told waits for half an hour
     key: bytes = field(repr=False)
     lanes: Lanes = field(default_factory=dict[tuple[int, int], "dist.ProcessGroup"])
+    axis: Axis | None = None  # None: all ranks
     num_objects: int = 0  # collective calls so far: the same on all ranks
 
     @property
@@ -414,7 +415,7 @@ class ProcessCommunicator:
     def _label(self) -> Callable[[int], bytes]:
         """Names the messages of one collective call, by the rank that they are of."""
         self.num_objects += 1
-        call = f"call {self.num_objects} of ranks {self.ranks}"
+        call = f"call {self.num_objects} of {self.axis or 'all'}, ranks {self.ranks}"
         return lambda rank: f"{call}, {rank}".encode()
 
     def barrier(self) -> None:
@@ -450,6 +451,7 @@ class ProcessCommunicator:
             recorder=self.recorder,
             timeout=self.timeout,
             key=self.key,
+            axis=axis,
             lanes=self._lanes(mesh) if axis == "stage" and self.transport == "nccl" else {},
         )
 

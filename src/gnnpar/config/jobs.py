@@ -93,7 +93,9 @@ class Manifest:
         write_json_whole(self.folder / MANIFEST, {"schema": 1, "argv": self.argv, "jobs": jobs})
 
     def states(self, keys: Sequence[str] | None = None) -> dict[str, tuple[State, str]]:
-        """Key -> (state, why it is not done), of all jobs or of these."""
+        """Key -> (state, why it is not done), of all jobs or of these. ConfigError where it has not all of these."""
+        if keys and not self.jobs.keys() >= set(keys):
+            raise ConfigError(f"{self.folder / MANIFEST} has lost jobs of this sweep: another program writes there")
         return {key: state_of(self.folder / self.jobs[key].folder) for key in keys or self.jobs}
 
 

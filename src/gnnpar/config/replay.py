@@ -172,6 +172,8 @@ def _is_harmless(override: str) -> bool:
         return False
     if (re.split(r"[./]", group)[-1] in WRITTEN_FOLDERS or group == "tracker.entity") and value != "null":
         return False
+    if group == "resume" and value not in ("null", "auto"):  # whose state and rows would be left in the sweep's folder
+        return False
     if _is_group(group):
         options = _CHOICES.fullmatch(value)
         at_hydra = "hydra" in key.partition("@")[2]

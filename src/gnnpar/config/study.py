@@ -246,7 +246,8 @@ def _check(key: str, override: str) -> None:
             "of gnnpar, as model/, or --trust"
         )
     names_class = "_target_" in override or key_of(override) == "model.target"
-    if "@hydra" in override or (names_class and not _is_known(override)):
+    at_hydra = "hydra" in key_of(override).partition("@")[2]  # `_global_.hydra` is it, too
+    if at_hydra or (names_class and not _is_known(override)):
         raise ValueError(
             f"{key}={show(override)} may run code of its own, and a study is data: put the class into a YAML file of "
             "its group and choose it by name, or --trust"

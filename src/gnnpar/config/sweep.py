@@ -37,7 +37,7 @@ from gnnpar.config.jobs import (
 )
 from gnnpar.config.replay import PARAMS, Replay, asked, quoted
 from gnnpar.config.study import MOST_RUNS
-from gnnpar.durable import JsonObject, WriteError, refuse_links_below
+from gnnpar.durable import JsonObject, WriteError, refuse_links_below, refuse_others
 from gnnpar.paths import conf_dir
 from gnnpar.scratch import give_back_environment
 from gnnpar.settings import ConfigError
@@ -171,6 +171,8 @@ class Resuming:
         folder = Path(str(self.config.hydra.sweep.dir))
         self.sweep.folder = folder
         with alone_in(folder):
+            if "submitit" in type(self.inner).__module__:  # which unpickles what it finds there
+                refuse_others(folder)
             manifest = Manifest.read(folder)
             manifest.argv = asked(self.sweep.argv)
             jobs = [self.plan(overrides, manifest) for overrides in job_overrides]

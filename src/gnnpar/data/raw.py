@@ -16,7 +16,7 @@ from gnnpar.data.adjacency import EdgeList, edge_list_of
 from gnnpar.data.dataset import MATRICES, TaskName
 from gnnpar.folds.edge_data import EdgeData, Schema
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 TaskChoice = Literal["auto", "single_label", "binary", "multi_label", "regression", "link"]
@@ -121,7 +121,7 @@ def checked_index(name: str, edges: Tensor, num_nodes: int) -> Tensor:
     if edges.ndim != 2 or edges.shape[0] != 2:
         hint = "transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else "row 0 holds sources, row 1 destinations"
         raise ValueError(f"dataset {name}: edge_index must have shape [2, edges], got {list(edges.shape)}; {hint}.")
-    if edges.dtype not in _INTEGERS:
+    if edges.dtype not in INTEGERS:
         raise ValueError(f"dataset {name}: edge_index is {edges.dtype}; node ids must be integers (int64 or int32).")
     edges = edges.to(torch.int64)
     if edges.numel():
@@ -159,7 +159,7 @@ def _types(name: str, types: Tensor | None, num_edges: int, num_types: int | Non
             f"dataset {name}: edge_type must be [{num_edges}], one number an edge, got {list(types.shape)}; give it in "
             "the order of edge_index."
         )
-    if types.dtype not in _INTEGERS:
+    if types.dtype not in INTEGERS:
         raise ValueError(f"dataset {name}: edge_type is {types.dtype}; number the types 0, 1, 2, ... as int64.")
     types = types.to(torch.int64)
     check_types(name, types.numpy(), first=0, most=num_types or num_edges)
@@ -250,6 +250,8 @@ def _labels(raw: RawGraph, num_nodes: int) -> tuple[Tensor, int]:
             f"for {num_nodes} feature rows; fix y or set dataset.task."
         )
     if raw.task == "multi_label":
+        if not y.shape[1]:
+            raise ValueError(f"dataset {raw.name}: labels are [{num_nodes}, 0], without a class; fix y.")
         y = y.to(torch.float32)
         unlabelled = torch.isnan(y).all(1, keepdim=True)
         wrong = int(((y != 0) & (y != 1) & ~unlabelled).sum())

@@ -21,7 +21,7 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_file, one_line, plain_files
 from gnnpar.data.hetero import flattened, schema_in, stores_of
 from gnnpar.data.preprocess import Preprocess, prepare
-from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread, task_of
+from gnnpar.data.raw import INTEGERS, RawGraph, TaskChoice, refuse_unread, task_of
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 from gnnpar.saved_tensors import load_saved, oddity
 
@@ -131,6 +131,8 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     y = torch.zeros(len(x), dtype=torch.int64) if task == "link" else y
     assert isinstance(y, Tensor)
     types = carried.get("type")
+    if types is not None and types.dtype not in INTEGERS:
+        raise ValueError(f"dataset {name}: edge_type is {types.dtype}; give whole numbers, int64.")
     num_types = 0 if types is None or not types.numel() else int(types.max()) + 1
     schema = schema_in(name, fields, x.shape[-1], num_types)
     return RawGraph(

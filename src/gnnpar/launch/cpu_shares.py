@@ -55,7 +55,7 @@ def controller(mounts: str) -> Controller | None:
 def missing() -> str | None:
     """What this machine lacks, and what to do; None: nothing that can be seen without trying."""
     try:
-        there = controller(_MOUNTS.read_text(encoding="utf-8"))
+        there = controller(_MOUNTS.read_text(encoding="utf-8", errors="surrogateescape"))
     except OSError:
         there = None
     if there is None or (there.version == 2 and "cpu" not in _controllers(there.root)):
@@ -93,7 +93,7 @@ def enter(prefix: str, rank: int) -> None:
 
 
 def _controller() -> Controller:
-    there = controller(_MOUNTS.read_text(encoding="utf-8"))
+    there = controller(_MOUNTS.read_text(encoding="utf-8", errors="surrogateescape"))
     if there is None:
         raise SharesError("the cpu controller is not mounted; set launch.dilation=1")
     return there

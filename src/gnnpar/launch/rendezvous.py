@@ -27,10 +27,12 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 from gnnpar.comm import interfaces
 from gnnpar.comm.authentication import proof
 from gnnpar.comm.interfaces import MeetingError
+from gnnpar.deadline import within
 from gnnpar.durable import JsonDict, JsonObject, parse_json
 from gnnpar.launch.token import VARIABLE, answer, answer_to, secret_of
 
 _POLL_SECONDS = 0.1
+_MORE_SECONDS = 30.0  # for what is no wait
 _LAST_LINE_SECONDS = 1.0  # rank 0 may hold the store: the others have to read why it ends
 _REACH_SECONDS = 10.0
 _GENERATION = "gnnpar/generation"
@@ -87,13 +89,33 @@ def rendezvous(
     check: Callable[[str], str] = lambda _: "",
     refusal: str = "",
 ) -> JoinedWorld:
-    """Come together with all ranks of the world that an environment names. Collective; MeetingError within about twice
-    `patience` seconds.
+    """Come together with all ranks of the world that an environment names. Collective; MeetingError within three times
+    `patience` and half a minute: of three waits each ends by itself, unless what listens at MASTER_PORT is no store.
 
     `about`: what ranks must agree on, name -> value. `marker`: the file that rank 0 has left for all (token.py).
     `check`: what is wrong with that here. `refusal`: why this rank cannot run at all; it comes to tell the others, and
     no rank is met.
     """
+    meet = functools.partial(_meet, env, about=about, patience=patience, marker=marker, check=check, refusal=refusal)
+    try:
+        return within(3 * patience + _MORE_SECONDS, meet, name="meeting")
+    except TimeoutError as error:  # torch's client waits for an answer without an end, and believes its length
+        raise MeetingError(
+            f"rank {env['RANK']} on {socket.gethostname()}: what listens at MASTER_ADDR={env['MASTER_ADDR']} "
+            f"MASTER_PORT={env['MASTER_PORT']} does not answer as rank 0 would: is another program there?"
+        ) from error
+
+
+def _meet(
+    env: MutableMapping[str, str],
+    *,
+    about: Mapping[str, str],
+    patience: float,
+    marker: str,
+    check: Callable[[str], str],
+    refusal: str,
+) -> JoinedWorld:
+    """`rendezvous`, where the store answers."""
     rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
     if not 0 <= rank < size:
         raise MeetingError(f"RANK={rank} is none of WORLD_SIZE={size} ranks, numbered from 0: correct one of them")
@@ -120,8 +142,8 @@ def rendezvous(
     try:
         agreed = table.lay(about, marker, trouble) if rank == 0 else table.join(about, trouble)
         members = tuple(Member(**each) for each in agreed["members"])
-        table.agree(_unreached(me, members) or check(agreed["marker"]))
-    except RuntimeError as error:  # of torch's store
+        table.agree(_unreached(me, members) or check(agreed["marker"]), agreed["nonces"])
+    except (RuntimeError, MemoryError) as error:  # of torch's store
         raise MeetingError(
             f"rank {rank} on {me.host}: the store at {where} is gone while ranks were meeting; rank 0's host says why"
         ) from error
@@ -130,7 +152,7 @@ def rendezvous(
         members=members,
         store=PrefixStore(f"{table.room}/group", table.store),
         listener=listener,
-        key=table.key(agreed["nonces"]),
+        key=table.key(),
         generation=table.generation,
         marker=agreed["marker"],
     )
@@ -240,7 +262,7 @@ class _Table:
     def room(self) -> str:
         return f"gnnpar/{self.generation}"
 
-    def key(self, nonces: Sequence[str]) -> bytes:
+    def key(self, nonces: Sequence[str] = ()) -> bytes:
         """Of this meeting: no earlier one had these nonces."""
         return proof(self._secret, self.room.encode(), *(nonce.encode() for nonce in nonces))
 
@@ -369,10 +391,11 @@ class _Table:
             )
         self._secret = found
 
-    def agree(self, trouble: str) -> None:
-        """Everybody reaches everybody, or all end. Collective."""
+    def agree(self, trouble: str, nonces: Sequence[str]) -> None:
+        """Everybody reaches everybody, or all end. Collective. What is put down from here on is of this meeting."""
         if trouble:
             self._fail(trouble)
+        self._secret = self.key(nonces)
         self._began = time.monotonic()
         self._put(f"ready/{self.me.rank}", {})
         self._all("ready/", lambda missing: f"{_ranks(missing)} went silent while ranks were meeting at {self.where}")

@@ -20,7 +20,7 @@ from gnnpar.comm.interfaces import MeetingError
 
 VARIABLE = "GNNPAR_TOKEN"
 NAME = ".meeting"
-_SHORTEST = 16
+_SHORTEST = 32  # who reads the store may try words in peace, as many as he likes
 _SECRET = re.compile(rb"[0-9a-f]{64}")
 _FILE_SECONDS = 5.0  # until a file system of a network shows a file that is there
 

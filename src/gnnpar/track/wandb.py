@@ -13,7 +13,6 @@ import configparser
 import json
 import os
 import shutil
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Annotated, Any, Literal
 
 import annotated_types as at
 
+from gnnpar.deadline import within
 from gnnpar.durable import JsonDict, JsonObject, require_file, write_json_whole
 from gnnpar.printable import counted
 from gnnpar.track import keys
@@ -117,7 +117,7 @@ class Mirror:
         if run is None:
             return False
         try:
-            within(seconds, lambda: act(run)) if seconds else act(run)
+            within(seconds, lambda: act(run), name="wandb") if seconds else act(run)  # it asks before it takes a table
         except Exception as error:
             self._run = None
             complain(
@@ -161,6 +161,7 @@ def load(*, entity: str | None) -> ModuleType:
     answer. WANDB_ERROR_REPORTING=true brings it back.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    os.environ.setdefault("WANDB_DISABLE_GIT", "true")  # its setup asks for the root of the working directory before
     refuse_settings_of(Path.cwd(), entity=entity)
     import wandb
 
@@ -344,26 +345,6 @@ def against(row: JsonObject) -> JsonDict:
     curves = {f"{prefix}/{curve}": row[curve] for prefix in AXES for curve in CURVES if curve in row}
     sent = row.get("comm/total_bytes_so_far")
     return curves | ({} if sent is None else {GIGABYTES: sent / 1e9})
-
-
-def within(seconds: float, act: Callable[[], object]) -> None:
-    """Do what may ask the server, beside this thread, and wait for it so long: wandb asks before it takes a table or an
-    artifact, whatever its own timeouts."""
-    trouble: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            act()
-        except BaseException as error:
-            trouble.append(error)
-
-    thread = threading.Thread(target=guarded, name="wandb", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    if trouble:
-        raise trouble[0]
 
 
 def sync_path(run: Run) -> str:

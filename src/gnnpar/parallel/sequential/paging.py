@@ -187,7 +187,8 @@ def _memory(data: Tensor) -> memoryview:
 def file_system(folder: Path) -> str:
     """Type of the file system a folder lies on, as the kernel names it; '' where it does not tell."""
     try:
-        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+        text = Path("/proc/mounts").read_text(errors="surrogateescape")  # users may mount, at names of any bytes
+        mounts = [line.split() for line in text.split("\n") if line]
     except OSError:
         return ""
     above = {str(p) for p in (folder.resolve(), *folder.resolve().parents)}
