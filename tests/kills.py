@@ -36,6 +36,7 @@ from checkpoints import SMALL, hashes, result, rows, strategy_of
 from composing import names, settings_of
 from conftest import environment
 from gnnpar.cli.train import run_training
+from gnnpar.config.sweep import inherited
 from gnnpar.durable import write_json_whole
 from hosts import Hosts, two_hosts
 from saboteurs import FROM_THE_START, PARENT, Strike, made
@@ -126,12 +127,14 @@ def strikes(seed: str, ranks: int, counts: Mapping[str, int], *, below: int = _L
 
 
 def undisturbed(folder: Path, struck: Path, *overrides: str) -> Path:
-    """The same run, with what the other one measured: its ranks are processes, whose sums have one order."""
+    """The same run, with what the other one measured, links and the machine's rates (in its cache): its ranks are
+    processes, whose sums have one order."""
     profile = struck / "profile.json"
     replayed = (f"profile={profile}",) if profile.exists() else ()
     folder.mkdir()
     settings = settings_of(*SMALL[1:], "checkpoint.every=2", *replayed, *overrides)
-    assert run_training(settings, folder).exit_code == 0
+    with inherited("GNNPAR_CACHE", environment()["GNNPAR_CACHE"]):
+        assert run_training(settings, folder).exit_code == 0
     return folder
 
 
