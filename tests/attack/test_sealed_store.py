@@ -58,6 +58,42 @@ def test_a_rank_does_not_connect_to_an_address_of_a_stranger() -> None:
     listener.close()
 
 
+GROUPS = """
+import gc, sys
+from datetime import timedelta
+import torch
+from torch.distributed import PrefixStore, TCPStore
+from gnnpar.comm.mesh import Mesh
+from gnnpar.comm.process import connect
+
+rank = int(sys.argv[2])
+store = PrefixStore("room", TCPStore("127.0.0.1", int(sys.argv[1]), None, False, timeout=timedelta(seconds=60)))
+comm = connect("gloo", device=torch.device("cpu"), key=b"k" * 32, timeout_seconds=60, store=store)
+del store
+gc.collect()
+stages = comm.along(Mesh.grid(2, stages=2), "stage")
+print(stages.broadcast(stages.gather(rank)))
+"""
+
+
+@pytest.mark.fault
+def test_groups_are_made_after_ranks_have_met() -> None:
+    """Pipelines and grids, whose axes are known when their plan is: torch alone kept no Python part of the store."""
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", GROUPS, str(store.port), str(rank)],
+            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [each.communicate(timeout=90) for each in ranks]
+    assert [out for out, _ in told] == ["[0, 1]\n"] * 2, told
+
+
 def test_a_value_is_that_of_its_name() -> None:
     inner = HashStore()
     mine, theirs = SealedStore(inner, b"a" * SIZE), SealedStore(inner, b"b" * SIZE)

@@ -98,6 +98,7 @@ def connect(
         recorder=recorder or FlightRecorder(),
         timeout=timeout,
         key=key,
+        store=store,
     )
     hosts = comm.broadcast(comm.gather(socket.gethostname()))
     assert isinstance(hosts, list)
@@ -260,6 +261,9 @@ class ProcessCommunicator:
     recorder: FlightRecorder
     timeout: timedelta  # of every wait; a group that is not told waits for half an hour
     key: bytes = field(repr=False)
+    store: Store | None = field(
+        default=None, repr=False
+    )  # kept: groups are made later, and torch holds its C++ part alone
     lanes: Lanes = field(default_factory=dict[tuple[int, int], "dist.ProcessGroup"])
     axis: Axis | None = None  # None: all ranks
     num_objects: int = 0  # collective calls so far: the same on all ranks
@@ -451,6 +455,7 @@ class ProcessCommunicator:
             recorder=self.recorder,
             timeout=self.timeout,
             key=self.key,
+            store=self.store,
             axis=axis,
             lanes=self._lanes(mesh) if axis == "stage" and self.transport == "nccl" else {},
         )
