@@ -40,7 +40,8 @@ def world() -> Communicator:
         return ThreadWorld(1).communicators()[0]
     os.environ |= {"RANK": str(job.rank), "WORLD_SIZE": str(job.ranks)}
     meet = f"file://{job.folder}/meet_{Path(job.address).name}"
-    return connect("gloo", device=torch.device("cpu"), key=b"bench", timeout_seconds=300, init_method=meet)
+    key = os.environ["BENCH_KEY"].encode()
+    return connect("gloo", device=torch.device("cpu"), key=key, timeout_seconds=300, init_method=meet)
 
 
 def make() -> Epoch:

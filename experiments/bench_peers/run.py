@@ -10,6 +10,7 @@ import argparse
 import datetime
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -71,6 +72,9 @@ def cells() -> dict[str, dict[str, Any]]:
     return found
 
 
+KEY = secrets.token_hex(32)  # by which ranks know each other: in their environment, which no other user reads
+
+
 class Worker:
     """A program under measurement: one process for each rank, idle until it is asked."""
 
@@ -93,6 +97,7 @@ class Worker:
                     "rank": rank,
                 }
                 environment = os.environ | {"OMP_NUM_THREADS": str(cell["threads"]), "PYTHONWARNINGS": "ignore"}
+                environment |= {"GLOO_SOCKET_IFNAME": "lo", "BENCH_KEY": KEY}
                 command = [self.python, str(HERE / script), json.dumps(job)]
                 self.processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
             for _ in self.processes:

@@ -12,6 +12,7 @@ table FOLDER                    copies the recorded tiles there
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -131,17 +132,19 @@ def nccl(device: str) -> str:
     """NVIDIA supports one rank a GPU: each rank calls itself a host of its own. For correctness alone."""
     backend, where = ("nccl", "cuda:0") if device == "cuda" else ("gloo", "cpu")
     program = (
-        "import sys, torch, comm_bodies\n"
+        "import os, sys, torch, comm_bodies\n"
         "from gnnpar.comm.process import connect\n"
         "backend, device, there = sys.argv[1], torch.device(sys.argv[2]), sys.argv[3]\n"
-        "comm = connect(backend, device=device, key=b'first hour', timeout_seconds=40, init_method=there)\n"
+        "key = os.environ['KEY'].encode()\n"
+        "comm = connect(backend, device=device, key=key, timeout_seconds=40, init_method=there)\n"
         "assert comm_bodies.rows_arrive(comm); comm.close()"
     )
+    key = {"KEY": secrets.token_hex(32), "GLOO_SOCKET_IFNAME": "lo"}
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-P", "-c", program, backend, where, f"file://{folder}/meeting"],
-                env=os.environ | {"GNNPAR_SHARE_GPU": "1", "WORLD_SIZE": "2", "RANK": str(rank)},
+                env=os.environ | key | {"GNNPAR_SHARE_GPU": "1", "WORLD_SIZE": "2", "RANK": str(rank)},
             )
             for rank in range(2)
         ]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import quoted
-from gnnpar.durable import JsonDict, JsonObject, refuse_links_below, write_text_whole
+from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_links_below, write_text_whole
 from gnnpar.folder_lock import working_in
 from gnnpar.paths import keep_torch_apart, path_of
 from gnnpar.settings import ConfigError, Settings, build_settings
@@ -441,5 +441,6 @@ def _dated(parent: str) -> Path:
     """parent/DATE/TIME, as the command line has it, with a number where it is taken."""
     first = Path(parent) / time.strftime("%Y-%m-%d/%H-%M-%S")
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    refuse_link_of_others(Path(parent))
     refuse_links_below(Path(parent), first.parent.name)
     return next(each for each in itertools.chain([first], others) if not os.path.lexists(each))

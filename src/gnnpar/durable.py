@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import functools
+import grp
 import hashlib
 import json
 import os
+import pwd
 import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,6 +80,12 @@ def refuse_link(path: Path) -> None:
         raise WriteError(errno.ELOOP, leads, str(path))
 
 
+def refuse_link_of_others(path: Path) -> None:
+    """WriteError where a path is a link that another user has made, who can let it lead elsewhere at any time."""
+    if path.is_symlink() and path.lstat().st_uid not in (os.geteuid(), 0):
+        raise WriteError(errno.EPERM, "it is a symbolic link of another user", str(path))
+
+
 def refuse_links_below(folder: Path, path: str | Path) -> None:
     """WriteError where a path below a folder, or one between both, is a symbolic link."""
     for place in (Path(path), *Path(path).parents):
@@ -87,14 +95,25 @@ def refuse_links_below(folder: Path, path: str | Path) -> None:
 
 def refuse_others(folder: Path) -> None:
     """WriteError where another user could put something of his into the place of a folder: he owns it, or one above it,
-    or all may write to one, who are not held to what is theirs (the sticky bit). Members of its group may."""
+    or others may write to one, who are not held there to what is theirs (the sticky bit)."""
     trusted = {os.geteuid(), 0, _overflow_uid()}
-    for place in (folder.resolve(), *folder.resolve().parents):
-        there = place.stat()
+    whole, led = folder.absolute(), folder.resolve()  # by its links, which others may have made, and where they lead
+    for place in dict.fromkeys((whole, *whole.parents, led, *led.parents)):
+        there = place.lstat()
         if there.st_uid not in trusted:
             raise WriteError(errno.EPERM, "it belongs to another user", str(place))
-        if there.st_mode & stat.S_IWOTH and not there.st_mode & stat.S_ISVTX:
-            raise WriteError(errno.EPERM, "all may write to it; chmod o-w", str(place))
+        others = there.st_mode & stat.S_IWOTH or (there.st_mode & stat.S_IWGRP and not _is_private(there.st_gid))
+        if stat.S_ISDIR(there.st_mode) and others and not there.st_mode & stat.S_ISVTX:
+            raise WriteError(errno.EPERM, "others may rename what lies in it; chmod +t, or go-w", str(place))
+
+
+def _is_private(group: int) -> bool:
+    """Is it this user's own group, or root's, without other members?"""
+    try:
+        me = pwd.getpwuid(os.geteuid())
+        return group in (me.pw_gid, 0) and not set(grp.getgrgid(group).gr_mem) - {me.pw_name, "root"}
+    except KeyError:
+        return False
 
 
 def _overflow_uid() -> int:

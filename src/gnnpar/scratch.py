@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from gnnpar.durable import WriteError, refuse_others
 from gnnpar.folder_lock import FILE, FolderInUse, working_in
 
 _PREFIX = "gnnpar-scratch-"
@@ -21,14 +22,33 @@ def scratch_folder() -> Iterator[Path]:
     for left in _left():
         with suppress(FolderInUse, OSError), _working_in(left):
             shutil.rmtree(left)
-    scratch = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    _made.append(scratch)
+    scratch = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_place()))
+    _made[scratch] = scratch.lstat()
     try:
         with _working_in(scratch):
             yield scratch
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        _made.remove(scratch)
+        _remove(scratch, _made.pop(scratch))
+
+
+def _place() -> Path | None:
+    """The user's cache in the place of a TMPDIR in which others may rename what is not theirs; None: TMPDIR."""
+    try:
+        refuse_others(Path(tempfile.gettempdir()))
+    except WriteError:
+        with suppress(OSError, RuntimeError):
+            place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            refuse_others(place)
+            return place
+    return None
+
+
+def _remove(scratch: Path, made: os.stat_result) -> None:
+    """Unless another folder has its name: where others may write to TMPDIR, and the sticky bit is not set."""
+    with suppress(OSError):
+        if os.path.samestat(scratch.lstat(), made):
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _left() -> list[Path]:
@@ -44,13 +64,13 @@ def _left() -> list[Path]:
     return found
 
 
-_made: list[Path] = []
+_made: dict[Path, os.stat_result] = {}
 
 
 def remove_all() -> None:
     """Before a process ends without leaving its blocks (os._exit)."""
-    for scratch in _made:
-        shutil.rmtree(scratch, ignore_errors=True)
+    for scratch, made in _made.items():
+        _remove(scratch, made)
 
 
 @contextmanager

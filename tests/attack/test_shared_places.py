@@ -11,11 +11,13 @@ import pickle
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from conftest import environment
 from gnnpar import durable, paths
 from gnnpar.cli.main import run
 from gnnpar.comm.interfaces import MeetingError
+from gnnpar.config.compose import refuse_led_away
 from gnnpar.config.jobs import Manifest, state_of
 from gnnpar.config.replay import resumed
 from gnnpar.config.study import read_study
@@ -38,14 +41,17 @@ from gnnpar.data.array_pickle import load_arrays
 from gnnpar.data.saved import PT
 from gnnpar.durable import WriteError, read_json
 from gnnpar.folder_lock import FILE, working_in
+from gnnpar.launch import token
 from gnnpar.launch.cpu_shares import missing
-from gnnpar.launch.environment import unpickles
-from gnnpar.launch.rendezvous import Member, _Table, rendezvous
+from gnnpar.launch.environment import check_rank, restarts, unpickles
+from gnnpar.launch.rendezvous import Member, _own_end, _Table, rendezvous
 from gnnpar.parallel.sequential.cuts import _Layout
 from gnnpar.parallel.sequential.paging import file_system
 from gnnpar.report.runs import collect
 from gnnpar.saved_tensors import load_saved
+from gnnpar.scratch import scratch_folder
 from gnnpar.settings import ConfigError
+from gnnpar.track.wandb import load as load_wandb
 from gnnpar.track.wandb import refuse_settings_of
 from gnnpar.training.result.result import fault, read_result, schema_path
 
@@ -269,7 +275,7 @@ def test_the_compiler_of_torch_keeps_no_files_where_others_may_have_been_first(t
         assert done.stdout.startswith(str(tmp_path)) and "torchinductor_" not in done.stdout
 
 
-@pytest.mark.parametrize("named", ["/opt/lib:", ":/opt/lib", "/opt/lib::/opt"])
+@pytest.mark.parametrize("named", ["/opt/lib:", ":/opt/lib", "/opt/lib::/opt", ":"])
 def test_an_empty_part_of_a_path_brings_no_module(tmp_path: Path, named: str) -> None:
     """Python puts the working directory there, before its own library; what it imports before gnnpar is imported."""
     for name in ("yaml", "hydra", "torch", "rich"):
@@ -289,15 +295,14 @@ def test_results_that_are_unpickled_lie_where_nobody_else_puts_folders(
     inside.mkdir(parents=True)
     durable.refuse_others(inside)
     inside.parent.chmod(0o777)
-    with pytest.raises(WriteError, match="day cannot be written: all may write to it; chmod o-w"):
+    with pytest.raises(WriteError, match=r"day cannot be written: others may rename .*; chmod \+t, or go-w"):
         durable.refuse_others(inside)
     inside.parent.chmod(0o1777)
     durable.refuse_others(inside)
-    monkeypatch.setattr(os, "geteuid", lambda: 54_321)
-    monkeypatch.setattr(durable, "_overflow_uid", lambda: 54_322)
-    if os.getuid():
-        with pytest.raises(WriteError, match="time cannot be written: it belongs to another user"):
-            durable.refuse_others(inside)
+    inside.parent.chmod(0o2775)
+    monkeypatch.setattr(durable, "_is_private", lambda group: False)
+    with pytest.raises(WriteError, match="day cannot be written: others may rename"):
+        durable.refuse_others(inside)
 
 
 def test_a_sweep_that_lost_its_jobs_is_one_line(tmp_path: Path) -> None:
@@ -373,3 +378,119 @@ def test_what_listens_in_the_place_of_rank_0_holds_nobody(
     with pytest.raises(MeetingError, match=r"rank 1 on .*(does not answer as rank 0 would|does not reach|is gone)"):
         rendezvous(env | {"GNNPAR_TOKEN": "x" * 32}, about={}, patience=1.0)
     assert time.monotonic() - began < 20
+
+
+@pytest.fixture
+def link_of_others(tmp_path: Path) -> Path:
+    """To a folder of this user's, which its owner may let lead elsewhere while a run lasts."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "outputs").symlink_to(tmp_path / "mine")
+    try:
+        os.lchown(tmp_path / "outputs", 54_321, 54_321)
+    except PermissionError:
+        pytest.skip("only root gives a link to another user")
+    return tmp_path / "outputs"
+
+
+def test_runs_lie_behind_no_link_of_another_user(link_of_others: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(link_of_others.parent)
+    with pytest.raises(WriteError, match="outputs cannot be written: it is a symbolic link of another user"):
+        refuse_led_away(Path("outputs/day/time"), [])
+    with pytest.raises(WriteError, match="outputs cannot be written: it is a symbolic link of another user"):
+        gnnpar.train("gcn", "sbm", strategy="single")
+    with pytest.raises(WriteError, match="outputs cannot be written: it belongs to another user"):
+        durable.refuse_others(Path("outputs"))
+    assert not list((link_of_others.parent / "mine").iterdir())
+
+
+def test_a_folder_of_a_cache_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyG opened a file in it by its name, and unpickled it."""
+    (tmp_path / "processed").mkdir()
+    walk = os.walk
+
+    def unlisted(folder: Path, **given: Any) -> Any:
+        given["onerror"](PermissionError(13, "Permission denied", str(tmp_path / "processed")))
+        return walk(folder, **given)
+
+    monkeypatch.setattr(os, "walk", unlisted)
+    with pytest.raises(ValueError, match=r"processed cannot be listed \(Permission denied\)"):
+        files.plain_files(tmp_path)
+
+
+# --- what torchrun's store, in which anybody writes, decides
+
+
+def test_hosts_of_torchrun_have_ranks() -> None:
+    """A stranger's words in its store made one host train alone, and say that all was done."""
+    env = {"RANK": "0", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    for size, here in ((1, 1), (2, 2), (4, 4)):
+        with pytest.raises(ConfigError, match=f"WORLD_SIZE={size}, but torchrun has 2 hosts and {here} ranks on this"):
+            check_rank(env | {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(here)})
+    check_rank(env | {"WORLD_SIZE": "5", "LOCAL_WORLD_SIZE": "4"})
+    check_rank(env | {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1"})
+
+
+def test_a_count_of_meetings_starts_nothing_again_where_nobody_does() -> None:
+    """A new run went on from an old checkpoint of its folder, and was done at once."""
+    assert restarts({}, 3) == restarts({"TORCHELASTIC_MAX_RESTARTS": "0"}, 3) == 0
+    assert restarts({"TORCHELASTIC_MAX_RESTARTS": "3"}, 3) == 2
+
+
+@pytest.mark.parametrize("master", ["00", "0.0", "0x0", "::0.0.0.0", "0:0:0:0:0:0:0:0"])
+def test_all_interfaces_by_another_spelling_are_refused(master: str) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": master, "MASTER_PORT": "29511"}
+    with pytest.raises(MeetingError, match="stands for all interfaces"):
+        rendezvous(env | {"GNNPAR_TOKEN": "x" * 32}, about={}, patience=1.0)
+
+
+def test_ranks_on_one_host_keep_gloo_there() -> None:
+    """It takes the interface of the host's name otherwise, which others reach."""
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512"}
+    _own_end(env, "127.0.0.1", 29_512, several=False)
+    assert env["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_wandb_that_listens_at_a_port_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it finds no folder for its socket; whoever connects is told the key."""
+    ended: list[str] = []
+    fake = SimpleNamespace(
+        Settings=dict,
+        setup=lambda settings: monkeypatch.setenv("WANDB_SERVICE", "3-1-tcp-localhost-4000"),
+        teardown=lambda: ended.append("it"),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    with pytest.raises(ValueError, match="it has no folder for its socket, and listens at a port for all users"):
+        load_wandb(entity=None)
+    assert ended == ["it"]
+
+
+def test_rank_0_answers_with_its_own_secret(tmp_path: Path) -> None:
+    """And not with what lies by then in the file that it has left."""
+    file = tmp_path / ".meeting"
+    token.leave(file)
+    mine = file.read_bytes()
+    file.write_bytes(b"a" * 64)
+    copy = token.answer(file, "0" * 16, mine)
+    assert token.secret_of({}, str(copy), "0" * 16) == mine
+
+
+def test_a_scratch_folder_is_removed_and_no_other_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "thesis").touch()
+    with scratch_folder() as scratch:
+        scratch.rename(tmp_path / "away")
+        (tmp_path / "results").rename(scratch)
+    assert (scratch / "thesis").exists()
+    with scratch_folder() as scratch:
+        assert scratch.is_dir() and scratch.parent == tmp_path
+    assert not scratch.exists()
+
+
+def test_a_scratch_folder_lies_where_others_cannot_rename_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all").chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "all"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    with scratch_folder() as scratch:
+        assert scratch.parent == tmp_path / "own"

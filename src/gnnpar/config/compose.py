@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from gnnpar.config.errors import CONFIG, OF_HYDRA, hydra_line
 from gnnpar.config.inputs import Composed, spelled, with_inputs
 from gnnpar.config.study import key_of
-from gnnpar.durable import JsonDict, JsonObject, refuse_links_below
+from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_links_below
 from gnnpar.paths import GROUP, conf_dir, installed_confs, is_group
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
 from gnnpar.targets import let_in
@@ -102,10 +102,12 @@ _ABSOLUTE = re.compile(r"""(^|[\[,'"\s])/""")
 
 def refuse_led_away(folder: Path, typed: Sequence[str]) -> None:
     """WriteError where the folder that runs have by themselves, as outputs/DATE/TIME, lies elsewhere, by a link in it.
-    `outputs` may be one: that is how runs are kept on another disk. `typed`: Hydra's own overrides, which may name it.
+    `outputs` may be one of the user's own: that is how runs are kept on another disk. `typed`: Hydra's own overrides,
+    which may name it.
     """
     if not any(override.lstrip("+").startswith(("hydra.run.dir=", "hydra.sweep.dir=")) for override in typed):
         parts = Path(os.path.relpath(folder)).parts  # none: YAML of the user's own runs in the working directory
+        refuse_link_of_others(Path(*parts[:1]))
         refuse_links_below(Path(*parts[:1]), Path(*parts[1:]))
 
 

@@ -296,7 +296,7 @@ def _make_way(file: Path) -> None:
 def _write_results_apart(launcher: Hydras, folder: Path) -> None:
     """submitit unpickles what it finds where jobs leave their results: in a folder that is new, this start's alone."""
     if "submitit" in type(launcher).__module__:
-        own = tempfile.mkdtemp(prefix=".submitit-", dir=folder.absolute())
+        own = tempfile.mkdtemp(prefix=".submitit-", dir=folder.resolve())
         launcher.params["submitit_folder"] = f"{own}/%j"
         give_back_environment()
 

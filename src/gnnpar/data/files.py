@@ -86,9 +86,10 @@ def missing_files(folder: Path | None, files: Sequence[str]) -> list[str]:
 
 def plain_files(folder: Path) -> list[Path]:
     """All files in and below a folder. ValueError where one is none, but a pipe, a device or a link to a folder: a
-    library that reads the folder would wait for an end, or go round."""
+    library that reads the folder would wait for an end, or go round. And where a folder cannot be listed: files in it
+    may still be opened by their names."""
     found = []
-    for at, folders, names in os.walk(folder):
+    for at, folders, names in os.walk(folder, onerror=_refuse_unlisted):
         for name in folders:
             if Path(at, name).is_symlink():
                 raise ValueError(f"{Path(at, name)} is a link to a folder")
@@ -97,6 +98,11 @@ def plain_files(folder: Path) -> list[Path]:
                 raise ValueError(f"{Path(at, name)} is no file, but a pipe, a device or a link to nothing")
             found.append(Path(at, name))
     return sorted(found)
+
+
+def _refuse_unlisted(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise ValueError(f"{error.filename} cannot be listed ({error.strerror})") from error
 
 
 def require_unpacked(file: Path) -> None:

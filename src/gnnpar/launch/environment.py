@@ -30,7 +30,26 @@ def check_rank(env: Mapping[str, str]) -> None:
     rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
     if rank >= size:
         raise ConfigError(f"RANK={rank} is none of WORLD_SIZE={size} ranks, numbered from 0: correct one of them")
+    _check_hosts(env, size)
     check_master(env)
+
+
+def _check_hosts(env: Mapping[str, str], size: int) -> None:
+    """ConfigError where torchrun's hosts have more ranks than there are. How many hosts there are stands in its command
+    line; how many ranks, it reads in its store, where anybody writes."""
+    hosts, here = (env.get(name, "") for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if is_number(hosts, 1, MAX_RANKS) and is_number(here, 1, MAX_RANKS) and size < int(here) + int(hosts) - 1:
+        raise ConfigError(
+            f"WORLD_SIZE={size}, but torchrun has {hosts} hosts and {here} ranks on this one: a host has no ranks, or "
+            "somebody else writes into torchrun's store"
+        )
+
+
+def restarts(env: Mapping[str, str], meetings: int) -> int:
+    """How often all ranks have been started again, by the count of meetings that the store has seen, which anybody may
+    have raised: 0 where nobody starts them again. A run that begins would else go on from what lies in its folder."""
+    allowed = env.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    return meetings - 1 if is_number(allowed, 1, 1 << 30) else 0
 
 
 def check_master(env: Mapping[str, str]) -> None:

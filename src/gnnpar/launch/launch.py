@@ -18,7 +18,7 @@ from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator, one_gpu
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores
 from gnnpar.launch import joined, paced, processes
-from gnnpar.launch.environment import check_rank, number
+from gnnpar.launch.environment import check_rank, number, restarts
 from gnnpar.launch.monitor import RankFailed, failure_of
 from gnnpar.launch.namespaces import Network
 from gnnpar.launch.rendezvous import JoinedWorld
@@ -152,7 +152,7 @@ def launch(world: World, work: Work, hooks: RunHooks, *, how: Launch, comm: Comm
         several = world.how == "joined" and world.size > 1
         others = joined.assemble(hooks, comm.connect_seconds) if several else None
         if speaks:
-            hooks.before_start(others.generation - 1 if others else 0)
+            hooks.before_start(restarts(os.environ, others.generation) if others else 0)
         with interruptible(stop, how.grace_seconds), links(world, hooks) as network:
             if world.how == "joined":
                 _join(world, work, hooks, comm, stop, others)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 import hmac
+import ipaddress
 import json
 import re
 import secrets
@@ -168,8 +169,7 @@ def _own_end(env: MutableMapping[str, str], master: str, port: int, *, several: 
         raise
     except MeetingError as error:
         return "", "127.0.0.1", f"rank {env['RANK']}: {error}"
-    if several:
-        env.setdefault(interfaces.VARIABLE, interface)
+    env.setdefault(interfaces.VARIABLE, interface)  # gloo takes that of the host's name otherwise
     return interface, address, ""
 
 
@@ -187,14 +187,16 @@ def _listen(address: str) -> socket.socket:
 def _bound(master: str, address: str, *, inside: bool) -> str:
     """The address at which rank 0 holds the store: MASTER_ADDR's, or where that name leads to a loopback address on
     rank 0's host alone, that of the interface chosen for the others."""
+    found: list[str] = []
     with suppress(OSError):
         kinds = {socket.AF_INET, socket.AF_INET6}
-        found = [
-            str(each[4][0]) for each in socket.getaddrinfo(master, None, type=socket.SOCK_STREAM) if each[0] in kinds
-        ]
-        if found and (inside or not (found[0].startswith("127.") or found[0] == "::1")):
-            return found[0].partition("%")[0]
-    return address
+        places = socket.getaddrinfo(master, None, type=socket.SOCK_STREAM)
+        found = [str(each[4][0]).partition("%")[0] for each in places if each[0] in kinds]
+    if not found:
+        return address
+    if ipaddress.ip_address(found[0]).is_unspecified:
+        raise MeetingError(f"MASTER_ADDR={master} stands for all interfaces: give the address of rank 0's host")
+    return found[0] if inside or not (found[0].startswith("127.") or found[0] == "::1") else address
 
 
 def _store(master: str, port: int, rank: int, patience: float, *, agent: bool, trouble: str, bound: str) -> Store:
@@ -302,7 +304,7 @@ class _Table:
             chosen = asked.get("chosen")
             if not self._given and isinstance(chosen, str) and _CHOSEN.fullmatch(chosen):
                 try:
-                    copy = answer(Path(marker), chosen)
+                    copy = answer(Path(marker), chosen, self._secret)
                 except OSError as error:
                     self._fail(f"rank 0 on {self.me.place} cannot write beside {marker}: {error.strerror}")
                 answers.callback(copy.unlink, missing_ok=True)

@@ -31,12 +31,12 @@ def leave(file: Path) -> None:
         out.write(secrets.token_hex(32))
 
 
-def answer(file: Path, chosen: str) -> Path:
-    """Rank 0: the secret of `file` once more, for the rank that chose this word. FileExistsError: the name is taken."""
-    found = file.read_bytes()
+def answer(file: Path, chosen: str, secret: bytes) -> Path:
+    """Rank 0: the secret once more, beside `file`, for the rank that chose this word; what `file` holds by now may be
+    somebody else's. FileExistsError: the name is taken."""
     copy = Path(answer_to(str(file), chosen))
     with os.fdopen(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        out.write(chosen.encode() + b" " + found)
+        out.write(chosen.encode() + b" " + secret)
     return copy
 
 

@@ -166,6 +166,9 @@ def load(*, entity: str | None) -> ModuleType:
     import wandb
 
     wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))
+    if "-tcp-" in os.environ.get("WANDB_SERVICE", ""):  # it asks nobody there for a password, and has the key
+        wandb.teardown()
+        raise ValueError("it has no folder for its socket, and listens at a port for all users; set TMPDIR")
     return wandb
 
 
