@@ -118,7 +118,7 @@ sparse: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -c 'import mkdocs, material, mkdocstrings' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	@echo "site/index.html opens as it is; its search needs a server: $(BIN)/python -m http.server -d site"
+	@echo "site/index.html opens as it is; its search needs a server: $(BIN)/python -m http.server --bind 127.0.0.1 -d site"
 
 # wheel and sdist, tried in an environment that has nothing else: TORCH names the torch in it (the oldest supported is 2.10)
 dist: $(STAMP)
