@@ -132,8 +132,8 @@ def undisturbed(folder: Path, struck: Path, *overrides: str) -> Path:
     profile = struck / "profile.json"
     replayed = (f"profile={profile}",) if profile.exists() else ()
     folder.mkdir()
-    settings = settings_of(*SMALL[1:], "checkpoint.every=2", *replayed, *overrides)
     with inherited("GNNPAR_CACHE", environment()["GNNPAR_CACHE"]):
+        settings = settings_of(*SMALL[1:], "checkpoint.every=2", *replayed, *overrides)
         assert run_training(settings, folder).exit_code == 0
     return folder
 
