@@ -64,9 +64,9 @@ class Run:
     @property
     def result(self) -> JsonDict:
         """result.json. ConfigError where the run has left none, or a damaged one."""
-        from gnnpar.training.result.result import read_result
+        from gnnpar.training.result.result import valid_result
 
-        if (result := read_result(self.folder)) is None:
+        if (result := valid_result(self.folder)) is None:
             raise ConfigError(f"{self.folder} holds no result.json that can be read: its run has not ended")
         return result
 

@@ -53,7 +53,7 @@ from gnnpar.scratch import scratch_folder
 from gnnpar.settings import ConfigError
 from gnnpar.track.wandb import load as load_wandb
 from gnnpar.track.wandb import refuse_settings_of
-from gnnpar.training.result.result import fault, read_result, schema_path
+from gnnpar.training.result.result import fault, schema_path, valid_result
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,9 +105,9 @@ def test_a_result_that_is_none_by_its_schema_is_none_of_a_job(
 ) -> None:
     """A study, and a sweep that optuna steers, took its figures as they were."""
     (tmp_path / "result.json").write_text(json.dumps(result))
-    assert read_result(tmp_path) == result and state_of(tmp_path)[0] == "done"
+    assert valid_result(tmp_path) == result and state_of(tmp_path)[0] == "done"
     (tmp_path / "result.json").write_text(json.dumps(result | {place: "a text"}))
-    assert read_result(tmp_path) is None and state_of(tmp_path)[0] == "missing"
+    assert valid_result(tmp_path) is None and state_of(tmp_path)[0] == "missing"
 
 
 def test_a_result_has_no_more_layers_and_ranks_than_there_can_be(tmp_path: Path, result: dict[str, Any]) -> None:

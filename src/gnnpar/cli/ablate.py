@@ -33,7 +33,7 @@ from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import fenced, let_in, refuse_foreign
 from gnnpar.track.console import num_bytes, say, seconds, stdout
-from gnnpar.training.result.result import epoch_time, read_result
+from gnnpar.training.result.result import epoch_time, valid_result
 
 Pair = tuple[int, int]  # (seed, block)
 COLUMNS = ("epoch", "bytes", "memory", "accuracy")
@@ -139,7 +139,7 @@ def completed(folder: Path, keys: Mapping[tuple[str, int, int], str]) -> dict[tu
     """(variant, seed, block) -> result.json, of the runs that completed."""
     manifest = Manifest.read(folder)
     results = {
-        job: read_result(folder / manifest.jobs[key].folder) for job, key in keys.items() if key in manifest.jobs
+        job: valid_result(folder / manifest.jobs[key].folder) for job, key in keys.items() if key in manifest.jobs
     }
     return {job: result for job, result in results.items() if result and result["status"] == "completed"}
 

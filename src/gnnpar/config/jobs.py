@@ -29,7 +29,7 @@ from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.progress import Snapshot
-from gnnpar.training.result.result import forget, read_result
+from gnnpar.training.result.result import forget, valid_result
 
 State = Literal["done", "failed", "interrupted", "killed", "running", "missing"]
 STATES: tuple[State, ...] = ("done", "failed", "interrupted", "killed", "running", "missing")
@@ -136,7 +136,7 @@ def read_record(run_dir: Path) -> JsonDict | None:
 def state_of(run_dir: Path) -> tuple[State, str]:
     """How far a job is, and why it is not done."""
     record = read_record(run_dir)
-    result = read_result(run_dir)
+    result = valid_result(run_dir)
     if result is not None and result["status"] == "completed":
         return "done", ""
     if record is not None and record["error"]:

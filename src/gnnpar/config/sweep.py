@@ -43,7 +43,7 @@ from gnnpar.scratch import give_back_environment
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
-from gnnpar.training.result.result import read_result
+from gnnpar.training.result.result import valid_result
 
 SWEEP = "GNNPAR_SWEEP"
 """The environment variable that names the sweep's process to its jobs'."""
@@ -268,7 +268,7 @@ class Resuming:
         state, why = manifest.states([job.key])[job.key]
         end = JobReturn(overrides=job.overrides, working_dir=str(run_dir), status=JobStatus.COMPLETED)
         if state == "done":
-            result = read_result(run_dir) or {}
+            result = valid_result(run_dir) or {}
             best = result["metric"]["best_val"]
             end.return_value = math.nan if best is None else best
         elif self.raises:

@@ -12,7 +12,7 @@ import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from gnnpar.durable import JsonDict, JsonObject, read_json, write_json_whole
 from gnnpar.placement import Plan
@@ -58,12 +58,19 @@ def forget(run_dir: Path) -> None:
 
 
 def read_result(run_dir: Path) -> JsonDict | None:
-    """What rank 0 wrote, if it did; a file that is none, by its schema, counts as none."""
+    """What rank 0 wrote, if it did; a file that is none counts as none. `valid_result` asks for more."""
     try:
         result = read_json(run_dir / FILE)
     except (OSError, ValueError):
         return None
-    return None if fault(result) else result
+    known = result.get("status") in get_args(Status)
+    return result if known and isinstance(result.get("error", 0), (str, type(None))) else None
+
+
+def valid_result(run_dir: Path) -> JsonDict | None:
+    """The same, by its schema: what stands in it is used, and anybody may have written it."""
+    result = read_result(run_dir)
+    return None if result is None or fault(result) else result
 
 
 def fault(result: JsonObject) -> str:
