@@ -83,9 +83,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def drop_working_directory() -> None:
     """An empty part of PYTHONPATH, as of a colon at its end, is the working directory, also with -P."""
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if os.environ.get("PYTHONPATH") and "" in named:
-        parts = list(filter(None, named))
+    named = os.environ.get("PYTHONPATH")
+    if named and "" in named.split(os.pathsep):
+        parts = list(filter(None, named.split(os.pathsep)))
         os.environ["PYTHONPATH"] = os.pathsep.join(parts)
         if (here := os.getcwd()) in sys.path and here not in map(os.path.abspath, parts):
             sys.path.remove(here)

@@ -54,7 +54,7 @@ def _remove(scratch: Path, made: os.stat_result) -> None:
 def _left() -> list[Path]:
     """Scratch folders of this user that a process had taken; not those that one is about to take."""
     found = []
-    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+    with suppress(OSError), os.scandir(_place() or tempfile.gettempdir()) as entries:
         for entry in entries:
             with suppress(OSError):
                 if entry.name.startswith(_PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.getuid():

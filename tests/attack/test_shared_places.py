@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -406,11 +406,10 @@ def test_runs_lie_behind_no_link_of_another_user(link_of_others: Path, monkeypat
 def test_a_folder_of_a_cache_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyG opened a file in it by its name, and unpickled it."""
     (tmp_path / "processed").mkdir()
-    walk = os.walk
 
-    def unlisted(folder: Path, **given: Any) -> Any:
-        given["onerror"](PermissionError(13, "Permission denied", str(tmp_path / "processed")))
-        return walk(folder, **given)
+    def unlisted(folder: Path, *, onerror: Callable[[OSError], None]) -> list[tuple[str, list[str], list[str]]]:
+        onerror(PermissionError(13, "Permission denied", str(folder / "processed")))
+        return []
 
     monkeypatch.setattr(os, "walk", unlisted)
     with pytest.raises(ValueError, match=r"processed cannot be listed \(Permission denied\)"):
@@ -451,7 +450,7 @@ def test_ranks_on_one_host_keep_gloo_there() -> None:
 
 
 def test_wandb_that_listens_at_a_port_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it finds no folder for its socket; whoever connects is told the key."""
+    """Without a folder for its socket wandb's process takes a port, and sends the API key to any user who connects."""
     ended: list[str] = []
     fake = SimpleNamespace(
         Settings=dict,

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -343,7 +343,7 @@ def test_trouble_on_the_way_is_one_line_and_then_silence(tmp_path: Path, capsys:
 def test_without_a_working_wandb_training_has_no_mirror(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    def absent(**_: object) -> Any:
+    def absent(*, entity: str | None) -> NoReturn:
         raise ModuleNotFoundError("No module named 'wandb'")
 
     monkeypatch.setattr(mirror, "load", absent)

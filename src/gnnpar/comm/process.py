@@ -261,9 +261,8 @@ class ProcessCommunicator:
     recorder: FlightRecorder
     timeout: timedelta  # of every wait; a group that is not told waits for half an hour
     key: bytes = field(repr=False)
-    store: Store | None = field(
-        default=None, repr=False
-    )  # kept: groups are made later, and torch holds its C++ part alone
+    # kept for groups that are made later: torch keeps the C++ part of a store, not its Python methods
+    store: Store | None = field(default=None, repr=False)
     lanes: Lanes = field(default_factory=dict[tuple[int, int], "dist.ProcessGroup"])
     axis: Axis | None = None  # None: all ranks
     num_objects: int = 0  # collective calls so far: the same on all ranks

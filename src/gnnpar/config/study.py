@@ -161,14 +161,14 @@ def plain_yaml(file: Path) -> object:
             raise ValueError(f"it says {show(str(event.tag))} of a value; write the value alone")
         if isinstance(event, yaml.ScalarEvent) and len(event.value) > _LONGEST:
             raise ValueError(f"it holds a value of {len(event.value)} letters, more than {_LONGEST}")
-    return _plain(yaml.load(text, _OnceEach))  # noqa: S506 - a SafeLoader
+    return _plain(_OnceEach(text).get_single_data())
 
 
 class _OnceEach(yaml.SafeLoader):
     """YAML's reader of plain data, which would take the last of keys that are the same."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         if twice := next((key for i, key in enumerate(keys) if key in keys[:i]), None):
             raise ValueError(f"it has {show(str(twice))} twice; of the same keys only one would count")
         return super().construct_mapping(node, deep=deep)

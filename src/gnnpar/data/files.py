@@ -41,7 +41,9 @@ def cache_root() -> Path:
 
 
 def find_file(name: str, path: str | None, data_dir: Path | None, *, example: str) -> Path:
-    """The file of a dataset, in the working folder or in data_dir. `example`: of giving its path, for the message."""
+    """The file of a dataset, in the working folder or in data_dir. `example`: of giving its path, for the message.
+
+    ValueError where neither has it, or each has another one."""
     if not path:
         raise ValueError(f"dataset.path is not set; name the file, e.g. {example}.")
     given = expanded(path)

@@ -33,7 +33,7 @@ from gnnpar.durable import JsonDict, JsonObject, parse_json
 from gnnpar.launch.token import VARIABLE, answer, answer_to, secret_of
 
 _POLL_SECONDS = 0.1
-_MORE_SECONDS = 30.0  # for what is no wait
+_MORE_SECONDS = 30.0  # for the steps of a meeting that do not wait for other ranks
 _LAST_LINE_SECONDS = 1.0  # rank 0 may hold the store: the others have to read why it ends
 _REACH_SECONDS = 10.0
 _GENERATION = "gnnpar/generation"

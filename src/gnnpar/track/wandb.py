@@ -117,7 +117,7 @@ class Mirror:
         if run is None:
             return False
         try:
-            within(seconds, lambda: act(run), name="wandb") if seconds else act(run)  # it asks before it takes a table
+            within(seconds, lambda: act(run), name="wandb") if seconds else act(run)  # tables wait for the server
         except Exception as error:
             self._run = None
             complain(
@@ -161,12 +161,12 @@ def load(*, entity: str | None) -> ModuleType:
     answer. WANDB_ERROR_REPORTING=true brings it back.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    os.environ.setdefault("WANDB_DISABLE_GIT", "true")  # its setup asks for the root of the working directory before
+    os.environ.setdefault("WANDB_DISABLE_GIT", "true")  # wandb.setup runs git before it reads disable_git
     refuse_settings_of(Path.cwd(), entity=entity)
     import wandb
 
     wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))
-    if "-tcp-" in os.environ.get("WANDB_SERVICE", ""):  # it asks nobody there for a password, and has the key
+    if "-tcp-" in os.environ.get("WANDB_SERVICE", ""):  # no password there, and it sends the API key
         wandb.teardown()
         raise ValueError("it has no folder for its socket, and listens at a port for all users; set TMPDIR")
     return wandb
