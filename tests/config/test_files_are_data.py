@@ -402,6 +402,10 @@ def test_a_study_may_choose_a_class_of_the_folder_by_the_name_of_its_yaml(marker
         ('base: ["dataset.name=${oc.env:GNNPAR_TOKEN}"]', r"base[0]=dataset.name=${oc.env:GNNPAR_TOKEN} reads the env"),
         ("base: ['tag=${${tracker.project}:x}']", r"base[0]=tag=${${tracker.project}:x} reads the env"),
         ("base: [cache_dir=/elsewhere]", "base[0]=cache_dir=/elsewhere: a study, which is data, chooses no folder"),
+        (
+            "base: [resume=/elsewhere/run]",
+            "base[0]=resume=/elsewhere/run: a study, which is data, begins from no run of yours",
+        ),
         ('base: ["model=../../{here}/away"]', ": options are names of files in a folder model, and no paths"),
         ('base: ["model=[{here}/away]"]', "a list of options is for -m, as model=a,b; give one name"),
         ('base: ["+tune=[../../{here}/away]"]', "options are names of files in a folder tune, and no paths"),

@@ -223,24 +223,29 @@ def _check_shape(data: JsonObject) -> None:
 
 
 def _check(key: str, override: str) -> None:
+    trusted = os.environ.get(TRUST) == "1"
     if "=" not in override and not override.startswith("~"):
         raise ValueError(f"{key}={override} is no override; write key=value or group=option")
     if key_of(override) in _OWN:
         raise ValueError(f"{key}={override}: the study sets it; use its key {_OWN[key_of(override)]}")
-    if "$" in _REFERENCE.sub("", override) and os.environ.get(TRUST) != "1":
+    if "$" in _REFERENCE.sub("", override) and not trusted:
         raise ValueError(
             f"{key}={show(override)} reads the environment or more, and a study is data: give the value, or --trust"
         )
-    if key_of(override).rpartition(".")[2] in WRITTEN_FOLDERS and os.environ.get(TRUST) != "1":
+    if key_of(override).rpartition(".")[2] in WRITTEN_FOLDERS and not trusted:
         raise ValueError(
             f"{key}={show(override)}: a study, which is data, chooses no folder to write to: take it out, or --trust"
         )
-    if key_of(override) == "tracker.entity" and os.environ.get(TRUST) != "1":
+    if key_of(override) == "resume" and override.partition("=")[2] not in ("null", "auto") and not trusted:
+        raise ValueError(
+            f"{key}={show(override)}: a study, which is data, begins from no run of yours: take it out, or --trust"
+        )
+    if key_of(override) == "tracker.entity" and not trusted:
         raise ValueError(
             f"{key}={show(override)} sends runs to whom the study names: set WANDB_ENTITY in its place, or --trust"
         )
     group = key_of(override).partition("@")[0]
-    if is_group(group) and not is_brought_group(group) and os.environ.get(TRUST) != "1":
+    if is_group(group) and not is_brought_group(group) and not trusted:
         raise ValueError(
             f"{key}={show(override)} chooses YAML of the folder {group} here, and a study is data: put it into a group "
             "of gnnpar, as model/, or --trust"
@@ -252,7 +257,7 @@ def _check(key: str, override: str) -> None:
             f"{key}={show(override)} may run code of its own, and a study is data: put the class into a YAML file of "
             "its group and choose it by name, or --trust"
         )
-    if re.search(r"\{.*:", override.partition("=")[2], re.DOTALL) and os.environ.get(TRUST) != "1":
+    if re.search(r"\{.*:", override.partition("=")[2], re.DOTALL) and not trusted:
         raise ValueError(f"{key}={show(override)} sets several keys at once: write an override a key, or --trust")
     if key_of(override).startswith("hydra"):
         raise ValueError(f"{key}={override} is for the command line: gnnpar ablate FILE {override}")
