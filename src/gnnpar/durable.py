@@ -102,17 +102,31 @@ def refuse_others(folder: Path) -> None:
         there = place.lstat()
         if there.st_uid not in trusted:
             raise WriteError(errno.EPERM, "it belongs to another user", str(place))
-        others = there.st_mode & stat.S_IWOTH or (there.st_mode & stat.S_IWGRP and not _is_private(there.st_gid))
+        group = there.st_mode & stat.S_IWGRP and (not _is_private(there.st_gid) or _has_list(place))
+        others = there.st_mode & stat.S_IWOTH or group
         if stat.S_ISDIR(there.st_mode) and others and not there.st_mode & stat.S_ISVTX:
             raise WriteError(errno.EPERM, "others may rename what lies in it; chmod +t, or go-w", str(place))
 
 
 def _is_private(group: int) -> bool:
-    """Is it this user's own group, or root's, without other members?"""
+    """Is it the group of this user alone, which has his name, or root's, without other members? Of users whose primary
+    group it is, a group's own list says nothing, and a directory service need not list them: so the name counts."""
     try:
-        me = pwd.getpwuid(os.geteuid())
-        return group in (me.pw_gid, 0) and not set(grp.getgrgid(group).gr_mem) - {me.pw_name, "root"}
+        me, there = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
+        return False
+    own = {me.pw_name, "root"}
+    if set(there.gr_mem) - own:
+        return False
+    shared = any(user.pw_gid == group and user.pw_name not in own for user in pwd.getpwall())
+    return group == 0 or (group == me.pw_gid and there.gr_name == me.pw_name and not shared)
+
+
+def _has_list(place: Path) -> bool:
+    """Does a list (ACL) let other users and groups write, too? The bits of its group are then the most that all may."""
+    try:
+        return "system.posix_acl_access" in os.listxattr(place)
+    except OSError:  # a file system without them
         return False
 
 

@@ -114,12 +114,14 @@ class Paced(Launch):
     `burst_kib`: what an idle link passes at once, unpaced; auto is what it carries in 2 ms, 256 at 1 Gbit/s.
     `dilation`: D gives each rank 1 / D of its cores and each link 1 / D of its rate, and a second of every clock of a
     rank lasts D seconds; auto is the least that gives all ranks their cores.
+    `speeds`: of each rank, the share that it gets of the cores that it would have; null is all of them.
     """
 
     rate_gbps: Rate = 1.0
     dilation: Annotated[float, at.Ge(1), at.Le(1000)] | Literal["auto"] = 1.0
     burst_kib: Annotated[int, at.Ge(4)] | Literal["auto"] = "auto"
     hosts: Annotated[int, at.Ge(2)] | Literal["auto"] = "auto"
+    speeds: tuple[Annotated[float, at.Ge(0.05), at.Le(1)], ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

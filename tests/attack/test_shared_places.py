@@ -4,10 +4,12 @@ will lie, locks and names that others hold first, counts beyond what a run has."
 from __future__ import annotations
 
 import copy
+import grp
 import io
 import json
 import os
 import pickle
+import pwd
 import socket
 import subprocess
 import sys
@@ -303,6 +305,30 @@ def test_results_that_are_unpickled_lie_where_nobody_else_puts_folders(
     monkeypatch.setattr(durable, "_is_private", lambda group: False)
     with pytest.raises(WriteError, match="day cannot be written: others may rename"):
         durable.refuse_others(inside)
+
+
+def test_a_group_is_private_by_its_name_and_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of members leaves out those whose primary group it is: `users` of a cluster looked private."""
+
+    def private(name: str, *members: str, gid: int = 500, mine: int = 500, also: int = 501) -> bool:
+        me, other = (pwd.struct_passwd((n, "x", 7, g, "", "", "")) for n, g in (("me", mine), ("other", also)))
+        monkeypatch.setattr(durable.pwd, "getpwuid", lambda uid: me)
+        monkeypatch.setattr(durable.pwd, "getpwall", lambda: [me, other])
+        monkeypatch.setattr(durable.grp, "getgrgid", lambda gid: grp.struct_group((name, "x", gid, list(members))))
+        return durable._is_private(gid)
+
+    assert private("me") and private("me", "me") and private("root", gid=0)
+    assert not private("users"), "whose members a directory need not list"
+    assert not private("me", "other") and not private("me", also=500) and not private("me", mine=501)
+    assert not private("root", "other", gid=0)
+    folder = tmp_path / "listed"
+    folder.mkdir(mode=0o770)
+    folder.chmod(0o770)
+    monkeypatch.setattr(durable, "_is_private", lambda group: True)
+    durable.refuse_others(folder)
+    monkeypatch.setattr(durable.os, "listxattr", lambda place: ["system.posix_acl_access"])
+    with pytest.raises(WriteError, match="listed cannot be written: others may rename"):
+        durable.refuse_others(folder)
 
 
 def test_a_sweep_that_lost_its_jobs_is_one_line(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from gnnpar.config.compose import compose
 from gnnpar.launch import cpu_shares, paced
 from gnnpar.launch.launch import world_of
 from gnnpar.launch.namespaces import Network
+from gnnpar.planner.machines import setting_of
+from gnnpar.pricing.rates import NOMINAL, Rates
 
 can_share = pytest.mark.skipif(cpu_shares.missing() is not None, reason=f"launch.dilation {cpu_shares.missing()}")
 
@@ -73,6 +75,45 @@ def test_ranks_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         world_of(compose([*common, "launch.dilation=4"]))
 
 
+def test_ranks_of_other_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paced, "missing", lambda: None)
+    monkeypatch.setattr(cpu_shares, "missing", lambda: None)
+    common = ["launch=paced", "topology.cores=2", "world_size=3", "launch.dilation=auto"]
+    links = world_of(compose([*common, "launch.speeds=[1,0.5,0.25]"])).links
+    assert links is not None and links.cores(1) == pytest.approx((1 / 1.5, 0.5 / 1.5, 0.25 / 1.5))
+    assert links.describe() == "3 hosts x 1 Gbit/s, ranks of 1, 0.5, 0.25 times the speed, dilated 1.5 times"
+    assert links.facts()["rates"]["speeds"] == [1.0, 0.5, 0.25]
+    assert Links(host_gbps=(1.0, 1.0), host_of=(0, 1)).cores(1) == ()
+    assert Links(host_gbps=(1.0, 1.0), host_of=(0, 1), dilation=2.0).cores(3) == (1.5, 1.5)
+    with pytest.raises(ValueError, match=r"^launch\.speeds=\[1,0\.5\] is of 2, and there are 3 ranks$"):
+        world_of(compose([*common, "launch.speeds=[1,0.5]"]))
+    with pytest.raises(ValueError, match=r"speeds"):
+        compose([*common, "launch.speeds=[1,0.5,2]"])
+    monkeypatch.setattr(cpu_shares, "missing", lambda: "needs the kernel's cpu controller")
+    with pytest.raises(
+        ValueError, match=r"^launch\.speeds=\[1,0\.5\] needs the kernel's cpu controller, or set launch"
+    ):
+        world_of(compose(["launch=paced", "topology.cores=2", "world_size=2", "launch.speeds=[1,0.5]"]))
+
+
+def test_the_planner_sees_cores_of_slow_motion_and_speeds_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_shares, "missing", lambda: None)
+    common = ["launch=paced", "topology.cores=2", "world_size=4", f"cache_dir={tmp_path}"]
+
+    def rates(*more: str) -> list[Rates]:
+        return list(setting_of(compose([*common, *more]), None, measuring=False)[0].rates)
+
+    here = rates("launch.dilation=auto")
+    assert here == [NOMINAL] * 4, "four cores, each of one rank"
+    assert rates()[0].scale == 2 * NOMINAL.scale, "two cores, each of two ranks"
+    mixed = rates("launch.dilation=auto", "launch.speeds=[1,1,0.5,0.25]")
+    assert mixed[:2] == here[:2]
+    assert [r.scale for r in mixed[2:]] == [2 * NOMINAL.scale, 4 * NOMINAL.scale]
+    assert mixed[3].message == 4 * NOMINAL.message
+
+
 def test_the_controller_is_found_where_it_is_mounted() -> None:
     second = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
     first = "cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\n"
@@ -104,7 +145,7 @@ def burn(prefix: str, rank: int, seconds: float) -> None:
 
 @can_share
 def test_a_rank_gets_no_more_than_its_share() -> None:
-    with cpu_shares.shared(0.2, 2) as prefix:
+    with cpu_shares.shared((0.9, 0.2)) as prefix:
         root = cpu_shares._controller().root
         assert len(list(root.glob(f"{prefix}-rank*"))) == 2
         rank = get_context("fork").Process(target=burn, args=(prefix, 1, 0.5))

@@ -33,6 +33,7 @@ class Links:
     None: as much as both links carry. burst_kib: what a link that was idle passes at once, unpaced.
 
     dilation D: ranks get 1 / D of their cores, links carry 1 / D of these rates, and a second lasts D seconds.
+    speeds: the share of its cores that each rank gets; (): all ranks get all of them.
     """
 
     host_gbps: tuple[float, ...]
@@ -40,6 +41,7 @@ class Links:
     host_of: tuple[int, ...] = ()
     burst_kib: int = 256
     dilation: float = 1.0
+    speeds: tuple[float, ...] = ()
 
     @property
     def num_hosts(self) -> int:
@@ -59,7 +61,15 @@ class Links:
         rates = sorted(set(self.host_gbps))
         rate = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
         dilated = f", dilated {self.dilation:g} times" if self.dilation != 1 else ""
-        return f"{self.num_hosts} hosts x {rate} Gbit/s" + (", links by topology" if self.link_gbps else "") + dilated
+        speeds = f", ranks of {', '.join(f'{s:g}' for s in self.speeds)} times the speed" if self.speeds else ""
+        links = ", links by topology" if self.link_gbps else ""
+        return f"{self.num_hosts} hosts x {rate} Gbit/s{links}{speeds}{dilated}"
+
+    def cores(self, threads: int) -> tuple[float, ...]:
+        """Of this machine, what each rank of so many threads may use; (): whatever there is."""
+        if self.dilation == 1 and not self.speeds:
+            return ()
+        return tuple(threads * speed / self.dilation for speed in self.speeds or (1.0,) * len(self.host_of))
 
     def facts(self) -> JsonDict:
         """What result.json says about the links, as far as it is known before they are made."""
@@ -74,7 +84,8 @@ class Links:
                 "latency_seconds": LATENCY_SECONDS,
                 "switch_latency_seconds": SWITCH_LATENCY_SECONDS,
             }
-            | ({"dilation": self.dilation} if self.dilation != 1 else {}),
+            | ({"dilation": self.dilation} if self.dilation != 1 else {})
+            | ({"speeds": list(self.speeds)} if self.speeds else {}),
             "reached_gbps": None,
         }
 

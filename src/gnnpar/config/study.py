@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -169,8 +170,9 @@ class _OnceEach(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        if twice := next((key for i, key in enumerate(keys) if key in keys[:i]), None):
-            raise ValueError(f"it has {show(str(twice))} twice; of the same keys only one would count")
+        for key, times in Counter(key for key in keys if isinstance(key, Hashable)).items():
+            if times > 1:
+                raise ValueError(f"it has {show(str(key))} twice; of the same keys only one would count")
         return super().construct_mapping(node, deep=deep)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,22 +66,24 @@ def missing() -> str | None:
 
 
 @contextmanager
-def shared(cores: float, size: int) -> Iterator[str]:
-    """Groups of at most so many `cores` each, for so many ranks, are there inside; the prefix of their names."""
+def shared(cores: Sequence[float]) -> Iterator[str]:
+    """A group for each rank, of at most so many `cores`, is there inside; the prefix of their names."""
     prefix = own_prefix()
-    groups = [_group(prefix, rank) for rank in range(size)]
-    period = max(_PERIOD_US, round(_LEAST_US / cores))
+    groups = [_group(prefix, rank) for rank in range(len(cores))]
+    period = max(_PERIOD_US, round(_LEAST_US / min(cores)))
     try:
         _remove([group for group in groups[0].parent.glob("gnnpar-*") if is_stale(group.name)])
         there = _controller()
         if there.version == 2 and "cpu" not in (there.root / "cgroup.subtree_control").read_text().split():
             (there.root / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
-        for group in groups:
+        for group, share in zip(groups, cores, strict=True):
             group.mkdir(exist_ok=True)
-            there.limit(group, round(cores * period), period)
+            there.limit(group, round(share * period), period)
         yield prefix
     except OSError as error:
-        raise SharesError(f"{error.filename or 'cgroups'}: {error.strerror}; set launch.dilation=1") from error
+        raise SharesError(
+            f"{error.filename or 'cgroups'}: {error.strerror}; set launch.dilation=1 and launch.speeds=null"
+        ) from error
     finally:
         with finishing():
             _remove(groups)

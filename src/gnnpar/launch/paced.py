@@ -41,6 +41,7 @@ def links_of(settings: Settings, *, size: int, joined: bool, threads: int, cores
         host_of=tuple(rank * hosts // size for rank in range(size)),
         burst_kib=burst_kib(launch.rate_gbps) if launch.burst_kib == "auto" else launch.burst_kib,
         dilation=dilation(launch, size * threads, cores),
+        speeds=speeds(launch, size),
     )
 
 
@@ -65,13 +66,26 @@ def dilation(launch: Paced, threads: int, cores: int) -> float:
     return factor
 
 
+def speeds(launch: Paced, size: int) -> tuple[float, ...]:
+    """The share of its cores that each rank gets, () where all get all. ValueError where it cannot be given."""
+    if launch.speeds is None:
+        return ()
+    listed = "[" + ",".join(f"{speed:g}" for speed in launch.speeds) + "]"
+    if len(launch.speeds) != size:
+        raise ValueError(f"launch.speeds={listed} is of {len(launch.speeds)}, and there are {counted(size, 'rank')}")
+    if (lack := cpu_shares.missing()) is not None:
+        raise ValueError(f"launch.speeds={listed} {lack}, or set launch.speeds=null")
+    return launch.speeds
+
+
 @contextmanager
 def slowed(world: World) -> Iterator[None]:
     """The groups that give each rank its share of the cores are there inside."""
-    if world.dilation == 1:
+    shares = () if world.links is None else world.links.cores(world.threads_per_rank)
+    if not shares:
         yield
         return
-    with cpu_shares.shared(world.threads_per_rank / world.dilation, world.size):
+    with cpu_shares.shared(shares):
         yield
 
 

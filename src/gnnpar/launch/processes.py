@@ -200,8 +200,8 @@ def enter_network(network: Network | None, rank: int) -> None:
 
 
 def slow_down(network: Network | None, rank: int) -> None:
-    """Take the share of the cores that launch.dilation gives a rank, and its clocks."""
-    if network is not None and network.dilation != 1:
+    """Take the share of the cores that launch.dilation and launch.speeds give a rank, and the clocks of the former."""
+    if network is not None and network.cores(1):
         cpu_shares.enter(network.prefix, rank)
         dilate(network.dilation)
 

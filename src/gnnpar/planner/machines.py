@@ -8,7 +8,8 @@ from collections.abc import Callable
 import psutil
 
 from gnnpar.comm.world import num_cores
-from gnnpar.launch.paced import burst_kib, num_hosts
+from gnnpar.launch.paced import burst_kib, dilation, is_dilated, num_hosts
+from gnnpar.launch.paced import speeds as launch_speeds
 from gnnpar.planner.calibrate import Calibration, calibrate
 from gnnpar.pricing.fabric import Fabric
 from gnnpar.pricing.machine import Machine
@@ -30,9 +31,13 @@ def setting_of(
     if isinstance(topology, Machines):
         return _machines(settings, topology.fabric, ranks, cores, say, measuring)
     count = ranks or settings.world_size
+    launch, speeds = settings.launch, (1.0,) * count
+    if isinstance(launch, Paced) and count > 1:
+        cores = round(cores * dilation(launch, count * threads_of(settings, count), cores))  # those that ranks see
+        speeds = launch_speeds(launch, count) or speeds
     calibration = _calibration(settings, count, cores, say, measuring)
     fabric = _here(settings, count, cores, calibration)
-    return Machine(fabric, (calibration.rates,) * count), count
+    return Machine(fabric, tuple(calibration.rates.at(speed) for speed in speeds)), count
 
 
 def cores_of(settings: Settings) -> int:
@@ -42,7 +47,9 @@ def cores_of(settings: Settings) -> int:
 
 def threads_of(settings: Settings, ranks: int) -> int:
     """Of each rank on this machine."""
-    return max(1, cores_of(settings) // ranks) if settings.threads_per_rank == "auto" else settings.threads_per_rank
+    if settings.threads_per_rank != "auto":
+        return settings.threads_per_rank
+    return 1 if is_dilated(settings.launch) else max(1, cores_of(settings) // ranks)
 
 
 def _calibration(
@@ -50,7 +57,7 @@ def _calibration(
 ) -> Calibration:
     """Of as many ranks as have a core of their own; more of them share."""
     threads = threads_of(settings, ranks)
-    measured = max(1, min(ranks, cores // threads))
+    measured = max(1, min(ranks, cores_of(settings) // threads))
     cache = settings.cache_dir if os.access(settings.cache_dir, os.W_OK) or not settings.cache_dir.exists() else None
     again = isinstance(settings.topology, Measured) and settings.topology.refresh
     found = calibrate(measured, threads=threads, cache=cache, refresh=again, measuring=measuring, say=say)

@@ -98,6 +98,14 @@ class Rates:
         """What seconds of kernels that wait for memory are multiplied by: streams, sums, gathers."""
         return self.scale * self.cold
 
+    def at(self, speed: float) -> Rates:
+        """Of a device that computes at this share of the speed."""
+        if speed == 1.0:
+            return self
+        const, byte = self.reduce
+        slower = {"scale": self.scale / speed, "message": self.message / speed, "epoch": self.epoch / speed}
+        return replace(self, **slower, reduce=(const / speed, byte / speed))
+
     def of_engine(self, engine: str) -> Rates:
         """With kernels as they run in this engine."""
         return replace(self, cold=self.visits[engine][2]) if engine in self.visits else self
