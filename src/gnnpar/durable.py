@@ -96,7 +96,7 @@ def refuse_links_below(folder: Path, path: str | Path) -> None:
 def refuse_others(folder: Path) -> None:
     """WriteError where another user could put something of his into the place of a folder: he owns it, or one above it,
     or others may write to one, who are not held there to what is theirs (the sticky bit)."""
-    trusted = {os.geteuid(), 0, _overflow_uid()}
+    trusted = {os.geteuid(), 0, *_overflow_uid()}
     whole, led = folder.absolute(), folder.resolve()  # by its links, which others may have made, and where they lead
     for place in dict.fromkeys((whole, *whole.parents, led, *led.parents)):
         there = place.lstat()
@@ -130,12 +130,18 @@ def _has_list(place: Path) -> bool:
         return False
 
 
-def _overflow_uid() -> int:
-    """As whom a container shows users that it does not know, root of the host among them."""
+_MOST_USERS = 2**32 - 1
+
+
+def _overflow_uid() -> set[int]:
+    """As whom a container shows users that it does not know, root of the host among them. Where all users are known,
+    it is `nobody`, as whom daemons run and file servers show whom they do not trust."""
     try:
-        return int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return 0
+        mapped = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
+        known = mapped[:2] == ["0", "0"] and int(mapped[2]) >= _MOST_USERS
+        return set() if known else {int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))}
+    except (OSError, ValueError, IndexError):
+        return set()
 
 
 def require_writable(file: Path) -> None:

@@ -56,6 +56,7 @@ from gnnpar.settings import ConfigError
 from gnnpar.track.wandb import load as load_wandb
 from gnnpar.track.wandb import refuse_settings_of
 from gnnpar.training.result.result import fault, schema_path, valid_result
+from gnnpar.training.result.started import is_started_again, note_start
 
 ROOT = Path(__file__).parents[2]
 
@@ -331,6 +332,16 @@ def test_a_group_is_private_by_its_name_and_members(tmp_path: Path, monkeypatch:
         durable.refuse_others(folder)
 
 
+def test_nobody_is_trusted_where_users_are_not_all_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container, root of the host is shown as nobody; elsewhere nobody is whoever runs as nobody."""
+    read, shown = Path.read_text, {"/proc/self/uid_map": "0 0 4294967295\n", "/proc/sys/kernel/overflowuid": "65534\n"}
+    monkeypatch.setattr(Path, "read_text", lambda self, **k: shown.get(str(self)) or read(self, **k))
+    assert durable._overflow_uid() == set()
+    for mapped in ("0 1000 1\n", "0 1000 1\n1 100000 65536\n", "0 0 65536\n"):
+        shown["/proc/self/uid_map"] = mapped
+        assert durable._overflow_uid() == {65534}
+
+
 def test_a_sweep_that_lost_its_jobs_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sweep\.json has lost jobs of this sweep: another program writes there"):
         Manifest(tmp_path).states(["a"])
@@ -459,6 +470,26 @@ def test_a_count_of_meetings_starts_nothing_again_where_nobody_does() -> None:
     """A new run went on from an old checkpoint of its folder, and was done at once."""
     assert restarts({}, 3) == restarts({"TORCHELASTIC_MAX_RESTARTS": "0"}, 3) == 0
     assert restarts({"TORCHELASTIC_MAX_RESTARTS": "3"}, 3) == 2
+
+
+def test_a_raised_count_of_meetings_goes_on_from_no_run_of_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With restarts allowed, a stranger's count made a new run report the results of the one in its folder."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    settings = {"optim.lr": "0.01", "seed": "1"}
+    assert not is_started_again(tmp_path, settings), "of a start that was not noted"
+    note_start(tmp_path, settings)
+    assert is_started_again(tmp_path, settings)
+    assert not is_started_again(tmp_path, settings | {"seed": "7"})
+    monkeypatch.setattr(os, "getppid", lambda: 1)  # another agent of torchrun
+    assert not is_started_again(tmp_path, settings)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
+    note_start(tmp_path, settings)
+    monkeypatch.setattr(os, "getppid", lambda: 2)  # on another host, of the same job
+    assert is_started_again(tmp_path, settings)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-8")
+    assert not is_started_again(tmp_path, settings)
 
 
 @pytest.mark.parametrize("master", ["00", "0.0", "0x0", "::0.0.0.0", "0:0:0:0:0:0:0:0"])

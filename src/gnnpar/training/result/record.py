@@ -23,6 +23,7 @@ from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
 from gnnpar.training.result.header import NOT_COMPARED, header, installed
 from gnnpar.training.result.result import Status, forget, read_result, write_result
+from gnnpar.training.result.started import is_started_again, note_start
 
 _BURST_SHARE = 0.05
 _SPARE_CORES = 0.5  # what other programs may use of cores that the run needs
@@ -54,7 +55,10 @@ class RunRecord:
 
     def before_start(self, restarts: int) -> None:
         """The run's folder as a run finds it that begins, or goes on after a restart by torchrun."""
-        self.header["restarts"] = max(self.header["restarts"], restarts)
+        if restarts and is_started_again(self.run_dir, self.agreed()):
+            self.header["restarts"] = max(self.header["restarts"], restarts)
+        elif self.world.how == "joined":
+            note_start(self.run_dir, self.agreed())
         for line in remarks(self.settings, self.world):
             say(line)
         forget(self.run_dir)
