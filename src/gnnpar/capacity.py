@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import psutil
@@ -19,8 +22,24 @@ def memory_bytes() -> int:
     return min(total, int(limit)) if limit.isdigit() else total
 
 
+@contextmanager
+def no_larger_than(nbytes: float, whose: str) -> Iterator[None]:
+    """Inside, what needs more than so many bytes and 256 MiB is refused: it cannot be what a file holds."""
+    token = _BOUND.set((nbytes + 2**28, whose))
+    try:
+        yield
+    finally:
+        _BOUND.reset(token)
+
+
+_BOUND: ContextVar[tuple[float, str]] = ContextVar("bound", default=(float("inf"), ""))
+
+
 def require_memory(nbytes: float, what: str, change: str) -> None:
     """ValueError where `nbytes`, which `what` takes at least, are more than there is. `change`: what to do instead."""
+    most, whose = _BOUND.get()
+    if nbytes > most:
+        raise ValueError(f"{what} needs {nbytes / 2**20:,.0f} MiB at least, which {whose} does not hold")
     there = memory_bytes()
     if nbytes > there:
         raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from gnnpar.capacity import no_larger_than
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.adjacency import EdgeList, edge_list_of, edges_of
 from gnnpar.data.dataset import Dataset
@@ -116,13 +117,15 @@ def load(
 def opened(found: Checkpoint, settings: Settings, device: str | torch.device = "cpu") -> Trained:
     """The model of a checkpoint; errors as in `load`."""
     saved = found.manifest["run"]
+    weights, _ = found.merged(torch.device("cpu"))
+    held = sum(weight.nbytes for weight in weights.values())
     try:
-        model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
+        with no_larger_than(4 * held, str(found.folder)):  # four times: of weights held in fewer bits
+            model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         raise ValueError(f"{found.folder} is of a model beyond the memory of this machine") from error
-    weights, _ = found.merged(torch.device("cpu"))
     check_weights(model, weights, found.folder)
     model.to(device, TYPES[settings.precision].parameters).load_state_dict(weights)
     return Trained(model, settings, found)
