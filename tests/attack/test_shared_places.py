@@ -34,6 +34,7 @@ from conftest import environment
 from gnnpar import durable, paths
 from gnnpar.cli.main import run
 from gnnpar.comm.interfaces import MeetingError
+from gnnpar.config.application import without_folders
 from gnnpar.config.compose import refuse_led_away
 from gnnpar.config.jobs import Manifest, state_of
 from gnnpar.config.replay import resumed
@@ -429,7 +430,9 @@ def link_of_others(tmp_path: Path) -> Path:
     return tmp_path / "outputs"
 
 
-def test_runs_lie_behind_no_link_of_another_user(link_of_others: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_lie_behind_no_link_of_another_user(
+    link_of_others: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(link_of_others.parent)
     with pytest.raises(WriteError, match="outputs cannot be written: it is a symbolic link of another user"):
         refuse_led_away(Path("outputs/day/time"), [])
@@ -437,6 +440,14 @@ def test_runs_lie_behind_no_link_of_another_user(link_of_others: Path, monkeypat
         gnnpar.train("gcn", "sbm", strategy="single")
     with pytest.raises(WriteError, match="outputs cannot be written: it belongs to another user"):
         durable.refuse_others(Path("outputs"))
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")  # ranks of torchrun get a folder that looks typed
+    with pytest.raises(WriteError, match="outputs cannot be written: it is a symbolic link of another user"):
+        without_folders(["debug=tiny"], rank=0)
+    link_of_others.rename("multirun")
+    Path("study.yaml").write_text("base: [debug=tiny]\nfactors: {lr: [optim.lr=0.1]}\n")
+    for command, argv in (("ablate", ["study.yaml"]), ("train", ["-m", "debug=tiny", "seed=1,2"])):
+        assert run(command, argv) == 2
+        assert "multirun cannot be written: it is a symbolic link of another user" in capsys.readouterr().err
     assert not list((link_of_others.parent / "mine").iterdir())
 
 

@@ -163,3 +163,25 @@ def test_a_cluster_beyond_the_routes_of_a_planner_is_a_line(host: dict, line: st
     """Counts of 10^9 ran for minutes, and took memory."""
     with pytest.raises(ValueError, match=line):
         Machines(devices={"c": {"type": "cpu", "memory": "1 GiB"}}, hosts=({"name": "h", **host},))
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"hosts": tuple({"name": f"h{i}", "devices": {}} for i in range(1025))}, "hosts has more than 1024 of them"),
+        ({"racks": {f"r{i}": {} for i in range(1025)}}, "racks has 1025, more than 1024; give it fewer"),
+        ({"wires": ({"between": ["a", "b"], "link": "l"},) * 4097}, "wires has 4097, more than 4096; give it fewer"),
+    ],
+)
+def test_hosts_racks_and_wires_without_devices_are_counted(more: dict[str, Any], line: str) -> None:
+    """Each is a point that every device has a route to, and a file may name as many as it likes."""
+    with pytest.raises(ValueError, match=line):
+        machines(**more)
+
+
+def test_a_route_has_so_many_links_and_no_more() -> None:
+    chain = [Wire(ends=(f"p{i}", f"p{i + 1}"), rate=1, latency=0) for i in range(65)]
+    near, end, far = (Device(name=n, host=n, kind="k", type="cpu", memory_bytes=1) for n in ("p0", "p64", "p65"))
+    assert len(build([near, end], chain).routes[0][1]) == 64
+    with pytest.raises(ValueError, match="device p65 cannot be reached from p0 by 64 links"):
+        build([near, far], chain)

@@ -23,11 +23,11 @@ from rich.table import Table
 
 from gnnpar.cli.train import job
 from gnnpar.config.application import run_jobs
-from gnnpar.config.compose import chosen_files, compose
+from gnnpar.config.compose import chosen_files, compose, refuse_led_away
 from gnnpar.config.jobs import Manifest, job_key
 from gnnpar.config.replay import quoted
 from gnnpar.config.study import Variant, job_overrides, read_study
-from gnnpar.durable import Json, JsonDict, JsonObject, refuse_links_below, write_text_whole
+from gnnpar.durable import Json, JsonDict, JsonObject, write_text_whole
 from gnnpar.printable import printable
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"{options.study}: no folder can have the name {options.study.stem}; give --folder")
     folder = options.folder or Path("multirun") / options.study.stem
     if options.folder is None:
-        refuse_links_below(folder.parent, folder.name)
+        refuse_led_away(folder, ())
     if "${" in str(folder):
         raise ConfigError(f"{folder}: Hydra would read ${{ as a value of its own; give --folder another name")
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,12 +10,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from gnnpar.config.compose import search_installed
+from gnnpar.config.compose import names_folder, refuse_led_away, search_installed
 from gnnpar.config.errors import CONFIG, hydra_line
 from gnnpar.config.inputs import spelled
 from gnnpar.config.replay import FLAGS, Replay
 from gnnpar.config.sweep import Overrides, Sweep, per_job
-from gnnpar.durable import JsonObject
+from gnnpar.durable import JsonObject, refuse_link_of_others
 from gnnpar.paths import conf_dir
 from gnnpar.printable import printable
 from gnnpar.settings import ConfigError
@@ -49,6 +49,8 @@ def run_jobs(
         codes.append(job(config))
 
     multirun = listed is not None or any(flag in argv for flag in FLAGS)
+    if not names_folder(argv):  # Hydra makes the folder before a job can look
+        refuse_link_of_others(Path("multirun" if multirun else "outputs"))
     if multirun and any(argument.startswith("--cfg") or argument == "-c" for argument in argv):
         raise ConfigError("--cfg shows the configuration of one run; leave -m, or --resume, out")
     main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)  # Hydra's is untyped
@@ -113,5 +115,7 @@ def without_folders(argv: Sequence[str], rank: int) -> list[str]:
         import psutil
 
         began = time.localtime(psutil.Process(os.getppid()).create_time())  # when torchrun was started
-        return [*argv, time.strftime("hydra.run.dir=outputs/%Y-%m-%d/%H-%M-%S", began)]
+        folder = time.strftime("outputs/%Y-%m-%d/%H-%M-%S", began)
+        refuse_led_away(Path(folder), ())  # which Hydra takes for a folder that was typed
+        return [*argv, f"hydra.run.dir={folder}"]
     return list(argv)

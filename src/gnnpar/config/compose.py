@@ -105,10 +105,15 @@ def refuse_led_away(folder: Path, typed: Sequence[str]) -> None:
     `outputs` may be one of the user's own: that is how runs are kept on another disk. `typed`: Hydra's own overrides,
     which may name it.
     """
-    if not any(override.lstrip("+").startswith(("hydra.run.dir=", "hydra.sweep.dir=")) for override in typed):
+    if not names_folder(typed):
         parts = Path(os.path.relpath(folder)).parts  # none: YAML of the user's own runs in the working directory
         refuse_link_of_others(Path(*parts[:1]))
         refuse_links_below(Path(*parts[:1]), Path(*parts[1:]))
+
+
+def names_folder(typed: Sequence[str]) -> bool:
+    """Is where runs are kept among these overrides?"""
+    return any(override.lstrip("+").startswith(("hydra.run.dir=", "hydra.sweep.dir=")) for override in typed)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ class Manifest:
     folder: Path
     argv: list[str] = field(default_factory=list)
     jobs: dict[str, Job] = field(default_factory=dict)
+    _counted: tuple[int, frozenset[str]] = field(default=(0, frozenset()), compare=False, repr=False)
 
     @staticmethod
     def read(folder: Path) -> Manifest:
@@ -84,9 +85,17 @@ class Manifest:
 
     def title(self, key: str) -> str:
         """The overrides of a job that are not those of every job."""
-        mine = self.jobs[key].overrides
-        shared = set(mine).intersection(*(job.overrides for job in self.jobs.values())) if len(self.jobs) > 1 else ()
-        return " ".join(o for o in mine if o not in shared)
+        shared = self._shared(len(self.jobs))
+        return " ".join(o for o in self.jobs[key].overrides if o not in shared)
+
+    def _shared(self, jobs: int) -> frozenset[str]:
+        """Overrides of every job. They are counted again when there are more `jobs`."""
+        if jobs < 2:
+            return frozenset()
+        if self._counted[0] != jobs:
+            first, *others = (job.overrides for job in self.jobs.values())
+            self._counted = jobs, frozenset(first).intersection(*others)
+        return self._counted[1]
 
     def save(self) -> None:
         jobs = [{"key": j.key, "folder": j.folder, "overrides": list(j.overrides)} for j in self.jobs.values()]

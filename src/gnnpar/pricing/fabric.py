@@ -152,6 +152,9 @@ def build(devices: Sequence[Device], wires: Sequence[Wire], *, cores: int | None
     return Fabric(tuple(devices), tuple(links), routes, cores)
 
 
+_LONGEST = 64  # links of a route; there is one for every pair
+
+
 def _routes(
     source: str, targets: Sequence[str], leaving: dict[str, list[tuple[str, int]]], links: Sequence[Link]
 ) -> tuple[tuple[int, ...], ...]:
@@ -166,12 +169,13 @@ def _routes(
         best[point] = path
         if point in ends and point != source:
             continue
-        for target, link in leaving.get(point, ()):
+        for target, link in leaving.get(point, ()) if hops < _LONGEST else ():
             if target not in best:
                 heapq.heappush(heap, (latency + links[link].latency, hops + 1, target, (*path, link)))
     for target in targets:
         if target not in best:
             raise ValueError(
-                f"device {target} cannot be reached from {source}: join their hosts by a nic, a rack's uplink or a wire"
+                f"device {target} cannot be reached from {source} by {_LONGEST} links: join their hosts by a nic, a "
+                "rack's uplink or a wire"
             )
     return tuple(tuple(dict.fromkeys(best[target])) for target in targets)  # a shared medium is crossed once

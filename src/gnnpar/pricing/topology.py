@@ -20,7 +20,8 @@ from gnnpar.pricing.fabric import Device, Fabric, Link, Wire, build
 from gnnpar.pricing.quantity import parse
 
 T = TypeVar("T")
-_MOST = 1024  # devices of a cluster
+_MOST = 1024  # devices of a cluster, hosts and racks
+_MOST_WIRES = 4096
 
 _DEVICE_KEYS = ("type", "memory", "speed", "memory_rate", "cores")
 _HOST_KEYS = ("name", "devices", "inside", "nic", "rack", "count")
@@ -65,12 +66,18 @@ class Machines:
         devices: list[Device] = []
         wires: list[Wire] = []
         points = {"spine", *self.racks}
+        for name, given, most in (("racks", self.racks, _MOST), ("wires", self.wires, _MOST_WIRES)):
+            if len(given) > most:
+                raise ValueError(f"{name} has {len(given)}, more than {most}; give it fewer")
+        hosts = 0
         for i, given in enumerate(self.hosts):
             where = f"hosts[{i}]"
             spec = _mapping(given, where, _HOST_KEYS, required=("name", "devices"))
             for copy in range(_count(spec.get("count", 1), f"{where}.count")):
                 name = f"{spec['name']}{copy}" if "count" in spec else str(spec["name"])
                 points.add(name)
+                if (hosts := hosts + 1) > _MOST:
+                    raise ValueError(f"hosts has more than {_MOST} of them; give it fewer")
                 new = _devices(spec, name, kinds, where)
                 devices += new
                 _refuse_more(devices)
