@@ -27,6 +27,7 @@ from gnnpar.config.replay import quoted
 from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_links_below, write_text_whole
 from gnnpar.folder_lock import working_in
 from gnnpar.paths import keep_torch_apart, path_of
+from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError, Settings, build_settings
 from gnnpar.track.console import say
 
@@ -92,6 +93,7 @@ class Run:
         return found
 
 
+@own_temporary_files()
 def train(
     model: Model,
     data: object,
@@ -110,6 +112,7 @@ def train(
     return _train(_settings(model, data, {**chosen, **overrides}), _run_folder(folder))
 
 
+@own_temporary_files()
 def sweep(
     model: Model | list[Model],
     data: object,
@@ -253,6 +256,7 @@ class Planned:
     candidates: Sequence[JsonObject]
 
 
+@own_temporary_files()
 def plan(
     model: Model,
     data: object,
@@ -277,6 +281,7 @@ def plan(
     return Planned(file, planned.chosen.label, command.candidates(planned))
 
 
+@own_temporary_files()
 def check(
     model: Model,
     data: object = None,

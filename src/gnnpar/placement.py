@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import shutil
 from collections import Counter
@@ -315,6 +314,7 @@ class Plan:
         for name, value in data["hashes"].items():
             if not isinstance(value, str) or re.fullmatch("[0-9a-f]*", value) is None:
                 raise ValueError(f"hashes.{name}={str(value)[:80]} is no hash")
+        _check_statistics(data["statistics"])
         _check_predicted(data["predicted"])
 
 
@@ -336,22 +336,41 @@ def clear(file: Path) -> Iterator[None]:
 _MAX_LAYERS = 10_000  # as model.num_layers
 
 
+def _check_statistics(statistics: JsonObject) -> None:
+    """Numbers, or one a part, or one of each part with each; ValueError where they are else."""
+    parts = statistics.get("parts")
+    for name, value in statistics.items():
+        lists = value if isinstance(value, list) else []
+        rows = [row for row in lists if isinstance(row, list)]
+        numbers = [value] if not lists else [each for row in rows for each in row] if rows else lists
+        even = all(len(row) == parts for row in rows) and (not rows or len(rows) == len(lists))
+        if (isinstance(value, list) and len(value) != parts) or not even or not all(map(_is_number, numbers)):
+            raise ValueError(f"statistics.{str(name)[:80]} are no numbers of {str(parts)[:80]} parts")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30
+
+
 def _check_predicted(predicted: JsonObject | None) -> None:
     """What a result says of a prediction, in its kinds; ValueError where it cannot."""
     if not predicted:
         return
     peaks, seconds = predicted.get("peak_bytes"), predicted.get("epoch_seconds")
-    if not isinstance(peaks, list) or not peaks or not all(_is_positive(peak) for peak in peaks):
+    if not isinstance(peaks, list) or not peaks or not all(map(_is_figure, peaks)):
         raise ValueError("predicted.peak_bytes is no list of bytes, one a rank")
-    if not _is_positive(seconds):
+    if not _is_figure(seconds):
         raise ValueError(f"predicted.epoch_seconds is {str(seconds)[:80]}, no seconds")
+    if not isinstance(predicted.get("label", ""), str):
+        raise ValueError("predicted.label is no text")
     replanned = predicted.get("replanned")
     if replanned is not None and not (isinstance(replanned, dict) and isinstance(replanned.get("epoch"), int)):
         raise ValueError("predicted.replanned names no epoch")
 
 
-def _is_positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and 0 < value < math.inf
+def _is_figure(value: object) -> bool:
+    """Seconds or bytes, by which what was measured can be divided."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 1e-12 < value < 1e30
 
 
 def _read(file: Path) -> JsonDict:

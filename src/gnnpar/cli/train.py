@@ -23,6 +23,7 @@ from gnnpar.durable import JsonObject, WriteError, write_text_whole
 from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.launch.environment import check_rank
 from gnnpar.launch.slurm import as_rank
+from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track import progress
 from gnnpar.track.console import Console, complain, say
@@ -55,7 +56,8 @@ def show(sweep: Path) -> None:
 
 def job(config: object) -> int:
     """One Hydra job, also in a process that a launcher has started."""
-    return train_one(HydraJob.running(config))
+    with own_temporary_files():
+        return train_one(HydraJob.running(config))
 
 
 def train_one(job: HydraJob) -> int:

@@ -32,6 +32,8 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
         return "an override holds a whole number of more than 4300 digits; give a smaller one"
     if isinstance(error, TypeError) and _is_of_hydra(error):
         return "an override chooses no name in a group, but a list of numbers or nulls; write group=name"
+    if isinstance(error, ValueError) and "Config group override deletion" in str(error) and _is_of_hydra(error):
+        return "an override takes out of a group what is no name; write ~group, or ~group=name"
     if isinstance(error, ValueError) and "Config group override must be" in str(error) and _is_of_hydra(error):
         there = [override for override in argv if os.path.isdir(override.partition("=")[0])]
         what = there[0] if there else "an override"

@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from gnnpar.aliases import current
+from gnnpar.config.study import plain_yaml
 from gnnpar.durable import JsonDict, JsonObject, read_json
 from gnnpar.partition.manifest import read_manifest
+from gnnpar.paths import conf_dir
 from gnnpar.settings import PLAN_SETUP, WRITTEN_FOLDERS, ConfigError, show
 from gnnpar.targets import refuse_foreign
 
@@ -52,7 +55,21 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
     _refuse_foreign({**brought, "strategy": strategy}, f"plan={path}", named=config)
     _refuse_folders({"strategy": strategy}, f"plan={path}")
     names |= {group: made_for[group] for group in brought if group in made_for}
+    _refuse_other_names({**brought, "strategy": strategy}, names, f"plan={path}")
     return config | brought | {"strategy": strategy}, names
+
+
+def _refuse_other_names(brought: JsonObject, names: Mapping[str, str], where: str) -> None:
+    """ConfigError where a file calls a class by the name of another one of gnnpar's, by which results are compared."""
+    for group, value in brought.items():
+        file = conf_dir() / group / f"{names.get(group)}.yaml"
+        if not isinstance(value, Mapping) or not re.fullmatch(r"\w+", str(names.get(group))) or not file.is_file():
+            continue
+        yaml = plain_yaml(file)
+        known = current(str(yaml.get("_target_"))) if isinstance(yaml, Mapping) else ""
+        given = current(str(value.get("_target_")))
+        if known != given:
+            raise ConfigError(f"{where} calls {show(given)} {group} {names[group]}, which is {known}: correct the name")
 
 
 def _word(name: object) -> str:
@@ -81,6 +98,7 @@ def with_shards(config: JsonObject, names: Mapping[str, str], overrides: Iterabl
         if isinstance(manifest.setup.get(group), Mapping):
             config[group] = manifest.setup[group]
         names |= {group: str(manifest.setup.get("names", {}).get(group, group))}
+    _refuse_other_names({group: manifest.setup.get(group) for group in _BROUGHT}, names, f"shards={path}")
     if not any(o.startswith("world_size=") for o in given):
         config["world_size"] = manifest.parts
     return config, names

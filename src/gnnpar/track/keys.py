@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from gnnpar.durable import JsonObject
 
 
 class Key(NamedTuple):
@@ -76,6 +79,21 @@ _OBJECTS = ("comm/layer_bytes", "metric/more", "fidelity/layers", "memory/live_b
 _OBJECTS += ("assign/variance", "assign/seconds", "assign/objective")
 
 
+_LAYER = re.compile("[0-9]{1,4}")
+_LONGEST = 200  # letters of a text
+_TOGETHER = (
+    (
+        "fidelity/cosine",
+        "fidelity/relative_error",
+        "fidelity/worst_layer",
+        "fidelity/worst_relative_error",
+        "fidelity/layers",
+    ),
+    ("metric/name", "metric/train", "metric/val", "metric/test"),
+    ("assign/bits", "assign/mean_bits", "assign/variance", "assign/seconds", "assign/objective", "time/assign_seconds"),
+)
+"""Where a row has the first of a line, it has the others."""
+
 ALWAYS = (LOSS, "time/timed", "time/epoch_seconds", "time/train_seconds", "comm/total_bytes", "comm/total_bytes_so_far")
 """What every row of a run has; null may be the loss alone."""
 
@@ -85,12 +103,24 @@ def is_whole(row: Mapping[str, object]) -> bool:
     return all(name in row and (name == LOSS or row[name] is not None) for name in ALWAYS)
 
 
-def fits(row: Mapping[str, object]) -> bool:
-    """Whether every figure of a row is finite and of the kind that is written under its name, or null."""
+def fits(row: JsonObject) -> bool:
+    """Whether every figure of a row is finite and of the kind that is written under its name, or null, and has beside
+    it what a result is made of."""
     kinds = all(value is None or isinstance(value, _kind(name)) for name, value in row.items() if name in KEYS)
-    layers = row.get("fidelity/layers") or {}
-    pairs = isinstance(layers, Mapping) and all(isinstance(v, list) and len(v) == 2 for v in layers.values())
-    return kinds and pairs and is_finite(row)
+    if not kinds or not is_finite(row):
+        return False
+    lists = all(map(_is_number, (each for name in _LISTS for each in row.get(name) or ())))
+    sent, layers = row.get("comm/layer_bytes") or {}, row.get("fidelity/layers") or {}
+    by_layer = all(_LAYER.fullmatch(layer) and _is_number(value) for layer, value in sent.items())
+    pairs = all(isinstance(v, list) and len(v) == 2 and all(map(_is_number, v)) for v in layers.values())
+    together = all(row.keys() >= {*names} for first, *names in _TOGETHER if row.get(first) is not None)
+    probed = row.get("fidelity/cosine") is None or None not in (row[name] for name in _TOGETHER[0])
+    short = all(len(row.get(name) or "") <= _LONGEST for name in _TEXTS)
+    return lists and by_layer and pairs and together and probed and short
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 _LARGEST = 1e150

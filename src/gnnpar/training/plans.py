@@ -193,6 +193,8 @@ def given_plan(file: Path, settings: Settings) -> Plan:
     check_plan(settings.strategy, plan)
     if unknown := sorted(plan.setup.keys() - {*PLAN_SETUP, "names"}):
         raise ValueError(f"plan={file}: nothing reads setup.{unknown[0]}; remove it")
+    if plan.predicted:  # when another run planned again says nothing of this one's epochs
+        plan = replace(plan, predicted={key: value for key, value in plan.predicted.items() if key != "replanned"})
     if "layers" in data:
         refuse_foreign(data["layers"], f"plan={file}", remedy="--trust runs its code", named=settings.resolved)
         check_layers(data["layers"], settings.strategy, plan, file)

@@ -14,13 +14,15 @@ from types import SimpleNamespace
 
 from torch_geometric import template
 
+from gnnpar.scratch import scratch_folder
+
 _LOCK = threading.RLock()
 
 
 @contextmanager
 def generated_apart() -> Iterator[None]:
     """Inside, generated modules are written into a folder of mode 0700 and gone afterwards; they stay imported."""
-    with _LOCK, tempfile.TemporaryDirectory(prefix="gnnpar-pyg-") as own:
+    with _LOCK, scratch_folder() as own:
         usual = template.tempfile
         template.tempfile = SimpleNamespace(NamedTemporaryFile=partial(tempfile.NamedTemporaryFile, dir=own))
         try:
