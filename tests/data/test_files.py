@@ -1,11 +1,15 @@
 """Raw files are found, processed in the cache and never downloaded; what is nowhere is one clear line, at once."""
 
 import contextlib
+import importlib
 import io
 import os
 import subprocess
 import sys
 import time
+import urllib.request
+import zipfile
+from email.message import Message
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +18,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from data.samples import shared
-from gnnpar.data import files
+from gnnpar.data import downloads, files, pyg
 from gnnpar.data.pyg import PyGDataset
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,3 +178,53 @@ def test_a_file_that_is_replaced_by_one_of_its_size_and_time_is_another(tmp_path
     first.write_bytes(b"c" * 10)
     os.utime(first, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert files.fingerprint(tmp_path, ["raw.npz"]) not in (before, replaced)
+
+
+class _Answer(io.BytesIO):
+    """What a server sends."""
+
+    def info(self) -> dict[str, str]:
+        return {}
+
+
+def test_downloads_have_names_of_their_own_and_stay_secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyG's took links out of a page for files to write, whose names lead anywhere; and verified no certificate."""
+    asked: list[str] = []
+
+    def open_it(request: urllib.request.Request) -> _Answer:
+        asked.append(request.full_url)
+        return _Answer(b'<a href="../../../../elsewhere">' + b"x" * 100)
+
+    monkeypatch.setattr(downloads._https, "open", open_it)
+    downloads.fetch("cora", ("ind.cora.x", "ind.cora.y"), tmp_path / "raw")
+    assert [file.name for file in sorted(tmp_path.rglob("*")) if file.is_file()] == ["ind.cora.x", "ind.cora.y"]
+    assert asked[0] == "https://github.com/kimiyoung/planetoid/raw/master/data/ind.cora.x"
+    monkeypatch.setattr(downloads, "MOST_BYTES", 50)
+    with pytest.raises(ValueError, match=r"adj_full\.npz has more than 50 bytes"):
+        downloads.fetch("yelp", ("adj_full.npz",), tmp_path / "yelp")
+    request = urllib.request.Request("https://github.com/x")
+    with pytest.raises(ValueError, match="sends on to file:///etc/passwd, which is not by https"):
+        downloads._StaysSecure().redirect_request(request, _Answer(), 302, "", Message(), "file:///etc/passwd")
+
+
+def test_an_archive_gives_the_files_that_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in ("reddit_data.npz", "../outside", "reddit_graph.npz"):
+            archive.writestr(name, name)
+    monkeypatch.setattr(downloads._https, "open", lambda request: _Answer(packed.getvalue()))
+    downloads.fetch("reddit", ("reddit_data.npz", "reddit_graph.npz"), tmp_path / "raw")
+    assert sorted(file.name for file in tmp_path.rglob("*")) == ["raw", "reddit_data.npz", "reddit_graph.npz"]
+
+
+def test_addresses_are_those_of_pyg() -> None:
+    """Of the installed version, but for the way."""
+    for name, source in pyg._SOURCES.items():
+        cls = getattr(importlib.import_module("torch_geometric.datasets"), source.cls)
+        addresses = [downloads._address(name, file) for file in source.files]
+        if name in downloads.BY_NUMBER:
+            numbers = [cls.adj_full_id, cls.feats_id, cls.class_map_id, cls.role_id]
+            assert [address.rpartition("=")[2] for address in addresses] == numbers
+        else:
+            assert all(address.startswith(cls.url.rstrip("/")) for address in addresses)
+        assert all(address.startswith(downloads.server_of(name)) for address in addresses)

@@ -1,7 +1,7 @@
 """Real datasets through PyG's own classes.
 
 Raw files already in `data_dir/NAME/raw/` are used and nothing is downloaded; PyG processes links to them in the cache
-folder, since it writes beside its raw files. Without raw files PyG downloads them into the cache, if the server
+folder, since it writes beside its raw files. Without raw files they are downloaded into the cache, if the server
 answers.
 PyG is imported when a graph is processed, never before.
 """
@@ -26,6 +26,7 @@ from gnnpar.capacity import require_memory
 from gnnpar.data.adjacency import edges_of
 from gnnpar.data.array_pickle import ARRAY_PICKLE, checked_csr
 from gnnpar.data.dataset import Dataset, TaskName
+from gnnpar.data.downloads import fetch, server_of
 from gnnpar.data.files import (
     cached_folder,
     downloading,
@@ -49,41 +50,37 @@ if TYPE_CHECKING:
 
 _GRAPH_FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
 _READING = threading.RLock()
-_GITHUB, _DRIVE = "https://github.com", "https://drive.usercontent.google.com"
 
 
 @dataclass(frozen=True)
 class _Source:
-    """One PyG dataset: its class, its folder, its raw files and where they come from."""
+    """One PyG dataset: its class, its folder and its raw files."""
 
     cls: str
     folder: str  # of data_dir, and of PyG's root where PyG takes a name
     files: tuple[str, ...]
-    url: str
     named: str | None = None  # the name argument; None where the class takes only a root
     task: TaskName = "single_label"
 
 
 def _planetoid(name: str) -> _Source:
     parts = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
-    return _Source("Planetoid", name, tuple(f"ind.{name.lower()}.{part}" for part in parts), _GITHUB, named=name)
+    return _Source("Planetoid", name, tuple(f"ind.{name.lower()}.{part}" for part in parts), named=name)
 
 
 _SOURCES: dict[str, _Source] = {
     "cora": _planetoid("Cora"),
     "citeseer": _planetoid("CiteSeer"),
     "pubmed": _planetoid("PubMed"),
-    "computers": _Source("Amazon", "Computers", ("amazon_electronics_computers.npz",), _GITHUB, named="Computers"),
-    "photo": _Source("Amazon", "Photo", ("amazon_electronics_photo.npz",), _GITHUB, named="Photo"),
-    "cs": _Source("Coauthor", "CS", ("ms_academic_cs.npz",), _GITHUB, named="CS"),
-    "physics": _Source("Coauthor", "Physics", ("ms_academic_phy.npz",), _GITHUB, named="Physics"),
-    "tolokers": _Source(
-        "HeterophilousGraphDataset", "tolokers", ("tolokers.npz",), _GITHUB, named="Tolokers", task="binary"
-    ),
-    "flickr": _Source("Flickr", "Flickr", _GRAPH_FILES, _DRIVE),
-    "reddit": _Source("Reddit", "Reddit", ("reddit_data.npz", "reddit_graph.npz"), "https://data.dgl.ai"),
-    "yelp": _Source("Yelp", "Yelp", _GRAPH_FILES, _DRIVE, task="multi_label"),
-    "amazon_products": _Source("AmazonProducts", "AmazonProducts", _GRAPH_FILES, _DRIVE, task="multi_label"),
+    "computers": _Source("Amazon", "Computers", ("amazon_electronics_computers.npz",), named="Computers"),
+    "photo": _Source("Amazon", "Photo", ("amazon_electronics_photo.npz",), named="Photo"),
+    "cs": _Source("Coauthor", "CS", ("ms_academic_cs.npz",), named="CS"),
+    "physics": _Source("Coauthor", "Physics", ("ms_academic_phy.npz",), named="Physics"),
+    "tolokers": _Source("HeterophilousGraphDataset", "tolokers", ("tolokers.npz",), named="Tolokers", task="binary"),
+    "flickr": _Source("Flickr", "Flickr", _GRAPH_FILES),
+    "reddit": _Source("Reddit", "Reddit", ("reddit_data.npz", "reddit_graph.npz")),
+    "yelp": _Source("Yelp", "Yelp", _GRAPH_FILES, task="multi_label"),
+    "amazon_products": _Source("AmazonProducts", "AmazonProducts", _GRAPH_FILES, task="multi_label"),
 }
 
 Name = Literal[
@@ -152,11 +149,12 @@ def _processed(name: str, source: _Source, raw: Path) -> Path:
 
 def _downloaded(name: str, source: _Source, data_dir: Path | None, missing: list[str]) -> Path:
     def build(root: Path) -> None:
-        why = f"{source.url} cannot be reached"
-        if not reachable(source.url):
+        why = f"{server_of(name)} cannot be reached"
+        if not reachable(server_of(name)):
             raise not_found(name, data_dir=data_dir, folder=f"{source.folder}/raw", missing=missing, why=why)
         try:
             with downloading(name):
+                fetch(name, source.files, _raw_of(source, root))
                 _open(source, root)
         except Exception as error:
             why = f"the download failed ({one_line(error)})"

@@ -1,0 +1,110 @@
+"""Files of datasets from where their authors keep them: over TLS that is verified, to names that are fixed here.
+
+PyG's own downloads verify nothing, or take links out of what a server answers for names of files to write.
+"""
+
+from __future__ import annotations
+
+import urllib.request
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from gnnpar.durable import open_whole
+
+_GITHUB = "https://github.com"
+_SEEDS = f"{_GITHUB}/kimiyoung/planetoid/raw/master/data/"
+_BENCHMARK = f"{_GITHUB}/shchur/gnn-benchmark/raw/master/data/npz/"
+_DRIVE = "https://drive.usercontent.google.com/download?confirm=t&id="
+
+IN_FOLDER = {
+    "cora": _SEEDS,
+    "citeseer": _SEEDS,
+    "pubmed": _SEEDS,
+    "computers": _BENCHMARK,
+    "photo": _BENCHMARK,
+    "cs": _BENCHMARK,
+    "physics": _BENCHMARK,
+    "tolokers": f"{_GITHUB}/yandex-research/heterophilous-graphs/raw/main/data/",
+}
+"""Dataset -> the address below which its files have their own names."""
+BY_NUMBER: Mapping[str, Mapping[str, str]] = {
+    "flickr": {
+        "adj_full.npz": "1crmsTbd1-2sEXsGwa2IKnIB7Zd3TmUsy",
+        "feats.npy": "1join-XdvX3anJU_MLVtick7MgeAQiWIZ",
+        "class_map.json": "1uxIkbtg5drHTsKt-PAsZZ4_yJmgFmle9",
+        "role.json": "1htXCtuktuCW8TR8KiKfrFDAxUgekQoV7",
+    },
+    "yelp": {
+        "adj_full.npz": "1Juwx8HtDwSzmVIJ31ooVa1WljI4U5JnA",
+        "feats.npy": "1Zy6BZH_zLEjKlEFSduKE5tV9qqA_8VtM",
+        "class_map.json": "1VUcBGr0T0-klqerjAjxRmAqFuld_SMWU",
+        "role.json": "1NI5pa5Chpd-52eSmLW60OnB3WS5ikxq_",
+    },
+    "amazon_products": {
+        "adj_full.npz": "17qhNA8H1IpbkkR-T2BmPQm8QNW5do-aa",
+        "feats.npy": "10SW8lCvAj-kb6ckkfTOC5y0l8XXdtMxj",
+        "class_map.json": "1LIl4kimLfftj4-7NmValuWyCQE8AaE7P",
+        "role.json": "1npK9xlmbnjNkV80hK2Q68wTEVOFjnt4K",
+    },
+}
+"""Dataset -> file -> its number on Google Drive."""
+ARCHIVES = {"reddit": "https://data.dgl.ai/dataset/reddit.zip"}
+"""Dataset -> the zip file that holds its files."""
+MOST_BYTES = 1 << 33
+_PIECE = 1 << 20
+
+
+def server_of(name: str) -> str:
+    """Where a dataset is kept: scheme and host."""
+    return "/".join(_address(name, "").split("/")[:3])
+
+
+def fetch(name: str, files: tuple[str, ...], folder: Path) -> None:
+    """The files of a dataset into a folder. ValueError and OSError where they do not come, or are too large."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if name in ARCHIVES:
+        archive = folder / "archive.zip"
+        _fetch(ARCHIVES[name], archive)
+        with zipfile.ZipFile(archive) as inside:
+            for file in files:
+                with inside.open(file) as source, open_whole(folder / file) as out:
+                    _copy(source, out, file)
+        archive.unlink()
+        return
+    for file in files:
+        _fetch(_address(name, file), folder / file)
+
+
+def _address(name: str, file: str) -> str:
+    if name in ARCHIVES:
+        return ARCHIVES[name]
+    return _DRIVE + BY_NUMBER[name].get(file, "") if name in BY_NUMBER else IN_FOLDER[name] + file
+
+
+def _fetch(address: str, file: Path) -> None:
+    request = urllib.request.Request(address, headers={"User-Agent": "gnnpar"})  # noqa: S310  # https, above
+    with _https.open(request) as answer, open_whole(file) as out:
+        _copy(answer, out, file.name)
+
+
+def _copy(source: IO[bytes], out: IO[bytes], name: str) -> None:
+    left = MOST_BYTES
+    while piece := source.read(_PIECE):
+        left -= len(piece)
+        if left < 0:
+            raise ValueError(f"{name} has more than {MOST_BYTES} bytes")
+        out.write(piece)
+
+
+class _StaysSecure(urllib.request.HTTPRedirectHandler):
+    """A server may send on to another one, by https alone."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        if not newurl.startswith("https://"):
+            raise ValueError(f"the server sends on to {newurl[:200]}, which is not by https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_https = urllib.request.build_opener(_StaysSecure)
