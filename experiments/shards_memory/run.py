@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -42,13 +43,20 @@ KEPT = (
 def steps(graph: Path, shards: Path, runs: Path) -> dict[str, list[str]]:
     """Name -> what is run."""
     source = ["dataset=folder", f"dataset.path={graph}", "dataset.symmetrize=true"]
-    ranks = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "-m"]
+    torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--master-port", str(free_port())]
+    ranks = [*torchrun, "--nproc-per-node", str(RANKS), "-m"]
     train = [*ranks, "gnnpar", "train", *MODEL, *COMMON]  # a rank's number stands in its environment: it can be sampled
     return {
         "partition": [*blocks.GNNPAR, "partition", *source, "partition=ldg", f"world_size={RANKS}", f"out={shards}"],
         "from shards": [*train, f"shards={shards}", f"hydra.run.dir={runs / 'shards'}"],
         "from memory": [*train, *source, "partition=ldg", f"hydra.run.dir={runs / 'memory'}"],
     }
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
 
 
 def trained(folder: Path, began: float) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -31,17 +32,27 @@ def scratch_folder() -> Iterator[Path]:
         _remove(scratch, _made.pop(scratch))
 
 
-def _place() -> Path | None:
-    """The user's cache in the place of a TMPDIR in which others may rename what is not theirs; None: TMPDIR."""
+def _place() -> Path:
+    """TMPDIR, or in the place of one in which others may rename what is not theirs, the user's cache, the folder that
+    the system has for him while he is there, or the system's for all. WriteError where others may in each of them."""
+    asked = Path(tempfile.gettempdir())
+    for place in (asked, _cache(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp", "/var/tmp"):  # noqa: S108  # looked at
+        with suppress(OSError):
+            if place:
+                refuse_others(Path(place))
+                return Path(place)
+    said = "others may rename what lies in it, and in all other places for temporary files; set TMPDIR to one of yours"
+    raise WriteError(errno.EPERM, said, str(asked))
+
+
+def _cache() -> Path | None:
+    """The user's, made where it is not there yet."""
     try:
-        refuse_others(Path(tempfile.gettempdir()))
-    except WriteError:
-        with suppress(OSError, RuntimeError):
-            place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            refuse_others(place)
-            return place
-    return None
+        place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    return place
 
 
 def _remove(scratch: Path, made: os.stat_result) -> None:
@@ -54,7 +65,7 @@ def _remove(scratch: Path, made: os.stat_result) -> None:
 def _left() -> list[Path]:
     """Scratch folders of this user that a process had taken; not those that one is about to take."""
     found = []
-    with suppress(OSError), os.scandir(_place() or tempfile.gettempdir()) as entries:
+    with suppress(OSError), os.scandir(_place()) as entries:
         for entry in entries:
             with suppress(OSError):
                 if entry.name.startswith(_PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
@@ -77,11 +88,12 @@ def remove_all() -> None:
 def own_temporary_files() -> Iterator[None]:
     """Temporary files of this process, and of those that it starts, lie in a scratch folder: libraries give some of
     theirs names that other users of the host can foresee and take before. Where they do already, and where no folder
-    can be made, all stays as it is: who needs one says so."""
+    can be made, all stays as it is: who needs one says so. WriteError where others may rename it wherever it lies."""
     with ExitStack() as stack:
         if Path(tempfile.gettempdir()).name.startswith(_PREFIX):
             yield
             return
+        _place()
         with suppress(OSError):
             _move_temporary_files(stack, stack.enter_context(scratch_folder()))
         yield

@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.request
 import zipfile
-from email.message import Message
+from http.client import HTTPMessage
 from pathlib import Path
 
 import numpy as np
@@ -204,7 +204,7 @@ def test_downloads_have_names_of_their_own_and_stay_secure(tmp_path: Path, monke
         downloads.fetch("yelp", ("adj_full.npz",), tmp_path / "yelp")
     request = urllib.request.Request("https://github.com/x")
     with pytest.raises(ValueError, match="sends on to file:///etc/passwd, which is not by https"):
-        downloads._StaysSecure().redirect_request(request, _Answer(), 302, "", Message(), "file:///etc/passwd")
+        downloads._StaysSecure().redirect_request(request, _Answer(), 302, "", HTTPMessage(), "file:///etc/passwd")
 
 
 def test_an_archive_gives_the_files_that_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

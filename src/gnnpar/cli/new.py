@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.machinery
 import importlib.util
 import keyword
 import os
@@ -65,6 +66,11 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
         raise ConfigError(f"{there[0]} is there already; choose another name, or remove it")
     if (conf_dir() / kind / f"{name}.yaml").exists():
         raise ConfigError(f"{kind}={name} is in gnnpar already; choose another name")
+    if places.imported == name:  # Python prefers a package, and what was compiled
+        parts = [name, f"{name}/__init__"]
+        for file in (folder / f"{part}{suffix}" for part in parts for suffix in importlib.machinery.all_suffixes()):
+            if os.path.lexists(file):
+                raise ConfigError(f"{file} would be imported instead of {name}.py; choose another name, or remove it")
     spec = importlib.util.find_spec(name) if places.imported == name else None
     if spec is not None and spec.origin is not None:  # a folder of that name hides nothing
         raise ConfigError(f"the Python module {name} would be imported instead of {name}.py; choose another name")

@@ -78,10 +78,10 @@ def train_one(job: HydraJob) -> int:
 
 def run_job(job: HydraJob, sweep: Path) -> int:
     """One of a sweep."""
-    if not quiet():
-        say(title(job, sweep))
-    jobs.begin_job(job.run_dir, job.overrides)
     try:
+        if not quiet():
+            say(title(job, sweep))
+        jobs.begin_job(job.run_dir, job.overrides)
         return run_one(job)
     except OSError as error:
         complain(file_line(error))

@@ -42,6 +42,8 @@ _SILENT_SECONDS = 600.0  # a job of another host that has written nothing for so
 def job_key(resolved: JsonObject, names: Mapping[str, str]) -> str:
     """The hash of a resolved configuration less its folders and its tracker: equal keys are the same job."""
     relevant = {k: v for k, v in with_published_keys(resolved).items() if k not in _NOT_HASHED}
+    if resolved.get("resume") not in (None, "auto"):  # another run's: it computes something else
+        relevant["resume"] = str(resolved["resume"])
     kept = {group: name for group, name in with_published_names(names).items() if group not in _NOT_HASHED}
     text = json.dumps({"names": kept, "settings": with_published_targets(relevant)}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -134,12 +136,17 @@ def read_record(run_dir: Path) -> JsonDict | None:
         record = read_json(run_dir / RECORD)
     except (OSError, ValueError):
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("started"), (int, float)):
+    if not isinstance(record, dict) or not _is_time(record.get("started")):
         return None
     pid = record.get("pid")
-    begun = isinstance(pid, int) and 0 < pid < 1 << 31 and isinstance(record.get("born"), (int, float))
+    begun = isinstance(pid, int) and 0 < pid < 1 << 31 and _is_time(record.get("born"))
     known = isinstance(record.get("error", 0), (str, type(None)))
     return record if known and (record.get("error") or (begun and isinstance(record.get("host"), str))) else None
+
+
+def _is_time(value: object) -> bool:
+    """Seconds since 1970, of this millennium."""
+    return isinstance(value, (int, float)) and 0 <= value < 1e11
 
 
 def state_of(run_dir: Path) -> tuple[State, str]:

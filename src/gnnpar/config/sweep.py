@@ -36,7 +36,7 @@ from gnnpar.config.jobs import (
     snapshot,
 )
 from gnnpar.config.replay import PARAMS, Replay, asked, quoted
-from gnnpar.config.study import MOST_RUNS
+from gnnpar.config.study import MOST_RUNS, key_of
 from gnnpar.durable import JsonObject, WriteError, refuse_links_below, refuse_others
 from gnnpar.paths import conf_dir
 from gnnpar.scratch import give_back_environment
@@ -211,6 +211,7 @@ class Resuming:
         key = job_key(settings, names)
         if key in manifest.jobs:
             refuse_links_below(manifest.folder, manifest.jobs[key].folder)
+            _refuse_other_data(shown, manifest.jobs[key].overrides)
             return replace(manifest.jobs[key], overrides=shown)  # not those of the file: they were not looked at
         taken = {job.folder for job in manifest.jobs.values()}
         for number in range(len(manifest.jobs), len(manifest.jobs) + 1_000):
@@ -280,6 +281,16 @@ def _import_optuna() -> None:
     """It imports matplotlib, which evaluates a matplotlibrc of the working directory."""
     with suppress(ImportError), chdir(conf_dir()):
         importlib.import_module("optuna")
+
+
+def _refuse_other_data(mine: Overrides, planned: Overrides) -> None:
+    """ConfigError where two jobs differ in the folder of their data alone, which may be moved: it makes no other job."""
+    folders = [next((o for o in some if key_of(o) == "data_dir"), "") for some in (mine, planned)]
+    if folders[0] != folders[1]:
+        a, b = (folder or "no data_dir" for folder in folders)
+        raise ConfigError(
+            f"{a} and {b} in one sweep: a job is the same wherever its data lies; give each another hydra.sweep.dir"
+        )
 
 
 def _make_way(file: Path) -> None:

@@ -62,10 +62,15 @@ class RMAT(Preprocess):
     def num_pairs(self) -> int:
         return self.edge_factor << self.scale
 
+    @property
+    def class_bytes(self) -> int:
+        """Of the features that the nodes of a class have in common, as they are drawn."""
+        return 16 * self.num_classes * self.num_features
+
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         del data_dir  # nothing is read
         graph = _Graph.of(self, seed)
-        nbytes = 4 * self.generated_nodes * self.num_features + 32 * self.num_pairs
+        nbytes = 4 * self.generated_nodes * self.num_features + 32 * self.num_pairs + self.class_bytes
         change = "lower dataset.scale, or cut it with gnnpar partition, which makes it in chunks"
         require_memory(nbytes, f"dataset {self.name} of 2^{self.scale} nodes", change)
         chunks = [np.stack([src, dst]) for src, dst, _ in graph.pairs()]
@@ -80,7 +85,7 @@ class RMAT(Preprocess):
                 f"dataset {self.name}: dataset.normalize=standard needs all features in memory; set none or row"
             )
         nodes, what = self.generated_nodes, f"dataset {self.name} of 2^{self.scale} nodes"
-        require_memory(NODE_BYTES * nodes, f"{what}, even in chunks,", "lower dataset.scale")
+        require_memory(NODE_BYTES * nodes + self.class_bytes, f"{what}, even in chunks,", "lower dataset.scale")
         needed, free = PAIR_DISK * self.num_pairs, shutil.disk_usage(scratch).free
         if needed > free:
             raise ValueError(

@@ -190,7 +190,8 @@ def write_cached(file: Path, number_of: Tensor, what: str, say: Callable[[str], 
 
 
 def read_cached(file: Path, num_rows: int, count: int, what: str, say: Callable[[str], None]) -> Tensor | None:
-    """What `write_cached` wrote, every byte as it was: int64 [num_rows] in [0, count); a line where it is not."""
+    """What `write_cached` wrote, every byte as it was: int64 [num_rows] in [0, count), a partition with
+    nodes in each; a line where it is not."""
     try:
         size = require_file(file)
         data = file.read_bytes() if size == 32 + 4 * num_rows else b""
@@ -202,7 +203,8 @@ def read_cached(file: Path, num_rows: int, count: int, what: str, say: Callable[
     digest, payload = data[:32], data[32:]
     if payload and hashlib.sha256(payload).digest() == digest:
         number_of = torch.from_numpy(np.frombuffer(payload, dtype=np.int32).astype(np.int64))
-        if int(number_of.min()) >= 0 and int(number_of.max()) < count:
+        within = int(number_of.min()) >= 0 and int(number_of.max()) < count
+        if within and (what != "partition" or len(number_of.unique()) == count):  # no part is without nodes
             return number_of
     say(f"the cached {what} {file} is corrupt: making it again")
     return None

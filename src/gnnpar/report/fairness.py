@@ -27,6 +27,7 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "epochs": ("epochs",),
     "eval_every": ("settings", "eval_every"),
     "seed": ("seed",),
+    "what it went on from": ("begun_otherwise",),
     "block": ("block",),
     "session": ("session",),
     "device": ("device",),

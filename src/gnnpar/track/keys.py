@@ -114,7 +114,7 @@ def fits(row: JsonObject) -> bool:
     by_layer = all(_LAYER.fullmatch(layer) and _is_number(value) for layer, value in sent.items())
     pairs = all(isinstance(v, list) and len(v) == 2 and all(map(_is_number, v)) for v in layers.values())
     together = all(row.keys() >= {*names} for first, *names in _TOGETHER if row.get(first) is not None)
-    probed = row.get("fidelity/cosine") is None or None not in (row[name] for name in _TOGETHER[0])
+    probed = row.get("fidelity/cosine") is None or None not in (row.get(name) for name in _TOGETHER[0])
     short = all(len(row.get(name) or "") <= _LONGEST for name in _TEXTS)
     return lists and by_layer and pairs and together and probed and short
 

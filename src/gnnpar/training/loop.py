@@ -291,6 +291,7 @@ class Progress:
     best_val: float = -math.inf
     evaluations_since: int = 0
     setup_seconds: Mapping[str, float] = field(default_factory=dict)
+    begun_otherwise: Sequence[str] = ()
 
     def saved(self) -> JsonDict:
         """For a checkpoint."""
@@ -300,6 +301,7 @@ class Progress:
             "num_bytes": self.num_bytes,
             "best_val": best,
             "evaluations_since": self.evaluations_since,
+            **({"begun_otherwise": list(self.begun_otherwise)} if self.begun_otherwise else {}),
         }
 
     def take_up(self, saved: JsonObject | None) -> None:
@@ -307,6 +309,7 @@ class Progress:
             best = -math.inf if saved["best_val"] is None else saved["best_val"]
             self.train_seconds, self.num_bytes, self.best_val = saved["train_seconds"], saved["num_bytes"], best
             self.evaluations_since = saved["evaluations_since"]
+            self.begun_otherwise = saved["begun_otherwise"]
 
     def stops(self, val: float | None, settings: Settings) -> bool:
         """Early stopping, after one more evaluation."""

@@ -41,6 +41,7 @@ class Start:
     profile: Path | None = None
     alike: bool = True
     with_plan: bool = False
+    begun_otherwise: tuple[str, ...] = ()
 
     @property
     def epoch(self) -> int:
@@ -90,7 +91,20 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
         for name in ("strategy", "partition", "precision", "first_layer")
     )
     with_plan = alike and theirs["seed"] == settings.seed and settings.plan is None and found.manifest.get("plan")
-    return Start(found, profile_in(found.run_dir), alike, bool(with_plan))
+    otherwise = begun_otherwise(found, _json(settings.resolved))
+    return Start(found, profile_in(found.run_dir), alike, bool(with_plan), otherwise)
+
+
+_DECIDING = ("strategy", "partition", "optim", "precision", "first_layer", "row_order", "seed", "task", "world_size")
+
+
+def begun_otherwise(found: Checkpoint, resolved: JsonObject) -> tuple[str, ...]:
+    """Settings that decide on numbers which the epochs behind a checkpoint, or some of them, had otherwise than
+    `resolved` says."""
+    theirs = found.manifest["run"]["settings"]
+    common = [name for name in _DECIDING if name in theirs and name in resolved]
+    changed = {name for name in common if _without_profiles(theirs[name]) != _without_profiles(resolved[name])}
+    return tuple(sorted(changed.union(found.manifest["progress"].get("begun_otherwise", ()))))
 
 
 def check_rows(found: Checkpoint) -> None:
@@ -301,7 +315,7 @@ def restore(
     if comm.rank == 0:
         lost = f"; dropped: {', '.join(dropped)}" + (f", because {', '.join(changed)}" if changed else "")
         say(f"resumed from {found.folder} at epoch {found.epoch}" + (lost if dropped else ""))
-    return found.manifest["progress"]
+    return found.manifest["progress"] | {"begun_otherwise": begun_otherwise(found, mine["settings"])}
 
 
 def load_parameters(engine: Engine, model: Mapping[str, torch.Tensor], found: Checkpoint) -> None:

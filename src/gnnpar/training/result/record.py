@@ -111,6 +111,8 @@ class RunRecord:
         from gnnpar.track.jsonl import FILE, Jsonl, missing_epochs
 
         settings, found = self.settings, start.found
+        if found is not None and start.begun_otherwise:
+            self.header["begun_otherwise"] = {"epochs": found.epoch, "settings": list(start.begun_otherwise)}
         job = {**self.header, "study": settings.study, "names": dict(settings.names), "resolved": settings.resolved}
         done = found.epoch if found else 0
         room = Room(self.run_dir)

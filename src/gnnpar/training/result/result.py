@@ -133,6 +133,7 @@ def build_result(header: Row, plan: Row | None, rows: Sequence[Row], status: Sta
         **{name: header[name] for name in copied},
         "epochs_done": len(rows),
         "restarts": header.get("restarts", 0),
+        **({"begun_otherwise": header["begun_otherwise"]} if "begun_otherwise" in header else {}),
         "loss": {"first": rows[0]["loss/train"] if rows else None, "last": rows[-1]["loss/train"] if rows else None},
         "metric": metric(rows),
         "epoch_seconds": epoch_seconds(timed, warmup),

@@ -1,0 +1,189 @@
+"""What plans, rows, records and checkpoints say of results is what results are made of: no lie, nothing lost by it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric import template
+
+from checkpoints import last, result, train
+from gnnpar import scratch
+from gnnpar.cli import train as command
+from gnnpar.cli.main import run
+from gnnpar.cli.new import write
+from gnnpar.config.jobs import RECORD, Job, Manifest, job_key, read_record
+from gnnpar.durable import WriteError
+from gnnpar.models.pyg.generated import generated_apart
+from gnnpar.partition.partition import read_cached, write_cached
+from gnnpar.placement import Plan
+from gnnpar.report.fairness import unequal_accuracy
+from gnnpar.settings import ConfigError
+from gnnpar.track.keys import fits
+from gnnpar.training.result.result import fault
+
+WHOLE = {"epoch": 0, "loss/train": 1.0}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"time/cpu_seconds": ["x"]},
+        {"memory/peak_bytes": [True]},
+        {"comm/layer_bytes": {"a": 1}},
+        {"comm/layer_bytes": {"1000000000": 1}},
+        {"comm/layer_bytes": {"0": "1"}},
+        {"fidelity/cosine": 0.5},
+        {"fidelity/layers": {"a": ["x", 1.0]}},
+        {"metric/name": "accuracy"},
+        {"assign/bits": {}},
+        {"profile/hash": "x" * 300},
+    ],
+)
+def test_rows_that_no_result_is_made_of_are_no_rows(wrong: dict[str, Any]) -> None:
+    """They ended a run that went on from them, after its last epoch, without a result."""
+    assert fits(WHOLE)
+    assert not fits(WHOLE | wrong)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    train(tmp_path / "run", "strategy=graph_parallel", "world_size=2", "epochs=2")
+    return tmp_path / "run" / "plan.json"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("predicted", {"peak_bytes": [1.0], "epoch_seconds": 1.0, "label": {"a": 1}}, "predicted.label is no text"),
+        ("predicted", {"peak_bytes": [1.0], "epoch_seconds": 1e-320}, "predicted.epoch_seconds is 1e-320, no seconds"),
+        ("predicted", {"peak_bytes": [1e-300], "epoch_seconds": 1.0}, "predicted.peak_bytes is no list of bytes"),
+        ("statistics", {"parts": 2, "halo_from": [[1]]}, "statistics.halo_from are no numbers of 2 parts"),
+        ("statistics", {"parts": 2, "nodes": ["x", "y"]}, "statistics.nodes are no numbers of 2 parts"),
+        ("statistics", {"parts": 2, "nodes": [1] * 9}, "statistics.nodes are no numbers of 2 parts"),
+        ("statistics", {"alpha": "xx"}, "statistics.alpha are no numbers of None parts"),
+    ],
+)
+def test_a_plan_predicts_and_counts_in_numbers(plan: Path, key: str, value: dict[str, Any], line: str) -> None:
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {key: value}))
+    with pytest.raises(ValueError, match=line):
+        Plan.load(plan)
+
+
+def test_a_plan_does_not_choose_which_epochs_count(plan: Path, tmp_path: Path) -> None:
+    predicted = {"peak_bytes": [1.0], "epoch_seconds": 1.0, "replanned": {"epoch": 10**9}}
+    strategy = json.loads(plan.read_text())["strategy"]
+    assert strategy["name"] == "graph_parallel"
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"predicted": predicted}))
+    assert train(tmp_path / "again", f"plan={plan}", "world_size=2", "epochs=4").status == "completed"
+    told = result(tmp_path / "again")
+    assert told["predicted"]["replanned"] is None and not fault(told)
+    assert told["epoch_seconds"]["num_epochs"] > 0
+
+
+def test_a_plan_calls_classes_by_their_names(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`single` is what others are held against."""
+    monkeypatch.chdir(tmp_path)
+    data = json.loads(plan.read_text())
+    plan.write_text(json.dumps(data | {"strategy": data["strategy"] | {"name": "single"}}))
+    assert run("train", [f"plan={plan}", "dataset.num_nodes=200", "world_size=2"]) == 2
+    assert "GraphParallel strategy single, which is gnnpar.parallel.single" in capsys.readouterr().err
+
+
+def test_a_result_says_what_its_run_went_on_from(tmp_path: Path) -> None:
+    """A lossy strategy had the accuracy of the exact run whose checkpoint it was given."""
+    for name in ("exact", "alike"):
+        train(tmp_path / name, "strategy=single", "seed=3", "epochs=4")
+    train(tmp_path / "lossy", "strategy=graph_parallel", "codec=drop", "world_size=2", "seed=0", "epochs=4")
+    resume = f"resume={tmp_path / 'exact'}"
+    train(tmp_path / "other", "strategy=graph_parallel", "codec=drop", "world_size=2", "seed=0", "epochs=6", resume)
+    said = result(tmp_path / "other")
+    assert said["begun_otherwise"] == {"epochs": 4, "settings": ["seed", "strategy"]} and not fault(said)
+    assert last(tmp_path / "other").manifest["progress"]["begun_otherwise"] == ["seed", "strategy"]
+    assert "what it went on from" in unequal_accuracy(said, result(tmp_path / "lossy"))
+    train(tmp_path / "on", "strategy=single", "seed=3", "epochs=6", resume)
+    assert "begun_otherwise" not in result(tmp_path / "on")
+    again = ("strategy=graph_parallel", "codec=drop", "world_size=2", "seed=0", "epochs=8")
+    train(tmp_path / "third", *again, f"resume={tmp_path / 'other'}")
+    assert result(tmp_path / "third")["begun_otherwise"]["settings"] == ["seed", "strategy"], "by way of"
+
+
+def test_a_job_began_in_time(tmp_path: Path) -> None:
+    """Records of jobs that are done ended those to come, without a line."""
+    record = {"pid": 7, "born": 1.0, "host": "h", "error": None, "started": time.time(), "overrides": []}
+    for started, there in ((record["started"], True), (-1.7e308, False), (float("inf"), False), ("now", False)):
+        (tmp_path / RECORD).write_text(json.dumps(record | {"started": started}))
+        assert (read_record(tmp_path) is not None) == there
+
+
+def test_titles_of_many_jobs_are_one_pass(tmp_path: Path) -> None:
+    jobs = {str(i): Job(str(i), str(i), ("model=gcn", f"seed={i}")) for i in range(20_000)}
+    manifest = Manifest(tmp_path, [], jobs)
+    assert [manifest.title(key) for key in jobs][-1] == "seed=19999"
+    manifest.jobs["other"] = Job("other", "other", ("model=gat",))
+    assert manifest.title("7") == "model=gcn seed=7"
+
+
+def test_data_and_checkpoints_of_others_make_other_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    alike = [job_key({"seed": 0, "resume": resume}, {}) for resume in (None, "auto")]
+    others = [job_key({"seed": 0, "resume": resume}, {}) for resume in ("a", "b")]
+    assert len({*alike}) == 1 and len({*alike, *others}) == 3
+    assert run("train", ["-m", "debug=tiny", f"data_dir={tmp_path},/", "hydra.sweep.dir=s"]) == 2
+    assert "in one sweep: a job is the same wherever its data lies" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["mine/__init__.py", "mine.abi3.so", "mine/__init__.pyc"])
+def test_a_new_method_is_what_is_imported(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    with pytest.raises(ConfigError, match=r"would be imported instead of mine\.py"):
+        write("strategy", "mine", tmp_path)
+
+
+def test_a_cached_partition_has_no_empty_part(tmp_path: Path) -> None:
+    lines: list[str] = []
+    write_cached(tmp_path / "a.part", torch.tensor([0, 0, 0]), "partition", lines.append)
+    assert read_cached(tmp_path / "a.part", 3, 2, "partition", lines.append) is None
+    assert lines == [f"the cached partition {tmp_path / 'a.part'} is corrupt: making it again"]
+
+
+def test_temporary_files_lie_in_no_place_that_was_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = {tmp_path / "asked", tmp_path / "cache"}
+
+    def refuse(folder: Path) -> None:
+        if folder in refused:
+            raise WriteError(1, "others may rename what lies in it", str(folder))
+
+    monkeypatch.setattr(scratch, "refuse_others", refuse)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "asked"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert scratch._place() == tmp_path
+    refused |= {tmp_path, Path("/tmp"), Path("/var/tmp")}
+    with (
+        pytest.raises(WriteError, match="in all other places for temporary files; set TMPDIR"),
+        scratch.scratch_folder(),
+    ):
+        pass
+
+
+def test_jobs_of_a_scheduler_have_temporary_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They get TMPDIR as the sweep got it; generated code that is imported lay directly in it."""
+    seen: list[Path] = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(command.HydraJob, "running", staticmethod(lambda config: config))
+    monkeypatch.setattr(command, "train_one", lambda job: seen.append(Path(tempfile.gettempdir())) or 0)
+    command.job(None)
+    assert seen[0].parent == tmp_path and seen[0].name.startswith("gnnpar-scratch-") and not seen[0].exists()
+    with generated_apart(), template.tempfile.NamedTemporaryFile() as file:
+        assert Path(file.name).parent.name.startswith("gnnpar-scratch-")
