@@ -97,8 +97,7 @@ def refuse_others(folder: Path) -> None:
     """WriteError where another user could put something of his into the place of a folder: he owns it, or one above it,
     or others may write to one, who are not held there to what is theirs (the sticky bit)."""
     trusted = {os.geteuid(), 0, *_overflow_uid()}
-    whole, led = folder.absolute(), folder.resolve()  # by its links, which others may have made, and where they lead
-    for place in dict.fromkeys((whole, *whole.parents, led, *led.parents)):
+    for place in _places_on_the_way(folder.absolute()):
         there = place.lstat()
         if there.st_uid not in trusted:
             raise WriteError(errno.EPERM, "it belongs to another user", str(place))
@@ -106,6 +105,26 @@ def refuse_others(folder: Path) -> None:
         others = there.st_mode & stat.S_IWOTH or group
         if stat.S_ISDIR(there.st_mode) and others and not there.st_mode & stat.S_ISVTX:
             raise WriteError(errno.EPERM, "others may rename what lies in it; chmod +t, or go-w", str(place))
+
+
+def _places_on_the_way(path: Path) -> Iterator[Path]:
+    """Every folder and link that is looked at when a path is followed: `resolve` tells where links lead in the end.
+    WriteError where they lead in a circle."""
+    place, left, links = Path("/"), list(path.parts[1:]), 0
+    yield place
+    while left:
+        name = left.pop(0)
+        place = place.parent if name == ".." else place / name
+        yield place
+        if place.is_symlink():
+            if (links := links + 1) > _MOST_LINKS:
+                raise WriteError(errno.ELOOP, "its links lead in a circle", str(path))
+            target = Path(os.readlink(place))
+            place, left = (Path("/") if target.is_absolute() else place.parent), [*target.parts, *left]
+            left = left[1:] if target.is_absolute() else left
+
+
+_MOST_LINKS = 40
 
 
 def _is_private(group: int) -> bool:

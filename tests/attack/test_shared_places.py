@@ -309,6 +309,22 @@ def test_results_that_are_unpickled_lie_where_nobody_else_puts_folders(
         durable.refuse_others(inside)
 
 
+def test_links_in_the_middle_of_a_chain_are_looked_at(tmp_path: Path) -> None:
+    """mine -> theirs -> mine again: neither the path nor where it ends shows the one between."""
+    places = [tmp_path / name for name in ("first", "second", "end")]
+    places[2].mkdir()
+    places[1].symlink_to("end")
+    places[0].symlink_to(places[1])
+    walked = list(durable._places_on_the_way(places[0] / ".." / "end"))
+    assert walked[0] == Path("/") and all(place in walked for place in places)
+    assert walked[-1] == places[2]
+    durable.refuse_others(places[0])
+    places[2].rmdir()
+    places[2].symlink_to(places[0])
+    with pytest.raises(WriteError, match="lead in a circle"):
+        durable.refuse_others(places[0])
+
+
 def test_a_group_is_private_by_its_name_and_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of members leaves out those whose primary group it is: `users` of a cluster looked private."""
 

@@ -284,7 +284,7 @@ def _import_optuna() -> None:
 
 
 def _refuse_other_data(mine: Overrides, planned: Overrides) -> None:
-    """ConfigError where two jobs differ in the folder of their data alone, which may be moved: it makes no other job."""
+    """ConfigError where two jobs differ in the folder of their data alone, which may be moved: they are the same."""
     folders = [next((o for o in some if key_of(o) == "data_dir"), "") for some in (mine, planned)]
     if folders[0] != folders[1]:
         a, b = (folder or "no data_dir" for folder in folders)

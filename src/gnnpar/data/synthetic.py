@@ -83,7 +83,9 @@ def generate(config: SBM, *, seed: int) -> RawGraph:
     for kind, count in kinds.items():
         if count > num_nodes:
             raise ValueError(f"dataset.num_{kind}={count} is more than the {num_nodes} nodes: lower it")
-    nbytes = num_nodes * (8 * config.num_features + 16 * config.avg_degree)
+    if config.signatures > num_nodes:
+        raise ValueError(f"dataset.signatures={config.signatures} is more than the {num_nodes} nodes: lower it")
+    nbytes = num_nodes * (8 * config.num_features + 16 * config.avg_degree) + 16 * config.signatures**2
     require_memory(nbytes, f"dataset {config.name} with {num_nodes:,} nodes", "lower dataset.num_nodes or num_features")
     nodes = _draw_nodes(config, num_nodes, rng)
     pairs = _draw_pairs(config, nodes, rng)

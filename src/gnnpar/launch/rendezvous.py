@@ -137,6 +137,8 @@ def _meet(
     where = f"MASTER_ADDR={master} MASTER_PORT={port}"
     agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     bound = _bound(master, address, inside=inside)
+    if rank and (agent or bound != address):
+        bound = master
     store = _store(master, int(port), rank, patience, agent=agent, trouble=trouble, bound=bound)
     secret, given = functools.partial(secret_of, env), bool(env.get(VARIABLE))
     table = _Table(store, me, size, where, patience, agent=agent, refuses=bool(refusal), secret=secret, given=given)
@@ -200,12 +202,13 @@ def _bound(master: str, address: str, *, inside: bool) -> str:
 
 
 def _store(master: str, port: int, rank: int, patience: float, *, agent: bool, trouble: str, bound: str) -> Store:
-    """Rank 0 holds the store, unless torchrun's agent does: at the address `bound` alone. `trouble`: what may be the
-    reason why it is not reached."""
+    """Rank 0 holds the store, unless torchrun's agent does: at the address `bound` alone, where ranks of its host look
+    for it, too: to them MASTER_ADDR may be a name of the loopback. `trouble`: what may be the reason why it is not
+    reached."""
     holds = rank == 0 and not agent
     try:
         return TCPStore(
-            bound if holds else master,
+            master if agent else bound,
             port,
             is_master=holds,
             timeout=timedelta(seconds=patience),
