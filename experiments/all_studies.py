@@ -115,7 +115,10 @@ def run(study: Study, experiments: Path) -> bool:
     """Whether it ended."""
     folder = experiments / study.where
     for arguments in study.runs:
-        if subprocess.run([sys.executable, str(folder / "run.py"), *arguments], check=False).returncode:
+        ended = subprocess.run([sys.executable, str(folder / "run.py"), *arguments], check=False).returncode
+        if ended < 0:  # by a signal: whoever ended it means all of them
+            raise SystemExit(f"{study.name} was ended by signal {-ended}; the same command goes on with it")
+        if ended:
             return False
     if study.report is not None and not reported(study, study.report, experiments):
         return False
