@@ -141,13 +141,14 @@ def planned(
     inputs = Inputs.of(settings, say)
     workload, cached = inputs.workload, settings.caches_first_layer
     own_places = isinstance(settings.topology, Machines)
+    mixed = any(rates != machine.rates[0] for rates in machine.rates)
     request = replace(
         inputs.request(machine, count, settings),
         allowed=allowed,
         factors=factors,
         places=own_places,
         fewer=how.fewer,
-        uneven=_uneven(workload) if own_places and Shares.supported(workload.partition) else None,
+        uneven=_uneven(workload) if (own_places or mixed) and Shares.supported(workload.partition) else None,
         held=_keeping(settings, inputs) if recompute and not cached else None,
     )
     ir, dataset = inputs.ir, workload.dataset
