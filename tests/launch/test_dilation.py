@@ -18,6 +18,7 @@ from gnnpar.launch import cpu_shares, paced
 from gnnpar.launch.launch import world_of
 from gnnpar.launch.namespaces import Network
 from gnnpar.planner.machines import setting_of
+from gnnpar.planner.planned import planned
 from gnnpar.pricing.rates import NOMINAL, Rates
 
 can_share = pytest.mark.skipif(cpu_shares.missing() is not None, reason=f"launch.dilation {cpu_shares.missing()}")
@@ -173,3 +174,20 @@ def test_a_dilated_run_gives_the_times_of_the_machine_it_emulates(
     assert 2.0 * sum(seconds) < elapsed
     breakdown = {k: v for k, v in result["breakdown_seconds"].items() if k != "comm_total"}
     assert sum(breakdown.values()) == pytest.approx(result["epoch_seconds"]["mean"], rel=0.02), "one clock for all"
+
+
+def test_a_plan_gives_slower_ranks_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over links that make little of an epoch, so that computing decides."""
+    monkeypatch.setattr(cpu_shares, "missing", lambda: None)
+    common = ["model=gcn", "dataset=sbm", "dataset.num_nodes=2000", "world_size=2", f"cache_dir={tmp_path}"]
+    paced_links = ["launch=paced", "launch.rate_gbps=100", "topology.cores=2", "threads_per_rank=1"]
+
+    def nodes(*more: str) -> list[int]:
+        settings = compose([*common, *paced_links, *more])
+        found = planned(settings, ranks=None, allowed=frozenset({"exact"}), measuring=False)
+        shares = next((p.shares for p in found.evaluated if p.shares), ())
+        return [round(100 * share) for share in shares]
+
+    assert nodes() == []
+    fast, slow = nodes("launch.speeds=[1,0.25]")
+    assert fast > 60 and slow < 40
