@@ -73,6 +73,7 @@ COMPARE = [
     Study(name="rivals", minutes=30, runs=(("--stage", "bytes", "memory", "times"),), root=True),
 ]
 REST = [
+    Study(name="adaqp_rivals", minutes=15, root=True),
     Study(
         name="compare_all_beside", minutes=145, folder="compare_all", runs=(BESIDE,), report=("--page", "."), root=True
     ),
@@ -89,6 +90,7 @@ REST = [
     Study(name="gnnpipe_simulator", minutes=25, root=True),
     Study(name="gnnpipe_volume", minutes=10, quiet=False),
     Study(name="layer_speed", minutes=10),
+    Study(name="mixed_speeds", minutes=30, root=True),
     Study(name="planner_search", minutes=10),
     Study(name="pyg_models", minutes=90, quiet=False),
     Study(name="row_order", minutes=5),
