@@ -145,7 +145,7 @@ def _has_list(place: Path) -> bool:
     """Does a list (ACL) let other users and groups write, too? The bits of its group are then the most that all may."""
     try:
         return "system.posix_acl_access" in os.listxattr(place)
-    except OSError:  # a file system without them
+    except (OSError, AttributeError):  # a file system, or a system, without them
         return False
 
 
