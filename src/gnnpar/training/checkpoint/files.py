@@ -204,7 +204,11 @@ def checked(manifest: JsonDict) -> JsonDict:
     _require(manifest["run"], _NEEDED_OF_RUN)
     _require(manifest["progress"], _NEEDED_OF_PROGRESS)
     otherwise = manifest["progress"].get("begun_otherwise", [])
-    if not isinstance(otherwise, list) or not all(isinstance(name, str) and len(name) < 40 for name in otherwise[:20]):
+    if (
+        not isinstance(otherwise, list)
+        or len(otherwise) > 20
+        or not all(isinstance(n, str) and len(n) < 40 for n in otherwise)
+    ):
         raise ValueError(f"progress.begun_otherwise is {str(otherwise)[:40]}, no list of names")
     for name in _OF_EDGES & manifest["run"].keys():
         if not isinstance(count := manifest["run"][name], int) or not 0 <= count <= _MOST_OF_EDGES:
