@@ -46,7 +46,7 @@ def jobs(smoke: bool) -> blocks.Jobs:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="tiny graphs, one block")
-    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--blocks", type=int, default=3)
     options = parser.parse_args()
     out = HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
     count = 1 if options.smoke else options.blocks
