@@ -69,6 +69,7 @@ class Sweep:
     keys: list[str] = field(default_factory=list)  # of its jobs, each once
     planned: list[str] = field(default_factory=list)  # as they were asked for, in that order
     composing: Overrides = ()  # the job that is being planned
+    asked: dict[str, Overrides] = field(default_factory=dict)  # key -> what it was first asked for with, in this start
 
     @contextmanager
     def through_hydra(self) -> Iterator[None]:
@@ -209,9 +210,9 @@ class Resuming:
         if self.sweep.check is not None:
             self.sweep.check(settings, overrides)
         key = job_key(settings, names)
+        _refuse_other_data(shown, self.sweep.asked.setdefault(key, shown))
         if key in manifest.jobs:
             refuse_links_below(manifest.folder, manifest.jobs[key].folder)
-            _refuse_other_data(shown, manifest.jobs[key].overrides)
             return replace(manifest.jobs[key], overrides=shown)  # not those of the file: they were not looked at
         taken = {job.folder for job in manifest.jobs.values()}
         for number in range(len(manifest.jobs), len(manifest.jobs) + 1_000):
@@ -284,7 +285,8 @@ def _import_optuna() -> None:
 
 
 def _refuse_other_data(mine: Overrides, planned: Overrides) -> None:
-    """ConfigError where two jobs differ in the folder of their data alone, which may be moved: they are the same."""
+    """ConfigError where two jobs of one start differ in the folder of their data alone: they are the same, since data
+    may be moved until a sweep is resumed."""
     folders = [next((o for o in some if key_of(o) == "data_dir"), "") for some in (mine, planned)]
     if folders[0] != folders[1]:
         a, b = (folder or "no data_dir" for folder in folders)
