@@ -16,9 +16,19 @@ from typing import Any
 
 import records
 
+from gnnpar.comm.world import num_cores
+
 CURVE = ("epoch", "loss/train", "metric/val", "metric/test", "time/train_seconds", "comm/total_bytes_so_far")
 GNNPAR = (sys.executable, "-P", "-m", "gnnpar")  # which imports nothing of the folder that it is called in
 Jobs = Mapping[str, Sequence[str]]  # name -> overrides of `gnnpar train`
+
+
+def slow_motion(ranks: int, *, gbps: float) -> list[str]:
+    """So many machines of one core each, whose links carry `gbps`: ranks get a share of a core, where there are fewer
+    cores, and links the same share of their rate."""
+    dilation = max(1, -(-ranks // num_cores()))
+    links = ["launch=paced", f"launch.rate_gbps={gbps:g}", f"launch.hosts={ranks}", f"launch.dilation={dilation}"]
+    return [f"world_size={ranks}", *links, "threads_per_rank=1"]
 
 
 def run(jobs: Jobs, *, blocks: Iterable[int], common: Sequence[str], out: Path, whole: bool = False) -> None:
@@ -142,6 +152,14 @@ def unpack(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Path]:
         (run_folder / "metrics.jsonl").write_text(curve, encoding="utf-8")
         folders.append(run_folder)
     return folders
+
+
+def by_job(out: Path) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """Job -> block -> its line."""
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for row in records.read(out):
+        found.setdefault(row["job"], {})[row["block"]] = row
+    return found
 
 
 def ratios(rows: Sequence[Mapping[str, Any]], job: str, base: str) -> list[float]:

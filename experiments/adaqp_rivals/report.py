@@ -8,7 +8,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import records
+import blocks
 from run import METHODS, MODELS
 
 from gnnpar.report.statistics import geometric_mean, mean
@@ -18,10 +18,8 @@ Cells = Mapping[str, Mapping[int, Any]]  # job -> block -> result
 
 
 def load() -> Cells:
-    cells: dict[str, dict[int, Any]] = {}
-    for row in records.read(HERE / "results.jsonl"):
-        cells.setdefault(row["job"], {})[row["block"]] = row["result"]
-    return cells
+    lines = blocks.by_job(HERE / "results.jsonl")
+    return {job: {block: row["result"] for block, row in of_job.items()} for job, of_job in lines.items()}
 
 
 def seconds(result: Mapping[str, Any]) -> float:

@@ -15,8 +15,6 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 
-from gnnpar.comm.world import num_cores
-
 RANKS, EPOCHS = 4, 26
 MODELS = ("gcn", "sage")
 METHODS = {
@@ -31,13 +29,9 @@ TINY = ["dataset.num_nodes=2000"]
 
 
 def jobs(smoke: bool) -> blocks.Jobs:
-    """Ranks get a share of a core each, links the same share of their rate."""
-    dilation = max(1, -(-RANKS // num_cores()))
-    paced = ["launch=paced", "launch.rate_gbps=1", f"launch.hosts={RANKS}", f"launch.dilation={dilation}"]
     about = [*GRAPH, *(TINY if smoke else []), f"epochs={EPOCHS}", f"eval_every={EPOCHS}"]
-    links = [*paced, f"world_size={RANKS}", "threads_per_rank=1"]
     return {
-        f"{model}; {name}": [*about, f"model={model}", *strategy, *links]
+        f"{model}; {name}": [*about, f"model={model}", *strategy, *blocks.slow_motion(RANKS, gbps=1)]
         for model in MODELS
         for name, strategy in METHODS.items()
     }

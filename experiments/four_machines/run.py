@@ -15,8 +15,6 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 
-from gnnpar.comm.world import num_cores
-
 RANKS = 4
 SHALLOW = {
     "single": ["strategy=single"],
@@ -53,17 +51,15 @@ EPOCHS = {"3": 26, "32": 15}
 
 
 def jobs(smoke: bool) -> blocks.Jobs:
-    """Ranks get a share of a core each and links the same share of their rate; `single` has one core, undilated."""
-    dilation = max(1, -(-RANKS // num_cores()))
-    paced = ["launch=paced", "launch.rate_gbps=1", f"launch.hosts={RANKS}", f"launch.dilation={dilation}"]
+    """`single` has one core, undilated."""
     listed = {}
     for layers, methods in METHODS.items():
         epochs = EPOCHS[layers]
         graph = [*GRAPHS[layers], *(TINY[layers] if smoke else [])]
         about = ["model=gcn", f"model.num_layers={layers}", *graph, f"epochs={epochs}", f"eval_every={epochs}"]
         for name, strategy in methods.items():
-            links = [] if name == "single" else [f"world_size={RANKS}", *paced]
-            listed[f"{layers}; {name}"] = [*about, *strategy, *links, "threads_per_rank=1"]
+            links = ["threads_per_rank=1"] if name == "single" else blocks.slow_motion(RANKS, gbps=1)
+            listed[f"{layers}; {name}"] = [*about, *strategy, *links]
     return listed
 
 

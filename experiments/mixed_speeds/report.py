@@ -9,20 +9,13 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import records
+import blocks
 from run import FIXED, PLANNED
 
 from gnnpar.report.statistics import geometric_mean
 
 Rows = Mapping[str, Mapping[int, Mapping[str, Any]]]  # job -> block -> line
 BASES = ("graph_parallel", "planned, speeds unknown")
-
-
-def load() -> Rows:
-    rows: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for row in records.read(HERE / "results.jsonl"):
-        rows.setdefault(row["job"], {})[row["block"]] = row
-    return rows
 
 
 def seconds(row: Mapping[str, Any]) -> float:
@@ -65,6 +58,6 @@ def table(rows: Rows, cell: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    found = load()
+    found = blocks.by_job(HERE / "results.jsonl")
     for cell in dict.fromkeys(job.partition(";")[0] for job in sorted(found)):
         print(f"### {cell}", "", *table(found, cell), "", sep="\n")

@@ -1,6 +1,6 @@
 """Machines of different speeds: epochs of the planner's placement beside equal parts, and of searches with its guide.
 
-python experiments/mixed_speeds/run.py            # writes results.jsonl, about 20 minutes; report.py: the tables
+python experiments/mixed_speeds/run.py            # writes results.jsonl, about 25 minutes; report.py: the tables
 python experiments/mixed_speeds/run.py --smoke    # two minutes: does it run? writes smoke.jsonl
 
 Four machines, two of full and two of half speed (`launch.speeds`), in slow motion (`launch.dilation`). Needs root,
@@ -14,14 +14,13 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any  # of JSON
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import blocks
 import records
-
-from gnnpar.comm.world import num_cores
 
 SPEEDS = (1.0, 1.0, 0.5, 0.5)
 RANKS = len(SPEEDS)
@@ -50,15 +49,13 @@ PLANNED = {
 }
 
 
-def places(smoke: bool) -> dict[str, list[str]]:
-    """Cell -> the model, the graph and the links."""
-    dilation = max(1, -(-RANKS // num_cores()))
+def places(smoke: bool) -> dict[str, tuple[list[str], float]]:
+    """Cell -> the model and the graph, and what links carry."""
     found = {}
     for graph, rates in RATES.items():
         model = ["model=gcn", f"model.num_layers={LAYERS[graph]}", *GRAPHS[graph], *(TINY[graph] if smoke else [])]
         for rate in rates[:1] if smoke else rates:
-            paced = ["launch=paced", f"launch.rate_gbps={rate}", f"launch.hosts={RANKS}", f"launch.dilation={dilation}"]
-            found[f"{graph}, {rate} Gbit/s"] = [*model, f"world_size={RANKS}", *paced, "threads_per_rank=1"]
+            found[f"{graph}, {rate} Gbit/s"] = (model, rate)
     return found
 
 
@@ -66,7 +63,7 @@ def with_speeds(speeds: Sequence[float]) -> str:
     return "launch.speeds=[" + ",".join(f"{speed:g}" for speed in speeds) + "]"
 
 
-def planned(cell: Sequence[str], name: str, block: int, folder: Path, cache: Path) -> dict[str, object]:
+def planned(cell: Sequence[str], name: str, block: int, folder: Path, cache: Path) -> dict[str, Any]:
     """What `gnnpar plan` says, in a process of its own; plan.json lies in the folder."""
     knows, search = PLANNED[name]
     words = [*cell, *([with_speeds(SPEEDS)] if knows else []), *search]
@@ -80,27 +77,26 @@ def planned(cell: Sequence[str], name: str, block: int, folder: Path, cache: Pat
     return {"plan": {key: plan[key] for key in ("devices", "strategy", "predicted", "statistics", "setup")}}
 
 
-def speeds_of(plan: Mapping[str, object]) -> list[float]:
+def speeds_of(plan: Mapping[str, Any]) -> list[float]:
     """Of the devices in the plan's order: h0/0 is that of rank 0."""
-    return [SPEEDS[int(str(device).rpartition("/")[2])] for device in plan["devices"]]  # type: ignore[union-attr]
+    return [SPEEDS[int(str(device).rpartition("/")[2])] for device in plan["devices"]]
 
 
-def measured(cell: Sequence[str], name: str, block: int, epochs: int, cache: Path) -> dict[str, object]:
+def measured(place: tuple[list[str], float], name: str, block: int, epochs: int, cache: Path) -> dict[str, Any]:
+    model, gbps = place
+    cell = [*model, *blocks.slow_motion(RANKS, gbps=gbps)]
+    alone = [*model, "threads_per_rank=1", "world_size=1"]  # one machine of full speed, undilated
     about = [f"epochs={epochs}", f"eval_every={epochs}", f"block={block}", "seed=0"]
-    if name == "single":  # on a machine of full speed, undilated
-        alone = [word for word in cell if not word.startswith(("launch", "world_size"))]
+    if name == "single":
         return blocks.train([*alone, *FIXED[name], *about], failures=True)
     if name in FIXED:
         return blocks.train([*cell, with_speeds(SPEEDS), *FIXED[name], *about], failures=True)
     with tempfile.TemporaryDirectory() as folder:
         told = planned(cell, name, block, Path(folder), cache)
-        speeds = speeds_of(told["plan"])  # type: ignore[arg-type]
-        links = [f"world_size={len(speeds)}", f"launch.hosts={len(speeds)}", with_speeds(speeds)]
-        if len(speeds) == 1:
-            links = ["world_size=1", "launch=local"]
-        chosen = [word for word in cell if not word.startswith("world_size")] if len(speeds) == 1 else list(cell)
-        chosen = [word for word in chosen if len(speeds) > 1 or not word.startswith("launch")]
-        return told | blocks.train([*chosen, *links, f"plan={folder}/plan.json", *about], failures=True)
+        speeds = speeds_of(told["plan"])
+        several = [*model, *blocks.slow_motion(len(speeds), gbps=gbps), with_speeds(speeds)]
+        chosen = several if len(speeds) > 1 else alone
+        return told | blocks.train([*chosen, f"plan={folder}/plan.json", *about], failures=True)
 
 
 def main() -> None:
