@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 done; 1 a run failed; 2 the command or its configuration is wrong."""
     arguments = sys.argv[1:] if argv is None else argv
     if argv is None:  # processes that this one starts do not import from the working directory either
-        os.environ.setdefault("PYTHONSAFEPATH", "1")
+        os.environ["PYTHONSAFEPATH"] = os.environ.get("PYTHONSAFEPATH") or "1"  # empty, it means nothing to Python
         drop_working_directory()
         if sys.stdout is None or sys.stderr is None:  # closed by who started this: what is written goes nowhere
             nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
@@ -82,7 +82,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def drop_working_directory() -> None:
-    """An empty part of PYTHONPATH, as of a colon at its end, is the working directory, also with -P."""
+    """An empty part of PYTHONPATH, as of a colon at its end, is the working directory, also with -P; so is one of PATH,
+    by which libraries find programs."""
+    if programs := os.environ.get("PATH"):
+        os.environ["PATH"] = os.pathsep.join(part for part in programs.split(os.pathsep) if part not in ("", "."))
     named = os.environ.get("PYTHONPATH")
     if named and "" in named.split(os.pathsep):
         parts = list(filter(None, named.split(os.pathsep)))

@@ -96,10 +96,11 @@ def refuse_links_below(folder: Path, path: str | Path) -> None:
 def refuse_others(folder: Path) -> None:
     """WriteError where another user could put something of his into the place of a folder: he owns it, or one above it,
     or others may write to one, who are not held there to what is theirs (the sticky bit)."""
-    trusted = {os.geteuid(), 0, *_overflow_uid()}
+    unknown = _overflow_uid()
     for place in _places_on_the_way(folder.absolute()):
         there = place.lstat()
-        if there.st_uid not in trusted:
+        of_the_system = there.st_uid in unknown and (len(place.parts) <= 2 or str(place) in _OF_THE_SYSTEM)
+        if there.st_uid not in (os.geteuid(), 0) and not of_the_system:
             raise WriteError(errno.EPERM, "it belongs to another user", str(place))
         group = there.st_mode & stat.S_IWGRP and (not _is_private(there.st_gid) or _has_list(place))
         others = there.st_mode & stat.S_IWOTH or group
@@ -150,11 +151,13 @@ def _has_list(place: Path) -> bool:
 
 
 _MOST_USERS = 2**32 - 1
+_OF_THE_SYSTEM = ("/var/tmp", "/run/user")  # noqa: S108  # beside / and what lies in it
 
 
 def _overflow_uid() -> set[int]:
-    """As whom a container shows users that it does not know, root of the host among them. Where all users are known,
-    it is `nobody`, as whom daemons run and file servers show whom they do not trust."""
+    """As whom a container shows users that it does not know: root of the host, and every other user, too, so that only
+    the places that root alone makes are his. Where all users are known, it is `nobody`, as whom daemons run and file
+    servers show whom they do not trust."""
     try:
         mapped = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
         known = mapped[:2] == ["0", "0"] and int(mapped[2]) >= _MOST_USERS

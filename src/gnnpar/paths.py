@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, distributions
 from importlib.util import find_spec
 from pathlib import Path
+
+from gnnpar.durable import refuse_others
 
 GROUP = "gnnpar.conf"
 
@@ -32,13 +37,27 @@ def own_cache() -> Path:
 
 
 def keep_torch_apart() -> None:
-    """torch's compiler, which PyG imports and exports ask, keeps files in the user's cache, where that can be written,
-    and not in /tmp by a name that others can foresee and take before."""
+    """torch's compiler, which PyG imports and exports ask, keeps code in the user's cache, where that can be written,
+    and not in /tmp by a name that others can foresee and take before; in a new folder, gone afterwards, where others
+    may have made the cache, or may make it."""
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        return
     with suppress(OSError, ValueError):  # a home of somebody else's, that cannot be looked into, or none
         folder = own_cache() / "torch"
         there = next(path for path in (folder, *folder.parents) if path.exists())
         if os.access(there, os.W_OK):
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+            try:
+                refuse_others(there)
+                own = there.stat().st_uid == os.geteuid()
+            except OSError:
+                own = False
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder) if own else _gone_afterwards()
+
+
+def _gone_afterwards() -> str:
+    folder = tempfile.mkdtemp(prefix="gnnpar-torch-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def path_of(given: object, name: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -55,6 +56,19 @@ def _cache() -> Path | None:
     return place
 
 
+@contextmanager
+def folder_beside(out: Path) -> Iterator[Path]:
+    """A new folder in that of `out`, for what is renamed to it when it is whole, gone afterwards. No other one of its
+    name is: where `out` lies, others may rename folders of this user's, whose names they could foresee."""
+    folder = out.with_name(f".{out.name}.{secrets.token_hex(8)}.partial")
+    folder.mkdir()
+    made = folder.lstat()
+    try:
+        yield folder
+    finally:
+        _remove(folder, made)
+
+
 def _remove(scratch: Path, made: os.stat_result) -> None:
     """Unless another folder has its name: where others may write to TMPDIR, and the sticky bit is not set."""
     with suppress(OSError):
@@ -90,13 +104,19 @@ def own_temporary_files() -> Iterator[None]:
     theirs names that other users of the host can foresee and take before. Where they do already, and where no folder
     can be made, all stays as it is: who needs one says so. WriteError where others may rename it wherever it lies."""
     with ExitStack() as stack:
-        if Path(tempfile.gettempdir()).name.startswith(_PREFIX):
+        if _is_own(Path(tempfile.gettempdir())):
             yield
             return
         _place()
         with suppress(OSError):
             _move_temporary_files(stack, stack.enter_context(scratch_folder()))
         yield
+
+
+def _is_own(folder: Path) -> bool:
+    """Is it a scratch folder of this user, as of the process that has started this one?"""
+    there = folder.lstat()
+    return folder.name.startswith(_PREFIX) and there.st_uid == os.geteuid() and not there.st_mode & 0o077
 
 
 def give_back_environment() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -16,7 +17,6 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose, refuse_led_away
 from gnnpar.config.jobs import state_of
 from gnnpar.config.replay import resumed
-from gnnpar.config.sweep import Resuming, _write_results_apart
+from gnnpar.config.sweep import Resuming, _place_of_results, _results_apart
 from gnnpar.data import ogb, pyg
 from gnnpar.data.columns import Column
 from gnnpar.data.files import cached_folder, fingerprint
@@ -234,7 +234,7 @@ WAITING: dict[str, tuple[str, str]] = {  # dataset, the pipe that a reader would
     "raw of PyG": ("cora", "Cora/raw/ind.cora.x"),
     "processed of PyG": ("cora", "cache/pyg/cora-downloaded/Cora/processed/data.pt"),
     "raw of OGB": ("ogbn_arxiv", "ogbn_arxiv/raw/edge.csv.gz"),
-    "processed of OGB": ("ogbn_arxiv", "cache/ogb/ogbn_arxiv-downloaded/ogbn_arxiv/processed/data_processed"),
+    "arrays of OGB": ("ogbn_arxiv", "cache/ogb/ogbn_arxiv-downloaded/x.npy"),
 }
 
 
@@ -243,7 +243,7 @@ def test_pipes_among_the_files_of_a_dataset_are_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(ogb, "_reader", lambda name: lambda own, root: pytest.fail("it was opened"))
+    monkeypatch.setattr(ogb, "_table", lambda file, dtype: pytest.fail("it was opened"))
     monkeypatch.setattr(pyg, "_arrays_alone", lambda: pytest.fail("it was opened"))
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was opened"))
     monkeypatch.setattr(zipfile, "is_zipfile", lambda file: pytest.fail("it was opened"))
@@ -257,7 +257,7 @@ def test_pipes_among_the_files_of_a_dataset_are_not_waited_for(
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
     os.mkfifo(file)
-    with pytest.raises(ValueError, match=rf"{file.name} is no file, but a pipe"):
+    with pytest.raises(ValueError, match=rf"{file.name} is no file, but a pipe|it is no file: .*{file.name}"):
         (PyGDataset(name="cora") if dataset == "cora" else ogb.OGBDataset(name="ogbn_arxiv")).load(tmp_path, 0)
 
 
@@ -289,46 +289,36 @@ def test_a_lock_of_a_cache_is_no_pipe_and_no_link(
     assert untouched(precious)
 
 
-class OwnReader:
-    """Reads as OGB's reader does, which is a package of its own."""
-
-    num_classes = 2
-
-    def __init__(self, name: str, root: str) -> None:
-        self.folder = Path(root)
-        saved = torch.load(self.folder / "data_processed")
-        self.graph, self.labels = saved["graph"], saved["labels"]
-
-    def __getitem__(self, _: int) -> tuple[JsonDict, np.ndarray]:
-        return self.graph, self.labels
-
-    def get_idx_split(self) -> JsonDict:
-        return {name: np.array([row]) for row, name in enumerate(("train", "valid", "test"))}
+def ogb_files(folder: Path, **changed: str) -> None:
+    """ogbn-arxiv with 40 nodes, as OGB unpacks it. `changed`: the text of a file, by its name with _ for -."""
+    lists = {"node_feat": "1,0\n" * 40, "node_label": "0\n1\n" * 20, "edge": "0,1\n1,2\n2,0\n"}
+    lists |= {"num_node_list": "40\n", "num_edge_list": "3\n", "train": "0\n", "valid": "1\n", "test": "2\n"} | changed
+    for file in ogb.required_files("ogbn_arxiv"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        content = lists[Path(file).name.removesuffix(".csv.gz").replace("-", "_")]
+        (folder / file).write_bytes(gzip.compress(content.encode()))
 
 
 @pytest.mark.parametrize(
-    ("num_nodes", "train_rows", "line"),
+    ("changed", "line"),
     [
-        (3, np.array([0, 9]), "the split train names nodes 0 to 9, but there are 0 to 2"),
-        (3, np.array([-1]), "the split train names nodes -1 to -1, but there are 0 to 2"),
-        (3, np.array([0.5]), "the split train is no list of node ids"),
-        (3, np.array([[0]]), "the split train is no list of node ids"),
-        (10**15, np.array([0]), "it says 1000000000000000 nodes, but has features of 3"),
+        ({"train": "0\n40\n"}, "the split train names nodes 0 to 40, but there are 0 to 39"),
+        ({"train": "-1\n"}, "the split train names nodes -1 to -1, but there are 0 to 39"),
+        ({"train": "0.5\n"}, r"the files in .*/ogbn_arxiv cannot be read \(ValueError: "),
+        ({"edge": "0,1\n1,x\n2,0\n"}, r"the files in .*/ogbn_arxiv cannot be read \(ValueError: "),
+        (
+            {"num_node_list": f"{10**15}\n"},
+            r".*they say 1000000000000000 nodes and 3 edges, and have features of 40 and",
+        ),
+        ({"num_edge_list": "4\n"}, r".*they say 40 nodes and 4 edges, and have features of 40 and 3 edges\)\.$"),
+        ({"edge": "0,1,2\n1,2,0\n2,0,0\n"}, r"edge_index must have shape \[2, edges\], got \[3, 3\]"),
     ],
 )
-def test_ogb_names_no_node_that_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_nodes: int, train_rows: np.ndarray, line: str
+def test_files_of_ogb_that_disagree_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], line: str
 ) -> None:
-    class Reader(OwnReader):
-        def get_idx_split(self) -> JsonDict:
-            return super().get_idx_split() | {"train": train_rows}
-
-    monkeypatch.setattr(ogb, "_reader", lambda name: Reader)
-    monkeypatch.setattr(ogb, "cached_folder", lambda key, build: tmp_path)
-    edges = np.array([[0, 1, 2], [1, 2, 0]])
-    graph = {"num_nodes": num_nodes, "node_feat": np.eye(3, dtype=np.float32), "edge_index": edges}
-    saved = {"graph": graph, "labels": np.array([[0], [1], [1]])}
-    torch.save(saved, tmp_path / "data_processed", pickle_protocol=4)
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    ogb_files(tmp_path / "ogbn_arxiv", **changed)
     with pytest.raises(ValueError, match=f"^dataset ogbn_arxiv: {line}"):
         ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0)
 
@@ -345,25 +335,16 @@ def test_yaml_that_is_none_is_one_line(
     assert "model/broken.yaml is no YAML: " in said and "in line 2; correct it" in said and "Traceback" not in said
 
 
-@pytest.mark.parametrize("evil", [False, True])
-def test_ogb_reads_arrays_and_runs_no_code_of_a_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evil: bool
-) -> None:
+def test_a_cache_of_ogb_holds_arrays_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """OGB itself unpickles what it has saved."""
-    monkeypatch.setattr(ogb, "_reader", lambda name: OwnReader)
-    monkeypatch.setattr(ogb, "cached_folder", lambda key, build: tmp_path)
-    edges = np.array([[0, 1, 2], [1, 2, 0]])
-    graph = {"num_nodes": 3, "node_feat": np.eye(3, dtype=np.float32), "edge_index": edges, "edge_feat": None}
-    labels = Code(tmp_path / "ran") if evil else np.array([[0], [1], [1]])
-    torch.save({"graph": graph, "labels": labels}, tmp_path / "data_processed", pickle_protocol=4)
-    load = torch.load
-    if evil:
-        with pytest.raises(ValueError, match=r"of the cache cannot be read \(UnpicklingError: it names .*no array\)"):
-            ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0)
-    else:
-        assert ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0).y.tolist() == [0, 1, 1]
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    ogb_files(tmp_path / "ogbn_arxiv")
+    assert ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0).y.tolist() == [0, 1] * 20
+    (labels,) = (tmp_path / "cache" / "ogb").glob("*/y.npy")
+    np.save(labels, np.array([Code(tmp_path / "ran")], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="of the cache cannot be read"):
+        ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0)
     assert not (tmp_path / "ran").exists()
-    assert torch.load is load
 
 
 def header(shape: str) -> bytes:
@@ -1166,14 +1147,41 @@ def test_a_sweep_writes_through_no_link_of_its_folder(
     assert not (tmp_path / "sweep" / name).is_symlink()
 
 
-def test_results_of_submitit_are_read_from_a_new_folder(tmp_path: Path) -> None:
-    """It unpickles them; somebody else may have laid some where it would look."""
-    kind = type("Launcher", (SimpleNamespace,), {"__module__": "hydra_plugins.hydra_submitit_launcher.launcher"})
-    launcher = kind(params={"submitit_folder": f"{tmp_path}/.submitit/%j"})
-    _write_results_apart(launcher, tmp_path)
-    (own,) = tmp_path.glob(".submitit-*")
-    assert launcher.params["submitit_folder"] == f"{own}/%j"
-    assert own.stat().st_mode & 0o777 == 0o700
+class Launcher:
+    """One of submitit, by its module."""
+
+    __module__ = "hydra_plugins.hydra_submitit_launcher.launcher"
+
+    def __init__(self, folder: str) -> None:
+        self.params: dict[str, Any] = {"submitit_folder": folder, "setup": ["module load cuda"]}
+
+
+def test_results_of_submitit_are_read_from_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It unpickles them; somebody else may have packed the sweep's folder, or write into it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.setenv("GNNPAR_CLASSES", "a.B:it's; rm -r x\n#")
+    sweep = tmp_path / "x%jy"
+    launcher = Launcher(f"{sweep}/.submitit/%j")
+    with _results_apart(launcher, sweep):
+        (own,) = (tmp_path / "cache" / "gnnpar" / "submitit").iterdir()
+        assert launcher.params["submitit_folder"] == f"{own}/%j"
+        assert own.stat().st_mode & 0o777 == 0o700
+        script = "\n".join([*launcher.params["setup"][:-1], 'printf %s "$PYTHONSAFEPATH $GNNPAR_CLASSES"'])
+        assert launcher.params["setup"][-1] == "module load cuda"
+        assert "export SLURM_EXPORT_ENV=ALL" in launcher.params["setup"]
+        told = subprocess.run(["bash"], input=script, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+        assert told.stdout == "1 a.B:it's; rm -r x\n#"
+    assert not own.exists() and not sweep.exists()
+    assert launcher.params == Launcher(f"{sweep}/.submitit/%j").params
+    with _results_apart(Launcher(f"{tmp_path}/named/%j"), sweep):
+        assert [file.name.partition("-")[0] for file in (tmp_path / "named").iterdir()] == ["jobs"]
+
+
+@pytest.mark.parametrize("name", ["x%jy", "a\nb", "it's", 'a"b', "a\\b", "a`b", "$HOME"])
+def test_submitit_writes_no_name_into_a_script_that_a_shell_reads_otherwise(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"would stand in scripts; set hydra\.launcher\.submitit_folder=FOLDER"):
+        _place_of_results(Launcher(f"{tmp_path}/{name}/%j"), tmp_path / "sweep")
 
 
 def test_a_name_that_would_be_read_as_a_value_is_refused(

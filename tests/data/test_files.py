@@ -1,6 +1,7 @@
 """Raw files are found, processed in the cache and never downloaded; what is nowhere is one clear line, at once."""
 
 import contextlib
+import gzip
 import importlib
 import io
 import os
@@ -14,11 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from data.samples import shared
-from gnnpar.data import downloads, files, pyg
+from gnnpar.data import downloads, files, ogb, pyg
 from gnnpar.data.pyg import PyGDataset
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,10 +150,47 @@ def test_two_runs_at_once_process_once(tmp_path):
     assert (tmp_path / "log").read_text() == "built "
 
 
-def test_ogb_says_what_it_needs(tmp_path, offline):
-    config = instantiate(OmegaConf.load(ROOT / "conf" / "dataset" / "ogbn_arxiv.yaml"))
-    with pytest.raises(ValueError, match=r"needs the OGB package|cannot be reached; put them into .*/ogbn_arxiv/\.$"):
+@pytest.mark.parametrize(("name", "why"), [("arxiv", "cannot be reached"), ("products", "larger than 1 GB, which is")])
+def test_ogb_says_what_it_needs(tmp_path, offline, name, why):
+    config = instantiate(OmegaConf.load(ROOT / "conf" / "dataset" / f"ogbn_{name}.yaml"))
+    with pytest.raises(ValueError, match=rf"{why}.*; put them into .*/ogbn_{name}/\.$"):
         config.load(tmp_path, 0)
+
+
+def test_ogb_comes_over_https_and_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the archive holds beside its files, nothing is unpacked. Edges of products are meant both ways."""
+    content = {"edge": "0,1\n1,2\n3,4\n", "node-feat": "1,2\n" * 50, "node-label": "0\n1\n1\n39\n2\n" * 10}
+    content |= {"num-node-list": "50\n", "num-edge-list": "3\n", "train": "0\n2\n", "valid": "1\n", "test": "3\n"}
+    packed, asked = io.BytesIO(), []
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("arxiv/../../outside", "x")
+        for file in ogb.required_files("ogbn_arxiv"):
+            text = content[Path(file).name.removesuffix(".csv.gz")]
+            archive.writestr(f"arxiv/{file}", gzip.compress(text.encode()))
+
+    def answer(request: urllib.request.Request) -> _Answer:
+        asked.append(request.full_url)
+        return _Answer(packed.getvalue())
+
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(ogb, "reachable", lambda server: True)
+    monkeypatch.setattr(downloads._https, "open", answer)
+    config = ogb.OGBDataset(name="ogbn_arxiv", symmetrize=True)
+    first, second = config.load(None, 0), config.load(None, 0)
+    assert asked == ["https://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip"]
+    assert first.graph_hash == second.graph_hash and first.num_classes == 40
+    assert sorted(map(tuple, first.edge_index.T.tolist()))[:4] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert first.edge_index.shape == (2, 6 + 50)
+    assert [mask.nonzero().flatten().tolist() for mask in (first.train_mask, first.val_mask)] == [[0, 2], [1]]
+    made = sorted(file.name for file in (tmp_path / "cache" / "ogb" / "ogbn_arxiv-downloaded").rglob("*"))
+    assert made == [f"{name}.npy" for name in ("edge_index", "test", "train", "valid", "x", "y")]
+    os.rename(tmp_path / "cache" / "ogb" / "ogbn_arxiv-downloaded", tmp_path / "away")
+    files = tmp_path / "data" / "ogbn_products"
+    for file in ogb.required_files("ogbn_products"):
+        (files / file).parent.mkdir(parents=True, exist_ok=True)
+        (files / file).write_bytes(gzip.compress(content[Path(file).name.removesuffix(".csv.gz")].encode()))
+    products = ogb.OGBDataset(name="ogbn_products").load(tmp_path / "data", 0)
+    assert torch.equal(products.edge_index, first.edge_index) and products.num_classes == 47
 
 
 def test_real_files_load_silently_and_the_same_twice():

@@ -12,6 +12,7 @@ import json
 import math
 import statistics as plain
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -32,7 +33,7 @@ from gnnpar.printable import printable
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import fenced, let_in, refuse_foreign
-from gnnpar.track.console import num_bytes, say, seconds, stdout
+from gnnpar.track.console import complain, num_bytes, say, seconds, stdout
 from gnnpar.training.result.result import epoch_time, valid_result
 
 Pair = tuple[int, int]  # (seed, block)
@@ -105,7 +106,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def check(file: Path, variants: Sequence[Variant]) -> None:
     """Every variant composes, and none is another one by a different name."""
     seen: dict[str, Variant] = {}
-    for variant in variants:
+    began = told = time.monotonic()
+    for done, variant in enumerate(variants):
+        if done and (now := time.monotonic()) - told > _TELL_SECONDS:
+            told, minutes = now, (now - began) / done * (len(variants) - done) / 60
+            complain(f"{file}: {done:,} of {len(variants):,} variants are looked at, {minutes:.0f} minutes left")
         where = " and ".join(variant.keys)
         try:
             key = key_of(compose(variant.overrides, lambda tree, of=variant: refuse_classes(file, tree, of.overrides)))
@@ -115,6 +120,9 @@ def check(file: Path, variants: Sequence[Variant]) -> None:
             other = seen[key].name or "the base"
             raise ConfigError(f"{file}: {where} ({variant.name}) is the same run as {other}; leave it out")
         seen[key] = variant
+
+
+_TELL_SECONDS = 10.0
 
 
 def refuse_classes(file: Path, tree: JsonObject, overrides: Sequence[str]) -> None:

@@ -7,17 +7,18 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any  # of a package without types
 
 from gnnpar.durable import JsonObject, read_json, require_writable, write_text_whole
 from gnnpar.report import dashboard
 from gnnpar.report.rows import table_rows
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError
-from gnnpar.track.console import num_bytes, say, seconds
+from gnnpar.track.console import complain, num_bytes, say, seconds
 from gnnpar.track.jsonl import read_rows
-from gnnpar.track.wandb import LINK, against, flat, refuse_settings_of
+from gnnpar.track.wandb import LINK, against, flat, load, reason
 
 TABLE = ("strategy", "model", "dataset", "seed", "ranks", "time an epoch", "sent an epoch", "test at best validation")
 
@@ -27,7 +28,7 @@ def run(argv: list[str]) -> int:
     if importlib.util.find_spec("wandb_workspaces") is None:
         raise ConfigError("gnnpar dashboard needs wandb-workspaces; call pip install 'gnnpar[dashboard]'")
     try:
-        refuse_settings_of(Path.cwd(), entity=options.entity)
+        load(entity=options.entity)  # before its API is: without git and error reports, by no settings of this folder
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if options.out is not None:
@@ -45,10 +46,7 @@ def run(argv: list[str]) -> int:
         "report": dashboard.report(sections, table_of(results), **where),
     }
     if options.save:
-        for name, thing in things.items():
-            thing.save()
-            say(f"{name}: {thing.url}")
-        return 0
+        return save(things)
     text = json.dumps({name: dashboard.specification(thing) for name, thing in things.items()}, indent=1) + "\n"
     if options.out is None:
         sys.stdout.write(text)
@@ -58,6 +56,18 @@ def run(argv: list[str]) -> int:
         say(
             f"{count} panels for {study} in {project} -> {os.path.relpath(options.out)}; --save puts them on the server"
         )
+    return 0
+
+
+def save(things: Mapping[str, Any]) -> int:
+    """Onto the server; 1 where it does not take one."""
+    for name, thing in things.items():
+        try:
+            thing.save()
+        except Exception as error:  # of the network, of the server, of wandb
+            complain(f"{name} cannot be saved ({reason(error)})")
+            return 1
+        say(f"{name}: {thing.url}")
     return 0
 
 

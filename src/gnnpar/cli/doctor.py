@@ -17,7 +17,6 @@ from gnnpar.training.result.header import installed, processor, versions
 EXTRAS = {
     "torch_sparse": "[sparse]",
     "torch_scatter": "[sparse]",
-    "ogb": "[ogb]",
     "onnx": "[onnx]",
     "onnxscript": "[onnx]",
     "wandb_workspaces": "[dashboard]",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from gnnpar.config.compose import compose
 from gnnpar.durable import JsonDict
 from gnnpar.paths import expanded
+from gnnpar.scratch import folder_beside
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import num_bytes, say, stdout
 
@@ -74,10 +74,10 @@ def cut_into(settings: Settings, out: Path) -> None:
 
     began, parts = time.perf_counter(), settings.world_size
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch, progress() as on_progress:
+    with folder_beside(out) as scratch, progress() as on_progress:
         on_progress("read", 0.0)
         if isinstance(settings.dataset, Streamed):
-            graph = settings.dataset.stored(settings.data_dir, settings.seed, Path(scratch), on_progress)
+            graph = settings.dataset.stored(settings.data_dir, settings.seed, scratch, on_progress)
         else:
             graph = Stored.of(settings.dataset.load(settings.data_dir, settings.seed))
         on_progress("partition", 0.0)

@@ -16,6 +16,7 @@ from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import complain, say
 
 if TYPE_CHECKING:
+    from gnnpar.data.preprocess import DatasetConfig
     from gnnpar.training.checkpoint.files import Checkpoint
 
 HELP = """The logits of every node, [nodes, outputs], in a .npy file. Overrides are those of `gnnpar train`: the graph
@@ -106,8 +107,8 @@ def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]
             f"{another}: {found.folder} is of task={names['task']}, whose rows are those of its own training edges; "
             "leave it out, or call gnnpar.load(RUN) with another graph"
         )
+    own["dataset"] = trained.dataset if another is None else prepared_as(trained, settings, found, overrides)
     if another is None:
-        own["dataset"] = trained.dataset
         names["dataset"] = trained.names.get("dataset", "")
     return replace(
         settings,
@@ -116,6 +117,27 @@ def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]
         checkpoint=replace(settings.checkpoint, keep=0),
         names={**settings.names, **names},
     )
+
+
+def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overrides: Sequence[str]) -> DatasetConfig:
+    """The dataset that is asked for, its edges and features prepared as the run's were, but for what overrides set."""
+    from gnnpar.data.preprocess import Preprocess
+
+    mine, theirs = settings.dataset, trained.dataset
+    if not (isinstance(mine, Preprocess) and isinstance(theirs, Preprocess)):
+        return mine
+    typed = {override.lstrip("+~").partition("=")[0].removeprefix("dataset.") for override in overrides}
+    how = {name: getattr(theirs, name) for name in _PREPARED if name not in typed}
+    mine = replace(mine, **how)
+    if how.get("normalize") == "standard" and mine != theirs:
+        raise ConfigError(
+            f"features of {found.folder} were standardised by the mean and deviation of its own training nodes; "
+            "standardise those of another graph in the same way and set dataset.normalize=none"
+        )
+    return mine
+
+
+_PREPARED = ("self_loops", "symmetrize", "drop_duplicates", "normalize")
 
 
 def run_folder(given: Path) -> Path:

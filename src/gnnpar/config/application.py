@@ -15,7 +15,7 @@ from gnnpar.config.errors import CONFIG, hydra_line
 from gnnpar.config.inputs import spelled
 from gnnpar.config.replay import FLAGS, Replay
 from gnnpar.config.sweep import Overrides, Sweep, per_job
-from gnnpar.durable import JsonObject, refuse_link_of_others
+from gnnpar.durable import JsonObject
 from gnnpar.paths import conf_dir
 from gnnpar.printable import printable
 from gnnpar.settings import ConfigError
@@ -50,7 +50,7 @@ def run_jobs(
 
     multirun = listed is not None or any(flag in argv for flag in FLAGS)
     if not names_folder(argv):  # Hydra makes the folder before a job can look
-        refuse_link_of_others(Path("multirun" if multirun else "outputs"))
+        refuse_led_away(Path("multirun" if multirun else "outputs", time.strftime("%Y-%m-%d"), "run"), argv)
     if multirun and any(argument.startswith("--cfg") or argument == "-c" for argument in argv):
         raise ConfigError("--cfg shows the configuration of one run; leave -m, or --resume, out")
     main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)  # Hydra's is untyped

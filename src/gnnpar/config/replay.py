@@ -32,6 +32,7 @@ _HYDRA_KEYS = {f"hydra.launcher.{key}" for key in f"{_LAUNCHER} {_SLURM}".split(
 }
 """Of launchers and sweepers. Others may be commands, as a prolog of Slurm's, or files of the folder."""
 _LONGEST = 10_000
+_MOST_LETTERS = 20_000  # of all overrides of a job
 """Letters of an override: its parser takes minutes for longer ones."""
 _MOST = {".n_jobs": 64, ".tasks_per_node": 64, ".nodes": 64, ".n_trials": MOST_RUNS}
 """Of the processes of a launcher on one machine, which starts all of them, however few jobs there are; of jobs."""
@@ -80,15 +81,20 @@ class Replay:
         `choices`: group -> the file or files that Hydra chose in it.
         """
         own = {key_of(override).removeprefix(PARAMS) for override in self.typed}
-        for override in overrides:
-            if key_of(override) not in own:
-                self.check_override(override)
+        self.check_overrides([override for override in overrides if key_of(override) not in own])
         for group, chosen in choices.items():
             if group in own or group.startswith("hydra/") or chosen is None or os.environ.get(TRUST) == "1":
                 continue
             for option in [chosen] if isinstance(chosen, str) else cast("Sequence[object]", chosen):
                 if not _is_brought(group.partition("@")[0], str(option)):
                     raise ConfigError(f"{self.file} chooses {group}={show(option)} of this folder: {self.remedy}")
+
+    def check_overrides(self, overrides: Sequence[str]) -> None:
+        """Refuse overrides of the file that could bring code, or more of them than Hydra reads in some seconds."""
+        if (letters := sum(map(len, overrides))) > _MOST_LETTERS and os.environ.get(TRUST) != "1":
+            raise ConfigError(f"{self.file} has overrides of {letters:,} letters, more than {_MOST_LETTERS:,}")
+        for override in overrides:
+            self.check_override(override)
 
     def check_override(self, override: str) -> None:
         """Refuse an override of the file that could bring code."""
@@ -125,8 +131,7 @@ def resumed(argv: Sequence[str]) -> tuple[list[str], Replay | None]:
     own = {key_of(override) for override in typed}
     stored = [override for override in manifest.argv if key_of(override) not in own]
     replay = Replay(folder / MANIFEST, tuple(typed), again)
-    for override in stored:
-        replay.check_override(override)
+    replay.check_overrides(stored)
     fenced = [] if os.environ.get(TRUST) == "1" or any(map(_names_yaml, typed)) else [_WITHOUT_FOLDER]
     return ["-m", *stored, *typed, *fenced, f"hydra.sweep.dir={quoted(str(folder))}"], replay
 

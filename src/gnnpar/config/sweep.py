@@ -11,6 +11,8 @@ import importlib
 import logging
 import math
 import os
+import shlex
+import shutil
 import signal
 import stat
 import tempfile
@@ -38,9 +40,10 @@ from gnnpar.config.jobs import (
 from gnnpar.config.replay import PARAMS, Replay, asked, quoted
 from gnnpar.config.study import MOST_RUNS, key_of
 from gnnpar.durable import JsonObject, WriteError, refuse_links_below, refuse_others
-from gnnpar.paths import conf_dir
+from gnnpar.paths import conf_dir, own_cache
 from gnnpar.scratch import give_back_environment
-from gnnpar.settings import ConfigError
+from gnnpar.settings import ConfigError, show
+from gnnpar.targets import FENCE, TRUST
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
 from gnnpar.training.result.result import valid_result
@@ -137,7 +140,7 @@ class Sweep:
 
 
 def resume_line(sweep: Sweep, folder: str) -> str:
-    return "" if sweep.listed is not None else f"; so does gnnpar train --resume {folder}"
+    return "" if sweep.listed is not None else f"; so does gnnpar train --resume {shlex.quote(folder)}"
 
 
 class Listed:
@@ -172,8 +175,8 @@ class Resuming:
         folder = Path(str(self.config.hydra.sweep.dir))
         self.sweep.folder = folder
         with alone_in(folder):
-            if "submitit" in type(self.inner).__module__:  # which unpickles what it finds there
-                refuse_others(folder)
+            if _is_submitit(self.inner):
+                _place_of_results(self.inner, folder)
             manifest = Manifest.read(folder)
             manifest.argv = asked(self.sweep.argv)
             jobs = [self.plan(overrides, manifest) for overrides in job_overrides]
@@ -246,8 +249,8 @@ class Resuming:
         """Run some jobs to their ends. A launcher that loses one (killed, out of memory) loses no other."""
         try:
             at_once = str(self.beside_each_other(len(jobs)))
-            with inherited("GNNPAR_JOBS_AT_ONCE", at_once), inherited(SWEEP, str(os.getpid())):
-                _write_results_apart(self.inner, manifest.folder)
+            telling = inherited("GNNPAR_JOBS_AT_ONCE", at_once), inherited(SWEEP, str(os.getpid()))
+            with telling[0], telling[1], _results_apart(self.inner, manifest.folder):
                 self.inner.launch([overrides for _, overrides in jobs], initial_job_idx=0)
         except Exception as error:
             complain(f"a job was lost: {type(error).__name__} {error}")
@@ -306,12 +309,48 @@ def _make_way(file: Path) -> None:
             file.unlink()
 
 
-def _write_results_apart(launcher: Hydras, folder: Path) -> None:
-    """submitit unpickles what it finds where jobs leave their results: in a folder that is new, this start's alone."""
-    if "submitit" in type(launcher).__module__:
-        own = tempfile.mkdtemp(prefix=".submitit-", dir=folder.resolve())
-        launcher.params["submitit_folder"] = f"{own}/%j"
-        give_back_environment()
+def _is_submitit(launcher: Hydras) -> bool:
+    return "submitit" in type(launcher).__module__
+
+
+def _place_of_results(launcher: Hydras, folder: Path) -> Path:
+    """Where submitit may leave what it unpickles, by a name that it writes into scripts: in the user's cache, or the
+    `submitit_folder` that he names, not in the sweep's folder, which somebody else may have packed, or shares.
+    WriteError and ConfigError where that is no place of this user alone, or no name for a script."""
+    named = Path(str(launcher.params["submitit_folder"]).removesuffix("%j"))
+    place = own_cache() / "submitit" if named.parent == folder else named
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place = place.resolve()
+    if not (str(place).isprintable() and _IN_A_SCRIPT.isdisjoint(str(place))):
+        raise ConfigError(f"{show(str(place))} would stand in scripts; set hydra.launcher.submitit_folder=FOLDER")
+    refuse_others(place)
+    return place
+
+
+@contextmanager
+def _results_apart(launcher: Hydras, folder: Path) -> Iterator[None]:
+    """Jobs of submitit leave their results in a new folder, this start's alone, gone afterwards unless a job was lost:
+    its log lies there. They know what this process has set, whatever a cluster hands on."""
+    if not _is_submitit(launcher):
+        yield
+        return
+    own = tempfile.mkdtemp(prefix="jobs-", dir=_place_of_results(launcher, folder))
+    params = launcher.params
+    before, params["submitit_folder"] = params["submitit_folder"], f"{own}/%j"
+    give_back_environment()
+    setup = params.get("setup") or []
+    if "setup" in params:  # of Slurm alone
+        known = {name: os.environ[name] for name in _OF_JOBS if name in os.environ} | {"SLURM_EXPORT_ENV": "ALL"}
+        params["setup"] = [*(f"export {name}={shlex.quote(value)}" for name, value in known.items()), *setup]
+    yield
+    shutil.rmtree(own, ignore_errors=True)
+    params["submitit_folder"] = before
+    if "setup" in params:
+        params["setup"] = setup
+
+
+_IN_A_SCRIPT = frozenset("%\\'\"`$")
+_OF_JOBS = ("PYTHONSAFEPATH", FENCE, TRUST, SWEEP, "GNNPAR_JOBS_AT_ONCE", "GNNPAR_SESSION")
 
 
 def per_job(argv: Sequence[str]) -> list[str]:

@@ -11,9 +11,7 @@ import io
 import pickle
 import pickletools
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Self
 
@@ -147,17 +145,6 @@ def _near(content: bytes) -> Iterator[Opcode]:
 
 ARRAY_PICKLE = SimpleNamespace(__name__="pickle of arrays", load=load_arrays)
 """The module `pickle` for a library that reads arrays with it, and runs code where a file brings some."""
-
-
-def load_saved_arrays(file: Path) -> object:
-    """What torch.save has written of arrays, without tensors. Errors as in `load_arrays`."""
-    with zipfile.ZipFile(file) as archive:
-        name = next((each for each in archive.namelist() if each.endswith("/data.pkl")), None)
-        if name is None:
-            raise pickle.UnpicklingError("it is no file of torch.save")
-        require_memory(archive.getinfo(name).file_size, "its arrays", "store fewer or smaller")
-        with archive.open(name) as content:
-            return load_arrays(content, encoding="utf-8")
 
 
 def checked_csr(

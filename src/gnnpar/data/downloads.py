@@ -50,8 +50,11 @@ BY_NUMBER: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Dataset -> file -> its number on Google Drive."""
-ARCHIVES = {"reddit": "https://data.dgl.ai/dataset/reddit.zip"}
-"""Dataset -> the zip file that holds its files."""
+ARCHIVES = {
+    "reddit": ("https://data.dgl.ai/dataset/reddit.zip", ""),
+    "ogbn_arxiv": ("https://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip", "arxiv/"),
+}
+"""Dataset -> the zip file that holds its files, and the folder in it."""
 MOST_BYTES = 1 << 33
 _PIECE = 1 << 20
 
@@ -66,10 +69,12 @@ def fetch(name: str, files: tuple[str, ...], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if name in ARCHIVES:
         archive = folder / "archive.zip"
-        _fetch(ARCHIVES[name], archive)
+        address, within = ARCHIVES[name]
+        _fetch(address, archive)
         with zipfile.ZipFile(archive) as inside:
             for file in files:
-                with inside.open(file) as source, open_whole(folder / file) as out:
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                with inside.open(within + file) as source, open_whole(folder / file) as out:
                     _copy(source, out, file)
         archive.unlink()
         return
@@ -79,7 +84,7 @@ def fetch(name: str, files: tuple[str, ...], folder: Path) -> None:
 
 def _address(name: str, file: str) -> str:
     if name in ARCHIVES:
-        return ARCHIVES[name]
+        return ARCHIVES[name][0]
     return _DRIVE + BY_NUMBER[name].get(file, "") if name in BY_NUMBER else IN_FOLDER[name] + file
 
 

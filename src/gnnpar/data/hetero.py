@@ -99,6 +99,7 @@ def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _F
         if type(count) is not int or not 0 <= count < 1 << 62:  # of a file it may be anything
             raise ValueError(f"dataset {name}: nothing says how many nodes of type {kind} there are; set x.")
         counts[kind] = count
+    _refuse_free(name, stores, counts)
     labels = {} if task is None else _labels(name, nodes, counts, task)
     found: _Fields = {"x": _features(name, nodes, counts), **labels}
     parts = [_edge_index(name, key, fields, counts) for key, fields in edges.items()]
@@ -110,6 +111,18 @@ def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _F
     target = next((key for key in nodes if labels and nodes[key].get("y") is not None), None)
     found[SCHEMA] = _schema(name, stores, target).text
     return found
+
+
+def _refuse_free(name: str, stores: Stores, counts: Mapping[str, int]) -> None:
+    """ValueError where a type has more nodes than its numbers and edges speak of: a few bytes would take gigabytes."""
+    for kind, fields in stores.nodes.items():
+        held = sum(value.numel() for value in fields.values() if isinstance(value, Tensor))
+        ends = [of.get("edge_index") for (a, _, b), of in stores.edges.items() if kind in (a, b)]
+        held += sum(end.numel() for end in ends if isinstance(end, Tensor))
+        if counts[kind] > 10 * held + 1000:
+            raise ValueError(
+                f"dataset {name}: type {kind} has {counts[kind]} nodes, and {held} numbers and ends of edges; give x."
+            )
 
 
 def _schema(name: str, stores: Stores, target: str | None = None) -> Schema:

@@ -1,48 +1,66 @@
-"""Datasets of the Open Graph Benchmark through its own reader (extra `[ogb]`).
+"""Datasets of the Open Graph Benchmark (Hu et al. 2020), from its files as it unpacks them.
 
-Files already in `data_dir/ogbn_NAME/` (raw/ and split/, as OGB unpacks them) are used and nothing is downloaded; OGB
-processes links to them in the cache folder. Small ones are downloaded into the cache if the server answers. OGB asks
-before it fetches more than 1 GB, and nobody can answer a training run: those are to be put in place by hand.
+Files in `data_dir/ogbn_NAME/` (raw/ and split/) are read once, into arrays in the cache folder. ogbn-arxiv (81 MB) is
+downloaded where it is not there; the others, of 1.4 and 57 GB, are to be put in place by hand.
 """
 
-import contextlib
-import importlib
-import io
-import sys
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.data.array_pickle import load_saved_arrays
 from gnnpar.data.dataset import Dataset
+from gnnpar.data.downloads import ARCHIVES, fetch, server_of
 from gnnpar.data.files import (
     cached_folder,
     downloading,
     find_folder,
     fingerprint,
-    link_files,
     missing_files,
     not_found,
     one_line,
-    plain_files,
-    quiet,
     reachable,
     require_unpacked,
 )
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
-from gnnpar.durable import JsonDict
+from gnnpar.npy import load_npy
 from gnnpar.paths import expanded
 
-_SERVER = "http://snap.stanford.edu/ogb/data/nodeproppred/"
-_CSV = ("edge", "num-node-list", "num-edge-list", "node-feat", "node-label")
-_SPLIT = {"ogbn_arxiv": "time", "ogbn_products": "sales_ranking", "ogbn_papers100m": "time"}
-_OWN_NAME = {"ogbn_arxiv": "ogbn-arxiv", "ogbn_products": "ogbn-products", "ogbn_papers100m": "ogbn-papers100M"}
+Arrays = dict[str, np.ndarray]
+_PARTS = ("train", "valid", "test")
+_ARRAYS = ("x", "y", "edge_index", *_PARTS)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """`split`: OGB's name of it. `pairs`: an edge is listed in one direction and meant in both. `binary`: .npz."""
+
+    folder: str
+    num_classes: int
+    split: str
+    pairs: bool = False
+    binary: bool = False
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What must lie in the dataset's folder, relative to it."""
+        lists = ("edge", "num-node-list", "num-edge-list", "node-feat", "node-label")
+        raw = ("data.npz", "node-label.npz") if self.binary else tuple(f"{name}.csv.gz" for name in lists)
+        parts = (f"split/{self.split}/{part}.csv.gz" for part in _PARTS)
+        return (*(f"raw/{name}" for name in raw), *parts)
+
+
+_SOURCES = {
+    "ogbn_arxiv": _Source("ogbn_arxiv", 40, "time"),
+    "ogbn_products": _Source("ogbn_products", 47, "sales_ranking", pairs=True),
+    "ogbn_papers100m": _Source("ogbn_papers100M", 172, "time", binary=True),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,91 +75,109 @@ class OGBDataset(Preprocess):
 
 
 def required_files(name: str) -> tuple[str, ...]:
-    """What must lie in the dataset's folder, relative to it."""
-    years = ("node_year",) if name == "ogbn_arxiv" else ()
-    binary = ("raw/data.npz", "raw/node-label.npz")
-    raw = binary if name == "ogbn_papers100m" else tuple(f"raw/{part}.csv.gz" for part in (*_CSV, *years))
-    return (*raw, *(f"split/{_SPLIT[name]}/{part}.csv.gz" for part in ("train", "valid", "test")))
+    return _SOURCES[name].files
 
 
 def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
-    own = _OWN_NAME[name]
-    folder_name = own.replace("-", "_")
-    folder, files = find_folder(data_dir, folder_name), required_files(name)
-    missing = missing_files(folder, files)
-    reader = _reader(name)
-
-    def look_at_files(root: Path) -> None:
-        plain_files(root)
-        if not (root / folder_name / "processed" / "data_processed").exists():  # OGB reads the raw files then
-            for file in files:
-                if (root / folder_name / file).exists():
-                    require_unpacked(root / folder_name / file)
-
-    def from_files(root: Path) -> None:
-        assert folder is not None
-        link_files(folder, root / folder_name, files)
-        (root / folder_name / "processed").mkdir()
-        (root / folder_name / "RELEASE_v1.txt").touch()  # without it OGB asks on the terminal whether to update
-        try:
-            look_at_files(root)
-            with _ogb_speaks():
-                reader(own, root=str(root))
-        except (Exception, SystemExit) as error:
-            raise ValueError(f"dataset {name}: the files in {folder} cannot be read ({one_line(error)}).") from error
-
-    def from_server(root: Path) -> None:
-        def failed(why: str) -> ValueError:
-            return not_found(name, data_dir=data_dir, folder=folder_name, missing=missing, why=why)
-
-        if not reachable(_SERVER):
-            raise failed(f"{_SERVER} cannot be reached")
-        try:
-            with downloading(name), _ogb_speaks():
-                reader(own, root=str(root))
-        except EOFError as error:
-            raise failed("it is larger than 1 GB, which is not downloaded unasked") from error
-        except (Exception, SystemExit) as error:
-            raise failed(f"the download failed ({one_line(error)})") from error
-
+    source = _SOURCES[name]
+    folder = find_folder(data_dir, source.folder)
+    missing = missing_files(folder, source.files)
     if missing or folder is None:
-        root = cached_folder(f"ogb/{name}-downloaded", from_server)
+        root = cached_folder(f"ogb/{name}-downloaded", _downloading(name, source, data_dir, missing))
     else:
-        root = cached_folder(f"ogb/{name}-{fingerprint(folder, files)}", from_files)
+        root = cached_folder(f"ogb/{name}-{fingerprint(folder, source.files)}", _reading(name, source, folder))
     try:
-        look_at_files(root)
-        with _ogb_speaks():
-            dataset = reader(own, root=str(root))
-            (graph, labels), parts = dataset[0], dataset.get_idx_split()
-    except Exception as error:  # of a cache that somebody else has filled, or that is damaged
+        arrays = {key: load_npy(root / f"{key}.npy", mapped=True) for key in _ARRAYS}
+    except (OSError, ValueError) as error:  # of a cache that somebody else has filled, or that is damaged
         raise ValueError(
             f"dataset {name}: {root} of the cache cannot be read ({one_line(error)}); remove that folder, or set "
             "GNNPAR_CACHE to one of your own."
         ) from error
-    return _to_raw(name, graph, labels, parts, num_classes=int(dataset.num_classes))
+    return _graph_of(name, source, arrays)
 
 
-def _to_raw(
-    name: str, graph: JsonDict, labels: np.ndarray, parts: dict[str, np.ndarray], *, num_classes: int
-) -> RawGraph:
-    features = np.asarray(graph["node_feat"])
-    num_nodes = len(features) if features.ndim else 0
-    if graph["num_nodes"] != num_nodes:
+def _reading(name: str, source: _Source, folder: Path) -> Callable[[Path], None]:
+    """What fills a cache folder from the files of a folder."""
+
+    def build(root: Path) -> None:
+        try:
+            _keep(_read(source, folder), root)
+        except Exception as error:
+            raise ValueError(f"dataset {name}: the files in {folder} cannot be read ({one_line(error)}).") from error
+
+    return build
+
+
+def _downloading(name: str, source: _Source, data_dir: Path | None, missing: list[str]) -> Callable[[Path], None]:
+    """What fills a cache folder from OGB's server."""
+
+    def failed(why: str) -> ValueError:
+        return not_found(name, data_dir=data_dir, folder=source.folder, missing=missing, why=why)
+
+    def build(root: Path) -> None:
+        if name not in ARCHIVES:
+            raise failed("it is larger than 1 GB, which is not downloaded unasked")
+        if not reachable(server_of(name)):
+            raise failed(f"{server_of(name)} cannot be reached")
+        fetched = root / "fetched"
+        try:
+            with downloading(name):
+                fetch(name, source.files, fetched)
+            _keep(_read(source, fetched), root)
+        except Exception as error:
+            raise failed(f"the download failed ({one_line(error)})") from error
+        shutil.rmtree(fetched)
+
+    return build
+
+
+def _keep(arrays: Arrays, root: Path) -> None:
+    for key, array in arrays.items():
+        np.save(root / f"{key}.npy", array)
+
+
+def _read(source: _Source, folder: Path) -> Arrays:
+    """The arrays of OGB's files. ValueError where these disagree, or hold no numbers."""
+    for file in source.files:
+        require_unpacked(folder / file)
+    raw, split = folder / "raw", folder / "split" / source.split
+    if source.binary:
+        with np.load(raw / "data.npz", allow_pickle=False) as data, np.load(raw / "node-label.npz") as labels:
+            x, edges, y = data["node_feat"], data["edge_index"], labels["node_label"]
+            nodes, listed = int(data["num_nodes_list"].sum()), int(data["num_edges_list"].sum())
+    else:
+        x, y = _table(raw / "node-feat.csv.gz", np.float32), _table(raw / "node-label.csv.gz", np.int64)
+        edges = _table(raw / "edge.csv.gz", np.int64).T
+        nodes, listed = (int(_table(raw / f"num-{each}-list.csv.gz", np.int64).sum()) for each in ("node", "edge"))
+    if (nodes, listed) != (len(x), edges.shape[-1]):
         raise ValueError(
-            f"dataset {name}: it says {graph['num_nodes']} nodes, but has features of {num_nodes}; "
-            "fetch its files again."
+            f"they say {nodes} nodes and {listed} edges, and have features of {len(x)} and {edges.shape[-1]} edges"
         )
-    masks = torch.zeros(3, num_nodes, dtype=torch.bool)
-    for row, part in enumerate(("train", "valid", "test")):
-        masks[row, _nodes_of(name, part, np.asarray(parts[part]), num_nodes)] = True
+    parts = {part: _table(split / f"{part}.csv.gz", np.int64)[:, 0] for part in _PARTS}
+    return {"x": x, "y": y, "edge_index": edges, **parts}
+
+
+def _table(file: Path, dtype: type[np.generic]) -> np.ndarray:
+    """[rows, columns] of a packed .csv without a header."""
+    import pandas as pd
+
+    return pd.read_csv(file, compression="gzip", header=None, dtype=dtype).to_numpy()
+
+
+def _graph_of(name: str, source: _Source, arrays: Arrays) -> RawGraph:
+    x, y, edges = (torch.from_numpy(np.array(arrays[key])) for key in ("x", "y", "edge_index"))
+    masks = torch.zeros(3, len(x), dtype=torch.bool)
+    for row, part in enumerate(_PARTS):
+        masks[row, _nodes_of(name, part, arrays[part], len(x))] = True
     return RawGraph(
         name=name,
-        x=torch.from_numpy(np.ascontiguousarray(features)),
-        y=torch.from_numpy(np.ascontiguousarray(labels)),
-        edge_index=torch.from_numpy(np.ascontiguousarray(graph["edge_index"])),
+        x=x,
+        y=y,
+        edge_index=edges,
         task="single_label",
         masks=(masks[0], masks[1], masks[2]),
-        num_classes=num_classes,
+        pairs=source.pairs,
+        num_classes=source.num_classes,
     )
 
 
@@ -156,25 +192,3 @@ def _nodes_of(name: str, part: str, nodes: np.ndarray, num_nodes: int) -> Tensor
             "fetch its files again."
         )
     return torch.from_numpy(nodes.astype(np.int64))
-
-
-def _reader(name: str) -> Any:  # Any: OGB has no types
-    try:
-        with quiet():
-            return importlib.import_module("ogb.nodeproppred").NodePropPredDataset
-    except ImportError as error:
-        raise ValueError(f'dataset {name} needs the OGB package ({error}); run: pip install "gnnpar[ogb]".') from None
-
-
-@contextlib.contextmanager
-def _ogb_speaks() -> Iterator[None]:
-    """No prints, no questions on the terminal, and a torch.load that reads OGB's files, which hold numpy arrays, and
-    runs no code of them: OGB itself has no word in how they are read."""
-    load, stdin = torch.load, sys.stdin
-    torch.load = lambda file, *_, **__: load_saved_arrays(file)
-    sys.stdin = io.StringIO("")
-    try:
-        with quiet():
-            yield
-    finally:
-        torch.load, sys.stdin = load, stdin

@@ -20,6 +20,8 @@ _ALL_INTERFACES = ("0.0.0.0", "0", "::", "::0")  # noqa: S104 - refused
 
 def check_rank(env: Mapping[str, str]) -> None:
     """ConfigError in one line where RANK is set, and it or what belongs to it is no number that it can be."""
+    for name in ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"):
+        number(env, name, 0, 1 << 30, "0")
     if "RANK" not in env:
         return
     if "WORLD_SIZE" not in env:

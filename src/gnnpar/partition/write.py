@@ -11,7 +11,6 @@ import importlib.metadata
 import math
 import os
 import resource
-import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +27,7 @@ from gnnpar.folds.block import index_dtype, layout
 from gnnpar.partition.manifest import PARTITION, SCHEMA, FileFacts, Manifest, folder_of
 from gnnpar.partition.shard import statistics_of
 from gnnpar.placement import array_hash
+from gnnpar.scratch import folder_beside
 
 INDEX_TYPES: dict[torch.dtype, type] = {torch.int32: np.int32, torch.int64: np.int64}
 
@@ -49,24 +49,21 @@ def write_shards(
     if out.exists():
         raise ValueError(f"out={out} is there already: remove it, or name another folder")
     allow_files(parts**2 * (1 + edge_ids + len(graph.carried)) + 64)
-    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     try:
-        writer = _Writer(graph, part_of, parts, partial, edge_ids, on_progress)
-        writer.nodes()
-        writer.features()
-        writer.edges()
-        writer.attributes()
-        writer.cut_blocks()
-        manifest = writer.manifest(setup, array_hash(part_of))
-        manifest.save(partial)
-        sync_folder(partial)
-        partial.rename(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with folder_beside(out) as partial:
+            writer = _Writer(graph, part_of, parts, partial, edge_ids, on_progress)
+            writer.nodes()
+            writer.features()
+            writer.edges()
+            writer.attributes()
+            writer.cut_blocks()
+            manifest = writer.manifest(setup, array_hash(part_of))
+            manifest.save(partial)
+            sync_folder(partial)
+            partial.rename(out)
     except OSError as error:
         raise ValueError(f"out={out} cannot be written: {error.strerror}; give it room, or another place") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return manifest
 
 

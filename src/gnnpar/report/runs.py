@@ -32,8 +32,9 @@ def collect(folders: Sequence[Path]) -> list[tuple[Path, Result]]:
 
 
 def folders_of(pattern: str | os.PathLike[str]) -> list[Path]:
-    """The folders that a path or a glob pattern names."""
-    names = glob.glob(os.path.expanduser(pattern), recursive=True)
+    """The folders that a path or a glob pattern names; a folder of that very name is the one that is meant."""
+    plain = os.path.expanduser(pattern)
+    names = [plain] if os.path.isdir(plain) else glob.glob(plain, recursive=True)
     folders = sorted({Path(name) for name in names if os.path.isdir(name)}, key=_natural)
     if not folders:
         raise ConfigError(f"{pattern} names no folder; give the folder of a run or of a sweep, or a pattern of them")

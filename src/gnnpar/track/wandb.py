@@ -12,6 +12,7 @@ from __future__ import annotations
 import configparser
 import json
 import os
+import shlex
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -108,7 +109,7 @@ class Mirror:
         path, online = sync_path(self._run), self._run is not None and not self._run.offline
         done = self._attempt(lambda run: conclude(run, self.run_dir, result), self.config.upload_seconds)
         if done and not online:
-            say(f"wandb: kept offline; upload with: wandb sync {path}")
+            say(f"wandb: kept offline; upload with: wandb sync {shlex.quote(str(path))}")
         self._run = None
 
     def _attempt(self, act: Callable[[Run], object], seconds: float | None = None) -> bool:
@@ -122,7 +123,7 @@ class Mirror:
             self._run = None
             complain(
                 f"wandb stopped ({reason(error)}); metrics.jsonl has everything; "
-                f"upload what wandb has with: wandb sync {sync_path(run)}"
+                f"upload what wandb has with: wandb sync {shlex.quote(str(sync_path(run)))}"
             )
             return False
         return True

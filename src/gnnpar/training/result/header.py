@@ -54,7 +54,7 @@ def header(settings: Settings, world: World) -> JsonDict:
         "hardware": hardware(world),
         "commit": commit(),
         "load_before": os.getloadavg()[0],
-        "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),  # torchrun's of this host
+        "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),  # torchrun's of this host
     }
 
 

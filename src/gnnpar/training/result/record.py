@@ -6,6 +6,7 @@ The launcher calls it around its ranks (`launch.RunHooks`); rank 0 writes its ro
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -86,7 +87,7 @@ class RunRecord:
             return f"{line}; torchrun starts all ranks again, from {saved[0].name if saved else 'the beginning'}"
         if not saved:
             return f"{line}; there is no checkpoint yet: start all ranks again (checkpoint.every makes more)"
-        again = f"start all ranks again with resume=auto hydra.run.dir={folder}"
+        again = f"start all ranks again with resume=auto hydra.run.dir={shlex.quote(str(folder))}"
         return f"{line}; the last checkpoint is {saved[0].name}: {again}"
 
     def on_end(self, outcome: Outcome) -> Outcome:

@@ -38,7 +38,8 @@ class Trained(nn.Module):
     SparseTensor, or a tensor in one of torch's sparse layouts) in either's place.
 
     Edges and features are prepared as those of the run were (self loops, reverse edges, repeated edges, row sums);
-    `prepared=True` takes them as they are. `settings`: of the run. `epoch`: epochs done. `val`: validation metric.
+    edges that a file lists as pairs are to be given in both directions. `prepared=True` takes all as it is. `settings`:
+    of the run. `epoch`: epochs done. `val`: validation metric.
     `edges`: what the edges that it was trained on carry.
     """
 
