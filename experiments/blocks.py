@@ -5,6 +5,7 @@ goes on where it was: lines that are there are not run again.
 """
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from gnnpar.comm.world import num_cores
 
 CURVE = ("epoch", "loss/train", "metric/val", "metric/test", "time/train_seconds", "comm/total_bytes_so_far")
 GNNPAR = (sys.executable, "-P", "-m", "gnnpar")  # which imports nothing of the folder that it is called in
-Jobs = Mapping[str, Sequence[str]]  # name -> overrides of `gnnpar train`
+Jobs = Mapping[str, Sequence[str]]
+"""Name -> overrides of `gnnpar train`, and variables of its environment, as a shell has them: NAME=value."""
 
 
 def slow_motion(ranks: int, *, gbps: float) -> list[str]:
@@ -124,8 +126,10 @@ def train(overrides: Sequence[str], *, failures: bool = False) -> dict[str, Any]
 
 def call(arguments: Sequence[str], *, failures: bool = False) -> None:
     """`gnnpar train`, silently. failures: runs that fail leave their results (rows with the reason) and end nothing."""
-    command = [*GNNPAR, "train", *arguments, "tracker=jsonl"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    variables = [argument for argument in arguments if argument.partition("=")[0].isupper()]
+    command = [*GNNPAR, "train", *(argument for argument in arguments if argument not in variables), "tracker=jsonl"]
+    environment = os.environ | dict(variable.split("=", 1) for variable in variables)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     folder = Path(arguments[-1].partition("=")[2])  # hydra.run.dir or hydra.sweep.dir
     ends = {json.loads(file.read_text(encoding="utf-8"))["status"] for file in folder.rglob("result.json")}
     if done.returncode and not (failures and ends and ends <= {"completed", "failed"}):

@@ -10,23 +10,12 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import blocks
+from paired import Cells, milliseconds, times_text
 from run import FIXED, PLANNED
 
 from gnnpar.report.statistics import geometric_mean
 
-Rows = Mapping[str, Mapping[int, Mapping[str, Any]]]  # job -> block -> line
 BASES = ("graph_parallel", "planned, speeds unknown")
-
-
-def seconds(row: Mapping[str, Any]) -> float:
-    return float(row["result"]["epoch_seconds"]["mean"])
-
-
-def times(rows: Rows, job: str, base: str) -> str:
-    """How many times as fast as the base in the same block."""
-    common = sorted(rows[job].keys() & rows[base].keys())
-    found = geometric_mean([seconds(rows[base][b]) / seconds(rows[job][b]) for b in common])
-    return "1" if job == base else f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
 
 
 def chosen(job: Mapping[int, Mapping[str, Any]]) -> str:
@@ -39,7 +28,7 @@ def chosen(job: Mapping[int, Mapping[str, Any]]) -> str:
     return "; ".join(texts) + (f"; {', '.join(shares)} % of the nodes" if shares else "")
 
 
-def table(rows: Rows, cell: str) -> list[str]:
+def table(rows: Cells, cell: str) -> list[str]:
     heads = ["strategy", "ms an epoch", *(f"times {base}" for base in BASES), "predicted, ms", "the plan"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for name in [*FIXED, *PLANNED]:
@@ -49,8 +38,8 @@ def table(rows: Rows, cell: str) -> list[str]:
         lines_of = list(rows[job].values())
         said = [row["plan"]["predicted"]["epoch_seconds"] for row in lines_of if "plan" in row]
         cells = [f"`{name}`" if name in FIXED else name]
-        cells.append(f"{1000 * geometric_mean([seconds(row) for row in lines_of]).value:.0f}")
-        cells += [times(rows, job, f"{cell}; {base}") for base in BASES]
+        cells.append(milliseconds(rows, job))
+        cells += [times_text(rows, job, f"{cell}; {base}") for base in BASES]
         cells.append(f"{1000 * geometric_mean(said).value:.0f}" if said else "-")
         cells.append(chosen(rows[job]) or "-")
         lines.append("| " + " | ".join(cells) + " |")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from gnnpar.codecs.codec import Codec, Exactness, Identity
 from gnnpar.comm import CodedExchange, Communicator
@@ -15,6 +16,8 @@ from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.strategy import FirstLayer
 from gnnpar.parallel.view import FeatureCache
 from gnnpar.partition.shard import Shard
+
+E = TypeVar("E", bound=FlatEngine)
 
 
 def halo_engine(
@@ -32,10 +35,11 @@ def halo_engine(
     features_exact: bool,
     parts: Mapping[str, Stateful] | None = None,
     crosses_epochs: bool = False,
-) -> FlatEngine:
+    engine: type[E] = FlatEngine,
+) -> E:
     """`exchange`: of the training view, with `codec`. `features_exact`: features that are sent once travel as they are.
 
-    `parts`, `crosses_epochs`: those of FlatEngine; the views' own parts are added.
+    `parts`, `crosses_epochs`: those of FlatEngine; the views' own parts are added. `engine`: its class.
     """
     shard = normalised_for(model, shard, exactness, first_layer)
     exact_exchange = CodedExchange(comm, Identity().build(shard.row_lists, comm, seed))
@@ -49,7 +53,7 @@ def halo_engine(
     own: dict[str, Stateful] = {"held": view.held}
     if cache is not None:
         own["cache"] = cache
-    return FlatEngine(
+    return engine(
         view=view,
         exact=exact,
         shard=shard,

@@ -1,0 +1,40 @@
+"""Epochs of the jobs of a study in blocks, beside each other: `blocks.by_job` gives the lines."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gnnpar.report.statistics import Estimate, geometric_mean
+
+Cells = Mapping[str, Mapping[int, Mapping[str, Any]]]  # job -> block -> its line
+
+
+def seconds(line: Mapping[str, Any]) -> float:
+    """Of an epoch, on the mean."""
+    return float(line["result"]["epoch_seconds"]["mean"])
+
+
+def milliseconds(cells: Cells, job: str) -> str:
+    """Geometric mean over blocks."""
+    return f"{1000 * geometric_mean([seconds(line) for line in cells[job].values()]).value:.0f}"
+
+
+def times(cells: Cells, job: str, base: str) -> Estimate:
+    """How many times as fast as the base in the same block."""
+    common = sorted(cells[job].keys() & cells[base].keys())
+    return geometric_mean([seconds(cells[base][block]) / seconds(cells[job][block]) for block in common])
+
+
+def times_text(cells: Cells, job: str, base: str) -> str:
+    """`times`, with its 95 % interval."""
+    found = times(cells, job, base)
+    return "1" if job == base else f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
+
+
+def peak_mib(cells: Cells, job: str) -> float:
+    """Of the fullest rank of all blocks."""
+    return max(max(line["result"]["memory_bytes"]["peak"]) for line in cells[job].values()) / 2**20
+
+
+def sent_mib(line: Mapping[str, Any]) -> float:
+    """In an epoch, by all ranks."""
+    return line["result"]["bytes_per_epoch"]["total"] / 2**20
