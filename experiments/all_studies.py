@@ -90,12 +90,15 @@ REST = [
     Study(name="gnnpipe_simulator", minutes=25, root=True),
     Study(name="gnnpipe_volume", minutes=10, quiet=False),
     Study(name="layer_speed", minutes=10),
+    Study(name="many_machines", minutes=80, root=True),
     Study(name="mixed_speeds", minutes=30, root=True),
     Study(name="planner_search", minutes=10),
     Study(name="pyg_models", minutes=90, quiet=False),
     Study(name="row_order", minutes=5),
+    Study(name="sar_fused", minutes=10, root=True),
     Study(name="shards_memory", minutes=15, quiet=False),
     Study(name="strong_scaling", minutes=10),
+    Study(name="sufficient_factors", minutes=10, root=True),
     Study(name="typed_debian", minutes=25, quiet=False),
 ]
 # without a run.py, or beside code of others: their pages say how

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any  # of a package without types
+from typing import Protocol
 
 from gnnpar.durable import JsonObject, read_json, require_writable, write_text_whole
 from gnnpar.report import dashboard
@@ -59,7 +59,15 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def save(things: Mapping[str, Any]) -> int:
+class Saved(Protocol):
+    """A workspace or a report of wandb's."""
+
+    @property
+    def url(self) -> str: ...
+    def save(self) -> object: ...
+
+
+def save(things: Mapping[str, Saved]) -> int:
     """Onto the server; 1 where it does not take one."""
     for name, thing in things.items():
         try:

@@ -127,7 +127,7 @@ def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overri
     if not (isinstance(mine, Preprocess) and isinstance(theirs, Preprocess)):
         return mine
     typed = {override.lstrip("+~").partition("=")[0].removeprefix("dataset.") for override in overrides}
-    how = {name: getattr(theirs, name) for name in _PREPARED if name not in typed}
+    how = {name: vars(theirs)[name] for name in _PREPARED if name not in typed}
     mine = replace(mine, **how)
     if how.get("normalize") == "standard" and mine != theirs:
         raise ConfigError(
