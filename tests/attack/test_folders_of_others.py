@@ -234,7 +234,7 @@ WAITING: dict[str, tuple[str, str]] = {  # dataset, the pipe that a reader would
     "raw of PyG": ("cora", "Cora/raw/ind.cora.x"),
     "processed of PyG": ("cora", "cache/pyg/cora-downloaded/Cora/processed/data.pt"),
     "raw of OGB": ("ogbn_arxiv", "ogbn_arxiv/raw/edge.csv.gz"),
-    "arrays of OGB": ("ogbn_arxiv", "cache/ogb/ogbn_arxiv-downloaded/x.npy"),
+    "arrays of OGB": ("ogbn_arxiv", "cache/ogb_arrays/ogbn_arxiv-downloaded/x.npy"),
 }
 
 
@@ -340,7 +340,7 @@ def test_a_cache_of_ogb_holds_arrays_alone(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
     ogb_files(tmp_path / "ogbn_arxiv")
     assert ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0).y.tolist() == [0, 1] * 20
-    (labels,) = (tmp_path / "cache" / "ogb").glob("*/y.npy")
+    (labels,) = (tmp_path / "cache" / "ogb_arrays").glob("*/y.npy")
     np.save(labels, np.array([Code(tmp_path / "ran")], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="of the cache cannot be read"):
         ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0)
@@ -1174,6 +1174,10 @@ def test_results_of_submitit_are_read_from_a_new_folder(tmp_path: Path, monkeypa
         assert told.stdout == "1 a.B:it's; rm -r x\n#"
     assert not own.exists() and not sweep.exists()
     assert launcher.params == Launcher(f"{sweep}/.submitit/%j").params
+    with pytest.raises(OSError, match="lost"), _results_apart(launcher, sweep):
+        raise OSError("a job is lost, whose log lies there")
+    assert launcher.params == Launcher(f"{sweep}/.submitit/%j").params
+    assert len(list((tmp_path / "cache" / "gnnpar" / "submitit").iterdir())) == 1
     with _results_apart(Launcher(f"{tmp_path}/named/%j"), sweep):
         assert [file.name.partition("-")[0] for file in (tmp_path / "named").iterdir()] == ["jobs"]
 

@@ -182,9 +182,9 @@ def test_ogb_comes_over_https_and_is_read_once(tmp_path: Path, monkeypatch: pyte
     assert sorted(map(tuple, first.edge_index.T.tolist()))[:4] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert first.edge_index.shape == (2, 6 + 50)
     assert [mask.nonzero().flatten().tolist() for mask in (first.train_mask, first.val_mask)] == [[0, 2], [1]]
-    made = sorted(file.name for file in (tmp_path / "cache" / "ogb" / "ogbn_arxiv-downloaded").rglob("*"))
+    made = sorted(file.name for file in (tmp_path / "cache" / "ogb_arrays" / "ogbn_arxiv-downloaded").rglob("*"))
     assert made == [f"{name}.npy" for name in ("edge_index", "test", "train", "valid", "x", "y")]
-    os.rename(tmp_path / "cache" / "ogb" / "ogbn_arxiv-downloaded", tmp_path / "away")
+    os.rename(tmp_path / "cache" / "ogb_arrays" / "ogbn_arxiv-downloaded", tmp_path / "away")
     files = tmp_path / "data" / "ogbn_products"
     for file in ogb.required_files("ogbn_products"):
         (files / file).parent.mkdir(parents=True, exist_ok=True)

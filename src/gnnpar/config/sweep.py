@@ -342,11 +342,13 @@ def _results_apart(launcher: Hydras, folder: Path) -> Iterator[None]:
     if "setup" in params:  # of Slurm alone
         known = {name: os.environ[name] for name in _OF_JOBS if name in os.environ} | {"SLURM_EXPORT_ENV": "ALL"}
         params["setup"] = [*(f"export {name}={shlex.quote(value)}" for name, value in known.items()), *setup]
-    yield
-    shutil.rmtree(own, ignore_errors=True)
-    params["submitit_folder"] = before
-    if "setup" in params:
-        params["setup"] = setup
+    try:
+        yield
+        shutil.rmtree(own, ignore_errors=True)
+    finally:
+        params["submitit_folder"] = before
+        if "setup" in params:
+            params["setup"] = setup
 
 
 _IN_A_SCRIPT = frozenset("%\\'\"`$")

@@ -83,9 +83,9 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
     folder = find_folder(data_dir, source.folder)
     missing = missing_files(folder, source.files)
     if missing or folder is None:
-        root = cached_folder(f"ogb/{name}-downloaded", _downloading(name, source, data_dir, missing))
+        root = cached_folder(f"ogb_arrays/{name}-downloaded", _downloading(name, source, data_dir, missing))
     else:
-        root = cached_folder(f"ogb/{name}-{fingerprint(folder, source.files)}", _reading(name, source, folder))
+        root = cached_folder(f"ogb_arrays/{name}-{fingerprint(folder, source.files)}", _reading(name, source, folder))
     try:
         arrays = {key: load_npy(root / f"{key}.npy", mapped=True) for key in _ARRAYS}
     except (OSError, ValueError) as error:  # of a cache that somebody else has filled, or that is damaged
