@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any  # nodes of autograd, which torch does not type
+from typing import Any  # nodes of autograd: what they have saved, and for which variable, torch does not declare
 
 import torch
 from torch import Tensor, nn

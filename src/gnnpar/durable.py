@@ -151,7 +151,7 @@ def _has_list(place: Path) -> bool:
 
 
 _MOST_USERS = 2**32 - 1
-_OF_THE_SYSTEM = ("/var/tmp", "/run/user")  # noqa: S108  # beside / and what lies in it
+_OF_THE_SYSTEM = ("/var/tmp", "/run/user")  # noqa: S108  # root has made them, as / and what lies in it; nothing is written
 
 
 def _overflow_uid() -> set[int]:
