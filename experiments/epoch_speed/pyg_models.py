@@ -11,7 +11,7 @@ from torch_geometric import nn as pyg
 def adjacency(edge_index: Tensor, num_nodes: int) -> Tensor:
     """Transposed adjacency as torch CSR, the faster of the formats PyG's sum and mean layers take."""
     src, dst = edge_index
-    ones = torch.ones(edge_index.shape[1])
+    ones = torch.ones(edge_index.shape[1], device=edge_index.device)
     return torch.sparse_coo_tensor(torch.stack([dst, src]), ones, (num_nodes, num_nodes)).coalesce().to_sparse_csr()
 
 
