@@ -234,7 +234,8 @@ def run_check(check: Check, stage: Stage, out: Path, *, rehearse: bool, left: fl
         return Record(stage.name, check.name, "not run", 0.0, detail, line)
     limit, log = min(check.seconds, left), out / stage.name / f"{check.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    paths = os.pathsep.join(str(ROOT / name) for name in ("src", "kernels", "tests"))
+    there = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = os.pathsep.join([*(str(ROOT / name) for name in ("src", "kernels", "tests")), *filter(None, there)])
     env = os.environ | {"PYTHONPATH": paths, "WANDB_MODE": "disabled", "COLUMNS": "200"} | check.env
     if rehearse:
         env |= {"TRITON_INTERPRET": "1"}
