@@ -76,12 +76,12 @@ def _low_kernel(
     inside = member < num_members
     row = tl.load(members + member, mask=inside, other=0).to(tl.int64)
     begin = tl.load(indptr + row, mask=inside, other=0)
-    end = tl.load(indptr + row + 1, mask=inside, other=0)
+    length = (tl.load(indptr + row + 1, mask=inside, other=0) - begin).to(tl.int32)
     columns = tl.program_id(1) * BW + tl.arange(0, BW)
     top = tl.full([R, BW], -float("inf"), ACC)
     source = tl.full([R, BW], NO_WINNER, tl.int32)
     for k in tl.static_range(BOUND):
-        here = begin + k < end
+        here = k < length
         other = tl.load(indices + begin + k, mask=here, other=NO_WINNER).to(tl.int32)
         mask = here[:, None] & (columns < W)[None, :]
         place = x + other.to(tl.int64)[:, None] * W + columns[None, :]
@@ -260,27 +260,31 @@ def variants() -> list[Variant]:
     cases = []
     for fresh, (width, dtype) in enumerate(ROW_SHAPES):
         cases += _variants(width, dtype, fresh=bool(fresh % 2), listed=True)
+    for width in (8, 10, 128):
+        cases += _variants(width, "fp32", fresh=True, listed=True, index="*i64", which=" by int64")
     for dtype, fresh, listed in itertools.product(("fp32", "bf16"), (False, True), (False, True)):
         which = " all rows" * (not listed) + (" fresh" if fresh else " added")
         cases += _variants(128, dtype, fresh=fresh, listed=listed, which=which)
     return distinct(cases)
 
 
-def _variants(width: int, dtype: str, *, fresh: bool, listed: bool, which: str = "") -> list[Variant]:
+def _variants(
+    width: int, dtype: str, *, fresh: bool, listed: bool, index: str = "*i32", which: str = ""
+) -> list[Variant]:
     cases = []
     item, constants, wide = row_shape(width, dtype)
     rows, no_rows = row_list(listed)
     constants |= {"FRESH": fresh} | no_rows
     ends = {"src_ids": "*i64", "best": f"*{dtype}", "arg": "*i64"} | rows
     parts = {"part_best": "*fp64" if dtype == "fp64" else "*fp32", "part_source": "*i32"}
-    graph, name = {"indices": "*i32", "x": f"*{dtype}"} | ends, f"{width} {dtype}{which}"
+    graph, name = {"indices": index, "x": f"*{dtype}"} | ends, f"{width} {dtype}{which}"
     for bound in LOW:
         r, columns = _low_tile(width, item)
-        types = {"members": "*i32", "num_members": "i32", "indptr": "*i32"} | graph
+        types = {"members": "*i32", "num_members": "i32", "indptr": index} | graph
         given = constants | {"R": r, "BW": columns, "BOUND": bound}
         cases.append(Variant(f"extremum low {bound} {name}", _low_kernel, types, given, wide=wide))
     edges, columns = piece_tile(width, item)
-    types = {"task_row": "*i32", "task_begin": "*i32", "task_end": "*i32", "task_slot": "*i32"} | graph | parts
+    types = {"task_row": "*i32", "task_begin": index, "task_end": index, "task_slot": "*i32"} | graph | parts
     given = constants | {"BE": edges, "BW": columns}
     cases.append(Variant(f"extremum piece {name}", _piece_kernel, types, given, wide=wide))
     types = {"split_row": "*i32", "split_first": "*i32"} | parts | ends

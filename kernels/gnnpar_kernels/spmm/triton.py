@@ -47,11 +47,11 @@ def _low_kernel(
     inside = member < num_members
     row = tl.load(members + member, mask=inside, other=0).to(tl.int64)
     begin = tl.load(indptr + row, mask=inside, other=0)
-    end = tl.load(indptr + row + 1, mask=inside, other=0)
+    length = (tl.load(indptr + row + 1, mask=inside, other=0) - begin).to(tl.int32)
     columns = tl.program_id(1) * BW + tl.arange(0, BW)
     total = tl.zeros([R, BW], ACC)
     for k in tl.static_range(BOUND):
-        here = begin + k < end
+        here = k < length
         source = tl.load(indices + begin + k, mask=here, other=0).to(tl.int64)
         mask = here[:, None] & (columns < W)[None, :]
         tile = tl.load(x + source[:, None] * W + columns[None, :], mask=mask, other=0.0).to(ACC)
@@ -59,7 +59,7 @@ def _low_kernel(
             tile *= tl.load(weights + begin + k, mask=here, other=0.0).to(ACC)[:, None]
         total += tile
     if ACCUMULATE:
-        inside = begin < end
+        inside = length > 0
     if rows is not None:
         row = tl.load(rows + row, mask=inside, other=0)
     _write(out + row[:, None] * W + columns[None, :], total, inside[:, None] & (columns < W)[None, :], ACCUMULATE)
@@ -217,6 +217,8 @@ def variants() -> list[Variant]:
     for accumulate, (width, dtype) in enumerate(ROW_SHAPES):
         cases += _variants(width, dtype, dtype, accumulate=bool(accumulate % 2), weights=None)
     cases += _variants(128, "fp32", "fp32", accumulate=False, weights="*fp32")
+    for width in (8, 10, 128):
+        cases += _variants(width, "fp32", "fp32", accumulate=False, weights=None, index="*i64", which=" by int64")
     for (dtype, out), weights in itertools.product(TRAINED, (None, "*fp32")):
         for accumulate, listed in itertools.product((False, True), repeat=2):
             which = f" to {out}" * (out != dtype) + " all rows" * (not listed) + (" added" if accumulate else " fresh")
@@ -232,6 +234,7 @@ def _variants(
     accumulate: bool,
     weights: str | None,
     listed: bool = True,
+    index: str = "*i32",
     which: str = "",
 ) -> list[Variant]:
     cases = []
@@ -244,11 +247,11 @@ def _variants(
     op, name = "spmm" if weights is None else "weighted spmm", f"{width} {dtype}{which}"
     for bound in LOW:
         r, columns = low_tile(width, item, bound)
-        types = {"members": "*i32", "num_members": "i32", "indptr": "*i32", "indices": "*i32"} | ends | given_weights
+        types = {"members": "*i32", "num_members": "i32", "indptr": index, "indices": index} | ends | given_weights
         given = constants | no_weights | {"R": r, "BW": columns, "BOUND": bound}
         cases.append(Variant(f"{op} low {bound} {name}", _low_kernel, types, given, wide=wide))
     edges, columns = piece_tile(width, item)
-    types = {"task_row": "*i32", "task_begin": "*i32", "task_end": "*i32", "task_slot": "*i32", "indices": "*i32"}
+    types = {"task_row": "*i32", "task_begin": index, "task_end": index, "task_slot": "*i32", "indices": index}
     types |= ends | partial | given_weights
     given = constants | no_weights | {"BE": edges, "BW": columns}
     for config in TIMES:
