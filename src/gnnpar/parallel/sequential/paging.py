@@ -24,7 +24,6 @@ from torch import Tensor, cuda
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_iter
 
 SMALLEST = 1 << 16  # bytes: what is smaller stays
 ALIGNED = 1 << 12
@@ -386,4 +385,13 @@ class Paging(TorchDispatchMode):
 
 
 def _tensors(tree: object) -> Iterator[Tensor]:
-    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor) and leaf.layout is torch.strided)
+    """Of what an operation takes or returns: tensors, and lists, tuples and dictionaries of them."""
+    if isinstance(tree, Tensor):
+        if tree.layout is torch.strided:
+            yield tree
+    elif isinstance(tree, (list, tuple)):
+        for each in tree:
+            yield from _tensors(each)
+    elif isinstance(tree, dict):
+        for each in tree.values():
+            yield from _tensors(each)
