@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 LOW = (4, 16)  # bounds on the degrees of rows that share a program with others
-SPLIT = 1024  # edges of the longest piece
+SPLIT = 256  # edges of the longest piece: a warp takes about 0.1 us an edge, and the longest piece ends last
 
 
 class Tasks(NamedTuple):

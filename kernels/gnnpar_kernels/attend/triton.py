@@ -59,7 +59,7 @@ def shift_of(m):
     return tl.where(m == float("-inf"), 0.0, m)
 
 
-@tuned(TILES, key=["H", "D", "BOUND", "BRANCH"], types=["x_ptr"], restores=STATE)
+@tuned(TILES, key=["H", "D", "BOUND", "SPLIT", "BRANCH"], types=["x_ptr"], restores=STATE)
 @triton.jit(do_not_specialize=RUNTIME)
 def _fold(
     row_ptr,

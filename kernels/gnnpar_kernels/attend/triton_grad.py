@@ -49,7 +49,7 @@ def _ends(ends_ptr, index, head, mask, H: tl.constexpr):
     return near, tl.load(at + H, mask=mask, other=0.0), tl.load(at + 2 * H, mask=mask, other=0.0)
 
 
-@tuned(TILES, key=["H", "D", "BOUND", "SOURCE"], types=["table_ptr"])
+@tuned(TILES, key=["H", "D", "BOUND", "SPLIT", "SOURCE"], types=["table_ptr"])
 @triton.jit(do_not_specialize=RUNTIME)
 def _pull(
     row_ptr,

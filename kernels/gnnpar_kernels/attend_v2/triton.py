@@ -38,7 +38,9 @@ from gnnpar_kernels.csr import Csr, accumulate_dtype
 from gnnpar_kernels.triton_tasks import LOW
 from gnnpar_kernels.triton_tuning import Variant, configs, distinct, tuned
 
-TILES = configs({"TILE": 512}, {"TILE": 256})  # elements gathered by a warp at once: rows of both ends are held
+TILES = configs(
+    {"TILE": 256}, {"TILE": 512}, {"TILE": 128}
+)  # elements gathered by a warp at once: rows of both ends are held
 
 
 @triton.jit
@@ -46,7 +48,7 @@ def _activated(z, SLOPE: tl.constexpr):
     return tl.where(z > 0, z, z * SLOPE)
 
 
-@tuned(TILES, key=["H", "D", "BOUND"], types=["x_ptr"], restores=["m_ptr", "mass_ptr", "acc_ptr"])
+@tuned(TILES, key=["H", "D", "BOUND", "SPLIT"], types=["x_ptr"], restores=["m_ptr", "mass_ptr", "acc_ptr"])
 @triton.jit(do_not_specialize=RUNTIME)
 def _fold(
     row_ptr,
@@ -126,7 +128,7 @@ def _fold(
     tl.store(acc_ptr + own, acc, mask=here_wide)
 
 
-@tuned(TILES, key=["H", "D", "BOUND", "SOURCE"], types=["x_ptr"])
+@tuned(TILES, key=["H", "D", "BOUND", "SPLIT", "SOURCE"], types=["x_ptr"])
 @triton.jit(do_not_specialize=RUNTIME)
 def _pull(
     row_ptr,

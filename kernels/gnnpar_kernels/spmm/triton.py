@@ -14,7 +14,7 @@ from gnnpar_kernels.csr import accumulate_dtype, flat_rows
 from gnnpar_kernels.triton_tasks import LOW, low_tile, piece_tile, tasks_of
 from gnnpar_kernels.triton_tuning import ROW_SHAPES, TRAINED, Variant, configs, distinct, row_list, row_shape, tuned
 
-TIMES = configs({"TIMES": 1}) + configs({"TIMES": 2}, num_warps=(2,))  # tiles of a piece, one for each warp
+SHARES = configs({"SHARE": 1}, {"SHARE": 2}, {"SHARE": 4})  # of the edges of a tile, that are read at once
 SLOTS = 8  # pieces of a cut row that are read at once
 
 
@@ -65,7 +65,7 @@ def _low_kernel(
     _write(out + row[:, None] * W + columns[None, :], total, inside[:, None] & (columns < W)[None, :], ACCUMULATE)
 
 
-@tuned(TIMES, key=["W", "ACCUMULATE"], types=["x"], restores=["out"])
+@tuned(SHARES, key=["W", "ACCUMULATE"], types=["x"], restores=["out"])
 @triton.jit
 def _piece_kernel(
     task_row,
@@ -83,10 +83,10 @@ def _piece_kernel(
     BW: tl.constexpr,
     ACC: tl.constexpr,
     ACCUMULATE: tl.constexpr,
-    TIMES: tl.constexpr,
+    SHARE: tl.constexpr,
 ):
     """One piece of a long CSR row: its sum goes to the output row, or to its slot of `partial` if the row is cut."""
-    STEP: tl.constexpr = BE * TIMES
+    STEP: tl.constexpr = BE // SHARE if BE > SHARE else 1
     task = tl.program_id(0)
     begin, end, slot = tl.load(task_begin + task), tl.load(task_end + task), tl.load(task_slot + task)
     columns = tl.program_id(1) * BW + tl.arange(0, BW)
@@ -254,9 +254,9 @@ def _variants(
     types = {"task_row": "*i32", "task_begin": index, "task_end": index, "task_slot": "*i32", "indices": index}
     types |= ends | partial | given_weights
     given = constants | no_weights | {"BE": edges, "BW": columns}
-    for config in TIMES:
-        tile, warps = given | config.kwargs, config.num_warps
-        cases.append(Variant(f"{op} piece x{warps} {name}", _piece_kernel.fn, types, tile, warps, wide=wide))
+    for config in SHARES:
+        which = f"1/{config.kwargs['SHARE']}"
+        cases.append(Variant(f"{op} piece {which} {name}", _piece_kernel.fn, types, given | config.kwargs, wide=wide))
     if weights is None:
         types = {"split_row": "*i32", "split_first": "*i32", "out": f"*{out}"} | rows | partial
         given = constants | {"BS": SLOTS, "BW": columns}

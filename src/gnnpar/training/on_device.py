@@ -14,6 +14,7 @@ root is one there, where torch's CUDA kernels multiply by its inverse.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,11 @@ class Before(NamedTuple):
     values: list[Tensor]
     gradients: list[Tensor]
     moments: list[list[Tensor]]
+
+
+def largest_of(tensors: list[Tensor]) -> list[Tensor]:
+    """The largest magnitude in each, nan where an entry is, in few launches. Shapes: [...], not empty -> []."""
+    return list(torch._foreach_norm(tensors, torch.inf))
 
 
 def numbers_of(kind: str, group: Group, step: int) -> list[float]:
@@ -124,9 +130,9 @@ class DeviceStep:
                 after = sgd(group, before, numbers)
             else:
                 after = adam(group, before, numbers, decoupled=self._kind == "AdamW")
-            for olds, news in zip((parameters, *moments), after, strict=True):
-                for old, new in zip(olds, news, strict=True):
-                    old.copy_(torch.where(finite, new, old))
+            olds, news = (list(chain.from_iterable(each)) for each in ((parameters, *moments), after))
+            taken = [torch.where(finite, new, old) for old, new in zip(olds, news, strict=True)]
+            torch._foreach_copy_(olds, taken)
 
     @property
     def _groups(self) -> list[Group]:

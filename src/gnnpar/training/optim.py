@@ -17,7 +17,7 @@ from torch import nn
 from gnnpar.durable import JsonDict
 from gnnpar.parallel.keys import to_device
 from gnnpar.training import eager
-from gnnpar.training.on_device import DeviceStep
+from gnnpar.training.on_device import DeviceStep, largest_of
 
 Named = Iterable[tuple[str, nn.Parameter]]
 LayerOf = Callable[[str], int | None]  # global parameter name -> layer; None: encoder, decoder
@@ -186,8 +186,12 @@ class Stepper:
         self._on_device.launch(self._finite)
 
     def _all_finite(self) -> torch.Tensor:
-        found = [torch.isfinite(p.grad).all() for p in self.parameters if p.grad is not None]
-        return torch.stack(found).all() if found else torch.tensor(True)
+        found = [p.grad for p in self.parameters if p.grad is not None and p.grad.numel() > 0]
+        if not found:
+            return torch.tensor(True)
+        widest = max((gradient.dtype for gradient in found), key=lambda dtype: dtype.itemsize)
+        largest = largest_of(found)
+        return torch.isfinite(torch.stack([each.to(widest) for each in largest])).all()
 
     def _clip(self, norm: float | None) -> None:
         if self.config.clip is not None and norm is None:
