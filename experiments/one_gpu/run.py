@@ -21,9 +21,10 @@ import torch
 import torch.nn.functional as F
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
-sys.path[:0] = [str(HERE.parent / "epoch_speed"), str(ROOT / "kernels")]
+sys.path[:0] = [str(HERE.parent), str(ROOT / "kernels")]
 
-import pyg_models
+
+from epoch_speed.pyg_models import PyGModel, adjacency
 
 from bench.graphs import GRAPHS, Size, draw
 from bench.report import commit
@@ -38,6 +39,7 @@ from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Strategy
 from gnnpar.partition.shard import Shard
+from gnnpar.training.captured import WARM_UP as CAPTURE
 from gnnpar.training.captured import captured_epochs
 from gnnpar.training.optim import Adam
 from gnnpar.verify.conformance import make_job
@@ -45,8 +47,10 @@ from gnnpar_kernels.csr import accumulate_dtype
 
 FEATURES, CLASSES, PARTS = 128, 40, 8
 SHAPE = {"num_layers": 3, "hidden": 128, "dropout": 0.5}
-MODELS: dict[str, ModelConfig] = {"gcn": GCN(**SHAPE), "sage": SAGE(**SHAPE), "gat": GAT(**SHAPE, heads=4)}
-WARM_UP, EPOCHS = 8, 20  # a captured epoch is the sixth
+MODELS: dict[str, ModelConfig] = {"gat": GAT(**SHAPE, heads=4), "gcn": GCN(**SHAPE), "sage": SAGE(**SHAPE)}
+LARGE = 10_000_000  # edges
+WARM_UP, EPOCHS = 3, 20
+CAPTURED_BY = CAPTURE + 2  # epochs before a replay is measured
 SHORT = 2.0  # seconds of measured epochs that are enough, after three of them
 Epoch = Callable[[], float]
 
@@ -101,10 +105,10 @@ def gnnpar_epoch(
 
 def pyg_epoch(data: Dataset, config: ModelConfig, device: torch.device, *, kind: str, csr: bool) -> Epoch:
     widths = [FEATURES, *[config.hidden] * (config.num_layers - 1), CLASSES]
-    model = pyg_models.PyGModel(kind, widths, heads=4, dropout=config.dropout).to(device).train()
+    model = PyGModel(kind, widths, heads=4, dropout=config.dropout).to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=device.type == "cuda")
     edges = data.edge_index.to(device)
-    edges = pyg_models.adjacency(edges, data.num_nodes) if csr else edges
+    edges = adjacency(edges, data.num_nodes) if csr else edges
     x, y, train = data.x.to(device), data.y.to(device), data.train_mask.nonzero().flatten().to(device)
 
     def epoch() -> float:
@@ -120,25 +124,30 @@ def pyg_epoch(data: Dataset, config: ModelConfig, device: torch.device, *, kind:
 Build = Callable[[Dataset, ModelConfig, torch.device], Epoch]
 
 
-def contenders(kind: str, device: torch.device) -> Iterator[tuple[str, Build]]:
+def contenders(kind: str, size: Size, device: torch.device) -> Iterator[tuple[str, Build]]:
+    """Small graphs are bound by launches, so epochs are captured; large ones by memory, so parts lie out of core."""
     yield "single", gnnpar_epoch
-    if device.type == "cuda":
-        yield "single, captured", partial(gnnpar_epoch, captured=True)
     yield "single, bf16", partial(gnnpar_epoch, dtype=torch.bfloat16)
-    yield f"sar, {PARTS} parts out of core", partial(gnnpar_epoch, strategy=SAR(logical_parts=PARTS))
     if kind != "gat":
         yield "PyG, CSR", partial(pyg_epoch, kind=kind, csr=True)
     yield "PyG, edge list", partial(pyg_epoch, kind=kind, csr=False)
+    if size.edges >= LARGE:
+        yield f"sar, {PARTS} parts out of core", partial(gnnpar_epoch, strategy=SAR(logical_parts=PARTS))
+    elif device.type == "cuda":
+        yield "single, captured", partial(gnnpar_epoch, captured=True)
+        yield "single, bf16, captured", partial(gnnpar_epoch, dtype=torch.bfloat16, captured=True)
 
 
-def measure(build: Callable[[], Epoch], device: torch.device, profile: Path | None) -> Mapping[str, object]:
+def measure(
+    build: Callable[[], Epoch], device: torch.device, *, warm_up: int, profile: Path | None
+) -> Mapping[str, object]:
     """Milliseconds of epochs, each to the end of its last kernel; MiB at most, the graph and the weights among them."""
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     epoch = build()
-    losses = [epoch() for _ in range(WARM_UP)]
+    losses = [epoch() for _ in range(warm_up)]
     times: list[float] = []
     while len(times) < 3 or (len(times) < EPOCHS and sum(times) < SHORT * 1e3):
         if on_gpu:
@@ -163,7 +172,7 @@ def cells(device: torch.device, graphs: list[str], scale: float) -> Iterator[tup
         size = GRAPHS[name].scaled(scale)
         data = dataset_of(name, size, device)
         for kind, config in MODELS.items():
-            for contender, build in contenders(kind, device):
+            for contender, build in contenders(kind, size, device):
                 row = {"graph": name, "nodes": size.nodes, "edges": data.num_edges, "model": kind}
                 yield row | {"contender": contender}, partial(build, data, config, device)
         del data
@@ -206,7 +215,8 @@ def main() -> None:
         told = "-".join(str(row[name]).replace(", ", "-").replace(" ", "-") for name in ("graph", "model", "contender"))
         profile = given.out.with_name(f"profile-{told}.txt") if given.profile else None
         try:
-            found = measure(build, device, profile)
+            warm_up = CAPTURED_BY if "captured" in row["contender"] else WARM_UP
+            found = measure(build, device, warm_up=warm_up, profile=profile)
             times = found["milliseconds"]
             assert isinstance(times, list)
             said = f"{statistics.median(times):.2f} ms, {found['peak_mib'] or 0:.0f} MiB"

@@ -149,6 +149,13 @@ def test_kernels_tune_by_names_that_they_have():
 
     assert isinstance(_fold, Tuned)
     assert isinstance(_piece_kernel, Tuned)
-    given = {"H": 4, "D": 64, "BOUND": 0, "BRANCH": False, "x_ptr": SimpleNamespace(dtype=torch.bfloat16)}
-    assert _fold.shape_class(given) == "H=4 D=64 BOUND=0 BRANCH=False x_ptr=bfloat16"
+    given = {
+        "H": 4,
+        "D": 64,
+        "BOUND": 0,
+        "SPLIT": True,
+        "BRANCH": False,
+        "x_ptr": SimpleNamespace(dtype=torch.bfloat16),
+    }
+    assert _fold.shape_class(given) == "H=4 D=64 BOUND=0 SPLIT=True BRANCH=False x_ptr=bfloat16"
     assert all(isinstance(each, triton.Config) for each in _fold.candidates)

@@ -38,9 +38,7 @@ from gnnpar_kernels.csr import Csr, accumulate_dtype
 from gnnpar_kernels.triton_tasks import LOW
 from gnnpar_kernels.triton_tuning import Variant, configs, distinct, tuned
 
-TILES = configs(
-    {"TILE": 256}, {"TILE": 512}, {"TILE": 128}
-)  # elements gathered by a warp at once: rows of both ends are held
+TILES = configs({"TILE": 256}, {"TILE": 512})  # elements gathered by a warp at once: rows of both ends are held
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """Sum over in-edges in registers: every edge gathers its row once, the order of sums is fixed, no atomics."""
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
 
 import itertools
 
@@ -16,6 +16,12 @@ from gnnpar_kernels.triton_tuning import ROW_SHAPES, TRAINED, Variant, configs, 
 
 SHARES = configs({"SHARE": 1}, {"SHARE": 2}, {"SHARE": 4})  # of the edges of a tile, that are read at once
 SLOTS = 8  # pieces of a cut row that are read at once
+
+
+@triton.constexpr_function
+def edges_at_once(edges, columns, share):
+    """At least 256 entries, which are 16 bytes for each lane of a warp."""
+    return max(1, edges // share, min(edges, 256 // columns))
 
 
 @triton.jit
@@ -86,7 +92,7 @@ def _piece_kernel(
     SHARE: tl.constexpr,
 ):
     """One piece of a long CSR row: its sum goes to the output row, or to its slot of `partial` if the row is cut."""
-    STEP: tl.constexpr = BE // SHARE if BE > SHARE else 1
+    STEP: tl.constexpr = edges_at_once(BE, BW, SHARE)
     task = tl.program_id(0)
     begin, end, slot = tl.load(task_begin + task), tl.load(task_end + task), tl.load(task_slot + task)
     columns = tl.program_id(1) * BW + tl.arange(0, BW)
