@@ -101,8 +101,8 @@ REST = [
     Study(name="sufficient_factors", minutes=10, root=True),
     Study(name="typed_debian", minutes=25, quiet=False),
 ]
-# without a run.py, or beside code of others: their pages say how
-ELSEWHERE = ("ablation", "accuracy", "bench_peers", "beside_the_originals")
+# without a run.py, beside code of others, or on a GPU: their pages say how
+ELSEWHERE = ("ablation", "accuracy", "bench_peers", "beside_the_originals", "one_gpu")
 LISTS = {"compare": COMPARE, "rest": REST}
 
 

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+import torch_geometric
+import triton
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 sys.path[:0] = [str(HERE.parent), str(ROOT / "kernels")]
@@ -27,7 +29,7 @@ sys.path[:0] = [str(HERE.parent), str(ROOT / "kernels")]
 from epoch_speed.pyg_models import PyGModel, adjacency
 
 from bench.graphs import GRAPHS, Size, draw
-from bench.report import commit
+from bench.report import commit, hardware
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
@@ -186,13 +188,10 @@ def rows_in(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def versions(device: torch.device) -> dict[str, str]:
-    import torch_geometric
-    import triton
-
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+def origin(device: torch.device) -> dict[str, object]:
+    """Where, on which commit and with what a line is measured."""
     packages = {"torch": torch.__version__, "triton": triton.__version__, "pyg": torch_geometric.__version__}
-    return {"device": where, "commit": commit(), "date": time.strftime("%Y-%m-%d"), **packages}
+    return {"hardware": hardware(device.type), "commit": commit(), "versions": packages}
 
 
 def main() -> None:
@@ -205,7 +204,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="beside the file, the longest kernels of an epoch")
     given = parser.parse_args()
     device, began = torch.device(given.device), time.monotonic()
-    about, done = versions(device), {key_of(row) for row in rows_in(given.out)}
+    about, done = origin(device), {key_of(row) for row in rows_in(given.out)}
     for row, build in cells(device, given.graphs.split(","), given.scale):
         if key_of(row) in done:
             continue

@@ -1,7 +1,7 @@
 """Sum over in-edges in registers: every edge gathers its row once, the order of sums is fixed, no atomics."""
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
-# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
+# pyright: reportGeneralTypeIssues=false
 
 import itertools
 
@@ -12,16 +12,9 @@ from torch import Tensor
 
 from gnnpar_kernels.csr import accumulate_dtype, flat_rows
 from gnnpar_kernels.triton_tasks import LOW, low_tile, piece_tile, tasks_of
-from gnnpar_kernels.triton_tuning import ROW_SHAPES, TRAINED, Variant, configs, distinct, row_list, row_shape, tuned
+from gnnpar_kernels.triton_tuning import ROW_SHAPES, TRAINED, Variant, distinct, row_list, row_shape
 
-SHARES = configs({"SHARE": 1}, {"SHARE": 2}, {"SHARE": 4})  # of the edges of a tile, that are read at once
 SLOTS = 8  # pieces of a cut row that are read at once
-
-
-@triton.constexpr_function
-def edges_at_once(edges, columns, share):
-    """At least 256 entries, which are 16 bytes for each lane of a warp."""
-    return max(1, edges // share, min(edges, 256 // columns))
 
 
 @triton.jit
@@ -71,7 +64,6 @@ def _low_kernel(
     _write(out + row[:, None] * W + columns[None, :], total, inside[:, None] & (columns < W)[None, :], ACCUMULATE)
 
 
-@tuned(SHARES, key=["W", "ACCUMULATE"], types=["x"], restores=["out"])
 @triton.jit
 def _piece_kernel(
     task_row,
@@ -89,20 +81,18 @@ def _piece_kernel(
     BW: tl.constexpr,
     ACC: tl.constexpr,
     ACCUMULATE: tl.constexpr,
-    SHARE: tl.constexpr,
 ):
     """One piece of a long CSR row: its sum goes to the output row, or to its slot of `partial` if the row is cut."""
-    STEP: tl.constexpr = edges_at_once(BE, BW, SHARE)
     task = tl.program_id(0)
     begin, end, slot = tl.load(task_begin + task), tl.load(task_end + task), tl.load(task_slot + task)
     columns = tl.program_id(1) * BW + tl.arange(0, BW)
     inside = columns < W
     total = tl.zeros([BW], ACC)
-    edges = begin + tl.arange(0, STEP)
+    edges = begin + tl.arange(0, BE)
     source = tl.load(indices + edges, mask=edges < end, other=0)
-    for start in range(begin, end, STEP):
-        edges = start + tl.arange(0, STEP)
-        following = tl.load(indices + edges + STEP, mask=edges + STEP < end, other=0)
+    for start in range(begin, end, BE):
+        edges = start + tl.arange(0, BE)
+        following = tl.load(indices + edges + BE, mask=edges + BE < end, other=0)
         mask = (edges < end)[:, None] & inside[None, :]
         tile = tl.load(x + source.to(tl.int64)[:, None] * W + columns[None, :], mask=mask, other=0.0).to(ACC)
         if weights is not None:
@@ -209,6 +199,7 @@ def _launch(
             BE=edges,
             BW=columns,
             **common,
+            num_warps=1,
         )
     if tasks.num_slots > 0:
         _combine_kernel[tasks.split_row.shape[0], tiles](
@@ -260,9 +251,7 @@ def _variants(
     types = {"task_row": "*i32", "task_begin": index, "task_end": index, "task_slot": "*i32", "indices": index}
     types |= ends | partial | given_weights
     given = constants | no_weights | {"BE": edges, "BW": columns}
-    for config in SHARES:
-        which = f"1/{config.kwargs['SHARE']}"
-        cases.append(Variant(f"{op} piece {which} {name}", _piece_kernel.fn, types, given | config.kwargs, wide=wide))
+    cases.append(Variant(f"{op} piece {name}", _piece_kernel, types, given, wide=wide))
     if weights is None:
         types = {"split_row": "*i32", "split_first": "*i32", "out": f"*{out}"} | rows | partial
         given = constants | {"BS": SLOTS, "BW": columns}
