@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gnnpar.report.statistics import Estimate, geometric_mean
+from gnnpar.report.statistics import Estimate, geometric_mean, mean
 
+EXPOSED = ("exposed_wire", "exposed_skew", "reduce")
 Cells = Mapping[str, Mapping[int, Mapping[str, Any]]]  # job -> block -> its line
 
 
@@ -28,6 +29,15 @@ def times_text(cells: Cells, job: str, base: str) -> str:
     """`times`, with its 95 % interval."""
     found = times(cells, job, base)
     return "1" if job == base else f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
+
+
+def share_percent(cells: Cells, job: str) -> float:
+    """Of an epoch that passes in communication, on the mean of three blocks or more: what no work hides."""
+    shares = [
+        sum(line["result"]["breakdown_seconds"][part] for part in EXPOSED) / seconds(line)
+        for line in cells[job].values()
+    ]
+    return 100 * mean(shares, fewest=3).value
 
 
 def peak_mib(cells: Cells, job: str) -> float:

@@ -38,7 +38,8 @@ from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose, refuse_led_away
 from gnnpar.config.jobs import state_of
 from gnnpar.config.replay import resumed
-from gnnpar.config.sweep import Resuming, _place_of_results, _results_apart
+from gnnpar.config.submitit_jobs import place_of_results, results_apart
+from gnnpar.config.sweep import OF_JOBS, Resuming
 from gnnpar.data import ogb, pyg
 from gnnpar.data.columns import Column
 from gnnpar.data.files import cached_folder, fingerprint
@@ -1163,7 +1164,7 @@ def test_results_of_submitit_are_read_from_a_new_folder(tmp_path: Path, monkeypa
     monkeypatch.setenv("GNNPAR_CLASSES", "a.B:it's; rm -r x\n#")
     sweep = tmp_path / "x%jy"
     launcher = Launcher(f"{sweep}/.submitit/%j")
-    with _results_apart(launcher, sweep):
+    with results_apart(launcher, sweep, known=OF_JOBS):
         (own,) = (tmp_path / "cache" / "gnnpar" / "submitit").iterdir()
         assert launcher.params["submitit_folder"] == f"{own}/%j"
         assert own.stat().st_mode & 0o777 == 0o700
@@ -1174,18 +1175,18 @@ def test_results_of_submitit_are_read_from_a_new_folder(tmp_path: Path, monkeypa
         assert told.stdout == "1 a.B:it's; rm -r x\n#"
     assert not own.exists() and not sweep.exists()
     assert launcher.params == Launcher(f"{sweep}/.submitit/%j").params
-    with pytest.raises(OSError, match="lost"), _results_apart(launcher, sweep):
+    with pytest.raises(OSError, match="lost"), results_apart(launcher, sweep, known=OF_JOBS):
         raise OSError("a job is lost, whose log lies there")
     assert launcher.params == Launcher(f"{sweep}/.submitit/%j").params
     assert len(list((tmp_path / "cache" / "gnnpar" / "submitit").iterdir())) == 1
-    with _results_apart(Launcher(f"{tmp_path}/named/%j"), sweep):
+    with results_apart(Launcher(f"{tmp_path}/named/%j"), sweep, known=OF_JOBS):
         assert [file.name.partition("-")[0] for file in (tmp_path / "named").iterdir()] == ["jobs"]
 
 
 @pytest.mark.parametrize("name", ["x%jy", "a\nb", "it's", 'a"b', "a\\b", "a`b", "$HOME"])
 def test_submitit_writes_no_name_into_a_script_that_a_shell_reads_otherwise(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"would stand in scripts; set hydra\.launcher\.submitit_folder=FOLDER"):
-        _place_of_results(Launcher(f"{tmp_path}/{name}/%j"), tmp_path / "sweep")
+        place_of_results(Launcher(f"{tmp_path}/{name}/%j"), tmp_path / "sweep")
 
 
 def test_a_name_that_would_be_read_as_a_value_is_refused(

@@ -12,10 +12,8 @@ import logging
 import math
 import os
 import shlex
-import shutil
 import signal
 import stat
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,17 +37,18 @@ from gnnpar.config.jobs import (
 )
 from gnnpar.config.replay import PARAMS, Replay, asked, quoted
 from gnnpar.config.study import MOST_RUNS, key_of
-from gnnpar.durable import JsonObject, WriteError, refuse_links_below, refuse_others
-from gnnpar.paths import conf_dir, own_cache
-from gnnpar.scratch import give_back_environment
-from gnnpar.settings import ConfigError, show
-from gnnpar.targets import FENCE, TRUST
+from gnnpar.config.submitit_jobs import is_submitit, place_of_results, results_apart
+from gnnpar.durable import JsonObject, WriteError, refuse_links_below
+from gnnpar.paths import conf_dir
+from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
 from gnnpar.training.result.result import valid_result
 
 SWEEP = "GNNPAR_SWEEP"
 """The environment variable that names the sweep's process to its jobs'."""
+OF_JOBS = (SWEEP, "GNNPAR_JOBS_AT_ONCE", "GNNPAR_SESSION")
+"""Those that its jobs know, however they are started."""
 Overrides = Sequence[str]
 Hydras = Any  # Hydra hands its objects to launchers and sweepers without types
 _SETTLE_SECONDS = 15.0  # how long a job that a launcher has lost may take to show that it runs
@@ -175,8 +174,8 @@ class Resuming:
         folder = Path(str(self.config.hydra.sweep.dir))
         self.sweep.folder = folder
         with alone_in(folder):
-            if _is_submitit(self.inner):
-                _place_of_results(self.inner, folder)
+            if is_submitit(self.inner):
+                place_of_results(self.inner, folder)
             manifest = Manifest.read(folder)
             manifest.argv = asked(self.sweep.argv)
             jobs = [self.plan(overrides, manifest) for overrides in job_overrides]
@@ -250,7 +249,7 @@ class Resuming:
         try:
             at_once = str(self.beside_each_other(len(jobs)))
             telling = inherited("GNNPAR_JOBS_AT_ONCE", at_once), inherited(SWEEP, str(os.getpid()))
-            with telling[0], telling[1], _results_apart(self.inner, manifest.folder):
+            with telling[0], telling[1], results_apart(self.inner, manifest.folder, known=OF_JOBS):
                 self.inner.launch([overrides for _, overrides in jobs], initial_job_idx=0)
         except Exception as error:
             complain(f"a job was lost: {type(error).__name__} {error}")
@@ -307,52 +306,6 @@ def _make_way(file: Path) -> None:
             raise WriteError(errno.EISDIR, "it is a folder; rename it", str(file))
         if not stat.S_ISREG(there.st_mode) or there.st_nlink > 1:
             file.unlink()
-
-
-def _is_submitit(launcher: Hydras) -> bool:
-    return "submitit" in type(launcher).__module__
-
-
-def _place_of_results(launcher: Hydras, folder: Path) -> Path:
-    """Where submitit may leave what it unpickles, by a name that it writes into scripts: in the user's cache, or the
-    `submitit_folder` that he names, not in the sweep's folder, which somebody else may have packed, or shares.
-    WriteError and ConfigError where that is no place of this user alone, or no name for a script."""
-    named = Path(str(launcher.params["submitit_folder"]).removesuffix("%j"))
-    place = own_cache() / "submitit" if named.parent == folder else named
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    place = place.resolve()
-    if not (str(place).isprintable() and _IN_A_SCRIPT.isdisjoint(str(place))):
-        raise ConfigError(f"{show(str(place))} would stand in scripts; set hydra.launcher.submitit_folder=FOLDER")
-    refuse_others(place)
-    return place
-
-
-@contextmanager
-def _results_apart(launcher: Hydras, folder: Path) -> Iterator[None]:
-    """Jobs of submitit leave their results in a new folder, this start's alone, gone afterwards unless a job was lost:
-    its log lies there. They know what this process has set, whatever a cluster hands on."""
-    if not _is_submitit(launcher):
-        yield
-        return
-    own = tempfile.mkdtemp(prefix="jobs-", dir=_place_of_results(launcher, folder))
-    params = launcher.params
-    before, params["submitit_folder"] = params["submitit_folder"], f"{own}/%j"
-    give_back_environment()
-    setup = params.get("setup") or []
-    if "setup" in params:  # of Slurm alone
-        known = {name: os.environ[name] for name in _OF_JOBS if name in os.environ} | {"SLURM_EXPORT_ENV": "ALL"}
-        params["setup"] = [*(f"export {name}={shlex.quote(value)}" for name, value in known.items()), *setup]
-    try:
-        yield
-        shutil.rmtree(own, ignore_errors=True)
-    finally:
-        params["submitit_folder"] = before
-        if "setup" in params:
-            params["setup"] = setup
-
-
-_IN_A_SCRIPT = frozenset("%\\'\"`$")
-_OF_JOBS = ("PYTHONSAFEPATH", FENCE, TRUST, SWEEP, "GNNPAR_JOBS_AT_ONCE", "GNNPAR_SESSION")
 
 
 def per_job(argv: Sequence[str]) -> list[str]:
