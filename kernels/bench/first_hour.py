@@ -92,17 +92,16 @@ TOOLS = {
     "ncu": f"ncu --csv --page raw --metrics {','.join(COUNTERS)} -c 120 "
     "-k 'regex:^_(fold|pull|low|piece|combine|gather|scatter|quantize|dequantize|dropout)'",
 }
-TUNE = {"GNNPAR_TUNE": "record"}
 UNTUNED = {"GNNPAR_TUNE": "0"}
 PYTEST = "-m pytest -q -p no:cacheprovider"
 INTERPRETED = f"{PYTEST} tests/kernels/test_dropout.py tests/kernels/test_gather.py -k triton -m 'not slow'"
 KERNEL_TESTS = f"{PYTEST} tests/kernels -m gpu"
 
 
-def _race(name: str, graph: str, options: str, seconds: float, *, env: dict[str, str] | None = None) -> Check:
+def _race(name: str, graph: str, options: str, seconds: float) -> Check:
     """`graph`: empty: all. A rehearsal takes a small one of the same kind."""
     command = f"{RACE} --device cuda{f' --graph {graph}' if graph else ''} {options}"
-    return Check(name, command, seconds, f"{SMALL_RACE} {options} {SMALL[graph or 'arxiv']}", env=env or {})
+    return Check(name, command, seconds, f"{SMALL_RACE} {options} {SMALL[graph or 'arxiv']}")
 
 
 def _of_every_strategy(name: str, command: str, seconds: float) -> list[Check]:
@@ -150,8 +149,12 @@ STAGES = (
         "tune",
         240,
         (
-            _race("arxiv", "arxiv", "--quick --repeats 1 --seconds 2", 100, env=TUNE),
-            _race("products", "products", "--case spmm --quick --repeats 1 --seconds 2", 100, env=TUNE),
+            Check(
+                "tiles",
+                "kernels/bench/tune.py --jobs 11 --csv {out}/tiles.csv",
+                180,
+                "kernels/bench/tune.py --device cpu --scale 0.0001 --csv {out}/tiles.csv",
+            ),
             Check("table", f"{PROOF} table {{out}}", 30, f"{PROOF} table {{out}}"),
         ),
         timed=True,

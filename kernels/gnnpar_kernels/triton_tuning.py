@@ -36,6 +36,19 @@ def configs(*meta: dict[str, int], num_warps: Sequence[int] = (1,)) -> list[trit
     return [triton.Config(dict(each), num_warps=warps) for warps in num_warps for each in meta]
 
 
+class Timing(NamedTuple):
+    """What a launch took with one tile; milliseconds are infinite where it cannot run."""
+
+    kernel: str
+    shape: str
+    tile: dict[str, int]
+    milliseconds: float
+
+
+timings: list[Timing] = []
+"""Of this process, by GNNPAR_TUNE=record."""
+
+
 class Table:
     """The chosen tiles of one kind of GPU by kernel and shape class, as a file. Threads may share it."""
 
@@ -132,6 +145,10 @@ class Tuned:
         milliseconds = [_milliseconds(functools.partial(launch, each)) for each in self.candidates]
         for name, copy in before.items():
             given[name].copy_(copy)
+        name, shape = self.name, self.shape_class(given)
+        timings.extend(
+            Timing(name, shape, _as_json(each), ms) for each, ms in zip(self.candidates, milliseconds, strict=True)
+        )
         return self.candidates[milliseconds.index(min(milliseconds))]
 
     def _launch(

@@ -1,0 +1,103 @@
+"""Time every tile that attention may take, and write the table of this GPU: `python kernels/bench/tune.py [--jobs N]`.
+
+N processes compile all of them first, each its share, on a graph of a hundredth of the size; then one launches and
+times them, alone. Written are gnnpar_kernels/tuned/ARCH.json and, by --csv, every time. What the table has is not timed
+again. On a CPU there are no tiles: the launches run, small, and nothing is written.
+"""
+
+import argparse
+import csv
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+import gnnpar_kernels as kernels
+from bench.graphs import GRAPHS, Inputs, draw
+from gnnpar_kernels import triton_tuning
+
+HEADS = ((4, 64), (4, 32), (8, 32))
+TYPES = (torch.float32, torch.bfloat16)
+Launch = Callable[[], object]
+
+
+def launches(data: Inputs) -> Iterator[Launch]:
+    """What training and evaluation launch of attention, by shape and type."""
+    for (heads, width), dtype in product(HEADS, TYPES):
+        yield lambda h=heads, w=width, t=dtype: attention(data, h, w, t)
+        yield lambda h=heads, w=width, t=dtype: attention_v2(data, h, w, t)
+
+
+def attention(data: Inputs, heads: int, width: int, dtype: torch.dtype) -> None:
+    (indptr, indices, *_), nodes, device = data.forward, data.size.nodes, data.device
+    x, grad = (torch.randn(nodes, heads, width, device=device).to(dtype) for _ in range(2))
+    a_src, a_dst = (torch.randn(nodes, heads, device=device) for _ in range(2))
+    state = kernels.attend(indptr, indices, x, a_src, a_dst, slope=0.2, num_rows=nodes)
+    out, lse, *_ = kernels.attend_finish(state)
+    kernels.attend(indptr, indices, x, a_src, a_dst, slope=0.2, num_rows=nodes, branch=True)
+    kernels.attend_grad(data.forward, data.reverse, x, a_src, a_dst, out, lse, grad, slope=0.2)
+
+
+def attention_v2(data: Inputs, heads: int, width: int, dtype: torch.dtype) -> None:
+    (indptr, indices, *_), nodes, device = data.forward, data.size.nodes, data.device
+    x, y, grad = (torch.randn(nodes, heads, width, device=device).to(dtype) for _ in range(3))
+    a = torch.randn(heads, width, device=device).to(dtype)
+    out, lse, *_ = kernels.attend_finish(kernels.attend_v2(indptr, indices, x, y, a, slope=0.2, num_rows=nodes))
+    given, order = (x, y, a, lse, grad, kernels.row_dots(out, grad, dtype=lse.dtype)), data.reverse.edge_ids
+    assert order is not None
+    kernels.attend_v2_grad(data.forward, data.reverse, order, *given, slope=0.2)
+
+
+def compile_share(data: Inputs, share: int, jobs: int) -> None:
+    """Every so many launches; times of a small graph are nobody's, and are not kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        triton_tuning.FOLDER = Path(folder)
+        for number, launch in enumerate(launches(data)):
+            if number % jobs == share:
+                launch()
+
+
+def compile_all(given: argparse.Namespace) -> None:
+    """In processes of their own: Triton's cache on disk is what they leave."""
+    command = [sys.executable, __file__, "--graph", given.graph, "--device", given.device, "--jobs", str(given.jobs)]
+    command += ["--scale", str(given.scale / 100), "--compile"]
+    shares = [subprocess.Popen([*command, str(share)]) for share in range(given.jobs)]
+    codes = [share.wait() for share in shares]
+    if any(codes):
+        raise SystemExit("a tile did not compile; its process says why")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--graph", default="products", choices=GRAPHS)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of its nodes and edges")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile (default 1: none but this one)")
+    parser.add_argument("--csv", type=Path, help="file for every time")
+    parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    os.environ[triton_tuning.VARIABLE] = "record"
+    if given.jobs > 1 and given.compile is None:
+        compile_all(given)
+    data = draw(GRAPHS[given.graph].scaled(given.scale), device=given.device)
+    if given.compile is not None:
+        compile_share(data, given.compile, given.jobs)
+        return
+    for launch in launches(data):
+        launch()
+    rows = [(given.graph, t.kernel, t.shape, t.tile["TILE"], round(t.milliseconds, 3)) for t in triton_tuning.timings]
+    if given.csv is not None:
+        with given.csv.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([("graph", "kernel", "shape", "tile", "ms"), *rows])
+    print(f"{len(rows)} times on {given.graph} x {given.scale:g}; {triton_tuning.FOLDER} has the fastest tiles")
+
+
+if __name__ == "__main__":
+    main()
