@@ -30,8 +30,10 @@ def line(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
         return "| " + " | ".join([*name, row["error"].partition(".")[0], "", "", ""]) + " |"
     epochs = row["milliseconds"]
     middle = f"{statistics.median(epochs):.2f} ({min(epochs):.2f} to {max(epochs):.2f})"
-    share = row["peak_mib"] / base["peak_mib"]
-    return "| " + " | ".join([*name, middle, times(row, base), f"{row['peak_mib']:.0f}", f"{share:.2f}"]) + " |"
+    memory = ["", ""]
+    if row["peak_mib"] is not None:  # a CPU does not tell
+        memory = [f"{row['peak_mib']:.0f}", f"{row['peak_mib'] / base['peak_mib']:.2f}"]
+    return "| " + " | ".join([*name, middle, times(row, base), *memory]) + " |"
 
 
 def main() -> None:

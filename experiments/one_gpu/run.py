@@ -9,7 +9,6 @@ at a time: a peak is its own. A cell whose time is up is not begun; those that a
 
 import argparse
 import gc
-import json
 import statistics
 import sys
 import time
@@ -26,6 +25,7 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 sys.path[:0] = [str(HERE.parent), str(ROOT / "kernels")]
 
 
+import records
 from epoch_speed.pyg_models import PyGModel, adjacency
 
 from bench.graphs import GRAPHS, Size, draw
@@ -184,10 +184,6 @@ def key_of(row: Mapping[str, object]) -> tuple[object, ...]:
     return tuple(row[name] for name in ("graph", "nodes", "model", "contender"))
 
 
-def rows_in(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def origin(device: torch.device) -> dict[str, object]:
     """Where, on which commit and with what a line is measured."""
     packages = {"torch": torch.__version__, "triton": triton.__version__, "pyg": torch_geometric.__version__}
@@ -204,7 +200,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="beside the file, the longest kernels of an epoch")
     given = parser.parse_args()
     device, began = torch.device(given.device), time.monotonic()
-    about, done = origin(device), {key_of(row) for row in rows_in(given.out)}
+    about, done = origin(device), {key_of(row) for row in records.read(given.out)}
     for row, build in cells(device, given.graphs.split(","), given.scale):
         if key_of(row) in done:
             continue
@@ -219,12 +215,11 @@ def main() -> None:
             times = found["milliseconds"]
             assert isinstance(times, list)
             said = f"{statistics.median(times):.2f} ms, {found['peak_mib'] or 0:.0f} MiB"
-        except (RuntimeError, NotImplementedError) as error:  # of these, out of memory is a result
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        except torch.OutOfMemoryError as error:  # is a result
+            said = str(error).strip().splitlines()[0][:74]
             found = {"milliseconds": [], "peak_mib": None, "loss": None, "error": said}
         gc.collect()
-        with given.out.open("a") as file:
-            file.write(json.dumps({**row, **found, **about}) + "\n")
+        records.append(given.out, [{**row, **found, **about}])
         print(
             f"{time.monotonic() - began:5.0f} s  {row['graph']} {row['model']}, {row['contender']}: {said}", flush=True
         )

@@ -89,7 +89,7 @@ COUNTERS = (
 )  # fmt: skip
 TOOLS = {
     "compute-sanitizer": "compute-sanitizer --error-exitcode 9",
-    "ncu": f"ncu --csv --page raw --metrics {','.join(COUNTERS)} -c 120 "
+    "ncu": f"ncu --csv --page raw --metrics {','.join(COUNTERS)} -c 1000 "
     "-k 'regex:^_(fold|pull|low|piece|combine|gather|scatter|quantize|dequantize|dropout)'",
 }
 UNTUNED = {"GNNPAR_TUNE": "0"}
@@ -151,7 +151,7 @@ STAGES = (
         (
             Check(
                 "tiles",
-                "kernels/bench/tune.py --jobs 11 --csv {out}/tiles.csv",
+                "kernels/bench/tune.py --jobs 12 --again --csv {out}/tiles.csv",
                 180,
                 "kernels/bench/tune.py --device cpu --scale 0.0001 --csv {out}/tiles.csv",
             ),
@@ -247,12 +247,14 @@ def run_check(check: Check, stage: Stage, out: Path, *, rehearse: bool, left: fl
         process = subprocess.Popen(
             ["bash", "-c", line], cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
+        _running.add(process)
         try:
             code: int | None = process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
             code = None
         finally:
             _end_all(process)
+            _running.discard(process)
     seconds, output = time.monotonic() - began, log.read_text(errors="replace")
     told = [line.strip() for line in output.splitlines() if line.strip() and not _LEAKS.match(line)]
     last = told[-1][:160] if told else ""
@@ -268,6 +270,14 @@ def _end_all(process: subprocess.Popen) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def _end_those_that_run() -> None:
+    for process in list(_running):
+        _end_all(process)
 
 
 def run_stage(stage: Stage, out: Path, *, rehearse: bool, again: bool = False, jobs: int = 1) -> list[Record]:
@@ -287,8 +297,15 @@ def run_stage(stage: Stage, out: Path, *, rehearse: bool, again: bool = False, j
         print(record.line, flush=True)
         return record
 
-    with ThreadPoolExecutor(1 if stage.timed else jobs) as pool:
-        return list(pool.map(run, stage.checks))
+    if jobs == 1 or stage.timed:
+        return [run(check) for check in stage.checks]
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            return list(pool.map(run, stage.checks))
+        except BaseException:  # Ctrl-C: the checks that run end, and no other begins
+            pool.shutdown(wait=False, cancel_futures=True)
+            _end_those_that_run()
+            raise
 
 
 def read_record(out: Path, stage: Stage, check: Check) -> Record | None:
@@ -322,6 +339,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="checks at a time where nothing is timed (default 1)")
     parser.add_argument("--hang", choices=names, help="put a check that never ends in front of this stage")
     given = parser.parse_args(argv)
+    if given.jobs < 1:
+        parser.error(f"--jobs {given.jobs}: one or more")
     if unknown := set(given.stages) - set(names):
         parser.error(f"no stage {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
     chosen = [replace(s, seconds=min(s.seconds, given.seconds)) for s in STAGES if s.name in (given.stages or names)]

@@ -19,7 +19,7 @@ from bench.graphs import SMALL, Inputs, draw
 from bench.registry import OURS, Case
 from gnnpar_kernels.dispatch import functions_of
 
-FLUSH = 1 << 29  # bytes written between runs on a GPU: several times its cache, and time for the host to launch ahead
+FLUSH = 1 << 31  # bytes written between runs on a GPU: several times its cache, and time for the host to launch ahead
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2}
 UNKNOWN = float("nan")
 Clock = Callable[[Run], tuple[float, float]]  # runs once: (wall, CPU) milliseconds

@@ -4,6 +4,7 @@
     python kernels/bench/static.py sm_90 spmm.triton --first  # one variant of every kernel
     python kernels/bench/static.py sm_80 --main               # those of the table
     python kernels/bench/static.py --table                    # the main shapes: results/static-VERSION.csv
+    python kernels/bench/static.py --names                    # their names, without compiling
 
 Kernels of another commit, for the table's lines of before; modules are named as they were:
 
@@ -44,7 +45,7 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 RESULTS = Path(__file__).parent / "results" / f"static-{triton.__version__}.csv"
 MAIN = re.compile(
     r"((fold|source|destination) 4x64|(fold|source|destination) v2 4x64) (bf16|fp32)( of fp32)?"
-    r"(( drop)?( branch)?( training)? bound (0|16) tile (512|1024)|( branch)? training bound 0 tile (512|1024)"
+    r"(( drop)?( branch)?( training)? bound (0|16) tile (256|512|1024)|( branch)? training bound 0 tile (256|512|1024)"
     r"( split)?( fresh)?)$"
     r"|(combine|dots) 4x64 (bf16|fp32)( branch training)?$|(de)?quantize (8|mixed) 128 0 (fp32|bf16)( all rows)?$"
     r"|(spmm|extremum|gather|scatter|dropout)\b.* 128 (bf16|fp32)( to fp32)?( all rows fresh)?$"
@@ -160,6 +161,9 @@ def write_table(kernels: str) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["--table"]:
         write_table(sys.argv[2] if len(sys.argv) > 2 else "now")
+        return
+    if sys.argv[1:] == ["--names"]:
+        print(*(v.name for module in modules() for v in variants(module) if MAIN.match(v.name)), sep="\n")
         return
     target, *asked = sys.argv[1:]
     named = [name for name in asked if not name.startswith("--")]

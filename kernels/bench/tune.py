@@ -1,8 +1,8 @@
 """Time every tile that attention may take, and write the table of this GPU: `python kernels/bench/tune.py [--jobs N]`.
 
 N processes compile all of them first, each its share, on a graph of a hundredth of the size; then one launches and
-times them, alone. Written are gnnpar_kernels/tuned/ARCH.json and, by --csv, every time. What the table has is not timed
-again. On a CPU there are no tiles: the launches run, small, and nothing is written.
+times them, alone. Written are gnnpar_kernels/tuned/ARCH.json and, by --csv, every time. What the table has of the same
+GPU and versions is timed by --again alone. On a CPU there are no tiles: the launches run, and no table is written.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def compile_all(given: argparse.Namespace) -> None:
     shares = [subprocess.Popen([*command, str(share)]) for share in range(given.jobs)]
     codes = [share.wait() for share in shares]
     if any(codes):
-        raise SystemExit("a tile did not compile; its process says why")
+        raise SystemExit("a process that compiles failed; its output says why")
 
 
 def main() -> None:
@@ -80,6 +80,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="share of its nodes and edges")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile (default 1: none but this one)")
+    parser.add_argument("--again", action="store_true", help="also what the table has")
     parser.add_argument("--csv", type=Path, help="file for every time")
     parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -90,13 +91,18 @@ def main() -> None:
     if given.compile is not None:
         compile_share(data, given.compile, given.jobs)
         return
+    if given.again and data.device.type == "cuda":
+        triton_tuning.table().chosen.clear()
     for launch in launches(data):
         launch()
     rows = [(given.graph, t.kernel, t.shape, t.tile["TILE"], round(t.milliseconds, 3)) for t in triton_tuning.timings]
     if given.csv is not None:
         with given.csv.open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([("graph", "kernel", "shape", "tile", "ms"), *rows])
-    print(f"{len(rows)} times on {given.graph} x {given.scale:g}; {triton_tuning.FOLDER} has the fastest tiles")
+    where = (
+        f"; the fastest tiles are in {triton_tuning.table().path}" if data.device.type == "cuda" else ": a CPU has none"
+    )
+    print(f"{len(rows)} times on {given.graph} x {given.scale:g}{where}")
 
 
 if __name__ == "__main__":

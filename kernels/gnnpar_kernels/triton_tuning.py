@@ -24,6 +24,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns at th
 
 VARIABLE = "GNNPAR_TUNE"
 FOLDER = Path(__file__).parent / "tuned"
+NOISE = 0.97  # of the first candidate's time: nearer to it, another one is not taken
 
 
 def interpreting() -> bool:
@@ -61,6 +62,10 @@ class Table:
 
     def find(self, kernel: str, shape: str) -> dict[str, int] | None:
         return self.chosen.get(kernel, {}).get(shape)
+
+    def measured(self, kernel: str, shape: str) -> dict[str, int] | None:
+        """With these versions, on this GPU."""
+        return self.find(kernel, shape) if self.measured_with == self.versions else None
 
     def add(self, kernel: str, shape: str, config: dict[str, int]) -> None:
         """Add an entry and write the file. Entries of other versions of Triton or torch go first. Holds `lock`."""
@@ -122,9 +127,11 @@ class Tuned:
         if len(self.candidates) == 1 or how == "0" or interpreting():
             return self.candidates[0]
         known, name, shape = table(), self.name, self.shape_class(given)
-        if (chosen := known.find(name, shape)) is None and how == "record":
+        if how != "record":
+            chosen = known.find(name, shape)
+        elif (chosen := known.measured(name, shape)) is None:
             with known.lock:  # one thread measures, the others take its answer
-                if (chosen := known.find(name, shape)) is None:
+                if (chosen := known.measured(name, shape)) is None:
                     chosen = _as_json(self._fastest(given, launch))
                     known.add(name, shape, chosen)
         return next((each for each in self.candidates if _as_json(each) == chosen), self.candidates[0])
@@ -149,7 +156,8 @@ class Tuned:
         timings.extend(
             Timing(name, shape, _as_json(each), ms) for each, ms in zip(self.candidates, milliseconds, strict=True)
         )
-        return self.candidates[milliseconds.index(min(milliseconds))]
+        best = milliseconds.index(min(milliseconds))
+        return self.candidates[best if milliseconds[best] < NOISE * milliseconds[0] else 0]
 
     def _launch(
         self, grid: object, args: Sequence[object], kwargs: Mapping[str, object], config: triton.Config

@@ -103,6 +103,24 @@ def test_entries_of_other_versions_are_not_mixed_with_new_ones(table):
     assert Table(table.path, newer.versions).chosen == {"toy": {"new": {"TILE": 512}}}
 
 
+def test_a_tile_that_is_hardly_faster_than_the_first_is_not_taken(table, monkeypatch):
+    monkeypatch.setenv("GNNPAR_TUNE", "record")
+    _timed(monkeypatch, [1.0, 0.98])
+    _tuned(_Kernel())[1](torch.ones(2), torch.zeros(1), None, W=128)
+    assert table.find("toy.triton._sum", "W=128 x=float32") == {"TILE": 512, "num_warps": 1}
+
+
+def test_recording_times_again_what_another_gpu_or_version_measured(table, monkeypatch):
+    with table.lock:
+        table.add("toy.triton._sum", "W=128 x=float32", {"TILE": 512, "num_warps": 1})
+    other = Table(table.path, {"gpu": "another", "triton": "3.6.0"})
+    monkeypatch.setattr(triton_tuning, "table", lambda: other)
+    monkeypatch.setenv("GNNPAR_TUNE", "record")
+    _timed(monkeypatch, [2.0, 1.0])
+    _tuned(_Kernel())[1](torch.ones(2), torch.zeros(1), None, W=128)
+    assert other.find("toy.triton._sum", "W=128 x=float32") == {"TILE": 1024, "num_warps": 1}
+
+
 def test_two_rank_threads_launch_at_once_each_with_its_own_tensors(table):
     """triton.autotune keeps the arguments of a launch on itself: one rank's sums became the other's."""
     inside = threading.Barrier(2, timeout=20)

@@ -306,7 +306,7 @@ def _named(state: State, prefix: str = "") -> dict[str, Tensor | None]:
 
 
 def variants() -> list[Variant]:
-    """What the ahead-of-time test compiles: main shapes with all tiles, whatever training launches with the first."""
+    """What the ahead-of-time test compiles: main shapes, and whatever training launches, with all tiles."""
     cases = []
     training = [Shape(4, 64, t, drop=d, branch=True, whole=True) for t in ("fp32", "bf16") for d in (False, True)]
     for shape in [*SHAPES, Shape(4, 64, "bf16", branch=True), Shape(4, 64, "bf16", drop=True, branch=True), *training]:
@@ -321,7 +321,8 @@ def variants() -> list[Variant]:
             if fresh or not split:  # a piece has a state of its own
                 how = {"BOUND": bound, "SPLIT": split, "FRESH": fresh}
                 which = " split" * split + (" fresh" if fresh else " added")
-                cases.append(shape.variant("fold", _fold.fn, types, constants | how, TILES[0], which))
+                for config in TILES:
+                    cases.append(shape.variant("fold", _fold.fn, types, constants | how, config, which))
         cases += [_combined(shape, fresh=fresh, which=" fresh" if fresh else " added") for fresh in (True, False)]
     return distinct(cases)
 

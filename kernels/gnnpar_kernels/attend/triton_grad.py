@@ -290,7 +290,7 @@ def attend_grad(
 
 
 def variants() -> list[Variant]:
-    """What the ahead-of-time test compiles: main shapes with all tiles, whatever training launches with the first."""
+    """What the ahead-of-time test compiles: main shapes, and whatever training launches, with all tiles."""
     cases = []
     for shape in SHAPES:
         for config, bound, source in itertools.product(TILES, (0, *LOW), (True, False)):
@@ -298,7 +298,7 @@ def variants() -> list[Variant]:
         types = {"a_ptr": "*fp32", "b_ptr": "*" + shape.dtype, "dots_ptr": "*fp32", "num": "i32"}
         cases.append(shape.variant("dots", _dots_kernel, types, {"R": _dots_rows(shape.width)}, None))
     for shape, launch, source in itertools.product(trained(branches=False, mixed=True), LAUNCHES, (True, False)):
-        cases.append(_pulled(shape, TILES[0], launch, source=source))
+        cases += [_pulled(shape, config, launch, source=source) for config in TILES]
     for a, b in itertools.product(("fp32", "bf16"), repeat=2):
         types = {"a_ptr": "*" + a, "b_ptr": "*" + b, "dots_ptr": "*fp32", "num": "i32"}
         name = f"dots of {a} and" if a == "bf16" else "dots"

@@ -21,7 +21,7 @@ from gnnpar_kernels.triton_tasks import LOW, tasks_of
 from gnnpar_kernels.triton_tuning import Tuned, Variant, configs
 
 RUNTIME = ["first", "last", "k0", "k1", "k2", "limit"]  # integers whose values must not make another kernel
-TILES = configs({"TILE": 256}, {"TILE": 512}, {"TILE": 1024})  # elements that a warp gathers at once
+TILES = configs({"TILE": 256}, {"TILE": 512})  # elements that a warp gathers at once
 MAX_EDGES = 32  # of one step
 MAX_ROWS = 32  # of one program
 

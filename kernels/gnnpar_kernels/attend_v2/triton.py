@@ -283,7 +283,7 @@ def attend_v2_grad(
 
 
 def variants() -> list[Variant]:
-    """What the ahead-of-time test compiles: main shapes with all tiles, whatever training launches with the first."""
+    """What the ahead-of-time test compiles: main shapes, and whatever training launches, with all tiles."""
     cases = []
     shapes = [Shape(h, d, t) for t in ("bf16", "fp32") for h, d in ((4, 64), (4, 128), (4, 32), (1, 47))]
     shapes += [Shape(1, 512, "bf16", drop=True), Shape(4, 64, "fp16")]
@@ -293,12 +293,13 @@ def variants() -> list[Variant]:
         cases.append(shape.variant("fold v2", _fold.fn, _types(shape), how, config))
         cases += [_pulled(shape, config, (bound, False), source=source) for source in (True, False)]
     for shape, (bound, split) in itertools.product(trained(branches=False, mixed=True), LAUNCHES):
-        cases += [_pulled(shape, TILES[0], (bound, split), source=source) for source in (True, False)]
+        cases += [_pulled(shape, config, (bound, split), source=source) for config in TILES for source in (True, False)]
         for fresh in (True, False):
             if fresh or not split:  # a piece has a state of its own
                 how = {"BOUND": bound, "SPLIT": split, "FRESH": fresh}
                 which = " split" * split + (" fresh" if fresh else " added")
-                cases.append(shape.variant("fold v2", _fold.fn, _types(shape), how, TILES[0], which))
+                for config in TILES:
+                    cases.append(shape.variant("fold v2", _fold.fn, _types(shape), how, config, which))
     return distinct(cases)
 
 

@@ -5,6 +5,7 @@ The learning rate is a function of the epoch alone, so that a resumed run contin
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -189,7 +190,7 @@ class Stepper:
         found = [p.grad for p in self.parameters if p.grad is not None and p.grad.numel() > 0]
         if not found:
             return torch.tensor(True)
-        widest = max((gradient.dtype for gradient in found), key=lambda dtype: dtype.itemsize)
+        widest = functools.reduce(torch.promote_types, (gradient.dtype for gradient in found))
         largest = largest_of(found)
         return torch.isfinite(torch.stack([each.to(widest) for each in largest])).all()
 
