@@ -90,7 +90,7 @@ REST = [
     Study(name="gnnpipe_simulator", minutes=25, root=True),
     Study(name="gnnpipe_volume", minutes=10, quiet=False),
     Study(name="layer_speed", minutes=10),
-    Study(name="many_machines", minutes=80, report=None, root=True),
+    Study(name="many_machines", minutes=60, root=True),
     Study(name="mixed_speeds", minutes=30, root=True),
     Study(name="planner_search", minutes=10),
     Study(name="pyg_models", minutes=90, quiet=False),

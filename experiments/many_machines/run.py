@@ -1,7 +1,7 @@
 """Epochs of 4, 8 and 16 machines with links of 1 Gbit/s, in slow motion (`launch.dilation`): pipelines, and SAR.
 
-python experiments/many_machines/run.py                  # both parts, 80 minutes
-python experiments/many_machines/run.py rounds           # of SAR alone: writes rounds.jsonl, 15 minutes
+python experiments/many_machines/run.py                  # both parts, an hour
+python experiments/many_machines/run.py rounds           # of SAR alone: writes rounds.jsonl, 20 minutes
 python experiments/many_machines/run.py --smoke          # four minutes: does it run? writes smoke_PART.jsonl
 
 Needs root, iproute2 and a cgroup controller of CPU time. A study that was stopped goes on where it was.
