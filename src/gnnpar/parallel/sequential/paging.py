@@ -6,6 +6,7 @@ keeps its identity, its views and its place in the graph of autograd; only its s
 
 # torch names the identity of a storage, and what it makes of one, privately and without types
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 
