@@ -83,9 +83,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def drop_working_directory() -> None:
     """An empty part of PYTHONPATH, as of a colon at its end, is the working directory, also with -P; so is one of PATH,
-    by which libraries find programs."""
+    by which libraries find programs, and others that do not begin at the root lie below it."""
     if programs := os.environ.get("PATH"):
-        os.environ["PATH"] = os.pathsep.join(part for part in programs.split(os.pathsep) if part not in ("", "."))
+        os.environ["PATH"] = os.pathsep.join(part for part in programs.split(os.pathsep) if os.path.isabs(part))
     named = os.environ.get("PYTHONPATH")
     if named and "" in named.split(os.pathsep):
         parts = list(filter(None, named.split(os.pathsep)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import sys
 import tempfile
 from contextlib import suppress
@@ -14,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gnnpar.durable import refuse_others
+from gnnpar.scratch import remove_made, safe_place
 
 GROUP = "gnnpar.conf"
 
@@ -37,27 +37,40 @@ def own_cache() -> Path:
 
 
 def keep_torch_apart() -> None:
-    """torch's compiler, which PyG imports and exports ask, keeps code in the user's cache, where that can be written,
-    and not in /tmp by a name that others can foresee and take before; in a new folder, gone afterwards, where others
-    may have made the cache, or may make it."""
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
-        return
-    with suppress(OSError, ValueError):  # a home of somebody else's, that cannot be looked into, or none
-        folder = own_cache() / "torch"
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        if os.access(there, os.W_OK):
-            try:
-                refuse_others(there)
-                own = there.stat().st_uid == os.geteuid()
-            except OSError:
-                own = False
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder) if own else _gone_afterwards()
+    """torch's compiler, which PyG imports and exports ask, and Triton keep code in the user's cache, and not in /tmp by
+    a name that others can foresee and take before, or in a home that is a place of all; in a new folder, gone
+    afterwards, where the cache cannot be written, or others may have made it, or may make it."""
+    for name, within in (("TORCHINDUCTOR_CACHE_DIR", "torch"), ("TRITON_CACHE_DIR", "triton")):
+        if name not in os.environ:
+            with suppress(OSError):  # there is no place for files at all: who needs one says so
+                own = _own_cache_of(within)
+                os.environ[name] = str(own) if own is not None else _gone_afterwards(within)
 
 
-def _gone_afterwards() -> str:
-    folder = tempfile.mkdtemp(prefix="gnnpar-torch-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+def _own_cache_of(within: str) -> Path | None:
+    """None where there is no home, or the folder would not be this user's alone."""
+    try:
+        folder = own_cache() / within
+        return folder if _is_own(folder) else None
+    except ValueError:
+        return None
+
+
+def _is_own(folder: Path) -> bool:
+    """Can it be made and written, and is it, or what it would be made in, of this user alone? A link that leads nowhere
+    is there."""
+    try:
+        there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        refuse_others(there)
+        return os.access(there, os.W_OK) and there.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _gone_afterwards(within: str) -> str:
+    folder = Path(tempfile.mkdtemp(prefix=f"gnnpar-{within}-", dir=safe_place()))
+    atexit.register(remove_made, folder, folder.lstat())
+    return str(folder)
 
 
 def path_of(given: object, name: str) -> Path:

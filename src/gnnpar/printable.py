@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 
 from gnnpar.durable import JsonDict, JsonObject
@@ -29,6 +30,11 @@ def _printable(node: object) -> object:
 
 def _line(text: object) -> str:
     return printable(str(text)).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def shell_word(text: str) -> str:
+    """A name as a shell reads it back, and no program takes it for an option."""
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def counted(number: int, noun: str) -> str:

@@ -24,26 +24,31 @@ def scratch_folder() -> Iterator[Path]:
     for left in _left():
         with suppress(FolderInUse, OSError), _working_in(left):
             shutil.rmtree(left)
-    scratch = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_place()))
+    scratch = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=safe_place()))
     _made[scratch] = scratch.lstat()
     try:
         with _working_in(scratch):
             yield scratch
     finally:
-        _remove(scratch, _made.pop(scratch))
+        remove_made(scratch, _made.pop(scratch))
 
 
-def _place() -> Path:
+def safe_place() -> Path:
     """TMPDIR, or in the place of one in which others may rename what is not theirs, the user's cache, the folder that
     the system has for him while he is there, or the system's for all. WriteError where others may in each of them."""
     asked = Path(tempfile.gettempdir())
     for place in (asked, _cache(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp", "/var/tmp"):  # noqa: S108  # looked at
         with suppress(OSError):
-            if place:
+            if place and os.access(place, os.W_OK | os.X_OK) and _is_plain(str(place)):
                 refuse_others(Path(place))
                 return Path(place)
     said = "others may rename what lies in it, and in all other places for temporary files; set TMPDIR to one of yours"
     raise WriteError(errno.EPERM, said, str(asked))
+
+
+def _is_plain(name: str) -> bool:
+    """torch reads what follows # and ? in the name of the file in which ranks meet as no part of it."""
+    return name.isprintable() and not {"#", "?"} & set(name)
 
 
 def _cache() -> Path | None:
@@ -66,10 +71,10 @@ def folder_beside(out: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        _remove(folder, made)
+        remove_made(folder, made)
 
 
-def _remove(scratch: Path, made: os.stat_result) -> None:
+def remove_made(scratch: Path, made: os.stat_result) -> None:
     """Unless another folder has its name: where others may write to TMPDIR, and the sticky bit is not set."""
     with suppress(OSError):
         if os.path.samestat(scratch.lstat(), made):
@@ -79,7 +84,7 @@ def _remove(scratch: Path, made: os.stat_result) -> None:
 def _left() -> list[Path]:
     """Scratch folders of this user that a process had taken; not those that one is about to take."""
     found = []
-    with suppress(OSError), os.scandir(_place()) as entries:
+    with suppress(OSError), os.scandir(safe_place()) as entries:
         for entry in entries:
             with suppress(OSError):
                 if entry.name.startswith(_PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
@@ -95,7 +100,7 @@ _made: dict[Path, os.stat_result] = {}
 def remove_all() -> None:
     """Before a process ends without leaving its blocks (os._exit)."""
     for scratch, made in _made.items():
-        _remove(scratch, made)
+        remove_made(scratch, made)
 
 
 @contextmanager
@@ -107,9 +112,12 @@ def own_temporary_files() -> Iterator[None]:
         if _is_own(Path(tempfile.gettempdir())):
             yield
             return
-        _place()
-        with suppress(OSError):
+        elsewhere = safe_place() != Path(tempfile.gettempdir())
+        try:
             _move_temporary_files(stack, stack.enter_context(scratch_folder()))
+        except OSError:
+            if elsewhere:
+                raise
         yield
 
 

@@ -74,9 +74,9 @@ class Comm:
     """
 
     backend: Literal["gloo", "nccl", "threads"] = "gloo"
-    timeout_seconds: Annotated[float, at.Gt(0)] = 1800.0
-    connect_seconds: Annotated[float, at.Gt(0)] = 120.0
-    lost_seconds: Annotated[float, at.Ge(3)] = 30.0
+    timeout_seconds: Annotated[float, at.Gt(0), at.Le(10_000_000)] = 1800.0
+    connect_seconds: Annotated[float, at.Gt(0), at.Le(1_000_000)] = 120.0
+    lost_seconds: Annotated[float, at.Ge(3), at.Le(86_400)] = 30.0  # a socket's keep-alive has a bound of its own
 
 
 @dataclass(frozen=True, kw_only=True)

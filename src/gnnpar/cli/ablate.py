@@ -81,6 +81,7 @@ def run(argv: list[str]) -> int:
         code, keys = run_jobs(argv, job, listed=listed, check=partial(refuse_classes, options.study))
     named = [(variant.name, seed, block) for variant, seed, block in jobs]
     results = completed(folder, dict(zip(named, keys, strict=True)))
+    refuse_other_data(results, folder)
     rows = [row(variant.name, results) for variant in variants]
     timeless = [r["oversubscribed"] or r["provenance"] == "emulated" for r in results.values()]
     if options.json:
@@ -162,6 +163,20 @@ def measures(result: JsonObject) -> Measures:
         "memory": max(peak) if peak and None not in peak else None,
         "accuracy": None if test is None else 100 * test,
     }
+
+
+def refuse_other_data(results: Mapping[tuple[str, int, int], JsonObject], folder: Path) -> None:
+    """ConfigError where runs of one seed and dataset have had other graphs or splits: the data was exchanged between
+    two starts of the study, and no difference says anything."""
+    seen: dict[tuple[str, int], tuple[str, str]] = {}
+    for (_, seed, _), result in results.items():
+        of_data = json.dumps(result["settings"].get("dataset"), sort_keys=True)
+        hashes = result["hashes"]["graph"], result["hashes"]["split"]
+        if seen.setdefault((of_data, seed), hashes) != hashes:
+            raise ConfigError(
+                f"{folder} holds runs of seed {seed} on two graphs or splits of the same name: its data has changed "
+                "between two starts; give --folder another name"
+            )
 
 
 def row(variant: str, results: Mapping[tuple[str, int, int], JsonObject]) -> Row:

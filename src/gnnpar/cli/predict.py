@@ -101,6 +101,9 @@ def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]
     settings = compose(overrides)
     own = {"model": trained.model, "task": trained.task, "precision": trained.precision, "seed": trained.seed}
     names = {group: trained.names.get(group, "") for group in ("model", "task")}
+    named = any(re.match(r"[+~]*(dataset|shards)=|[+~]*shards\.folder=", o) for o in overrides)
+    if not named and (key := next((o for o in overrides if re.match(r"[+~]*(dataset|shards)\.", o)), None)):
+        raise ConfigError(f"{key}: of which graph? set dataset=NAME, or leave it out to predict the run's own")
     another = next((o for o in overrides if re.match(r"[+~]*(dataset|shards)[=.]", o)), None)
     if another and trained.task.decoder is not None:
         raise ConfigError(
@@ -126,6 +129,9 @@ def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overri
     mine, theirs = settings.dataset, trained.dataset
     if not (isinstance(mine, Preprocess) and isinstance(theirs, Preprocess)):
         return mine
+    if settings.shards.folder is not None:
+        _refuse_other_preparation(mine, theirs, settings.shards.folder, found)
+        return mine
     typed = {override.lstrip("+~").partition("=")[0].removeprefix("dataset.") for override in overrides}
     how = {name: vars(theirs)[name] for name in _PREPARED if name not in typed}
     mine = replace(mine, **how)
@@ -135,6 +141,16 @@ def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overri
             "standardise those of another graph in the same way and set dataset.normalize=none"
         )
     return mine
+
+
+def _refuse_other_preparation(mine: DatasetConfig, theirs: DatasetConfig, shards: Path, found: Checkpoint) -> None:
+    """ConfigError where edges or features of shards were prepared otherwise than the run's; they cannot be changed."""
+    for name in _PREPARED:
+        if vars(mine)[name] != vars(theirs)[name]:
+            raise ConfigError(
+                f"shards={shards} were made with dataset.{name}={vars(mine)[name]}, and {found.folder} trained with "
+                f"{vars(theirs)[name]}: make them again with gnnpar partition dataset.{name}={vars(theirs)[name]}"
+            )
 
 
 _PREPARED = ("self_loops", "symmetrize", "drop_duplicates", "normalize")

@@ -42,6 +42,8 @@ def run_jobs(
 
     for words in (argv, *(listed or ())):
         _refuse_other_options(words)
+    if "${" in (here := os.getcwd()):
+        raise ConfigError(f"{printable(here)}: Hydra would read ${{ in its name as a value of its own; run elsewhere")
     search_installed()
     codes: list[int] = []
 

@@ -80,7 +80,24 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
             if override.startswith(("codec=", "codec.")):
                 mine = override.replace("codec=", "codec@strategy.codec=").replace("codec.", "strategy.codec.")
                 complain(f"{override} is not read: strategy={names.get('strategy')} has its own codec; set {mine}")
-    return with_inputs(cast("JsonDict", tree), names, overrides)
+    model = OmegaConf.to_container(config.model, resolve=False)
+    composed, names = with_inputs(cast("JsonDict", tree), names, overrides)
+    return {**composed, "model": of_its_dataset(composed, model, tree)}, names
+
+
+def of_its_dataset(composed: JsonObject, written: object, before: object) -> object:
+    """The model's settings. Those that its YAML takes from the dataset (`${dataset.KEY}`) are of the one that plan=FILE
+    or shards=FOLDER have brought, unless the model was brought too."""
+    model, dataset = composed["model"], composed["dataset"]
+    brought = not isinstance(before, Mapping) or before.get("model") != model
+    if brought or not (isinstance(model, Mapping) and isinstance(written, Mapping) and isinstance(dataset, Mapping)):
+        return model
+    taken = {key: _OF_DATASET.fullmatch(str(value)) for key, value in written.items()}
+    followed = {key: found[1] for key, found in taken.items() if found is not None and found[1] in dataset}
+    return {**model, **{key: dataset[name] for key, name in followed.items()}}
+
+
+_OF_DATASET = re.compile(r"\$\{dataset\.(\w+)\}")
 
 
 def refuse_paths(overrides: Sequence[str]) -> None:

@@ -48,11 +48,15 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
         raise ConfigError(f"plan={path} cannot be read: {type(error).__name__} {error}; give a plan.json") from error
     if other := sorted(setup.keys() - set(PLAN_SETUP)):
         raise ConfigError(f"plan={path}: nothing reads setup.{other[0]}; remove it")
-    brought = {
-        group: value
-        for group, value in setup.items()
-        if group in config and not any(re.match(rf"{group}(=|\.|/)", o) for o in given)
-    }
+    brought: JsonDict = {}
+    for group, value in setup.items():
+        if group not in config or any(re.match(rf"{group}(=|/)", o) for o in given):
+            continue
+        keys = [found[1] for o in given if (found := re.match(rf"{group}\.([^=]+)", o))]
+        mine = config[group]
+        if keys and not (isinstance(value, Mapping) and isinstance(mine, Mapping) and set(keys) <= mine.keys()):
+            raise ConfigError(f"{group}.{keys[0]} beside plan={path}, which brings its {group}: name {group}= as well")
+        brought[group] = {**value, **{key: mine[key] for key in keys}} if keys else value
     _refuse_foreign({**brought, "strategy": strategy}, f"plan={path}", named=config)
     _refuse_folders({"strategy": strategy}, f"plan={path}")
     names |= {group: made_for[group] for group in brought if group in made_for}

@@ -11,7 +11,6 @@ import importlib
 import logging
 import math
 import os
-import shlex
 import signal
 import stat
 import time
@@ -40,6 +39,7 @@ from gnnpar.config.study import MOST_RUNS, key_of
 from gnnpar.config.submitit_jobs import is_submitit, place_of_results, results_apart
 from gnnpar.durable import JsonObject, WriteError, refuse_links_below
 from gnnpar.paths import conf_dir
+from gnnpar.printable import shell_word
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
@@ -139,7 +139,7 @@ class Sweep:
 
 
 def resume_line(sweep: Sweep, folder: str) -> str:
-    return "" if sweep.listed is not None else f"; so does gnnpar train --resume {shlex.quote(folder)}"
+    return "" if sweep.listed is not None else f"; so does gnnpar train --resume {shell_word(folder)}"
 
 
 class Listed:

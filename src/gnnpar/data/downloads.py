@@ -91,16 +91,23 @@ def _address(name: str, file: str) -> str:
 def _fetch(address: str, file: Path) -> None:
     request = urllib.request.Request(address, headers={"User-Agent": "gnnpar"})  # noqa: S310  # https, above
     with _https.open(request) as answer, open_whole(file) as out:
-        _copy(answer, out, file.name)
+        told = answer.headers.get("Content-Length")
+        if told is None and answer.headers.get("Transfer-Encoding") != "chunked":
+            raise ValueError(f"the server does not say how long {file.name} is: what is cut off would not be seen")
+        done = _copy(answer, out, file.name)
+        if told is not None and str(done) != told.strip():
+            raise ValueError(f"{done} of the {told[:20]} bytes of {file.name} came: try again")
 
 
-def _copy(source: IO[bytes], out: IO[bytes], name: str) -> None:
-    left = MOST_BYTES
+def _copy(source: IO[bytes], out: IO[bytes], name: str) -> int:
+    """How many bytes it were."""
+    done = 0
     while piece := source.read(_PIECE):
-        left -= len(piece)
-        if left < 0:
+        done += len(piece)
+        if done > MOST_BYTES:
             raise ValueError(f"{name} has more than {MOST_BYTES} bytes")
         out.write(piece)
+    return done
 
 
 class _StaysSecure(urllib.request.HTTPRedirectHandler):

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gnnpar.report.runs import Result, configuration_of, is_control, is_exact, value_at
+from gnnpar.training.checkpoint.deciding import OF_TIME
 from gnnpar.training.result.result import epoch_time
 
 # what must be equal before two epoch times may form a ratio: name -> path in result.json
@@ -25,6 +26,7 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "row_order": ("settings", "row_order"),
     "cuda_graph": ("settings", "launch", "cuda_graph"),
     "epochs": ("epochs",),
+    "early stopping": ("settings", "early_stopping"),
     "eval_every": ("settings", "eval_every"),
     "seed": ("seed",),
     "what it went on from": ("begun_otherwise",),
@@ -35,7 +37,13 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "provenance": ("provenance",),
     "link rates": ("paced", "rates"),
 }
-OF_BEFORE = {"row_order": "none", "tf32": False, "cuda_graph": False}  # what runs of before 0.2.0 do not say
+# what runs of before 0.2.0 do not say
+OF_BEFORE = {
+    "row_order": "none",
+    "tf32": False,
+    "cuda_graph": False,
+    "early stopping": {"patience": None, "min_delta": 0.0},
+}
 # where and how fast a run was says nothing about its accuracy
 TIME_ONLY = frozenset({"row_order", "cuda_graph", "block", "session", "device", "hardware", "provenance", "link rates"})
 # no ratio is refused for these, but a line names them: name -> path
@@ -51,6 +59,9 @@ def differences(a: Result, b: Result) -> list[str]:
 
 def _fact(result: Result, name: str) -> object:
     found = value_at(result, FAIR[name])
+    if name == "what it went on from" and isinstance(found, Mapping):
+        deciding = [each for each in found.get("settings", ()) if each not in OF_TIME]
+        return (found.get("epochs"), deciding) if deciding else None
     return OF_BEFORE.get(name) if found is None else found
 
 
@@ -161,9 +172,30 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
     return lines
 
 
+def exchanged(results: Sequence[Result]) -> list[str]:
+    """A line for each configuration whose runs of one seed are of several graphs: its data has changed between them."""
+    graphs: dict[Hashable, set[str]] = {}
+    names: dict[Hashable, str] = {}
+    for result in results:
+        key = configuration_of(result), _seed_of_graph(result)
+        graphs.setdefault(key, set()).add(str(value_at(result, FAIR["graph"])))
+        names[key] = f"{result['strategy']}/{result['model']}"
+    several = Counter(names[key] for key, found in graphs.items() if len(found) > 1)
+    return [f"{name}: runs of one configuration are of several graphs; the data has changed" for name in several]
+
+
+def _seed_of_graph(result: Result) -> int | None:
+    """The run's seed, where the graph, or how its features are standardised, follows from it; else None."""
+    dataset = value_at(result, ("settings", "dataset"))
+    if not isinstance(dataset, Mapping):
+        return result["seed"]
+    follows = dataset.get("graph_seed", 0) is None or dataset.get("normalize") == "standard"
+    return result["seed"] if follows else None
+
+
 def remarks(results: Sequence[Result]) -> list[str]:
     """What differs between runs without making their ratios unfair, a line each."""
-    lines = []
+    lines = exchanged(results)
     for name, path in WATCHED.items():
         counts = Counter(str(value_at(result, path) or "unknown") for result in results)
         if len(counts) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ class Prediction:
         job = Job(self.settings, self.world, self.scratch, self.plan_source)
         run = prepare(job, comm, host, Null(), Start())
         found = checkpoint.read(self.trained)
+        _refuse_others(found, comm)
         load_parameters(run.engine, found.merged(comm.device)[0], found)
         logits, ids = run.engine.predict(), run.engine.node_ids.cpu().numpy()
         values = run.objective.metrics(logits)
@@ -76,6 +78,17 @@ class Prediction:
             shown = {split: value for split in SPLITS if (value := values[f"metric/{split}"]) is not None}
             figures = ", ".join(f"{name} {value:.4f}" for name, value in shown.items()) or "unknown: no split"
             say(f"{what}; {run.task.metric_name} {figures}")
+
+
+def _refuse_others(found: checkpoint.Checkpoint, comm: Communicator) -> None:
+    """ValueError on all ranks where one has found another checkpoint at its own host's path. Collective."""
+    mine = json.dumps(found.manifest["files"], sort_keys=True)
+    everyone = comm.broadcast(comm.gather(mine))
+    if others := [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]:
+        raise ValueError(
+            f"rank {others[0]} has another checkpoint at {found.folder} than rank 0: give all ranks one run, in a "
+            "folder that all hosts share"
+        )
 
 
 def make_array(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -59,8 +60,19 @@ class Checkpoint:
         return self.manifest["val"]
 
     def rank(self, rank: int, device: torch.device) -> JsonDict:
-        """All that a rank left: model, optimizer, engine, random."""
-        return read_tree(self.folder / name_of(rank), device)
+        """All that a rank left: model, optimizer, engine, random. ValueError where this host has another file than the
+        one that the manifest, which is rank 0's, was read with."""
+        name = name_of(rank)
+        try:
+            same = file_hash(self.folder / name) == self.manifest["files"][name]["sha256"]
+        except OSError as error:
+            raise ValueError(f"{self.folder / name} cannot be read: {error.strerror or error}") from error
+        if not same:
+            raise ValueError(
+                f"{self.folder / name} on {socket.gethostname()} is of another checkpoint than rank 0's: put the "
+                "folder on a file system that all hosts share, or copy it to each"
+            )
+        return read_tree(self.folder / name, device)
 
     def merged(self, device: torch.device) -> tuple[dict[str, torch.Tensor], JsonDict]:
         """(parameters, optimizer) by name, of all ranks together."""

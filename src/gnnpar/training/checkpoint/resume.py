@@ -25,6 +25,7 @@ from gnnpar.parallel.strategy import Strategy
 from gnnpar.settings import ConfigError, Settings, Stepper, instantiate, show
 from gnnpar.track import jsonl
 from gnnpar.training.checkpoint import files as checkpoint
+from gnnpar.training.checkpoint.deciding import OF_NUMBERS, OF_TIME
 from gnnpar.training.checkpoint.files import Checkpoint, Say
 
 _SAME = ("world_size", "strategy", "partition", "precision", "first_layer", "row_order", "seed")
@@ -76,6 +77,8 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
         if found is None:
             raise ValueError(f"resume={path} has no good checkpoint left; give another run's folder, or leave it out")
     if found is None:
+        if settings.resume == "auto" or restarted:
+            checkpoint.forget_after(run_dir, 0)  # none of them is good; what the run writes would count as older
         return Start(None, profile_in(run_dir) if restarted else None)
     if found.epoch > settings.epochs:
         raise ValueError(
@@ -95,16 +98,21 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
     return Start(found, profile_in(found.run_dir), alike, bool(with_plan), otherwise)
 
 
-_DECIDING = ("strategy", "partition", "optim", "precision", "first_layer", "row_order", "seed", "task", "world_size")
-
-
 def begun_otherwise(found: Checkpoint, resolved: JsonObject) -> tuple[str, ...]:
-    """Settings that decide on numbers which the epochs behind a checkpoint, or some of them, had otherwise than
-    `resolved` says."""
+    """Settings that decide on numbers or times which the epochs behind a checkpoint, or some of them, had otherwise
+    than `resolved` says."""
     theirs = found.manifest["run"]["settings"]
-    common = [name for name in _DECIDING if name in theirs and name in resolved]
+    deciding = [*OF_NUMBERS, *OF_TIME]
+    if _value(resolved, "optim", "schedule") == "cosine":  # to 0 at the last epoch
+        deciding.append("epochs")
+    common = [name for name in deciding if name in theirs and name in resolved]
     changed = {name for name in common if _without_profiles(theirs[name]) != _without_profiles(resolved[name])}
     return tuple(sorted(changed.union(found.manifest["progress"].get("begun_otherwise", ()))))
+
+
+def _value(tree: JsonObject, group: str, key: str) -> object:
+    of_group = tree.get(group)
+    return of_group.get(key) if isinstance(of_group, Mapping) else None
 
 
 def check_rows(found: Checkpoint) -> None:

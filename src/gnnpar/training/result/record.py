@@ -56,10 +56,13 @@ class RunRecord:
 
     def before_start(self, restarts: int) -> None:
         """The run's folder as a run finds it that begins, or goes on after a restart by torchrun."""
-        if restarts and is_started_again(self.run_dir, self.agreed()):
-            self.header["restarts"] = max(self.header["restarts"], restarts)
-        elif self.world.how == "joined":
-            note_start(self.run_dir, self.agreed())
+        if self.world.how == "joined":
+            again = restarts > 0 and is_started_again(self.run_dir, self.agreed())
+            self.header["restarts"] = (
+                max(self.header["restarts"], restarts) if again else 0
+            )  # what torchrun says counts
+            if not again:  # only where its start began the run in this folder
+                note_start(self.run_dir, self.agreed())
         for line in remarks(self.settings, self.world):
             say(line)
         forget(self.run_dir)

@@ -106,8 +106,9 @@ def _validator() -> jsonschema.Draft202012Validator:
 def build_result(header: Row, plan: Row | None, rows: Sequence[Row], status: Status, error: str | None) -> JsonDict:
     """Schema 1. Figures that no epoch supports are null."""
     replanned = ((plan or {}).get("predicted") or {}).get("replanned")
-    since = replanned["epoch"] if replanned else 0
-    timed, warmup = timed_rows(rows, since=since)
+    begun = header.get("begun_otherwise", {}).get("epochs", 0)
+    since = max(replanned["epoch"] if replanned else 0, begun)
+    timed, warmup = timed_rows([row for row in rows if row["epoch"] >= begun], since=since)
     of_plan = [row for row in rows if row["epoch"] >= since]
     hashes = (plan or {}).get("hashes", {})
     copied = (

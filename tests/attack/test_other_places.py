@@ -1,0 +1,208 @@
+"""What a fifteenth attack found: figures of other runs, graphs and hosts, and places that are not what they say."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from checkpoints import train
+from gnnpar import paths, scratch
+from gnnpar.__main__ import drop_working_directory
+from gnnpar.cli import partition, plan, predict
+from gnnpar.cli.new import next_steps
+from gnnpar.config.application import run_jobs
+from gnnpar.config.compose import compose
+from gnnpar.data import downloads
+from gnnpar.data.given import _edges_of
+from gnnpar.durable import read_json
+from gnnpar.launch.launch import world_of
+from gnnpar.printable import shell_word
+from gnnpar.report.fairness import differences, exchanged
+from gnnpar.settings import Comm, ConfigError
+from gnnpar.training.checkpoint import files as checkpoint
+from gnnpar.training.result.record import RunRecord
+from gnnpar.training.result.result import build_result
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> dict[str, Any]:
+    train(tmp_path / "run", "epochs=2")
+    return read_json(tmp_path / "run" / "result.json")
+
+
+def test_runs_that_stop_by_other_rules_are_no_fair_pair(result: dict[str, Any]) -> None:
+    stopped = {**result, "settings": {**result["settings"], "early_stopping": {"patience": 1, "min_delta": 0.0}}}
+    assert differences(result, stopped) == ["early stopping"]
+    before = {**result, "settings": {k: v for k, v in result["settings"].items() if k != "early_stopping"}}
+    assert not differences(result, before), "runs of before say nothing of it"
+
+
+def test_a_configuration_on_two_graphs_is_named(result: dict[str, Any]) -> None:
+    other = {**result, "seed": 9, "hashes": {**result["hashes"], "graph": "0" * 64}}
+    assert exchanged([result, result]) == []
+    assert "are of several graphs; the data has changed" in exchanged([result, other])[0]
+    dataset = {**result["settings"]["dataset"], "graph_seed": None}
+    drawn = [{**each, "settings": {**each["settings"], "dataset": dataset}} for each in (result, other)]
+    assert exchanged(drawn) == [], "drawn by the run's seed"
+
+
+def test_a_run_without_epochs_of_its_own_has_no_times(result: dict[str, Any]) -> None:
+    rows = [
+        {"epoch": epoch, "loss/train": 1.0, "time/timed": 1, "time/epoch_seconds": 0.5, "time/train_seconds": 1.0}
+        for epoch in range(2)
+    ]
+    header = {name: result.get(name) for name in result} | {"config_hash": "", "target": None, "paced": None}
+    mine = build_result({**header, "begun_otherwise": {"epochs": 2, "settings": ["strategy"]}}, None, [], "failed", "")
+    assert mine["epoch_seconds"]["mean"] is None
+    from gnnpar.training.result.result import timed_rows
+
+    assert timed_rows([row for row in rows if row["epoch"] >= 2], since=2) == ([], 0)
+
+
+def test_a_pyg_model_takes_loops_from_the_shards_that_it_trains_on(tmp_path: Path) -> None:
+    graph = ["dataset=sbm", "dataset.num_nodes=60", "dataset.self_loops=false", "partition=range", "world_size=2"]
+    assert partition.run([*graph, f"out={tmp_path}/shards"]) == 0
+    asked = ["model=pyg", "model.target=torch_geometric.nn.models.GCN", f"shards={tmp_path}/shards"]
+    assert compose(asked).resolved["model"]["self_loops"] is False
+    assert compose([*asked, "model.self_loops=true"]).resolved["model"]["self_loops"] is True
+
+
+def test_a_key_beside_a_plan_changes_the_plans_own_model(tmp_path: Path) -> None:
+    made_for = ["model=sage", "model.hidden=32", "dataset=sbm", "dataset.num_nodes=80", "world_size=1", "--no-measure"]
+    assert plan.run([*made_for, "--out", str(tmp_path / "p")]) == 0
+    settings = compose([f"plan={tmp_path}/p/plan.json", "model.dropout=0.1"])
+    assert (settings.names["model"], settings.resolved["model"]["hidden"]) == ("sage", 32)
+    assert settings.resolved["model"]["dropout"] == 0.1
+
+
+def test_a_prediction_needs_the_graph_that_it_changes(tmp_path: Path) -> None:
+    train(tmp_path / "run", "epochs=2")
+    with pytest.raises(ConfigError, match=r"of which graph\? set dataset=NAME"):
+        predict.run([str(tmp_path / "run"), "dataset.split_seed=1"])
+    graph = ["dataset=sbm", "dataset.num_nodes=60", "dataset.self_loops=false", "partition=range", "world_size=1"]
+    assert partition.run([*graph, f"out={tmp_path}/shards"]) == 0
+    with pytest.raises(ConfigError, match=r"were made with dataset\.self_loops=False"):
+        predict.run([str(tmp_path / "run"), f"shards={tmp_path}/shards"])
+
+
+def test_a_rank_reads_no_other_checkpoint_than_rank_0(tmp_path: Path) -> None:
+    train(tmp_path / "run", "epochs=2")
+    found = checkpoint.latest(tmp_path / "run", lambda line: None)
+    assert found is not None
+    found.rank(0, torch.device("cpu"))
+    name = checkpoint.name_of(0)
+    other = {**found.manifest, "files": {name: {**found.manifest["files"][name], "sha256": "0" * 64}}}
+    with pytest.raises(ValueError, match="of another checkpoint than rank 0's"):
+        replace(found, manifest=other).rank(0, torch.device("cpu"))
+
+
+def test_what_torchrun_counts_is_no_restart_of_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    settings = compose(["dataset=sbm", "dataset.num_nodes=60"])
+    record = RunRecord(settings, replace(world_of(settings), how="joined"), tmp_path)
+    assert record.header["restarts"] == 1
+    record.before_start(1)
+    assert record.header["restarts"] == 0, "nothing in the folder was begun by this start"
+
+
+def test_a_download_that_is_cut_off_is_not_taken_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(text: bytes, **headers: str) -> None:
+        answer = io.BytesIO(text)
+        answer.headers = {name.replace("_", "-"): value for name, value in headers.items()}  # type: ignore[attr-defined]
+        monkeypatch.setattr(downloads, "_https", SimpleNamespace(open=lambda request: answer))
+
+    answers(b"1\n2\n", Content_Length="4")
+    downloads._fetch("https://there", tmp_path / "whole")
+    answers(b"1\n", Content_Length="4")
+    with pytest.raises(ValueError, match="2 of the 4 bytes of cut came"):
+        downloads._fetch("https://there", tmp_path / "cut")
+    answers(b"1\n")
+    with pytest.raises(ValueError, match="does not say how long"):
+        downloads._fetch("https://there", tmp_path / "endless")
+    assert [file.name for file in tmp_path.iterdir()] == ["whole"]
+
+
+def test_entries_that_are_listed_twice_are_added_as_scipy_does() -> None:
+    import scipy.sparse
+
+    matrix = scipy.sparse.coo_matrix(([0.5, 0.5, 1.0], ([0, 0, 1], [1, 1, 0])), shape=(2, 2))
+    found = _edges_of(matrix)
+    assert np.array_equal(found["edge_index"], [[0, 1], [1, 0]])
+    assert "edge_weight" not in found, "each is 1"
+
+
+def test_names_in_printed_commands_are_no_options() -> None:
+    assert shell_word("--trust") == "./--trust"
+    assert shlex.split(shell_word("a;b")) == ["a;b"]
+    steps = next_steps("model", "mine", Path("/tmp/lab;touch a"))
+    assert steps[1].strip() == "cd '/tmp/lab;touch a'"
+
+
+def test_a_working_directory_whose_name_is_an_expression_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "results-${oc.env:HOME}"
+    there.mkdir()
+    monkeypatch.chdir(there)
+    with pytest.raises(ConfigError, match="would read"):
+        run_jobs(["dataset=sbm"], lambda config: 0)
+    assert list(there.iterdir()) == []
+
+
+def test_relative_parts_of_the_path_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.pathsep.join(["./", "/usr/bin", "bin", "", "."]))
+    drop_working_directory()
+    assert os.environ["PATH"] == "/usr/bin"
+
+
+@pytest.mark.parametrize("name", ["run#1", "run?a=b"])
+def test_ranks_meet_in_no_folder_whose_name_torch_cuts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / name).mkdir(mode=0o700)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path / name))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert scratch.safe_place() == tmp_path / "cache"
+
+
+def test_code_of_compilers_lies_where_it_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    paths.keep_torch_apart()
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "gnnpar" / "triton")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    (tmp_path / "cache" / "gnnpar").symlink_to(tmp_path / "nowhere")
+    paths.keep_torch_apart()
+    assert "gnnpar-triton-" in os.environ["TRITON_CACHE_DIR"], "a link that leads nowhere may lead to others"
+    assert Path(os.environ["TRITON_CACHE_DIR"]).stat().st_mode & 0o077 == 0
+
+
+def test_seconds_have_bounds_that_sockets_take() -> None:
+    code = "from gnnpar.config.compose import compose; compose(['comm.lost_seconds=100000'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "comm.lost_seconds" in done.stderr
+    assert Comm().lost_seconds == 30
+
+
+def test_a_study_whose_data_was_exchanged_says_so(result: dict[str, Any], tmp_path: Path) -> None:
+    from gnnpar.cli.ablate import refuse_other_data
+
+    other = {**result, "hashes": {**result["hashes"], "graph": "0" * 64}}
+    refuse_other_data({("", 0, 0): result, ("a", 0, 0): result}, tmp_path)
+    with pytest.raises(ConfigError, match="its data has changed between two starts"):
+        refuse_other_data({("", 0, 0): result, ("a", 0, 0): other}, tmp_path)
