@@ -15,21 +15,22 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
+def one_line(text: object) -> str:
+    """Printable, its line ends and tabs escaped too."""
+    return printable(str(text)).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def printable_tree(tree: JsonObject) -> JsonDict:
     """JSON whose texts, keys included, are printable and on one line."""
-    return {_line(key): _printable(value) for key, value in tree.items()}
+    return {one_line(key): _printable(value) for key, value in tree.items()}
 
 
 def _printable(node: object) -> object:
     if isinstance(node, str):
-        return _line(node)
+        return one_line(node)
     if isinstance(node, Mapping):
         return printable_tree(node)
     return [_printable(value) for value in node] if isinstance(node, (list, tuple)) else node
-
-
-def _line(text: object) -> str:
-    return printable(str(text)).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def shell_word(text: str) -> str:

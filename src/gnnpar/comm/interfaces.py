@@ -62,6 +62,11 @@ def towards(master: str, port: int, *, asked: str, other_hosts: bool) -> tuple[s
         return chosen, there[chosen]
     mine = _route(master, port)
     name = next((n for n, address in there.items() if address == mine), "")
+    if other_hosts and not name and (shared := _holder_of(mine)) in there:
+        raise MeetingError(
+            f"{mine}, by which this host reaches {master}, is another address of {shared} than {there[shared]}, where "
+            f"gloo would listen: give it an interface of its own, or set {VARIABLE}={shared} if that address will do"
+        )
     if other_hosts and (not name or mine.startswith("127.") or mine == "::1"):
         # the master's own name often leads to a loopback address on the master itself
         outward = [n for n, a in there.items() if not a.startswith("127.") and not n.startswith(("lo", *_VIRTUAL))]
@@ -73,6 +78,12 @@ def towards(master: str, port: int, *, asked: str, other_hosts: bool) -> tuple[s
         name = outward[0]
         mine = there[name]
     return name, mine
+
+
+def _holder_of(address: str) -> str:
+    """The interface that has it among its addresses; '' where none has."""
+    held = psutil.net_if_addrs().items()
+    return next((name for name, all_of in held if any(e.address.partition("%")[0] == address for e in all_of)), "")
 
 
 def _route(master: str, port: int) -> str:

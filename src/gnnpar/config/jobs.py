@@ -25,6 +25,7 @@ import psutil
 from gnnpar.aliases import with_published_keys, with_published_names, with_published_targets
 from gnnpar.durable import JsonDict, JsonObject, read_json, write_json_whole
 from gnnpar.folder_lock import FolderInUse, working_in
+from gnnpar.printable import one_line
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
 from gnnpar.track.jsonl import read_rows
@@ -88,7 +89,7 @@ class Manifest:
     def title(self, key: str) -> str:
         """The overrides of a job that are not those of every job."""
         shared = self._shared(len(self.jobs))
-        return " ".join(o for o in self.jobs[key].overrides if o not in shared)
+        return one_line(" ".join(o for o in self.jobs[key].overrides if o not in shared))
 
     def _shared(self, jobs: int) -> frozenset[str]:
         """Overrides of every job. They are counted again when there are more `jobs`."""
@@ -156,11 +157,11 @@ def state_of(run_dir: Path) -> tuple[State, str]:
     if result is not None and result["status"] == "completed":
         return "done", ""
     if record is not None and record["error"]:
-        return "failed", record["error"]
+        return "failed", one_line(record["error"])
     if record is not None and result is None:
         return ("running", "") if is_alive(record, run_dir) else ("killed", "ended without a message: killed?")
     if result is not None:
-        return ("interrupted" if result["status"] == "interrupted" else "failed"), result["error"] or ""
+        return ("interrupted" if result["status"] == "interrupted" else "failed"), one_line(result["error"] or "")
     return "missing", ""
 
 

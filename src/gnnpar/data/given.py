@@ -51,6 +51,8 @@ def write_given(given: object, *, labelled: bool = True) -> Path:
     """
     data = as_data(given)
     raw = raw_graph("given", data, "auto" if labelled else "link")
+    if raw.edge_index.ndim != 2:
+        raise ValueError(f"dataset given: edge_index is {list(raw.edge_index.shape)}; give [2, edges].")
     checked_data("given", raw.edges, raw.edge_index.shape[1])
     masks = {} if raw.masks is None else dict(zip(_MASKS, raw.masks, strict=True))
     carried = {f"edge_{kind}": raw.edges.tensors[kind] for kind in EDGE_KINDS if kind in raw.edges.kinds}

@@ -251,7 +251,10 @@ class _Writer:
             facts[file.relative_to(self.folder).as_posix()] = _facts(file)
         train = torch.from_numpy(graph.masks[0])
         part_of = torch.from_numpy(self.part_of)
-        assert graph.task != "link"  # a task of a run, which `gnnpar partition` refuses, and of no dataset
+        if graph.task == "link":
+            raise ValueError(
+                "dataset.task=link has no labels to write beside nodes; leave it out, and train with task=link"
+            )
         return Manifest(
             schema=SCHEMA,
             made_by=f"gnnpar {importlib.metadata.version('gnnpar')}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -40,7 +41,11 @@ def geometric_mean(ratios: Sequence[float], *, level: float = 0.95, fewest: int 
     No bootstrap: its percentiles at 95 % cover the truth in 75 % of cases with 3 blocks and in 85 % with 5.
     """
     logs = mean(np.log(_samples(ratios)).tolist(), level=level, fewest=fewest)
-    return Estimate(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.n)
+    value, low, high = (math.exp(min(each, _LARGEST)) for each in (logs.value, logs.low, logs.high))
+    return Estimate(value, low, high, logs.n)
+
+
+_LARGEST = math.log(sys.float_info.max)
 
 
 def non_inferiority(differences: Sequence[float], margin: float, *, level: float = 0.95) -> Verdict:
