@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
-import tempfile
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, distributions
 from importlib.util import find_spec
 from pathlib import Path
-
-from gnnpar.durable import refuse_others
-from gnnpar.scratch import remove_made, safe_place
 
 GROUP = "gnnpar.conf"
 
@@ -34,43 +29,6 @@ def own_cache() -> Path:
         return (Path(home) if home else Path.home() / ".cache") / "gnnpar"
     except RuntimeError as error:
         raise ValueError("this user has no home folder; set HOME, XDG_CACHE_HOME or GNNPAR_CACHE") from error
-
-
-def keep_torch_apart() -> None:
-    """torch's compiler, which PyG imports and exports ask, and Triton keep code in the user's cache, and not in /tmp by
-    a name that others can foresee and take before, or in a home that is a place of all; in a new folder, gone
-    afterwards, where the cache cannot be written, or others may have made it, or may make it."""
-    for name, within in (("TORCHINDUCTOR_CACHE_DIR", "torch"), ("TRITON_CACHE_DIR", "triton")):
-        if name not in os.environ:
-            with suppress(OSError):  # there is no place for files at all: who needs one says so
-                own = _own_cache_of(within)
-                os.environ[name] = str(own) if own is not None else _gone_afterwards(within)
-
-
-def _own_cache_of(within: str) -> Path | None:
-    """None where there is no home, or the folder would not be this user's alone."""
-    try:
-        folder = own_cache() / within
-        return folder if _is_own(folder) else None
-    except ValueError:
-        return None
-
-
-def _is_own(folder: Path) -> bool:
-    """Can it be made and written, and is it, or what it would be made in, of this user alone? A link that leads nowhere
-    is there."""
-    try:
-        there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-        refuse_others(there)
-        return os.access(there, os.W_OK) and there.stat().st_uid == os.geteuid()
-    except OSError:
-        return False
-
-
-def _gone_afterwards(within: str) -> str:
-    folder = Path(tempfile.mkdtemp(prefix=f"gnnpar-{within}-", dir=safe_place()))
-    atexit.register(remove_made, folder, folder.lstat())
-    return str(folder)
 
 
 def path_of(given: object, name: str) -> Path:

@@ -12,12 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from checkpoints import train
-from gnnpar import paths, scratch
+from gnnpar import scratch
 from gnnpar.__main__ import drop_working_directory
 from gnnpar.cli import partition, plan, predict
 from gnnpar.cli.new import next_steps
@@ -25,7 +24,6 @@ from gnnpar.comm import interfaces
 from gnnpar.config.application import run_jobs
 from gnnpar.config.compose import compose
 from gnnpar.data import downloads
-from gnnpar.data.given import _edges_of
 from gnnpar.durable import read_json
 from gnnpar.launch.launch import world_of
 from gnnpar.printable import one_line, shell_word
@@ -134,15 +132,6 @@ def test_a_download_that_is_cut_off_is_not_taken_for_the_file(tmp_path: Path, mo
     assert [file.name for file in tmp_path.iterdir()] == ["whole"]
 
 
-def test_entries_that_are_listed_twice_are_added_as_scipy_does() -> None:
-    import scipy.sparse
-
-    matrix = scipy.sparse.coo_matrix(([0.5, 0.5, 1.0], ([0, 0, 1], [1, 1, 0])), shape=(2, 2))
-    found = _edges_of(matrix)
-    assert np.array_equal(found["edge_index"], [[0, 1], [1, 0]])
-    assert "edge_weight" not in found, "each is 1"
-
-
 def test_names_in_printed_commands_are_no_options() -> None:
     assert shell_word("--trust") == "./--trust"
     assert shlex.split(shell_word("a;b")) == ["a;b"]
@@ -184,11 +173,11 @@ def test_code_of_compilers_lies_where_it_is_the_users_own(tmp_path: Path, monkey
         monkeypatch.delenv(name)
     (tmp_path / "cache").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    paths.keep_torch_apart()
+    scratch.keep_torch_apart()
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "gnnpar" / "triton")
     monkeypatch.delenv("TRITON_CACHE_DIR")
     (tmp_path / "cache" / "gnnpar").symlink_to(tmp_path / "nowhere")
-    paths.keep_torch_apart()
+    scratch.keep_torch_apart()
     assert "gnnpar-triton-" in os.environ["TRITON_CACHE_DIR"], "a link that leads nowhere may lead to others"
     assert Path(os.environ["TRITON_CACHE_DIR"]).stat().st_mode & 0o077 == 0
 

@@ -225,6 +225,10 @@ class _Answer(io.BytesIO):
     def info(self) -> dict[str, str]:
         return {}
 
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Content-Length": str(len(self.getbuffer()))}
+
 
 def test_downloads_have_names_of_their_own_and_stay_secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyG's took links out of a page for files to write, whose names lead anywhere; and verified no certificate."""

@@ -17,8 +17,7 @@ from gnnpar.config.sweep import inherited
 from gnnpar.durable import WriteError
 from gnnpar.folder_lock import release_all
 from gnnpar.launch.slurm import rank_on_host
-from gnnpar.paths import keep_torch_apart
-from gnnpar.scratch import own_temporary_files
+from gnnpar.scratch import keep_torch_apart, own_temporary_files
 from gnnpar.settings import ConfigError
 from gnnpar.targets import TRUST, fenced
 from gnnpar.track.console import complain_once

@@ -35,7 +35,6 @@ class _Sparse(Protocol):
     shape: tuple[int, ...]
 
     def tocoo(self) -> _Entries: ...
-    def tocsr(self) -> _Sparse: ...
 
 
 class _Entries(Protocol):
@@ -144,9 +143,9 @@ def _array(key: str, value: object) -> np.ndarray:
 def _edges_of(adjacency: object) -> dict[str, object]:
     if not isinstance(adjacency, _Sparse):
         raise ValueError(f"dataset given: adjacency is a {type(adjacency).__name__}; give a SciPy sparse matrix.")
+    entries = adjacency.tocoo()
     if len(adjacency.shape) != 2 or adjacency.shape[0] != adjacency.shape[1]:
         raise ValueError(f"dataset given: adjacency is {list(adjacency.shape)}; it must be [nodes, nodes].")
-    entries = adjacency.tocsr().tocoo()  # SciPy adds up what is listed twice
     edge_index = np.stack([entries.row, entries.col]).astype(np.int64)
     found: dict[str, object] = {"edge_index": edge_index}
     if bool((entries.data != 1).any()):

@@ -1,8 +1,16 @@
 """Settings that a run may have otherwise than the epochs that it goes on from, and what that changes."""
 
 OF_NUMBERS = (
-    "strategy", "partition", "optim", "precision", "first_layer", "row_order", "seed", "task", "world_size",
-)  # fmt: skip
+    "strategy",
+    "partition",
+    "optim",
+    "precision",
+    "first_layer",
+    "row_order",
+    "seed",
+    "task",
+    "world_size",
+)
 """Losses and weights follow from them."""
 
 OF_TIME = ("comm", "launch", "device", "threads_per_rank")

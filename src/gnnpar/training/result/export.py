@@ -31,8 +31,8 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import by_type
-from gnnpar.paths import keep_torch_apart
 from gnnpar.precision import TYPES
+from gnnpar.scratch import keep_torch_apart
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.header import versions
 from gnnpar.training.result.onnx_file import onnx_bytes
