@@ -22,12 +22,13 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING
 
+from gnnpar.compilers import keep_torch_apart
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import quoted
 from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_links_below, write_text_whole
 from gnnpar.folder_lock import working_in
 from gnnpar.paths import path_of
-from gnnpar.scratch import keep_torch_apart, own_temporary_files
+from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError, Settings, build_settings
 from gnnpar.track.console import say
 

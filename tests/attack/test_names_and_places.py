@@ -21,7 +21,7 @@ from torch_geometric.data import HeteroData
 import gnnpar
 from checkpoints import train
 from conftest import environment
-from gnnpar import durable, scratch
+from gnnpar import compilers, durable, scratch
 from gnnpar.__main__ import drop_working_directory
 from gnnpar.cli import ablate, dashboard
 from gnnpar.cli.main import run
@@ -79,7 +79,7 @@ def test_the_compiler_of_torch_loads_nothing_that_others_have_made(
 
     def place() -> str:
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-        scratch.keep_torch_apart()
+        compilers.keep_torch_apart()
         return os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from checkpoints import train
-from gnnpar import scratch
+from gnnpar import compilers, scratch
 from gnnpar.__main__ import drop_working_directory
 from gnnpar.cli import partition, plan, predict
 from gnnpar.cli.new import next_steps
@@ -173,11 +173,11 @@ def test_code_of_compilers_lies_where_it_is_the_users_own(tmp_path: Path, monkey
         monkeypatch.delenv(name)
     (tmp_path / "cache").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    scratch.keep_torch_apart()
+    compilers.keep_torch_apart()
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "gnnpar" / "triton")
     monkeypatch.delenv("TRITON_CACHE_DIR")
     (tmp_path / "cache" / "gnnpar").symlink_to(tmp_path / "nowhere")
-    scratch.keep_torch_apart()
+    compilers.keep_torch_apart()
     assert "gnnpar-triton-" in os.environ["TRITON_CACHE_DIR"], "a link that leads nowhere may lead to others"
     assert Path(os.environ["TRITON_CACHE_DIR"]).stat().st_mode & 0o077 == 0
 

@@ -31,7 +31,7 @@ from torch_geometric.data import Data
 import gnnpar
 from checkpoints import train
 from conftest import environment
-from gnnpar import durable, scratch
+from gnnpar import compilers, durable
 from gnnpar.cli.main import run
 from gnnpar.comm.interfaces import MeetingError
 from gnnpar.config.application import without_folders
@@ -256,7 +256,7 @@ def test_a_user_without_a_home_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("XDG_CACHE_HOME", "GNNPAR_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
-    scratch.keep_torch_apart()
+    compilers.keep_torch_apart()
     assert "gnnpar-torch-" in os.environ["TORCHINDUCTOR_CACHE_DIR"], "a new folder, gone afterwards"
     with pytest.raises(ValueError, match="this user has no home folder; set HOME, XDG_CACHE_HOME or GNNPAR_CACHE"):
         files.cache_root()

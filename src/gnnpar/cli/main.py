@@ -12,12 +12,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import import_module
 
+from gnnpar.compilers import keep_torch_apart
 from gnnpar.config.errors import hydra_line
 from gnnpar.config.sweep import inherited
 from gnnpar.durable import WriteError
 from gnnpar.folder_lock import release_all
 from gnnpar.launch.slurm import rank_on_host
-from gnnpar.scratch import keep_torch_apart, own_temporary_files
+from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError
 from gnnpar.targets import TRUST, fenced
 from gnnpar.track.console import complain_once

@@ -19,6 +19,7 @@ from typing import IO, Self
 import torch
 from torch import Tensor, nn
 
+from gnnpar.compilers import keep_torch_apart
 from gnnpar.data.preprocess import Preprocess
 from gnnpar.durable import JsonDict, file_hash, open_whole, write_text_whole
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
@@ -32,7 +33,6 @@ from gnnpar.graph import Message
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import by_type
 from gnnpar.precision import TYPES
-from gnnpar.scratch import keep_torch_apart
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.header import versions
 from gnnpar.training.result.onnx_file import onnx_bytes
