@@ -1,6 +1,6 @@
 """Epochs of the jobs of a study in blocks, beside each other: `blocks.by_job` gives the lines."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
@@ -43,6 +43,19 @@ def share_percent(cells: Cells, job: str) -> float:
 def peak_mib(cells: Cells, job: str) -> float:
     """Of the fullest rank of all blocks."""
     return max(max(line["result"]["memory_bytes"]["peak"]) for line in cells[job].values()) / 2**20
+
+
+def table(cells: Cells, cell: str, names: Sequence[str], bases: Sequence[str]) -> list[str]:
+    """A line a strategy of the jobs `CELL; NAME`: its epoch, times over each base, share of communication, memory."""
+    heads = ["strategy", "ms an epoch", *(f"times {base}" for base in bases), "share", "MiB of a rank"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for name in names:
+        job = f"{cell}; {name}"
+        line = [f"`{name}`", milliseconds(cells, job)]
+        line += [times_text(cells, job, f"{cell}; {base}") for base in bases]
+        line += [f"{share_percent(cells, job):.0f}%", f"{peak_mib(cells, job):.0f}"]
+        lines.append("| " + " | ".join(line) + " |")
+    return lines
 
 
 def sent_mib(line: Mapping[str, Any]) -> float:

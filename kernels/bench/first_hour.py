@@ -84,9 +84,12 @@ SMALL = {  # the last value of an option counts
     for graph, scale in {"arxiv": 0.002, "products": 0.0002, "reddit": 0.0002}.items()
 }
 COUNTERS = (
-    "gpu__time_duration.sum", "dram__bytes.sum", "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-    "lts__t_sector_hit_rate.pct", "sm__warps_active.avg.pct_of_peak_sustained_active",
-)  # fmt: skip
+    "gpu__time_duration.sum",
+    "dram__bytes.sum",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "lts__t_sector_hit_rate.pct",
+    "sm__warps_active.avg.pct_of_peak_sustained_active",
+)
 TOOLS = {
     "compute-sanitizer": "compute-sanitizer --error-exitcode 9",
     "ncu": f"ncu --csv --page raw --metrics {','.join(COUNTERS)} -c 1000 "

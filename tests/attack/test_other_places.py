@@ -31,7 +31,6 @@ from gnnpar.report.fairness import differences, exchanged
 from gnnpar.settings import Comm, ConfigError
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.result.record import RunRecord
-from gnnpar.training.result.result import build_result
 
 
 @pytest.fixture
@@ -56,17 +55,33 @@ def test_a_configuration_on_two_graphs_is_named(result: dict[str, Any]) -> None:
     assert exchanged(drawn) == [], "drawn by the run's seed"
 
 
-def test_a_run_without_epochs_of_its_own_has_no_times(result: dict[str, Any]) -> None:
-    rows = [
-        {"epoch": epoch, "loss/train": 1.0, "time/timed": 1, "time/epoch_seconds": 0.5, "time/train_seconds": 1.0}
-        for epoch in range(2)
-    ]
-    header = {name: result.get(name) for name in result} | {"config_hash": "", "target": None, "paced": None}
-    mine = build_result({**header, "begun_otherwise": {"epochs": 2, "settings": ["strategy"]}}, None, [], "failed", "")
-    assert mine["epoch_seconds"]["mean"] is None
-    from gnnpar.training.result.result import timed_rows
+def test_a_run_without_epochs_of_its_own_has_no_times(tmp_path: Path) -> None:
+    train(tmp_path / "single", "strategy=single", "epochs=2")
+    other = ["strategy=graph_parallel", "world_size=2", "comm=threads", f"resume={tmp_path}/single"]
+    train(tmp_path / "other", "epochs=2", *other)
+    assert read_json(tmp_path / "single" / "result.json")["epoch_seconds"]["num_epochs"] == 2
+    mine = read_json(tmp_path / "other" / "result.json")
+    assert (mine["epoch_seconds"]["mean"], mine["epoch_seconds"]["num_epochs"]) == (None, 0)
 
-    assert timed_rows([row for row in rows if row["epoch"] >= 2], since=2) == ([], 0)
+
+def test_epochs_with_other_threads_do_not_count_in_times(tmp_path: Path) -> None:
+    train(tmp_path, "epochs=4")
+    train(tmp_path, "epochs=5", "resume=auto", "threads_per_rank=2")
+    mine = read_json(tmp_path / "result.json")
+    assert mine["begun_otherwise"] == {"epochs": 4, "settings": ["threads_per_rank"]}
+    assert mine["epoch_seconds"]["num_epochs"] == 1
+    assert not differences(mine, {**mine, "begun_otherwise": None}), "accuracies are those of any threads"
+
+
+def test_checkpoints_that_are_all_damaged_push_out_no_new_ones(tmp_path: Path) -> None:
+    train(tmp_path, "epochs=4")
+    for part in (tmp_path / "checkpoint").rglob("*.pt"):
+        part.write_bytes(b"damaged")
+    train(tmp_path, "epochs=2", "resume=auto")
+    found = checkpoint.latest(tmp_path, lambda line: None)
+    assert found is not None
+    assert found.epoch == 2
+    assert (tmp_path / "checkpoint-before").is_dir(), "nothing is deleted"
 
 
 def test_a_pyg_model_takes_loops_from_the_shards_that_it_trains_on(tmp_path: Path) -> None:
@@ -116,15 +131,18 @@ def test_what_torchrun_counts_is_no_restart_of_another_run(tmp_path: Path, monke
 
 
 def test_a_download_that_is_cut_off_is_not_taken_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answers(text: bytes, **headers: str) -> None:
-        answer = io.BytesIO(text)
-        answer.headers = {name.replace("_", "-"): value for name, value in headers.items()}  # type: ignore[attr-defined]
+    class Answer(io.BytesIO):
+        headers: dict[str, str]
+
+    def answers(text: bytes, length: str | None = None) -> None:
+        answer = Answer(text)
+        answer.headers = {} if length is None else {"Content-Length": length}
         monkeypatch.setattr(downloads, "_https", SimpleNamespace(open=lambda request: answer))
 
-    answers(b"1\n2\n", Content_Length="4")
+    answers(b"1\n2\n", "4")
     downloads._fetch("https://there", tmp_path / "whole")
-    answers(b"1\n", Content_Length="4")
-    with pytest.raises(ValueError, match="2 of the 4 bytes of cut came"):
+    answers(b"1\n", "4")
+    with pytest.raises(ValueError, match="cut is incomplete: 2 of 4 bytes were received"):
         downloads._fetch("https://there", tmp_path / "cut")
     answers(b"1\n")
     with pytest.raises(ValueError, match="does not say how long"):

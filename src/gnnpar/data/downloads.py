@@ -96,11 +96,11 @@ def _fetch(address: str, file: Path) -> None:
             raise ValueError(f"the server does not say how long {file.name} is: what is cut off would not be seen")
         done = _copy(answer, out, file.name)
         if told is not None and str(done) != told.strip():
-            raise ValueError(f"{done} of the {told[:20]} bytes of {file.name} came: try again")
+            raise ValueError(f"{file.name} is incomplete: {done} of {told[:20]} bytes were received; try again")
 
 
 def _copy(source: IO[bytes], out: IO[bytes], name: str) -> int:
-    """How many bytes it were."""
+    """How many bytes were copied."""
     done = 0
     while piece := source.read(_PIECE):
         done += len(piece)

@@ -77,8 +77,8 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
         if found is None:
             raise ValueError(f"resume={path} has no good checkpoint left; give another run's folder, or leave it out")
     if found is None:
-        if settings.resume == "auto" or restarted:
-            checkpoint.forget_after(run_dir, 0)  # none of them is good; what the run writes would count as older
+        if settings.resume == "auto" or restarted:  # none is good, and what the run writes would count as older
+            _put_aside(run_dir, say, "has no good checkpoint")
         return Start(None, profile_in(run_dir) if restarted else None)
     if found.epoch > settings.epochs:
         raise ValueError(
@@ -131,15 +131,19 @@ def clean(settings: Settings, run_dir: Path, say: Say) -> None:
     it is told to go on from them."""
     if _goes_on_in(settings, run_dir):
         return
+    _put_aside(run_dir, say, "is of an earlier run", "; resume=auto would have gone on from it")
+    profile = run_dir / "profile.json"
+    if settings.profile is None or settings.profile.resolve() != profile.resolve():
+        profile.unlink(missing_ok=True)
+
+
+def _put_aside(run_dir: Path, say: Say, why: str, note: str = "") -> None:
     folder = run_dir / checkpoint.FOLDER
     if checkpoint.folders(run_dir):
         aside = folder.with_name(folder.name + "-before")
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
-        say(f"{folder} is of an earlier run: moved to {aside.name}; resume=auto would have gone on from it")
-    profile = run_dir / "profile.json"
-    if settings.profile is None or settings.profile.resolve() != profile.resolve():
-        profile.unlink(missing_ok=True)
+        say(f"{folder} {why}: moved to {aside.name}{note}")
 
 
 def _goes_on_in(settings: Settings, run_dir: Path) -> bool:
