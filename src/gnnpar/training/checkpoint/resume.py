@@ -139,7 +139,7 @@ def clean(settings: Settings, run_dir: Path, say: Say) -> None:
 
 def _put_aside(run_dir: Path, say: Say, why: str, note: str = "") -> None:
     folder = run_dir / checkpoint.FOLDER
-    if checkpoint.folders(run_dir):
+    if checkpoint.folders(run_dir) and not folder.is_symlink():  # a link stays, and the run says that it saves nothing
         aside = folder.with_name(folder.name + "-before")
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
