@@ -6,10 +6,12 @@ A library that looks for an optional module, or for distributions, does not find
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import FrameType, ModuleType
 
 VARIABLE = "GNNPAR_OWN_MODULES"
@@ -68,6 +70,20 @@ def inherit() -> None:
     """What the process that started this one looks for."""
     names, _, folder = os.environ[VARIABLE].partition(":")
     look_in(folder, *names.split(","))
+
+
+def hashes() -> dict[str, str]:
+    """Module -> SHA-256 of its file, of those in the folder that are imported."""
+    files = {
+        name: vars(module).get("__file__")
+        for name, module in sys.modules.items()
+        if name.partition(".")[0] in _FINDER.names
+    }
+    return {
+        name: hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        for name, file in sorted(files.items())
+        if isinstance(file, str) and os.path.isfile(file)
+    }
 
 
 def lies_in(module: str, folder: str) -> bool:

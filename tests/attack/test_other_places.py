@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from checkpoints import train
-from gnnpar import compilers, scratch
+from gnnpar import compilers, own_modules, scratch
 from gnnpar.__main__ import drop_working_directory
 from gnnpar.cli import partition, plan, predict
 from gnnpar.cli.new import next_steps
@@ -27,8 +28,10 @@ from gnnpar.data import downloads
 from gnnpar.durable import read_json
 from gnnpar.launch.launch import world_of
 from gnnpar.printable import one_line, shell_word
-from gnnpar.report.fairness import differences, exchanged
+from gnnpar.report.fairness import copies, differences, exchanged
+from gnnpar.saved_tensors import load_saved
 from gnnpar.settings import Comm, ConfigError
+from gnnpar.track import wandb
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.result.record import RunRecord
 
@@ -137,7 +140,7 @@ def test_a_download_that_is_cut_off_is_not_taken_for_the_file(tmp_path: Path, mo
     def answers(text: bytes, length: str | None = None) -> None:
         answer = Answer(text)
         answer.headers = {} if length is None else {"Content-Length": length}
-        monkeypatch.setattr(downloads, "_https", SimpleNamespace(open=lambda request: answer))
+        monkeypatch.setattr(downloads, "_https", SimpleNamespace(open=lambda request, timeout: answer))
 
     answers(b"1\n2\n", "4")
     downloads._fetch("https://there", tmp_path / "whole")
@@ -148,6 +151,79 @@ def test_a_download_that_is_cut_off_is_not_taken_for_the_file(tmp_path: Path, mo
     with pytest.raises(ValueError, match="does not say how long"):
         downloads._fetch("https://there", tmp_path / "endless")
     assert [file.name for file in tmp_path.iterdir()] == ["whole"]
+
+
+def test_a_download_that_trickles_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(0, 10_000, 50))
+    monkeypatch.setattr(downloads, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    with pytest.raises(ValueError, match=r"file comes at 0 bytes/s: try again, or put it into data_dir"):
+        downloads._copy(lambda most: b"x", io.BytesIO(), "file")
+
+
+def test_a_small_file_asks_for_no_large_tensor(tmp_path: Path) -> None:
+    file = tmp_path / "graph.pt"
+    torch.save({"x": torch.ones(1, 1).expand(1 << 20, 128)}, file)
+    with pytest.raises(ValueError, match=r"repeats the 4 that the file has; save it as tensor.contiguous\(\)"):
+        load_saved(file)
+    torch.save({"x": torch.ones(1, 1).expand(1000, 8)}, file)
+    assert load_saved(file)
+
+
+def test_ranks_agree_in_the_code_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def agreed() -> dict[str, str]:
+        return RunRecord(settings, world_of(settings), tmp_path).agreed()
+
+    settings = compose(["dataset=sbm", "dataset.num_nodes=60"])
+    before = agreed()
+    (tmp_path / "mine_of_a_test.py").write_text("")
+    monkeypatch.setattr(own_modules._FINDER, "names", {"mine_of_a_test"})
+    monkeypatch.setitem(sys.modules, "mine_of_a_test", SimpleNamespace(__file__=f"{tmp_path}/mine_of_a_test.py"))
+    assert agreed().keys() - before.keys() == {"the code of mine_of_a_test"}
+    mine = agreed()
+    (tmp_path / "mine_of_a_test.py").write_text("x = 1")
+    assert agreed() != mine
+
+
+def test_a_wandb_that_never_starts_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(wandb, "_START_SECONDS", 0.2)
+    monkeypatch.setattr(wandb, "load", lambda entity: never.wait())
+    assert wandb.open_run(wandb.Wandb(), tmp_path, {}) is None
+    assert "wandb cannot be used (no answer within 0.2 s)" in capsys.readouterr().err
+    never.set()
+
+
+def test_replayed_epochs_are_no_fair_pair_of_others(result: dict[str, Any]) -> None:
+    settings = compose(["dataset=sbm", "dataset.num_nodes=60", "launch.cuda_graph=true"])
+    replayed = {**result, "settings": RunRecord(settings, world_of(settings), Path()).header["settings"]}
+    assert "cuda_graph" in differences(result, replayed)
+
+
+def test_copies_of_a_run_are_named(result: dict[str, Any]) -> None:
+    assert not copies([result, {**result, "train_wall_seconds": result["train_wall_seconds"] + 1}])
+    assert "copies of one count as several" in copies([result, {**result, "seed": 9}])[0]
+
+
+def test_a_run_that_has_stopped_early_stays_so(tmp_path: Path) -> None:
+    stopping = ["epochs=60", "early_stopping.patience=1", "early_stopping.min_delta=1"]
+    train(tmp_path, *stopping)
+    before = read_json(tmp_path / "result.json")["epochs_done"]
+    assert before < 60
+    assert train(tmp_path, *stopping, "resume=auto").exit_code == 0
+    assert read_json(tmp_path / "result.json")["epochs_done"] == before
+    train(tmp_path, *stopping, "resume=auto", "early_stopping.patience=3")
+    assert read_json(tmp_path / "result.json")["epochs_done"] > before
+
+
+def test_a_folder_that_hides_a_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="a folder of the name of a key hides it from Hydra"):
+        plan.run(["model=gcn", "dataset=sbm", "dataset.num_nodes=60", "--no-measure", "--out", "plan"])
+    (tmp_path / "plan").mkdir()
+    with pytest.raises(ConfigError, match="Hydra takes the folder of this name here for a group"):
+        compose(["plan=plan/plan.json"])
 
 
 def test_names_in_printed_commands_are_no_options() -> None:

@@ -37,7 +37,7 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
     if isinstance(error, ValueError) and "Config group override must be" in str(error) and _is_of_hydra(error):
         there = [override for override in argv if os.path.isdir(override.partition("=")[0])]
         what = there[0] if there else "an override"
-        return f"{what}: Hydra takes the folder of this name here for a group; rename it"
+        return _a_group_here(what)
     if isinstance(error, AttributeError) and _is_of_hydra(error):
         return f"a key of hydra is not what its plugin reads ({str(error).splitlines()[0]}); write it key by key"
     if isinstance(error, AssertionError) and _is_of_hydra(error):
@@ -60,7 +60,7 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
     if isinstance(error, OverrideParseException):
         return f"{error.override} is no override; write key=value, +key=value to add a key, group=option to choose"
     if match := re.search(r"Could not override '([^']+)'", text):
-        return no_such_key(match[1], argv)
+        return _a_group_here(match[1]) if os.path.isdir(match[1]) else no_such_key(match[1], argv)
     if match := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
         return f"{match[1]} is there already; write it without +"
     if match := re.search(r"[Ii]n '[^']*': Could not find '([^']+)'|You must specify '([^']+)'", text):
@@ -102,6 +102,10 @@ def _elsewhere(key: str) -> str:
         found.append(f"model.kwargs.{name}, where the model is a class of PyG")
     keys = ", ".join(dict.fromkeys(found))
     return f"; {'it is a key of' if group else 'there is'} {keys}" if keys else ""
+
+
+def _a_group_here(what: str) -> str:
+    return f"{what}: Hydra takes the folder of this name here for a group; rename it"
 
 
 def no_such_key(key: str, argv: Sequence[str]) -> str:

@@ -5,12 +5,14 @@ PyG's own downloads verify nothing, or take links out of what a server answers f
 
 from __future__ import annotations
 
+import time
 import urllib.request
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
+from gnnpar.deadline import within
 from gnnpar.durable import open_whole
 
 _GITHUB = "https://github.com"
@@ -56,7 +58,9 @@ ARCHIVES = {
 }
 """Dataset -> the zip file that holds its files, and the folder in it."""
 MOST_BYTES = 1 << 33
-_PIECE = 1 << 20
+_PIECE = 1 << 16
+_SECONDS, _LEAST_RATE = 60.0, 1 << 12
+"""A server has so many seconds to answer and to send anything at all; after them, a mean rate of so many bytes/s."""
 
 
 def server_of(name: str) -> str:
@@ -75,7 +79,7 @@ def fetch(name: str, files: tuple[str, ...], folder: Path) -> None:
             for file in files:
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
                 with inside.open(within + file) as source, open_whole(folder / file) as out:
-                    _copy(source, out, file)
+                    _copy(source.read, out, file)
         archive.unlink()
         return
     for file in files:
@@ -90,20 +94,26 @@ def _address(name: str, file: str) -> str:
 
 def _fetch(address: str, file: Path) -> None:
     request = urllib.request.Request(address, headers={"User-Agent": "gnnpar"})  # noqa: S310  # https, above
-    with _https.open(request) as answer, open_whole(file) as out:
+    opened = within(2 * _SECONDS, lambda: _https.open(request, timeout=_SECONDS), name="download")
+    with opened as answer, open_whole(file) as out:
         told = answer.headers.get("Content-Length")
         if told is None and answer.headers.get("Transfer-Encoding") != "chunked":
             raise ValueError(f"the server does not say how long {file.name} is: what is cut off would not be seen")
-        done = _copy(answer, out, file.name)
+        done = _copy(answer.read1, out, file.name)
         if told is not None and str(done) != told.strip():
             raise ValueError(f"{file.name} is incomplete: {done} of {told[:20]} bytes were received; try again")
 
 
-def _copy(source: IO[bytes], out: IO[bytes], name: str) -> int:
+def _copy(read: Callable[[int], bytes], out: IO[bytes], name: str) -> int:
     """How many bytes were copied."""
-    done = 0
-    while piece := source.read(_PIECE):
+    done, began = 0, time.monotonic()
+    while piece := read(_PIECE):
         done += len(piece)
+        passed = time.monotonic() - began
+        if passed > _SECONDS and done < _LEAST_RATE * passed:
+            raise ValueError(
+                f"{name} comes at {done / passed:.0f} bytes/s: try again, or put it into data_dir yourself"
+            )
         if done > MOST_BYTES:
             raise ValueError(f"{name} has more than {MOST_BYTES} bytes")
         out.write(piece)

@@ -184,6 +184,18 @@ def exchanged(results: Sequence[Result]) -> list[str]:
     return [f"{name}: runs of one configuration are of several graphs; the data has changed" for name in several]
 
 
+def copies(results: Sequence[Result]) -> list[str]:
+    """A line where runs took the same time to the last digit: they are copies of one, and no samples."""
+    clocks = Counter(
+        (r["strategy"], r["train_wall_seconds"], *r["cpu_seconds"]) for r in results if r["train_wall_seconds"]
+    )
+    return [
+        f"{strategy}: {count} runs took the same {seconds:g} s to the last digit: copies of one count as several"
+        for (strategy, seconds, *_), count in clocks.items()
+        if count > 1
+    ]
+
+
 def _seed_of_graph(result: Result) -> int | None:
     """The run's seed, where the graph, or how its features are standardised, follows from it; else None."""
     dataset = value_at(result, ("settings", "dataset"))
@@ -195,7 +207,7 @@ def _seed_of_graph(result: Result) -> int | None:
 
 def remarks(results: Sequence[Result]) -> list[str]:
     """What differs between runs without making their ratios unfair, a line each."""
-    lines = exchanged(results)
+    lines = exchanged(results) + copies(results)
     for name, path in WATCHED.items():
         counts = Counter(str(value_at(result, path) or "unknown") for result in results)
         if len(counts) > 1:

@@ -16,6 +16,7 @@ import shlex
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -129,10 +130,13 @@ class Mirror:
         return True
 
 
+_START_SECONDS = 60.0  # of the import and of the process that wandb starts beside the run
+
+
 def open_run(config: Wandb, run_dir: Path, job: JsonObject) -> Run:
     """A run on the server, or on disk where it cannot be reached; None, with a line, where there can be neither."""
     try:
-        wandb = load(entity=config.entity)
+        wandb = within(_START_SECONDS, lambda: load(entity=config.entity), name="wandb")  # its core may die
     except Exception as error:
         complain(f"wandb cannot be used ({reason(error)}); metrics.jsonl has everything")
         return None
@@ -144,7 +148,8 @@ def open_run(config: Wandb, run_dir: Path, job: JsonObject) -> Run:
                 raise ValueError("no API key; set WANDB_API_KEY or call wandb login")
             return begin(wandb, config, run_dir, "online", attempt, arguments)
         except Exception as error:
-            wandb.teardown()  # ends what would keep trying beside the training
+            with suppress(Exception):  # ends what would keep trying beside the training
+                within(_START_SECONDS, wandb.teardown, name="wandb")
             for leftover in (run_dir / "wandb").glob(f"run-*-{attempt}"):
                 shutil.rmtree(leftover, ignore_errors=True)
             complain(f"wandb cannot be reached ({reason(error)}); this run is kept offline")
@@ -208,6 +213,15 @@ def refuse_settings_of(folder: Path, *, entity: str | None) -> None:
 
 
 def begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: str, arguments: JsonObject) -> Run:
+    """Within a time: the process that wandb starts may die, and wandb would wait for that for ever."""
+    return within(
+        config.connect_seconds + _START_SECONDS,
+        lambda: _begin(wandb, config, run_dir, mode, run_id, arguments),
+        name="wandb",
+    )
+
+
+def _begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: str, arguments: JsonObject) -> Run:
     """wandb.init without what disturbs a measurement: no console capture, no sampling of the system, no code. Nor git,
     which runs programs that the settings of a checkout name: the working directory may be somebody else's."""
     settings = wandb.Settings(

@@ -320,7 +320,12 @@ class Progress:
             self.best_val, self.evaluations_since = val, 0
         else:
             self.evaluations_since += 1
-        return stopping.patience is not None and self.evaluations_since >= stopping.patience
+        return self.has_stopped(settings)
+
+    def has_stopped(self, settings: Settings) -> bool:
+        """Also of a run that is taken up again."""
+        patience = settings.early_stopping.patience
+        return patience is not None and self.evaluations_since >= patience
 
 
 def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | None:
@@ -328,6 +333,8 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
     settings, comm = run.settings, run.comm
     progress = Progress(setup_seconds=run.setup_seconds)
     progress.take_up(run.restored)
+    if run.first_epoch and progress.has_stopped(settings):
+        return None
     replanner = run.job.plan_source.replanner(run)
     for epoch in range(run.first_epoch, settings.epochs):
         row, loss, everyone = train_epoch(run, epoch, progress, policy)

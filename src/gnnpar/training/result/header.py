@@ -47,15 +47,19 @@ def header(settings: Settings, world: World) -> JsonDict:
         "epochs": settings.epochs,
         "target": settings.target,
         "config_hash": config_hash(settings, world.links),
-        "settings": {
-            k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED and (k, v) != ("task", LABELS)
-        },
+        "settings": _compared(settings),
         "versions": versions(),
         "hardware": hardware(world),
         "commit": commit(),
         "load_before": os.getloadavg()[0],
         "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),  # torchrun's of this host
     }
+
+
+def _compared(settings: Settings) -> JsonDict:
+    """What tells configurations apart. Of `launch`, that epochs were replayed: their times are of another kind."""
+    kept = {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED and (k, v) != ("task", LABELS)}
+    return kept | ({"launch": {"cuda_graph": True}} if settings.launch.cuda_graph else {})
 
 
 def session(settings: Settings) -> str | None:

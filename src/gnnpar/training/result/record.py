@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from gnnpar import own_modules
 from gnnpar.comm.world import Outcome, World, reason_of
 from gnnpar.durable import JsonDict, JsonObject, release_room, reserve_room
 from gnnpar.settings import Cluster, Settings, show
@@ -42,7 +43,10 @@ class RunRecord:
         """Every setting that can change a number, and what computes it."""
         relevant = {k: v for k, v in self.settings.resolved.items() if k not in NOT_COMPARED}
         flat = {name: show(value) for name, value in _flat(relevant)}
-        return flat | {"the version of gnnpar": str(installed("gnnpar")), "the version of torch": torch.__version__}
+        code = {f"the code of {name}": text[:12] for name, text in own_modules.hashes().items()}
+        return (
+            flat | code | {"the version of gnnpar": str(installed("gnnpar")), "the version of torch": torch.__version__}
+        )
 
     def unseen(self, folder: Path) -> str:
         """Why a joined rank cannot write its part of a checkpoint into a folder that it does not see."""
