@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import runpy
 import shlex
 import subprocess
 import sys
@@ -224,6 +226,18 @@ def test_a_folder_that_hides_a_key_is_named(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "plan").mkdir()
     with pytest.raises(ConfigError, match="Hydra takes the folder of this name here for a group"):
         compose(["plan=plan/plan.json"])
+
+
+def test_an_exported_program_refuses_nodes_that_there_are_not(tmp_path: Path) -> None:
+    template = Path(scratch.__file__).parent / "templates" / "export" / "predict.txt"
+    told = {"num_features": 2, "dtype": "float32", "prepare": compose([]).resolved["dataset"]}
+    (tmp_path / "model.json").write_text(json.dumps(told))
+    (tmp_path / "predict.py").write_text(template.read_text())
+    prepared = runpy.run_path(str(tmp_path / "predict.py"))["prepared"]
+    assert prepared(torch.ones(4, 2), torch.tensor([[0], [3]]))[1].shape[1] >= 1
+    for wrong in (4, -1):  # in a key of two ends, another edge
+        with pytest.raises(ValueError, match=r"edge_index names nodes .* x has 4 rows"):
+            prepared(torch.ones(4, 2), torch.tensor([[wrong], [0]]))
 
 
 def test_names_in_printed_commands_are_no_options() -> None:
