@@ -16,6 +16,8 @@ import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm.interfaces import MeetingError, addresses, towards
+from gnnpar.durable import JsonDict, parse_json
+from gnnpar.launch import rendezvous as rendezvous_module
 from gnnpar.launch.peer_monitor import PeerFailure, PeerMonitor
 from gnnpar.launch.rendezvous import JoinedWorld, rendezvous
 from ports import free_port
@@ -277,3 +279,38 @@ def test_all_are_done() -> None:
         ties.close()
     time.sleep(0.5)
     assert all(queue.empty() for queue in tied.told)
+
+
+def test_settings_are_compared_with_those_of_this_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger had rank 1 compare itself with what rank 0 of an earlier run had put down."""
+    read = rendezvous_module._Table._get
+
+    def replayed(table: rendezvous_module._Table, key: str) -> JsonDict | None:
+        found = read(table, key)
+        if found is not None and (table.me.rank, key) == (1, "0"):
+            found["about"]["epochs"] = "9"
+        return found
+
+    monkeypatch.setattr(rendezvous_module._Table, "_get", replayed)
+    for said in gather(2, {1: {"epochs": "9"}}):
+        assert isinstance(said, str)
+        assert "has epochs=9, rank 0 on" in said
+
+
+def test_a_rank_of_another_run_is_not_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record, moved from one store to another with rank 0's answer, joined it to a run with other settings."""
+    monkeypatch.setattr(rendezvous_module._Table, "_compare", lambda table, first, other: None)
+    found = gather(2, {1: {"epochs": "9"}})
+    assert all(isinstance(each, str) and "has met the rank 0 of another run" in each for each in found), found
+
+
+def test_rank_0_meets_no_ranks_of_an_earlier_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that a stranger has read in an earlier meeting, and puts back faster than rank 0 reads, its own too."""
+    met = agree(gather(2))  # which hold the store
+    old = met[1].store.underlying_store
+    names = [f"gnnpar/1/{name}" for name in ("0", "1", "agreed", "ready/0", "ready/1")]
+    kept = {name: parse_json(old.get(name)) for name in names}
+    monkeypatch.setattr(rendezvous_module._Table, "_plain", lambda table, key: kept.get(f"{table.room}/{key}"))
+    (said,) = gather(2, absent=(1,), patience=2.0)
+    assert isinstance(said, str), "rank 0 went on alone"
+    assert "does not prove this run's GNNPAR_TOKEN" in said

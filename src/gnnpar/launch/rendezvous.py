@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import hashlib
 import hmac
 import ipaddress
 import json
@@ -277,7 +278,8 @@ class _Table:
         if trouble:
             self._fail(trouble)
         self._learn_secret(marker, "")
-        self._put("0", self._record(about) | {"marker": marker})
+        mine = self._record(about) | {"marker": marker}  # never read back: what stands there may be of another meeting
+        self._put("0", mine)
         with ExitStack() as answers:
             records = self._all(
                 "",
@@ -286,11 +288,15 @@ class _Table:
                     f"{self.where} within {self.patience:g} s (comm.connect_seconds): were they started, with this "
                     "address and port?"
                 ),
+                own=mine,
                 meanwhile=lambda missing: self._answer(missing, marker, answers),
             )
+        for record in records:
+            self._compare(mine, record)
         agreed = {
             "members": [record["member"] for record in records],
             "nonces": [record["nonce"] for record in records],
+            "about": _digest(mine),
             "marker": marker,
         }
         self._put("agreed", agreed)
@@ -336,6 +342,8 @@ class _Table:
                     self._come(mine, trouble)
             agreed = None if stale else self._get("agreed")
             if agreed is not None and agreed["nonces"][self.me.rank : self.me.rank + 1] == [self._nonce]:
+                if agreed["about"] != _digest(mine):  # what this rank compared itself with was another meeting's
+                    self._fail(f"rank {self.me.rank} on {self.me.place} has met the rank 0 of another run: start again")
                 return agreed
             if not stale:
                 self._end_at_trouble()
@@ -369,19 +377,24 @@ class _Table:
         self._learn_secret(file, self._nonce)
         first = self._get("0")
         assert first is not None
-        for name in sorted({**first["about"], **mine["about"]}):
-            theirs, have = (record["about"].get(name, "nothing") for record in (first, mine))
-            if theirs != have:
-                self._fail(
-                    f"rank {self.me.rank} on {self.me.place} has {name}={have}, rank 0 on "
-                    f"{Member(**first['member']).place} has {name}={theirs}: start all ranks with the same command and "
-                    "the same versions"
-                )
+        self._compare(first, mine)
         if not self._agent and self.store.add(f"{self.room}/count/{self.me.rank}", 1) > 1:
             self._fail(
                 f"RANK={self.me.rank} is taken twice, once on {self.me.place}: number ranks from 0 to {self.size - 1}"
             )
         self._put(str(self.me.rank), mine)
+
+    def _compare(self, first: JsonDict, other: JsonDict) -> None:
+        """What ranks must agree on. Rank 0 compares, too: what others compared themselves with, a stranger may have
+        put into the store, who has read it in an earlier meeting."""
+        for name in sorted({**first["about"], **other["about"]}):
+            theirs, have = (record["about"].get(name, "nothing") for record in (first, other))
+            if theirs != have:
+                here, there = Member(**other["member"]), Member(**first["member"])
+                self._fail(
+                    f"rank {here.rank} on {here.place} has {name}={have}, rank 0 on {there.place} has {name}={theirs}: "
+                    "start all ranks with the same command and the same versions"
+                )
 
     def _learn_secret(self, file: str, chosen: str) -> None:
         try:
@@ -406,10 +419,15 @@ class _Table:
         self._all("ready/", lambda missing: f"{_ranks(missing)} went silent while ranks were meeting at {self.where}")
 
     def _all(
-        self, kind: str, silent: Callable[[list[int]], str], *, meanwhile: Callable[[list[int]], None] = lambda _: None
+        self,
+        kind: str,
+        silent: Callable[[list[int]], str],
+        *,
+        own: JsonDict | None = None,
+        meanwhile: Callable[[list[int]], None] = lambda _: None,
     ) -> list[JsonDict]:
-        """What all ranks put down under their numbers. `meanwhile`: what those need that have not."""
-        found: dict[int, JsonDict] = {}
+        """What all ranks put down under their numbers. `own`: of this one. `meanwhile`: for those that are missing."""
+        found: dict[int, JsonDict] = {} if own is None else {self.me.rank: own}
         while len(found) < self.size:
             self._end_at_trouble()
             missing = [rank for rank in range(self.size) if rank not in found]
@@ -484,6 +502,11 @@ class _Table:
             return parse_json(data) if len(data) <= _MOST_BYTES + _MOST_BYTES_OF_A_RANK * self.size else None
         except ValueError:
             return None
+
+
+def _digest(record: JsonObject) -> str:
+    """Of what ranks must agree on."""
+    return hashlib.sha256(json.dumps(record["about"], sort_keys=True).encode()).hexdigest()
 
 
 def _marker_of(stated: JsonObject) -> str:
